@@ -1,7 +1,6 @@
 """A handful of drills: kills, full disks, damage, hostile folders and mutated settings."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +14,7 @@ DRILLS = Path(__file__).parents[1] / "benchmarks/drills.py"
 def drill(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
     """The exit code of the drills and their trials."""
     command = [sys.executable, str(DRILLS), "--json", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.stdout, result.stderr
     return result.returncode, json.loads(result.stdout)
 

@@ -140,6 +140,7 @@ def load_and_run(folder: str) -> int:
 
 def load_everything() -> None:
     """Import what commands import, and what torch imports when the first optimizer is made; start no thread."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     import torch
 
     import manyformer

@@ -48,13 +48,20 @@ class Attack:
 def field_attacks(folder: Path) -> list[Attack]:
     """Each value in each field of each file below the folder."""
     attacks = []
-    for file in sorted(path for path in folder.glob("*/**/*") if path.is_file()):
+    for file in files_to_attack(folder):
         name = file.relative_to(folder)
         if file.suffix in READERS and name.name != "env.json":
             read, _ = READERS[file.suffix]
             for place in places(read(file.read_text(encoding="utf-8"))):
                 attacks += [replacement(name, place, value) for value in VALUES]
     return attacks
+
+
+def files_to_attack(folder: Path) -> list[Path]:
+    """The files below the folder, but of the checkpoints of a run the newest alone: the others are hardly ever read."""
+    files = sorted(path for path in folder.glob("*/**/*") if path.is_file() and path.name != ".lock")
+    newest = {path.parent.parent: path.parent for path in files if path.parent.name.startswith("step-")}
+    return [path for path in files if path.parent == newest.get(path.parent.parent, path.parent)]
 
 
 def replacement(file: Path, place: tuple[Any, ...], value: Any) -> Attack:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fault_injection.hostile_fields import Attack
+from fault_injection.hostile_fields import Attack, files_to_attack
 
 Header = dict[str, Any]
 FileChange = Callable[[Path], object]
@@ -18,7 +18,7 @@ FileChange = Callable[[Path], object]
 def file_attacks(folder: Path) -> list[Attack]:
     """Each attack on each file of its kind below the folder, and each link and each text in the place of any file."""
     attacks = []
-    for file in sorted(path for path in folder.glob("*/**/*") if path.is_file()):
+    for file in files_to_attack(folder):
         changes = {**TEXTS, **LINKS} if file.suffix in (".json", ".jsonl", ".yaml") else LINKS
         changes = {**changes, **CHANGES.get(file.suffix, {})}
         attacks += [_attack(file.relative_to(folder), deed, change) for deed, change in changes.items()]
