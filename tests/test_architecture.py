@@ -24,6 +24,7 @@ LEVELS = [
         "decoding_options",
         "dropout",
         "errors",
+        "printable_text",
         "temporary_folders",
         "type_aliases",
         "version",

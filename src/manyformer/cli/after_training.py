@@ -3,11 +3,13 @@
 from itertools import islice
 from typing import Any, TextIO
 
+from manyformer.cli.console import print_text
 from manyformer.config import RunConfig
 from manyformer.data import HeldOutExample
 from manyformer.data.kind import OpenRequest, kind_of
 from manyformer.data.opened import read_examples
 from manyformer.generate import decoding_from_options, stream, translate
+from manyformer.printable_text import printable
 from manyformer.recipes.registry import task_of
 from manyformer.train import TrainingEvent, TrainingFinished, TrainResult
 from manyformer.train.reporter import LiveReporter, reporter
@@ -73,9 +75,9 @@ class AfterTraining:
             return
         self._print(f"sample   at temperature {TEMPERATURE}, after {prompt!r}:\n")
         decoding = decoding_from_options(temperature=TEMPERATURE, max_new=max_new, seed=seed)
-        print(prompt, end="", file=self.out, flush=True)
+        print_text(prompt, end="", file=self.out)
         for piece in stream(model, prompt, decoding):
-            print(piece.text, end="", file=self.out, flush=True)
+            print_text(piece.text, end="", file=self.out)
         self._print("\n")
 
     def _sample_translations(self, model: Any, examples: list[HeldOutExample]) -> None:
@@ -84,4 +86,4 @@ class AfterTraining:
             self._print(f"sample   {example.source}\n      →  {text}\n   ref.  {example.target}")
 
     def _print(self, text: str) -> None:
-        print(text, file=self.out, flush=True)
+        print(printable(text), file=self.out, flush=True)

@@ -1,10 +1,15 @@
-"""Output of the commands: results on stdout, notes and errors on stderr, tables and formatted numbers."""
+"""Output of the commands: results on stdout, notes and errors on stderr, tables and formatted numbers.
+
+Names and texts of files may hold control characters, which are escaped wherever they are printed.
+"""
 
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
+
+from manyformer.printable_text import printable
 
 UNCUT = 10_000
 """The width of a table without wrapped cells."""
@@ -15,23 +20,29 @@ VISIBLE_WHITESPACE = str.maketrans("\n\t", "⏎⇥")
 
 def print_result(*lines: str) -> None:
     """Print lines of the result to stdout."""
-    print(*lines, sep="\n")
+    print(*map(printable, lines), sep="\n")
+
+
+def print_text(text: str, *, end: str = "\n", file: TextIO | None = None) -> None:
+    """Print text that is itself the result, of a model or a file: unchanged, but on a terminal as all other output."""
+    stream = sys.stdout if file is None else file
+    print(printable(text) if stream.isatty() else text, end=end, file=stream, flush=True)
 
 
 def print_note(text: str) -> None:
     """Print a note to stderr, so that scripts read only results from stdout."""
-    print(text, file=sys.stderr)
+    print(printable(text), file=sys.stderr)
 
 
 def print_error(text: str, *, mark: str = "error: ") -> None:
     """Print an error to stderr, each of its lines with the mark."""
-    for line in text.splitlines() or [""]:
+    for line in printable(text).split("\n"):
         print(f"{mark}{line}", file=sys.stderr)
 
 
 def print_json(value: Any) -> None:
     """Print one JSON document to stdout; infinite numbers and NaN become null."""
-    print(json.dumps(_json_value(value), indent=2, ensure_ascii=False, allow_nan=False))
+    print(printable(json.dumps(_json_value(value), indent=2, ensure_ascii=False, allow_nan=False)))
 
 
 def _json_value(value: Any) -> Any:
@@ -59,10 +70,10 @@ def print_table(
     numbers = set(right)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=any(headers))
     for index, header in enumerate(headers):
-        table.add_column(header, justify="right" if index in numbers else "left", overflow="fold")
+        table.add_column(printable(header), justify="right" if index in numbers else "left", overflow="fold")
     for row in rows:
         # Text, because rich would parse brackets in a cell as markup
-        table.add_row(*(Text(str(cell).translate(VISIBLE_WHITESPACE)) for cell in row))
+        table.add_row(*(Text(printable(str(cell).translate(VISIBLE_WHITESPACE))) for cell in row))
     console = Console(width=None if sys.stdout.isatty() else width)
     with console.capture() as captured:
         console.print(table)
@@ -75,7 +86,7 @@ def print_heading(text: str) -> None:
     from rich.console import Console
 
     print()
-    Console().print(text, style="bold", highlight=False, markup=False)
+    Console().print(printable(text), style="bold", highlight=False, markup=False)
 
 
 def format_count(number: float) -> str:
@@ -102,5 +113,5 @@ def status_line(text: str) -> Iterator[Callable[[str], None]]:
         return
     from rich.console import Console
 
-    with Console(stderr=True).status(text) as status:
-        yield status.update
+    with Console(stderr=True).status(printable(text)) as status:
+        yield lambda text: status.update(printable(text))

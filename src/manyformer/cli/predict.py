@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from manyformer.cli.app import USE, command
+from manyformer.cli.console import print_text
 from manyformer.cli.model_arguments import model_folder, resolve_device
 from manyformer.cli.shared_options import DeviceOption, JsonLinesOption
 
@@ -46,7 +47,7 @@ def predict(
     model_folder(run)
     write_json = as_json or Path(file).suffix in (".jsonl", ".ndjson")
     for item in predict_labels(run, file, top=top, device=resolve_device(device)):
-        print(json.dumps(_record(item), ensure_ascii=False) if write_json else _text(item), flush=True)
+        print_text(json.dumps(_record(item), ensure_ascii=False) if write_json else _text(item))
 
 
 def _record(item: "PredictedInput") -> dict[str, Any]:

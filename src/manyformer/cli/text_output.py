@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any, TextIO
 
+from manyformer.cli.console import print_text
 from manyformer.generate import BeamSettings, Decoding, GenerationResult, GenerationStats, generate
 
 
@@ -17,13 +18,13 @@ def write_texts(model: Any, prompts: list[str], decoding: Decoding, out: TextIO,
     if not is_single or as_json or isinstance(decoding.choice, BeamSettings):
         result = generate(model, prompts, decoding=decoding)
         for line in _output_lines(prompts, result, as_json=as_json):
-            print(line, file=out, flush=True)
+            print_text(line, file=out)
         return result.stats
     # echoed with the first piece, so that a rejected prompt is not echoed
     echo = iter(prompts)
 
     def write(text: str) -> None:
-        print(next(echo, "") + text, end="", file=out, flush=True)
+        print_text(next(echo, "") + text, end="", file=out)
 
     result = generate(model, prompts, decoding=decoding, on_piece=lambda piece: write(piece.text))
     write("\n")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from manyformer.cli.app import USE, command
-from manyformer.cli.console import print_note
+from manyformer.cli.console import print_note, print_text
 from manyformer.cli.decoding_arguments import decoding_option
 from manyformer.cli.model_arguments import load_translator
 from manyformer.cli.prompt_input import read_lines, typed_lines
@@ -67,7 +67,7 @@ def translate(
         sources, lines = tee([text] if text not in (None, "-") else read_lines(file or "-"))
         translations = zip(lines, translator(sources))
     for number, (line, answers) in enumerate(translations, 1):
-        print(_text(number, line, answers, n_best, as_json=as_json), flush=True)
+        print_text(_text(number, line, answers, n_best, as_json=as_json))
     if stats:
         print_note(str(translator.stats))
 

@@ -16,6 +16,7 @@ from manyformer.compare.claims import ClaimVerdict, TableCell, judge_claim, pars
 from manyformer.compare.cost import StepCost
 from manyformer.compare.scoring import score_kind
 from manyformer.config.comparison import Comparison
+from manyformer.printable_text import printable
 
 NO_VALUE = "–"
 
@@ -106,7 +107,7 @@ class ComparisonResult:
         lines += ["| " + " | ".join(_escape_cells(row)) + " |" for row in self.rows]
         lines += ["", *(f"- {note}" for note in self.notes), ""]
         lines += [f"- claim {_escape_cells([verdict.summary_line])[0]}" for verdict in self.verdicts]
-        return "\n".join([*lines, "", "![picture](picture.png)", "", f"Measured on {self.machine}.", ""])
+        return printable("\n".join([*lines, "", "![picture](picture.png)", "", f"Measured on {self.machine}.", ""]))
 
     def to_json(self) -> str:
         """All results as JSON: single values, means, deviations, claims, and the runs."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from manyformer.config import RunConfig
 from manyformer.models import Model
+from manyformer.printable_text import printable_line
 from manyformer.recipes import RecipeCard
 from manyformer.train.events import TrainResult
 
@@ -11,9 +12,9 @@ from manyformer.train.events import TrainResult
 def model_card(run: RunConfig, card: RecipeCard, model: Model, data: Sequence[str], result: TrainResult) -> str:
     """Format the model card as Markdown; `data` are lines that describe the data."""
     parameters = sum(weight.numel() for weight in model.parameters())
-    settings = "\n".join(f"- {name}: {value}" for name, value in model.spec.keywords.items())
+    settings = "\n".join(printable_line(f"- {name}: {value}") for name, value in model.spec.keywords.items())
     table = "\n".join(f"| {name.replace('_', ' ')} | {value:.4f} |" for name, value in result.scores.items())
-    data_lines = "\n".join(f"- {line}" for line in data)
+    data_lines = "\n".join(printable_line(f"- {line}") for line in data)
     return f"""# {card.title}
 
 {card.paper}. {card.summary}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from manyformer.files.atomic_files import report_disk_full
+from manyformer.printable_text import printable_line
 from manyformer.train.events import (
     CheckpointSaved,
     EventListener,
@@ -28,7 +29,14 @@ def reporter(stream: TextIO | None = None) -> EventListener:
 
 
 def format_event(event: TrainingEvent) -> list[str]:
-    """Format an event as plain lines, empty for events that are not printed; the first word is the kind of line."""
+    """Format an event as plain lines, empty for events that are not printed; the first word is the kind of line.
+
+    Control characters, as names of files may hold them, are escaped.
+    """
+    return [printable_line(line) for line in _event_lines(event)]
+
+
+def _event_lines(event: TrainingEvent) -> list[str]:
     match event:
         case TrainingStarted():
             return [f"{subject:<8} {text}" for subject, text in event.summary_lines]
