@@ -92,7 +92,7 @@ def test_standard_input_may_be_gzipped_but_not_empty(labels_run: Path, monkeypat
     assert answers(gzip.compress(b"red\nbox\n")) == answers(b"\xef\xbb\xbfred\r\nbox") == ["red", "box"]
     with pytest.raises(UserError, match="nothing is piped in"):
         answers(b"")
-    with pytest.raises(UserError, match="standard input, line 2: this is not UTF-8"):
+    with pytest.raises(UserError, match="standard input, line 2: not UTF-8 at byte 0"):
         answers(b"red\n\xff\n")
 
 

@@ -2,16 +2,23 @@
 
 import gzip
 import io
+import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from manyformer.data import text_files
+from manyformer.config import TextData
+from manyformer.data import open_data, piped_input, text_files
+from manyformer.data.image_files import open_image_files
+from manyformer.data.pair_tables import open_table
 from manyformer.data.table_files import read_parallel, read_rows
+from manyformer.data.text_encoding import decode_text
 from manyformer.data.text_sources import text_sources
+from manyformer.data.treebank import open_treebank
 from manyformer.errors import UserError
 
 
@@ -33,7 +40,7 @@ def documents(path: str, cache: Path, column: str | None = None) -> list[str]:
     return found
 
 
-@given(st.text(st.characters(exclude_categories=["Cs"])), st.integers(1, 7))
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), st.integers(1, 7))
 @example("\ufefftext", 1)
 @settings(max_examples=150, deadline=None)
 def test_parts_of_any_size_give_the_whole_text(tmp_path_factory: pytest.TempPathFactory, text: str, size: int) -> None:
@@ -41,7 +48,7 @@ def test_parts_of_any_size_give_the_whole_text(tmp_path_factory: pytest.TempPath
     assert "".join(text_files.read_chunks(path, size)) == text.removeprefix("\ufeff")
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r"))))
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\0"))))
 @settings(max_examples=100, deadline=None)
 def test_lines_end_at_newlines_alone(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     path = written(tmp_path_factory.mktemp("lines"), "a.txt.gz", "x\r\n" + "".join(text + "\n" for text in texts))
@@ -166,7 +173,12 @@ def test_bad_files_get_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("b.jsonl", '{"text": "a"}\n{"text":\n', ["text"], r"b\.jsonl:2: this line is not a JSON object"),
         ("c.jsonl", '["a"]\n', ["text"], r"c\.jsonl:1: a JSON object such as"),
         ("d.jsonl", '{"text": null}\n', ["text"], r"d\.jsonl:1: column 'text' must be text, and this is null"),
-        ("e.jsonl", '{"text": "\\ud800"}\n', ["text"], r"e\.jsonl:1: column 'text' holds half a character"),
+        (
+            "e.jsonl",
+            '{"text": "\\ud800"}\n',
+            ["text"],
+            r"e\.jsonl:1: this line is not a JSON object \(unexpected end of hex",
+        ),
     ],
 )
 def test_bad_rows_name_the_line(
@@ -175,3 +187,108 @@ def test_bad_rows_name_the_line(
     path = written(tmp_path, name, content)
     with pytest.raises(UserError, match=sentence):
         list(read_rows(path, columns))
+
+
+LETTERS = "The letters of a text, some of which are not ASCII: ä, é, ß.\n" * 4
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (LETTERS.encode("utf-16"), "looks like UTF-16; convert it with `iconv -f utf-16 -t utf-8 a.txt`"),
+        (LETTERS.encode("utf-16-le"), "looks like UTF-16; convert it with `iconv -f utf-16le -t utf-8 a.txt`"),
+        (LETTERS.encode("utf-16-be"), "looks like UTF-16; convert it with `iconv -f utf-16be -t utf-8 a.txt`"),
+        (LETTERS.encode("utf-32"), "looks like UTF-32; convert it with `iconv -f utf-32 -t utf-8 a.txt`"),
+        (LETTERS.encode("latin1"), "if it is text, convert it, for instance `iconv -f latin1 -t utf-8 a.txt`"),
+        (
+            LETTERS.encode("utf-8") * 99 + b"\0",
+            "a NUL byte at byte 25344; text has none: the file is damaged or binary data",
+        ),
+        (bytes(range(256)) * 8, "this is binary data, not text"),
+        (bytes(5000), "this is binary data, not text"),
+        (b"\x80\x04\x95\x07\x08" * 9, "this is binary data or text in an encoding"),
+        (b"PK\x03\x04" + bytes(range(9)), "this is a zip archive"),
+        (b"PAR1\x15\x04\x15\xc0", "this is a Parquet file"),
+    ],
+)
+def test_what_is_not_utf8_is_said_to_be_what_it_looks_like(tmp_path: Path, content: bytes, sentence: str) -> None:
+    for name in ("a.txt", "a.txt.gz"):
+        path = written(tmp_path, name, content)
+        with pytest.raises(UserError) as error:
+            list(text_files.read_lines(path))
+        assert sentence in str(error.value)
+        assert str(path) in str(error.value)
+        assert ("latin1" in str(error.value)) == ("latin1" in sentence)
+    if content.startswith(LETTERS.encode()):
+        return
+    with pytest.raises(UserError) as error:
+        decode_text(content, "standard input, line 1", "a.txt")
+    assert sentence.split("; ")[-1] in str(error.value)
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"text": ' * 100_000, '{"text": ' + "9" * 10_000 + "}"])
+def test_deep_and_long_values_in_json_lines_are_refused(tmp_path: Path, line: str) -> None:
+    path = written(tmp_path, "a.jsonl", '{"text": "a"}\n' + line + "\n")
+    with pytest.raises(
+        UserError, match=r"a\.jsonl:2: this line is not a JSON object \((recursion limit|number out of)"
+    ):
+        list(read_rows(path, ["text"]))
+
+
+def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (text_files, piped_input):
+        monkeypatch.setattr(module, "MAX_LINE_CHARACTERS", 1000)
+    monkeypatch.setattr(text_files.read_chunks, "__defaults__", (64,))
+    path = written(tmp_path, "long.txt", "short\n" * 400 + "x" * 2000)
+    with pytest.raises(UserError, match=r"long\.txt:401: this line has more than 1,000 characters"):
+        list(text_files.read_lines(path))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
+    with pytest.raises(UserError, match="standard input, line 401: this line has 1,000 bytes or more"):
+        list(piped_input.stdin_lines())
+
+
+@pytest.mark.parametrize("path", ["/dev/full", "/dev/zero", "/dev/null"])
+def test_devices_are_no_data(tmp_path: Path, path: str) -> None:
+    with pytest.raises(UserError, match=f"{path}: this is a device; give a file or a folder"):
+        documents(path, tmp_path)
+    with pytest.raises(UserError, match="this is a device"):
+        list(open_table(path, [0, 1], ["source", "target"], tmp_path).rows())
+    with pytest.raises(UserError, match="this is a device"):
+        open_treebank(path, None, tmp_path)
+    with pytest.raises(UserError, match="this is a device"):
+        open_image_files(path)
+
+
+def test_a_pipe_is_copied_because_it_is_read_several_times(tmp_path: Path) -> None:
+    pipe, cache = tmp_path / "pipe", tmp_path / "cache"
+    cache.mkdir()
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(b"the text",))
+    writer.start()
+    (source,) = text_sources(str(pipe), None, cache)
+    writer.join()
+    assert [part.text for _ in range(2) for part in source.parts()] == ["the text"] * 2
+    with pytest.raises(UserError, match="this is a pipe, which can be read only once"):
+        open_image_files(str(pipe))
+
+
+def test_standard_input_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/zero") as endless:
+        monkeypatch.setattr(sys, "stdin", endless)
+        for read in (lambda: documents("-", tmp_path), lambda: list(piped_input.stdin_lines())):
+            with pytest.raises(UserError, match="standard input is a device, which has no end"):
+                read()
+
+
+def test_a_name_of_no_user_is_no_path() -> None:
+    with pytest.raises(UserError, match=r"~nobody-of-that-name/a: there is no user of that name"):
+        text_files.existing_path("~nobody-of-that-name/a")
+
+
+def test_a_folder_says_which_files_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    for name in ("README.md", "deep/mnist.npz", "photo.png", "notes.odt", "a.bin", ".hidden"):
+        written(folder, name, "words " * 400)
+    data = TextData(path=str(folder), tokenizer="byte", length=8)
+    lines = open_data(data, "next-token", batch_tokens=16, cache=tmp_path / "cache", seed=0).describe()
+    assert f"1 file read of {folder} (README.md), 4 not read (a.bin, deep/mnist.npz, notes.odt, ...)" in lines

@@ -80,3 +80,23 @@ def test_what_is_wrong_is_said(reviews: str, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"needs the `datasets` library: pip install 'manyformer\[data\]'"):
         HubDataset(reviews)
+
+
+def test_a_folder_has_no_configurations_and_only_its_own_splits(reviews: str) -> None:
+    with pytest.raises(UserError, match="a folder has no configurations; leave out @small"):
+        HubDataset(f"{reviews}@small")
+    for path, splits in ((reviews, "train, test"), (f"{reviews}/train", "train")):
+        with pytest.raises(UserError, match=f"there is no split 'vald'; it has {splits}$"):
+            HubDataset(f"{path}#vald")
+
+
+def test_a_damaged_data_set_gives_a_sentence_and_never_a_signal(reviews: str) -> None:
+    """Offsets that point outside the text would be read without a check."""
+    (file,) = Path(reviews.removeprefix("hf:"), "train").glob("*.arrow")
+    content = file.read_bytes()
+    position = content.index(b"train review number 0") - 64
+    # a new file, because the old one is mapped into memory
+    file.unlink()
+    file.write_bytes(content[:position] + b"\xff\xff\xff\x7f" * 4 + content[position + 16 :])
+    with pytest.raises(UserError, match=r"this data set cannot be loaded \(ArrowInvalid: .*[Oo]ffset"):
+        list(HubDataset(reviews).rows(["text"]))

@@ -2,6 +2,8 @@
 
 import gzip
 import struct
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from PIL import Image
 from manyformer.batches import CausalLMBatch, ImageClassificationBatch
 from manyformer.config import ImagesData
 from manyformer.data import OpenedData, load_tokenizers, open_data
+from manyformer.data.image_files import open_image_files
 from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
 from manyformer.errors import UserError
 from real_data import shared_data
@@ -358,3 +361,113 @@ def test_real_digits(tmp_path: Path) -> None:
     train = np.load(path)["train_x"]
     model = np.bincount(train.ravel(), minlength=256) / train.size
     assert float(-(share[share > 0] * np.log2(model[share > 0])).sum()) == pytest.approx(1.9673, abs=2e-3)
+
+
+def png(width: int, height: int) -> bytes:
+    """A PNG that declares a size and holds no pixels."""
+    head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(b"")), (b"IEND", b""))
+    checked = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(checked)
+
+
+def npy(shape: tuple[int, ...], data: bytes = b"", descr: str = "|u1") -> bytes:
+    """A NumPy array that declares a shape."""
+    header = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + data
+
+
+def archive(path: Path, content: bytes, *, damage: int | None = None) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("x.npy", content)
+    if damage is not None:
+        data = bytearray(path.read_bytes())
+        data[damage] ^= 0xFF
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("size", "problem"),
+    [((15_000, 14_000), "more than 89,478,485 pixels"), ((10_000, 10_000), "more than 89,478,485 pixels")],
+)
+def test_an_image_of_more_pixels_than_memory_is_refused(tmp_path: Path, size: tuple[int, int], problem: str) -> None:
+    path = tmp_path / "large.png"
+    path.write_bytes(png(*size))
+    with pytest.raises(UserError, match=rf"large\.png: this image has {problem}; scale it down"):
+        all_images(path)
+
+
+def all_images(path: Path) -> list[Any]:
+    return [image for source in open_image_files(str(path)).values() for image in source.images()]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (npy((10**6, 1000, 1000)), r"the array x has 1,000,000,000,000 bytes, and at most [0-9,]+ are read"),
+        (npy((100, 1000, 1000)), "the array x cannot be read"),
+        (npy((4, -3, 3), bytes(36)), "the array x cannot be read .negative dimensions"),
+        (npy((4, 3, 3), bytes(36), "|O"), "the array x cannot be read .*Object arrays"),
+        (npy((4, 3, 3), bytes(36), "nonsense"), "this NumPy archive cannot be read"),
+        (b"\x93NUMPY\x09\x00" + bytes(200), "this NumPy archive cannot be read"),
+        (b"{" * 100_000, "this NumPy archive cannot be read"),
+        (b"", "this NumPy archive cannot be read"),
+    ],
+)
+def test_a_hostile_archive_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
+    archive(tmp_path / "a.npz", content)
+    with pytest.raises(UserError, match=rf"a\.npz: {problem}"):
+        all_images(tmp_path / "a.npz")
+
+
+def test_any_damaged_byte_of_an_archive_gives_a_sentence_or_the_images(tmp_path: Path) -> None:
+    content, path = npy((40, 5, 5), drawn(40, 5, 5).tobytes()), tmp_path / "a.npz"
+    archive(path, content)
+    sentences = []
+    for position in range(0, path.stat().st_size, 3):
+        archive(path, content, damage=position)
+        try:
+            all_images(path)
+        except UserError as error:
+            sentences.append(str(error))
+    assert len(sentences) > 100
+    assert all("a.npz: " in sentence for sentence in sentences)
+
+
+@pytest.mark.parametrize(
+    ("head", "problem"),
+    [
+        (
+            b"\0\0\x08\x03" + struct.pack(">III", 10**6, 1000, 1000),
+            r"its array has 1,000,000,000,000 bytes, and at most",
+        ),
+        (
+            b"\0\0\x08\x03" + struct.pack(">III", *[2**32 - 1] * 3),
+            "its array has 79,228,162,458,924,105,385,300,197,375",
+        ),
+        (b"\0\0\x08\xff", "its header gives 255 axes"),
+        (
+            b"\0\0\x08\x03" + struct.pack(">III", 2, 3, 3),
+            "this file is damaged: its header gives 2 x 3 x 3 bytes, .* more",
+        ),
+        (b"", "this is not an IDX file of bytes; it starts with 00 00 00 00"),
+    ],
+)
+def test_an_idx_file_is_read_as_far_as_its_header_says(tmp_path: Path, head: bytes, problem: str) -> None:
+    path = tmp_path / "a-images-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(head + bytes(50_000_000), 1))
+    with pytest.raises(UserError, match=f"ubyte.gz: {problem}"):
+        all_images(path)
+
+
+def test_a_folder_of_images_says_which_files_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    for label in "ab":
+        (folder / label).mkdir(parents=True)
+        for number, image in enumerate(drawn(20, 4, 4, seed=ord(label))):
+            Image.fromarray(image).save(folder / label / f"{number}.png")
+    (folder / "notes.txt").write_text("no image")
+    lines = opened(folder, tmp_path, batch=32).describe()
+    assert f"40 files read of {folder} (a/0.png, a/1.png, a/10.png, ...), 1 not read (notes.txt)" in lines

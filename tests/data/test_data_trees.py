@@ -214,3 +214,20 @@ def test_real_treebanks(name: str, sentences: int, words: int, relations: int | 
     for one in found[:100]:
         assert nx.is_arborescence(nx.DiGraph((head, word) for word, head in enumerate(one.heads, 1)))
     assert relations in (None, len({label for one in found for label in one.labels}))
+
+
+@pytest.mark.parametrize("digits", ["9" * 5000, "99999999999999999999"])
+def test_numbers_of_any_length_are_named_with_their_line(digits: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.conllu"
+    path.write_text(f"1\tA\ta\tX\tX\t_\t0\troot\t_\t_\n2\tb\tb\tX\tX\t_\t{digits}\tdet\t_\t_\n\n")
+    with pytest.raises(UserError, match=r"a\.conllu:[12]"):
+        list(open_treebank(str(path), "relation", tmp_path).rows())
+
+
+def test_a_line_that_is_neither_word_nor_comment(tmp_path: Path) -> None:
+    path = tmp_path / "a.conllu"
+    path.write_text("\t# sent_id = 1\n1\tA\ta\tX\tX\t_\t0\troot\t_\t_\n\n")
+    with pytest.raises(
+        UserError, match=r"a\.conllu:1 .sentence 1.: a line of this sentence is neither a word nor a comment"
+    ):
+        list(open_treebank(str(path), "relation", tmp_path).rows())

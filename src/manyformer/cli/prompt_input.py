@@ -2,9 +2,11 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 from manyformer.errors import UserError
+
+MAX_PROMPT_BYTES = 1 << 26
+"""The largest text from standard input, or all lines of it, that is taken for prompts."""
 
 
 def read_prompts(prompt: str | None, *, lines: bool) -> list[str]:
@@ -28,23 +30,23 @@ def read_prompts(prompt: str | None, *, lines: bool) -> list[str]:
 
 
 def read_text() -> str:
-    """All of standard input as text."""
-    data = sys.stdin.buffer.read()
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UserError(f"standard input is not UTF-8: byte {error.start} is {data[error.start]:#04x}") from error
+    """All of standard input as text. Raises UserError for more than `MAX_PROMPT_BYTES`."""
+    from manyformer.data.text_encoding import decode_text
+
+    data = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
+    if len(data) > MAX_PROMPT_BYTES:
+        raise UserError(f"standard input has more than {MAX_PROMPT_BYTES:,} bytes, which is too much for prompts")
+    return decode_text(data, "standard input", "FILE")
 
 
 def read_lines(name: str) -> Iterator[str]:
     """The lines of a file, or of standard input where the name is '-', one at a time."""
-    with ExitStack() as stack:
-        handle = sys.stdin.buffer if name == "-" else stack.enter_context(open(name, "rb"))
-        for number, line in enumerate(handle, 1):
-            try:
-                yield line.decode("utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise UserError(f"{name}, line {number}: this is not UTF-8 ({error.reason})") from error
+    from manyformer.data import text_files
+    from manyformer.data.piped_input import stdin_lines
+
+    return (
+        stdin_lines() if name == "-" else (line.text for line in text_files.read_lines(text_files.existing_path(name)))
+    )
 
 
 def typed_lines(prompt: str) -> Iterator[str]:

@@ -42,7 +42,7 @@ class HubDataset:
 
 def _label_text(text: str, names: list[str] | None) -> str:
     # -1 marks a record without a label, as in test sets with hidden labels.
-    return names[int(text)] if names and text.isdecimal() else text
+    return names[int(text)] if names and text.isdecimal() and int(text) < len(names) else text
 
 
 def _label_names(features: Any, column: ColumnKey) -> list[str] | None:
@@ -59,9 +59,12 @@ def _load_split(name: str, config: str | None, split: str) -> Any:
         ) from None
     try:
         if _is_saved_to_disk(Path(name)):
-            dataset = datasets.load_from_disk(name)
-            return _select_split(dataset, split, name) if isinstance(dataset, datasets.DatasetDict) else dataset
-        return datasets.load_dataset(name, config, split=split)
+            dataset = _select_split(datasets.load_from_disk(name), config, split, name)
+        else:
+            dataset = datasets.load_dataset(name, config, split=split)
+        # without this pass over the data, reading a damaged file can end the process with a signal
+        dataset.data.table.validate(full=True)
+        return dataset
     except UserError:
         raise
     # The library raises a dozen exception classes, all of which mean that this data set cannot be loaded.
@@ -76,7 +79,11 @@ def _is_saved_to_disk(folder: Path) -> bool:
     return (folder / "state.json").exists() or (folder / "dataset_dict.json").exists()
 
 
-def _select_split(splits: Any, split: str, name: str) -> Any:
+def _select_split(saved: Any, config: str | None, split: str, name: str) -> Any:
+    """The split of a data set, or of several splits, from a folder."""
+    splits = saved if isinstance(saved, dict) else {"train": saved}
+    if config is not None:
+        raise UserError(f"{HUB_PREFIX}{name}: a folder has no configurations; leave out @{config}")
     if split not in splits:
         raise UserError(f"{HUB_PREFIX}{name}: there is no split {split!r}; it has {', '.join(splits)}")
     return splits[split]

@@ -1,7 +1,10 @@
 """Images in NumPy archives, in IDX files (as MNIST), and in folders of image files."""
 
+import math
 import struct
+import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,7 +22,7 @@ from manyformer.data.image_reading import (
     files_stamp,
     pillow,
 )
-from manyformer.data.text_files import content_suffix, existing_path, file_stamp, open_bytes
+from manyformer.data.text_files import content_suffix, existing_path, file_stamp, open_bytes, visible_files
 from manyformer.errors import UserError
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".pbm", ".tif", ".tiff"})
@@ -27,6 +30,12 @@ IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".
 
 _IMAGE_NAMES, _LABEL_NAMES = frozenset({"x", "images", "image"}), frozenset({"y", "labels", "label"})
 _UBYTE = 8
+_MAX_IDX_AXES = 4
+_HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+# what zipfile, zlib and NumPy raise for damaged, encrypted and unknown archives
+_ARCHIVE_ERRORS = (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, MemoryError)
+MAX_ARRAY_BYTES = 1 << 35
+"""The largest array of images that is read into memory."""
 
 
 ImageArrays = tuple[NDArray[Any], NDArray[Any] | None]
@@ -109,16 +118,18 @@ def _npz_images(path: Path) -> dict[ImagePart, ImageSource]:
     # numpy.load leaves the file open if it is no archive
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path}: this is not a complete NumPy archive (.npz)")
-    archive = np.load(path)
-    images, labels = (_names_by_part(archive.files, keywords) for keywords in (_IMAGE_NAMES, _LABEL_NAMES))
+    sizes = _array_sizes(path)
+    images, labels = (_names_by_part(sizes, keywords) for keywords in (_IMAGE_NAMES, _LABEL_NAMES))
     if not images:
-        array_names = ", ".join(archive.files) or "nothing"
+        array_names = ", ".join(sizes) or "nothing"
         raise UserError(f"{path}: there are no images in it; it has {array_names}, but x or train_x is needed")
 
     def load_array(name: str) -> NDArray[Any]:
+        check_array_size(path, sizes[name], f"the array {name}")
         try:
-            array: NDArray[Any] = archive[name]
-        except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+            with np.load(path) as archive:
+                array: NDArray[Any] = archive[name]
+        except _ARCHIVE_ERRORS as error:
             raise UserError(f"{path}: the array {name} cannot be read ({error})") from error
         return array
 
@@ -126,6 +137,22 @@ def _npz_images(path: Path) -> dict[ImagePart, ImageSource]:
         return load_array(images[part]), load_array(labels[part]) if part in labels else None
 
     return {part: ArrayImages(path, part, partial(load_part, part), file_stamp(path)) for part in images}
+
+
+def _array_sizes(path: Path) -> dict[str, int]:
+    """The bytes of each array in an archive, as the arrays' headers declare them."""
+    sizes: dict[str, int] = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for member in (member for member in archive.infolist() if member.filename.endswith(".npy")):
+                with archive.open(member) as file:
+                    version = np.lib.format.read_magic(file)
+                    read_header = _HEADER_READERS[version]
+                    shape, _, dtype = read_header(file)
+                    sizes[member.filename.removesuffix(".npy")] = math.prod(shape) * dtype.itemsize
+    except (*_ARCHIVE_ERRORS, KeyError) as error:
+        raise UserError(f"{path}: this NumPy archive cannot be read ({error})") from error
+    return sizes
 
 
 def _names_by_part(names: Iterable[str], keywords: frozenset[str]) -> dict[ImagePart, str]:
@@ -154,37 +181,52 @@ def _idx_images(path: Path, files: dict[ImagePart, Path]) -> dict[ImagePart, Ima
 def _folder_images(folder: Path) -> dict[ImagePart, ImageSource]:
     """The image files in a folder, optionally inside folders train, valid and test."""
     files: dict[ImagePart, list[Path]] = {}
-    for file in sorted(folder.rglob("*")):
+    for file in folder_image_files(folder):
         parts = file.relative_to(folder).parts
-        if file.suffix.lower() in IMAGE_SUFFIXES and not any(name.startswith(".") for name in parts):
-            part = SPLIT_NAMES.get(parts[0].lower(), "") if len(parts) > 1 else ""
-            files.setdefault(part, []).append(file)
+        part = SPLIT_NAMES.get(parts[0].lower(), "") if len(parts) > 1 else ""
+        files.setdefault(part, []).append(file)
     if not files:
         raise UserError(f"{folder}: this folder has no images (searched for {' '.join(sorted(IMAGE_SUFFIXES))})")
     stamp = files_stamp(folder, [file for part_files in files.values() for file in part_files])
     return {part: FolderImages(str(folder), folder, files[part], stamp, part) for part in files}
 
 
+def folder_image_files(folder: Path) -> list[Path]:
+    """The files of images, and of their labels, that are read from a folder."""
+    if idx_files := _idx_files(folder).values():
+        return [file for images in idx_files for file in {images, _labels_path(images)} if file.is_file()]
+    return [file for file in visible_files(folder) if file.suffix.lower() in IMAGE_SUFFIXES]
+
+
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """Read the array of an IDX file of bytes. Raises UserError if the file is not one or is incomplete."""
     with open_bytes(path) as file:
-        content = file.read()
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] != _UBYTE:
-        prefix = content[:4].hex(" ")
-        raise UserError(f"{path}: this is not an IDX file of bytes; it starts with {prefix} instead of 00 00 08")
-    ndim = content[3]
-    header_size = 4 + 4 * ndim
-    if len(content) < header_size:
-        raise UserError(f"{path}: this file is incomplete: it ends within its header")
-    shape = struct.unpack(f">{ndim}I", content[4:header_size])
-    size = int(np.prod(shape, dtype=np.int64))
-    if len(content) - header_size != size:
+        prefix = file.read(4)
+        if len(prefix) < 4 or prefix[:2] != b"\0\0" or prefix[2] != _UBYTE:
+            start = prefix.hex(" ")
+            raise UserError(f"{path}: this is not an IDX file of bytes; it starts with {start} instead of 00 00 08")
+        ndim = prefix[3]
+        if ndim > _MAX_IDX_AXES:
+            raise UserError(f"{path}: its header gives {ndim} axes, but images have 3 and labels have 1")
+        header = file.read(4 * ndim)
+        if len(header) < 4 * ndim:
+            raise UserError(f"{path}: this file is incomplete: it ends within its header")
+        shape = struct.unpack(f">{ndim}I", header)
+        size = math.prod(shape)
+        check_array_size(path, size, "its array")
+        # a file of any length may be behind a few gzipped bytes
+        content = file.read(size + 1)
+    if len(content) != size:
+        problem, actual = ("incomplete", f"{len(content):,}") if len(content) < size else ("damaged", "more")
         shape_text = " x ".join(map(str, shape))
-        raise UserError(
-            f"{path}: this file is incomplete: its header gives {shape_text} bytes, but it has "
-            f"{len(content) - header_size:,}"
-        )
-    return np.frombuffer(content, dtype=np.uint8, offset=header_size).reshape(shape)
+        raise UserError(f"{path}: this file is {problem}: its header gives {shape_text} bytes, but it has {actual}")
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+
+
+def check_array_size(path: Path, size: int, name: str) -> None:
+    """Raise UserError for an array that is too large to be read into memory."""
+    if size > MAX_ARRAY_BYTES:
+        raise UserError(f"{path}: {name} has {size:,} bytes, and at most {MAX_ARRAY_BYTES:,} are read; split the file")
 
 
 def _idx_files(folder: Path) -> dict[ImagePart, Path]:
@@ -204,11 +246,17 @@ def _labels_path(images: Path) -> Path:
 def _read_image(path: Path) -> NDArray[np.uint8]:
     pil = pillow()
     try:
-        with pil.open(path) as opened:
-            if opened.mode.startswith("I"):
-                # 16 bits
-                return as_pixels((np.asarray(opened) // 257).astype(np.uint8), str(path))
-            is_gray = opened.mode in ("1", "L", "LA")
-            return as_pixels(np.asarray(opened.convert("L" if is_gray else "RGB")), str(path))
-    except (OSError, SyntaxError, ValueError) as error:
+        with warnings.catch_warnings():
+            # Pillow warns of images that may fill the memory, and raises an error for larger ones
+            warnings.simplefilter("error", pil.DecompressionBombWarning)
+            with pil.open(path) as opened:
+                if opened.mode.startswith("I"):
+                    # 16 bits
+                    return as_pixels((np.asarray(opened) // 257).astype(np.uint8), str(path))
+                is_gray = opened.mode in ("1", "L", "LA")
+                return as_pixels(np.asarray(opened.convert("L" if is_gray else "RGB")), str(path))
+    except (pil.DecompressionBombWarning, pil.DecompressionBombError):
+        limit = f"{pil.MAX_IMAGE_PIXELS:,}"
+        raise UserError(f"{path}: this image has more than {limit} pixels; scale it down before") from None
+    except (OSError, SyntaxError, ValueError, EOFError, zlib.error, struct.error, MemoryError) as error:
         raise UserError(f"{path}: Pillow cannot read this image ({error})") from error

@@ -10,7 +10,7 @@ from manyformer.config import ImagesData
 from manyformer.data.cache_folder import PreparationResult, PreparedData
 from manyformer.data.file_pipeline import FilePipeline
 from manyformer.data.image_examples import LabelledImageDataset, PixelSequenceDataset
-from manyformer.data.image_files import open_image_files
+from manyformer.data.image_files import folder_image_files, open_image_files
 from manyformer.data.image_reading import (
     ImagePart,
     ImageRecord,
@@ -33,6 +33,7 @@ from manyformer.data.opened import (
 from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
 from manyformer.data.saved_tokenizers import TokenizerPair, class_id
 from manyformer.data.splits import PathOrPaths, Splits, path_list
+from manyformer.data.text_files import describe_folder
 from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, write_shards
 from manyformer.errors import UserError
 
@@ -148,6 +149,8 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
     ) -> Iterator[str]:
         tokenizer, labels = self.pixel_tokenizer, self.tokenizers.labels
         yield f"images: {splits.source_names()}; {'no' if labels is None else f'{len(labels):,}'} labels"
+        for folder in filter(Path.is_dir, map(Path, path_list(self.data.path))):
+            yield describe_folder(folder, folder_image_files(folder))
         rows, columns = tokenizer.block
         order = "row by row" if (rows, columns) == (1, tokenizer.shape.width) else f"in blocks of {rows} x {columns}"
         yield f"values: {tokenizer.shape}, {tokenizer.levels} levels, {order}"

@@ -21,11 +21,12 @@ from manyformer.data.opened import (
 )
 from manyformer.data.padded_examples import LabelledDataset
 from manyformer.data.pair_tables import RowTable, open_table
+from manyformer.data.piped_input import STDIN, data_path, stdin_lines
 from manyformer.data.saved_tokenizers import TokenizerPair, class_id
 from manyformer.data.splits import PathOrPaths, Splits, path_list
 from manyformer.data.table_files import TableRow, is_jsonl
 from manyformer.data.table_pipeline import TablePipeline, examples_of_rows, training_rows
-from manyformer.data.text_files import STDIN, existing_path, read_lines, stdin_lines
+from manyformer.data.text_files import read_lines
 from manyformer.data.token_shards import ShardWriter, TokenShard
 from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.errors import UserError
@@ -94,8 +95,8 @@ def _read_texts(data: LabelsData, path: str, request: OpenRequest) -> Iterator[s
         column = data.text if isinstance(data.text, str) else "text"
         return (row.cells[0] for row in open_table(path, (column,), ("text",), request.cache).rows())
     if path == STDIN:
-        return stdin_lines(request.cache / "stdin.txt")
-    return (line.text for line in read_lines(existing_path(path)))
+        return stdin_lines()
+    return (line.text for line in read_lines(data_path(path, request.cache)))
 
 
 LABELS = register(LabelsPipeline.data_kind(unlabelled=unlabelled_texts))

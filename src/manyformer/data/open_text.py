@@ -13,6 +13,7 @@ from manyformer.config import TextData
 from manyformer.data.cache_folder import PreparationResult, PreparedData, load_prepared
 from manyformer.data.file_pipeline import FilePipeline
 from manyformer.data.holdout import DocumentPiece, HoldoutSplitter, survey_sources
+from manyformer.data.hub import is_hub_dataset
 from manyformer.data.kind import OpenRequest, register
 from manyformer.data.lanes import LaneLayout
 from manyformer.data.length_buckets import check_fills_batch
@@ -22,6 +23,7 @@ from manyformer.data.row_layouts import DocumentLayout, RowLayout, WindowLayout
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.splits import PathOrPaths, Splits, path_list
 from manyformer.data.text_epochs import BatchMaker, MaskedBatches, NextTokenBatches, TextPlan
+from manyformer.data.text_files import describe_folder, folder_files
 from manyformer.data.text_sources import TextPart, TextSource, text_sources
 from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, shard_units, write_shards
 from manyformer.data.tokenizer import Tokenizer
@@ -113,6 +115,9 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
             f"text: {path_text}; {documents:,} document{'s' * (documents != 1)}, {data.tokenizer} tokens, "
             f"vocabulary {vocab:,}"
         )
+        for folder in filter(Path.is_dir, map(Path, path_list(data.path))):
+            if not is_hub_dataset(str(folder)):
+                yield describe_folder(folder, folder_files(folder))
         for name, shard in prepared.shards.items():
             characters = format_amount(shard.facts.characters, "characters")
             yield f"{name}: {format_amount(shard.facts.tokens, 'tokens')}, {characters}"

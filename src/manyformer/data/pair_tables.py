@@ -8,9 +8,10 @@ from pathlib import Path
 
 from manyformer.data.hub import HubDataset, is_hub_dataset
 from manyformer.data.normalization import NormalizationPair, generate_pairs
+from manyformer.data.piped_input import data_path
 from manyformer.data.splits import DataSource
 from manyformer.data.table_files import ColumnKey, TableRow, is_jsonl, read_parallel, read_rows
-from manyformer.data.text_files import STDIN, existing_path, file_stamp, save_stdin
+from manyformer.data.text_files import file_stamp
 from manyformer.errors import UserError
 
 NORMALIZATION_CORPUS = "normalization"
@@ -41,7 +42,7 @@ def open_table(
     named_columns = [name if column is None else column for column, name in zip(columns, names, strict=True)]
     numbered_columns = [number if column is None else column for number, column in enumerate(columns)]
     if not isinstance(path, str):
-        first, second = (existing_path(side) for side in path)
+        first, second = (data_path(side, cache) for side in path)
         stamp = [*file_stamp(first), *file_stamp(second)]
         return RowTable(f"{first} and {second}", partial(read_parallel, first, second), stamp)
     if path == NORMALIZATION_CORPUS:
@@ -51,7 +52,7 @@ def open_table(
     if is_hub_dataset(path):
         dataset = HubDataset(path)
         return RowTable(path, partial(dataset.rows, named_columns), [path, dataset.fingerprint, *named_columns])
-    resolved = save_stdin(cache / "stdin.txt") if path == STDIN else existing_path(path)
+    resolved = data_path(path, cache)
     if resolved.is_dir():
         raise UserError(
             f"{resolved}: this is a folder; give a TSV or JSONL file, or hf:{resolved} for a Hugging Face data set"

@@ -6,6 +6,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic_core import from_json
+
 from manyformer.data.text_files import NumberedLine, content_suffix, read_lines
 from manyformer.errors import UserError, suggest_names
 
@@ -78,9 +80,11 @@ def _read_jsonl(path: Path, columns: Sequence[ColumnKey]) -> Iterator[TableRow]:
             continue
         location = f"{path}:{number}"
         try:
-            record = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{location}: this line is not a JSON object ({error.msg}, column {error.colno})") from None
+            # its parser bounds the depth and the digits of a value
+            record = from_json(text)
+        except ValueError as error:
+            problem = str(error).replace(" at line 1 column", ", column")
+            raise UserError(f"{location}: this line is not a JSON object ({problem})") from None
         if not isinstance(record, dict):
             raise UserError(f'{location}: a JSON object such as {{"text": "..."}} is needed, and this is {text[:40]}')
         yield TableRow(tuple(cell_text(record, column, location) for column in columns), location)

@@ -2,24 +2,23 @@
 
 import codecs
 import difflib
-import filecmp
 import gzip
 import os
-import sys
+import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from itertools import chain
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
+from manyformer.data.text_encoding import HEAD_BYTES, not_text_error
 from manyformer.errors import UserError
-from manyformer.files.atomic_files import atomic_write
 
 CHUNK_BYTES = 1 << 20
-STDIN = "-"
+MAX_LINE_CHARACTERS = 1 << 26
+"""The longest line that is read."""
 _GZIP = b"\x1f\x8b"
-_NO_INPUT = "- means standard input, but nothing is piped in; use for instance `cat FILE | manyformer ...`"
 _NAMES = (
     "txt text md rst tex org html xml json jsonl ndjson csv tsv yaml toml py pyi c h cc cpp hpp cs java js ts go rs rb "
     "pl php sh sql swift kt scala hs ml lisp scm el lua jl r m css"
@@ -36,10 +35,18 @@ class NumberedLine(NamedTuple):
 
 
 def existing_path(path: str | os.PathLike[str]) -> Path:
-    """The path with ~ expanded. Raises UserError with the closest name in its folder if it does not exist."""
-    expanded = Path(path).expanduser()
-    if expanded.exists():
+    """The path of a file or folder with ~ expanded. Raises UserError with the closest name if there is none."""
+    try:
+        expanded = Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(
+            f"{path}: there is no user of that name; write ./{path} for a file that begins with ~"
+        ) from None
+    if expanded.is_file() or expanded.is_dir():
         return expanded
+    if expanded.exists():
+        kind = _special_file(expanded.stat().st_mode)
+        raise UserError(f"{path}: this is {kind}; give a file or a folder, or pipe the data in and give - for it")
     folder = expanded.parent
     if not folder.is_dir():
         raise UserError(f"{expanded}: there is no such file (nor a folder {folder})")
@@ -47,6 +54,13 @@ def existing_path(path: str | os.PathLike[str]) -> Path:
     raise UserError(
         f"{expanded}: there is no such file" + (f"; did you mean {folder / matches[0]}?" if matches else "")
     )
+
+
+def _special_file(mode: int) -> str:
+    """What kind of file this is that is neither a regular file nor a folder."""
+    if stat.S_ISFIFO(mode):
+        return "a pipe, which can be read only once"
+    return "a socket" if stat.S_ISSOCK(mode) else "a device"
 
 
 def content_suffix(path: Path) -> str:
@@ -62,63 +76,33 @@ def file_stamp(path: Path) -> list[str | int]:
 
 def folder_files(folder: Path) -> list[Path]:
     """The files under a folder with one of `TEXT_SUFFIXES`, sorted by path; hidden files and folders are skipped."""
-    files = []
-    for directory, subfolders, names in os.walk(folder):
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith(".") and name != "__pycache__")
-        paths = (Path(directory, name) for name in names if not name.startswith("."))
-        files += [path for path in paths if content_suffix(path) in TEXT_SUFFIXES and path.is_file()]
+    files = [path for path in visible_files(folder) if content_suffix(path) in TEXT_SUFFIXES]
     if not files:
         raise UserError(
             f"{folder}: this folder holds no text files (looked for {' '.join(TEXT_SUFFIXES)}, each also .gz)"
         )
+    return files
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """All regular files under a folder but hidden ones, sorted by path."""
+    files: list[Path] = []
+    for directory, subfolders, names in os.walk(folder):
+        subfolders[:] = [name for name in subfolders if not name.startswith(".") and name != "__pycache__"]
+        files += [path for name in names if not name.startswith(".") and (path := Path(directory, name)).is_file()]
     return sorted(files, key=lambda path: path.relative_to(folder).parts)
 
 
-def stdin_lines(copy: Path) -> Iterator[str]:
-    """The lines of standard input as they arrive; gzipped input is read as a whole, through the file `copy`.
-
-    Raises UserError if there is no input, and for a line that is not UTF-8.
-    """
-    first_line = b"" if _no_stdin() else sys.stdin.buffer.readline()
-    if not first_line:
-        raise UserError(_NO_INPUT)
-    if first_line.startswith(_GZIP):
-        copy.write_bytes(first_line + sys.stdin.buffer.read())
-        yield from (line.text for line in read_lines(copy))
-        return
-    for number, line in enumerate(chain([first_line.removeprefix(codecs.BOM_UTF8)], sys.stdin.buffer), 1):
-        try:
-            yield line.decode("utf-8").removesuffix("\n").removesuffix("\r")
-        except UnicodeDecodeError as error:
-            raise UserError(f"standard input, line {number}: this is not UTF-8 ({error.reason})") from None
+def describe_folder(folder: Path, files: Collection[Path]) -> str:
+    """How many files of a folder are read, and which other ones are not."""
+    others = [path for path in visible_files(folder) if path not in set(files)]
+    read = f"{len(files):,} file{'s' * (len(files) != 1)} read of {folder} ({_list_names(folder, files)})"
+    return f"{read}, {len(others):,} not read ({_list_names(folder, others)})" if others else f"{read}, all there are"
 
 
-def save_stdin(copy: Path) -> Path:
-    """Copy standard input to the file `copy`, since it can be read only once; without input, reuse an earlier copy.
-
-    Raises UserError if there is neither input nor a copy, and if the input differs from an existing copy.
-    """
-    no_input = _no_stdin()
-    draft = copy.with_name(f"{copy.name}.{os.getpid()}.new")
-    with atomic_write(draft) as file:
-        while not no_input and (chunk := sys.stdin.buffer.read(CHUNK_BYTES)):
-            file.write(chunk)
-    try:
-        if draft.stat().st_size and copy.exists() and not filecmp.cmp(draft, copy, shallow=False):
-            raise UserError(
-                f"standard input differs from the text that this run started with (saved in {copy}); start a new run"
-            )
-        if not draft.stat().st_size and not copy.exists():
-            raise UserError(_NO_INPUT)
-        if not copy.exists():
-            draft.replace(copy)
-    finally:
-        draft.unlink(missing_ok=True)
-    return copy
-
-
-def _no_stdin() -> bool:
-    return sys.stdin is None or sys.stdin.isatty()
+def _list_names(folder: Path, files: Collection[Path]) -> str:
+    names = [str(path.relative_to(folder)) for path in list(files)[:3]]
+    return ", ".join([*names, "..."] if len(files) > len(names) else names)
 
 
 @contextmanager
@@ -127,37 +111,43 @@ def open_bytes(path: Path) -> Iterator[BinaryIO]:
     if path.is_dir():
         raise UserError(f"{path}: this is a folder; give a file")
     try:
-        with path.open("rb") as raw:
-            packed = raw.read(2) == _GZIP
-            raw.seek(0)
-            if packed:
-                with gzip.GzipFile(fileobj=raw) as unpacked:
-                    yield cast(BinaryIO, unpacked)
-            else:
-                yield raw
+        with path.open("rb") as raw, unpacked(raw, path) as file:
+            yield file
     except PermissionError:
         raise UserError(f"{path}: this file cannot be read (permission denied)") from None
+
+
+@contextmanager
+def unpacked(file: BufferedReader, name: object) -> Iterator[BinaryIO]:
+    """The file itself, or its content if it is gzipped; in the block, damage is reported with the name."""
+    if not file.peek(len(_GZIP)).startswith(_GZIP):
+        yield file
+        return
+    try:
+        with gzip.GzipFile(fileobj=file) as content:
+            yield cast(BinaryIO, content)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: this gzip file is damaged or incomplete ({error})") from error
+        raise UserError(f"{name}: this gzip file is damaged or incomplete ({error})") from error
 
 
 def read_chunks(path: Path, size: int = CHUNK_BYTES) -> Iterator[str]:
-    """Read the text in chunks of about `size` bytes, with line ends unchanged and without a byte order mark."""
+    """Read the text in chunks of about `size` bytes, with line ends unchanged and without a byte order mark.
+
+    Raises UserError for bytes that are not UTF-8, and for NUL, which only binary files and other encodings have."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    bytes_read, at_start = 0, True
+    bytes_read, at_start, head = 0, True, b""
     with open_bytes(path) as file:
         while True:
             chunk = file.read(size)
+            head = head or chunk[:HEAD_BYTES]
             pending = len(decoder.getstate()[0])
+            if (position := chunk.find(0)) >= 0:
+                raise not_text_error(str(path), path.name, head, bytes_read + position, 0)
             try:
                 text = decoder.decode(chunk, final=not chunk)
             except UnicodeDecodeError as error:
                 position = bytes_read - pending + error.start
-                byte = error.object[error.start]
-                raise UserError(
-                    f"{path}: not UTF-8 at byte {position} (0x{byte:02x}); convert it, for instance "
-                    f"`iconv -f latin1 -t utf-8 {path.name}`"
-                ) from None
+                raise not_text_error(str(path), path.name, head, position, error.object[error.start]) from None
             bytes_read += len(chunk)
             if text and at_start:
                 text, at_start = text.removeprefix("\ufeff"), False
@@ -168,16 +158,21 @@ def read_chunks(path: Path, size: int = CHUNK_BYTES) -> Iterator[str]:
 
 
 def read_lines(path: Path) -> Iterator[NumberedLine]:
-    """Read the lines, which end with \\n or \\r\\n; other Unicode line separators do not end a line."""
+    """Read the lines, which end with \\n or \\r\\n; other Unicode line separators do not end a line.
+
+    Raises UserError for a line longer than `MAX_LINE_CHARACTERS`."""
     pending: list[str] = []
-    number = 0
+    number = length = 0
     for text in read_chunks(path):
         head, *line_starts = text.split("\n")
         pending.append(head)
+        length += len(head)
+        if length > MAX_LINE_CHARACTERS:
+            raise UserError(f"{path}:{number + 1}: this line has more than {MAX_LINE_CHARACTERS:,} characters")
         for line_start in line_starts:
             number += 1
             yield NumberedLine(number, "".join(pending).removesuffix("\r"))
-            pending = [line_start]
+            pending, length = [line_start], len(line_start)
     remainder = "".join(pending)
     if remainder:
         yield NumberedLine(number + 1, remainder)

@@ -8,9 +8,10 @@ from typing import NamedTuple
 from manyformer.data import stdlib_corpus
 from manyformer.data.hub import is_hub_dataset
 from manyformer.data.pair_tables import RowTable, open_table
+from manyformer.data.piped_input import STDIN, data_path
 from manyformer.data.splits import DataSource, PathOrPaths, path_list
 from manyformer.data.table_files import is_jsonl
-from manyformer.data.text_files import STDIN, existing_path, file_stamp, folder_files, read_chunks, save_stdin
+from manyformer.data.text_files import file_stamp, folder_files, read_chunks
 from manyformer.errors import UserError
 
 
@@ -78,7 +79,7 @@ def _sources_at(path: str, column: str, cache: Path) -> list[TextSource]:
         return [PlainTextSource(file) for file in stdlib_corpus.stdlib_files()]
     if is_hub_dataset(path):
         return [RecordSource(open_table(path, [column], [column], cache))]
-    resolved = save_stdin(cache / "stdin.txt") if path == STDIN else existing_path(path)
+    resolved = data_path(path, cache)
     if resolved.is_dir():
         # Empty files, as Python packages have them, are skipped; a folder with nothing else is an error.
         files = [file for file in folder_files(resolved) if file.stat().st_size]

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from manyformer.data.pair_tables import RowTable
+from manyformer.data.piped_input import data_path
 from manyformer.data.table_files import TableRow
-from manyformer.data.text_files import STDIN, NumberedLine, existing_path, file_stamp, read_lines, save_stdin
+from manyformer.data.text_files import NumberedLine, file_stamp, read_lines
 from manyformer.dependency_trees import preorder_columns
 from manyformer.errors import UserError
 
@@ -73,7 +74,7 @@ class Treebank(RowTable):
 
 def open_treebank(path: str, label: str | None, cache: Path) -> Treebank:
     """The treebank at `path`, with one kind of label (a key of `LABEL_READERS`) or none."""
-    resolved = save_stdin(cache / "stdin.txt") if path == STDIN else existing_path(path)
+    resolved = data_path(path, cache)
     if resolved.is_dir():
         raise UserError(f"{resolved}: this is a folder; give a CoNLL-U file or a list of them")
     return Treebank(resolved, label)
@@ -102,6 +103,8 @@ def _parse_row(block: list[NumberedLine], path: Path, label: str | None) -> Tabl
     tokens, name = _parse_sentence(block, path)
     location = f"{path}:{block[0].number}" + (f" (sentence {name})" if name else "")
     token_lines = [line for line in block if not line.text.startswith("#")]
+    if len(token_lines) != len(tokens):
+        raise UserError(f"{location}: a line of this sentence is neither a word nor a comment, which begins with #")
     word_lines = [
         (line, token) for line, token in zip(token_lines, tokens, strict=True) if isinstance(token.get("id"), int)
     ]
@@ -130,7 +133,8 @@ def _parse_sentence(block: list[NumberedLine], path: Path) -> tuple[list[Any], s
     conllu = _import_conllu()
     try:
         (sentence,) = conllu.parse("\n".join(line.text for line in block), fields=_FIELDS)
-    except conllu.exceptions.ParseException as error:
+    # ValueError: two sentences in one block, or a number of more digits than Python reads
+    except (conllu.exceptions.ParseException, ValueError) as error:
         raise UserError(f"{path}:{_first_invalid_line(block)}: this line is not CoNLL-U ({error})") from None
     return list(sentence), sentence.metadata.get("sent_id") or ""
 
@@ -141,7 +145,7 @@ def _first_invalid_line(block: list[NumberedLine]) -> int:
     for line in block:
         try:
             conllu.parse(line.text, fields=_FIELDS)
-        except conllu.exceptions.ParseException:
+        except (conllu.exceptions.ParseException, ValueError):
             return line.number
     return block[0].number
 

@@ -1,0 +1,88 @@
+"""Data that can be read only once, from standard input or a named pipe: copied to a file, or read line by line."""
+
+import filecmp
+import io
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from manyformer.data.text_encoding import HEAD_BYTES, decode_text
+from manyformer.data.text_files import CHUNK_BYTES, MAX_LINE_CHARACTERS, existing_path, unpacked
+from manyformer.errors import UserError
+from manyformer.files.atomic_files import atomic_write
+
+STDIN = "-"
+_NO_INPUT = "- means standard input, but nothing is piped in; use for instance `cat FILE | manyformer ...`"
+
+
+def data_path(path: str, cache: Path) -> Path:
+    """The file or folder at `path`; what can be read only once, standard input or a pipe, is copied into `cache`.
+
+    Raises UserError if there is no such file, and for devices."""
+    if path == STDIN:
+        return save_stdin(cache / "stdin.txt")
+    if not Path(path).is_fifo():
+        return existing_path(path)
+    with open(path, "rb") as pipe:
+        return _save_stream(pipe, cache / f"pipe-{Path(path).name}", f"the pipe {path}")
+
+
+def stdin_lines() -> Iterator[str]:
+    """The lines of standard input as they arrive, unpacked if they are gzipped.
+
+    Raises UserError if there is no input, for a line that is not UTF-8, and for one that is too long.
+    """
+    head, number = b"", 0
+    with unpacked(_open_stdin(), "standard input") as file:
+        while line := file.readline(MAX_LINE_CHARACTERS):
+            head, number = head or line[:HEAD_BYTES], number + 1
+            location = f"standard input, line {number}"
+            if len(line) == MAX_LINE_CHARACTERS:
+                raise UserError(f"{location}: this line has {MAX_LINE_CHARACTERS:,} bytes or more")
+            yield decode_text(line, location, "FILE", head).removesuffix("\n").removesuffix("\r")
+    if not number:
+        raise UserError(_NO_INPUT)
+
+
+def save_stdin(copy: Path) -> Path:
+    """Copy standard input to the file `copy`, since it can be read only once; without input, reuse an earlier copy.
+
+    Raises UserError if there is neither input nor a copy, and if the input differs from an existing copy.
+    """
+    return _save_stream(_open_stdin(), copy, "standard input")
+
+
+def _save_stream(stream: BinaryIO, copy: Path, name: str) -> Path:
+    draft = copy.with_name(f"{copy.name}.{os.getpid()}.new")
+    with atomic_write(draft) as file:
+        shutil.copyfileobj(stream, file, CHUNK_BYTES)
+    try:
+        if draft.stat().st_size and copy.exists() and not filecmp.cmp(draft, copy, shallow=False):
+            raise UserError(
+                f"{name} differs from the text that this run started with (saved in {copy}); start a new run"
+            )
+        if not draft.stat().st_size and not copy.exists():
+            raise UserError(_NO_INPUT if name == "standard input" else f"{name} is empty")
+        if not copy.exists():
+            draft.replace(copy)
+    finally:
+        draft.unlink(missing_ok=True)
+    return copy
+
+
+def _open_stdin() -> io.BufferedReader:
+    """Standard input; an empty one where nothing is piped in. Raises UserError for a device without an end."""
+    if sys.stdin is None or sys.stdin.isatty():
+        return io.BufferedReader(io.BytesIO())
+    stdin = sys.stdin.buffer
+    if not isinstance(stdin, io.BufferedReader):
+        # an object that a program has put in its place
+        return io.BufferedReader(io.BytesIO(stdin.read()))
+    status = os.fstat(stdin.fileno())
+    if stat.S_ISCHR(status.st_mode) and status.st_rdev != os.stat(os.devnull).st_rdev:
+        raise UserError("standard input is a device, which has no end; pipe in a file: `cat FILE | manyformer ...`")
+    return stdin
