@@ -136,7 +136,7 @@ DATASTORE = Scenario(
     ("datastore", "build", "run", "--out", "store"),
     "store",
     (
-        ("datastore", "evaluate", "run", "store", "--neighbours", "8", "--data", "text.txt", "--json"),
+        ("datastore", "evaluate", "run", "store", "--neighbours", "8", "--json"),
         ("datastore", "look", "run", "store", "to be", "--json"),
         (*GENERATE, "--datastore", "store"),
         ("datastore", "build", "run", "--out", "store"),
