@@ -151,7 +151,7 @@ def test_neighbours_of_a_text_that_the_datastore_also_holds(run: Path, tmp_path:
     prepared = load_prepared(run / "data")
     assert prepared is not None
     shard = prepared.shards["train"]
-    table = open_neighbour_table(str(tmp_path / "table"), shard)
+    table = open_neighbour_table(str(tmp_path / "table"), shard, prepared.tokenizers.source.vocab)
     assert table is not None
     own = find_own_text(shard, store)
     assert own.overlap.overlapping.tolist() == list(range(8))

@@ -11,6 +11,7 @@ import torch
 from test_exits import TINY, trained
 
 import manyformer as mf
+from editing import edit_record
 from manyformer.cli import run as command
 from manyformer.config import RunConfig
 from manyformer.errors import UserError
@@ -148,8 +149,19 @@ def test_other_models_and_decodings_are_refused(run: Path) -> None:
     ],
 )
 def test_a_changed_calibration_is_refused(run: Path, tmp_path: Path, field: str, value: Any, told: str) -> None:
-    content = json.loads((run / "calibration.json").read_text())
     file = tmp_path / "calibration.json"
-    file.write_text(json.dumps({**content, field: value}))
+    shutil.copy2(run / "calibration.json", file)
+    edit_record(file, lambda content: content.update({field: value}))
     with pytest.raises(UserError, match=f"calibration.json .*{told}"):
         use_calibration(mf.load(run), file, Decoding())
+
+
+def test_a_flipped_bit_of_a_calibration_is_noticed(run: Path, tmp_path: Path) -> None:
+    content = (run / "calibration.json").read_bytes()
+    file, model = tmp_path / "calibration.json", mf.load(run)
+    for position in range(0, len(content), 7):
+        changed = bytearray(content)
+        changed[position] ^= 4
+        file.write_bytes(changed)
+        with pytest.raises(UserError, match=r"calibration\.json "):
+            use_calibration(model, file, Decoding())

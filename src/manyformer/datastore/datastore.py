@@ -117,8 +117,8 @@ class Datastore:
         file = self.folder / TUNED
         if not file.exists():
             return KNNSettings(min(KNNSettings().neighbours, len(self)))
-        return TunedSettings.read(file).settings
+        return KNNSettings(**TunedSettings.read(file).model_dump())
 
     def save_settings(self, settings: KNNSettings) -> None:
         """Save these as the settings that `load_settings` returns."""
-        TunedSettings.of(settings.validated()).write(self.folder / TUNED)
+        TunedSettings(**settings.validated()._asdict()).write(self.folder / TUNED)

@@ -1,12 +1,11 @@
 """The description files of a datastore: its facts, the progress of building it, and settings found by tuning."""
 
-import hashlib
-import json
+import math
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, Lt
 from numpy.typing import NDArray
 from pydantic import field_serializer, model_validator
 
@@ -130,33 +129,13 @@ class KNNSettings(NamedTuple):
 
 
 class TunedSettings(FileRecord):
-    """The settings that tuning found; `sha256` is that of their values, so that damage is noticed."""
+    """The settings that tuning found."""
 
     title: ClassVar[str] = "the tuned settings of a datastore"
 
     neighbours: PositiveCount
     weight: Annotated[float, Ge(0), Le(1)]
-    temperature: Annotated[float, Gt(0)]
-    sha256: Sha256
-
-    @classmethod
-    def of(cls, settings: KNNSettings) -> Self:
-        """The record of these settings."""
-        return cls(**settings._asdict(), sha256=_settings_sum(settings))
-
-    @model_validator(mode="after")
-    def _check_sum(self) -> Self:
-        if _settings_sum(self.settings) != self.sha256:
-            raise ValueError("its values are not those that were written (their SHA-256 differs)")
-        return self
-
-    @property
-    def settings(self) -> KNNSettings:
-        return KNNSettings(self.neighbours, self.weight, self.temperature)
-
-
-def _settings_sum(settings: KNNSettings) -> str:
-    return hashlib.sha256(json.dumps([settings.neighbours, *map(float, settings[1:])]).encode()).hexdigest()
+    temperature: Annotated[float, Gt(0), Lt(math.inf)]
 
 
 def open_files(folder: Path) -> VerifiedFolder:
