@@ -7,11 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from manyformer.config.keywords import check_keyword
 from manyformer.errors import UserError
+from manyformer.files.json_records import DamagedFile
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.kernels import Kernel, KernelCall
 from manyformer.models import GenerativeModel, Model
-from manyformer.models.model_files import read_weights
+from manyformer.models.model_files import CONFIG_FILE, read_weights
 from manyformer.plugins import import_modules
 from manyformer.recipes import Recipe, all_recipes, read_saved_recipe
 from manyformer.recipes import build as build
@@ -39,6 +41,7 @@ def load(path: str | Path, *, keywords: Mapping[str, Any] | None = None, imports
     if not (folder / "config.json").is_file() and (folder / "model" / "config.json").is_file():
         folder = folder / "model"
     recipe, saved_keywords = read_saved_recipe(folder)
+    _check_saved_keywords(recipe, saved_keywords, folder / CONFIG_FILE)
     model = build(recipe.card.name, **{**saved_keywords, **(keywords or {})})
     read_weights(model, folder)
     if any(name.startswith("tokenizer") for name in VerifiedFolder.open(folder).sums):
@@ -48,6 +51,15 @@ def load(path: str | Path, *, keywords: Mapping[str, Any] | None = None, imports
         source, target, *_ = load_tokenizers(folder)
         model.tokenizer = source if source is target else (source, target)
     return model.eval()
+
+
+def _check_saved_keywords(recipe: Recipe, keywords: Mapping[str, Any], file: Path) -> None:
+    """Raise DamagedFile unless every keyword is one of the recipe and within its bounds."""
+    signature = recipe.signature
+    for name, value in keywords.items():
+        _, problem = check_keyword(name, value, signature, list(signature.parameters))
+        if problem:
+            raise DamagedFile(f"{file} is damaged: keywords.{name}: {problem}")
 
 
 def explain(model: nn.Module, *inputs: Any) -> dict[str, str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from manyformer.files.json_records import DamagedFile
-from manyformer.train.metrics import MetricsFiles, read_rows
+from manyformer.train.metrics import MetricsFiles, extend_sum, read_rows
 
 
 def write(folder: Path, rows: int) -> None:
@@ -48,6 +48,19 @@ def test_a_damaged_row_is_set_aside_and_later_ones_are_retained(damage: bytes, t
     assert len(notes) == 1
     assert f"{file}:2 is damaged: " in notes[0]
     assert (tmp_path / "metrics.damaged").read_bytes() == damage
+
+
+def test_a_changed_number_is_noticed(tmp_path: Path) -> None:
+    write(tmp_path, 5)
+    rows_sum = ""
+    for row in read_rows(tmp_path / "metrics.jsonl"):
+        rows_sum = extend_sum(rows_sum, row)
+    MetricsFiles(tmp_path, rows=5, rows_sum=rows_sum, log=pytest.fail)
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(file.read_text().replace('"tokens": 20', '"tokens": 21'))
+    notes: list[str] = []
+    MetricsFiles(tmp_path, rows=5, rows_sum=rows_sum, log=notes.append)
+    assert notes == [f"{file} is not as it was written: a number in its first 5 rows differs"]
 
 
 def test_missing_rows_are_counted(tmp_path: Path) -> None:

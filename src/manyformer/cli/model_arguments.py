@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyformer.errors import UserError, UserErrors, suggest_names
+from manyformer.files.verified_folder import MANIFEST
 
 if TYPE_CHECKING:
     from manyformer.generate import Decoding, Translator
@@ -38,7 +39,8 @@ def model_folder(name: str) -> Path:
     if not folder.is_dir():
         raise UserError(f"there is no folder {name}; {_nearest_runs(name)}")
     for candidate in (folder, folder / "model"):
-        if (candidate / "config.json").is_file():
+        # either file: the other one may be missing, which reading the model reports
+        if (candidate / "config.json").exists() or (candidate == folder / "model" and (candidate / MANIFEST).exists()):
             return candidate
     if (folder / "checkpoints").is_dir():
         raise UserError(f"the run {name} has no final model yet: repeat its train command to continue it")

@@ -14,6 +14,7 @@ from manyformer.data.kind import OpenRequest
 from manyformer.data.opened import EvaluationData, EvaluationPath
 from manyformer.data.opening import open_file, open_held_out
 from manyformer.errors import UserError
+from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.models import Model
 from manyformer.recipes import get_recipe
 from manyformer.tasks import Task
@@ -48,7 +49,10 @@ def open_run(run: str | Path) -> TrainedRun:
     folder = Path(run)
     if not (folder / RUN_FILE).is_file():
         raise UserError(f"{run} is not the folder of a run: {RUN_FILE} is missing, which describes the data")
-    return TrainedRun(folder, as_run(folder), load_tokenizers(folder / "model"))
+    if not (folder / "model").is_dir():
+        raise UserError(f"the run {run} has no final model yet: repeat its train command to continue it")
+    settings = VerifiedFolder.open(folder / "model").file(RUN_FILE)
+    return TrainedRun(folder, as_run(settings), load_tokenizers(folder / "model"))
 
 
 def load_split(run: RunConfig, folder: Path, split: str | None) -> EvaluationData:

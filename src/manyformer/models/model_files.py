@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import sync_folder
-from manyformer.files.json_records import DamagedFile, FileRecord
-from manyformer.files.verified_folder import VerifiedFolder, write_manifest
+from manyformer.files.json_records import DamagedFile, FileRecord, read_json
+from manyformer.files.verified_folder import MANIFEST, VerifiedFolder, write_manifest
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer-source.json", "tokenizer-target.json", "labels.json")
@@ -86,12 +86,20 @@ def read_spec(path: Path) -> ModelSpec:
 
     Raises UserError where the folder holds no model, and DamagedFile where a file is not as it was written.
     """
-    if not (path / CONFIG_FILE).exists():
+    file = path / CONFIG_FILE
+    if not file.exists():
         raise UserError(f"{path} holds no model: {CONFIG_FILE} is missing")
+    if not (path / MANIFEST).exists() and _is_hugging_face(file):
+        raise UserError(f"{path} holds a model of Hugging Face's transformers, which manyformer does not read")
     # the format is compared first: a folder of another format may have no manifest
-    record = ModelRecord.read(path / CONFIG_FILE)
+    record = ModelRecord.read(file)
     VerifiedFolder.open(path).file(CONFIG_FILE)
     return ModelSpec(record.recipe, record.keywords, record.recipe_module)
+
+
+def _is_hugging_face(file: Path) -> bool:
+    content = read_json(file, "the description of a model")
+    return isinstance(content, dict) and bool({"model_type", "architectures", "transformers_version"} & content.keys())
 
 
 def read_weights(model: nn.Module, path: Path) -> None:

@@ -1,5 +1,7 @@
 """Metrics files of a run: JSON lines, the same rows as a CSV table, and TensorBoard event files on request."""
 
+import functools
+import hashlib
 import itertools
 import json
 import math
@@ -15,6 +17,7 @@ from manyformer.type_aliases import LogFn
 MetricsRow = dict[str, Any]
 DAMAGED_ROWS = "metrics.damaged"
 _COUNTS = ("step", "tokens", "seconds")
+_TIME_COLUMNS = ("seconds", "tokens_per_second")
 _COUNT_COLUMNS = ("step", "tokens", "epoch", "seconds")
 _TRAINING_COLUMNS = ("loss", "extra", "learning_rate", "gradient_norm", "tokens_per_second")
 _VALIDATION_COLUMNS = ("valid_loss", "valid_accuracy", "valid_perplexity", "valid_bits_per_byte")
@@ -25,13 +28,18 @@ class MetricsFiles:
     """Appends rows to metrics.jsonl and metrics.csv; on resuming, only the first `rows` rows are retained.
 
     `scores` are the names of the validation scores; those that have no column yet get one at the end. Damaged rows are
-    named in the log and moved to metrics.damaged; missing ones are counted.
+    named in the log and moved to metrics.damaged; missing ones are counted. `rows_sum` is the sum of the first `rows`
+    rows, if it is known.
     """
 
-    def __init__(self, folder: Path, *, rows: int, log: LogFn, scores: Iterable[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, *, rows: int, log: LogFn, rows_sum: str | None = None, scores: Iterable[str] = ()
+    ) -> None:
         self._jsonl, self._csv = folder / "metrics.jsonl", folder / "metrics.csv"
         self._columns = tuple(dict.fromkeys([*COLUMNS, *(f"valid_{name}" for name in scores)]))
         retained = self._retain(rows, log)
+        if rows_sum not in (None, functools.reduce(extend_sum, retained, "")) and len(retained) == rows:
+            log(f"{self._jsonl} is not as it was written: a number in its first {rows:,} rows differs")
         with report_disk_full(f"the metrics in {folder}"):
             atomic_write_text(self._jsonl, "".join(json.dumps(row) + "\n" for row in retained))
             atomic_write_text(self._csv, "".join([",".join(self._columns) + "\n", *map(self._csv_line, retained)]))
@@ -50,14 +58,13 @@ class MetricsFiles:
         return [line.row for line in lines if not isinstance(line.row, DamagedFile)]
 
     def add(self, row: MetricsRow) -> None:
-        """Append a row and flush it. Numbers that are not finite become null."""
-        clean = {name: value if math.isfinite(value) else None for name, value in row.items()}
-        assert set(clean) <= set(self._columns), f"no column for {set(clean) - set(self._columns)}"
+        """Append a row and flush it."""
+        assert set(row) <= set(self._columns), f"no column for {set(row) - set(self._columns)}"
         with report_disk_full(f"the metrics in {self._jsonl.parent}"):
             with self._jsonl.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(clean) + "\n")
+                file.write(json.dumps(row) + "\n")
             with self._csv.open("a", encoding="utf-8", newline="") as file:
-                file.write(self._csv_line(clean))
+                file.write(self._csv_line(row))
 
     def _csv_line(self, row: MetricsRow) -> str:
         # numbers and empty cells only: nothing to quote
@@ -65,6 +72,17 @@ class MetricsFiles:
 
     def close(self) -> None:
         """Nothing to close: every row is written by `add`."""
+
+
+def finite_row(row: MetricsRow) -> MetricsRow:
+    """The row with None for numbers that are not finite, which JSON does not have."""
+    return {name: value if value is not None and math.isfinite(value) else None for name, value in row.items()}
+
+
+def extend_sum(rows_sum: str, row: MetricsRow) -> str:
+    """A hash of the rows with the sum `rows_sum` and one more, without the columns that no two runs have in common."""
+    numbers = json.dumps({name: value for name, value in row.items() if name not in _TIME_COLUMNS}, sort_keys=True)
+    return hashlib.sha256(f"{rows_sum}{numbers}".encode()).hexdigest()[:16]
 
 
 def read_rows(path: Path) -> Iterator[MetricsRow]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from manyformer.config import RunConfig
+from manyformer.config import RUN_FILE, RunConfig, dump_run
 from manyformer.data.opened import OpenedData
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import DiskFull, atomic_write_text, report_disk_full
@@ -28,7 +28,7 @@ from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
 from manyformer.train.rng import seed_everything
 from manyformer.train.run_folder import RESULT_FILE, collect_environment, write_run_file
 from manyformer.train.schedules import make_schedule, make_warmup
-from manyformer.train.train_state import end_reason
+from manyformer.train.train_state import TrainState, end_reason
 from manyformer.train.training_loop import MetricsSink, TrainingLoop
 from manyformer.train.validation import Validator
 from manyformer.training_hooks import uses_neighbours
@@ -110,6 +110,8 @@ class TrainingSession:
                     self.data.save(folder)
                     card_text = model_card(self.run, self.card, self.model, self.data.describe(), result)
                     (folder / "README.md").write_text(card_text, encoding="utf-8")
+                    # the settings of this model, also while the run is continued with others
+                    atomic_write_text(folder / RUN_FILE, dump_run(self.run))
                     full_model.write_files(folder)
                 ResultRecord.of(result, self.run).write(self.out / RESULT_FILE)
         return self._report_finished(result)
@@ -165,10 +167,9 @@ class TrainingSession:
         )
 
     def _make_sinks(self, checkpoint: Checkpoint | None) -> list[MetricsSink]:
-        rows = 0 if checkpoint is None else checkpoint.state.train_state.metrics_rows
-        sinks: list[MetricsSink] = [
-            MetricsFiles(self.out, rows=rows, log=self._log, scores=self.validator.score_names())
-        ]
+        state = TrainState() if checkpoint is None else checkpoint.state.train_state
+        rows, rows_sum, names = state.metrics_rows, state.metrics_sum, self.validator.score_names()
+        sinks: list[MetricsSink] = [MetricsFiles(self.out, rows=rows, rows_sum=rows_sum, log=self._log, scores=names)]
         if "tensorboard" in self.run.trackers:
             sinks.append(TensorBoardSink(self.out, last_step=0 if checkpoint is None else checkpoint.step))
         return sinks

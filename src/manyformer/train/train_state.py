@@ -39,7 +39,8 @@ class RankedCheckpoint(NamedTuple):
 
 @dataclass
 class TrainState:
-    """Counters of a run; `seconds` of training are summed over interruptions, `metrics_rows` counts rows of metrics.
+    """Counters of a run; `seconds` of training are summed over interruptions, `metrics_rows` counts rows of metrics,
+    and `metrics_sum` is a hash of them.
 
     `cpu_seconds` is the CPU time of all threads and processes. `ranking` holds the best validated steps, best first.
     """
@@ -52,6 +53,7 @@ class TrainState:
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     metrics_rows: Count = 0
+    metrics_sum: str = ""
     last_evaluated_step: Count = 0
     evaluations_since_best: Count = 0
     ranking: list[RankedCheckpoint] = field(default_factory=list)

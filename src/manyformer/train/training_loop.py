@@ -17,7 +17,7 @@ from manyformer.train.checkpoint_writer import CheckpointWriter
 from manyformer.train.checkpoints import Checkpoint
 from manyformer.train.engine import StepResult, TrainingEngine
 from manyformer.train.events import CheckpointSaved, EventListener, TrainingNote, TrainingProgress, TrainingValidated
-from manyformer.train.metrics import MetricsRow
+from manyformer.train.metrics import MetricsRow, extend_sum, finite_row
 from manyformer.train.schedules import LearningRateFn
 from manyformer.train.thread_use import MEASURED_SECONDS, describe_waiting_threads
 from manyformer.train.train_state import MetricsWindow, TrainState, end_reason, run_progress
@@ -209,8 +209,10 @@ class TrainingLoop:
         train_state = self.train_state
         train_state.metrics_rows += 1
         common = {"step": train_state.step, "tokens": train_state.tokens, "seconds": round(train_state.seconds, 3)}
+        row = finite_row({**common, **row})
+        train_state.metrics_sum = extend_sum(train_state.metrics_sum, row)
         for sink in self.sinks:
-            sink.add({**common, **row})
+            sink.add(row)
 
     def _evaluate(self, *, due: bool) -> None:
         train_state = self.train_state
