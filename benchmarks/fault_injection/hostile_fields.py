@@ -70,7 +70,11 @@ def replacement(file: Path, place: tuple[Any, ...], value: Any) -> Attack:
     def carry_out(folder: Path) -> None:
         read, write = READERS[file.suffix]
         whole = read((folder / file).read_text(encoding="utf-8"))
-        (folder / file).write_text(write(replaced(whole, place, value)), encoding="utf-8", errors="surrogatepass")
+        whole = replaced(whole, place, value)
+        if isinstance(whole, dict) and place[0] != "sum":
+            # a record without a sum is read as one that a person has written
+            whole.pop("sum", None)
+        (folder / file).write_text(write(whole), encoding="utf-8", errors="surrogatepass")
 
     where = ".".join(map(str, place)) or "the whole"
     return Attack(f"{file}: {where} = {repr(value)[:40]}", file, carry_out)

@@ -41,6 +41,7 @@ def _sign(manifest: Path, replacements: dict[str, tuple[str, int, int]]) -> None
         value = _replaced(json.loads(text), replacements)
     except (ValueError, RecursionError):
         return
+    value.pop("sum", None)
     manifest.write_text(json.dumps(value, indent=1), encoding="utf-8")
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from fault_injection.forked_commands import CommandResult, RunningCommand
 from fault_injection.scenarios import Command, Scenario
 
-TIMES = {"seconds", "cpu_seconds", "tokens_per_second", "tokens a second", "minutes", "cpu_minutes"}
-"""The keys of measured times, which are another each time."""
+TIMES = {"seconds", "cpu_seconds", "tokens_per_second", "tokens a second", "minutes", "cpu_minutes", "sum"}
+"""The keys of measured times, which are another each time, and of the sum of a record that holds some."""
 
 UNEQUAL_FILES = {"log.txt", "env.json", "metrics.csv", "curves.png", "picture.png", ".lock", ".verified.json"}
 """Files with times or process numbers in them, and pictures of what is compared as numbers."""

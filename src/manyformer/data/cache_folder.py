@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import platform
 import shutil
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from pydantic import field_serializer
 from manyformer.data.saved_tokenizers import TokenizerPair, load_tokenizers
 from manyformer.data.token_shards import ShardFacts, TokenShard, open_verified_shard
 from manyformer.errors import UserError
+from manyformer.files.atomic_files import draft_path
 from manyformer.files.json_records import Count, DamagedFile, FileName, FileRecord, Sha256
 from manyformer.files.verified_folder import MANIFEST, VerifiedFolder, write_manifest
 from manyformer.type_aliases import LogFn
@@ -79,7 +79,7 @@ def load_or_prepare(
             return _open(cache, previous)
     except DamagedFile as damage:
         log(f"{damage}; preparing the data again")
-    draft = cache / f".prepared.{os.getpid()}.part"
+    draft = draft_path(cache / "prepared")
     try:
         draft.mkdir(parents=True)
         result = prepare(draft)

@@ -1,7 +1,6 @@
 """faiss indexes over the keys of a large datastore: exact, or approximate with quantized keys in lists."""
 
 import importlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from manyformer.datastore.exact_search import ExcludedRanges, KeyArray
 from manyformer.errors import UserError
-from manyformer.files.atomic_files import report_disk_full
+from manyformer.files.atomic_files import draft_path, report_disk_full
 from manyformer.files.json_records import DamagedFile, FileRecord, PositiveCount
 from manyformer.files.verified_folder import FileSum, VerifiedFolder, file_sum
 
@@ -159,7 +158,7 @@ def make_index(
     for start in range(0, len(keys), KEYS_PER_BLOCK):
         index.add(_as_float32(keys[start : start + KEYS_PER_BLOCK]))
         on_progress(min(start + KEYS_PER_BLOCK, len(keys)))
-    draft = file.with_name(f".{file.name}.{os.getpid()}.part")
+    draft = draft_path(file)
     try:
         with report_disk_full(f"the index {file}"):
             faiss.write_index(index, str(draft))

@@ -1,6 +1,7 @@
 """Crash-safe writing: a draft in the same folder, forced to disk (fsync) and renamed; a full disk is reported."""
 
 import errno
+import glob
 import os
 import re
 import shutil
@@ -47,12 +48,32 @@ def report_disk_full(subject: object) -> Iterator[None]:
         raise
 
 
+def draft_path(path: Path) -> Path:
+    """Where this process writes what becomes `path` when it is complete; drafts of ended processes are removed."""
+    for draft in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        number = draft.name.split(".")[-2]
+        if number.isdecimal() and not _is_running(int(number)):
+            remove_draft(draft)
+    # The process number lets several processes prepare the same data at once: the last rename wins, with equal content.
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        # of another user
+        return True
+    return True
+
+
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a binary file that is renamed to `path` when the block succeeds and deleted when it raises."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The process number lets several processes prepare the same data at once: the last rename wins, with equal content.
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    draft = draft_path(path)
     try:
         with report_disk_full(path), draft.open("wb") as file:
             yield file
@@ -86,7 +107,12 @@ def sync_folder(folder: Path) -> None:
 def remove_drafts(folder: Path) -> None:
     """Remove the unfinished drafts of a killed process."""
     for draft in folder.glob(".*.part"):
-        if draft.is_dir():
-            shutil.rmtree(draft, ignore_errors=True)
-        else:
-            draft.unlink(missing_ok=True)
+        remove_draft(draft)
+
+
+def remove_draft(draft: Path) -> None:
+    """Remove a file or a folder with all that it holds."""
+    if draft.is_dir():
+        shutil.rmtree(draft, ignore_errors=True)
+    else:
+        draft.unlink(missing_ok=True)

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
 from manyformer.errors import UserError
-from manyformer.files.atomic_files import sync_folder
+from manyformer.files.atomic_files import draft_path, remove_draft, sync_folder
 from manyformer.files.json_records import DamagedFile, FileRecord, read_json
 from manyformer.files.verified_folder import MANIFEST, VerifiedFolder, write_manifest
 
@@ -63,16 +62,16 @@ def replacement_folder(path: Path) -> Iterator[Path]:
     It gets a manifest of its files; README.md is not in it, because it is for people, who may edit it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", suffix=".part", dir=path.parent))
+    draft = draft_path(path)
+    draft.mkdir()
     try:
         yield draft
         write_manifest(draft, without=("README.md",))
-        os.chmod(draft, 0o755)
         if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{path.name}-old-", suffix=".part", dir=path.parent))
-            os.rename(path, old / "was")
+            old = draft_path(path.with_name(f"{path.name}-old"))
+            os.rename(path, old)
             os.rename(draft, path)
-            shutil.rmtree(old, ignore_errors=True)
+            remove_draft(old)
         else:
             os.rename(draft, path)
         sync_folder(path.parent)
