@@ -55,7 +55,7 @@ LEVELS = [
     {"generate"},
     {"train", "check"},
     {"evaluate", "view"},
-    {"datastore", "exits"},
+    {"datastore", "exits", "training_worker"},
     {"bench"},
     {"compare"},
     {"cli"},

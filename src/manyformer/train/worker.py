@@ -1,17 +1,13 @@
-"""A worker process that `launch` starts: `python -m manyformer.train.worker EVENTS`."""
+"""The training in a worker process, with its events and its failure as lines of a pipe."""
 
-import json
-import os
 import sys
-import threading
 import traceback
-from typing import NoReturn
+from typing import Any
 
 from manyformer.config import RunConfig
 from manyformer.errors import UserError
 from manyformer.plugins import import_modules
-from manyformer.stop_signals import handle_stop_signals, resumable
-from manyformer.temporary_folders import remove_temporary_folders
+from manyformer.stop_signals import resumable
 from manyformer.train.event_protocol import WorkerFailure, encode
 from manyformer.train.events import TrainingEvent
 from manyformer.train.process_group import FailedElsewhere, process_group_from_environment
@@ -19,13 +15,11 @@ from manyformer.train.run_folder import as_training_run, recipe_lookup
 from manyformer.train.run_training import train_in_process
 
 
-def main(events: str) -> None:
-    """Train the run on standard input and write events to the open file of number `events`."""
-    settings, fresh = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_launcher, name="launcher watch", daemon=True).start()
+def train_and_report(settings: dict[str, Any], events: int, *, fresh: bool) -> None:
+    """Train a run as one process of its group, and write events to the open file of number `events`."""
     process_group = process_group_from_environment()
-    assert process_group is not None, "this module is started by `launch`"
-    with open(int(events), "w", encoding="utf-8", buffering=1) as file, handle_stop_signals(watched=True):
+    assert process_group is not None, "this process is started by `launch`"
+    with open(events, "w", encoding="utf-8", buffering=1) as file:
 
         def report(event: TrainingEvent | WorkerFailure) -> None:
             print(encode(event), file=file)
@@ -46,15 +40,3 @@ def main(events: str) -> None:
             if not isinstance(error, UserError):
                 traceback.print_exc()
             sys.exit(1)
-
-
-def _end_with_launcher() -> NoReturn:
-    """End this process when the one that launched it is gone: the system then closes the other end of the pipe."""
-    while os.read(0, 1):
-        pass
-    remove_temporary_folders()
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
