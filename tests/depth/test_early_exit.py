@@ -290,14 +290,15 @@ def test_any_recipe_that_writes_can_be_wrapped(name: str, tmp_path: Path) -> Non
         with pytest.raises((UserError, ValueError), match="early"):
             early_exit(model)
         return
-    wrapped: Any = early_exit(model, threshold=2.0)
+    # in float32 rounding could differ with the number of tokens that are computed together
+    wrapped: Any = early_exit(model.double(), threshold=2.0)
     length = 32 if name.startswith(("gmlp", "synth", "linformer")) else 9
     tokens = torch.randint(5, 29, (2, length))
     inputs = (tokens,) if hasattr(model, "body") else (tokens, tokens)
     torch.manual_seed(0)
     full = model(*inputs).logits
     torch.manual_seed(0)
-    torch.testing.assert_close(wrapped(*inputs).logits, full, rtol=0, atol=0)
+    torch.testing.assert_close(wrapped(*inputs).logits, full, rtol=0, atol=1e-10)
     card = card_of(wrapped.spec)
     assert card is not None
     assert ("incremental_decoding" in card.promises) == ("incremental_decoding" in recipe.card.promises)

@@ -52,10 +52,10 @@ def big_bird(attention: str, block: int) -> Any:
     transformers = installed("transformers")
     config = transformers.BigBirdConfig(
         vocab_size=VOCAB,
-        hidden_size=32,
-        num_hidden_layers=2,
+        hidden_size=16,
+        num_hidden_layers=1,
         num_attention_heads=2,
-        intermediate_size=64,
+        intermediate_size=32,
         max_position_embeddings=512,
         is_decoder=True,
         attention_type=attention,
@@ -96,7 +96,7 @@ def test_gpt2_is_clean_as_it_is() -> None:
         vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=2, n_positions=512, bos_token_id=1, eos_token_id=2
     )
     model = transformers.GPT2LMHeadModel(config)
-    report = mf.check(model, skip=["compile"])
+    report = mf.check(model, skip=["compile"], length=64)
     assert report.ok, report.table()
     passed = {row.contract for row in report.rows if row.verdict == "passed"}
     assert passed >= {"causal", "causal-gradient", "cached", "prefill", "beams", "padding-left", "padding-right"}

@@ -162,5 +162,8 @@ def _run_contract(
         return ContractRow(contract.name, "not run", f"not run: {error}")
     except Exception as error:
         message = re.sub(r"\s+", " ", str(error)).strip()
-        return ContractRow(contract.name, "failed", f"raised {type(error).__name__}: {message[:300]}")
+        sentence = f"raised {type(error).__name__}: {message[:300]}"
+        if not subject.runs_every_input:
+            return ContractRow(contract.name, "not run", f"not run: the model {sentence}")
+        return ContractRow(contract.name, "failed", sentence)
     return ContractRow(contract.name, "passed" if is_kept else "failed", sentence, measured, tolerance)

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from manyformer.check.subject import Subject, SubjectOutput
+from manyformer.check.trial import Untestable
 from manyformer.core import PADDING_SEGMENT, State, tree_map
 from manyformer.tasks import Inputs
 
@@ -23,14 +24,35 @@ class HFState(NamedTuple):
     memory: Float[Tensor, "b s d"] | None = None
 
 
+LENGTH_FIELDS = (
+    "max_position_embeddings",
+    "max_encoder_position_embeddings",
+    "max_decoder_position_embeddings",
+    "max_target_positions",
+    "max_sequence_length",
+    "n_positions",
+    "n_ctx",
+    "max_seq_len",
+    "model_max_length",
+    "context_length",
+)
+"""The fields of configurations that limit the length of sequences; a model has one of them, or several of one value."""
+
+
 def is_hugging_face(module: nn.Module) -> bool:
-    """Whether `module` is a generative Hugging Face model: it has a `config` and a method `generate`."""
-    return hasattr(module, "config") and callable(getattr(module, "generate", None))
+    """Whether `module` is a Hugging Face model of tokens: it has a `config` and generates or takes `input_ids`."""
+    takes_tokens = getattr(module, "main_input_name", None) == "input_ids"
+    return hasattr(module, "config") and (takes_tokens or callable(getattr(module, "generate", None)))
 
 
 @final
 class HuggingFace(Subject):
-    """A causal language model or encoder-decoder, called as its own `generate` calls it."""
+    """A causal language model or encoder-decoder, called as its own `generate` calls it, or a masked language model.
+
+    What it raises is no broken promise: such contracts are not run.
+    """
+
+    runs_every_input = False
 
     def __init__(self, module: nn.Module) -> None:
         config: Any = module.config
@@ -39,18 +61,27 @@ class HuggingFace(Subject):
         forwards = [vars(base)["forward"] for base in type(module).__mro__ if "forward" in vars(base)]
         self.forward_parameters = {name for forward in forwards for name in inspect.signature(forward).parameters}
         self.takes_source = bool(getattr(config, "is_encoder_decoder", False))
-        self.max_length = getattr(config, "max_position_embeddings", None)
-        self.token_ids = _plain_tokens(config).to(next(module.parameters()).device)
-        self.not_promised = dict(NOT_PROMISED)
-        if "past_key_values" not in self.forward_parameters:
-            self.not_promised["incremental_decoding"] = "its forward takes no past_key_values"
+        text_config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+        tables = _position_tables(module)
+        self.first_position = _first_position(module, tables)
+        limits = [limit for name in LENGTH_FIELDS if isinstance(limit := getattr(text_config, name, None), int)]
+        self.max_length = min(limits) - self.first_position if limits else None
+        self.token_ids = _plain_tokens(text_config).to(next(module.parameters()).device)
         # the encoders number positions by column
         self.source_sides = ("right",)
+        counts_columns = bool(tables) and "position_ids" not in self.forward_parameters
+        generates = callable(getattr(module, "generate", None))
+        reasons = {
+            "incremental_decoding": "past_key_values" in self.forward_parameters
+            or "its forward takes no past_key_values",
+            "padding-left": not counts_columns or "it numbers positions by column and takes no position ids",
+            "causal": generates or "it does not generate, and attends to both sides",
+            "cross_attention": self.takes_source or "it reads one sequence only",
+        }
         if self.takes_source:
-            del self.not_promised["cross_attention"]
-            # the decoders number positions by column and take no position ids
-            reason = "decoders of Hugging Face models are padded on the right only"
-            self.not_promised |= {"padding-left": reason, "padding-state": reason}
+            reasons["padding-left"] = "decoders of Hugging Face models are padded on the right only"
+        reasons["padding-state"] = reasons["padding-left"]
+        self.not_promised = NOT_PROMISED | {name: reason for name, reason in reasons.items() if isinstance(reason, str)}
 
     def forward(self, inputs: Inputs, state: State = None) -> SubjectOutput:
         assert self.module is not None
@@ -67,13 +98,21 @@ class HuggingFace(Subject):
         arguments[f"{prefix}input_ids"] = inputs.tokens
         if valid is not None:
             arguments[f"{prefix}attention_mask"] = valid.long()
-            if not self.takes_source and "position_ids" in self.forward_parameters:
-                arguments["position_ids"] = (valid.long().cumsum(1) - 1).clamp(min=0)[:, -length:]
-        if self.takes_source:
-            arguments |= {"input_ids": inputs.source} if past.memory is None else {"encoder_outputs": (past.memory,)}
-            if inputs.source_segments is not None:
-                arguments["attention_mask"] = (inputs.source_segments != PADDING_SEGMENT).long()
+            follows_padding = bool((valid.long().diff(dim=1) > 0).any())
+            if follows_padding and not self.takes_source and "position_ids" in self.forward_parameters:
+                position_ids = self.first_position + (valid.long().cumsum(1) - 1).clamp(min=0)
+                arguments["position_ids"] = position_ids[:, -length:]
+        if self.takes_source and past.memory is None:
+            arguments["input_ids"] = inputs.source
+        elif self.takes_source:
+            arguments["encoder_outputs"] = self.encoder_output_class(last_hidden_state=past.memory)
+        if inputs.source_segments is not None:
+            arguments["attention_mask"] = (inputs.source_segments != PADDING_SEGMENT).long()
+        if "use_cache" not in self.forward_parameters:
+            del arguments["use_cache"]
         out = self.module(**arguments)
+        if getattr(out, "logits", None) is None or out.logits.ndim != 3 or out.logits.shape[1] != length:
+            raise Untestable("its forward gives no logits for each token")
         return SubjectOutput(out.logits, HFState(getattr(out, "past_key_values", None), valid, past.memory))
 
     def init_state(self, inputs: Inputs, *, capacity: int | None = None) -> State:
@@ -82,7 +121,9 @@ class HuggingFace(Subject):
         assert self.module is not None
         mask = None if inputs.source_segments is None else (inputs.source_segments != PADDING_SEGMENT).long()
         encoder: Any = self.module.get_encoder()  # type: ignore[operator]
-        return HFState(memory=encoder(input_ids=inputs.source, attention_mask=mask).last_hidden_state)
+        encoded = encoder(input_ids=inputs.source, attention_mask=mask)
+        self.encoder_output_class = type(encoded)
+        return HFState(memory=encoded.last_hidden_state)
 
     def reorder(self, state: State, index: Sequence[int]) -> State:
         rows = torch.tensor(index, device=self.token_ids.device)
@@ -103,7 +144,6 @@ class HuggingFace(Subject):
 
 
 NOT_PROMISED = {
-    "cross_attention": "it reads one sequence only",
     "packing": "Hugging Face models take no document numbers",
     "ragged": "Hugging Face's generate pads prompts on the left, and only prompts",
     "capacity": "static caches of Hugging Face are for compiled generation",
@@ -111,6 +151,24 @@ NOT_PROMISED = {
     "loss": "the loss of Hugging Face models shifts labels itself",
     "spec": "it was not built from a recipe",
 }
+
+
+def _position_tables(module: nn.Module) -> list[nn.Module]:
+    """The tables of absolute positions."""
+    names = ("position_embeddings", "embed_positions", "wpe")
+    return [table for name, table in module.named_modules() if name.rpartition(".")[2] in names]
+
+
+def _first_position(module: nn.Module, tables: list[nn.Module]) -> int:
+    """The position id of the first token: some tables begin with rows for padding, some buffers of ids with 2."""
+    first_ids = [0]
+    for table in tables:
+        if isinstance(table, nn.Embedding) and table.padding_idx is not None:
+            first_ids.append(table.padding_idx + 1)
+    for name, ids in module.named_buffers():
+        if name.rpartition(".")[2] == "position_ids":
+            first_ids.append(int(ids.flatten()[0]))
+    return max(first_ids)
 
 
 @contextmanager

@@ -31,7 +31,8 @@ class Subject(ABC):
     `not_promised` maps names of contracts, or of promises that contracts need, to the reasons why the model does not
     make them; such contracts are never reported as passed. `token_ids` are the tokens to draw from. `exact` allows the
     whole model to be converted to float64, so that rounding cannot hide a defect. `measured_anyway` are contracts that
-    are measured even if they are not promised, because the number shows how far the model is from keeping them."""
+    are measured even if they are not promised, because the number shows how far the model is from keeping them.
+    Without `runs_every_input`, a contract in which the model raises an exception is not run instead of failed."""
 
     name: str
     token_ids: Int[Tensor, " n"]
@@ -45,6 +46,7 @@ class Subject(ABC):
     per_token: bool = True
     exact: bool = False
     chunked: bool = True
+    runs_every_input: bool = True
     source_sides: tuple[PaddingSide, ...] = ("left", "right")
 
     def __call__(self, inputs: Inputs, state: State = None) -> SubjectOutput:

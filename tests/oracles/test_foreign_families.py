@@ -1,0 +1,106 @@
+"""Hugging Face families with positions, lengths or computations of their own are checked as they are."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import manyformer as mf
+from manyformer.check import CheckReport
+
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is not installed (pip install 'manyformer[hf]')"
+)
+pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+}
+SMALL_SEQ2SEQ: dict[str, Any] = {
+    "vocab_size": 60,
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+}
+
+
+def check_family(name: str, config: Any) -> CheckReport:
+    torch.manual_seed(0)
+    return mf.check(getattr(transformers, name)(config), skip=["compile", "saving"], length=24)
+
+
+def verdicts(report: CheckReport) -> dict[str, str]:
+    return {row.contract: row.verdict for row in report.rows}
+
+
+def test_the_smaller_of_two_lengths_is_the_limit() -> None:
+    config = transformers.LEDConfig(
+        **SMALL_SEQ2SEQ, max_encoder_position_embeddings=512, max_decoder_position_embeddings=40, attention_window=8
+    )
+    model = transformers.LEDForConditionalGeneration(config)
+    report = mf.check(model, only=["causal", "causal-training", "cached", "source-padding"])
+    assert set(verdicts(report).values()) == {"passed"}, report.table()
+    assert report.length == 40
+
+
+def test_what_a_foreign_model_cannot_compute_in_float64_is_not_run() -> None:
+    config = transformers.XGLMConfig(
+        vocab_size=60, d_model=32, num_layers=1, attention_heads=2, ffn_dim=48, max_position_embeddings=64
+    )
+    report = check_family("XGLMForCausalLM", config)
+    assert report.ok, report.table()
+    assert report["float64"].verdict == "not run"
+    assert report["float64"].sentence.startswith("not run: the model raised ")
+
+
+def test_experts_chosen_by_content_are_no_leak() -> None:
+    config = transformers.MixtralConfig(**SMALL, num_key_value_heads=1, num_local_experts=4, max_position_embeddings=64)
+    report = check_family("MixtralForCausalLM", config)
+    assert report.ok, report.table()
+    assert report["batch-training"].verdict == "passed"
+
+
+def test_positions_that_begin_after_those_of_padding_are_counted_from_there() -> None:
+    config = transformers.RobertaConfig(**SMALL, max_position_embeddings=50, is_decoder=True, pad_token_id=1)
+    report = check_family("RobertaForCausalLM", config)
+    assert report.ok, report.table()
+    assert report["padding-left"].verdict == report["padding-state"].verdict == "passed"
+    longest = mf.check(transformers.RobertaForCausalLM(config), only=["causal"])
+    assert (longest.ok, longest.length) == (True, 48)
+
+
+def test_a_masked_language_model_is_checked_but_for_causality() -> None:
+    report = check_family("BertForMaskedLM", transformers.BertConfig(**SMALL))
+    assert report.ok, report.table()
+    assert report["causal"].sentence == "not promised: it does not generate, and attends to both sides"
+    assert report["padding-left"].verdict == report["batch-training"].verdict == "passed"
+
+
+def test_a_model_without_logits_of_tokens_is_not_run() -> None:
+    report = check_family("BertModel", transformers.BertConfig(**SMALL))
+    assert "passed" not in verdicts(report).values()
+    assert report["batch"].sentence == "not run: its forward gives no logits for each token"
+
+
+def test_decoders_that_count_columns_do_not_promise_padding_before_the_tokens() -> None:
+    config = transformers.BartConfig(**SMALL_SEQ2SEQ, max_position_embeddings=64, is_decoder=True)
+    report = check_family("BartForCausalLM", config)
+    assert report["padding-left"].sentence == "not promised: it numbers positions by column and takes no position ids"
+    assert report["padding-right"].verdict == report["cached"].verdict == "passed"
+
+
+@pytest.mark.parametrize("name", ["Mamba", "Mamba2"])
+def test_state_space_models_keep_what_they_promise(name: str) -> None:
+    sizes = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 1, "state_size": 8}
+    heads = {"num_heads": 8, "head_dim": 8, "chunk_size": 8} if name == "Mamba2" else {}
+    report = check_family(f"{name}ForCausalLM", getattr(transformers, f"{name}Config")(**sizes, **heads))
+    assert report["causal"].verdict == report["causal-training"].verdict == "passed"
+    assert report["cached"].sentence == "not promised: its forward takes no past_key_values"
