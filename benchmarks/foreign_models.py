@@ -50,7 +50,7 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {
     "axk2": LATENT,
     "bamba": MAMBA,
     "codegen": {"rotary_dim": 4},
-    "deepseek_v2": LATENT,
+    "deepseek_v2": LATENT | {"num_experts_per_tok": 2},
     "deepseek_v3": LATENT,
     "deepseek_v32": LATENT,
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "moe_intermediate_size": 32, "num_experts_per_tok": 2},
@@ -116,6 +116,8 @@ def build_family(kind: str, family: str) -> nn.Module:
         other_sizes["is_decoder"] = True
     config = config_class(**tiny_keywords(default, other_sizes))
     model_class = getattr(transformers, class_name if isinstance(class_name, str) else class_name[0])
+    if model_class.config_class is config_class.sub_configs.get("text_config"):
+        config = config.get_text_config()
     with torch.device("meta"):
         parameters = sum(weight.numel() for weight in model_class(config).parameters())
     if parameters > MAX_PARAMETERS:
