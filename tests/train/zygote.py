@@ -121,14 +121,15 @@ def wait_for(path: Path) -> None:
         time.sleep(0.005)
 
 
-def pausing(folder: Path, seconds: float) -> tuple[Path, Callable[[TrainingEvent], None]]:
-    """A listener that waits after step 6, and the file that appears when it does."""
+def pausing(folder: Path) -> tuple[Path, Callable[[TrainingEvent], None]]:
+    """A listener that waits after step 6, and the file that appears when it does; it goes on when the file is gone."""
     reached = folder / "reached"
 
     def listen(event: TrainingEvent) -> None:
         if isinstance(event, TrainingProgress) and event.step == 6:
             reached.touch()
-            time.sleep(seconds)
+            while reached.exists():
+                time.sleep(0.01)
 
     return reached, listen
 
@@ -137,11 +138,12 @@ def interrupts(folder: Path, number: int) -> dict[str, Any]:
     """A polite stop by signal `number` at step 6, and the way on; meanwhile another process wants the folder."""
     reference, run = a_run(folder, "reference", 12), a_run(folder, "run", 12)
     assert end(begin(reference)) == 0
-    reached, listen = pausing(folder, 0.3)
+    reached, listen = pausing(folder)
     first = begin(run, listen=listen)
     wait_for(reached)
     busy = [end(begin(run)), end(begin(run, fresh=True))]
     os.kill(first, number)
+    reached.unlink()
     stopped = end(first)
     said = (folder / "run/said.txt").read_text()
     (folder / "run/said.txt").unlink()
@@ -156,7 +158,7 @@ def interrupts(folder: Path, number: int) -> dict[str, Any]:
 
 def impatient(folder: Path, number: int) -> dict[str, Any]:
     """Ctrl-C twice."""
-    reached, listen = pausing(folder, 30)
+    reached, listen = pausing(folder)
     child = begin(a_run(folder, "run"), listen=listen)
     wait_for(reached)
     began = time.monotonic()
