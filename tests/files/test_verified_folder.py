@@ -62,7 +62,7 @@ def test_a_sum_is_computed_once_for_a_file_that_does_not_change(folder: Path, mo
     for _ in range(3):
         VerifiedFolder.open(folder).verify()
     assert sorted(computed) == ["a.bin", "b.bin"]
-    VerifiedFolder.open(folder).verify(again=True)
+    VerifiedFolder.open(folder).verify(recompute=True)
     assert len(computed) == 4
     # equal content and equal times, but another file
     times = (folder / "a.bin").stat()

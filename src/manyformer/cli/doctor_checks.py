@@ -54,7 +54,7 @@ def verify_folder(folder: Path) -> list[DoctorFinding]:
         state: CheckStatus = "ok"
         try:
             files = VerifiedFolder.open(manifest.parent)
-            files.verify(again=True)
+            files.verify(recompute=True)
             total = sum(size for size, _ in files.sums.values())
             result = f"{len(files.sums)} files, {total / 1e6:,.1f} MB"
         except UserError as damage:

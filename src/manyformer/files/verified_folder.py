@@ -87,9 +87,9 @@ class VerifiedFolder:
         self._verify([name], check)
         return self.folder / name
 
-    def verify(self, *, again: bool = False) -> None:
-        """Compare all files; `again` computes also sums that were compared before. Raises DamagedFile for the first."""
-        if again:
+    def verify(self, *, recompute: bool = False) -> None:
+        """Compare all files; `recompute` computes also sums that were compared before. Raises DamagedFile for the first."""
+        if recompute:
             (self.folder / _MEMORY).unlink(missing_ok=True)
         self._verify(self.sums)
 
@@ -103,7 +103,7 @@ class VerifiedFolder:
 
     def _verify(self, names: Iterable[str], check: ContentCheck | None = None) -> None:
         remembered = self._remembered()
-        before = dict(remembered)
+        original = dict(remembered)
         for name in names:
             path, (size, digest) = self.folder / name, self.sums[name]
             current = _VerifiedFile(_file_state(path, size), digest)
@@ -115,7 +115,7 @@ class VerifiedFolder:
                 check.run(path)
                 verified = verified._replace(facts=(*verified.facts, check.fact))
             remembered[name] = verified
-        if remembered != before:
+        if remembered != original:
             # a folder that cannot be written is verified again each time
             with suppress(OSError, UserError):
                 _Verified(files=remembered).write(self.folder / _MEMORY)

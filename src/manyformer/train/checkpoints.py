@@ -110,7 +110,7 @@ class CheckpointStore:
             damage = self._find_damage(step)
             if damage is None:
                 if damages:
-                    self._set_aside(other for other in steps if other > step)
+                    self._set_aside(later for later in steps if later > step)
                     log(f"{'; '.join(damages)}. Resuming from step {step}, the newest intact checkpoint")
                 return step
             damages.append(damage)

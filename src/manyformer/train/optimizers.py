@@ -79,7 +79,7 @@ def restore_optimizer_state(
         expected = weights[name].shape if name in weights and kind != "step" else torch.Size()
         if name not in weights or kind not in _STATE_KINDS or value.shape != expected:
             raise DamagedFile(f"{file} is damaged: {key:.80} {tuple(value.shape)} fits no weight of the model")
-        if any(f"{name}/{other}" not in tensors for other in _STATE_KINDS):
+        if any(f"{name}/{kind_name}" not in tensors for kind_name in _STATE_KINDS):
             raise DamagedFile(f"{file} is damaged: a part of the state of {name} is missing")
         weight = weights[name]
         # a copy: tensors in a file's memory map are aligned differently, which can change the last bit of a sum
