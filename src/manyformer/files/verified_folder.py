@@ -88,7 +88,7 @@ class VerifiedFolder:
         return self.folder / name
 
     def verify(self, *, recompute: bool = False) -> None:
-        """Compare all files; `recompute` computes also sums that were compared before. Raises DamagedFile for the first."""
+        """Compare all files, with `recompute` also those that were compared before. Raises DamagedFile."""
         if recompute:
             (self.folder / _MEMORY).unlink(missing_ok=True)
         self._verify(self.sums)
