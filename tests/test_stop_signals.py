@@ -150,4 +150,4 @@ def test_a_signal_while_a_vocabulary_is_learnt(tmp_path: Path) -> None:
     _, printed = process.communicate(timeout=200)
     assert process.returncode == 0, printed
     assert (tmp_path / "run/model").is_dir()
-    assert not list((tmp_path / "run/data").glob(".*"))
+    assert not list((tmp_path / "run/data").glob(".*.part"))
