@@ -64,7 +64,7 @@ class WordTokenizer(Tokenizer):
             raise UserError(f"vocab is {size}, but a vocabulary of words holds 5 special tokens: at least 5")
         counts = Counter(word for text in texts for word in text.split(" ") if word)
         # Descending counts, ties in alphabetical order, so that the order of the texts does not matter.
-        frequent = sorted(
-            (word for word, count in counts.items() if count >= _MIN_COUNT), key=lambda word: (-counts[word], word)
-        )
+        # Two sorts of plain values are many times faster than one of pairs, in which no signal would be heard.
+        frequent = sorted(word for word, count in counts.items() if count >= _MIN_COUNT)
+        frequent.sort(key=counts.__getitem__, reverse=True)
         return cls(frequent if size is None else frequent[: size - _FIRST])
