@@ -92,7 +92,7 @@ def test_planted_text_is_refused_or_has_no_part_in_it(
     """Excluded, a text gains from the datastore what it gains from a datastore of the other documents."""
     documents = [DOCUMENTS[number] for number in copied] + (DOCUMENTS[10:] if len(copied) == 1 else [])
     data = write(tmp_path / "scored.jsonl", documents)
-    told = rf"{len(copied)} of the {len(documents)} documents in .*scored.jsonl overlaps? with .* --exclude-own leaves"
+    told = rf"scored.jsonl overlaps with .* in {len(copied)} of {len(documents)} documents, .* --exclude-own leaves"
     with pytest.raises(UserError, match=told):
         score_datastore(run, store, SETTINGS, data=data)
     with pytest.raises(UserError, match=told):
@@ -134,9 +134,12 @@ def test_the_command_names_the_option(run: Path, store: Datastore, capsys: pytes
     words = ["datastore", "evaluate", str(run), str(store.folder), "--neighbours", "4"]
     data = ["--data", str(run.parent / "train.jsonl")]
     assert command([*words, *data]) == 2
-    assert "8 of the 8 documents in" in capsys.readouterr().err
+    assert "in 8 of 8 documents, which would find their own tokens" in capsys.readouterr().err
     assert command([*words, *data, "--exclude-own"]) == 0
-    assert "100.0% of the text is in the datastore, too; 8 documents were excluded" in capsys.readouterr().out
+    assert (
+        "100.0% of the text is in the datastore, too; documents that were excluded from their own neighbours: 8"
+        in capsys.readouterr().out
+    )
     assert command([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["documents excluded"] == 0
 

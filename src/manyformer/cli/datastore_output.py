@@ -157,7 +157,7 @@ def _overlap_facts(own_text: "OwnText") -> dict[str, float]:
 def _overlap_text(own_text: "OwnText") -> str:
     shared = f"{own_text.overlap.shared_fraction:.1%} of the text is in the datastore, too"
     if own_text.documents:
-        return f"{shared}; {own_text.documents:,} documents were excluded from their own neighbours"
+        return f"{shared}; documents that were excluded from their own neighbours: {own_text.documents:,}"
     return f"{shared}, in short passages"
 
 

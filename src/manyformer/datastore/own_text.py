@@ -62,12 +62,11 @@ def check_own_text(text: TokenShard, name: str, store: Datastore, *, exclude_own
     """What `find_own_text` finds. Raises UserError if there is such a document, unless `exclude_own` excludes it."""
     own_text = find_own_text(text, store)
     if own_text.documents and not exclude_own:
-        total = len(text.lengths)
         raise UserError(
-            f"{own_text.documents:,} of the {total:,} document{'s' * (total != 1)} in {name} overlap"
-            f"{'s' * (own_text.documents == 1)} with the text of {store.folder}, which would find their own tokens "
-            f"(the first is document {own_text.overlap.overlapping[0] + 1:,}): --exclude-own leaves each out of its "
-            "own neighbours, or take another text"
+            f"{name} overlaps with the text of {store.folder} in {own_text.documents:,} of {len(text.lengths):,} "
+            f"document{'s' * (len(text.lengths) != 1)}, which would find their own tokens (the first is document "
+            f"{own_text.overlap.overlapping[0] + 1:,}): --exclude-own leaves each out of its own neighbours, or take "
+            "another text"
         )
     return own_text
 
