@@ -32,6 +32,7 @@ LEVELS = [
     {
         "core",
         "dependency_trees",
+        "device_memory",
         "files",
         "flops",
         "pixel_order",

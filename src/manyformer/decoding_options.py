@@ -2,7 +2,7 @@
 
 from typing import Annotated, TypedDict
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 
 class DecodingOptions(TypedDict, total=False):
@@ -18,19 +18,20 @@ class DecodingOptions(TypedDict, total=False):
     min_p: Annotated[float | None, "Sample among tokens with at least this fraction of the highest probability."]
     repetition_penalty: Annotated[float | None, "Divide the logits of tokens that occurred by this (1.1 to 1.5)."]
     no_repeat_ngram: Annotated[int | None, Ge(1), "No sequence of this many tokens occurs twice."]
-    beam: Annotated[int | None, Ge(1), "Beam search of this width instead of sampling; 1 is greedy decoding."]
+    beam: Annotated[int | None, Ge(1), Le(1024), "Beam search of this width instead of sampling; 1 is greedy decoding."]
     length_penalty: Annotated[
         float | None,
         "Length penalty of beam search (Wu et al. 2016): larger values favor longer texts; 0.6 unless given.",
     ]
-    best: Annotated[int | None, Ge(1), "Number of hypotheses that beam search returns for each prompt."]
+    best: Annotated[int | None, Ge(1), Le(1024), "Number of hypotheses that beam search returns for each prompt."]
     max_new: Annotated[
         int | None,
         Ge(1),
+        Le(1_000_000),
         "At most this many new tokens; 256 (a translation: source + 50), or fewer at the model's max_length.",
     ]
-    seed: Annotated[int | None, Ge(0), "The same seed gives the same text."]
-    samples: Annotated[int | None, Ge(0), "Number of texts that are sampled for each prompt."]
+    seed: Annotated[int | None, Ge(0), Le(2**63 - 1), "The same seed gives the same text."]
+    samples: Annotated[int | None, Ge(0), Le(100_000), "Number of texts that are sampled for each prompt."]
     stop: Annotated[str | tuple[str, ...], "Stop before this text; \\n means a new line. May be given several times."]
     stop_ids: Annotated[tuple[int, ...] | None, "Token ids that end a text; the tokenizer's end token unless given."]
     use_cache: Annotated[bool | None, "Decode with the model's state; if that changes no results unless given."]

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from manyformer.core import State, state_bytes
+from manyformer.device_memory import bounded_model
 from manyformer.flops import count_flops
 from manyformer.models import Model
 from manyformer.recipes import RECIPES, build
@@ -46,7 +47,7 @@ class ForwardCost(NamedTuple):
 
 def build_on_meta(recipe: str, keywords: dict[str, Any]) -> Model:
     """The model on the `meta` device, without storage for its weights: fast for any size."""
-    with torch.device("meta"):
+    with bounded_model(recipe), torch.device("meta"):
         return build(recipe, **keywords)
 
 

@@ -7,6 +7,7 @@ import pytest
 from stand_in_recipes import load, refused, signature_of
 
 from manyformer.config import RecipeLookup, load_run
+from manyformer.errors import UserErrors
 
 
 @pytest.fixture(autouse=True)
@@ -174,3 +175,10 @@ def test_overrides_from_python_are_a_mapping() -> None:
     run = load_run("lm", given, recipes=RecipeLookup(signature_of))
     assert run.data.path == "x/y"
     assert (run.model, run.optim.lr, run.trackers) == ({"depth": 3}, 0.5, ("tensorboard",))
+
+
+def test_what_no_command_line_has_is_refused() -> None:
+    with pytest.raises(UserErrors, match="301 settings are given on the command line, and at most 300 can be"):
+        load("lm", *(f"k{number}=1" for number in range(301)))
+    with pytest.raises(UserErrors, match=r"--data\.path: holds bytes that are not UTF-8; rename the file"):
+        load("lm", "data.path=\udcff")

@@ -286,3 +286,23 @@ def test_without_tasks_the_data_is_text(tmp_path: Path) -> None:
     assert isinstance(load_run("seq2seq", recipes=RecipeLookup(signature_of)).data, TextData)
     with pytest.raises(UserErrors, match="no recipe 'nothing'"):
         load_run("nothing", recipes=RecipeLookup(signature_of))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('recipe: "\\UFFFFFFFF"', "holds an escape, such as .UFFFFFFFF, that is no character"),
+        ("a: " + "[" * 100_000, "is nested too deeply"),
+        ("{" * 100_000, "is nested too deeply"),
+        ("\n".join(f"k{number}: 1" for number in range(60_000)), "has more than 300 settings in one section"),
+        ("model:\n" + "\n".join(f"  k{number}: 1" for number in range(60_000)), "has more than 300 settings"),
+        ("x" * 1000 + ": 1", "has a setting whose name has more than 300 letters"),
+        ("recipe: lm\nseed: 1" + "0" * 23, "seed: must be at most 9223372036854775807, got 1000"),
+        ("recipe: lm\nseed: 1e23", r"seed: must be at most 9223372036854775807, got 1e\+23"),
+        ("recipe: lm\ndata: {tokenizer: bpe, vocab: 1e9}", "data.vocab: must be at most 1000000, got 1000"),
+        ("recipe: 5", "recipe: must be text, got 5"),
+    ],
+)
+def test_a_hostile_run_file_gives_one_sentence(text: str, message: str) -> None:
+    with pytest.raises(UserErrors, match=message):
+        load(write(text))

@@ -163,6 +163,12 @@ def _report_error(error: Exception, *, debug: bool) -> int:
     if isinstance(error, OSError) and error.strerror:
         print_error(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
         return MISTAKE
+    if isinstance(error, MemoryError | RuntimeError):
+        from manyformer.device_memory import SMALLER_WORK, describe_request, is_out_of_memory
+
+        if is_out_of_memory(error):
+            print_error(f"out of memory{describe_request(error)}; {SMALLER_WORK}")
+            return MISTAKE
     print_error(f"{type(error).__name__}: {error}")
     if not debug:
         print_error("this is a defect of manyformer; run the same command with --debug for a traceback")

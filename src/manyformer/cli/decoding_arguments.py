@@ -5,7 +5,7 @@ from collections.abc import Callable
 from inspect import Parameter
 from typing import Annotated, Any, get_type_hints
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from typer import Option
 
 from manyformer.cli.app import F
@@ -18,7 +18,8 @@ def decoding_option(name: str, note: str = "") -> Any:
     """The command-line option for one of the `DecodingOptions`, with its bounds and meaning; `note` ends the help."""
     *metadata, meaning = DecodingOptions.__annotations__[name].__metadata__
     minimum: Any = next((bound.ge for bound in metadata if isinstance(bound, Ge)), None)
-    return Option(*ALIASES.get(name, ()), min=minimum, help=f"{meaning} {note}".strip())
+    maximum: Any = next((bound.le for bound in metadata if isinstance(bound, Le)), None)
+    return Option(*ALIASES.get(name, ()), min=minimum, max=maximum, help=f"{meaning} {note}".strip())
 
 
 def decoding_options(*names: str, **notes: str) -> Callable[[F], F]:

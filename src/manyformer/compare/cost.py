@@ -44,11 +44,12 @@ class _Job:
     def __init__(self, run: RunConfig, folder: Path) -> None:
         data = open_run_data(run, folder, lambda text: None)
         torch.manual_seed(run.seed)
-        model = build_model(run, data)
+        device = choose_device(run.device, SINGLE_PROCESS_GROUP)
+        model = build_model(run, data, device)
         # a training that diverged has saved no model
         if (folder / "model").is_dir():
             read_weights(model, folder / "model")
-        objective = make_objective(run, model, choose_device(run.device, SINGLE_PROCESS_GROUP))
+        objective = make_objective(run, model, device)
         self._engine = TrainingEngine(objective, run.optim, DDPStrategy(), rows_continue=data.train.rows_continue)
         self._batches = [next(data.train) for _ in range(run.batch.accumulate)]
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from manyformer.config.run_file import parse_value
+from manyformer.config.run_file import MAX_SETTINGS, parse_value
 from manyformer.config.setting_layers import SettingError, SettingLayer, SettingPath, SourceLocation, overlay
 from manyformer.config.setting_names import RUN_SETTINGS, SECTIONS, leaf, suggest_setting, valid_settings
 from manyformer.config.yaml_scalars import format_value
-from manyformer.errors import UserError
+from manyformer.errors import UserError, UserErrors
 
 
 class SettingOverride(NamedTuple):
@@ -28,6 +28,10 @@ def parse_overrides(overrides: Sequence[str] | Mapping[str, Any]) -> tuple[list[
     parsed: list[SettingOverride] = []
     errors: list[SettingError] = []
     arguments = list(overrides)
+    if len(arguments) > MAX_SETTINGS:
+        raise UserErrors(
+            [f"{len(arguments):,} settings are given on the command line, and at most {MAX_SETTINGS} can be"]
+        )
     while arguments:
         argument = arguments.pop(0)
         key, equals, text = argument.removeprefix("--").partition("=")
@@ -38,6 +42,12 @@ def parse_overrides(overrides: Sequence[str] | Mapping[str, Any]) -> tuple[list[
             needs_value = f"needs a value, as in `{argument} true`"
             message = needs_value if is_option else "is no setting; write key=value or --key value"
             errors.append(SettingError(SourceLocation(argument=argument), "", message))
+            continue
+        if not argument.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in f"{key}{text}"):
+            message = "holds bytes that are not UTF-8; rename the file"
+            errors.append(
+                SettingError(SourceLocation(argument=f"--{key.encode('utf-8', 'replace').decode()}"), "", message)
+            )
             continue
         try:
             parsed.append(_make_override(key, parse_value(text), text))

@@ -14,6 +14,8 @@ from manyformer.errors import UserError
 
 _MAX_FILE_BYTES = 1 << 20
 _MAX_DEPTH = 20
+MAX_SETTINGS = 300
+"""The most names in one mapping, and letters of a name: several times as many as the longest run has."""
 _SECTIONS = SECTIONS | {"model"}
 # PyYAML's message, the replacement, and whether the location of the context is the better one.
 _YAML_PROBLEMS = (
@@ -86,8 +88,8 @@ def parse_value(text: str) -> Any:
     return value
 
 
-class _TooDeep(Exception):
-    """The nesting exceeds `_MAX_DEPTH`."""
+class _TooLarge(Exception):
+    """The nesting exceeds `_MAX_DEPTH`, or the settings `MAX_SETTINGS`; the message says which."""
 
 
 class LocatedYAML:
@@ -111,8 +113,12 @@ class LocatedYAML:
         except yaml.MarkedYAMLError as error:
             self._add_yaml_error(error)
             return None
-        except _TooDeep:
-            self.errors.append(SettingError(SourceLocation(self.file, 1, 1), "", "is nested too deeply for a run file"))
+        except _TooLarge as error:
+            self.errors.append(SettingError(SourceLocation(self.file, 1, 1), "", str(error)))
+            return None
+        except (OverflowError, ValueError):
+            message = "holds an escape, such as \\UFFFFFFFF, that is no character"
+            self.errors.append(SettingError(SourceLocation(self.file, 1, 1), "", message))
             return None
 
     def _document(self, events: Iterator[yaml.Event]) -> Any:
@@ -130,7 +136,7 @@ class LocatedYAML:
 
     def _value(self, event: yaml.Event, events: Iterator[yaml.Event], path: SettingPath) -> Any:
         if len(path) > _MAX_DEPTH:
-            raise _TooDeep
+            raise _TooLarge("is nested too deeply for a run file")
         if isinstance(event, yaml.AliasEvent):
             message = f"*{event.anchor} refers to another place, which run files cannot; use extends"
             self._add_error(event, path, message)
@@ -155,6 +161,10 @@ class LocatedYAML:
                 self._add_error(event, path, f"a setting's name must be text, not {format_value(key)}")
                 self._value(value_event, events, (*path, "?"))
                 continue
+            if len(key) > MAX_SETTINGS:
+                raise _TooLarge(f"has a setting whose name has more than {MAX_SETTINGS} letters")
+            if len(mapping) >= MAX_SETTINGS:
+                raise _TooLarge(f"has more than {MAX_SETTINGS} settings in one section")
             location = self._location(event)
             if key in mapping:
                 message = f"is given twice, first in line {self.locations[*path, key].line}"

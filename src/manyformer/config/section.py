@@ -15,6 +15,9 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+MAX_INT = (1 << 63) - 1
+"""The largest whole number in a run: what a seed, a counter or a size of torch can be."""
+
 
 class SettingConflict(NamedTuple):
     """A conflict between settings: the path of the wrong one, the message, and the dotted names of the others."""
@@ -67,7 +70,10 @@ class ConfigSection(BaseModel):
 
 def _int_from_float(value: Any) -> Any:
     # Users type `steps=1e5`, which YAML reads as a float.
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    number = int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(number, int) and number > MAX_INT:
+        raise PydanticCustomError("forms", "must be {forms}", {"forms": f"at most {MAX_INT}"})
+    return number
 
 
 def _tuple_from_list(value: Any) -> Any:

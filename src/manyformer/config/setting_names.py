@@ -31,6 +31,8 @@ RUN_SETTINGS = tuple(field.alias or name for name, field in RunConfig.model_fiel
 
 # The lowest similarity at which a name is suggested for another.
 _MIN_SIMILARITY = 0.65
+# Names less similar than this are treated as having nothing in common.
+_MIN_PART = 0.5
 
 
 def _read_table(table: str) -> dict[str, str]:
@@ -189,4 +191,8 @@ def _path_similarity(unknown_name: str, name: str) -> float:
 
 
 def _similarity(first: str, second: str) -> float:
-    return difflib.SequenceMatcher(None, first, second).ratio()
+    matcher = difflib.SequenceMatcher(None, first, second)
+    # bounds that cost little
+    if matcher.real_quick_ratio() < _MIN_PART or matcher.quick_ratio() < _MIN_PART:
+        return 0.0
+    return matcher.ratio()

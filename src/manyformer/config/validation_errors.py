@@ -147,7 +147,8 @@ def error_text(details: ErrorDetails, path: SettingPath, valid_names: list[str])
         return f"must be {_TYPES[kind]}, got {format_value(value)}"
     if kind in _BOUNDS:
         key, relation = _BOUNDS[kind]
-        return f"must be {relation} {ctx[key]:g}, got {format_value(value)}"
+        bound = ctx[key] if isinstance(ctx[key], int) else f"{ctx[key]:g}"
+        return f"must be {relation} {bound}, got {format_value(value)}"
     if kind == "string_type":
         quote = f"; for text write '{value}'" if isinstance(value, int | float) and not isinstance(value, bool) else ""
         return f"must be text, got {format_value(value)}{quote}"

@@ -10,6 +10,7 @@ import torch
 from manyformer.config import RunConfig
 from manyformer.data import TokenizerPair
 from manyformer.data.opened import EvaluationData
+from manyformer.device_memory import SMALLER_WORK, report_out_of_memory
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import open_run, task_of_run
 from manyformer.generate import Translator, decoding_from_options
@@ -55,7 +56,11 @@ def evaluate(
         raise UserError("give either a split or data to score, not both")
     _, config, tokenizers = trained = open_run(run)
     model = wrap(trained.load_model(device, keywords))
-    with trained.open_data(split, data) as eval_data, torch.inference_mode():
+    with (
+        report_out_of_memory(f"in the evaluation of {run}", SMALLER_WORK),
+        trained.open_data(split, data) as eval_data,
+        torch.inference_mode(),
+    ):
         result = score_model(model, config, tokenizers, eval_data, settings=settings, on_progress=on_progress)
     return Evaluation(task_of_run(config).name, eval_data.name, tuple(result.scores), result.description)
 

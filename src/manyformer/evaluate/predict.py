@@ -8,6 +8,7 @@ import torch
 
 from manyformer.data.kind import OpenRequest, kind_of
 from manyformer.data.opened import UnlabelledInput
+from manyformer.device_memory import SMALLER_WORK, report_out_of_memory
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import open_run, task_of_run
 from manyformer.tasks import Prediction, PredictionRequest
@@ -38,7 +39,11 @@ def predict(run: str | Path, path: str, *, top: int = 1, device: str | None = No
             f"use `manyformer {task.command} {run}`"
         )
     model = trained.load_model(device)
-    with temporary_folder() as scratch_dir, torch.inference_mode():
+    with (
+        report_out_of_memory(f"in the predictions of {run}", SMALLER_WORK),
+        temporary_folder() as scratch_dir,
+        torch.inference_mode(),
+    ):
         data = read_inputs(record.data, tokenizers, path, OpenRequest(record.batch.tokens, scratch_dir))
         request = PredictionRequest(
             model=model,

@@ -6,6 +6,7 @@ from typing import NamedTuple, final
 
 import torch
 
+from manyformer.device_memory import report_out_of_memory
 from manyformer.errors import UserError
 from manyformer.generate.beam_search import BeamSearch
 from manyformer.generate.decoding import Decoding
@@ -86,13 +87,21 @@ class DecodeJob:
     def __iter__(self) -> Iterator[StreamPiece]:
         with eval_mode(self.model):
             for start in range(0, len(self.rows), self.batch_size):
-                yield from self._decode_batch(start)
+                with report_out_of_memory(*self._memory_use(start)):
+                    yield from self._decode_batch(start)
 
     @property
     def stats(self) -> GenerationStats:
         cache = "with cache" if self.cache_refusal is None else f"without cache{self.cache_refusal}"
         prompt_tokens = sum(map(len, self.rows))
         return GenerationStats(len(self.rows), prompt_tokens, self.new_tokens, self.seconds, self.cache_bytes, cache)
+
+    def _memory_use(self, start: int) -> tuple[str, str]:
+        """What the decoding of a batch is called if the memory does not suffice, and what makes it smaller."""
+        rows, limit = len(self.rows[start : start + self.batch_size]), max(self.limits)
+        sequences = getattr(self.decoding.choice, "width", getattr(self.decoding.choice, "samples", 1))
+        work = f"in the decoding of {rows} prompts with {sequences} sequences each, of up to {limit:,} new tokens"
+        return work, "make the beam, the samples, the batch or max_new smaller"
 
     def _decode_batch(self, start: int) -> Iterator[StreamPiece]:
         started = time.perf_counter()

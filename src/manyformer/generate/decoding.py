@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Unpack, final
 
+from annotated_types import Le
+
 from manyformer.decoding_options import DecodingOptions
 from manyformer.errors import UserError, suggest_names
 from manyformer.generate.logits_processors import (
@@ -91,7 +93,11 @@ def decoding_from_options(**options: Unpack[DecodingOptions]) -> Decoding:
     for name in options:
         if name not in DecodingOptions.__annotations__:
             raise TypeError(f"decoding has no option '{name}'; {suggest_names(name, DecodingOptions.__annotations__)}")
-    values = {name: value for name, value in options.items() if value is not None}
+    values: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    for name, value in values.items():
+        for bound in DecodingOptions.__annotations__[name].__metadata__:
+            if isinstance(bound, Le) and value > bound.le:
+                raise UserError(f"{name} must be at most {bound.le:,}, got {value:,}")
     processors = [
         make_processor(values[name])
         for name, make_processor in PROCESSORS.items()

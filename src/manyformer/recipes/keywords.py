@@ -19,6 +19,9 @@ BOUNDS: dict[type, tuple[str, Callable[[Any, Any], bool], str]] = {
 }
 """From a bound to its attribute, its comparison and its wording."""
 
+MAX_KEYWORD = (1 << 31) - 1
+"""The largest whole number that a keyword may be: products of two are numbers of 64 bits."""
+
 PositiveSize = Annotated[int, Ge(1)]
 
 BlockLength = Annotated[PositiveSize, "number of positions in a block"]
@@ -134,6 +137,8 @@ def check_keyword_value(name: str, value: Any, annotation: Any) -> None:
 def _check_bounds(name: str, value: Any, metadata: Sequence[Any]) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
+    if isinstance(value, int) and abs(value) > MAX_KEYWORD:
+        raise UserError(f"{name} ({value}) must be at most {MAX_KEYWORD}")
     bounds = [(*BOUNDS[type(item)], item) for item in metadata if type(item) in BOUNDS]
     limits = [(compare, getattr(item, attribute), text) for attribute, compare, text, item in bounds]
     if not all(compare(value, limit) for compare, limit, _ in limits):

@@ -8,6 +8,9 @@ from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
+import torch
+
+from manyformer.device_memory import SMALLER_MODEL, check_model_fits, report_out_of_memory
 from manyformer.errors import UserError, suggest_names
 from manyformer.models import Model, ModelSpec
 from manyformer.models.model_files import read_spec
@@ -143,7 +146,10 @@ def _with_spec(function: Callable[P, M], name: str) -> Callable[P, M]:
         bound.apply_defaults()
         for keyword, value in bound.arguments.items():
             check_keyword_value(keyword, value, with_choices(signature.parameters[keyword].annotation))
-        model = function(*bound.args, **bound.kwargs)
+        cpu = torch.device("cpu")
+        with report_out_of_memory(f"building {name}", SMALLER_MODEL):
+            check_model_fits(lambda: function(*bound.args, **bound.kwargs), name, bound.arguments, copies=1, device=cpu)
+            model = function(*bound.args, **bound.kwargs)
         model.spec = ModelSpec(name, dict(bound.arguments), function.__module__)
         return model
 

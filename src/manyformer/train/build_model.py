@@ -1,11 +1,13 @@
 """Build the model, the device, the training objective and the parallel strategy of a run."""
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from manyformer.config import RunConfig
 from manyformer.data.opened import OpenedData
+from manyformer.device_memory import check_model_fits
 from manyformer.errors import UserError
 from manyformer.models import Model
 from manyformer.recipes import build, get_recipe
@@ -21,10 +23,11 @@ _CONFLICT_REMEDIES = {"block_height": _BLOCK_REMEDY, "block_width": _BLOCK_REMED
 """Remedies for keywords that only the data may decide, where leaving the keyword out is not enough."""
 
 
-def build_model(run: RunConfig, data: OpenedData) -> Model:
+def build_model(run: RunConfig, data: OpenedData, device: torch.device) -> Model:
     """Build the run's model with randomly initialized weights; the data decides some of its keywords.
 
-    Raises UserError if the run sets one of those to another value, and if the data is longer than the model allows.
+    Raises UserError if the run sets one of those to another value, if the data is longer than the model allows, and if
+    the model cannot be trained in the memory of the device.
     """
     parameters = get_recipe(run.recipe).signature.parameters
     data_keywords = {**data.required_keywords} | {
@@ -40,7 +43,11 @@ def build_model(run: RunConfig, data: OpenedData) -> Model:
     keywords: dict[str, Any] = {**run.model, **data_keywords}
     if "max_length" in parameters and keywords.get("max_length") is None:
         keywords["max_length"] = max(limit.length for limit in data.length_limits)
-    model = build(run.recipe, **keywords)
+    # weights, their gradients and the two running means of Adam; FSDP divides them among the processes
+    copies = 1 if run.strategy == "fsdp" else 4
+    build_run = partial(build, run.recipe, **keywords)
+    check_model_fits(build_run, run.recipe, keywords, copies=copies, device=device)
+    model = build_run()
     data.check_length(model.max_length)
     return model
 

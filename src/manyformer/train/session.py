@@ -9,6 +9,7 @@ import torch
 
 from manyformer.config import RUN_FILE, RunConfig, dump_run
 from manyformer.data.opened import OpenedData
+from manyformer.device_memory import OutOfMemory, report_out_of_memory
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import DiskFull, atomic_write_text, report_disk_full
 from manyformer.files.verified_folder import VerifiedFolder
@@ -60,10 +61,11 @@ class TrainingSession:
             if process_group.is_main_process:
                 write_run_file(out, run, has_checkpoint=checkpoint is not None, log=self._log)
                 atomic_write_text(out / "env.json", json.dumps(collect_environment(device), indent=2) + "\n")
-        with process_group.main_process_first():
+        smaller = "make data.length, batch.tokens or the other sizes of the data smaller"
+        with process_group.main_process_first(), report_out_of_memory("in the preparation of the data", smaller):
             self.data = open_data(run, out, self._log)
         seed_everything(run.seed)
-        self.model = build_model(run, self.data)
+        self.model = build_model(run, self.data, device)
         if checkpoint is None:
             self._init_weights(run.init_from)
         self.num_parameters = sum(weight.numel() for weight in self.model.parameters())
@@ -149,6 +151,10 @@ class TrainingSession:
             steps = self.store.steps()
             saved = f"; {self.store.path(steps[-1])} is intact" if steps else ""
             raise DiskFull(f"{error}{saved}. Free some space: the same command continues.", error.reason) from error
+        except OutOfMemory as error:
+            steps = self.store.steps()
+            saved = f"{self.store.path(steps[-1])} is intact" if steps else "no checkpoint was written"
+            raise OutOfMemory(f"{error}; {saved}") from error
 
     def _make_loop(self, checkpoint: Checkpoint | None, stop_signal: StopSignal) -> TrainingLoop:
         run, feed, process_group = self.run, self.data.train, self.process_group

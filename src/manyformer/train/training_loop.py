@@ -11,6 +11,7 @@ import torch
 
 from manyformer.config import RunConfig
 from manyformer.data.sampler import Sampler
+from manyformer.device_memory import report_out_of_memory
 from manyformer.errors import TrainingInterrupted, UserError
 from manyformer.stop_signals import StopSignal
 from manyformer.train.checkpoint_writer import CheckpointWriter
@@ -113,7 +114,8 @@ class TrainingLoop:
         self.step_progress = run_progress(run, train_state)
         set_training_progress(self.engine.model, self.step_progress)
         self._current_rate = self.learning_rate(train_state.step + 1, self.step_progress)
-        result = self.engine.step(batches, self._current_rate)
+        with report_out_of_memory(f"in training step {train_state.step + 1}", _smaller_step(run)):
+            result = self.engine.step(batches, self._current_rate)
         self._pending_steps.append(result)
         train_state.step += 1
         run_post_step_updates(self.engine.model, train_state.step)
@@ -219,7 +221,8 @@ class TrainingLoop:
         if not due or train_state.last_evaluated_step == train_state.step:
             return
         start_time = time.perf_counter()
-        scores = self.validator(lambda: self._process_group.any_process(self.stop_signal))
+        with report_out_of_memory(f"in the evaluation of step {train_state.step}", _smaller_step(self.run)):
+            scores = self.validator(lambda: self._process_group.any_process(self.stop_signal))
         self._add_elapsed_time()
         if scores is None:
             self._interrupt()
@@ -259,3 +262,12 @@ class TrainingLoop:
             self.checkpoint()
         status = f"stopped at step {step}, saved" if step else "stopped before the first step"
         raise TrainingInterrupted(f"{status}. The same command continues.")
+
+
+def _smaller_step(run: RunConfig) -> str:
+    """The settings that reduce the memory of a step."""
+    recompute = "" if run.activation_checkpointing else ", set activation_checkpointing=true"
+    return (
+        f"make batch.tokens (now {run.batch.tokens}) smaller, with a larger batch.accumulate{recompute}, or "
+        "make the rows (data.length, or data.size of images) or the model (model.dim, model.depth) smaller"
+    )

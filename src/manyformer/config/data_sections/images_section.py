@@ -36,7 +36,7 @@ class ImagesData(DataSection):
     """Validation data: the fraction of the images held out, or a path."""
     test: DataPaths | None = None
     """Test data, scored by `manyformer evaluate` alone: a path; null means the test images that `path` comes with."""
-    size: PositiveInt | None = None
+    size: Annotated[PositiveInt, Field(le=8192)] | None = None
     """Height and width that all images are scaled to; null leaves them as they are."""
     channels: Literal[1, 3] | None = None
     """1 converts all images to grayscale, 3 to RGB; null leaves them as they are."""

@@ -21,6 +21,9 @@ from manyformer.config.section import PathText, PositiveInt, SettingConflict
 TokenizerKind = Literal["char", "byte", "bpe"]
 WordTokenizerKind = Literal["word", "char", "byte", "bpe"]
 
+VocabSize = Annotated[PositiveInt, Field(le=1_000_000)]
+"""The size of a vocabulary that is learnt: several times that of the largest in use; more would fill the memory."""
+
 ASSUMED_CHARACTERS = 256
 """The assumed vocabulary size of a character model, unknown until the data is read."""
 ASSUMED_WORDS = 10_000
@@ -33,7 +36,7 @@ class TokenizedData(DataSection):
     path: DataPaths | PairDataPaths
     tokenizer: TokenizerKind = "bpe"
     """What a token is: one character, one byte, or a byte pair of a vocabulary trained on the training data."""
-    vocab: PositiveInt | None = None
+    vocab: VocabSize | None = None
     """Size of a bpe vocabulary (char and byte have their own, so it stays null there)."""
 
     default_vocab: ClassVar[int] = 6000
@@ -150,7 +153,7 @@ class TreesData(TokenizedData):
     tokenizer: WordTokenizerKind = "word"  # type: ignore[assignment]
     """What a token is: a word, or a character, byte or byte pair of one; all tokens of a word have its position in the
     tree, and the first one has its label."""
-    vocab: PositiveInt | None = None
+    vocab: VocabSize | None = None
     """Size of a vocabulary of words or byte pairs; null for words means all words that occur at least twice."""
     label: Literal["relation", "deprel", "upos", "xpos"] = "relation"
     """The label of every word: its relation to its head without or with subtypes (relation, deprel), or its universal

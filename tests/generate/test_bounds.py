@@ -1,0 +1,37 @@
+"""The largest values of the options of decoding, and what is said where memory does not suffice."""
+
+import pytest
+import torch
+
+import manyformer as mf
+from manyformer.check.tiny_models import build_tiny
+from manyformer.device_memory import OutOfMemory
+from manyformer.errors import UserError
+from manyformer.generate import decoding_from_options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beam": 1_000_000}, "beam must be at most 1,024, got 1,000,000"),
+        ({"beam": 4, "best": 10**9}, "best must be at most 1,024"),
+        ({"samples": 10**9}, "samples must be at most 100,000"),
+        ({"max_new": 10**9}, "max_new must be at most 1,000,000"),
+        ({"seed": 10**23}, "seed must be at most 9,223,372,036,854,775,807"),
+    ],
+)
+def test_options_have_largest_values(options: dict[str, int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        decoding_from_options(**options)  # type: ignore[arg-type]
+
+
+def test_decoding_that_does_not_fit_says_what_is_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_tiny("transformer-lm", {}, 0)
+
+    def fail(*args: object, **options: object) -> None:
+        torch.empty(1 << 55)
+
+    monkeypatch.setattr(model, "init_state", fail)
+    sentence = r"out of memory in the decoding of 2 prompts with 3 sequences each, of up to 5 new tokens \(.* at once\)"
+    with pytest.raises(OutOfMemory, match=f"{sentence}; make the beam, the samples, the batch or max_new smaller"):
+        mf.generate(model, [[5, 6], [7]], max_new=5, samples=3, seed=1)
