@@ -14,9 +14,9 @@ FAMILY = "hostile-folders"
 SCENARIOS = (
     scenarios.LANGUAGE,
     scenarios.DATASTORE,
+    scenarios.EXPORT,
     scenarios.TRANSLATION,
     scenarios.MEMORY,
-    scenarios.EXPORT,
     scenarios.COMPARISON,
     scenarios.LABELS,
     scenarios.IMAGES,

@@ -148,8 +148,8 @@ def _digest(path: Path) -> str:
     if path.stat().st_size > LARGEST_RESULT:
         return f"{path.stat().st_size} bytes"
     content = path.read_bytes()
-    # the sums of files with times in them are no more the same than the files
-    if path.name == "manifest.json" and path.parent.name.startswith("step-"):
+    # the files are compared: their sums are those of times, and of weights whose header has its facts in any order
+    if path.name == "manifest.json":
         return "sums"
     try:
         if path.suffix == ".json":
