@@ -41,6 +41,17 @@ def same(out: Path, whole: Path) -> None:
     )
 
 
+def test_stopped_in_the_last_evaluation(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "limits": {"steps": 6}, "evaluate": {"every": None}}
+    go(a_run(tmp_path / "whole", **settings))
+    run = a_run(tmp_path / "run", **settings)
+    assert stopped(run, 6) == "stopped at step 6, saved. The same command continues."
+    # the second time nothing is left to do, and the rows of the checkpoint are those of the metrics
+    for _ in range(2):
+        go(run)
+        same(tmp_path / "run", tmp_path / "whole")
+
+
 @pytest.mark.parametrize("step", [2, 4, 6, 7, 9, 10])
 def test_stopped_between_steps(step: int, tmp_path: Path, whole: Path) -> None:
     run = a_run(tmp_path / "run", **SETTINGS)

@@ -23,10 +23,8 @@ class CheckpointWriter(NamedTuple):
     feed: Sampler
     log: Callable[[str], None]
 
-    def write(self, train_state: TrainState) -> bool:
-        """Write the checkpoint of this step unless it exists; returns whether it was written."""
-        if train_state.step in self.store.steps():
-            return False
+    def write(self, train_state: TrainState) -> None:
+        """Write the checkpoint of this step, in the place of an earlier one."""
         state = CheckpointState(step=train_state.step, train_state=train_state, data=self.feed.state_dict())
         process_group = self.engine.process_group
         with self.store.draft_folder(train_state.step) as folder:
@@ -35,7 +33,6 @@ class CheckpointWriter(NamedTuple):
             write_carried_state(self.engine.carried_state, folder, process_group)
             if process_group.is_main_process:
                 state.write(folder / STATE_FILE)
-        return True
 
     def read(self, checkpoint: Checkpoint) -> TrainState:
         """Restore the state that this checkpoint was written in, on any number of processes."""

@@ -57,7 +57,7 @@ class CheckpointStore:
     def draft_folder(self, step: int) -> Iterator[Path]:
         """A new folder that becomes the checkpoint of `step` when the block succeeds and is removed when it fails.
 
-        All processes enter it together. No checkpoint of that step may exist: a folder cannot be replaced atomically.
+        All processes enter it together. An earlier checkpoint of that step is removed when the new one is complete.
         Raises DiskFull if the disk is full; earlier checkpoints are not touched.
         """
         final = self.path(step)
@@ -73,6 +73,8 @@ class CheckpointStore:
                 with self.process_group.raise_together():
                     if self.process_group.is_main_process:
                         write_manifest(draft)
+                        if final.exists():
+                            self._remove(step)
                         os.rename(draft, final)
                         sync_folder(self.folder)
             except BaseException:
@@ -150,7 +152,10 @@ class CheckpointStore:
             for damaged in self.folder.glob(f"{_DAMAGED_PREFIX}*"):
                 shutil.rmtree(damaged, ignore_errors=True)
             for step in set(self.steps()) - retained:
-                # renamed first: a kill must not leave a folder that is named like a checkpoint and lacks files
-                discarded = self.folder / f".{self.path(step).name}.part"
-                os.rename(self.path(step), discarded)
-                shutil.rmtree(discarded, ignore_errors=True)
+                self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        # renamed first: a kill must not leave a folder that is named like a checkpoint and lacks files
+        discarded = self.folder / f".{self.path(step).name}.old.part"
+        os.rename(self.path(step), discarded)
+        shutil.rmtree(discarded, ignore_errors=True)

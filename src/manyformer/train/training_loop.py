@@ -65,6 +65,8 @@ class TrainingLoop:
         self.step_progress = 1.0
         """The progress of the run before its last step; 1 before any step."""
         self._last_loss = self._gradient_norm = math.nan
+        self._checkpointed: tuple[int, int] | None = None
+        """The step of the latest checkpoint, and the step that had been evaluated last."""
         self._process_group = self.engine.process_group
         self._start_seconds = self._start_cpu_seconds = 0.0
         self._thread_use_reported = self.engine.device.type != "cpu" or self._process_group.size > 1
@@ -72,6 +74,7 @@ class TrainingLoop:
     def resume(self, checkpoint: Checkpoint) -> None:
         """Restore this checkpoint and continue exactly from it."""
         self.train_state = self.checkpoint_writer.read(checkpoint)
+        self._checkpointed = checkpoint.step, self.train_state.last_evaluated_step
 
     def train(self) -> str:
         """Train to the end and return the reason. Raises TrainingInterrupted, TrainingDiverged or DiskFull."""
@@ -245,12 +248,18 @@ class TrainingLoop:
         return [step for step in steps if step % self.run.save.every == 0 or step == last_step]
 
     def checkpoint(self) -> None:
-        """Write the checkpoint of this step unless it exists."""
+        """Write the checkpoint of this step, unless it exists with the same evaluation.
+
+        An interruption during an evaluation saves without it, and the run evaluates where it resumes.
+        """
         train_state = self.train_state
         self._add_elapsed_time()
         if not self.engine.has_finite_weights():
             self._raise_diverged("the weights are not finite", train_state.step)
-        if self.checkpoint_writer.write(train_state):
+        current = train_state.step, train_state.last_evaluated_step
+        if current != self._checkpointed:
+            self.checkpoint_writer.write(train_state)
+            self._checkpointed = current
             self.on_event(CheckpointSaved(train_state.step, self.checkpoint_writer.store.path(train_state.step)))
 
     def _interrupt(self) -> NoReturn:
