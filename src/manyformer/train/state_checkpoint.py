@@ -59,8 +59,11 @@ def read_state_file(carried_state: CarriedState, file: Path) -> None:
             ]
         if not 1 <= rows <= MAX_ROWS:
             raise ValueError(f"{rows} rows")
-        structure = tree_structure(carried_state.model.init_state(rows))
-        carried_state.rows, carried_state.state = rows, tree_unflatten(leaves, structure)
+        initial_state = carried_state.model.init_state(rows)
+        for number, (leaf, initial) in enumerate(zip(leaves, tree_leaves(initial_state), strict=True)):
+            if isinstance(initial, Tensor) and not (isinstance(leaf, Tensor) and leaf.dim() == initial.dim()):
+                raise ValueError(f"part {number} is no tensor of {initial.dim()} dimensions")
+        carried_state.rows, carried_state.state = rows, tree_unflatten(leaves, tree_structure(initial_state))
     except (SafetensorError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise DamagedFile(f"{file} is damaged: it holds no state of this model ({error})") from error
 
