@@ -171,3 +171,15 @@ def test_a_run_stopped_by_ctrl_c_saves_and_goes_on(tmp_path: Path) -> None:
 
 def one_thread() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def test_a_very_long_value_is_cut_in_its_error(cli: Cli) -> None:
+    ended = cli("show", "x" * 100_000)
+    assert ended.code == 2
+    assert len(ended.err) < 3_000
+    assert "xxx (" in ended.err
+
+
+def test_an_empty_path_is_refused(cli: Cli) -> None:
+    ended = cli("train", "transformer-lm", "data.path=")
+    assert ended.code == 2

@@ -49,7 +49,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ComparisonResu
 
 def test_every_case_is_trained_with_every_seed(done: tuple[Path, ComparisonResult, list[str]]) -> None:
     folder, found, said = done
-    runs = sorted(str(path.parent.relative_to(folder / "out")) for path in (folder / "out").rglob(RUN_FILE))
+    runs = sorted(str(path.parent.relative_to(folder / "out")) for path in (folder / "out").glob(f"*/*/{RUN_FILE}"))
     assert runs == ["learned/seed-0", "learned/seed-1", "rope/seed-0", "rope/seed-1"]
     assert [(one.case, one.seed) for one in found.measurements] == [
         (case, seed) for case in ("learned", "rope", "rope, YaRN") for seed in (0, 1)

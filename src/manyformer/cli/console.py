@@ -4,6 +4,7 @@ Names and texts of files may hold control characters, which are escaped wherever
 """
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,10 @@ from manyformer.printable_text import printable
 
 UNCUT = 10_000
 """The width of a table without wrapped cells."""
+
+MAX_WORD = 2_000
+"""The longest word of an error that is printed whole."""
+_LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1},}}")
 
 VISIBLE_WHITESPACE = str.maketrans("\n\t", "⏎⇥")
 """The signs of line breaks and tabs in a cell of a table, which would change its lines and columns."""
@@ -35,9 +40,14 @@ def print_note(text: str) -> None:
 
 
 def print_error(text: str, *, mark: str = "error: ") -> None:
-    """Print an error to stderr, each of its lines with the mark."""
-    for line in printable(text).split("\n"):
+    """Print an error to stderr, each of its lines with the mark; a very long word is cut."""
+    for line in _LONG_WORD.sub(_cut_word, printable(text)).split("\n"):
         print(f"{mark}{line}", file=sys.stderr)
+
+
+def _cut_word(match: re.Match[str]) -> str:
+    word = match[0]
+    return f"{word[: MAX_WORD // 2]}...{word[-MAX_WORD // 4 :]} ({len(word):,} characters)"
 
 
 def print_json(value: Any) -> None:

@@ -36,6 +36,8 @@ class NumberedLine(NamedTuple):
 
 def existing_path(path: str | os.PathLike[str]) -> Path:
     """The path of a file or folder with ~ expanded. Raises UserError with the closest name if there is none."""
+    if not str(path):
+        raise UserError("the path '' is empty; give a file or a folder")
     try:
         expanded = Path(path).expanduser()
     except RuntimeError:

@@ -2,7 +2,7 @@
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyformer.core import Context, Layer, LayerOutput, State
 from manyformer.errors import UserError
@@ -45,7 +45,9 @@ def apply_layer(layer: Layer, x: Float[Tensor, "b l d"], ctx: Context, state: St
     return layer(x, ctx, state) if x.numel() else LayerOutput(x, state)
 
 
-def apply_head(head: OutputHead, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
+def apply_head(head: OutputHead | nn.Linear, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
     """The logits of the stream; empty ones for an empty stream, whose width is not always that of the last layer."""
-    logits: Tensor = head(x) if x.numel() else x.new_zeros(*x.shape[:-1], head.classes)
-    return logits
+    if x.numel():
+        logits: Tensor = head(x)
+        return logits
+    return x.new_zeros(*x.shape[:-1], head.out_features if isinstance(head, nn.Linear) else head.classes)
