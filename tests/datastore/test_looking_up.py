@@ -14,9 +14,8 @@ from manyformer.data.neighbour_tables import open_neighbour_table
 from manyformer.datastore import Datastore, RetrievalAugmentedModel, build, datastore_job, find_neighbours
 from manyformer.errors import UserError
 from manyformer.evaluate import evaluate
-from manyformer.evaluate.eval_data import load_split
+from manyformer.evaluate.eval_data import open_run
 from manyformer.models import LanguageModel
-from manyformer.train.run_folder import as_run
 
 K, APART = 3, 5
 
@@ -62,8 +61,7 @@ def test_neighbours_are_from_elsewhere(plain_run: Path, store: Datastore, found:
 
 
 def test_it_learns_and_is_scored_with_them(looking_run: Path, found: Path) -> None:
-    record = as_run(looking_run)
-    material = load_split(record, looking_run, "valid")
+    material = open_run(looking_run).load_split("valid")
     assert material.batches is not None
     batch = next(iter(material.batches))
     assert isinstance(batch, CausalLMBatch)

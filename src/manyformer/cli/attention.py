@@ -65,10 +65,10 @@ def attention(
 
 def _print_region_masses(run: str, device: str | None, *, as_json: bool) -> None:
     """Print the share of attention to each region (memory, segment) for each layer."""
-    from manyformer.evaluate.eval_data import load_split, open_run
+    from manyformer.evaluate.eval_data import open_run
     from manyformer.view.region_masses import region_masses
 
-    model, held_out = load_model(run, device), load_split(open_run(run).config, Path(run), None).batches
+    model, held_out = load_model(run, device), open_run(run).load_split(None).batches
     assert held_out is not None
     with status_line(f"reading with {run}"):
         masses = region_masses(model, held_out)

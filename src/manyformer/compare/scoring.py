@@ -14,7 +14,7 @@ from manyformer.data import load_tokenizers, open_data
 from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.kind import kind_of
 from manyformer.errors import UserError, suggest_names
-from manyformer.evaluate.eval_data import data_form, load_split, task_of_run
+from manyformer.evaluate.eval_data import TrainedRun, data_form, task_of_run
 from manyformer.evaluate.evaluate import score_model
 from manyformer.models import BatchScore, Model
 from manyformer.models.carried_state import CarriedState
@@ -149,8 +149,8 @@ class Rescorer:
         names = [name for name in self.names if name not in LIKELIHOOD_SCORES and name not in WORK_SCORES]
         if not names:
             return {}
-        eval_data = load_split(point, self.folder, self.split)
         tokenizers = load_tokenizers(self.folder / "model")
+        eval_data = TrainedRun(self.folder, point, tokenizers).load_split(self.split)
         results = score_model(model, point, tokenizers, eval_data).scores
         values = {score.name.lower().replace(" ", "_"): score.value for score in results}
         return {name: values[name] for name in names}

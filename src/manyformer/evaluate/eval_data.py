@@ -37,11 +37,17 @@ class TrainedRun(NamedTuple):
     def open_data(self, split: str | None, path: EvaluationPath | None) -> Iterator[EvaluationData]:
         """The data in the file `path`, or else the held-out `split`; shards of a file are removed on exit."""
         if path is None:
-            yield load_split(self.config, self.folder, split)
+            yield self.load_split(split)
             return
         with temporary_folder() as scratch_dir:
             request = OpenRequest(self.config.batch.tokens, scratch_dir)
             yield open_file(self.config.data, data_form(self.config), self.tokenizers, path, request)
+
+    def load_split(self, split: str | None) -> EvaluationData:
+        """Load a held-out split of the run: `split`, by default test if the run has one, else valid."""
+        run, cache = self.config, self.folder / "data"
+        request = OpenRequest(run.batch.tokens, cache, run.seed, belongs_to_model=True, tokenizers=self.tokenizers)
+        return open_held_out(run.data, data_form(run), request, split)
 
 
 def open_run(run: str | Path) -> TrainedRun:
@@ -53,13 +59,6 @@ def open_run(run: str | Path) -> TrainedRun:
         raise UserError(f"the run {run} has no final model yet: repeat its train command to continue it")
     settings = VerifiedFolder.open(folder / "model").file(RUN_FILE)
     return TrainedRun(folder, as_run(settings), load_tokenizers(folder / "model"))
-
-
-def load_split(run: RunConfig, folder: Path, split: str | None) -> EvaluationData:
-    """Load a held-out split of the run in `folder`: `split`, by default test if the run has one, else valid."""
-    tokenizers = load_tokenizers(folder / "model")
-    request = OpenRequest(run.batch.tokens, folder / "data", run.seed, belongs_to_model=True, tokenizers=tokenizers)
-    return open_held_out(run.data, data_form(run), request, split)
 
 
 def task_of_run(run: RunConfig) -> Task:
