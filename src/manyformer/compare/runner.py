@@ -55,8 +55,8 @@ class ComparisonRunner:
             file = self.folder_of(case, seed) / RUN_FILE
             if file.is_file() and _training_hash(case, as_run(file)) != _training_hash(case, self.run(case, seed)):
                 raise UserError(
-                    f"{file.parent} was trained with other settings or another budget; choose another --out, or start "
-                    "over with --fresh"
+                    f"{file.parent} was trained with other settings or another budget, those of {file}; choose another "
+                    "--out, or start over with --fresh"
                 )
 
     def count_missing(self) -> int:

@@ -6,15 +6,13 @@ import platform
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from pydantic import field_serializer
+from typing import Annotated, Any, NamedTuple
 
 from manyformer.data.saved_tokenizers import TokenizerPair, load_tokenizers
 from manyformer.data.token_shards import ShardFacts, TokenShard, open_verified_shard
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import draft_path
-from manyformer.files.json_records import Count, DamagedFile, FileName, FileRecord, Sha256
+from manyformer.files.json_records import AS_OBJECT, Count, DamagedFile, FileName, FileRecord, Sha256
 from manyformer.files.verified_folder import MANIFEST, VerifiedFolder, write_manifest
 from manyformer.type_aliases import LogFn
 
@@ -31,13 +29,9 @@ class PreparedRecord(FileRecord):
     python: str
     tokenizers: str
     """The fingerprint of the tokenizers and labels."""
-    splits: dict[FileName, ShardFacts]
+    splits: dict[FileName, Annotated[ShardFacts, AS_OBJECT]]
     counts: dict[str, bool | Count | dict[str, Count]]
     sources: dict[str, str]
-
-    @field_serializer("splits")
-    def _splits(self, splits: dict[str, ShardFacts]) -> dict[str, dict[str, Any]]:
-        return {name: facts._asdict() for name, facts in splits.items()}
 
 
 class PreparationResult(NamedTuple):

@@ -12,8 +12,9 @@ from manyformer.errors import UserError, suggest_names
 from manyformer.files.atomic_files import atomic_write_text
 from manyformer.files.json_records import read_json, validate_json
 from manyformer.files.verified_folder import VerifiedFolder
+from manyformer.models.model_files import TOKENIZER_FILES
 
-_SHARED, _SOURCE, _TARGET, _LABELS = "tokenizer.json", "tokenizer-source.json", "tokenizer-target.json", "labels.json"
+_SHARED, _SOURCE, _TARGET, _LABELS = TOKENIZER_FILES
 
 
 class TokenizerPair(NamedTuple):

@@ -77,8 +77,8 @@ def _load_or_start(job: DatastoreJob, folder: Path) -> BuildProgress:
         if progress.identity != identity:
             changed = [name for name in identity if progress.identity.get(name) != identity[name]]
             raise UserError(
-                f"{folder} holds a different datastore (another {' and another '.join(changed)}); choose another "
-                "folder, or remove it"
+                f"{progress_file} is of a different datastore (another {' and another '.join(changed)}); choose "
+                "another folder, or remove it"
             )
         if not (folder / MANIFEST).exists():
             VerifiedFolder(folder, progress.files).verify()

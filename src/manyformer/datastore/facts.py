@@ -7,12 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 from annotated_types import Ge, Gt, Le, Lt
 from numpy.typing import NDArray
-from pydantic import field_serializer, model_validator
+from pydantic import model_validator
 
 from manyformer.data.token_shards import ShardFacts
 from manyformer.datastore.context_keys import KeyLayer
 from manyformer.errors import UserError
-from manyformer.files.json_records import Count, DamagedFile, FileName, FileRecord, PositiveCount, Sha256
+from manyformer.files.json_records import AS_OBJECT, Count, DamagedFile, FileName, FileRecord, PositiveCount, Sha256
 from manyformer.files.verified_folder import MANIFEST, ContentCheck, FileSum, VerifiedFolder
 
 FACTS, BUILDING, TUNED = "datastore.json", "building.json", "tuned.json"
@@ -41,16 +41,12 @@ class DatastoreFacts(FileRecord):
     precision: KeyPrecision
     source: str
     """A description of the text for reports."""
-    text: ShardFacts
+    text: Annotated[ShardFacts, AS_OBJECT]
     vocab: PositiveCount
     length: PositiveCount
     """Tokens per row, as in the run's data; `packing` is how rows are cut, `rows` the number per batch."""
     packing: str
     rows: PositiveCount
-
-    @field_serializer("text")
-    def _text(self, text: ShardFacts) -> dict[str, Any]:
-        return text._asdict()
 
     @model_validator(mode="after")
     def _check_text(self) -> Self:
@@ -96,13 +92,9 @@ class BuildProgress(FileRecord):
     format_number: ClassVar[int] = 2
 
     identity: dict[str, Any]
-    text: ShardFacts
+    text: Annotated[ShardFacts, AS_OBJECT]
     batches: Count = 0
-    files: dict[FileName, FileSum]
-
-    @field_serializer("text")
-    def _text(self, text: ShardFacts) -> dict[str, Any]:
-        return text._asdict()
+    files: dict[FileName, Annotated[FileSum, AS_OBJECT]]
 
 
 class KNNSettings(NamedTuple):

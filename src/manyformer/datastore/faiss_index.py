@@ -4,18 +4,17 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Annotated, Any, ClassVar, final
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from pydantic import field_serializer
 from torch import Tensor
 
 from manyformer.datastore.exact_search import ExcludedRanges, KeyArray
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import draft_path, report_disk_full
-from manyformer.files.json_records import DamagedFile, FileRecord, PositiveCount
+from manyformer.files.json_records import AS_OBJECT, DamagedFile, FileRecord, PositiveCount
 from manyformer.files.verified_folder import FileSum, VerifiedFolder, file_sum
 
 KEYS_PER_BLOCK = 1 << 16
@@ -78,11 +77,7 @@ class IndexRecord(FileRecord):
 
     keys: PositiveCount
     width: PositiveCount
-    file: FileSum
-
-    @field_serializer("file")
-    def _file(self, file: FileSum) -> dict[str, Any]:
-        return file._asdict()
+    file: Annotated[FileSum, AS_OBJECT]
 
 
 class KeyIndex:

@@ -9,7 +9,15 @@ from typing import Annotated, Any, ClassVar, Self
 
 import pydantic_core
 from annotated_types import Ge, Gt
-from pydantic import AfterValidator, BaseModel, ConfigDict, StringConstraints, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    PlainSerializer,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+)
 
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write_text
@@ -48,6 +56,8 @@ PositiveCount = Annotated[int, Gt(0), AfterValidator(_check_int64)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, AfterValidator(_check_file_name)]
 """The name of a file relative to its folder, with `/` between parts; never a path that leads out of the folder."""
+AS_OBJECT = PlainSerializer(lambda record: record._asdict())
+"""Annotates a named tuple that a file holds as an object with the names of its fields, not as a list."""
 
 
 class FileRecord(BaseModel):

@@ -5,13 +5,11 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, final
-
-from pydantic import field_serializer
+from typing import Annotated, NamedTuple, final
 
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import sync_folder
-from manyformer.files.json_records import Count, DamagedFile, FileName, FileRecord, Sha256
+from manyformer.files.json_records import AS_OBJECT, Count, DamagedFile, FileName, FileRecord, Sha256
 
 MANIFEST = "manifest.json"
 _MEMORY = ".verified.json"
@@ -29,11 +27,7 @@ class Manifest(FileRecord):
 
     title = "the list of files of a folder"
     format_number = 2
-    files: dict[FileName, FileSum]
-
-    @field_serializer("files")
-    def _files(self, files: dict[str, FileSum]) -> dict[str, dict[str, int | str]]:
-        return {name: file_sum._asdict() for name, file_sum in files.items()}
+    files: dict[FileName, Annotated[FileSum, AS_OBJECT]]
 
 
 class _VerifiedFile(NamedTuple):

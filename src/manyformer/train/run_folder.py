@@ -120,7 +120,7 @@ def write_run_file(folder: Path, run: RunConfig, *, has_checkpoint: bool, log: C
         previous = as_run(file)
         if changed := differences(previous, run):
             remedy = "restore them, choose another out, or start over with fresh"
-            raise UserErrors([f"{folder} was trained with other settings; {remedy}", *changed])
+            raise UserErrors([f"{folder} was trained with other settings, those of {file}; {remedy}", *changed])
         if previous.limits != run.limits and isinstance(run.schedule, CosineSchedule) and run.schedule.steps is None:
             log("the limits have changed, so the learning rate schedule now ends at another step")
     with report_disk_full(f"the run file {file}"):
