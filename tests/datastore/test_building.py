@@ -102,7 +102,9 @@ def test_a_finished_one_is_left_as_it_is(plain_run: Path, tmp_path: Path) -> Non
     done: list[int] = []
     build(work, folder, on_progress=lambda now, of: done.append(now))
     assert not done
-    with pytest.raises(UserError, match=r"building.json is of a different datastore \(another keys\); choose another folder"):
+    with pytest.raises(
+        UserError, match=r"building.json is of a different datastore \(another keys\); choose another folder"
+    ):
         build(datastore_job(plain_run, split="valid", keys="final"), folder)
     assert made(work, folder) == wanted
 
