@@ -11,10 +11,8 @@ from manyformer.data.tokenizer_kinds import MAX_TOKENIZER_BYTES, load_tokenizer
 from manyformer.errors import UserError, suggest_names
 from manyformer.files.atomic_files import atomic_write_text
 from manyformer.files.json_records import read_json, validate_json
+from manyformer.files.tokenizer_files import LABELS, SHARED_TOKENIZER, SOURCE_TOKENIZER, TARGET_TOKENIZER
 from manyformer.files.verified_folder import VerifiedFolder
-from manyformer.models.model_files import TOKENIZER_FILES
-
-_SHARED, _SOURCE, _TARGET, _LABELS = TOKENIZER_FILES
 
 
 class TokenizerPair(NamedTuple):
@@ -38,12 +36,12 @@ class TokenizerPair(NamedTuple):
     def save(self, folder: Path) -> None:
         """Write the tokenizers and labels as JSON files into `folder`."""
         if self.source is self.target:
-            self.source.save(folder / _SHARED)
+            self.source.save(folder / SHARED_TOKENIZER)
         else:
-            self.source.save(folder / _SOURCE)
-            self.target.save(folder / _TARGET)
+            self.source.save(folder / SOURCE_TOKENIZER)
+            self.target.save(folder / TARGET_TOKENIZER)
         if self.labels is not None:
-            atomic_write_text(folder / _LABELS, json.dumps(self.labels, ensure_ascii=False, indent=1) + "\n")
+            atomic_write_text(folder / LABELS, json.dumps(self.labels, ensure_ascii=False, indent=1) + "\n")
 
 
 def class_id(class_ids: Mapping[str, int], label: str, location: str) -> int:
@@ -58,12 +56,14 @@ def load_tokenizers(folder: str | Path) -> TokenizerPair:
     """Load what `TokenizerPair.save` wrote into a folder with a manifest. Raises DamagedFile."""
     files = VerifiedFolder.open(Path(folder))
     labels: tuple[str, ...] | None = None
-    if _LABELS in files:
-        path = files.file(_LABELS)
+    if LABELS in files:
+        path = files.file(LABELS)
         labels = validate_json(
             read_json(path, "a list of labels", max_bytes=MAX_TOKENIZER_BYTES), tuple[str, ...], path
         )
-    if _SOURCE in files:
-        return TokenizerPair(load_tokenizer(files.file(_SOURCE)), load_tokenizer(files.file(_TARGET)), labels)
-    tokenizer = load_tokenizer(files.file(_SHARED))
+    if SOURCE_TOKENIZER in files:
+        return TokenizerPair(
+            load_tokenizer(files.file(SOURCE_TOKENIZER)), load_tokenizer(files.file(TARGET_TOKENIZER)), labels
+        )
+    tokenizer = load_tokenizer(files.file(SHARED_TOKENIZER))
     return TokenizerPair(tokenizer, tokenizer, labels)

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import draft_path, remove_draft, sync_folder
 from manyformer.files.json_records import DamagedFile, FileRecord, read_json
+from manyformer.files.tokenizer_files import TOKENIZER_FILES
 from manyformer.files.verified_folder import MANIFEST, VerifiedFolder, write_manifest
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer-source.json", "tokenizer-target.json", "labels.json")
 
 
 class ModelSpec(NamedTuple):
