@@ -29,11 +29,12 @@ LEVELS = [
         "type_aliases",
         "version",
     },
+    {"files", "spaces"},
     {
         "core",
         "dependency_trees",
         "device_memory",
-        "files",
+        "environments",
         "flops",
         "pixel_order",
         "plugins",
@@ -69,6 +70,7 @@ ONLY = {
     "data": {"batches", "config", "dependency_trees", "errors", "files", "pixel_order", "type_aliases"},
     "core": {"binding"},
     "files": {"errors", "version"},
+    "environments": {"errors", "files", "spaces", "type_aliases"},
     "errors": set(),
 }
 """Parts that must not know all that lies below them: a run's record and its data stand beside the models."""
@@ -85,6 +87,9 @@ HEAVY = {
     "sacrebleu",
     "babel",
     "huggingface_hub",
+    "gymnasium",
+    "torchrl",
+    "minari",
 }
 
 PUBLIC = {

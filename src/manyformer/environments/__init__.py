@@ -1,0 +1,16 @@
+"""Environments: many episodes side by side, of our own memory tasks or of gymnasium, and recorded episodes."""
+
+from manyformer.environments.environment_names import OWN_ENVIRONMENTS, make_environment
+from manyformer.environments.episode_seeds import row_seeds
+from manyformer.environments.trajectory_file import Trajectories, write_trajectories
+from manyformer.environments.vector_environment import EnvironmentStep, VectorEnvironment
+
+__all__ = [
+    "OWN_ENVIRONMENTS",
+    "EnvironmentStep",
+    "Trajectories",
+    "VectorEnvironment",
+    "make_environment",
+    "row_seeds",
+    "write_trajectories",
+]

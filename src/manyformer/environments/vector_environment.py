@@ -1,0 +1,99 @@
+"""The interface of environments: many episodes side by side, each in a row of the arrays."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyformer.environments.episode_seeds import episode_seeds
+from manyformer.spaces import ActionSpace, ObservationSpace
+from manyformer.type_aliases import IntArray
+
+Array = NDArray[Any]
+
+
+class EnvironmentStep(NamedTuple):
+    """The result of one step of all rows.
+
+    Where an episode has ended, `observations` are already the first ones of the row's next episode, and
+    `final_observations` the last ones of the episode that has ended; elsewhere both are equal. An episode ends by its
+    own rules (`terminated`) or only by a limit of time (`truncated`), after which more rewards would have followed.
+    """
+
+    observations: Array
+    rewards: NDArray[np.float32]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    final_observations: Array
+
+    @property
+    def done(self) -> NDArray[np.bool_]:
+        """Whether an episode has ended, for each row."""
+        return self.terminated | self.truncated
+
+
+class VectorEnvironment(ABC):
+    """`rows` copies of an environment that are stepped together.
+
+    Every episode is determined by its own seed and its actions, so that a running episode can be restored. A row whose
+    episode ends begins the next one in the same step.
+    """
+
+    name: str
+    observations: ObservationSpace
+    actions: ActionSpace
+    rows: int
+    longest: int | None = None
+    """The steps after which every episode has ended; None if there is no such limit."""
+    success_return: float | None = None
+    """The return from which on an episode counts as a success; None where there is no such return."""
+    row_seeds: IntArray
+    episodes: IntArray
+    """The number of the running episode of each row, counted from 0."""
+
+    def reset(self, seeds: IntArray) -> Array:
+        """Begin episode 0 of every row; `seeds` (rows,) decide all episodes that follow. Returns the observations."""
+        assert seeds.shape == (self.rows,)
+        self.row_seeds, self.episodes = seeds.copy(), np.zeros(self.rows, np.int64)
+        return self._begin_all()
+
+    @property
+    def running_seeds(self) -> IntArray:
+        """The seeds of the running episodes."""
+        return episode_seeds(self.row_seeds, self.episodes)
+
+    @abstractmethod
+    def step(self, actions: Array) -> EnvironmentStep:
+        """Make one step with `actions`, (rows,) integers or (rows, size) numbers within their bounds."""
+
+    @abstractmethod
+    def state_arrays(self) -> dict[str, Array]:
+        """Arrays from which `restore` can continue the running episodes."""
+
+    @abstractmethod
+    def restore(self, arrays: Mapping[str, Array]) -> Array:
+        """Continue the episodes of `state_arrays`, and return their current observations.
+
+        Raises ValueError for arrays that are not those of such an environment.
+        """
+
+    @abstractmethod
+    def frame(self) -> NDArray[np.uint8]:
+        """A picture (height, width, 3) of row 0. Raises UserError where the environment cannot be drawn."""
+
+    def close(self) -> None:  # noqa: B027 - most environments hold nothing
+        """Release what the environment holds outside of Python's memory."""
+
+    @abstractmethod
+    def _begin_all(self) -> Array:
+        """Begin the running episode of every row, and return the observations."""
+
+
+def check_state_array(arrays: Mapping[str, Array], name: str, like: Array) -> Array:
+    """The array of this name, with the shape and type of `like`. Raises ValueError."""
+    array = arrays.get(name)
+    if array is None or array.shape != like.shape or array.dtype != like.dtype:
+        raise ValueError(f"{name} is no array of {like.dtype} with the shape {like.shape}")
+    return array
