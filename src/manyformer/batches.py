@@ -1,13 +1,14 @@
 """The batch records that data loading produces: CPU tensors, one sequence per row, int64 except for images."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import Float, Int64, Shaped, UInt8
 from torch import Tensor
 
-from manyformer.core import PADDING_SEGMENT
+from manyformer.core import PADDING_SEGMENT, State, tree_map
 
 # The target of a position that is not scored: torch's convention for cross-entropy.
 IGNORE_INDEX = -100
@@ -46,10 +47,8 @@ def to_device(batch: BatchT, device: torch.device) -> BatchT:
     """Copy the batch's tensors to `device`, asynchronously where possible."""
     if device.type == "cpu":
         return batch
-    moved: Iterator[Tensor | None] = (
-        None if tensor is None else tensor.pin_memory().to(device, non_blocking=True) for tensor in batch
-    )
-    return type(batch)(*moved)
+    moved: BatchT = tree_map(lambda tensor: tensor.pin_memory().to(device, non_blocking=True), batch)
+    return moved
 
 
 def _count_scored(targets: Tensor) -> int:
@@ -180,3 +179,46 @@ class ImageClassificationBatch(NamedTuple):
 
     def ignored(self) -> Self:
         return self._replace(labels=_ignore_all(self.labels))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedObjective:
+    """The weights of the clipped objective of proximal policy optimization (Schulman et al. 2017, equations 7 and 9).
+
+    `clip` is epsilon, `value_weight` c_1 and `entropy_weight` c_2. With `normalize_advantages` a batch has advantages
+    of mean 0 and deviation 1, unless their deviation is below 1e-3, where that would only amplify noise."""
+
+    clip: float = 0.2
+    value_weight: float = 0.5
+    entropy_weight: float = 0.01
+    normalize_advantages: bool = True
+
+
+class RolloutBatch(NamedTuple):
+    """Rows of consecutive steps that a policy made in environments, one environment to a row.
+
+    `segments` numbers the episodes of a row in ascending order, -1 is no step. `state` is the state of the policy
+    before the first step (a tree of tensors, rows first), with which it acted. `log_probs` and `values` are those of
+    the acting policy; without log_probs the objective is the plain policy gradient. A previous action of -1 is none.
+    """
+
+    observations: Shaped[Tensor, "b l *shape"]
+    actions: Shaped[Tensor, "b l *a"]
+    advantages: Float[Tensor, "b l"]
+    returns: Float[Tensor, "b l"]
+    segments: Int64[Tensor, "b l"]
+    previous_actions: Shaped[Tensor, "b l *a"] | None = None
+    previous_rewards: Float[Tensor, "b l"] | None = None
+    log_probs: Float[Tensor, "b l"] | None = None
+    values: Float[Tensor, "b l"] | None = None
+    state: State = None
+    objective: ClippedObjective = ClippedObjective()
+
+    def target_count(self) -> int:
+        return _count_valid(self.segments, self.segments)
+
+    def token_count(self) -> int:
+        return self.target_count()
+
+    def ignored(self) -> Self:
+        return self._replace(segments=torch.full_like(self.segments, PADDING_SEGMENT))

@@ -11,7 +11,15 @@ import torch
 import manyformer as mf
 from manyformer.check import CONTRACTS
 from manyformer.errors import UserError
-from manyformer.models import EncoderDecoder, ImageClassifier, LanguageModel, MaskedLM, Tagger, TextClassifier
+from manyformer.models import (
+    EncoderDecoder,
+    ImageClassifier,
+    LanguageModel,
+    MaskedLM,
+    PolicyModel,
+    Tagger,
+    TextClassifier,
+)
 from manyformer.recipes import RECIPES, RecipeCard
 from manyformer.recipes.registry import PROMISES
 from manyformer.recipes.transformer_lm import transformer_lm
@@ -25,6 +33,7 @@ KINDS = {
     "classification": TextClassifier,
     "tagging": Tagger,
     "image-classification": ImageClassifier,
+    "policy": PolicyModel,
 }
 FACTS: dict[str, Any] = {"title": "A", "paper": "B", "summary": "C", "task": MASKED_LM, "cost": "O(1)"}
 
@@ -55,6 +64,12 @@ def test_a_card_promises_all_but_what_it_gives_a_reason_against() -> None:
 ONE_LAYER = {"bahdanau"}
 """Recipes whose paper has one layer of each kind."""
 
+NEEDED_KEYWORDS = {
+    "image-classification": {"classes", "height", "width", "channels", "patch"},
+    "policy": {"observations", "actions", "continuous"},
+}
+"""The keywords that a task needs, by its name; others need a vocabulary."""
+
 AROUND = {"early-exit-lm", "early-exit-seq2seq"}
 """Recipes around others, whose keywords are a record of their own."""
 
@@ -80,8 +95,7 @@ def test_signatures_are_command_lines(name: str) -> None:
         plain |= {dict[str, Any]} if name in AROUND else set()
         for part in parts_of(parameter.annotation):
             assert get_origin(part) is Literal or part in plain, word
-    images = {"classes", "height", "width", "channels", "patch"}
-    needed = images if mf.recipes()[name].card.task.name == "image-classification" else {"vocab"}
+    needed = NEEDED_KEYWORDS.get(mf.recipes()[name].card.task.name, {"vocab"})
     layers = set() if name in ONE_LAYER else {"depth"}
     sizes = {"base_keywords"} if name in AROUND else layers | {"dim"}
     assert needed | sizes <= set(signature.parameters)

@@ -13,6 +13,7 @@ from manyformer.models.model import Model, ModelOutput
 from manyformer.models.model_files import ModelSpec
 from manyformer.models.output_head import BatchLoss, BatchScore, OutputHead
 from manyformer.models.patch_embedding import PatchEmbedding
+from manyformer.models.policy_model import PolicyModel
 from manyformer.models.seq2seq import EncoderDecoder
 from manyformer.models.tagger import Tagger
 
@@ -32,6 +33,7 @@ __all__ = [
     "ModelSpec",
     "OutputHead",
     "PatchEmbedding",
+    "PolicyModel",
     "Tagger",
     "TextClassifier",
     "TokenEmbedding",

@@ -60,7 +60,7 @@ def positions_of(
         end = contiguous_length + length
         positions = contiguous_positions(batch, contiguous_length, end, tokens.device)
         return positions, None if tail is None else tail._replace(contiguous_length=end, columns=end)
-    start_tail = _materialize(empty_tail(batch, tokens.device) if tail is None else tail)
+    start_tail = materialize_tail(empty_tail(batch, tokens.device) if tail is None else tail)
     if segments is None:
         current = torch.where(start_tail.segment_ids == UNSTARTED_SEGMENT, 0, start_tail.segment_ids)
         segments = current[:, None].expand(batch, length)
@@ -76,7 +76,7 @@ def positions_of(
     return TokenPositions(position_ids, segments, layout), end_tail._replace(aligned=aligned)
 
 
-def _materialize(tail: StreamTail) -> StreamTail:
+def materialize_tail(tail: StreamTail) -> StreamTail:
     """The tail with valid tensors in place of `contiguous_length`."""
     if tail.contiguous_length is None:
         return tail

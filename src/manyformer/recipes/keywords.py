@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Union, Unpack, get_args, get_origin,
 from annotated_types import Ge, Gt, Le, Lt
 
 from manyformer.errors import UserError
+from manyformer.gated_joins import GateName
 
 BOUNDS: dict[type, tuple[str, Callable[[Any, Any], bool], str]] = {
     Gt: ("gt", operator.gt, "above"),
@@ -24,9 +25,15 @@ MAX_KEYWORD = (1 << 31) - 1
 
 PositiveSize = Annotated[int, Ge(1)]
 
+ActionCount = Annotated[
+    PositiveSize, "number of actions, or of the numbers of a continuous action; the environment decides it in a run"
+]
 BlockLength = Annotated[PositiveSize, "number of positions in a block"]
 ClampLength = Annotated[
     PositiveSize | None, "relative distances are clamped to this many tokens; null means not clamped"
+]
+ContinuousActions = Annotated[
+    bool, "actions are vectors with a normal distribution instead of a choice; the environment decides it in a run"
 ]
 FeedForwardChunk = Annotated[
     PositiveSize | None, "number of tokens that a feed-forward layer computes at a time, to save memory; null means all"
@@ -36,6 +43,11 @@ FeatureCount = Annotated[
 ]
 FeatureRedraw = Annotated[
     PositiveSize | None, "training steps after which random features are drawn again; null means never"
+]
+GateBias = Annotated[
+    float,
+    Ge(0),
+    "initial bias b of gates: the larger, the closer a layer is to the identity; residual and input have none",
 ]
 GeluApproximation = Annotated[
     Literal["none", "tanh"],
@@ -52,6 +64,12 @@ MemoryContext = Annotated[
 ]
 MemoryLength = Annotated[PositiveSize, "number of earlier tokens whose states a layer caches as memory"]
 ProjectedLength = Annotated[PositiveSize, "number of projected keys that replace all keys, in the lowest layer"]
+ObservationShape = Annotated[
+    PositiveSize | str,
+    "size of an observed vector, or HEIGHTxWIDTHxCHANNELS of images; the environment decides it in a run",
+]
+PreviousInputs = Annotated[bool, "the policy also reads the previous action and reward"]
+ResidualGate = Annotated[GateName, "how a branch joins the residual stream: as a sum (residual) or by a gate"]
 WindowOnEachSide = Annotated[PositiveSize, "number of positions in the attention window on each side of a token"]
 CausalWindowSize = Annotated[PositiveSize, "number of positions in the attention window: a token and those before it"]
 

@@ -1,6 +1,6 @@
 """Segment-level recurrence: cached tokens of earlier segments precede the layer's input."""
 
-from typing import NamedTuple, final
+from typing import Literal, NamedTuple, final
 
 import torch
 from jaxtyping import Float, Int
@@ -52,17 +52,20 @@ class SegmentMemorySource(KVSource, StatefulAcrossBatches):
     """The layer's input after the `size` tokens that precede it (Dai et al. 2019, arXiv:1901.02860, section 3.2).
 
     While training the state holds the inputs of the layer, (b, m, dim): they get no gradient, but the projections of
-    the current step get one through them. Otherwise it holds keys and values. The memory is initially empty; tokens of
+    the current step get one through them. Otherwise it holds keys and values, or with `evaluation_state` "inputs" the
+    same as in training, for states from which training continues. The memory is initially empty; tokens of
     another document than the query's are masked by segment id, row by row. In rows with padding the memory holds the
     last `size` valid tokens. A state created with `capacity` is written in place and needs `torch.no_grad()`; it can be
     rolled back by one token only. The kernel's mask decides which of these tokens a query sees.
     """
 
-    def __init__(self, size: int, dim: int) -> None:
+    def __init__(
+        self, size: int, dim: int, *, evaluation_state: Literal["keys-values", "inputs"] = "keys-values"
+    ) -> None:
         super().__init__()
         if size < 1:
             raise ValueError(f"SegmentMemorySource: size ({size}) must be at least 1; for no memory use no source")
-        self.size, self.dim = size, dim
+        self.size, self.dim, self.evaluation_state = size, dim, evaluation_state
 
     def init_state(self, spec: CacheSpec) -> State:
         if spec.recurrent:
@@ -70,9 +73,10 @@ class SegmentMemorySource(KVSource, StatefulAcrossBatches):
                 "SegmentMemorySource: a recurrent kernel keeps a summary of keys and cannot use a memory of tokens"
             )
         # twice the memory, so that it is copied to the front only once every `size` tokens
-        columns = 0 if self.training or spec.capacity is None else min(spec.capacity, 2 * self.size)
+        keeps_inputs = self.training or (spec.capacity is None and self.evaluation_state == "inputs")
+        columns = 0 if keeps_inputs or spec.capacity is None else min(spec.capacity, 2 * self.size)
         position_ids = torch.zeros(spec.batch, columns, dtype=torch.long, device=spec.device)
-        if self.training:
+        if keeps_inputs:
             inputs = torch.zeros(spec.batch, 0, self.dim, device=spec.device, dtype=spec.dtype)
             return RememberedInputs(inputs, position_ids, position_ids)
         if spec.capacity is None:

@@ -66,7 +66,7 @@ def _join_names(names: list[str]) -> str:
     return ", ".join(names[:MAX_NAMES]) + (f" and {omitted} more" if omitted > 0 else "")
 
 
-@contract("loss", "training loss and score == cross entropy of the logits", needs=("loss",))
+@contract("loss", "training loss and score == cross entropy of the logits", needs=("loss", "cross_entropy"))
 def loss(trial: ContractTrial) -> ContractFinding:
     """Compare them with padding, with ignored targets and with label smoothing."""
     model = trial.subject.module

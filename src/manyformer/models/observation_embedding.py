@@ -1,0 +1,75 @@
+"""The input of a policy: the observation, and optionally the previous action and reward."""
+
+from typing import final
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+
+from manyformer.spaces import ObservationSpace, PixelSpace
+
+PIXEL_CHANNELS = (16, 32, 32)
+"""The channels of the convolutions over pixels, each of which halves height and width."""
+
+
+@final
+class ObservationEmbedding(nn.Module):
+    """The sum of projections of the observation, of the previous action and of the previous reward (b, l, d).
+
+    Vectors are projected linearly, pixels (bytes, divided by 255) by three convolutions of stride 2 with ReLU and a
+    linear layer. A previous action is embedded, or projected if `continuous`; -1 is no previous action, which has an
+    embedding of its own. Without `previous_inputs` the embedding reads the observation alone."""
+
+    def __init__(
+        self, space: ObservationSpace, dim: int, *, actions: int, continuous: bool, previous_inputs: bool
+    ) -> None:
+        super().__init__()
+        self.space, self.dim, self.continuous = space, dim, continuous
+        self.observation = (
+            _pixel_projection(space, dim) if isinstance(space, PixelSpace) else nn.Linear(space.size, dim)
+        )
+        self.action: nn.Module | None = None
+        self.reward: nn.Linear | None = None
+        if previous_inputs:
+            self.action = nn.Linear(actions, dim, bias=False) if continuous else nn.Embedding(actions + 1, dim)
+            self.reward = nn.Linear(1, dim, bias=False)
+            nn.init.normal_(self.action.weight, std=dim**-0.5)
+
+    def forward(
+        self,
+        observations: Shaped[Tensor, "b l *shape"],
+        previous_actions: Shaped[Tensor, "b l *a"] | None,
+        previous_rewards: Float[Tensor, "b l"] | None,
+    ) -> Float[Tensor, "b l d"]:
+        """The embedding of each step. Raises ValueError for observations of another space."""
+        if observations.shape[2:] != self.space.shape:
+            expected = ", ".join(map(str, self.space.shape))
+            raise ValueError(f"observations {tuple(observations.shape)} must be (b, l, {expected})")
+        dtype = self.observation_dtype
+        if isinstance(self.space, PixelSpace):
+            images = observations.flatten(0, 1).permute(0, 3, 1, 2).to(dtype) / 255
+            x: Tensor = self.observation(images).view(*observations.shape[:2], self.dim)
+        else:
+            x = self.observation(observations.to(dtype))
+        if self.action is None or self.reward is None:
+            return x
+        if previous_actions is None or previous_rewards is None:
+            raise ValueError("this policy also reads the previous actions and rewards, which are None")
+        action_inputs = previous_actions.to(dtype) if self.continuous else previous_actions + 1
+        embedded: Tensor = x + self.action(action_inputs) + self.reward(previous_rewards.to(dtype)[..., None])
+        return embedded
+
+    @property
+    def observation_dtype(self) -> torch.dtype:
+        """The dtype of the weights, to which observations are converted."""
+        return next(self.observation.parameters()).dtype
+
+
+def _pixel_projection(space: PixelSpace, dim: int) -> nn.Sequential:
+    """Three convolutions, and a linear layer that maps what they give to `dim` channels."""
+    layers: list[nn.Module] = []
+    channels, height, width = space.channels, space.height, space.width
+    for out_channels in PIXEL_CHANNELS:
+        layers += [nn.Conv2d(channels, out_channels, 3, stride=2, padding=1), nn.ReLU()]
+        channels, height, width = out_channels, (height + 1) // 2, (width + 1) // 2
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width, dim))

@@ -1,0 +1,92 @@
+"""A policy that acts in environments, one step of all rows at a time."""
+
+from typing import NamedTuple, final
+
+from jaxtyping import Float, Int64, Shaped
+from torch import Tensor, nn
+
+from manyformer.binding import bind_module
+from manyformer.core import AlignedLayout, Context, Layer, State, TokenPositions, bind_step
+from manyformer.models.generative_model import ModelState
+from manyformer.models.observation_embedding import ObservationEmbedding
+from manyformer.models.token_positions import materialize_tail
+
+
+class ActorOutput(NamedTuple):
+    """The logits of actions, or the means of a normal distribution, and the values of the states of all rows."""
+
+    logits: Float[Tensor, "b n"]
+    values: Float[Tensor, " b"]
+
+
+@final
+class PolicyActor:
+    """The layers and heads of a policy, bound to their current parameters, and the state after the steps so far.
+
+    Segments number the episodes of each row in ascending order, from 0, over all rollouts; there is no padding. To be
+    used under `torch.no_grad()` and in evaluation mode."""
+
+    def __init__(
+        self,
+        embed: ObservationEmbedding,
+        body: Layer,
+        policy_head: nn.Linear,
+        value_head: nn.Linear,
+        state: ModelState,
+    ) -> None:
+        self._embed, self._step = embed, bind_step(body)
+        self._policy_head, self._value_head = bind_module(policy_head), bind_module(value_head)
+        self._body_state, tail = state.body, materialize_tail(state.tail)
+        self._tail = tail
+        self._position_ids, self._segment_ids, self._columns = tail.position_ids, tail.segment_ids, tail.columns
+
+    def act(
+        self,
+        observations: Shaped[Tensor, "b *shape"],
+        segments: Int64[Tensor, " b"],
+        previous_actions: Shaped[Tensor, "b *a"] | None = None,
+        previous_rewards: Float[Tensor, " b"] | None = None,
+    ) -> ActorOutput:
+        """The outputs for the next step of each row, which is remembered."""
+        position_ids = self._next_positions(segments)
+        x, self._body_state = self._run(position_ids, observations, segments, previous_actions, previous_rewards)
+        self._position_ids, self._segment_ids, self._columns = position_ids, segments, self._columns + 1
+        return ActorOutput(self._policy_head(x), self._value_head(x)[:, 0])
+
+    def value(
+        self,
+        observations: Shaped[Tensor, "b *shape"],
+        segments: Int64[Tensor, " b"],
+        previous_actions: Shaped[Tensor, "b *a"] | None = None,
+        previous_rewards: Float[Tensor, " b"] | None = None,
+    ) -> Float[Tensor, " b"]:
+        """The values of the states that follow these observations, which are not remembered."""
+        position_ids = self._next_positions(segments)
+        x, _ = self._run(position_ids, observations, segments, previous_actions, previous_rewards)
+        return self._value_head(x)[:, 0]
+
+    def end(self) -> ModelState:
+        """The state after the last step, from which the next rollout and its training begin."""
+        tail = self._tail._replace(
+            position_ids=self._position_ids, segment_ids=self._segment_ids, columns=self._columns
+        )
+        return ModelState(self._body_state, tail)
+
+    def _next_positions(self, segments: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
+        """The number of earlier steps of the episode."""
+        return (self._position_ids + 1) * (segments == self._segment_ids)
+
+    def _run(
+        self,
+        position_ids: Int64[Tensor, " b"],
+        observations: Tensor,
+        segments: Int64[Tensor, " b"],
+        previous_actions: Tensor | None,
+        previous_rewards: Tensor | None,
+    ) -> tuple[Float[Tensor, "b d"], State]:
+        positions = TokenPositions(position_ids[:, None], segments[:, None], AlignedLayout(self._columns))
+        actions, rewards = (None if part is None else part[:, None] for part in (previous_actions, previous_rewards))
+        x, body_state = self._step(
+            self._embed(observations[:, None], actions, rewards), Context(positions), self._body_state
+        )
+        return x[:, 0], body_state

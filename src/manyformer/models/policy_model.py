@@ -1,0 +1,123 @@
+"""A policy with a value function for reinforcement learning: embedding, layer, two heads."""
+
+from typing import Any, NamedTuple, final
+
+import torch
+from jaxtyping import Float, Int64, Shaped
+from torch import Tensor, nn
+
+from manyformer.batches import RolloutBatch
+from manyformer.core import PADDING_SEGMENT, Context, Layer, State, WatchFn, no_watch
+from manyformer.errors import UserError
+from manyformer.models.generative_model import ModelState
+from manyformer.models.model import Model
+from manyformer.models.observation_embedding import ObservationEmbedding
+from manyformer.models.output_head import BatchLoss, BatchScore
+from manyformer.models.policy_actor import PolicyActor
+from manyformer.models.policy_loss import StepLosses, normalize_advantages, policy_loss
+from manyformer.models.token_inputs import apply_layer
+from manyformer.models.token_positions import empty_tail, materialize_tail, positions_of
+
+POLICY_HEAD_STD = 0.01
+"""The initial deviation of the policy head, with which all actions are about equally likely."""
+
+
+class PolicyOutput(NamedTuple):
+    """The logits of actions, or the means of a normal distribution, and the values of the states."""
+
+    logits: Float[Tensor, "b l n"]
+    values: Float[Tensor, "b l"]
+    state: State = None
+    loss: Tensor | float = 0.0
+
+
+@final
+class PolicyModel(Model[RolloutBatch]):
+    """The distribution of the next action and the value of the state at each step, from all steps so far.
+
+    `actions` is the number of actions, or of the numbers of an action if `continuous`: a normal distribution with a
+    mean for each step and one deviation for all. `segments` numbers the episodes of each row in ascending order, None
+    means one episode per row; a step sees only its own episode. With a state from `init_state` or an earlier call the
+    rows are continued. Acting step by step (`begin_acting`) equals `forward` over all steps."""
+
+    def __init__(self, embed: ObservationEmbedding, body: Layer, actions: int, *, continuous: bool) -> None:
+        super().__init__()
+        self.embed, self.body = embed, body
+        self.actions, self.continuous = actions, continuous
+        self.policy_head, self.value_head = nn.Linear(embed.dim, actions), nn.Linear(embed.dim, 1)
+        nn.init.normal_(self.policy_head.weight, std=POLICY_HEAD_STD * embed.dim**-0.5)
+        nn.init.normal_(self.value_head.weight, std=embed.dim**-0.5)
+        for head in (self.policy_head, self.value_head):
+            nn.init.zeros_(head.bias)
+        self.log_std = nn.Parameter(torch.zeros(actions)) if continuous else None
+
+    def forward(
+        self,
+        observations: Shaped[Tensor, "b l *shape"],
+        segments: Int64[Tensor, "b l"] | None = None,
+        state: ModelState | None = None,
+        previous_actions: Shaped[Tensor, "b l *a"] | None = None,
+        previous_rewards: Float[Tensor, "b l"] | None = None,
+        *,
+        watch: WatchFn = no_watch,
+    ) -> PolicyOutput:
+        columns = torch.zeros(observations.shape[:2], dtype=torch.long, device=observations.device)
+        positions, tail = positions_of(columns, segments, None if state is None else state.tail)
+        x = self.embed(observations, previous_actions, previous_rewards)
+        y, body, loss = apply_layer(self.body, x, Context(positions, watch=watch), state and state.body)
+        next_state = None if tail is None else ModelState(body, tail)
+        return PolicyOutput(self.policy_head(y), self.value_head(y)[..., 0], next_state, loss)
+
+    def init_state(self, batch: int, *, capacity: int | None = None) -> ModelState:
+        """The state before any step; `capacity` preallocates buffers, for use in `torch.no_grad()`."""
+        device = self.device
+        body = self.body.init_state(batch, capacity=capacity, device=device, dtype=self.state_dtype)
+        return ModelState(body, materialize_tail(empty_tail(batch, device)))
+
+    def begin_acting(self, state: ModelState) -> PolicyActor:
+        """The policy bound to its current weights, which continues from `state` step by step without gradients."""
+        return PolicyActor(self.embed, self.body, self.policy_head, self.value_head, state)
+
+    def distribution(self, logits: Float[Tensor, "*b n"]) -> torch.distributions.Distribution:
+        """The distribution of an action: categorical, or an independent normal for each of its numbers."""
+        if self.log_std is None:
+            return torch.distributions.Categorical(logits=logits, validate_args=False)
+        normal = torch.distributions.Normal(logits, self.log_std.exp().expand_as(logits), validate_args=False)
+        return torch.distributions.Independent(normal, 1, validate_args=False)
+
+    def loss(self, batch: RolloutBatch, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
+        """The objective of the batch, summed over its steps. Raises UserError for label smoothing."""
+        if label_smoothing:
+            raise UserError(f"loss.label_smoothing ({label_smoothing}) must be 0: a policy has no labels")
+        output, valid = self._outputs(batch), batch.segments != PADDING_SEGMENT
+        total = torch.where(valid, self._step_losses(batch, output, valid).total(batch.objective), 0.0).sum()
+        return BatchLoss(total, valid.sum(), output.loss)
+
+    def score(self, batch: RolloutBatch, *, state: State = None) -> BatchScore:
+        """The negative log-likelihood of the actions, and how many of them were the likeliest."""
+        output, valid = self._outputs(batch), batch.segments != PADDING_SEGMENT
+        nll = -torch.where(valid, self._log_probs(output.logits, batch.actions), 0.0).sum()
+        is_best = output.logits.argmax(-1) == batch.actions if self.log_std is None else torch.zeros_like(valid)
+        return BatchScore(nll.double().cpu(), valid.sum(), (valid & is_best).sum())
+
+    def _outputs(self, batch: RolloutBatch) -> PolicyOutput:
+        output: PolicyOutput = self(
+            batch.observations, batch.segments, batch.state, batch.previous_actions, batch.previous_rewards
+        )
+        return output
+
+    def _log_probs(self, logits: Float[Tensor, "b l n"], actions: Shaped[Tensor, "b l *a"]) -> Float[Tensor, "b l"]:
+        distribution: Any = self.distribution(logits)
+        log_probs: Tensor = distribution.log_prob(actions)
+        return log_probs
+
+    def _step_losses(self, batch: RolloutBatch, output: PolicyOutput, valid: Tensor) -> StepLosses:
+        """The parts of the objective of a batch with these outputs."""
+        advantages = batch.advantages.to(output.values)
+        if batch.objective.normalize_advantages:
+            advantages = normalize_advantages(advantages, valid)
+        log_probs = self._log_probs(output.logits, batch.actions)
+        policy = policy_loss(log_probs, batch.log_probs, advantages, batch.objective.clip)
+        value = (output.values - batch.returns).square()
+        distribution: Any = self.distribution(output.logits)
+        return StepLosses(policy, value, distribution.entropy())

@@ -1,0 +1,137 @@
+"""The task of acting in environments so that the sum of rewards is large."""
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, final
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Generator, Tensor
+
+from manyformer.batches import ClippedObjective, RolloutBatch, TextUnits
+from manyformer.core import State, WatchFn, no_watch
+from manyformer.models import ModelOutput, PolicyModel
+from manyformer.scores import ScoreRecord
+from manyformer.spaces import ObservationSpace, PixelSpace
+from manyformer.tasks.likelihood import likelihood
+from manyformer.tasks.score_sums import ScoreSums
+from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Task
+from manyformer.tasks.toy import Toy, ToyDraw
+
+OBSERVATION_IDS = 32
+"""The number of different observations that stand for token ids in contracts and measurements."""
+
+GUESSED_SIGN_LOSS = 0.5 * math.log(2 * math.pi) + 0.5
+"""The loss of an action of -1 or 1 under the normal distribution with mean 0 and deviation 1."""
+
+
+@final
+class PolicyTask(Task[PolicyModel]):
+    """Acts in environments; where a task is given tokens, each stands for an observation, an action and a reward.
+
+    Logits are those of the actions, and the value as one number more."""
+
+    name = "policy"
+    title = "acting in environments"
+    model = PolicyModel
+    data_forms: Mapping[str, str] = {"environment": "episodes"}
+    reasons: Mapping[str, str] = {
+        "cross_attention": "a policy reads one sequence of observations only",
+        "cross_entropy": "a policy is trained by rewards, not by right answers",
+    }
+    metrics: Mapping[str, bool] = {"return": False}
+
+    def token_ids(self, model: PolicyModel) -> int:
+        return OBSERVATION_IDS
+
+    def arguments(self, model: PolicyModel, inputs: Inputs) -> tuple[Any, ...]:
+        previous_actions, previous_rewards = _stand_in_inputs(model, inputs.tokens)
+        return _observations(model, inputs.tokens), inputs.segments, None, previous_actions, previous_rewards
+
+    def call(
+        self, model: PolicyModel, inputs: Inputs, state: State = None, *, watch: WatchFn = no_watch
+    ) -> ModelOutput:
+        observations, segments, _, *previous_inputs = self.arguments(model, inputs)
+        logits, values, state, loss = model(observations, segments, state, *previous_inputs, watch=watch)
+        return ModelOutput(torch.cat([logits, values[..., None]], -1), state, loss)
+
+    def init_state(self, model: PolicyModel, inputs: Inputs, *, capacity: int | None = None) -> State:
+        return model.init_state(inputs.tokens.shape[0], capacity=capacity)
+
+    def batch(self, model: PolicyModel, inputs: Inputs, targets: Tensor) -> RolloutBatch:
+        observations, segments, _, previous_actions, previous_rewards = self.arguments(model, inputs)
+        ones = torch.ones(targets.shape, device=targets.device)
+        return RolloutBatch(
+            observations,
+            _actions(model, targets),
+            advantages=ones,
+            returns=ones,
+            segments=torch.zeros_like(inputs.tokens) if segments is None else segments,
+            previous_actions=previous_actions,
+            previous_rewards=previous_rewards,
+            objective=ClippedObjective(normalize_advantages=False),
+        )
+
+    def random_targets(self, model: PolicyModel, inputs: Inputs, generator: Generator) -> Int[Tensor, "b l"]:
+        targets = torch.randint(model.actions, inputs.tokens.shape, generator=generator)
+        return targets.to(inputs.tokens.device)
+
+    def toy(self, model: PolicyModel, draw: ToyDraw) -> Toy:
+        """The right action is that of the observation before the last: a bandit whose arms are remembered."""
+        tokens = draw.symbols(draw.length)
+        batch = self.batch(model, Inputs(tokens), tokens.roll(1, dims=1))
+        # the first action is a guess, for which there is no reward
+        batch.advantages[:, 0] = 0
+        objective = ClippedObjective(value_weight=0.0, entropy_weight=0.0, normalize_advantages=False)
+        guessing_loss = math.log(model.actions) if not model.continuous else model.actions * GUESSED_SIGN_LOSS
+        return Toy(batch._replace(objective=objective), guessing_loss * (1 - 1 / draw.length))
+
+    def validation(self, sums: ScoreSums, units: TextUnits | None) -> dict[str, float]:
+        """Return, length and success of an episode."""
+        return _episode_scores(sums)
+
+    def evaluate(self, request: EvaluationRequest[PolicyModel]) -> EvaluationResult:
+        """Mean return, length and success of held-out episodes."""
+        sums = likelihood(request)
+        signature = f"{sums.others['episodes']:,.0f} episodes"
+        scores = [ScoreRecord(name, value, signature, digits=3) for name, value in _episode_scores(sums).items()]
+        return EvaluationResult(scores, signature)
+
+
+def _episode_scores(sums: ScoreSums) -> dict[str, float]:
+    episodes = max(1.0, sums.others["episodes"])
+    names = {"return": "return", "episode_length": "steps", "success": "success"}
+    return {name: sums.others[source] / episodes for name, source in names.items()}
+
+
+@lru_cache(maxsize=16)
+def _stand_in_observations(space: ObservationSpace) -> Shaped[Tensor, "n *shape"]:
+    """An observation for each token id, the same in every process."""
+    generator = torch.Generator().manual_seed(OBSERVATION_IDS)
+    if isinstance(space, PixelSpace):
+        return torch.randint(256, (OBSERVATION_IDS, *space.shape), generator=generator, dtype=torch.uint8)
+    return torch.randn(OBSERVATION_IDS, *space.shape, generator=generator)
+
+
+def _observations(model: PolicyModel, tokens: Int[Tensor, "b l"]) -> Shaped[Tensor, "b l *shape"]:
+    return _stand_in_observations(model.embed.space).to(tokens.device)[tokens]
+
+
+def _actions(model: PolicyModel, tokens: Int[Tensor, "b l"]) -> Shaped[Tensor, "b l *a"]:
+    """The action that a token stands for: its number modulo that of all actions, or a vector of that sign."""
+    if not model.continuous:
+        return tokens.remainder(model.actions)
+    return (tokens.remainder(2) * 2.0 - 1.0)[..., None].expand(*tokens.shape, model.actions)
+
+
+def _stand_in_inputs(
+    model: PolicyModel, tokens: Int[Tensor, "b l"]
+) -> tuple[Shaped[Tensor, "b l *a"], Float[Tensor, "b l"]] | tuple[None, None]:
+    """The previous action and reward of each step, which follow from its own token; None if the model reads neither."""
+    if model.embed.action is None:
+        return None, None
+    return _actions(model, tokens), tokens / OBSERVATION_IDS - 0.5
+
+
+POLICY = PolicyTask()
