@@ -39,7 +39,6 @@ LEVELS = [
         "pixel_order",
         "plugins",
         "recompute",
-        "spaces",
         "stop_signals",
         "training_hooks",
     },

@@ -1,17 +1,19 @@
 """The task of acting in environments so that the sum of rewards is large."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, final
 
 import torch
 from jaxtyping import Float, Int, Shaped
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from manyformer.batches import ClippedObjective, RolloutBatch, TextUnits
-from manyformer.core import State, WatchFn, no_watch
+from manyformer.core import MemorySequence, State, WatchFn, no_watch
 from manyformer.models import ModelOutput, PolicyModel
+from manyformer.models.next_token_step import NextTokenFn
+from manyformer.models.policy_actor import PolicyActor
 from manyformer.scores import ScoreRecord
 from manyformer.spaces import ObservationSpace, PixelSpace
 from manyformer.tasks.likelihood import likelihood
@@ -59,6 +61,10 @@ class PolicyTask(Task[PolicyModel]):
     def init_state(self, model: PolicyModel, inputs: Inputs, *, capacity: int | None = None) -> State:
         return model.init_state(inputs.tokens.shape[0], capacity=capacity)
 
+    def one_token_step(self, model: PolicyModel) -> Callable[[], NextTokenFn]:
+        """A function that makes the steps of an actor."""
+        return lambda: _ActorSteps(self, model)
+
     def batch(self, model: PolicyModel, inputs: Inputs, targets: Tensor) -> RolloutBatch:
         observations, segments, _, previous_actions, previous_rewards = self.arguments(model, inputs)
         ones = torch.ones(targets.shape, device=targets.device)
@@ -99,6 +105,25 @@ class PolicyTask(Task[PolicyModel]):
         return EvaluationResult(scores, signature)
 
 
+class _ActorSteps:
+    """An actor as a `NextTokenFn`; it goes on acting as long as it is given its own last state."""
+
+    def __init__(self, task: PolicyTask, model: PolicyModel) -> None:
+        self._task, self._model = task, model
+        self._actor: PolicyActor | None = None
+        self._last_state: State = None
+
+    def __call__(self, tokens: Tensor, state: State, memory: MemorySequence | None) -> tuple[Tensor, State]:
+        if self._actor is None or state is not self._last_state:
+            self._actor = self._model.begin_acting(state)
+        observations, _, _, *previous_inputs = self._task.arguments(self._model, Inputs(tokens))
+        actions, rewards = (None if part is None else part[:, 0] for part in previous_inputs)
+        # the tokens continue the document of their row, which is 0 before the first of them
+        logits, values = self._actor.act(observations[:, 0], state.tail.segment_ids.clamp(min=0), actions, rewards)
+        self._last_state = self._actor.end()
+        return torch.cat([logits, values[:, None]], -1)[:, None], self._last_state
+
+
 def _episode_scores(sums: ScoreSums) -> dict[str, float]:
     episodes = max(1.0, sums.others["episodes"])
     names = {"return": "return", "episode_length": "steps", "success": "success"}
@@ -106,16 +131,22 @@ def _episode_scores(sums: ScoreSums) -> dict[str, float]:
 
 
 @lru_cache(maxsize=16)
-def _stand_in_observations(space: ObservationSpace) -> Shaped[Tensor, "n *shape"]:
-    """An observation for each token id, the same in every process."""
-    generator = torch.Generator().manual_seed(OBSERVATION_IDS)
-    if isinstance(space, PixelSpace):
-        return torch.randint(256, (OBSERVATION_IDS, *space.shape), generator=generator, dtype=torch.uint8)
-    return torch.randn(OBSERVATION_IDS, *space.shape, generator=generator)
+def _stand_in_observations(space: ObservationSpace) -> nn.Embedding:
+    """A flat observation for each token id, the same in every process."""
+    generator, size = torch.Generator().manual_seed(OBSERVATION_IDS), math.prod(space.shape)
+    with torch.inference_mode(mode=False):
+        if isinstance(space, PixelSpace):
+            table = torch.randint(256, (OBSERVATION_IDS, size), generator=generator).float()
+        else:
+            table = torch.randn(OBSERVATION_IDS, size, generator=generator)
+        return nn.Embedding(OBSERVATION_IDS, size, _weight=table).requires_grad_(requires_grad=False)
 
 
-def _observations(model: PolicyModel, tokens: Int[Tensor, "b l"]) -> Shaped[Tensor, "b l *shape"]:
-    return _stand_in_observations(model.embed.space).to(tokens.device)[tokens]
+def _observations(model: PolicyModel, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l *shape"]:
+    # an embedding, so that contracts can differentiate by its output
+    table = _stand_in_observations(model.embed.space).to(tokens.device)
+    observations: Tensor = table(tokens)
+    return observations.view(*tokens.shape, *model.embed.space.shape)
 
 
 def _actions(model: PolicyModel, tokens: Int[Tensor, "b l"]) -> Shaped[Tensor, "b l *a"]:

@@ -15,7 +15,8 @@ from typing_extensions import TypeVar
 from manyformer.batches import Batch, TextUnits
 from manyformer.core import State, WatchFn, no_watch
 from manyformer.errors import UserError
-from manyformer.models import Model, ModelOutput
+from manyformer.models import GenerativeModel, Model, ModelOutput
+from manyformer.models.next_token_step import NextTokenFn
 from manyformer.scores import ScoreKind, ScoreRecord
 from manyformer.tasks.score_sums import ScoreSums
 from manyformer.tasks.toy import Toy, ToyDraw
@@ -221,6 +222,10 @@ class Task(ABC, Generic[M]):
     def init_state(self, model: M, inputs: Inputs, *, capacity: int | None = None) -> State:
         """The state before any of the tokens."""
         raise NotImplementedError(f"{self.title} has no decoding state")
+
+    def one_token_step(self, model: M) -> Callable[[], NextTokenFn] | None:
+        """A function that binds the model's steps of one token per row; None if it has none."""
+        return model.next_token if isinstance(model, GenerativeModel) else None
 
     @abstractmethod
     def batch(self, model: M, inputs: Inputs, targets: Tensor) -> Batch:
