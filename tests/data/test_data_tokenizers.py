@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyformer.data import Tokenizer, TokenizerPair, load_tokenizers
+from manyformer.data.no_tokenizer import NoTokenizer
 from manyformer.data.tokenizer_kinds import load_tokenizer, train_tokenizer
 from manyformer.errors import UserError
 from manyformer.files.verified_folder import write_manifest
@@ -44,6 +45,15 @@ def test_characters_come_back_where_they_are_known(text: str) -> None:
     assert tokenizer.vocab == 5 + len(known)
     assert tokenizer.decode(tokenizer.encode(text)) == "".join(sign if sign in known else "�" for sign in text)
     assert len(tokenizer.encode(text)) == len(text)
+
+
+def test_data_without_text_has_a_tokenizer_that_refuses_it(tmp_path: Path) -> None:
+    none = NoTokenizer()
+    TokenizerPair(none, none).save(tmp_path)
+    write_manifest(tmp_path)
+    assert load_tokenizers(tmp_path).fingerprint == TokenizerPair(none, none).fingerprint
+    with pytest.raises(UserError, match="this model reads no text: it was trained on data without tokens"):
+        load_tokenizers(tmp_path).source.encode("a text")
 
 
 def test_unknown_characters_are_unk() -> None:

@@ -17,6 +17,7 @@ from manyformer.batches import (
 )
 from manyformer.config import RunConfig
 from manyformer.data.characters import ByteTokenizer
+from manyformer.data.training_feed import FeedPosition, TrainingFeed
 from manyformer.dependency_trees import preorder_columns
 
 VOCAB = 11
@@ -75,11 +76,11 @@ def part(batch: Batch, rank: int, world_size: int) -> Batch:
     return type(batch)(*(None if t is None else t[rank::world_size] for t in batch))
 
 
-class FakeFeed:
+class FakeFeed(TrainingFeed):
     """Five batches an epoch."""
 
-    batches = 5
-    rows_continue = False
+    batches = 5  # type: ignore[assignment]
+    rows_continue = False  # type: ignore[assignment]
 
     def __init__(self, task: str, rank: int = 0, world_size: int = 1) -> None:
         self.task, self.rank, self.world_size = task, rank, world_size
@@ -95,10 +96,10 @@ class FakeFeed:
     def shard(self, rank: int, world_size: int) -> "FakeFeed":
         return FakeFeed(self.task, rank, world_size)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> FeedPosition:
         return {"epoch": self.epoch, "batch": self.batch, "seed": 0, "data": "a rule"}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: FeedPosition) -> None:
         self.epoch, self.batch = state["epoch"], state["batch"]
 
 

@@ -24,7 +24,7 @@ from manyformer.train.events import (
     TrainingValidated,
     TrainResult,
 )
-from manyformer.train.reporter import LiveReporter, format_duration, log_file_reporter, reporter
+from manyformer.train.reporter import LiveReporter, format_duration, format_event, log_file_reporter, reporter
 from manyformer.train.run_folder import as_run, check_run_folder
 
 OUT = Path("runs/x")
@@ -50,6 +50,14 @@ model    those of the last step, 100  loss 1.5000 nats  → runs/x/model
 next     one
          two
 """
+
+
+def test_scores_of_the_training_data_take_the_place_of_the_loss() -> None:
+    scores = {"return": 0.51239, "episode_length": 61.0}
+    event = TrainingProgress(10, 100, 2.34567, 0.00123, 1234.5, 0.1, 65.0, logged=True, scores=scores)
+    (line,) = format_event(event)
+    assert line == "step     10/100  return 0.5124  episode length 61  lr 0.00123  1234 tokens/s  left 1:05"
+    assert decode(encode(event)) == event
 
 
 def test_plain_lines(tmp_path: Path) -> None:

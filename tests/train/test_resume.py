@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from fakes import FakeFeed, FakeHeld, FakeSource, a_run, opener
 from runs import Heard, go, learned, stopped
+from torch import nn
 
-from manyformer.batches import Batch
+from manyformer.batches import Batch, CausalLMBatch
 from manyformer.config import RunConfig
 from manyformer.errors import TrainingInterrupted, UserError
+from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.stop_signals import StopSignal
 from manyformer.train.events import TrainingFinished
 
@@ -78,6 +80,47 @@ def stopped_at(run: RunConfig, step: int) -> str:
     with pytest.raises(TrainingInterrupted) as stop:
         go(run, wish=wish, opened=lambda *_: source)
     return str(stop.value)
+
+
+class NoisyFeed(FakeFeed):
+    """A feed that depends on the model and on a number which its position does not say."""
+
+    score_names = ("noise",)
+    draws = 0.0
+
+    def attach(self, model: nn.Module) -> None:
+        self.weight = next(model.parameters())
+
+    def __next__(self) -> Batch:
+        batch = super().__next__()
+        self.draws += float(self.weight.detach().sum())
+        assert isinstance(batch, CausalLMBatch)
+        return batch._replace(tokens=batch.tokens.roll(int(100 * self.draws) % 8, 1))
+
+    def write_files(self, folder: Path) -> None:
+        (folder / "draws.txt").write_text(self.draws.hex())
+
+    def read_files(self, files: VerifiedFolder) -> None:
+        self.draws = float.fromhex(files.file("draws.txt").read_text())
+
+    def training_scores(self) -> dict[str, float]:
+        return {"noise": self.draws}
+
+
+def noisy(*_: Any) -> FakeSource:
+    source = FakeSource("language-model")
+    source.train = NoisyFeed("language-model")
+    return source
+
+
+def test_a_feed_that_depends_on_the_model_has_files_in_the_checkpoint(tmp_path: Path) -> None:
+    go(a_run(tmp_path / "whole", **SETTINGS), opened=noisy)
+    run = a_run(tmp_path / "run", **SETTINGS)
+    for step in (2, 8):
+        stopped(run, step, opened=noisy)
+    go(run, opened=noisy)
+    same(tmp_path / "run", tmp_path / "whole")
+    assert len({row["noise"] for row in learned(tmp_path / "run") if "noise" in row}) == 5
 
 
 def test_stopped_again_and_again(tmp_path: Path, whole: Path) -> None:

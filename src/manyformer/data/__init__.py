@@ -8,6 +8,7 @@ from manyformer.data.opening import open_data
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair, load_tokenizers
 from manyformer.data.tokenizer import StreamDecoder, Tokenizer
+from manyformer.data.training_feed import TrainingFeed
 
 __all__ = [
     "DataKind",
@@ -20,6 +21,7 @@ __all__ = [
     "TextUnits",
     "Tokenizer",
     "TokenizerPair",
+    "TrainingFeed",
     "load_tokenizers",
     "open_data",
     "register",

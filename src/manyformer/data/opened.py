@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, final
 
 from manyformer.batches import Batch
 from manyformer.data.epochs import HeldOutBatches
-from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.token_shards import TokenShard
 from manyformer.data.tokenizer import Tokenizer
+from manyformer.data.training_feed import TrainingFeed
 from manyformer.errors import UserError
 from manyformer.files.json_records import parse_json, validate_json
 from manyformer.files.verified_folder import VerifiedFolder
@@ -78,7 +78,7 @@ class OpenedData:
     """
 
     tokenizers: TokenizerPair
-    train: Sampler
+    train: TrainingFeed
     valid: HeldOutBatches
     test: HeldOutBatches | None
     summary_lines: tuple[str, ...]

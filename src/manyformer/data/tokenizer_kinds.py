@@ -6,6 +6,7 @@ from pathlib import Path
 
 from manyformer.data.bpe import BPETokenizer
 from manyformer.data.characters import ByteTokenizer, CharTokenizer
+from manyformer.data.no_tokenizer import NoTokenizer
 from manyformer.data.pixel_tokenizer import PixelTokenizer
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.data.word_tokenizer import WordTokenizer
@@ -17,7 +18,7 @@ MAX_TOKENIZER_BYTES = 1 << 29
 
 TOKENIZERS: dict[str, type[Tokenizer]] = {
     tokenizer.kind: tokenizer
-    for tokenizer in (CharTokenizer, ByteTokenizer, BPETokenizer, WordTokenizer, PixelTokenizer)
+    for tokenizer in (CharTokenizer, ByteTokenizer, BPETokenizer, WordTokenizer, PixelTokenizer, NoTokenizer)
 }
 
 

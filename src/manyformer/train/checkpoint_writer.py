@@ -5,7 +5,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import NamedTuple
 
-from manyformer.data.sampler import Sampler
+from manyformer.data.training_feed import TrainingFeed
 from manyformer.files.json_records import DamagedFile
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.train.checkpoints import STATE_FILE, Checkpoint, CheckpointState, CheckpointStore
@@ -20,7 +20,7 @@ class CheckpointWriter(NamedTuple):
 
     store: CheckpointStore
     engine: TrainingEngine
-    feed: Sampler
+    feed: TrainingFeed
     log: Callable[[str], None]
 
     def write(self, train_state: TrainState) -> None:
@@ -32,6 +32,7 @@ class CheckpointWriter(NamedTuple):
             GeneratorStates.of_process().write(folder / _generator_file(process_group.rank))
             write_carried_state(self.engine.carried_state, folder, process_group)
             if process_group.is_main_process:
+                self.feed.write_files(folder)
                 state.write(folder / STATE_FILE)
 
     def read(self, checkpoint: Checkpoint) -> TrainState:
@@ -42,6 +43,7 @@ class CheckpointWriter(NamedTuple):
         if not read_carried_state(self.engine.carried_state, checkpoint.folder, process_group):
             self.log("the carried state starts empty: it was written by a different number of processes")
         files, generator_file = VerifiedFolder.open(checkpoint.folder), _generator_file(process_group.rank)
+        self.feed.read_files(files)
         if generator_file in files:
             _restore_generators(files.file(generator_file))
         else:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from manyformer.data.sampler import SamplerState
+from manyformer.data.training_feed import FeedPosition
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import remove_drafts, report_disk_full, sync_folder
 from manyformer.files.json_records import Count, DamagedFile, FileRecord
@@ -26,7 +26,7 @@ class CheckpointState(FileRecord):
     title = "the state of a checkpoint"
     step: Count
     train_state: TrainState
-    data: SamplerState
+    data: FeedPosition
 
 
 class Checkpoint(NamedTuple):

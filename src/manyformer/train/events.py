@@ -20,6 +20,7 @@ class TrainingProgress(NamedTuple):
     """Progress after a step: loss, learning rate, tokens per second, progress of the run from 0 to 1, seconds left.
 
     `logged` steps are those that also go into the metrics; events of other steps come a few times a second at most.
+    `scores` are those of the training data, if it has any, which say more than the loss.
     """
 
     step: int
@@ -30,6 +31,7 @@ class TrainingProgress(NamedTuple):
     progress: float
     seconds_left: float
     logged: bool
+    scores: dict[str, float] = {}  # noqa: RUF012 - never changed
 
 
 class TrainingValidated(NamedTuple):

@@ -27,7 +27,7 @@ COLUMNS = (*_COUNT_COLUMNS, *_TRAINING_COLUMNS, *_VALIDATION_COLUMNS)
 class MetricsFiles:
     """Appends rows to metrics.jsonl and metrics.csv; on resuming, only the first `rows` rows are retained.
 
-    `scores` are the names of the validation scores; those that have no column yet get one at the end. Damaged rows are
+    `scores` are the columns of scores; those that are not among the usual ones come last. Damaged rows are
     named in the log and moved to metrics.damaged; missing ones are counted. `rows_sum` is the sum of the first `rows`
     rows, if it is known.
     """
@@ -36,7 +36,7 @@ class MetricsFiles:
         self, folder: Path, *, rows: int, log: LogFn, rows_sum: str | None = None, scores: Iterable[str] = ()
     ) -> None:
         self._jsonl, self._csv = folder / "metrics.jsonl", folder / "metrics.csv"
-        self._columns = tuple(dict.fromkeys([*COLUMNS, *(f"valid_{name}" for name in scores)]))
+        self._columns = tuple(dict.fromkeys([*COLUMNS, *scores]))
         retained = self._retain(rows, log)
         if rows_sum not in (None, functools.reduce(extend_sum, retained, "")) and len(retained) == rows:
             log(f"{self._jsonl} is not as it was written: a number in its first {rows:,} rows differs")

@@ -64,8 +64,9 @@ def format_scores(scores: dict[str, float]) -> str:
 
 def _format_progress(event: TrainingProgress) -> str:
     total = "" if event.steps is None else f"/{event.steps}"
+    scores = "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in event.scores.items())
     return (
-        f"step     {event.step}{total}  loss {event.loss:.4f}  lr {event.learning_rate:.3g}  "
+        f"step     {event.step}{total}  {scores or f'loss {event.loss:.4f}'}  lr {event.learning_rate:.3g}  "
         f"{event.tokens_per_second:.0f} tokens/s  left {format_duration(event.seconds_left)}"
     )
 

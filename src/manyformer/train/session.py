@@ -70,6 +70,7 @@ class TrainingSession:
             self._init_weights(run.init_from)
         self.num_parameters = sum(weight.numel() for weight in self.model.parameters())
         objective = make_objective(run, self.model, device)
+        self.data.train.attach(self.model)
         self.engine = TrainingEngine(objective, run.optim, strategy, rows_continue=self.data.train.rows_continue)
         if process_group.rank:
             # equal weights, but different dropout in each process
@@ -174,7 +175,8 @@ class TrainingSession:
 
     def _make_sinks(self, checkpoint: Checkpoint | None) -> list[MetricsSink]:
         state = TrainState() if checkpoint is None else checkpoint.state.train_state
-        rows, rows_sum, names = state.metrics_rows, state.metrics_sum, self.validator.score_names()
+        names = [*self.data.train.score_names, *(f"valid_{name}" for name in self.validator.score_names())]
+        rows, rows_sum = state.metrics_rows, state.metrics_sum
         sinks: list[MetricsSink] = [MetricsFiles(self.out, rows=rows, rows_sum=rows_sum, log=self._log, scores=names)]
         if "tensorboard" in self.run.trackers:
             sinks.append(TensorBoardSink(self.out, last_step=0 if checkpoint is None else checkpoint.step))

@@ -10,7 +10,7 @@ from typing import NoReturn, Protocol
 import torch
 
 from manyformer.config import RunConfig
-from manyformer.data.sampler import Sampler
+from manyformer.data.training_feed import TrainingFeed
 from manyformer.device_memory import report_out_of_memory
 from manyformer.errors import TrainingInterrupted, UserError
 from manyformer.stop_signals import StopSignal
@@ -46,7 +46,7 @@ class TrainingLoop:
 
     run: RunConfig
     engine: TrainingEngine
-    feed: Sampler
+    feed: TrainingFeed
     validator: Validator
     learning_rate: LearningRateFn
     checkpoint_writer: CheckpointWriter
@@ -190,7 +190,15 @@ class TrainingLoop:
         loss, steps = window.loss if logged else self._last_loss, self.run.limits.steps
         self.on_event(
             TrainingProgress(
-                train_state.step, steps, loss, self._current_rate, speed, progress, seconds_left, logged=logged
+                train_state.step,
+                steps,
+                loss,
+                self._current_rate,
+                speed,
+                progress,
+                seconds_left,
+                logged=logged,
+                scores=dict(self.feed.training_scores()),
             )
         )
         if logged:
@@ -204,6 +212,7 @@ class TrainingLoop:
             "learning_rate": self._current_rate,
             "tokens_per_second": round(speed, 1),
         }
+        row.update(self.feed.training_scores())
         if window.extra:
             row["extra"] = window.extra / window.steps
         if self.engine.max_grad_norm is not None:
