@@ -71,7 +71,7 @@ def replacement(file: Path, place: tuple[Any, ...], value: Any) -> Attack:
         read, write = READERS[file.suffix]
         whole = read((folder / file).read_text(encoding="utf-8"))
         whole = replaced(whole, place, value)
-        if isinstance(whole, dict) and place[0] != "sum":
+        if isinstance(whole, dict) and place[:1] != ("sum",):
             # a record without a sum is read as one that a person has written
             whole.pop("sum", None)
         (folder / file).write_text(write(whole), encoding="utf-8", errors="surrogatepass")

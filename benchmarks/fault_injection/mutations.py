@@ -150,4 +150,4 @@ def mutate_option(folder: Path, settings: Any, chance: random.Random) -> Mutatio
     arguments, options = OPTIONS[name]
     option, value = chance.choice(options), str(chance.choice(VALUES)).replace("\0", "")
     command = (name, *arguments, option, value)
-    return f"{name} {option} {value:.40}", command, {option, option.strip("-"), *([value] if value.strip() else [])}
+    return f"{name} {option} {value:.40}", command, {option, option.strip("-"), value if value.strip() else repr(value)}

@@ -26,7 +26,11 @@ def sign_again(folder: Path, before: dict[Path, bytes]) -> None:
 
 
 def _differs(path: Path, content: bytes) -> bool:
-    return path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 24 and path.read_bytes() != content
+    return _is_small(path) and path.read_bytes() != content
+
+
+def _is_small(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink() and path.stat().st_size < 1 << 24
 
 
 def _sum(content: bytes) -> str:
@@ -38,7 +42,9 @@ def _sign(manifest: Path, replacements: dict[str, tuple[str, int, int]]) -> None
         text = manifest.read_text(encoding="utf-8")
         if len(text) > 1 << 20 or not any(old in text for old in replacements):
             return
-        value = _replaced(json.loads(text), replacements)
+        # an equal file of the manifest's own folder that was not changed keeps its sum
+        unchanged = {_sum(path.read_bytes()) for path in manifest.parent.rglob("*") if _is_small(path)}
+        value = _replaced(json.loads(text), {old: new for old, new in replacements.items() if old not in unchanged})
     except (ValueError, RecursionError):
         return
     value.pop("sum", None)

@@ -41,7 +41,9 @@ def parse_overrides(overrides: Sequence[str] | Mapping[str, Any]) -> tuple[list[
             is_option = argument.startswith("--") and key
             needs_value = f"needs a value, as in `{argument} true`"
             message = needs_value if is_option else "is no setting; write key=value or --key value"
-            errors.append(SettingError(SourceLocation(argument=argument), "", message))
+            errors.append(
+                SettingError(SourceLocation(argument=argument if argument.strip() else repr(argument)), "", message)
+            )
             continue
         if not argument.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in f"{key}{text}"):
             message = "holds bytes that are not UTF-8; rename the file"

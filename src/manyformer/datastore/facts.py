@@ -134,7 +134,7 @@ def open_files(folder: Path) -> VerifiedFolder:
     """The files of a finished datastore. Raises UserError if there is none, or if the list of files is damaged."""
     if not folder.is_dir():
         raise UserError(f"there is no datastore {folder}; `manyformer datastore build RUN --out {folder}` builds one")
-    if (folder / MANIFEST).is_file():
+    if (folder / MANIFEST).exists():
         return VerifiedFolder.open(folder)
     if (folder / BUILDING).exists():
         raise UserError(f"{folder} is not finished: the same `manyformer datastore build` resumes it")

@@ -15,7 +15,7 @@ APART = {"compile", "learns"}
 EXCHANGES = {"causal", "causal-training"}
 """Contracts that exchange every token, whose time grows at least with the square of the length."""
 
-ORDINARY_LENGTH = 160
+ORDINARY_LENGTH = 96
 """Their length when slow tests are left out: longer than the chunks and windows of the tiny models."""
 
 ALWAYS = {
