@@ -131,7 +131,7 @@ def test_only_a_second_ctrl_c_interrupts_an_awaiting_block() -> None:
 
 def test_a_signal_while_a_vocabulary_is_learnt(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
-    text.write_text("".join(f"{number * 7919 % 1000003:x} " for number in range(300_000)))
+    text.write_text("".join(f"{number * 7919 % 1000003:x} " for number in range(120_000)))
     command = ["train", "transformer-lm", f"data.path={text}", "data.tokenizer=bpe", "data.vocab=1000"]
     command += ["data.length=32", "dim=8", "depth=1", "heads=1", "batch.tokens=64", "limits.steps=1"]
     command += ["evaluate.batches=1", f"out={tmp_path / 'run'}", "--quiet"]
