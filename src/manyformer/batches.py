@@ -1,5 +1,6 @@
 """The batch records that data loading produces: CPU tensors, one sequence per row, int64 except for images."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
@@ -222,3 +223,33 @@ class RolloutBatch(NamedTuple):
 
     def ignored(self) -> Self:
         return self._replace(segments=torch.full_like(self.segments, PADDING_SEGMENT))
+
+
+class TrajectoryBatch(NamedTuple):
+    """Windows of episodes, a time step per column; a row may hold several windows, each a segment, -1 is padding.
+
+    `returns` are the sums of rewards from each step to the end of its episode. Discrete actions are whole numbers, and
+    targets that are not scored `IGNORE_INDEX`; other actions are vectors, and such targets are NaN. `timesteps` count
+    from the beginning of the episode."""
+
+    returns: Float[Tensor, "b l"]
+    observations: Float[Tensor, "b l f"]
+    actions: Int64[Tensor, "b l"] | Float[Tensor, "b l a"]
+    targets: Int64[Tensor, "b l"] | Float[Tensor, "b l a"]
+    timesteps: Int64[Tensor, "b l"]
+    segments: Int64[Tensor, "b l"]
+
+    def target_count(self) -> int:
+        return int(count_action_targets(self.targets))
+
+    def token_count(self) -> int:
+        return _count_valid(self.timesteps, self.segments)
+
+    def ignored(self) -> Self:
+        ignored = math.nan if self.targets.is_floating_point() else IGNORE_INDEX
+        return self._replace(targets=torch.full_like(self.targets, ignored))
+
+
+def count_action_targets(targets: Int64[Tensor, "*b"] | Float[Tensor, "*b a"]) -> Int64[Tensor, ""]:
+    """The number of discrete or continuous actions that are scored."""
+    return (~targets[..., 0].isnan() if targets.is_floating_point() else targets != IGNORE_INDEX).sum()

@@ -35,7 +35,7 @@ class OwnSubject(Subject):
         self.length_multiple = self.task.fixed_length(model) or 1
         self.takes_source, self.per_token = self.task.takes_source, self.task.per_token
         self.measured_anyway = self.task.measured_anyway
-        self.not_promised = {**self.task.reasons, **_not_promised(card)}
+        self.not_promised = {**self.task.reasons, **self.task.model_reasons(model), **_not_promised(card)}
         self.token_ids = torch.arange(self.task.token_ids(model), device=model.device)
 
     @property

@@ -1,8 +1,10 @@
 """Models: an embedding, a layer (usually a stack) and a head."""
 
 from manyformer.models.classifier import TextClassifier
+from manyformer.models.decision_transformer import DecisionTransformer
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.encoder_model import EncoderModel
+from manyformer.models.episode_decoder import EpisodeDecoder
 from manyformer.models.generative_model import GenerativeModel
 from manyformer.models.head import ClassHead
 from manyformer.models.image_classifier import ImageClassifier
@@ -21,8 +23,10 @@ __all__ = [
     "BatchLoss",
     "BatchScore",
     "ClassHead",
+    "DecisionTransformer",
     "EncoderDecoder",
     "EncoderModel",
+    "EpisodeDecoder",
     "GenerativeModel",
     "ImageClassifier",
     "LanguageModel",

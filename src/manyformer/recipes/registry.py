@@ -205,12 +205,13 @@ def task_of(model: Model) -> Task[Any]:
 
 
 def card_of(spec: ModelSpec) -> RecipeCard | None:
-    """The card of a model's recipe; for a recipe with a base recipe, only the contracts that both promise.
+    """The card of a model's recipe; for a recipe with a base recipe or body, only the contracts that both promise.
 
     None if the recipe is not registered."""
     if spec.recipe not in RECIPES:
         return None
-    card, base = RECIPES[spec.recipe].card, RECIPES.get(spec.keywords.get("base_recipe", ""))
+    base_name = spec.keywords.get("base_recipe") or spec.keywords.get("body") or ""
+    card, base = RECIPES[spec.recipe].card, RECIPES.get(base_name)
     return card if base is None else replace(card, reasons={**base.card.reasons, **card.reasons})
 
 

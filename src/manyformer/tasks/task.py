@@ -201,6 +201,10 @@ class Task(ABC, Generic[M]):
     def token_ids(self, model: M) -> int:
         """The number of token ids that the model reads: they are 0 to n - 1."""
 
+    def model_reasons(self, model: M) -> Mapping[str, str]:
+        """Contracts that this model does not make though others of the task do, and why."""
+        return {}
+
     def fixed_length(self, model: M) -> int | None:
         """The number of tokens that every input has; None if lengths vary."""
         return None

@@ -1,0 +1,232 @@
+"""A causal model of trajectories, which predicts actions from returns, observations and earlier actions."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from manyformer.batches import TrajectoryBatch
+from manyformer.core import Context, Layer, LayerOutput, State, TokenPositions, WatchFn, no_watch
+from manyformer.dropout import Dropout
+from manyformer.errors import UserError
+from manyformer.models.bounded_action_head import BoundedActionHead
+from manyformer.models.generative_model import ModelState
+from manyformer.models.head import ClassHead
+from manyformer.models.model import Model, ModelOutput, max_length_of
+from manyformer.models.token_inputs import apply_head, apply_layer
+from manyformer.models.token_positions import StreamTail, empty_tail, positions_of
+
+Actions = Int[Tensor, "b l"] | Float[Tensor, "b l a"]
+"""Discrete actions, -1 for none, or vectors of continuous ones in the units of the environment."""
+
+
+class Trajectory(NamedTuple):
+    """Time steps of episodes: the return from each step to the end, what is observed, and the action then taken."""
+
+    returns: Float[Tensor, "b l"]
+    observations: Float[Tensor, "b l f"]
+    actions: Actions
+
+
+@final
+class TrajectoryEmbedding(nn.Module):
+    """Three tokens per time step: return, observation and action, each projected and added to the step's vector.
+
+    Chen et al. 2021, section 3 and algorithm 1: e = W x + T[t], where T is a learned table of the episode's time steps,
+    and one norm after it, which all tokens share. Returns are divided by `return_scale`, observations are standardized
+    by `statistics`, the mean and standard deviation of the training data (2, f). Without `has_returns` a step has two
+    tokens. `offset` adds a vector to every token after the norm: that of position 0 in Hugging Face's model."""
+
+    mean: Float[Tensor, " f"]
+    std: Float[Tensor, " f"]
+
+    def __init__(
+        self,
+        statistics: Float[Tensor, "2 f"],
+        actions: int,
+        dim: int,
+        *,
+        max_episode_length: int,
+        return_scale: float,
+        has_returns: bool,
+        has_offset: bool,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.actions, self.return_scale = actions, return_scale
+        self.register_buffer("mean", statistics[0].clone())
+        self.register_buffer("std", statistics[1].clone())
+        self.timestep = nn.Embedding(max_episode_length, dim)
+        nn.init.normal_(self.timestep.weight, std=0.02)
+        self.embed_return = nn.Linear(1, dim) if has_returns else None
+        self.embed_observation, self.embed_action = nn.Linear(statistics.shape[1], dim), nn.Linear(actions, dim)
+        self.norm, self.dropout = nn.LayerNorm(dim), Dropout(dropout)
+        self.offset = nn.Parameter(torch.zeros(dim)) if has_offset else None
+
+    @property
+    def tokens_per_step(self) -> int:
+        return 2 if self.embed_return is None else 3
+
+    def forward(self, steps: Trajectory, timesteps: Int[Tensor, "b l"]) -> Float[Tensor, "b tokens d"]:
+        """The tokens of all steps in the order return, observation, action; actions are vectors here."""
+        time = self.time_vectors(timesteps)
+        tokens = [*self.observed(steps.returns, steps.observations, time), self.acted(steps.actions, time)]
+        return self.finish(torch.stack(tokens, 2).flatten(1, 2))
+
+    def time_vectors(self, timesteps: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
+        """The vectors of time steps; those beyond the table count as its last."""
+        vectors: Tensor = self.timestep(timesteps.clamp(max=self.timestep.num_embeddings - 1))
+        return vectors
+
+    def observed(
+        self, returns: Float[Tensor, "b l"], observations: Float[Tensor, "b l f"], time: Float[Tensor, "b l d"]
+    ) -> list[Float[Tensor, "b l d"]]:
+        """The tokens of the return, if there are returns, and of the observation, before the norm."""
+        tokens = [self.embed_observation((observations.to(time.dtype) - self.mean) / self.std) + time]
+        if self.embed_return is not None:
+            tokens.insert(0, self.embed_return(returns.to(time.dtype)[..., None] / self.return_scale) + time)
+        return tokens
+
+    def acted(self, actions: Float[Tensor, "b l a"], time: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
+        """The tokens of actions as vectors, before the norm."""
+        embedded: Tensor = self.embed_action(actions.to(time.dtype))
+        return embedded + time
+
+    def finish(self, tokens: Float[Tensor, "b n d"]) -> Float[Tensor, "b n d"]:
+        """The shared norm, the offset and dropout."""
+        normed = self.norm(tokens)
+        dropped: Tensor = self.dropout(normed if self.offset is None else normed + self.offset)
+        return dropped
+
+
+@final
+class DecisionTransformer(Model[TrajectoryBatch]):
+    """Predicts the action of each time step from its observation, the return that is to follow, and earlier steps.
+
+    Chen et al. 2021, section 3. Any causal layer is the `body`. `logits[:, t]` are those of discrete actions (b, l, n),
+    or continuous actions (b, l, a); neither depends on the action of step t. `segments` numbers the windows of packed
+    rows, -1 is padding, None means one window per row; `timesteps` count from the beginning of the episode, by default
+    from that of the window, and those beyond the learned table count as its last. With a state the rows are continued.
+    Raises UserError if the body does not allow the tokens of `window` time steps."""
+
+    def __init__(
+        self,
+        embed: TrajectoryEmbedding,
+        body: Layer,
+        head: ClassHead | BoundedActionHead,
+        *,
+        window: int,
+        decodes_incrementally: bool = True,
+    ) -> None:
+        super().__init__()
+        self.embed, self.body, self.head = embed, body, head
+        self.window, self.decodes_incrementally = window, decodes_incrementally
+        max_tokens = max_length_of(body)
+        self.max_length = None if max_tokens is None else max_tokens // embed.tokens_per_step
+        if self.max_length is not None and window > self.max_length:
+            raise UserError(
+                f"window ({window}) must be at most {self.max_length}: the body allows {max_tokens} tokens, "
+                f"{embed.tokens_per_step} of them for each time step"
+            )
+
+    def forward(
+        self,
+        returns: Float[Tensor, "b l"],
+        observations: Float[Tensor, "b l f"],
+        actions: Actions,
+        segments: Int[Tensor, "b l"] | None = None,
+        state: ModelState | None = None,
+        *,
+        timesteps: Int[Tensor, "b l"] | None = None,
+        watch: WatchFn = no_watch,
+    ) -> ModelOutput:
+        steps = Trajectory(returns, observations, actions)
+        hidden, next_state, loss = self._hidden(steps, timesteps, segments, state, watch)
+        return ModelOutput(apply_head(self.head, hidden), next_state, loss)
+
+    def head_inputs(self, batch: TrajectoryBatch, state: State) -> tuple[LayerOutput, Tensor]:
+        steps = Trajectory(batch.returns, batch.observations, batch.actions)
+        return self._hidden(steps, batch.timesteps, batch.segments, state, no_watch), batch.targets
+
+    def init_state(self, batch: int, *, capacity: int | None = None) -> ModelState:
+        """The state before any time step; `capacity` preallocates buffers for as many steps."""
+        tokens = None if capacity is None else capacity * self.embed.tokens_per_step
+        device = self.device
+        body = self.body.init_state(batch, capacity=tokens, device=device, dtype=self.state_dtype)
+        return ModelState(body, empty_tail(batch, device))
+
+    def action_vectors(self, actions: Actions) -> Float[Tensor, "b l a"]:
+        """Actions as they are embedded: continuous ones from -1 to 1, discrete ones as one-hot vectors, none as 0."""
+        if isinstance(self.head, BoundedActionHead):
+            return self.head.normalize(actions)
+        one_hot = F.one_hot(actions.clamp(min=0), self.embed.actions).to(self.embed.mean)
+        return one_hot * (actions >= 0)[..., None]
+
+    @property
+    def has_bounded_actions(self) -> bool:
+        """Whether actions are vectors of numbers in a box, not discrete."""
+        return isinstance(self.head, BoundedActionHead)
+
+    def no_actions(self, rows: int) -> Tensor:
+        """Actions of one step that are not taken: -1, or the middle of the box."""
+        if isinstance(self.head, BoundedActionHead):
+            return ((self.head.low + self.head.high) / 2).expand(rows, -1)
+        return torch.full((rows,), -1, device=self.device)
+
+    def run_tokens(
+        self,
+        tokens: Float[Tensor, "b n d"],
+        positions: TokenPositions,
+        tail: StreamTail | None,
+        state: ModelState | None,
+        watch: WatchFn = no_watch,
+    ) -> LayerOutput:
+        """The body's output for embedded tokens, which continue those of the state; `tail` is that after them."""
+        y, body_state, loss = apply_layer(self.body, tokens, Context(positions, watch=watch), state and state.body)
+        return LayerOutput(y, None if tail is None else ModelState(body_state, tail), loss)
+
+    def _hidden(
+        self,
+        steps: Trajectory,
+        timesteps: Int[Tensor, "b l"] | None,
+        segments: Int[Tensor, "b l"] | None,
+        state: ModelState | None,
+        watch: WatchFn,
+    ) -> LayerOutput:
+        """The hidden states of the observations' tokens (b, l, d)."""
+        width, (rows, length) = self.embed.tokens_per_step, steps.returns.shape
+        self.check_length(length)
+        token_segments = None if segments is None else segments.repeat_interleave(width, 1)
+        positions, tail = stream_positions(rows, length * width, self.device, token_segments, state)
+        if timesteps is None:
+            timesteps = positions.position_ids[:, ::width] // width
+        tokens = self.embed(steps._replace(actions=self.action_vectors(steps.actions)), timesteps)
+        hidden = self.run_tokens(tokens, positions, tail, state, watch)
+        return hidden._replace(y=hidden.y[:, width - 2 :: width])
+
+
+def stream_positions(
+    rows: int, tokens: int, device: torch.device, segments: Int[Tensor, "b n"] | None, state: ModelState | None
+) -> tuple[TokenPositions, StreamTail | None]:
+    """The positions of so many tokens in each row, which continue those of the state, and the tail after them."""
+    token_ids = torch.zeros(rows, tokens, dtype=torch.long, device=device)
+    return positions_of(token_ids, segments, None if state is None else state.tail)
+
+
+def observation_statistics(
+    observations: int, mean: Sequence[float] | None, std: Sequence[float] | None
+) -> Float[Tensor, "2 f"]:
+    """The mean and standard deviation of observations, 0 and 1 by default. Raises UserError for others than numbers."""
+    rows = []
+    for name, values, default in (("observation_mean", mean, 0.0), ("observation_std", std, 1.0)):
+        row = [default] * observations if values is None else list(values)
+        if len(row) != observations:
+            raise UserError(f"{name} has {len(row)} numbers, and there are {observations} observations")
+        if not all(map(math.isfinite, row)) or (name == "observation_std" and min(row) <= 0):
+            raise UserError(f"{name} must be finite numbers, standard deviations above 0, and is {values}")
+        rows.append(row)
+    return torch.tensor(rows)

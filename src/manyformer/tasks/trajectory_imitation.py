@@ -1,0 +1,118 @@
+"""The task of predicting the actions of recorded episodes."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, final
+
+import torch
+from jaxtyping import Int
+from torch import Generator, Tensor, nn
+
+from manyformer.batches import IGNORE_INDEX, TextUnits, TrajectoryBatch
+from manyformer.core import State, WatchFn, no_watch
+from manyformer.models import DecisionTransformer, ModelOutput
+from manyformer.models.decision_transformer import Trajectory
+from manyformer.models.token_inputs import check_token_range, check_token_rows
+from manyformer.scores import ScoreRecord
+from manyformer.tasks.likelihood import likelihood
+from manyformer.tasks.score_sums import ScoreSums
+from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Task
+from manyformer.tasks.toy import ROWS, Toy, ToyDraw
+
+STEP_IDS = 29
+"""The number of different time steps that are made of token ids: each has a return, an observation and an action."""
+
+
+@final
+class TrajectoryImitation(Task[DecisionTransformer]):
+    """Predicts the action of each time step; where a model is tested with tokens, one of them is a time step."""
+
+    name = "trajectories"
+    title = "imitation of trajectories"
+    model = DecisionTransformer
+    data_forms: Mapping[str, str] = {"trajectories": "windows"}
+    reasons: Mapping[str, str] = {"cross_attention": "it reads one sequence only"}
+
+    def model_reasons(self, model: DecisionTransformer) -> Mapping[str, str]:
+        if not model.has_bounded_actions:
+            return {}
+        return {"loss": "continuous actions are learned by their squared error, which is no cross entropy"}
+
+    def token_ids(self, model: DecisionTransformer) -> int:
+        return STEP_IDS
+
+    def arguments(self, model: DecisionTransformer, inputs: Inputs) -> tuple[Any, ...]:
+        return *_steps_of_tokens(model, inputs.tokens), inputs.segments
+
+    def call(
+        self, model: DecisionTransformer, inputs: Inputs, state: State = None, *, watch: WatchFn = no_watch
+    ) -> ModelOutput:
+        output: ModelOutput = model(*self.arguments(model, inputs), state, watch=watch)
+        return output
+
+    def init_state(self, model: DecisionTransformer, inputs: Inputs, *, capacity: int | None = None) -> State:
+        return model.init_state(inputs.tokens.shape[0], capacity=capacity)
+
+    def batch(self, model: DecisionTransformer, inputs: Inputs, targets: Int[Tensor, "b l"]) -> TrajectoryBatch:
+        """The batch; a target of continuous actions is a vector of the class id as a fraction of all classes."""
+        steps, tokens = _steps_of_tokens(model, inputs.tokens), inputs.tokens
+        segments = torch.zeros_like(tokens) if inputs.segments is None else inputs.segments
+        starts = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        if model.has_bounded_actions:
+            fractions = targets.float().masked_fill(targets == IGNORE_INDEX, math.nan) / model.embed.actions
+            return TrajectoryBatch(*steps, fractions[..., None].expand_as(steps.actions), starts, segments)
+        return TrajectoryBatch(*steps, targets, starts, segments)
+
+    def random_targets(self, model: DecisionTransformer, inputs: Inputs, generator: Generator) -> Int[Tensor, "b l"]:
+        return inputs.tokens % model.embed.actions
+
+    def toy(self, model: DecisionTransformer, draw: ToyDraw) -> Toy:
+        """Random observations and actions; the action to predict says whether the previous step's observation was high.
+
+        Of discrete actions these are the first two, of continuous ones half the box."""
+        shape = (ROWS, draw.length)
+        high = torch.randint(2, shape, generator=draw.generator).to(draw.device)
+        random_steps = torch.randint(STEP_IDS, shape, generator=draw.generator).to(draw.device)
+        steps = _steps_of_tokens(model, random_steps)
+        steps = steps._replace(observations=(2.0 * high - 1)[..., None].expand_as(steps.observations).contiguous())
+        targets = high.roll(1, 1)
+        targets[:, 0] = IGNORE_INDEX
+        batch = self.batch(model, Inputs(random_steps), targets)._replace(observations=steps.observations)
+        return Toy(batch, 0.25 / model.embed.actions**2 if model.has_bounded_actions else math.log(2))
+
+    def validation(self, sums: ScoreSums, units: TextUnits | None) -> dict[str, float]:
+        """The loss per action (nats, or the squared error of continuous actions) and the share of right actions."""
+        targets = max(1, sums.targets)
+        return {"loss": sums.nats / targets, "accuracy": sums.correct / targets}
+
+    def evaluate(self, request: EvaluationRequest[DecisionTransformer]) -> EvaluationResult:
+        """The loss and the accuracy of the actions of held-out episodes."""
+        sums, model = likelihood(request), request.model
+        name, unit = ("squared error", "half a box") if model.has_bounded_actions else ("loss", "nats")
+        signature = f"per:action|actions:{sums.targets}|unit:{unit}"
+        scores = [
+            ScoreRecord(name, sums.nats / sums.targets, signature, 4),
+            ScoreRecord("accuracy", 100 * sums.correct / sums.targets, f"per:action|actions:{sums.targets}"),
+        ]
+        return EvaluationResult(scores, f"{sums.targets:,} actions in windows of {model.window}")
+
+
+def _steps_of_tokens(model: DecisionTransformer, tokens: Int[Tensor, "b l"]) -> Trajectory:
+    """Time steps made of tokens: each token id has a return, an observation and an action."""
+    check_token_rows(tokens)
+    check_token_range(tokens, STEP_IDS)
+    embed, is_bounded = model.embed, model.has_bounded_actions
+    values = _step_table(1 + len(embed.mean) + embed.actions, tokens.device)(tokens).to(embed.mean)
+    sizes = [1, len(embed.mean), embed.actions]
+    returns, observations, vectors = values.split(sizes, -1)
+    return Trajectory(returns[..., 0], observations, vectors if is_bounded else tokens % embed.actions)
+
+
+def _step_table(width: int, device: torch.device) -> nn.Embedding:
+    """Different numbers from -1 to 1 for every token id."""
+    ids = torch.arange(STEP_IDS, device=device, dtype=torch.float32)[:, None]
+    frequencies = 1 + torch.arange(width, device=device, dtype=torch.float32).sqrt()
+    return nn.Embedding(STEP_IDS, width, _weight=(ids * frequencies + 1).sin())
+
+
+TRAJECTORIES = TrajectoryImitation()
