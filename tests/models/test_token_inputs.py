@@ -14,7 +14,8 @@ from manyformer.recipes import RECIPES
 from manyformer.tasks import Task
 
 OF_TOKENS = sorted(name for name, recipe in RECIPES.items() if recipe.card.task.name != "image-classification")
-DECODING = [name for name in OF_TOKENS if "incremental_decoding" in RECIPES[name].card.promises]
+CALLED_WITH_TOKENS = [name for name in OF_TOKENS if RECIPES[name].card.task.name != "trajectories"]
+DECODING = [name for name in CALLED_WITH_TOKENS if "incremental_decoding" in RECIPES[name].card.promises]
 LENGTH = 16
 
 
@@ -40,7 +41,7 @@ def test_tokens_outside_the_vocabulary_are_named(name: str) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("name", OF_TOKENS)
+@pytest.mark.parametrize("name", CALLED_WITH_TOKENS)
 def test_tokens_that_are_no_rows_of_whole_numbers_are_refused(name: str) -> None:
     model, task, length = tiny(name)
     for tokens in (torch.ones(2, length), torch.ones(length, dtype=torch.long), torch.ones(2, length) > 0):

@@ -12,6 +12,7 @@ import manyformer as mf
 from manyformer.check import CONTRACTS
 from manyformer.errors import UserError
 from manyformer.models import (
+    DecisionTransformer,
     EncoderDecoder,
     ImageClassifier,
     LanguageModel,
@@ -34,6 +35,7 @@ KINDS = {
     "tagging": Tagger,
     "image-classification": ImageClassifier,
     "policy": PolicyModel,
+    "trajectories": DecisionTransformer,
 }
 FACTS: dict[str, Any] = {"title": "A", "paper": "B", "summary": "C", "task": MASKED_LM, "cost": "O(1)"}
 
@@ -67,6 +69,7 @@ ONE_LAYER = {"bahdanau"}
 NEEDED_KEYWORDS = {
     "image-classification": {"classes", "height", "width", "channels", "patch"},
     "policy": {"observations", "actions", "continuous"},
+    "trajectories": {"observations", "actions", "continuous", "window"},
 }
 """The keywords that a task needs, by its name; others need a vocabulary."""
 
@@ -92,7 +95,7 @@ def test_signatures_are_command_lines(name: str) -> None:
         assert parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY), word
         assert get_origin(parameter.annotation) is Annotated, word
         plain = {int, float, str, bool, type(None), tuple[float, ...]}
-        plain |= {dict[str, Any]} if name in AROUND else set()
+        plain |= {dict[str, Any]} if name in AROUND or word == "body_keywords" else set()
         for part in parts_of(parameter.annotation):
             assert get_origin(part) is Literal or part in plain, word
     needed = NEEDED_KEYWORDS.get(mf.recipes()[name].card.task.name, {"vocab"})

@@ -28,6 +28,7 @@ RECIPES = {
     "tagging": "structural",
     "image-classification": "vit",
     "policy": "gtrxl",
+    "trajectories": "decision-transformer",
 }
 
 

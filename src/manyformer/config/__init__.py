@@ -9,6 +9,7 @@ from manyformer.config.data_sections import (
     SyntheticData,
     TextData,
     TokenizedData,
+    TrajectoriesData,
     TreesData,
     register_section,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "SyntheticData",
     "TextData",
     "TokenizedData",
+    "TrajectoriesData",
     "TreesData",
     "describe_keywords",
     "describe_misfits",

@@ -3,7 +3,6 @@
 import math
 import struct
 import warnings
-import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
@@ -13,6 +12,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from manyformer.data.array_archives import array_sizes, check_array_size, read_array
 from manyformer.data.image_reading import (
     SPLIT_NAMES,
     ImagePart,
@@ -31,12 +31,6 @@ IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".
 _IMAGE_NAMES, _LABEL_NAMES = frozenset({"x", "images", "image"}), frozenset({"y", "labels", "label"})
 _UBYTE = 8
 _MAX_IDX_AXES = 4
-_HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-# what zipfile, zlib and NumPy raise for damaged, encrypted and unknown archives
-_ARCHIVE_ERRORS = (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, MemoryError)
-MAX_ARRAY_BYTES = 1 << 35
-"""The largest array of images that is read into memory."""
-
 
 ImageArrays = tuple[NDArray[Any], NDArray[Any] | None]
 """Images (n, h, w) or (n, h, w, c), and their labels or None."""
@@ -115,44 +109,19 @@ class FolderImages(ImageSource):
 
 def _npz_images(path: Path) -> dict[ImagePart, ImageSource]:
     """Images in a NumPy archive with arrays named like `x` and `y`, `train_x`, `x_train`, or `train_images`."""
-    # numpy.load leaves the file open if it is no archive
-    if not zipfile.is_zipfile(path):
-        raise UserError(f"{path}: this is not a complete NumPy archive (.npz)")
-    sizes = _array_sizes(path)
+    sizes = array_sizes(path)
     images, labels = (_names_by_part(sizes, keywords) for keywords in (_IMAGE_NAMES, _LABEL_NAMES))
     if not images:
         array_names = ", ".join(sizes) or "nothing"
         raise UserError(f"{path}: there are no images in it; it has {array_names}, but x or train_x is needed")
 
     def load_array(name: str) -> NDArray[Any]:
-        check_array_size(path, sizes[name], f"the array {name}")
-        try:
-            with np.load(path) as archive:
-                array: NDArray[Any] = archive[name]
-        except _ARCHIVE_ERRORS as error:
-            raise UserError(f"{path}: the array {name} cannot be read ({error})") from error
-        return array
+        return read_array(path, name, sizes[name])
 
     def load_part(part: ImagePart) -> ImageArrays:
         return load_array(images[part]), load_array(labels[part]) if part in labels else None
 
     return {part: ArrayImages(path, part, partial(load_part, part), file_stamp(path)) for part in images}
-
-
-def _array_sizes(path: Path) -> dict[str, int]:
-    """The bytes of each array in an archive, as the arrays' headers declare them."""
-    sizes: dict[str, int] = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for member in (member for member in archive.infolist() if member.filename.endswith(".npy")):
-                with archive.open(member) as file:
-                    version = np.lib.format.read_magic(file)
-                    read_header = _HEADER_READERS[version]
-                    shape, _, dtype = read_header(file)
-                    sizes[member.filename.removesuffix(".npy")] = math.prod(shape) * dtype.itemsize
-    except (*_ARCHIVE_ERRORS, KeyError) as error:
-        raise UserError(f"{path}: this NumPy archive cannot be read ({error})") from error
-    return sizes
 
 
 def _names_by_part(names: Iterable[str], keywords: frozenset[str]) -> dict[ImagePart, str]:
@@ -221,12 +190,6 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         shape_text = " x ".join(map(str, shape))
         raise UserError(f"{path}: this file is {problem}: its header gives {shape_text} bytes, but it has {actual}")
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)
-
-
-def check_array_size(path: Path, size: int, name: str) -> None:
-    """Raise UserError for an array that is too large to be read into memory."""
-    if size > MAX_ARRAY_BYTES:
-        raise UserError(f"{path}: {name} has {size:,} bytes, and at most {MAX_ARRAY_BYTES:,} are read; split the file")
 
 
 def _idx_files(folder: Path) -> dict[ImagePart, Path]:

@@ -200,6 +200,7 @@ class DecisionTransformer(Model[TrajectoryBatch]):
         """The hidden states of the observations' tokens (b, l, d)."""
         width, (rows, length) = self.embed.tokens_per_step, steps.returns.shape
         self.check_length(length)
+        self._check_form(steps)
         token_segments = None if segments is None else segments.repeat_interleave(width, 1)
         positions, tail = stream_positions(rows, length * width, self.device, token_segments, state)
         if timesteps is None:
@@ -207,6 +208,22 @@ class DecisionTransformer(Model[TrajectoryBatch]):
         tokens = self.embed(steps._replace(actions=self.action_vectors(steps.actions)), timesteps)
         hidden = self.run_tokens(tokens, positions, tail, state, watch)
         return hidden._replace(y=hidden.y[:, width - 2 :: width])
+
+    def _check_form(self, steps: Trajectory) -> None:
+        """Raise UserError for observations and actions that the model was not built for."""
+        observed, has_vectors = steps.observations.shape[-1], steps.actions.is_floating_point()
+        if observed != len(self.embed.mean):
+            raise UserError(f"an observation has {observed} numbers, and this model reads {len(self.embed.mean)}")
+        if has_vectors != self.has_bounded_actions:
+            kinds = ("discrete", "continuous")
+            raise UserError(f"the actions are {kinds[has_vectors]}, and those of this model {kinds[not has_vectors]}")
+        if has_vectors and steps.actions.shape[-1] != self.embed.actions:
+            raise UserError(f"an action has {steps.actions.shape[-1]} numbers, and this model has {self.embed.actions}")
+        # other devices than a CPU would have to wait for the answer
+        if has_vectors or steps.actions.device.type != "cpu" or torch.compiler.is_compiling():
+            return
+        if steps.actions.numel() and (largest := int(steps.actions.max())) >= self.embed.actions:
+            raise UserError(f"the action {largest} occurs, and those of this model are 0 to {self.embed.actions - 1}")
 
 
 def stream_positions(

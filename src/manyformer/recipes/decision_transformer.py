@@ -11,12 +11,13 @@ from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
-from manyformer.models import ClassHead, DecisionTransformer, LanguageModel
+from manyformer.models import ClassHead, DecisionTransformer
 from manyformer.models.bounded_action_head import BoundedActionHead, Bounds
 from manyformer.models.decision_transformer import TrajectoryEmbedding, observation_statistics
 from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import build, get_recipe, recipe
 from manyformer.recipes.stacks import check_heads, init_std, stack
+from manyformer.tasks.causal_task import CausalTask
 from manyformer.tasks.trajectory_imitation import TRAJECTORIES
 from manyformer.training_hooks import uses_neighbours
 
@@ -24,8 +25,16 @@ BodyKeyword = Annotated[
     str | None, "language model recipe whose causal layers are the body; null means the layers of GPT-2, with ReLU"
 ]
 BodyKeywords = Annotated[dict[str, Any] | None, "keywords of that recipe except dim, depth and heads"]
-ObservationVector = Annotated[tuple[float, ...] | None, "of each observed number; the data decides it in a run"]
-ActionBounds = Annotated[Bounds | None, "bound of each number of continuous actions; the data decides it in a run"]
+ObservationMean = Annotated[
+    tuple[float, ...] | None, "mean of each observed number in the training data, which decides it in a run; null is 0"
+]
+ObservationDeviation = Annotated[
+    tuple[float, ...] | None, "standard deviation of each, which the data decides in a run; null is 1"
+]
+LowestAction = Annotated[
+    Bounds | None, "lowest value of each number of continuous actions; the data decides it in a run, null is -1"
+]
+HighestAction = Annotated[Bounds | None, "highest value of each, which the data decides in a run; null is 1"]
 
 
 @recipe(
@@ -58,10 +67,10 @@ def decision_transformer(
     body: BodyKeyword = None,
     body_keywords: BodyKeywords = None,
     offset: Annotated[bool, "a learned vector added to every token, as in Hugging Face's model"] = False,
-    observation_mean: ObservationVector = None,
-    observation_std: ObservationVector = None,
-    action_low: ActionBounds = None,
-    action_high: ActionBounds = None,
+    observation_mean: ObservationMean = None,
+    observation_std: ObservationDeviation = None,
+    action_low: LowestAction = None,
+    action_high: HighestAction = None,
 ) -> DecisionTransformer:
     """Tokens of return, observation and action, with learned vectors of time steps and GPT-2 without positions.
 
@@ -117,11 +126,12 @@ def _body_of(name: str, keywords: dict[str, Any], sizes: dict[str, Any]) -> Laye
     if "causal" not in card.promises:
         reason = card.reasons.get("causal", "")
         raise UserError(f"body ({name}) must be a recipe that promises to be causal, and it does not: {reason}")
-    model = build(name, **{key: value for key, value in sizes.items() if key in parameters} | keywords)
-    if not isinstance(model, LanguageModel):
+    if not isinstance(card.task, CausalTask):
         raise UserError(f"body ({name}) must be the recipe of a language model, and it is for {card.task.title}")
+    model: Any = build(name, **{key: value for key, value in sizes.items() if key in parameters} | keywords)
     if model.auxiliary is not None:
         raise UserError(f"body ({name}) has losses of its intermediate layers, which need the tokens of a text")
     if uses_neighbours(model.body):
         raise UserError(f"body ({name}) attends to tokens retrieved from a text, which trajectories do not have")
-    return model.body
+    layers: Layer = model.body
+    return layers

@@ -13,7 +13,7 @@ from manyformer.core import State, WatchFn, no_watch
 from manyformer.models import DecisionTransformer, ModelOutput
 from manyformer.models.decision_transformer import Trajectory
 from manyformer.models.token_inputs import check_token_range, check_token_rows
-from manyformer.scores import ScoreRecord
+from manyformer.scores import ScoreKind, ScoreRecord
 from manyformer.tasks.likelihood import likelihood
 from manyformer.tasks.score_sums import ScoreSums
 from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Task
@@ -31,6 +31,7 @@ class TrajectoryImitation(Task[DecisionTransformer]):
     title = "imitation of trajectories"
     model = DecisionTransformer
     data_forms: Mapping[str, str] = {"trajectories": "windows"}
+    score_kinds: Mapping[str, ScoreKind] = {"squared_error": ScoreKind(lower_is_better=True, digits=4)}
     reasons: Mapping[str, str] = {"cross_attention": "it reads one sequence only"}
 
     def model_reasons(self, model: DecisionTransformer) -> Mapping[str, str]:

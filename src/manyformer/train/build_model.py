@@ -19,7 +19,7 @@ from manyformer.train.process_group import ProcessGroup
 _KEYWORD_REMEDIES = {"source_vocab": "; set data.shared=true for one vocabulary on both sides"}
 
 _BLOCK_REMEDY = "give the blocks of images as data.block=[ROWS, COLUMNS] instead"
-_CONFLICT_REMEDIES = {"block_height": _BLOCK_REMEDY, "block_width": _BLOCK_REMEDY}
+_CONFLICT_REMEDIES = {"block_height": _BLOCK_REMEDY, "block_width": _BLOCK_REMEDY, "window": "set data.length instead"}
 """Remedies for keywords that only the data may decide, where leaving the keyword out is not enough."""
 
 
@@ -36,10 +36,10 @@ def build_model(run: RunConfig, data: OpenedData, device: torch.device) -> Model
     for name, value in data_keywords.items():
         if name not in parameters:
             remedy = _KEYWORD_REMEDIES.get(name, "")
-            raise UserError(f"{run.recipe} has no keyword {name}, which this data needs ({value:,}){remedy}")
+            raise UserError(f"{run.recipe} has no keyword {name}, which this data needs ({_format(value)}){remedy}")
         if name in run.model and run.model[name] != value:
             remedy = _CONFLICT_REMEDIES.get(name, "leave it out")
-            raise UserError(f"model.{name} is {run.model[name]}, but the data makes it {value:,}; {remedy}")
+            raise UserError(f"model.{name} is {run.model[name]}, but the data makes it {_format(value)}; {remedy}")
     keywords: dict[str, Any] = {**run.model, **data_keywords}
     if "max_length" in parameters and keywords.get("max_length") is None:
         keywords["max_length"] = max(limit.length for limit in data.length_limits)
@@ -50,6 +50,10 @@ def build_model(run: RunConfig, data: OpenedData, device: torch.device) -> Model
     model = build_run()
     data.check_length(model.max_length)
     return model
+
+
+def _format(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def choose_device(requested: str, process_group: ProcessGroup) -> torch.device:

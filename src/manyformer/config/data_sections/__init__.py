@@ -11,6 +11,7 @@ from manyformer.config.data_sections.tokenized_sections import (  # isort: skip
 )
 from manyformer.config.data_sections.images_section import ImagesData  # isort: skip
 from manyformer.config.data_sections.synthetic_section import SyntheticData  # isort: skip
+from manyformer.config.data_sections.trajectories_section import TrajectoriesData  # isort: skip
 
 __all__ = [
     "DATA_SECTIONS",
@@ -22,6 +23,7 @@ __all__ = [
     "SyntheticData",
     "TextData",
     "TokenizedData",
+    "TrajectoriesData",
     "TreesData",
     "register_section",
 ]

@@ -1,0 +1,44 @@
+"""Recorded episodes of actions, for models that imitate them."""
+
+from collections.abc import Container
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from manyformer.config.data_sections.data_section import (
+    DataPaths,
+    DataSection,
+    ExpectedData,
+    OpenFraction,
+    register_section,
+)
+from manyformer.config.section import PositiveInt
+
+ASSUMED_OBSERVATIONS, ASSUMED_ACTIONS = 4, 2
+"""The assumed widths of observations and actions, unknown until the data is read: those of CartPole."""
+
+
+@register_section
+class TrajectoriesData(DataSection):
+    """Recorded episodes of actions, for models that imitate them."""
+
+    kind: Literal["trajectories"] = "trajectories"
+    """Recorded episodes of actions."""
+    path: DataPaths
+    """A NumPy archive (.npz) with arrays observations, actions, rewards and lengths, `minari:NAME` (a local Minari data set), or a list of these."""
+    valid: OpenFraction = 0.1
+    """The fraction of the episodes held out as validation data."""
+    length: PositiveInt = 20
+    """Time steps in a window; a model's action depends on so many."""
+    top: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Use only the episodes with the highest returns, as many as hold this fraction of all time steps, at least one."""
+    reward: Literal["each-step", "last-step"] = "each-step"
+    """Rewards as they were recorded, or the return of the episode at its last step and 0 before (delayed reward)."""
+    actions: PositiveInt | None = None
+    """Number of discrete actions; null means one more than the largest recorded. Continuous actions have none."""
+
+    def expected_keywords(self, parameters: Container[str]) -> ExpectedData:
+        keywords = {"observations": ASSUMED_OBSERVATIONS, "actions": self.actions or ASSUMED_ACTIONS}
+        keywords["window"] = self.length
+        assumption = f"as if for {ASSUMED_OBSERVATIONS} observed numbers; the data decides"
+        return ExpectedData({name: keywords[name] for name in keywords if name in parameters}, assumption, self.length)

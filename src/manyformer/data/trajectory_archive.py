@@ -1,0 +1,204 @@
+"""Recorded episodes in NumPy archives: arrays of the steps of all episodes, compared with each other when read."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyformer.data.array_archives import array_sizes, read_array
+from manyformer.errors import UserError, suggest_names
+
+STEP_ARRAYS = ("observations", "actions", "rewards")
+ENDS = ("terminations", "truncations")
+MAX_DISCRETE_ACTIONS = 1 << 16
+"""The largest number of discrete actions: an observation has as many outputs."""
+RETURN_TOLERANCE = 1e-3
+"""The largest difference, relative to its size, of a recorded return and the sum of its episode's rewards."""
+
+
+class RecordedEpisodes(NamedTuple):
+    """The steps of all episodes one after another; actions are whole numbers, or vectors in a box.
+
+    `observations[t]` is what is observed before `actions[t]`, which `rewards[t]` follows. `action_low` and
+    `action_high` bound continuous actions, None where unknown."""
+
+    observations: NDArray[np.float32]
+    actions: NDArray[np.int64] | NDArray[np.float32]
+    rewards: NDArray[np.float32]
+    lengths: NDArray[np.int64]
+    action_low: NDArray[np.float32] | None = None
+    action_high: NDArray[np.float32] | None = None
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """The index of the first step of each episode."""
+        starts: NDArray[np.int64] = np.cumsum(self.lengths) - self.lengths
+        return starts
+
+    def returns(self) -> NDArray[np.float64]:
+        """The sum of all rewards of each episode."""
+        sums: NDArray[np.float64] = np.add.reduceat(self.rewards.astype(np.float64), self.starts)
+        return sums
+
+    def select(self, episodes: NDArray[np.int64]) -> "RecordedEpisodes":
+        """These episodes, in this order."""
+        steps = np.concatenate([np.arange(self.starts[n], self.starts[n] + self.lengths[n]) for n in episodes])
+        return self._replace(
+            observations=self.observations[steps],
+            actions=self.actions[steps],
+            rewards=self.rewards[steps],
+            lengths=self.lengths[episodes],
+        )
+
+
+def read_archive(path: Path) -> RecordedEpisodes:
+    """The episodes in a NumPy archive. Raises UserError for a defect, with the number of the episode from 0 on."""
+    sizes = array_sizes(path)
+    if missing := [name for name in STEP_ARRAYS if name not in sizes]:
+        remedy = "; without rewards there are no returns to learn from" if missing[0] == "rewards" else ""
+        raise UserError(f"{path}: there is no array {missing[0]} in it; {suggest_names(missing[0], sizes)}{remedy}")
+    names = [*STEP_ARRAYS, *ENDS, "lengths", "returns", "action_low", "action_high"]
+    arrays = {name: read_array(path, name, sizes[name]) for name in names if name in sizes}
+    return check_episodes(arrays, str(path))
+
+
+def check_episodes(arrays: Mapping[str, NDArray[Any]], name: str) -> RecordedEpisodes:
+    """Episodes from arrays of a recording called `name`, every one compared with the others. Raises UserError."""
+    observations, actions, rewards = (arrays[key] for key in STEP_ARRAYS)
+    _check_shapes(observations, actions, rewards, name)
+    lengths = _read_lengths(arrays, len(rewards), name)
+    episode_of = np.repeat(np.arange(len(lengths)), lengths)
+    for key in STEP_ARRAYS:
+        # unlike the sum of all, a test of each step says where
+        invalid = ~np.isfinite(arrays[key]).reshape(len(rewards), -1).all(1)
+        if invalid.any():
+            step = int(invalid.argmax())
+            raise UserError(f"{name}: the {key} of {_step_name(step, episode_of, lengths)} are no finite numbers")
+    episodes = RecordedEpisodes(
+        observations.astype(np.float32),
+        actions.astype(np.float32) if actions.ndim == 2 else actions.astype(np.int64),
+        rewards.astype(np.float32),
+        lengths,
+        *(
+            _read_bound(arrays[key], actions, key, name) if key in arrays else None
+            for key in ("action_low", "action_high")
+        ),
+    )
+    _check_actions(episodes, episode_of, name)
+    _check_returns(episodes, arrays, name)
+    _check_ends(lengths, arrays, name)
+    return episodes
+
+
+def _check_shapes(observations: NDArray[Any], actions: NDArray[Any], rewards: NDArray[Any], name: str) -> None:
+    if rewards.ndim != 1 or not len(rewards) or rewards.dtype.kind not in "fiu":
+        raise UserError(f"{name}: rewards must be numbers in one axis, at least one, and is {_describe(rewards)}")
+    steps = len(rewards)
+    if observations.ndim != 2 or not observations.shape[1] or observations.dtype.kind not in "fiub":
+        raise UserError(
+            f"{name}: observations must be a vector of numbers for each step, and is {_describe(observations)}"
+        )
+    is_vector = actions.ndim == 2 and actions.shape[1] and actions.dtype.kind == "f"
+    if not is_vector and not (actions.ndim == 1 and actions.dtype.kind in "iu"):
+        raise UserError(
+            f"{name}: actions must be a whole number for each step, or a vector of floating point numbers, and is "
+            f"{_describe(actions)}"
+        )
+    for key, array in (("observations", observations), ("actions", actions)):
+        if len(array) != steps:
+            raise UserError(f"{name}: there are {len(array):,} {key} and {steps:,} rewards; each step has one of both")
+
+
+def _read_lengths(arrays: Mapping[str, NDArray[Any]], steps: int, name: str) -> NDArray[np.int64]:
+    """The lengths of the episodes, from the ends of episodes where they are not recorded."""
+    if "lengths" in arrays:
+        lengths = arrays["lengths"]
+        if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
+            raise UserError(f"{name}: lengths must be a whole number for each episode, and is {_describe(lengths)}")
+    else:
+        missing = [key for key in ENDS if key not in arrays or arrays[key].shape != (steps,)]
+        if missing:
+            raise UserError(f"{name}: there is no array lengths in it, nor {missing[0]} for each of {steps:,} steps")
+        ends = np.flatnonzero(arrays[ENDS[0]] | arrays[ENDS[1]])
+        # steps after the last end are an episode that the recording cut off
+        bounds = np.unique(np.append(ends + 1, steps))
+        lengths = np.diff(bounds, prepend=0)
+    if (lengths < 1).any():
+        number = int((lengths < 1).argmax())
+        raise UserError(f"{name}: episode {number} has a length of {lengths[number]}; an episode has a step at least")
+    stops = np.cumsum(lengths.astype(object))
+    if stops[-1] != steps:
+        beyond = np.flatnonzero(stops > steps)
+        where = f"episode {beyond[0]} ends after step {stops[beyond[0]]:,}" if len(beyond) else "steps are left over"
+        raise UserError(
+            f"{name}: the lengths of its episodes sum to {stops[-1]:,}, and it has {steps:,} steps; {where}"
+        )
+    return lengths.astype(np.int64)
+
+
+def _read_bound(bound: NDArray[Any], actions: NDArray[Any], key: str, name: str) -> NDArray[np.float32]:
+    if actions.ndim != 2 or bound.shape != actions.shape[1:] or bound.dtype.kind not in "fiu":
+        raise UserError(f"{name}: {key} must be a number for each of an action's, and is {_describe(bound)}")
+    return bound.astype(np.float32)
+
+
+def _check_actions(episodes: RecordedEpisodes, episode_of: NDArray[np.int64], name: str) -> None:
+    """Raise UserError for an action that is out of range."""
+    actions, low, high = episodes.actions, episodes.action_low, episodes.action_high
+    invalid: NDArray[np.bool_]
+    if actions.ndim == 1:
+        invalid = (actions < 0) | (actions >= MAX_DISCRETE_ACTIONS)
+        allowed = f"0 to {MAX_DISCRETE_ACTIONS - 1:,}"
+    elif low is None or high is None:
+        return
+    else:
+        if not (low < high).all() or not np.isfinite(high - low).all():
+            raise UserError(f"{name}: action_low ({low}) must be below action_high ({high}), both finite")
+        invalid, allowed = np.any((actions < low) | (actions > high), axis=1), f"{low} to {high}"
+    if invalid.any():
+        step = int(invalid.argmax())
+        where = _step_name(step, episode_of, episodes.lengths)
+        raise UserError(f"{name}: the action of {where} is {actions[step]}, and actions are {allowed}")
+
+
+def _check_returns(episodes: RecordedEpisodes, arrays: Mapping[str, NDArray[Any]], name: str) -> None:
+    """Raise UserError if recorded returns are others than the sums of the rewards."""
+    if "returns" not in arrays:
+        return
+    recorded, sums = arrays["returns"], episodes.returns()
+    if recorded.shape != sums.shape or recorded.dtype.kind not in "fiu":
+        raise UserError(f"{name}: returns must be a number for each of {len(sums):,} episodes: {_describe(recorded)}")
+    # not `>`, which is False for a NaN
+    differs = ~(np.abs(recorded - sums) <= RETURN_TOLERANCE * np.maximum(1, np.abs(sums)))
+    if differs.any():
+        number = int(differs.argmax())
+        raise UserError(
+            f"{name}: the return of episode {number} is {recorded[number]:g}, and its rewards sum to {sums[number]:g}"
+        )
+
+
+def _check_ends(lengths: NDArray[np.int64], arrays: Mapping[str, NDArray[Any]], name: str) -> None:
+    """Raise UserError if an episode ends before its last step."""
+    starts = np.cumsum(lengths) - lengths
+    is_last = np.zeros(int(lengths.sum()), dtype=bool)
+    is_last[starts + lengths - 1] = True
+    for key in ENDS:
+        if key not in arrays:
+            continue
+        if arrays[key].shape != is_last.shape or arrays[key].dtype.kind != "b":
+            raise UserError(f"{name}: {key} must be true or false for each step, and is {_describe(arrays[key])}")
+        if (early := arrays[key] & ~is_last).any():
+            step = int(early.argmax())
+            where = _step_name(step, np.repeat(np.arange(len(lengths)), lengths), lengths)
+            raise UserError(f"{name}: {key} is true at {where}, which is not the last step of its episode")
+
+
+def _step_name(step: int, episode_of: NDArray[np.int64], lengths: NDArray[np.int64]) -> str:
+    episode = int(episode_of[step])
+    return f"step {step - int(lengths[:episode].sum())} of episode {episode}"
+
+
+def _describe(array: NDArray[Any]) -> str:
+    return f"{array.dtype} of shape {array.shape}"
