@@ -25,7 +25,8 @@ class TrajectoriesData(DataSection):
     kind: Literal["trajectories"] = "trajectories"
     """Recorded episodes of actions."""
     path: DataPaths
-    """A NumPy archive (.npz) with arrays observations, actions, rewards and lengths, `minari:NAME` (a local Minari data set), or a list of these."""
+    """A NumPy archive (.npz) with arrays observations, actions, rewards and lengths, `minari:NAME` (a local Minari data
+    set), or a list of these."""
     valid: OpenFraction = 0.1
     """The fraction of the episodes held out as validation data."""
     length: PositiveInt = 20
