@@ -104,3 +104,12 @@ def test_state_space_models_keep_what_they_promise(name: str) -> None:
     report = check_family(f"{name}ForCausalLM", getattr(transformers, f"{name}Config")(**sizes, **heads))
     assert report["causal"].verdict == report["causal-training"].verdict == "passed"
     assert report["cached"].sentence == "not promised: its forward takes no past_key_values"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_family_whose_configuration_says_whether_it_is_causal(causal: bool) -> None:
+    config = transformers.XLMConfig(
+        vocab_size=60, emb_dim=32, n_layers=1, n_heads=2, max_position_embeddings=64, causal=causal
+    )
+    report = check_family("XLMWithLMHeadModel", config)
+    assert report["causal"].verdict == ("passed" if causal else "not promised")

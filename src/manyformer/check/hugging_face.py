@@ -75,7 +75,7 @@ class HuggingFace(Subject):
             "incremental_decoding": "past_key_values" in self.forward_parameters
             or "its forward takes no past_key_values",
             "padding-left": not counts_columns or "it numbers positions by column and takes no position ids",
-            "causal": generates or "it does not generate, and attends to both sides",
+            "causal": _is_causal(config, generates=generates),
             "cross_attention": self.takes_source or "it reads one sequence only",
         }
         if self.takes_source:
@@ -151,6 +151,14 @@ NOT_PROMISED = {
     "loss": "the loss of Hugging Face models shifts labels itself",
     "spec": "it was not built from a recipe",
 }
+
+
+def _is_causal(config: Any, *, generates: bool) -> bool | str:
+    """True for a model that generates; for others, why they attend to both sides."""
+    if not generates:
+        return "it does not generate, and attends to both sides"
+    # XLM and those derived from it generate masked tokens, or in order where their configuration says so
+    return getattr(config, "causal", True) is not False or "its configuration has causal=False"
 
 
 def _position_tables(module: nn.Module) -> list[nn.Module]:
