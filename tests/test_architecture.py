@@ -43,7 +43,7 @@ LEVELS = [
         "training_hooks",
     },
     {"batches", "state_tensors"},
-    {"masks", "position", "residual"},
+    {"masks", "position", "residual", "rollouts"},
     {"gated_joins"},
     {"ops"},
     {"kernels", "sources"},
@@ -68,7 +68,20 @@ LEVELS = [
 
 ONLY = {
     "config": {"errors"},
-    "data": {"batches", "config", "dependency_trees", "errors", "files", "pixel_order", "type_aliases"},
+    "data": {
+        *(
+            "batches",
+            "config",
+            "core",
+            "dependency_trees",
+            "environments",
+            "errors",
+            "files",
+            "pixel_order",
+            "rollouts",
+        ),
+        "type_aliases",
+    },
     "core": {"binding"},
     "files": {"errors", "version"},
     "environments": {"errors", "files", "spaces", "type_aliases"},

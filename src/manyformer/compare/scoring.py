@@ -153,4 +153,4 @@ class Rescorer:
         eval_data = TrainedRun(self.folder, point, tokenizers).load_split(self.split)
         results = score_model(model, point, tokenizers, eval_data).scores
         values = {score.name.lower().replace(" ", "_"): score.value for score in results}
-        return {name: values[name] for name in names}
+        return {name: values.get(name) for name in names}

@@ -3,6 +3,7 @@
 from manyformer.config.data_sections import (
     DATA_SECTIONS,
     DataSection,
+    EnvironmentData,
     ImagesData,
     LabelsData,
     PairsData,
@@ -38,6 +39,7 @@ __all__ = [
     "ConstantSchedule",
     "CosineSchedule",
     "DataSection",
+    "EnvironmentData",
     "EvaluateConfig",
     "ImagesData",
     "ImportFn",

@@ -97,8 +97,8 @@ def merge_run(target: RunTarget, overrides: Sequence[str] | Mapping[str, Any], r
         override_errors.append(SettingError(early.location_of(("recipe",)), "recipe", problem))
     elif isinstance(recipe, str) and recipe:
         signature, task = recipes.signature_of(recipe), recipes.task_of(recipe) if recipes.task_of else None
-    default_data = SettingLayer({} if task is None else {"data": {"kind": next(iter(task.data_forms))}})
-    base = stack([default_data, lower])
+    defaults = SettingLayer({} if task is None else _task_defaults(task))
+    base = stack([defaults, lower])
     upper, placement_errors = place_overrides(parsed_overrides, base, signature)
     merged = stack([base, upper])
     run, section_errors = validate(merged, signature, {error.path for error in target.errors} - {""})
@@ -114,6 +114,11 @@ def merge_run(target: RunTarget, overrides: Sequence[str] | Mapping[str, Any], r
         raise UserErrors(dict.fromkeys(str(error) for error in sorted(errors, key=_sort_key)))
     recorded = {} if imports is None else {"imports": imports}
     return run.model_copy(update={**recorded, "out": run.out or f"runs/{target.name}"})
+
+
+def _task_defaults(task: TaskProtocol) -> dict[str, Any]:
+    """The kind of data and the metric of a run that sets none."""
+    return {"data": {"kind": next(iter(task.data_forms))}, "evaluate": {"metric": next(iter(task.metrics))}}
 
 
 def import_named(layer: SettingLayer, import_modules: ImportFn | None) -> tuple[str, ...] | None:

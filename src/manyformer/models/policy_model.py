@@ -17,6 +17,7 @@ from manyformer.models.policy_actor import PolicyActor
 from manyformer.models.policy_loss import StepLosses, normalize_advantages, policy_loss
 from manyformer.models.token_inputs import apply_layer
 from manyformer.models.token_positions import empty_tail, materialize_tail, positions_of
+from manyformer.rollouts import EpisodeBatch
 
 POLICY_HEAD_STD = 0.01
 """The initial deviation of the policy head, with which all actions are about equally likely."""
@@ -93,8 +94,14 @@ class PolicyModel(Model[RolloutBatch]):
         total = torch.where(valid, self._step_losses(batch, output, valid).total(batch.objective), 0.0).sum()
         return BatchLoss(total, valid.sum(), output.loss)
 
-    def score(self, batch: RolloutBatch, *, state: State = None) -> BatchScore:
-        """The negative log-likelihood of the actions, and how many of them were the likeliest."""
+    def score(self, batch: RolloutBatch | EpisodeBatch, *, state: State = None) -> BatchScore:
+        """The negative log-likelihood of the actions, and how many of them were the likeliest.
+
+        Held-out episodes are played instead, with the sums of their returns in `others`.
+        """
+        if isinstance(batch, EpisodeBatch):
+            zero = torch.zeros(())
+            return BatchScore(zero, torch.tensor(len(batch.seeds)), zero, others=batch.score_sums(self))
         output, valid = self._outputs(batch), batch.segments != PADDING_SEGMENT
         nll = -torch.where(valid, self._log_probs(output.logits, batch.actions), 0.0).sum()
         is_best = output.logits.argmax(-1) == batch.actions if self.log_std is None else torch.zeros_like(valid)

@@ -9,6 +9,7 @@ from manyformer.scores.likelihood_scores import (
     token_accuracy,
 )
 from manyformer.scores.record import ScoreKind, ScoreRecord
+from manyformer.scores.return_scores import mean_length, mean_return, success_rate
 from manyformer.scores.text_scores import bleu, chrf, exact_match, ter
 
 __all__ = [
@@ -22,7 +23,10 @@ __all__ = [
     "chrf",
     "exact_match",
     "f1",
+    "mean_length",
+    "mean_return",
     "perplexity",
+    "success_rate",
     "ter",
     "token_accuracy",
 ]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, final
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Generator, Tensor, nn
@@ -14,9 +15,9 @@ from manyformer.core import MemorySequence, State, WatchFn, no_watch
 from manyformer.models import ModelOutput, PolicyModel
 from manyformer.models.next_token_step import NextTokenFn
 from manyformer.models.policy_actor import PolicyActor
-from manyformer.scores import ScoreRecord
+from manyformer.rollouts import EpisodeBatch
+from manyformer.scores import ScoreKind, mean_length, mean_return, success_rate
 from manyformer.spaces import ObservationSpace, PixelSpace
-from manyformer.tasks.likelihood import likelihood
 from manyformer.tasks.score_sums import ScoreSums
 from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Task
 from manyformer.tasks.toy import Toy, ToyDraw
@@ -43,6 +44,11 @@ class PolicyTask(Task[PolicyModel]):
         "cross_entropy": "a policy is trained by rewards, not by right answers",
     }
     metrics: Mapping[str, bool] = {"return": False}
+    score_kinds: Mapping[str, ScoreKind] = {
+        "return": ScoreKind(digits=3),
+        "success": ScoreKind("%", digits=1),
+        "episode_length": ScoreKind("steps", lower_is_better=True, digits=1),
+    }
 
     def token_ids(self, model: PolicyModel) -> int:
         return OBSERVATION_IDS
@@ -98,11 +104,13 @@ class PolicyTask(Task[PolicyModel]):
         return _episode_scores(sums)
 
     def evaluate(self, request: EvaluationRequest[PolicyModel]) -> EvaluationResult:
-        """Mean return, length and success of held-out episodes."""
-        sums = likelihood(request)
-        signature = f"{sums.others['episodes']:,.0f} episodes"
-        scores = [ScoreRecord(name, value, signature, digits=3) for name, value in _episode_scores(sums).items()]
-        return EvaluationResult(scores, signature)
+        """Mean return and length of held-out episodes, and the share of successes where the environment has any."""
+        assert request.batches is not None
+        played = [batch.play(request.model) for batch in request.batches if isinstance(batch, EpisodeBatch)]
+        returns, lengths = (np.concatenate(part) for part in zip(*(episodes[:2] for episodes in played), strict=True))
+        successes = [episodes.successes for episodes in played if episodes.successes is not None]
+        scores = [mean_return(returns), *(success_rate(part) for part in successes), mean_length(lengths)]
+        return EvaluationResult(scores, f"{len(returns):,} episodes of the likeliest actions")
 
 
 class _ActorSteps:
@@ -125,9 +133,14 @@ class _ActorSteps:
 
 
 def _episode_scores(sums: ScoreSums) -> dict[str, float]:
-    episodes = max(1.0, sums.others["episodes"])
+    """The scores of the episodes; all of them if nothing was summed, none that the environment does not have."""
     names = {"return": "return", "episode_length": "steps", "success": "success"}
-    return {name: sums.others[source] / episodes for name, source in names.items()}
+    episodes = max(1.0, sums.others.get("episodes", 0.0))
+    return {
+        name: sums.others.get(source, 0.0) / episodes
+        for name, source in names.items()
+        if source in sums.others or not sums.others
+    }
 
 
 @lru_cache(maxsize=16)

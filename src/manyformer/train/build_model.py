@@ -53,7 +53,7 @@ def build_model(run: RunConfig, data: OpenedData, device: torch.device) -> Model
 
 
 def _format(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if type(value) is int else str(value)
 
 
 def choose_device(requested: str, process_group: ProcessGroup) -> torch.device:

@@ -12,10 +12,12 @@ from manyformer.config.data_sections.tokenized_sections import (  # isort: skip
 from manyformer.config.data_sections.images_section import ImagesData  # isort: skip
 from manyformer.config.data_sections.synthetic_section import SyntheticData  # isort: skip
 from manyformer.config.data_sections.trajectories_section import TrajectoriesData  # isort: skip
+from manyformer.config.data_sections.environment_section import EnvironmentData  # isort: skip
 
 __all__ = [
     "DATA_SECTIONS",
     "DataSection",
+    "EnvironmentData",
     "ImagesData",
     "LabelsData",
     "PairsData",

@@ -1,0 +1,128 @@
+"""Opening environments: rollouts for training, and held-out episodes with fixed seeds."""
+
+import functools
+import json
+from typing import Any, final
+
+import torch
+
+from manyformer.batches import ClippedObjective
+from manyformer.config import EnvironmentData
+from manyformer.data.epochs import FIXED_SEED, Epoch, HeldOutBatches
+from manyformer.data.kind import DataKind, OpenRequest, register
+from manyformer.data.no_tokenizer import NoTokenizer
+from manyformer.data.opened import EvaluationData, EvaluationPath, OpenedData, path_name
+from manyformer.data.rollout_feed import RolloutFeed
+from manyformer.data.saved_tokenizers import TokenizerPair
+from manyformer.environments import VectorEnvironment, make_environment, row_seeds
+from manyformer.errors import UserError
+from manyformer.rollouts import EpisodeBatch, RolloutSettings
+from manyformer.spaces import BoxActions, PixelSpace
+
+SPLITS = ("valid", "test")
+
+
+@final
+class EpisodeEpoch(Epoch):
+    """One batch of held-out episodes, whose environment is made once."""
+
+    def __init__(self, data: EnvironmentData, split: str) -> None:
+        self._data, self._split = data, split
+        self._make = functools.lru_cache(maxsize=1)(functools.partial(_make, data))
+
+    def __len__(self) -> int:
+        return 1
+
+    def batch(self, number: int) -> EpisodeBatch:
+        seeds = row_seeds(FIXED_SEED + SPLITS.index(self._split), self._data.valid)
+        return EpisodeBatch(torch.from_numpy(seeds), self._make)
+
+
+def open_environment(data: EnvironmentData, form: str, request: OpenRequest) -> OpenedData:
+    """Make the environments of a policy. Raises UserError for one that is unknown or has spaces of another form."""
+    if request.batch_tokens < data.steps:
+        raise UserError(
+            f"batch.tokens is {request.batch_tokens}, less than the {data.steps} steps of one row (data.steps); set it "
+            f"to {data.steps} or more"
+        )
+    environment = _make(data, data.rows)
+    objective = ClippedObjective(
+        clip=data.clip,
+        value_weight=data.value_weight,
+        entropy_weight=data.entropy_weight,
+        normalize_advantages=data.normalize_advantages,
+    )
+    batch_rows = min(data.rows, request.batch_tokens // data.steps)
+    feed = RolloutFeed(
+        environment,
+        RolloutSettings(data.steps, data.discount, data.gae_lambda, objective),
+        passes=data.passes,
+        batch_rows=batch_rows,
+        seed=request.seed,
+        fingerprint=json.dumps([data.model_dump(mode="json", exclude={"valid"}), batch_rows], sort_keys=True),
+    )
+    held_out = {split: HeldOutBatches(EpisodeEpoch(data, split), None) for split in SPLITS}
+    tokenizer = NoTokenizer()
+    return OpenedData(
+        tokenizers=TokenizerPair(tokenizer, tokenizer),
+        train=feed,
+        valid=held_out["valid"],
+        test=held_out["test"],
+        summary_lines=tuple(_summary_lines(data, environment)),
+        length_limits=(),
+        cache=request.cache,
+        required_keywords=_space_keywords(environment),
+    )
+
+
+def held_out_episodes(data: EnvironmentData, form: str, request: OpenRequest, split: str | None) -> EvaluationData:
+    """The episodes of a held-out split, by default test."""
+    name = split or "test"
+    return EvaluationData(name, HeldOutBatches(EpisodeEpoch(data, name), None))
+
+
+def refuse_episode_file(
+    data: EnvironmentData, form: str, tokenizers: TokenizerPair, path: EvaluationPath, request: OpenRequest
+) -> EvaluationData:
+    """Raise UserError, since a policy is scored by episodes that it plays."""
+    raise UserError(
+        f"{path_name(path)}: a policy is scored by the episodes that it plays; score its split valid or test"
+    )
+
+
+def _make(data: EnvironmentData, rows: int) -> VectorEnvironment:
+    return make_environment(data.environment, rows, data.options)
+
+
+def _space_keywords(environment: VectorEnvironment) -> dict[str, Any]:
+    """The keywords of a recipe that the spaces of an environment decide."""
+    return {
+        "observations": environment.observations.keyword,
+        "actions": environment.actions.size,
+        "continuous": isinstance(environment.actions, BoxActions),
+    }
+
+
+def _summary_lines(data: EnvironmentData, environment: VectorEnvironment) -> list[str]:
+    space, actions = environment.observations, environment.actions
+    observed = f"images of {space.keyword}" if isinstance(space, PixelSpace) else f"vectors of {space.size}"
+    chosen = f"vectors of {actions.size} numbers" if isinstance(actions, BoxActions) else f"{actions.size} actions"
+    options = "".join(f", {name} {value}" for name, value in data.options.items())
+    longest = "" if environment.longest is None else f"; episodes of at most {environment.longest:,} steps"
+    return [
+        f"environment: {data.environment}{options}; observations are {observed}, {chosen}{longest}",
+        f"rollouts of {data.rows:,} x {data.steps:,} steps, {data.passes} passes over each; held out: {data.valid:,} "
+        "episodes",
+    ]
+
+
+ENVIRONMENT = register(
+    DataKind(
+        section=EnvironmentData,
+        forms=("episodes",),
+        open=open_environment,
+        held_out=held_out_episodes,
+        from_file=refuse_episode_file,
+        cache_is_shared=True,
+    )
+)

@@ -1,0 +1,22 @@
+"""Rollouts: policies acting in environments, for learning and for scores."""
+
+from manyformer.rollouts.acting_loop import ActingLoop, ActingPolicy, likeliest_actions, sample_actions
+from manyformer.rollouts.episode_player import EpisodeBatch, PlayedEpisodes, play_episodes, play_steps
+from manyformer.rollouts.rollout_collector import RolloutCollector, RolloutSettings, gae
+from manyformer.rollouts.rollout_files import read_collector, write_collector
+
+__all__ = [
+    "ActingLoop",
+    "ActingPolicy",
+    "EpisodeBatch",
+    "PlayedEpisodes",
+    "RolloutCollector",
+    "RolloutSettings",
+    "gae",
+    "likeliest_actions",
+    "play_episodes",
+    "play_steps",
+    "read_collector",
+    "sample_actions",
+    "write_collector",
+]

@@ -1,0 +1,105 @@
+"""The files of a rollout collector in a checkpoint: plain tensors, and a record of scores."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from manyformer.batches import RolloutBatch
+from manyformer.files.json_records import DamagedFile, FileRecord
+from manyformer.files.verified_folder import VerifiedFolder
+from manyformer.rollouts.acting_loop import PolicyInputs
+from manyformer.rollouts.rollout_collector import EpisodeProgress, RolloutCollector, check_scores
+from manyformer.state_tensors import flatten_state, restore_state
+
+TENSOR_FILE, SCORE_FILE = "rollout.safetensors", "rollout.json"
+_ROLLOUT_FIELDS = tuple(name for name in RolloutBatch._fields if name not in ("state", "objective"))
+
+
+class RolloutScores(FileRecord):
+    """The scores of the latest episodes, and whether a rollout is being learned from."""
+
+    title = "the scores of a rollout"
+    scores: dict[str, float]
+    has_rollout: bool
+
+
+def write_collector(collector: RolloutCollector, rollout: RolloutBatch | None, folder: Path) -> None:
+    """Write the running episodes, the state of the policy, and the rollout that is being learned from, if any."""
+    assert collector.loop.inputs is not None
+    arrays = {f"environment.{name}": array for name, array in collector.environment.state_arrays().items()}
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    tensors |= {f"input.{name}": part for name, part in collector.loop.inputs._asdict().items()}
+    tensors |= {f"progress.{name}": part for name, part in collector.progress._asdict().items()}
+    tensors |= _state_tensors("state", collector.state)
+    if rollout is not None:
+        tensors |= {f"rollout.{name}": getattr(rollout, name) for name in _ROLLOUT_FIELDS}
+        tensors |= _state_tensors("rollout_state", rollout.state)
+    save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, folder / TENSOR_FILE)
+    RolloutScores(scores=collector.scores, has_rollout=rollout is not None).write(folder / SCORE_FILE)
+
+
+def read_collector(collector: RolloutCollector, files: VerifiedFolder) -> RolloutBatch | None:
+    """Restore what `write_collector` wrote, and return the rollout. Raises DamagedFile."""
+    file, score_file = files.file(TENSOR_FILE), files.file(SCORE_FILE)
+    record = RolloutScores.read(score_file)
+    try:
+        with safe_open(file, "pt") as handle:
+            # a copy, because the file is mapped into memory
+            tensors = {name: handle.get_tensor(name).clone() for name in handle.keys()}  # noqa: SIM118
+        _restore_running(collector, tensors)
+        collector.state = _read_state(collector, tensors, "state")
+        collector.scores = check_scores(record.scores)
+        return _read_rollout(collector, tensors) if record.has_rollout else None
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise DamagedFile(f"{file} is damaged: it holds no rollout of this run ({error})") from error
+
+
+def _restore_running(collector: RolloutCollector, tensors: dict[str, Tensor]) -> None:
+    """Restore the environment, the inputs of the next step and the sums of the running episodes."""
+    environment, loop = collector.environment, collector.loop
+    prefix = "environment."
+    arrays = {name.removeprefix(prefix): tensor.numpy() for name, tensor in tensors.items() if name.startswith(prefix)}
+    loop.inputs = loop.first_inputs(environment.restore(arrays))
+    stored = PolicyInputs(*(tensors[f"input.{name}"] for name in PolicyInputs._fields))
+    for name, part, like in zip(PolicyInputs._fields, stored, loop.inputs, strict=True):
+        _check_like(name, part, like.shape, like.dtype)
+    loop.inputs = stored
+    progress = EpisodeProgress(*(tensors[f"progress.{name}"] for name in EpisodeProgress._fields))
+    for name, part, like in zip(EpisodeProgress._fields, progress, collector.progress, strict=True):
+        _check_like(name, part, like.shape, like.dtype)
+    collector.progress = progress
+
+
+def _read_rollout(collector: RolloutCollector, tensors: dict[str, Tensor]) -> RolloutBatch:
+    assert collector.loop.inputs is not None
+    inputs, steps = collector.loop.inputs, collector.settings.steps
+    actions = inputs.previous_actions
+    like = dict.fromkeys(_ROLLOUT_FIELDS, inputs.previous_rewards)
+    like |= {"actions": actions, "previous_actions": actions, "observations": inputs.observations}
+    like["segments"] = inputs.segments
+    parts = {name: tensors[f"rollout.{name}"] for name in _ROLLOUT_FIELDS}
+    for name, part in parts.items():
+        rows, *rest = like[name].shape
+        _check_like(name, part, torch.Size([rows, steps, *rest]), like[name].dtype)
+    state = _read_state(collector, tensors, "rollout_state")
+    return RolloutBatch(**parts, state=state, objective=collector.settings.objective)
+
+
+def _state_tensors(prefix: str, state: object) -> dict[str, Tensor]:
+    return {f"{prefix}.{number}": tensor for number, tensor in enumerate(flatten_state(state))}
+
+
+def _read_state(collector: RolloutCollector, tensors: dict[str, Tensor], prefix: str) -> object:
+    template = collector.policy.init_state(collector.environment.rows)
+    initial = flatten_state(template)
+    parts = [tensors[f"{prefix}.{number}"].to(like.device) for number, like in enumerate(initial)]
+    return restore_state(template, parts)
+
+
+def _check_like(name: str, tensor: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
+    if tensor.shape != shape or tensor.dtype != dtype:
+        raise ValueError(f"{name} is no tensor of {dtype} with the shape {tuple(shape)}")
