@@ -80,11 +80,12 @@ ONLY = {
             "pixel_order",
             "rollouts",
         ),
-        "type_aliases",
+        *("spaces", "type_aliases"),
     },
     "core": {"binding"},
     "files": {"errors", "version"},
     "environments": {"errors", "files", "spaces", "type_aliases"},
+    "rollouts": {"batches", "core", "environments", "errors", "files", "spaces", "state_tensors", "type_aliases"},
     "errors": set(),
 }
 """Parts that must not know all that lies below them: a run's record and its data stand beside the models."""
