@@ -113,7 +113,7 @@ class SegmentMemorySource(KVSource, StatefulAcrossBatches):
         k, v = project(x, positions)
         if size:
             # projected separately, so that no gradient of the remembered inputs is computed
-            old = project(state.x.to(x.dtype), all_positions.columns(0, size))
+            old = project(state.x.detach().to(x.dtype), all_positions.columns(0, size))
             k, v = _concatenate_heads_first(old[0], k), _concatenate_heads_first(old[1], v)
         return KeysValues(k, v, all_positions, RememberedInputs(inputs, position_ids, segment_ids))
 
