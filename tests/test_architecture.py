@@ -47,6 +47,7 @@ LEVELS = [
     {"gated_joins"},
     {"ops"},
     {"kernels", "sources"},
+    {"memory_attention_step"},
     {"attention", "feedforward"},
     {"mixers", "depth"},
     {"models", "scores"},

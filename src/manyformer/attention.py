@@ -21,6 +21,7 @@ from manyformer.core import (
 from manyformer.kernels import Kernel, KernelCall
 from manyformer.kernels.kernel import AttendStep
 from manyformer.masks.eviction import can_evict
+from manyformer.memory_attention_step import MemoryAttentionParts, MemoryProjections, memory_attention_step
 from manyformer.position import NoPosition, Position
 from manyformer.sources import KVSource, SelfSource, WindowSource
 from manyformer.sources.kv_source import CacheSpec, KVShape, ProjectKV, ReadMemory, StoredKeys, StoreStep
@@ -177,10 +178,10 @@ class Attention(Layer):
         return self.position.key(split_heads(k, heads), positions), split_heads(v, heads)
 
     def decode_step(self) -> DecodeStep | None:
-        parts = self.decode_parts()
+        parts, forward = self.decode_parts(), forward_step(self)
         if parts is None:
-            return None
-        forward = forward_step(self)
+            memory_parts = self._memory_parts()
+            return None if memory_parts is None else memory_attention_step(memory_parts, forward)
         return _memory_step(parts, forward) if parts.store is None else _store_step(parts, parts.store, forward)
 
     def decode_parts(self) -> AttentionStep | None:
@@ -204,6 +205,15 @@ class Attention(Layer):
             return out_proj(y.reshape(y.shape[0], 1, -1))
 
         return AttentionStep(*projections, self.project_kv, store, read_memory, attend, output)
+
+    def _memory_parts(self) -> MemoryAttentionParts | None:
+        """The parts of a step for a source that remembers inputs; None for other sources and kernels."""
+        size = self.source.remembered_inputs(self.kernel.cache_mask)
+        scale = self.kernel.decode_scale(self.kv_shape.head_dim)
+        if size is None or scale is None or self.q_proj is None or self.kv_shape.kv_heads != self.heads:
+            return None
+        projections = MemoryProjections(self.pre_norm, self.q_proj, self.kv_proj, self.out_proj)
+        return MemoryAttentionParts(projections, self.project_kv, self.position, self.kv_shape, size, scale)
 
 
 def _bind_projections(
@@ -272,4 +282,4 @@ def default_source(kernel: Kernel) -> KVSource:
 
 def split_heads(x: Float[Tensor, "b l he"], heads: int) -> Float[Tensor, "b h l e"]:
     """The channels of `x` split into `heads` contiguous groups, with the head axis before the sequence axis."""
-    return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
+    return x.view(*x.shape[:2], heads, x.shape[2] // heads).transpose(1, 2)

@@ -81,6 +81,10 @@ class Kernel(nn.Module, ABC):
         """The kernel for one new token per row with these widths; None to decode by `forward`."""
         return None
 
+    def decode_scale(self, head_dim: int) -> float | None:
+        """The scale of scores, if any algorithm for softmax attention may serve one new token per row; else None."""
+        return None
+
     @abstractmethod
     def explain(self, call: KernelCall) -> str:
         """Return one sentence: the path that this call would take, and the reason."""

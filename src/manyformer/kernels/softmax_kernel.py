@@ -82,7 +82,7 @@ class SoftmaxKernel(Kernel):
     def forward(self, call: KernelCall) -> LayerOutput:
         choice = self._select_path(call)
         q, k, v, query_positions, key_positions, _, state, _ = call
-        scale = self._scale(q)
+        scale = self._scale(q.shape[-1])
         dropout = self.dropout if self.training else 0.0
         if choice.path == "naive":
             mask = self.mask.dense(query_positions, key_positions, q.shape[1])
@@ -114,7 +114,7 @@ class SoftmaxKernel(Kernel):
     def decode_attend(self, position: Position, *, heads: int, kv_heads: int, head_dim: int) -> AttendStep | None:
         if self.path not in ("auto", "sdpa") or position.required_seams() & {"score", "value"}:
             return None
-        scale = 1 / math.sqrt(head_dim) if self.scale is None else self.scale
+        scale = self._scale(head_dim)
         attention, is_grouped = F.scaled_dot_product_attention, heads != kv_heads
 
         def attend(
@@ -123,6 +123,9 @@ class SoftmaxKernel(Kernel):
             return attention(q, k, v, visible, scale=scale, enable_gqa=is_grouped), state
 
         return AttendStep(attend, stateless=True)
+
+    def decode_scale(self, head_dim: int) -> float | None:
+        return self._scale(head_dim) if self.path == "auto" else None
 
     def extra_repr(self) -> str:
         return f"{self.mask!r}, path={self.path}"
@@ -196,10 +199,10 @@ class SoftmaxKernel(Kernel):
         return SoftmaxPathChoice("sparse", reason, sparse_plan=plan)
 
     def _softmax_call(self, call: KernelCall) -> SoftmaxCall:
-        return SoftmaxCall(call, self.mask, self._scale(call.q), self.dropout if self.training else 0.0)
+        return SoftmaxCall(call, self.mask, self._scale(call.q.shape[-1]), self.dropout if self.training else 0.0)
 
-    def _scale(self, q: Tensor) -> float:
-        return 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
+    def _scale(self, head_dim: int) -> float:
+        return 1 / math.sqrt(head_dim) if self.scale is None else self.scale
 
     def _select_sdpa_path(self, call: KernelCall) -> SoftmaxPathChoice:
         """How torch's fused kernel applies the mask: not at all, by its causal flag, or as a dense mask."""

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple, final
 
+import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
@@ -10,6 +11,7 @@ from manyformer.core import AlignedLayout, Context, Layer, State, TokenPositions
 from manyformer.models.generative_model import ModelState
 from manyformer.models.observation_embedding import ObservationEmbedding
 from manyformer.models.token_positions import materialize_tail
+from manyformer.sources.acting_memory import end_acting
 
 
 class ActorOutput(NamedTuple):
@@ -40,6 +42,7 @@ class PolicyActor:
         self._tail = tail
         self._position_ids, self._segment_ids, self._columns = tail.position_ids, tail.segment_ids, tail.columns
 
+    @torch.no_grad()
     def act(
         self,
         observations: Shaped[Tensor, "b *shape"],
@@ -53,6 +56,7 @@ class PolicyActor:
         self._position_ids, self._segment_ids, self._columns = position_ids, segments, self._columns + 1
         return ActorOutput(self._policy_head(x), self._value_head(x)[:, 0])
 
+    @torch.no_grad()
     def value(
         self,
         observations: Shaped[Tensor, "b *shape"],
@@ -70,7 +74,7 @@ class PolicyActor:
         tail = self._tail._replace(
             position_ids=self._position_ids, segment_ids=self._segment_ids, columns=self._columns
         )
-        return ModelState(self._body_state, tail)
+        return ModelState(end_acting(self._body_state), tail)
 
     def _next_positions(self, segments: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
         """The number of earlier steps of the episode."""
@@ -84,7 +88,8 @@ class PolicyActor:
         previous_actions: Tensor | None,
         previous_rewards: Tensor | None,
     ) -> tuple[Float[Tensor, "b d"], State]:
-        positions = TokenPositions(position_ids[:, None], segments[:, None], AlignedLayout(self._columns))
+        layout = AlignedLayout(self._columns) if self._tail.aligned else None
+        positions = TokenPositions(position_ids[:, None], segments[:, None], layout)
         actions, rewards = (None if part is None else part[:, None] for part in (previous_actions, previous_rewards))
         x, body_state = self._step(
             self._embed(observations[:, None], actions, rewards), Context(positions), self._body_state

@@ -111,3 +111,7 @@ class KVSource(nn.Module, ABC):
     def decode_memory(self, mask: Mask | None) -> ReadMemory | None:
         """The reader of another sequence for one new token per row; None if keys are those of the tokens."""
         return None
+
+    def remembered_inputs(self, mask: Mask | None) -> int | None:
+        """The number of earlier inputs that states remember, if a query sees exactly these and its own; else None."""
+        return None
