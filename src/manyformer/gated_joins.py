@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.binding import has_hooks
+from manyformer.binding import TensorFn, has_hooks, transposed_copy
 from manyformer.dropout import Dropout
 from manyformer.errors import UserError
 from manyformer.residual import AddJoin, ResidualJoin
@@ -31,15 +31,18 @@ class GatedJoin(ResidualJoin):
         self.dim, self.dropout = dim, Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "b l d"], branch: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
-        return self.bind_gate()(x, self.dropout(branch))
+        gate = self.bind_gate(Tensor.t)
+        return gate(x.flatten(0, -2), self.dropout(branch).flatten(0, -2)).view_as(x)
 
     @abstractmethod
-    def bind_gate(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """The gate as a function of stream and branch, bound to its current parameters."""
+    def bind_gate(self, transpose: TensorFn) -> Callable[[Tensor, Tensor], Tensor]:
+        """The gate as a function of stream and branch, both (n, d), bound to its current parameters."""
 
     def decode_join(self) -> Callable[[Tensor, Tensor], Tensor]:
-        is_bound = not (self.dropout.training or has_hooks(self) or has_hooks(self.dropout))
-        return self.bind_gate() if is_bound else self
+        if self.dropout.training or has_hooks(self) or has_hooks(self.dropout):
+            return self
+        gate = self.bind_gate(transposed_copy)
+        return lambda x, branch: gate(x.flatten(0, -2), branch.flatten(0, -2)).view(x.shape)
 
     def _matrix(self) -> nn.Parameter:
         return nn.Parameter(nn.init.xavier_uniform_(torch.empty(self.dim, self.dim)))
@@ -56,9 +59,9 @@ class InputGate(GatedJoin):
         super().__init__(dim, dropout=dropout)
         self.weight = self._matrix()
 
-    def bind_gate(self) -> Callable[[Tensor, Tensor], Tensor]:
-        weight = self.weight
-        return lambda x, y: _add_product(y, torch.sigmoid(F.linear(x, weight)), x)
+    def bind_gate(self, transpose: TensorFn) -> Callable[[Tensor, Tensor], Tensor]:
+        weight = transpose(self.weight)
+        return lambda x, y: _add_product(y, torch.sigmoid(x @ weight), x)
 
 
 @final
@@ -69,9 +72,9 @@ class OutputGate(GatedJoin):
         super().__init__(dim, dropout=dropout)
         self.weight, self.bias = self._matrix(), self._gate_bias(gate_bias)
 
-    def bind_gate(self) -> Callable[[Tensor, Tensor], Tensor]:
-        weight, bias = self.weight, self.bias
-        return lambda x, y: _add_product(x, torch.sigmoid(F.linear(x, weight) - bias), y)
+    def bind_gate(self, transpose: TensorFn) -> Callable[[Tensor, Tensor], Tensor]:
+        weight, bias = transpose(self.weight), -self.bias
+        return lambda x, y: _add_product(x, torch.sigmoid(torch.addmm(bias, x, weight)), y)
 
 
 @final
@@ -82,9 +85,9 @@ class HighwayGate(GatedJoin):
         super().__init__(dim, dropout=dropout)
         self.weight, self.bias = self._matrix(), self._gate_bias(gate_bias)
 
-    def bind_gate(self) -> Callable[[Tensor, Tensor], Tensor]:
-        weight, bias = self.weight, self.bias
-        return lambda x, y: _interpolate(y, x, torch.sigmoid(F.linear(x, weight, bias)))
+    def bind_gate(self, transpose: TensorFn) -> Callable[[Tensor, Tensor], Tensor]:
+        weight, bias = transpose(self.weight), self.bias
+        return lambda x, y: _interpolate(y, x, torch.sigmoid(torch.addmm(bias, x, weight)))
 
 
 @final
@@ -96,12 +99,12 @@ class SigmoidTanhGate(GatedJoin):
         self.branch_weight = nn.Parameter(torch.cat([self._matrix().data for _ in range(2)]))
         self.bias = self._gate_bias(gate_bias)
 
-    def bind_gate(self) -> Callable[[Tensor, Tensor], Tensor]:
-        weight, bias = self.branch_weight, self.bias
+    def bind_gate(self, transpose: TensorFn) -> Callable[[Tensor, Tensor], Tensor]:
+        weight, bias = transpose(self.branch_weight), F.pad(-self.bias, (0, self.dim))
 
         def gate(x: Tensor, y: Tensor) -> Tensor:
-            gate_input, candidate = F.linear(y, weight).chunk(2, -1)
-            return _add_product(x, torch.sigmoid(gate_input - bias), torch.tanh(candidate))
+            gate_input, candidate = torch.addmm(bias, y, weight).chunk(2, -1)
+            return _add_product(x, torch.sigmoid(gate_input), torch.tanh(candidate))
 
         return gate
 
@@ -120,15 +123,16 @@ class GRUGate(GatedJoin):
         self.stream_weight = nn.Parameter(torch.cat([self._matrix().data for _ in range(2)]))
         self.candidate_weight, self.bias = self._matrix(), self._gate_bias(gate_bias)
 
-    def bind_gate(self) -> Callable[[Tensor, Tensor], Tensor]:
-        dim, stream_weight, candidate_weight = self.dim, self.stream_weight, self.candidate_weight
-        # for the three products of the branch: no bias, -b for the update gate, no bias
-        branch_weight, branch_bias = self.branch_weight, F.pad(-self.bias, (dim, dim))
+    def bind_gate(self, transpose: TensorFn) -> Callable[[Tensor, Tensor], Tensor]:
+        weights = (self.branch_weight, self.stream_weight, self.candidate_weight)
+        branch_weight, stream_weight, candidate_weight = map(transpose, weights)
+        # of the three products of the branch, that for the update gate has the bias -b
+        dim, bias = self.dim, F.pad(-self.bias, (self.dim, self.dim))
 
         def gate(x: Tensor, y: Tensor) -> Tensor:
-            gate_inputs, candidate = F.linear(y, branch_weight, branch_bias).split_with_sizes([2 * dim, dim], -1)
-            reset, update = torch.sigmoid(gate_inputs + F.linear(x, stream_weight)).chunk(2, -1)
-            return _interpolate(x, torch.tanh(candidate + F.linear(reset * x, candidate_weight)), update)
+            gate_inputs, candidate = torch.addmm(bias, y, branch_weight).split_with_sizes([2 * dim, dim], -1)
+            reset, update = torch.sigmoid(torch.addmm(gate_inputs, x, stream_weight)).chunk(2, -1)
+            return _interpolate(x, torch.tanh(torch.addmm(candidate, reset * x, candidate_weight)), update)
 
         return gate
 

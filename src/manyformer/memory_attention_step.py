@@ -4,11 +4,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.binding import bind_module, bind_optional, has_hooks
+from manyformer.binding import TensorFn, bind_optional, bind_rows, has_hooks
 from manyformer.core import AlignedLayout, Context, ContiguousLayout, DecodeStep, State, TokenPositions
 from manyformer.position import Position
 from manyformer.sources.acting_memory import ActingMemory, RememberedStep, begin_acting, end_acting
@@ -49,61 +48,70 @@ def memory_attention_step(parts: MemoryAttentionParts, forward: DecodeStep) -> D
 
     None unless the position has a vector for each distance, and nothing else. The state that it returns is known to
     the step alone, until `end_acting` makes one of it that `forward` continues from as well."""
-    attend, output = _bind_attention(parts), bind_module(parts.projections.outputs)
+    attend, out_proj = _bind_attention(parts), parts.projections.outputs
     if attend is None:
         return None
+    output = bind_rows(out_proj.weight, out_proj.bias)
 
     def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
         if not isinstance(ctx.positions.layout, ContiguousLayout | AlignedLayout):
             return forward(x, ctx, end_acting(state))
         y, memory = attend(x, ctx.positions, state.source)
-        return output(y), state._replace(source=memory)
+        return output(y)[:, None], state._replace(source=memory)
 
     return step
 
 
 AttendMemory = Callable[[Tensor, TokenPositions, RememberedInputs | ActingMemory], tuple[Tensor, ActingMemory]]
-"""From tokens (b, 1, d), their positions and the memory to the outputs of all heads (b, 1, h f) and the next memory."""
+"""From tokens (b, 1, d), their positions and the memory to the outputs of all heads (b, h f) and the next memory."""
 
 
 def _bind_attention(parts: MemoryAttentionParts) -> AttendMemory | None:
-    projections, project_kv, position, (heads, key_dim, value_dim), size, scale = parts
-    terms = None if parts.is_hooked else position.distance_terms(size, 0)
-    if terms is None or terms.keys is None or terms.query_bias is None or not (terms.bias is terms.values is None):
+    projections, project_kv, position, (heads, width, value_width), size, scale = parts
+    terms, content_bias = position.distance_terms(size, 0), position.query_vector
+    if parts.is_hooked or terms is None or content_bias is None or value_width != width:
         return None
-    distance_keys, query_bias = terms.keys.mT.contiguous(), terms.query_bias[:, None]
-    hidden_scores = _HiddenScores(torch.arange(size, -1, -1, device=query_bias.device), query_bias.dtype)
-    norm, layers = bind_optional(projections.pre_norm), (projections.queries, projections.keys_values)
-    # queries, keys and values by one product
-    weight = torch.cat([layer.weight for layer in layers])
-    bias = None if layers[0].bias is None else torch.cat([layer.bias for layer in layers])
-    widths = [heads * key_dim, heads * key_dim, heads * value_dim]
+    if terms.keys is None or terms.query_bias is None or not (terms.bias is terms.values is None):
+        return None
+    distance_keys = terms.keys.mT.contiguous()
+    hidden_scores = _HiddenScores(torch.arange(size, -1, -1, device=distance_keys.device), distance_keys.dtype)
+    project = _bind_projection(projections, content_bias, content_bias + terms.query_bias)
+    norm = bind_optional(projections.pre_norm)
 
     def attend(
         x: Tensor, positions: TokenPositions, state: RememberedInputs | ActingMemory
     ) -> tuple[Tensor, ActingMemory]:
         if not isinstance(state, ActingMemory):
             state = begin_acting(state._replace(x=state.x.to(x.dtype)), positions, project_kv, size)
-        rows, projected = x.shape[0], F.linear(x if norm is None else norm(x), weight, bias)
-        q, k, v = (part.view(rows, heads, -1) for part in projected.split_with_sizes(widths, -1))
-        memory = state.append(RememberedStep(x, positions), k.transpose(0, 1), v.transpose(0, 1))
-        start, length = memory.start, memory.stop - memory.start
-        keys, values = memory.k.narrow(3, start, length), memory.v.narrow(2, start, length)
+        rows = x.shape[0]
+        projected = project((x if norm is None else norm(x)).flatten(0, 1)).view(rows, 4, heads, width)
         # heads first: the vectors of distances are one matrix for all rows of a head
-        q = position.query(q[:, :, None], positions)[:, :, 0].transpose(0, 1)
+        content_queries, distance_queries, *_ = by_head = projected.permute(1, 2, 0, 3)
+        memory = state.append(RememberedStep(x, positions), by_head[2:])
+        start, length = memory.start, memory.stop - memory.start
+        keys, values = memory.keys.narrow(1, start, length), memory.values.narrow(1, start, length)
         hidden = hidden_scores(positions, length).expand(heads, rows, length)
-        distance_scores = torch.baddbmm(hidden, q + query_bias, distance_keys.narrow(2, size + 1 - length, length))
-        scores = torch.baddbmm(
-            distance_scores.view(heads * rows, 1, length),
-            q.reshape(heads * rows, 1, -1),
-            keys.flatten(0, 1),
-            alpha=scale,
-        )
-        y = torch.bmm(scores.softmax(-1), values.flatten(0, 1))
+        distance_scores = torch.baddbmm(hidden, distance_queries, distance_keys.narrow(2, size + 1 - length, length))
+        queries = content_queries.reshape(heads * rows, 1, width)
+        scores = torch.baddbmm(distance_scores.view(heads * rows, 1, length), queries, keys.mT, alpha=scale)
+        y = torch.bmm(scores.softmax(-1), values)
         memory = memory._replace(start=max(start, memory.stop - size))
-        return y.view(heads, rows, -1).transpose(0, 1).reshape(rows, 1, -1), memory
+        return y.view(heads, rows, width).transpose(0, 1).reshape(rows, heads * width), memory
 
     return attend
+
+
+def _bind_projection(
+    projections: MemoryProjections, content_bias: Float[Tensor, "h e"], distance_bias: Float[Tensor, "h e"]
+) -> TensorFn:
+    """Queries for contents and for distances, keys and values by one product."""
+    queries, keys_values = projections.queries, projections.keys_values
+    weight = torch.cat([queries.weight, queries.weight, keys_values.weight])
+    biases = [content_bias.flatten(), distance_bias.flatten(), weight.new_zeros(keys_values.out_features)]
+    bias = torch.cat(biases)
+    if queries.bias is not None and keys_values.bias is not None:
+        bias = bias + torch.cat([queries.bias, queries.bias, keys_values.bias])
+    return bind_rows(weight, bias)
 
 
 class _HiddenScores:

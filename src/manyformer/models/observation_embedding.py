@@ -1,15 +1,22 @@
 """The input of a policy: the observation, and optionally the previous action and reward."""
 
+from collections.abc import Callable
 from typing import final
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
+from manyformer.binding import bind_rows, has_hooks
 from manyformer.spaces import ObservationSpace, PixelSpace
 
 PIXEL_CHANNELS = (16, 32, 32)
 """The channels of the convolutions over pixels, each of which halves height and width."""
+
+
+EmbedStep = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
+"""From observations (b, ...), previous actions and previous rewards of one step to its embedding (b, d)."""
 
 
 @final
@@ -58,6 +65,32 @@ class ObservationEmbedding(nn.Module):
         action_inputs = previous_actions.to(dtype) if self.continuous else previous_actions + 1
         embedded: Tensor = x + self.action(action_inputs) + self.reward(previous_rewards.to(dtype)[..., None])
         return embedded
+
+    def bind_step(self) -> EmbedStep:
+        """The embedding of one step of each row, bound to its current parameters; `forward` serves pixels."""
+        action, reward, observation = self.action, self.reward, self.observation
+        if not isinstance(observation, nn.Linear) or any(map(has_hooks, self.modules())):
+            return self._forward_step
+        project, dtype = bind_rows(observation.weight, observation.bias), self.observation_dtype
+        if action is None or reward is None:
+            return lambda observations, actions, rewards: project(observations.to(dtype))
+        reward_weight = reward.weight[:, 0]
+        is_projected, table = isinstance(action, nn.Linear), next(action.parameters())
+        project_action = bind_rows(table, None)
+
+        def embed(observations: Tensor, actions: Tensor | None, rewards: Tensor | None) -> Tensor:
+            if actions is None or rewards is None:
+                return self._forward_step(observations, actions, rewards)
+            x = project(observations.to(dtype))
+            x = x + (project_action(actions.to(dtype)) if is_projected else F.embedding(actions + 1, table))
+            return torch.addcmul(x, rewards.to(dtype)[:, None], reward_weight)
+
+        return embed
+
+    def _forward_step(self, observations: Tensor, actions: Tensor | None, rewards: Tensor | None) -> Tensor:
+        previous_inputs = (None if part is None else part[:, None] for part in (actions, rewards))
+        x: Tensor = self(observations[:, None], *previous_inputs)
+        return x[:, 0]
 
     @property
     def observation_dtype(self) -> torch.dtype:

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
-from manyformer.binding import bind_module
+from manyformer.binding import bind_rows
 from manyformer.core import AlignedLayout, Context, Layer, State, TokenPositions, bind_step
 from manyformer.models.generative_model import ModelState
 from manyformer.models.observation_embedding import ObservationEmbedding
@@ -36,8 +36,9 @@ class PolicyActor:
         value_head: nn.Linear,
         state: ModelState,
     ) -> None:
-        self._embed, self._step = embed, bind_step(body)
-        self._policy_head, self._value_head = bind_module(policy_head), bind_module(value_head)
+        self._embed, self._step = embed.bind_step(), bind_step(body)
+        weights, biases = zip(*((head.weight, head.bias) for head in (policy_head, value_head)))
+        self._heads = bind_rows(torch.cat(weights), torch.cat(biases))
         self._body_state, tail = state.body, materialize_tail(state.tail)
         self._tail = tail
         self._position_ids, self._segment_ids, self._columns = tail.position_ids, tail.segment_ids, tail.columns
@@ -52,9 +53,9 @@ class PolicyActor:
     ) -> ActorOutput:
         """The outputs for the next step of each row, which is remembered."""
         position_ids = self._next_positions(segments)
-        x, self._body_state = self._run(position_ids, observations, segments, previous_actions, previous_rewards)
+        outputs, self._body_state = self._run(position_ids, observations, segments, previous_actions, previous_rewards)
         self._position_ids, self._segment_ids, self._columns = position_ids, segments, self._columns + 1
-        return ActorOutput(self._policy_head(x), self._value_head(x)[:, 0])
+        return ActorOutput(outputs[:, :-1], outputs[:, -1])
 
     @torch.no_grad()
     def value(
@@ -66,8 +67,8 @@ class PolicyActor:
     ) -> Float[Tensor, " b"]:
         """The values of the states that follow these observations, which are not remembered."""
         position_ids = self._next_positions(segments)
-        x, _ = self._run(position_ids, observations, segments, previous_actions, previous_rewards)
-        return self._value_head(x)[:, 0]
+        outputs, _ = self._run(position_ids, observations, segments, previous_actions, previous_rewards)
+        return outputs[:, -1]
 
     def end(self) -> ModelState:
         """The state after the last step, from which the next rollout and its training begin."""
@@ -87,11 +88,10 @@ class PolicyActor:
         segments: Int64[Tensor, " b"],
         previous_actions: Tensor | None,
         previous_rewards: Tensor | None,
-    ) -> tuple[Float[Tensor, "b d"], State]:
+    ) -> tuple[Float[Tensor, "b n"], State]:
+        """The outputs of both heads, and the next state of the layers."""
         layout = AlignedLayout(self._columns) if self._tail.aligned else None
         positions = TokenPositions(position_ids[:, None], segments[:, None], layout)
-        actions, rewards = (None if part is None else part[:, None] for part in (previous_actions, previous_rewards))
-        x, body_state = self._step(
-            self._embed(observations[:, None], actions, rewards), Context(positions), self._body_state
-        )
-        return x[:, 0], body_state
+        x = self._embed(observations, previous_actions, previous_rewards)
+        y, body_state = self._step(x[:, None], Context(positions), self._body_state)
+        return self._heads(y[:, 0]), body_state

@@ -30,6 +30,11 @@ class Position(nn.Module):
     max_distance: int | None = None
     """The distance beyond which `distance_terms` gives every key the same terms; None if all distances differ."""
 
+    @property
+    def query_vector(self) -> Float[Tensor, "h e"] | None:
+        """The vector that `query` adds to every query, if that is all it does; else None."""
+        return None
+
     def embed(self, x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
         return x
 

@@ -68,6 +68,10 @@ class TransformerXLPosition(Position):
         self._table: Tensor | None = None
         self._projected: tuple[tuple[object, ...], int, int, Tensor] | None = None
 
+    @property
+    def query_vector(self) -> Float[Tensor, "h e"]:
+        return self.biases.u
+
     def query(self, q: Float[Tensor, "b h l e"], positions: TokenPositions) -> Float[Tensor, "b h l e"]:
         # the kernel's product of query and key then is the complete content term
         return q + self.biases.u[:, None]

@@ -22,13 +22,15 @@ class RememberedStep(NamedTuple):
 
 
 class ActingMemory(NamedTuple):
-    """`RememberedInputs`, the steps since then, and keys and values of both in buffers that are written in place.
+    """`RememberedInputs`, the steps since then, and keys and values of both in a buffer that is written in place.
 
-    The columns `start` to `stop` are in use. Keys have the head axis first and the token axis last, as the product with
-    one query per row needs them. `steps` is shared by successive states, each of which has the first `num_steps`."""
+    The columns `start` to `stop` are in use; `keys` and `values` are views of the buffer. The head axis comes first,
+    because vectors of distances belong to a head. `steps` is shared by successive states, each of which has the first
+    `num_steps`."""
 
-    k: Float[Tensor, "h b e capacity"]
-    v: Float[Tensor, "h b capacity f"]
+    buffer: Float[Tensor, "kv h b capacity e"]
+    keys: Float[Tensor, "hb capacity e"]
+    values: Float[Tensor, "hb capacity e"]
     remembered: RememberedInputs
     steps: list[RememberedStep]
     num_steps: int
@@ -43,23 +45,25 @@ class ActingMemory(NamedTuple):
         segment_ids = torch.cat([self.remembered.segment_ids, *(step.positions.segment_ids for step in steps)], 1)
         return RememberedInputs(*(part[:, part.shape[1] - length :] for part in (x, position_ids, segment_ids)))
 
-    def append(self, step: RememberedStep, k: Float[Tensor, "h b e"], v: Float[Tensor, "h b f"]) -> "ActingMemory":
+    def append(self, step: RememberedStep, keys_values: Float[Tensor, "kv h b e"]) -> "ActingMemory":
         """The memory with one more step, which earlier states do not see."""
-        memory = self if self.stop < self.k.shape[3] else self._move()
-        memory.k.select(3, memory.stop).copy_(k)
-        memory.v.select(2, memory.stop).copy_(v)
+        memory = self
+        if self.stop == self.buffer.shape[3]:
+            length = self.stop - self.start
+            memory = memory_of_columns(self.buffer.narrow(3, self.start, length), self.inputs(), length)
+        memory.buffer.select(3, memory.stop).copy_(keys_values)
         del memory.steps[memory.num_steps :]
         memory.steps.append(step)
         return memory._replace(num_steps=memory.num_steps + 1, stop=memory.stop + 1)
 
-    def _move(self) -> "ActingMemory":
-        """The same memory at the beginning of new buffers."""
-        length, capacity = self.stop - self.start, self.k.shape[3]
-        k, v = torch.empty_like(self.k), torch.empty_like(self.v)
-        k.narrow(3, 0, length).copy_(self.k.narrow(3, self.start, length))
-        v.narrow(2, 0, length).copy_(self.v.narrow(2, self.start, length))
-        assert length < capacity
-        return ActingMemory(k, v, self.inputs(), [], 0, 0, length)
+
+def memory_of_columns(columns: Float[Tensor, "kv h b n e"], remembered: RememberedInputs, size: int) -> ActingMemory:
+    """A new memory of at most `size` inputs, with these keys and values, and room for further steps."""
+    *sizes, length, width = columns.shape
+    buffer = columns.new_empty(*sizes, size + max(size, MIN_STEPS), width)
+    buffer.narrow(3, 0, length).copy_(columns)
+    keys, values = buffer.flatten(1, 2).unbind()
+    return ActingMemory(buffer, keys, values, remembered, [], 0, 0, length)
 
 
 def begin_acting(
@@ -67,14 +71,8 @@ def begin_acting(
 ) -> ActingMemory:
     """The memory of these inputs, projected by the current weights, for steps with such positions."""
     length = remembered.x.shape[1]
-    k, v = project(remembered.x, join_positions(*remembered[1:], positions).columns(0, length))
-    batch, heads, _, key_dim = k.shape
-    capacity = size + max(size, MIN_STEPS)
-    keys = k.new_empty(heads, batch, key_dim, capacity)
-    values = v.new_empty(heads, batch, capacity, v.shape[3])
-    keys.narrow(3, 0, length).copy_(k.permute(1, 0, 3, 2))
-    values.narrow(2, 0, length).copy_(v.transpose(0, 1))
-    return ActingMemory(keys, values, remembered, [], 0, 0, length)
+    keys_values = project(remembered.x, join_positions(*remembered[1:], positions).columns(0, length))
+    return memory_of_columns(torch.stack(keys_values).transpose(1, 2), remembered, size)
 
 
 def end_acting(state: State) -> State:
