@@ -108,11 +108,12 @@ def test_held_out_windows_hold_every_step_once(tmp_path: Path) -> None:
     assert len(splits["train"].lengths) == 3
 
 
-def test_equal_episodes_are_held_out_together() -> None:
-    twice = episodes().select(np.array([0, 1, 2, 3, 0, 1, 2, 3]))
-    for valid in (0.1, 0.5, 0.8):
-        splits = split_episodes(twice, valid)
-        assert not {*splits["train"].lengths.tolist()} & {*splits["valid"].lengths.tolist()}
+def test_episodes_are_held_out_once_each() -> None:
+    for valid in (0.1, 0.5, 0.9):
+        splits = split_episodes(episodes(), valid)
+        lengths = [length for split in splits.values() for length in split.lengths.tolist()]
+        assert sorted(lengths) == sorted(LENGTHS.tolist())
+        assert len(splits["valid"].lengths) == max(1, round(valid * 4))
 
 
 def test_training_windows_begin_at_every_step_alike(tmp_path: Path) -> None:
@@ -210,7 +211,7 @@ def test_arrays_that_need_pickle_are_not_read(tmp_path: Path) -> None:
 
 def test_too_few_episodes_and_too_small_batches_are_refused(tmp_path: Path) -> None:
     write(tmp_path)
-    with pytest.raises(UserError, match=r"two different episodes at least.*data.top \(0.1\) leaves too few"):
+    with pytest.raises(UserError, match=r"two episodes at least.*data.top \(0.1\) leaves too few"):
         opened(tmp_path, top=0.1)
     with pytest.raises(UserError, match=r"the action 2 occurs, but data.actions is 2"):
         opened(tmp_path, actions=2)

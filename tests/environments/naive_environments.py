@@ -91,3 +91,20 @@ class NaiveCartPole:
         if abs(self.motion[0]) > 2.4 or abs(self.motion[2]) > math.radians(12):
             return NaiveStep(self.observe(), 1.0, "terminated")
         return NaiveStep(self.observe(), 1.0, "truncated" if self.t == self.length else "")
+
+
+class NaiveGraph:
+    """A walk over tables of successors, -1 for the end, and of rewards."""
+
+    def __init__(self, *, successors: list[list[int]], rewards: list[list[float]], length: int, node: int) -> None:
+        self.successors, self.rewards, self.length, self.node, self.clock = successors, rewards, length, node, 0
+
+    def observe(self) -> list[float]:
+        return [float(node == self.node) for node in range(len(self.successors))]
+
+    def step(self, action: int) -> NaiveStep:
+        reward, following = self.rewards[self.node][action], self.successors[self.node][action]
+        self.clock += 1
+        self.node = self.node if following == -1 else following
+        end = "terminated" if following == -1 else "truncated" if self.clock == self.length else ""
+        return NaiveStep(self.observe(), reward, end)

@@ -137,7 +137,7 @@ def test_images_are_observed_as_bytes(shape: tuple[int, ...], channels: int) -> 
     [
         ("CartPole-v9", {}, r"there is no environment 'CartPole-v9'; did you mean CartPole-v1"),
         ("memory-lenght", {}, r"there is no environment 'memory-lenght'; did you mean memory-length\?"),
-        ("qqq", {}, "there is no environment 'qqq'; known: hidden-velocity-cartpole, memory-length, "),
+        ("qqq", {}, "there is no environment 'qqq'; known: graph-walk, hidden-velocity-cartpole, memory-length, "),
         ("Blackjack-v1", {}, r"Blackjack-v1 has the observations Tuple\(Discrete\(32\), .*; a policy reads vectors"),
         ("CartPole-v1", {"speed": 3}, "the environment CartPole-v1 raised TypeError while it was made: .*'speed'"),
     ],

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from naive_environments import (
     NaiveCartPole,
+    NaiveGraph,
     NaiveMemoryLength,
     NaiveRepeatPrevious,
     NaiveTMaze,
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from manyformer.environments import OWN_ENVIRONMENTS, VectorEnvironment, make_environment, row_seeds
 from manyformer.environments.episode_seeds import episode_seeds, random_fractions
+from manyformer.environments.graph_tasks import GraphWalk, StitchMaze
 from manyformer.errors import UserError
 
 Actions = NDArray[np.int64]
@@ -24,6 +26,8 @@ SETTINGS: dict[str, dict[str, int]] = {
     "t-maze-active": {"length": 3},
     "repeat-previous": {"lag": 3, "decks": 1},
     "hidden-velocity-cartpole": {"length": 15},
+    "graph-walk": {"nodes": 7, "edges": 2, "length": 9},
+    "stitch-maze": {"length": 2},
 }
 
 
@@ -37,6 +41,9 @@ def naive_of(environment: Any, row: int) -> Any:
             return NaiveTMaze(length=environment.length, lead=environment.lead, goal=drawn["goal"])
         case "repeat-previous":
             return NaiveRepeatPrevious(lag=environment.lag, suits=drawn["suits"].tolist())
+        case "graph-walk" | "stitch-maze":
+            tables = {"successors": environment.successors.tolist(), "rewards": environment.step_rewards.tolist()}
+            return NaiveGraph(**tables, length=environment.longest, node=int(drawn["node"]))
     return NaiveCartPole(length=environment.longest, motion=drawn["motion"].tolist())
 
 
@@ -215,3 +222,38 @@ def test_own_environments_can_be_drawn(name: str) -> None:
 def test_options_are_checked(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         make_environment(name, 2, options)
+
+
+def test_the_shortest_paths_of_the_graph_have_the_optimal_returns() -> None:
+    environment = make_environment("graph-walk", 400)
+    assert isinstance(environment, GraphWalk)
+    optimum = environment.optimal_returns()
+
+    def nearest(environment: VectorEnvironment, observations: Any) -> Actions:
+        assert isinstance(environment, GraphWalk)
+        distance = np.append(-optimum[::-1], 0)[::-1]
+        following = environment.successors[observations.argmax(1)]
+        return np.where(following < 0, 0, distance[following]).argmin(1)
+
+    assert optimum.max() == -1
+    assert optimum.min() >= -19
+    assert mean_return("graph-walk", nearest) == pytest.approx(float(optimum.mean()), abs=0.15)
+    walks = mean_return("graph-walk", lambda environment, _: environment.recorded_actions())  # type: ignore[attr-defined]
+    assert walks < 4 * optimum.mean()
+
+
+def test_the_best_path_of_the_maze_is_recorded_in_halves_alone() -> None:
+    def second(environment: VectorEnvironment, observations: Any) -> Actions:
+        return np.ones(400, np.int64)
+
+    assert mean_return("stitch-maze", second) == 10
+    environment = make_environment("stitch-maze", 300)
+    assert isinstance(environment, StitchMaze)
+    observations = environment.reset(row_seeds(0, 300))
+    starts, totals, running = observations.argmax(1), np.zeros(300), np.ones(300, bool)
+    while running.any():
+        step = environment.step(environment.recorded_actions())
+        totals += step.rewards * running
+        running &= ~step.done
+    ends = {(int(start), float(total)) for start, total in zip(starts, totals)}
+    assert ends == {(0, 0.0), (0, 1.0), (environment.second_start, 10.0)}

@@ -30,9 +30,10 @@ from manyformer.errors import UserError, UserErrors, suggest_names
 
 CostName = Literal["parameters", "minutes", "tokens", "step", "memory"]
 
-_SWEPT_DATA = ("length", "max_length", "packing", "masking", "context", "num_hops", "digits")
+_SWEPT_DATA = ("length", "max_length", "packing", "masking", "context", "num_hops", "digits", "wanted")
 SWEPT_DATA = tuple(f"data.{name}" for name in _SWEPT_DATA)
-"""Data settings that may be swept: they only arrange the data; any other would score a model on different data."""
+"""Data settings that may be swept: they only arrange the data, or decide how a model is played; any other would score a
+model on different data."""
 
 
 class ComparisonFile(ConfigSection):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from manyformer.config import TrajectoriesData
 from manyformer.data.cache_folder import RECORD_FILE, PreparationResult, load_or_prepare, read_record
 from manyformer.data.epochs import HeldOutBatches
+from manyformer.data.generated_episodes import GENERATED_PREFIX, generate_episodes
 from manyformer.data.kind import DataKind, OpenRequest, register
 from manyformer.data.minari_episodes import MINARI_PREFIX, read_minari
 from manyformer.data.no_tokenizer import NoTokenizer
@@ -73,7 +74,7 @@ def trajectories_of_file(
     data: TrajectoriesData, form: str, tokenizers: TokenizerPair, path: EvaluationPath, request: OpenRequest
 ) -> EvaluationData:
     """All episodes of other files, for a trained model."""
-    episodes = _with_rewards(_read_paths(path), data)
+    episodes = _with_rewards(_read_paths(path, data), data)
     return EvaluationData(path_name(path), _held_out_batches(episodes, data, request))
 
 
@@ -81,7 +82,7 @@ def _load_or_prepare(data: TrajectoriesData, request: OpenRequest) -> tuple[Reco
     """All episodes, from the prepared file if there is one of the same sources, and a hash of them."""
 
     def prepare(folder: Path) -> PreparationResult:
-        episodes = _read_paths(data.path)
+        episodes = _read_paths(data.path, data)
         _write_episodes(folder / EPISODES_FILE, episodes)
         digest = _hash_episodes(episodes)
         previous = read_record(request.cache) if request.belongs_to_model else None
@@ -92,9 +93,7 @@ def _load_or_prepare(data: TrajectoriesData, request: OpenRequest) -> tuple[Reco
             )
         return PreparationResult(_no_tokenizers(), {}, {EPISODES_FILE: digest}, {})
 
-    stamps: list[Any] = [
-        path if path.startswith(MINARI_PREFIX) else file_stamp(existing_path(path)) for path in path_list(data.path)
-    ]
+    stamps = [_stamp(path, data) for path in path_list(data.path)]
     settings = {"kind": data.kind, "stamps": stamps}
     load_or_prepare(request.cache, settings, prepare, belongs_to_model=request.belongs_to_model, log=request.log)
     record = read_record(request.cache)
@@ -102,12 +101,22 @@ def _load_or_prepare(data: TrajectoriesData, request: OpenRequest) -> tuple[Reco
     return _read_prepared(request.cache), record.sources[EPISODES_FILE]
 
 
-def _read_paths(paths: PathOrPaths) -> RecordedEpisodes:
+def _stamp(path: str, data: TrajectoriesData) -> list[str | int]:
+    """Values that change when what is at the path changes; a local data set of Minari is never changed."""
+    if path.startswith(GENERATED_PREFIX):
+        return [path, data.generated]
+    return [path] if path.startswith(MINARI_PREFIX) else file_stamp(existing_path(path))
+
+
+def _read_path(path: str, data: TrajectoriesData) -> RecordedEpisodes:
+    if path.startswith(GENERATED_PREFIX):
+        return generate_episodes(path, data.generated)
+    return read_minari(path) if path.startswith(MINARI_PREFIX) else read_archive(existing_path(path))
+
+
+def _read_paths(paths: PathOrPaths, data: TrajectoriesData) -> RecordedEpisodes:
     """The episodes of all paths together. Raises UserError if they do not fit together."""
-    recorded = {
-        path: read_minari(path) if path.startswith(MINARI_PREFIX) else read_archive(existing_path(path))
-        for path in path_list(paths)
-    }
+    recorded = {path: _read_path(path, data) for path in path_list(paths)}
     first_path, first = next(iter(recorded.items()))
     for path, episodes in recorded.items():
         if episodes.observations.shape[1] != first.observations.shape[1] or not _same_form(episodes, first):
@@ -166,7 +175,7 @@ def _split(recorded: RecordedEpisodes, data: TrajectoriesData) -> dict[str, Reco
     splits = split_episodes(_with_rewards(best_episodes(recorded, data.top), data), data.valid)
     if len(splits) < 2:
         raise UserError(
-            f"{path_name(data.path)}: there must be two different episodes at least, to train on and to hold out"
+            f"{path_name(data.path)}: there must be two episodes at least, to train on and to hold out"
             + (f"; data.top ({data.top}) leaves too few" if data.top < 1 else "")
         )
     return splits

@@ -1,6 +1,5 @@
 """Windows of recorded episodes: returns to the end, the best episodes, and batches of windows."""
 
-import hashlib
 from typing import final
 
 import numpy as np
@@ -8,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from manyformer.batches import IGNORE_INDEX, TrajectoryBatch
-from manyformer.data.epochs import Epoch, EpochPlan, random_generator
+from manyformer.data.epochs import FIXED_SEED, Epoch, EpochPlan, random_generator
 from manyformer.data.trajectory_archive import RecordedEpisodes
 
 
@@ -39,22 +38,13 @@ def returns_to_go(episodes: RecordedEpisodes) -> NDArray[np.float32]:
 
 
 def split_episodes(episodes: RecordedEpisodes, valid: float) -> dict[str, RecordedEpisodes]:
-    """The splits "train" and "valid"; equal episodes are never in both, and each has an episode if there are two."""
-    starts = episodes.starts
-    hashes = np.empty(len(starts), dtype=np.uint64)
-    for number, (start, length) in enumerate(zip(starts, episodes.lengths)):
-        digest = hashlib.blake2b(digest_size=8)
-        for array in episodes[:3]:
-            digest.update(np.ascontiguousarray(array[start : start + length]).tobytes())
-        hashes[number] = int.from_bytes(digest.digest(), "big")
-    # a fixed count, not a share of the hashes: few episodes must still have both
-    values = np.unique(hashes)
-    held_out = np.isin(hashes, values[: max(1, round(valid * len(values)))])
-    return {
-        name: episodes.select(np.flatnonzero(mask))
-        for name, mask in (("train", ~held_out), ("valid", held_out))
-        if mask.any()
-    }
+    """The splits "train" and "valid", always the same ones; each has an episode if there are two.
+
+    Episodes are drawn without regard to their content: the same few may have been recorded again and again."""
+    order = random_generator(FIXED_SEED).permutation(len(episodes.lengths))
+    count = max(1, round(valid * len(order)))
+    parts = {"train": np.sort(order[count:]), "valid": np.sort(order[:count])}
+    return {name: episodes.select(part) for name, part in parts.items() if len(part)}
 
 
 @final

@@ -2,12 +2,14 @@
 
 from manyformer.environments.environment_names import OWN_ENVIRONMENTS, make_environment
 from manyformer.environments.episode_seeds import row_seeds
+from manyformer.environments.graph_tasks import GraphTask
 from manyformer.environments.trajectory_file import Trajectories, write_trajectories
 from manyformer.environments.vector_environment import EnvironmentStep, VectorEnvironment
 
 __all__ = [
     "OWN_ENVIRONMENTS",
     "EnvironmentStep",
+    "GraphTask",
     "Trajectories",
     "VectorEnvironment",
     "make_environment",

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from manyformer.environments.array_environment import ArrayEnvironment
+from manyformer.environments.graph_tasks import GraphWalk, StitchMaze
 from manyformer.environments.hidden_velocity_cartpole import HiddenVelocityCartPole
 from manyformer.environments.memory_length import MemoryLengthTask
 from manyformer.environments.repeat_previous import RepeatPrevious
@@ -14,7 +15,16 @@ from manyformer.environments.vector_environment import VectorEnvironment
 from manyformer.errors import UserError, suggest_names
 
 OWN_ENVIRONMENTS: dict[str, type[ArrayEnvironment]] = {
-    kind.name: kind for kind in (MemoryLengthTask, TMazePassive, TMazeActive, RepeatPrevious, HiddenVelocityCartPole)
+    kind.name: kind
+    for kind in (
+        MemoryLengthTask,
+        TMazePassive,
+        TMazeActive,
+        RepeatPrevious,
+        HiddenVelocityCartPole,
+        GraphWalk,
+        StitchMaze,
+    )
 }
 """The tasks that need no other package, by name."""
 

@@ -89,6 +89,7 @@ def score_model(
             batches=data.batches,
             examples=data.examples,
             row_length=run.data.row_length,
+            section=run.data,
             settings=chosen,
             translate=translate,
             on_progress=on_progress,

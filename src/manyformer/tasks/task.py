@@ -100,8 +100,8 @@ class EvaluationSettings:
 class EvaluationRequest(Generic[M]):
     """A model and the data to score it on: batches, or examples as strings, or both.
 
-    `row_length` is the maximum length of a row of tokens. `translate` translates texts with the model under `settings`.
-    `on_progress` is called with the completed share, 0 to 1.
+    `row_length` is the maximum length of a row of tokens, `section` the data section of the run. `translate` translates
+    texts with the model under `settings`. `on_progress` is called with the completed share, 0 to 1.
     """
 
     model: M
@@ -109,6 +109,7 @@ class EvaluationRequest(Generic[M]):
     batches: ScoredBatches | None
     examples: Sequence[Example]
     row_length: int
+    section: object
     settings: EvaluationSettings
     translate: Callable[[Iterable[str]], Iterable[str]]
     on_progress: Callable[[float], None] = lambda share: None

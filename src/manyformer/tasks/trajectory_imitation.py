@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, final
+from dataclasses import replace
+from typing import Any, cast, final
 
 import torch
 from jaxtyping import Int
@@ -13,7 +14,8 @@ from manyformer.core import State, WatchFn, no_watch
 from manyformer.models import DecisionTransformer, ModelOutput
 from manyformer.models.decision_transformer import Trajectory
 from manyformer.models.token_inputs import check_token_range, check_token_rows
-from manyformer.scores import ScoreKind, ScoreRecord
+from manyformer.scores import ScoreKind, ScoreRecord, mean_return
+from manyformer.tasks.achieved_returns import PlayedSection, achieved_returns
 from manyformer.tasks.likelihood import likelihood
 from manyformer.tasks.score_sums import ScoreSums
 from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Task
@@ -31,7 +33,10 @@ class TrajectoryImitation(Task[DecisionTransformer]):
     title = "imitation of trajectories"
     model = DecisionTransformer
     data_forms: Mapping[str, str] = {"trajectories": "windows"}
-    score_kinds: Mapping[str, ScoreKind] = {"squared_error": ScoreKind(lower_is_better=True, digits=4)}
+    score_kinds: Mapping[str, ScoreKind] = {
+        "squared_error": ScoreKind(lower_is_better=True, digits=4),
+        "return": ScoreKind(digits=3),
+    }
     reasons: Mapping[str, str] = {"cross_attention": "it reads one sequence only"}
 
     def model_reasons(self, model: DecisionTransformer) -> Mapping[str, str]:
@@ -87,7 +92,7 @@ class TrajectoryImitation(Task[DecisionTransformer]):
         return {"loss": sums.nats / targets, "accuracy": sums.correct / targets}
 
     def evaluate(self, request: EvaluationRequest[DecisionTransformer]) -> EvaluationResult:
-        """The loss and the accuracy of the actions of held-out episodes."""
+        """The loss and the accuracy of recorded actions; achieved returns if the run's data names an environment."""
         sums, model = likelihood(request), request.model
         name, unit = ("squared error", "half a box") if model.has_bounded_actions else ("loss", "nats")
         signature = f"per:action|actions:{sums.targets}|unit:{unit}"
@@ -95,7 +100,22 @@ class TrajectoryImitation(Task[DecisionTransformer]):
             ScoreRecord(name, sums.nats / sums.targets, signature, 4),
             ScoreRecord("accuracy", 100 * sums.correct / sums.targets, f"per:action|actions:{sums.targets}"),
         ]
-        return EvaluationResult(scores, f"{sums.targets:,} actions in windows of {model.window}")
+        description = f"{sums.targets:,} actions in windows of {model.window}"
+        section: PlayedSection = cast(PlayedSection, request.section)
+        if section.environment is not None:
+            scores += _achieved_scores(model, section, section.environment)
+            description += f"; {section.episodes:,} episodes of {section.environment}"
+        return EvaluationResult(scores, description)
+
+
+def _achieved_scores(model: DecisionTransformer, section: PlayedSection, environment: str) -> list[ScoreRecord]:
+    """The mean achieved return for each return that is wanted, with a confidence interval over episodes."""
+    wanted, delayed = section.wanted, section.reward == "last-step"
+    assert wanted is not None
+    if not isinstance(wanted, tuple):
+        return [mean_return(achieved_returns(model, environment, wanted, section.episodes, delayed=delayed))]
+    scores = (achieved_returns(model, environment, target, section.episodes, delayed=delayed) for target in wanted)
+    return [replace(mean_return(returns), name=f"return for {target:g}") for target, returns in zip(wanted, scores)]
 
 
 def _steps_of_tokens(model: DecisionTransformer, tokens: Int[Tensor, "b l"]) -> Trajectory:
