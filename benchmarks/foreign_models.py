@@ -53,6 +53,7 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {
     "deepseek_v2": LATENT | {"num_experts_per_tok": 2},
     "deepseek_v3": LATENT,
     "deepseek_v32": LATENT,
+    "dots3_note_text": LATENT,
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "moe_intermediate_size": 32, "num_experts_per_tok": 2},
     "encoder-decoder": {},
     "esm": {"vocab_size": VOCAB, "pad_token_id": 1, "mask_token_id": 2},
@@ -61,11 +62,20 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {
     "falcon_h1": MAMBA | {"mamba_d_ssm": 64, "mamba_d_state": 16},
     "falcon_mamba": {"state_size": 8},
     "funnel": {"num_hidden_layers": None, "num_blocks": None, "block_sizes": [1, 1]},
+    "gemma3n_text": {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8},
+    "gemma4_text": {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "global_head_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "gptj": {"rotary_dim": 4},
     "granitemoehybrid": MAMBA,
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
+    "longcat_flash": {
+        "expert_ffn_hidden_size": 48,
+        "zero_expert_num": 2,
+        "num_key_value_heads": 4,
+        "head_dim": 8,
+        "moe_topk": 2,
+    },
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "luke": {"entity_vocab_size": 10},
     "mamba2": {"num_heads": 8, "head_dim": 8},
@@ -123,7 +133,9 @@ def build_family(kind: str, family: str) -> nn.Module:
     if parameters > MAX_PARAMETERS:
         raise UserError(f"its tiny configuration still has {parameters:,} parameters")
     torch.manual_seed(0)
-    model: nn.Module = model_class(config)
+    model: Any = model_class(config)
+    if hasattr(model, "set_default_language"):
+        model.set_default_language(config.languages[0])
     return model
 
 

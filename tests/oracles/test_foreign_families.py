@@ -1,5 +1,7 @@
 """Hugging Face families with positions, lengths or computations of their own are checked as they are."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,9 @@ transformers = pytest.importorskip(
     "transformers", reason="transformers is not installed (pip install 'manyformer[hf]')"
 )
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import foreign_models  # noqa: E402
 
 SMALL: dict[str, Any] = {
     "vocab_size": 60,
@@ -113,3 +118,13 @@ def test_a_family_whose_configuration_says_whether_it_is_causal(causal: bool) ->
     )
     report = check_family("XLMWithLMHeadModel", config)
     assert report["causal"].verdict == ("passed" if causal else "not promised")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "family"), [(kind, family) for kind, families in foreign_models.KINDS.items() for family in families]
+)
+def test_every_family_is_checked_or_says_why_not(kind: str, family: str) -> None:
+    row = foreign_models.check_family(kind, family, 48)
+    assert row.passed or row.reasons
+    assert len(row.passed) + len(row.failed) + len(row.not_run) > 0 or row.reasons[0].startswith("cannot be ")
