@@ -44,7 +44,7 @@ class MemoryAttentionParts(NamedTuple):
 
 
 def memory_attention_step(parts: MemoryAttentionParts, forward: DecodeStep) -> DecodeStep | None:
-    """Attention bound to its current parameters, without gradients; `forward` serves tokens that are not consecutive.
+    """Attention bound to its current parameters, for consecutive tokens; `forward` serves all other calls.
 
     None unless the position has a vector for each distance, and nothing else. The state that it returns is known to
     the step alone, until `end_acting` makes one of it that `forward` continues from as well."""
@@ -54,7 +54,8 @@ def memory_attention_step(parts: MemoryAttentionParts, forward: DecodeStep) -> D
     output = bind_rows(out_proj.weight, out_proj.bias)
 
     def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
-        if not isinstance(ctx.positions.layout, ContiguousLayout | AlignedLayout):
+        is_consecutive = isinstance(ctx.positions.layout, ContiguousLayout | AlignedLayout)
+        if not (is_consecutive and isinstance(state.source, RememberedInputs | ActingMemory)):
             return forward(x, ctx, end_acting(state))
         y, memory = attend(x, ctx.positions, state.source)
         return output(y)[:, None], state._replace(source=memory)

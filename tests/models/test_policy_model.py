@@ -20,8 +20,8 @@ from perturbing import perturb
 
 ROWS, MEMORY, UNROLL, UNROLLS, ACTIONS, SIZE = 3, 4, 6, 3, 3, 5
 STEPS = UNROLL * UNROLLS
-SMALL = {"observations": SIZE, "actions": ACTIONS, "dim": 8, "depth": 2, "heads": 2, "ff_dim": 12}
-RECIPES = {"gtrxl": {"memory_length": MEMORY}}
+SMALL = {"observations": SIZE, "actions": ACTIONS, "dim": 8, "depth": 2}
+RECIPES: dict[str, dict[str, Any]] = {"gtrxl": {"heads": 2, "ff_dim": 12, "memory_length": MEMORY}, "lstm-policy": {}}
 
 
 def make_policy(recipe: str = "gtrxl", **keywords: Any) -> PolicyModel:
@@ -71,7 +71,7 @@ def reference_gtrxl(model: PolicyModel, steps: tuple[Tensor, ...]) -> tuple[Tens
 
 def attend(layer: Any, q: Tensor, k: Tensor, v: Tensor, distances: list[int]) -> Tensor:
     """The heads of one query with Transformer-XL's scores."""
-    heads = SMALL["heads"]
+    heads = 2
     width, dim = len(q) // heads, SMALL["dim"]
     frequencies = 10000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     angles = torch.tensor(distances, dtype=torch.float64)[:, None] * frequencies

@@ -1,0 +1,128 @@
+"""Long short-term memory as a layer, whose state begins anew in every document."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from manyformer.autocast import autocast_disabled
+from manyformer.binding import has_hooks
+from manyformer.core import (
+    PADDING_SEGMENT,
+    AlignedLayout,
+    Context,
+    ContiguousLayout,
+    DecodeStep,
+    Layer,
+    LayerOutput,
+    State,
+    TokenPositions,
+    forward_step,
+)
+
+FORGET_BIAS = 1.0
+"""The initial bias of the forget gate (Gers et al. 2000; Jozefowicz et al. 2015)."""
+
+
+class LSTMState(NamedTuple):
+    """The output and the cell after the last token of each row."""
+
+    hidden: Float[Tensor, "b d"]
+    cell: Float[Tensor, "b d"]
+
+
+class DocumentRuns(NamedTuple):
+    """The tokens of each row, without padding, as runs of one document each, the runs of a row in order.
+
+    Token i of all runs is at `rows[i]`, `columns[i]`, the token of number `rank[i]` in run `run[i]`."""
+
+    rows: Int[Tensor, " n"]
+    columns: Int[Tensor, " n"]
+    run: Int[Tensor, " n"]
+    rank: Int[Tensor, " n"]
+    lengths: Int[Tensor, " runs"]
+
+
+def find_runs(positions: TokenPositions, batch: int) -> DocumentRuns:
+    """The runs of these tokens: one begins at the first token of a row, and at position 0 of a document."""
+    position_ids, segment_ids = (ids.expand(batch, -1) for ids in positions[:2])
+    rows, columns = (segment_ids != PADDING_SEGMENT).nonzero(as_tuple=True)
+    is_first = position_ids[rows, columns] == 0
+    is_first[:1] = True
+    is_first[1:] |= rows[1:] != rows[:-1]
+    run, starts = is_first.cumsum(0) - 1, is_first.nonzero()[:, 0]
+    return DocumentRuns(rows, columns, run, torch.arange(len(run), device=run.device) - starts[run], run.bincount())
+
+
+@final
+class LSTM(Layer):
+    """Long short-term memory (Hochreiter and Schmidhuber 1997) with a forget gate, as wide as the stream.
+
+    Its state begins as zeros in every document; padding leaves it as it is. Each document of a batch is one sequence of
+    a single call of `torch.nn.LSTM`."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim, self.cells = dim, nn.LSTM(dim, dim, batch_first=True)
+        for name, weight in self.cells.named_parameters():
+            nn.init.xavier_uniform_(weight) if name.startswith("weight") else nn.init.zeros_(weight)
+        # torch's order of gates is input, forget, cell, output
+        nn.init.constant_(self._weights[2][dim : 2 * dim], FORGET_BIAS)
+
+    @property
+    def _weights(self) -> Sequence[nn.Parameter]:
+        """The matrices of inputs and states, then the biases of both."""
+        return self.cells.all_weights[0]
+
+    def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
+        return LSTMState(*torch.zeros(2, batch, self.dim, device=device, dtype=dtype))
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
+        dtype = self._weights[0].dtype
+        earlier = self.init_state(x.shape[0], device=x.device, dtype=dtype) if state is None else state
+        runs = find_runs(ctx.positions, x.shape[0])
+        y, next_state = torch.zeros_like(x, dtype=dtype), earlier
+        if len(runs.lengths):
+            with autocast_disabled(x.device):
+                outputs, next_state = self._read_runs(x.to(dtype), runs, ctx.positions, earlier)
+            y = y.index_put((runs.rows, runs.columns), outputs)
+        return LayerOutput(y.to(x), None if state is None else next_state)
+
+    # outside compiled code, which would recompile for every number of documents
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _read_runs(
+        self, x: Float[Tensor, "b l d"], runs: DocumentRuns, positions: TokenPositions, earlier: LSTMState
+    ) -> tuple[Float[Tensor, "n d"], LSTMState]:
+        """The outputs for the tokens of all runs, and the state after the last run of each row."""
+        sequences = x.new_zeros(len(runs.lengths), int(runs.lengths.max()), self.dim)
+        sequences = sequences.index_put((runs.run, runs.rank), x[runs.rows, runs.columns])
+        is_first = runs.rank == 0
+        rows, columns = runs.rows[is_first], runs.columns[is_first]
+        # a run that does not begin a document continues the one of the row's state
+        continues = positions.position_ids.expand(x.shape[:2])[rows, columns, None] != 0
+        initial = [torch.where(continues, part.detach().to(x)[rows], 0.0)[None] for part in earlier]
+        packed = pack_padded_sequence(sequences, runs.lengths.cpu(), batch_first=True, enforce_sorted=False)
+        outputs, final_states = self.cells(packed, tuple(initial))
+        padded, _ = pad_packed_sequence(outputs, batch_first=True)
+        is_last = torch.ones_like(rows, dtype=torch.bool)
+        is_last[:-1] = rows[1:] != rows[:-1]
+        next_state = (
+            part.to(x).index_put((rows[is_last],), final[0, is_last].detach())
+            for part, final in zip(earlier, final_states)
+        )
+        return padded[runs.run, runs.rank], LSTMState(*next_state)
+
+    def decode_step(self) -> DecodeStep | None:
+        forward, is_hooked, weights = forward_step(self), has_hooks(self.cells), self._weights
+
+        def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
+            if is_hooked or not isinstance(ctx.positions.layout, ContiguousLayout | AlignedLayout):
+                return forward(x, ctx, state)
+            continues = ctx.positions.position_ids != 0
+            hidden, cell = torch.lstm_cell(x[:, 0], [part * continues for part in state], *weights)
+            return hidden[:, None], LSTMState(hidden, cell)
+
+        return step
