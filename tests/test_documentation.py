@@ -67,7 +67,7 @@ def test_runs_and_links_exist(page: Path) -> None:
     text = page.read_text()
     for name in re.findall(r"(?m)(?:^|`|/bin/)manyformer ([a-z]+)\b", text):
         assert name in {words[0] for words in COMMANDS}, f"`manyformer {name}`"
-    for name in re.findall(r"manyformer (?:train|runs copy|runs show) ([a-z]+/[a-z0-9]+)", text):
+    for name in re.findall(r"manyformer (?:train|runs copy|runs show) ([a-z]+/[a-z0-9-]+)", text):
         assert name in shipped_runs(), name
     for link in re.findall(r"\]\(([^)#:]+)\)", text):
         assert (page.parent / link).exists(), link

@@ -11,6 +11,7 @@ from manyformer.batches import IGNORE_INDEX, TrajectoryBatch
 from manyformer.config import TrajectoriesData
 from manyformer.data import open_data
 from manyformer.data.kind import OpenRequest
+from manyformer.data.minari_episodes import read_minari
 from manyformer.data.open_trajectories import EPISODES_FILE
 from manyformer.data.opened import OpenedData
 from manyformer.data.opening import open_file, open_held_out
@@ -22,7 +23,9 @@ from manyformer.data.trajectory_windows import (
     returns_to_go,
     split_episodes,
 )
+from manyformer.environments import Trajectories, write_trajectories
 from manyformer.errors import UserError
+from manyformer.spaces import BoxActions, DiscreteActions
 
 LENGTHS = np.array([3, 2, 5, 1])
 REWARDS = np.array([1.0, 2.0, 3.0, -1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 9.0], dtype=np.float32)
@@ -259,3 +262,54 @@ def test_a_changed_recording_is_no_continuation(tmp_path: Path) -> None:
     write(tmp_path, rewards=REWARDS + 1)
     with pytest.raises(UserError, match="the data differs from what this run was trained on"):
         opened(tmp_path).train.load_state_dict(state)
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_what_an_environment_writes_is_read(tmp_path: Path, continuous: bool) -> None:
+    ends = np.zeros(STEPS, dtype=bool)
+    ends[[2, 4, 9, 10]] = True
+    content = arrays(actions=np.full((STEPS, 1), 0.5, np.float32)) if continuous else arrays()
+    sources = np.array(["a run"] * len(LENGTHS))
+    space: Any = BoxActions(1, (-2.0,), (2.0,)) if continuous else DiscreteActions(3)
+    recorded = Trajectories(**content, terminations=ends, truncations=~ends & False, source=sources)
+    write_trajectories(tmp_path / "episodes.npz", recorded, environment="CartPole-v1", actions=space)
+    read = read_archive(tmp_path / "episodes.npz")
+    assert all(np.array_equal(array, content[name]) for name, array in read._asdict().items() if name in content)
+    assert (read.action_low is not None) is continuous
+    assert opened(tmp_path).required_keywords["continuous"] is continuous
+
+
+def minari_data_set(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A local data set of two episodes of three and two steps."""
+    minari = pytest.importorskip("minari")
+    pytest.importorskip("h5py")
+    from gymnasium.spaces import Box, Discrete
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder))
+    buffers = []
+    for number, length in enumerate((3, 2)):
+        buffers.append(
+            EpisodeBuffer(
+                id=number,
+                observations=np.arange(2 * length + 2, dtype=np.float32).reshape(length + 1, 2),
+                actions=np.arange(length) % 2,
+                rewards=[float(step) for step in range(length)],
+                terminations=[False] * (length - 1) + [True],
+                truncations=[False] * length,
+                infos=None,
+            )
+        )
+    spaces = {"observation_space": Box(-100, 100, (2,)), "action_space": Discrete(2)}
+    return minari.create_dataset_from_buffers("local/tiny-v0", buffers, **spaces)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_local_data_sets_of_minari_are_read_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    minari_data_set(tmp_path, monkeypatch)
+    read = read_minari("minari:local/tiny-v0")
+    assert read.lengths.tolist() == [3, 2]
+    assert read.rewards.tolist() == [0, 1, 2, 0, 1]
+    assert read.observations[:, 0].tolist() == [0, 2, 4, 0, 2]
+    with pytest.raises(UserError, match=r"no local Minari data set of that name; did you mean local/tiny-v0"):
+        read_minari("minari:local/tinny-v0")

@@ -108,7 +108,7 @@ def test_a_run_is_trained_and_scored_for_every_wanted_return(tmp_path: Path) -> 
         "batch.tokens=40",
         "evaluate.every=null",
     ]
-    mf.train("rl/random-walk-graph", [*settings, "save.every=4", f"out={tmp_path / 'run'}"])
+    mf.train("rl/graph-walks", [*settings, "save.every=4", f"out={tmp_path / 'run'}"])
     evaluation = evaluate(tmp_path / "run")
     names = [score.name for score in evaluation.scores]
     assert names == ["loss", "accuracy", *(f"return for {wanted}" for wanted in (-1, -2, -3, -5, -10))]
@@ -118,10 +118,10 @@ def test_a_run_is_trained_and_scored_for_every_wanted_return(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_shortest_paths_are_learned_from_random_walks(tmp_path: Path) -> None:
-    mf.train("rl/random-walk-graph", [f"out={tmp_path / 'run'}", "evaluate.every=null"])
+    mf.train("rl/graph-walks", [f"out={tmp_path / 'run'}", "evaluate.every=null"])
     returns = {score.name: score.value for score in evaluate(tmp_path / "run").scores}
     assert returns["return for -2"] > -2.6
     assert returns["return for -3"] == pytest.approx(-3, abs=0.5)
     assert returns["return for -10"] == pytest.approx(-10, abs=0.5)
-    mf.train("rl/random-walk-graph", [f"out={tmp_path / 'cloned'}", "evaluate.every=null", "returns=false"])
+    mf.train("rl/graph-walks", [f"out={tmp_path / 'cloned'}", "evaluate.every=null", "returns=false"])
     assert evaluate(tmp_path / "cloned")["return for -2"].value < -8

@@ -31,6 +31,8 @@ def read_minari(path: str) -> RecordedEpisodes:
             # Minari also stores what is observed after the last action
             arrays["observations"] = arrays["observations"][: len(arrays["rewards"])]
             episodes.append(arrays)
+    except ImportError as error:
+        raise UserError(f"{path}: {str(error).strip()}") from error
     except (OSError, ValueError, KeyError, AssertionError) as error:
         raise UserError(f"{path}: this Minari data set cannot be read ({error})") from error
     return check_episodes(_join_episodes(episodes, path), path)
