@@ -16,6 +16,8 @@ COMMANDS = (
     "generate",
     "translate",
     "predict",
+    "play",
+    "record",
     "attention",
     "efforts",
     "evaluate",

@@ -28,11 +28,16 @@ class PlayedEpisodes(NamedTuple):
 
 @torch.no_grad()
 def play_steps(
-    environment: VectorEnvironment, policy: ActingPolicy, seeds: IntArray, select: SelectFn
+    environment: VectorEnvironment,
+    policy: ActingPolicy,
+    seeds: IntArray,
+    select: SelectFn,
+    *,
+    before_step: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[ActedStep, NDArray[np.bool_]]]:
     """Yield every step until the first episode of each row has ended, with the rows in which it was running.
 
-    Raises UserError for an episode that does not end.
+    `before_step` is called before each. Raises UserError for an episode that does not end.
     """
     assert isinstance(policy, nn.Module)
     training = policy.training
@@ -43,6 +48,7 @@ def play_steps(
     actor = policy.begin_acting(policy.init_state(environment.rows))
     try:
         for _ in range(MAX_STEPS):
+            before_step()
             step = loop.step(actor, device)
             yield step, running
             running = running & ~step.result.done

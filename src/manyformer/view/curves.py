@@ -58,18 +58,27 @@ def _read_curves(folder: Path) -> RunCurves:
 
 
 def _draw_losses(axis: "Axes", curves: list[RunCurves]) -> None:
-    """Draw the losses in nats per token: training with thin lines, validation with thick ones."""
+    """Draw the losses in nats per token."""
+    _draw_scores(axis, curves, "loss")
+    axis.set_ylabel("loss (nats)")
+
+
+def _draw_scores(axis: "Axes", curves: list[RunCurves], column: str) -> None:
+    """Draw a score of all runs: training with thin lines, validation with thick ones."""
     has_several_runs = len(curves) > 1
     for index, run in enumerate(curves):
         label = f"{run.name}, " if has_several_runs else ""
-        _draw_curve(axis, index, run.points("loss"), f"{label}training", width=0.9)
-        _draw_curve(axis, index, run.points("valid_loss"), f"{label}validation", width=2.2)
-    axis.set_ylabel("loss (nats)")
+        _draw_curve(axis, index, run.points(column), f"{label}training", width=0.9)
+        _draw_curve(axis, index, run.points(f"valid_{column}"), f"{label}validation", width=2.2)
     add_legend(axis)
 
 
 def _draw_validation(axis: "Axes", curves: list[RunCurves]) -> None:
-    """Draw the usual validation metric: bits per byte for text, else accuracy."""
+    """Draw the usual validation metric: returns of policies, bits per byte for text, else accuracy."""
+    if any(run.points("valid_return")[0] for run in curves):
+        _draw_scores(axis, curves, "return")
+        axis.set_ylabel("return of an episode")
+        return
     has_bits_per_byte = any(run.points("valid_bits_per_byte")[0] for run in curves)
     column, label = ("valid_bits_per_byte", "bits per byte") if has_bits_per_byte else ("valid_accuracy", "accuracy")
     _draw_column(axis, curves, column, f"validation: {label}")

@@ -1,0 +1,81 @@
+"""`manyformer record`: record episodes of trained policies, or of random actions."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from manyformer.cli.app import USE, command
+from manyformer.cli.console import print_result
+from manyformer.cli.model_arguments import model_folder, resolve_device
+from manyformer.cli.shared_options import DeviceOption
+from manyformer.errors import UserError
+
+if TYPE_CHECKING:
+    from manyformer.environments import Trajectories, VectorEnvironment
+
+
+@command(
+    USE,
+    "manyformer record runs/early runs/late --out episodes.npz",
+    "manyformer record runs/cartpole --random --episodes 200 --out mixed.npz",
+    "manyformer record --environment Pendulum-v1 --random --out random.npz",
+)
+def record(
+    runs: Annotated[list[str] | None, Argument(metavar="[RUN]...", help="Folders of runs in one environment.")] = None,
+    *,
+    out: Annotated[Path, Option(help="The NumPy archive to write: .npz.")],
+    random: Annotated[bool, Option("--random", help="Also record episodes of random actions.")] = False,
+    environment: Annotated[str | None, Option(help="The environment of random actions, without a run.")] = None,
+    episodes: Annotated[int, Option(min=1, max=100_000, help="Episodes of each run, and of random actions.")] = 100,
+    seed: Annotated[int, Option(min=0, help="Decides the episodes and the actions.")] = 0,
+    likeliest: Annotated[bool, Option("--likeliest", help="Take the likeliest actions, not random ones.")] = False,
+    device: DeviceOption = None,
+) -> None:
+    """Record episodes of trained policies, or of random actions, as data to learn from without an environment.
+
+    The archive holds observations, actions, rewards, terminations and truncations of all steps, and the length and the
+    source of each episode.
+    """
+    import torch
+
+    from manyformer.environments import make_environment, row_seeds, write_trajectories
+    from manyformer.evaluate.trained_policy import open_policy
+    from manyformer.rollouts import likeliest_actions, sample_actions
+    from manyformer.rollouts.episode_recording import RandomPolicy, join_trajectories, record_episodes
+
+    if out.suffix != ".npz":
+        raise UserError(f"--out {out}: episodes are written as .npz, not as '{out.suffix}'")
+    for run in runs or ():
+        model_folder(run)
+    policies = {run: open_policy(run, resolve_device(device)) for run in runs or ()}
+    names = {(policy.environment, str(dict(policy.options))) for policy in policies.values()}
+    if len(names) > 1 or (policies and environment is not None):
+        raise UserError("the episodes of one file are of one environment; give runs of the same, and no --environment")
+    if not policies and (environment is None or not random):
+        raise UserError("there is nothing to record: give a run, or --environment NAME --random")
+    torch.manual_seed(seed)
+    first = next(iter(policies.values()), None)
+    name = environment if first is None else first.environment
+    assert name is not None
+    made = make_environment(name, episodes, None if first is None else first.options)
+    actors = {
+        run: (policy.model, likeliest_actions if likeliest else sample_actions) for run, policy in policies.items()
+    }
+    parts = [
+        record_episodes(made, model, row_seeds(seed + number, episodes), select, source=source)
+        for number, (source, (model, select)) in enumerate(actors.items())
+    ]
+    if random:
+        seeds = row_seeds(seed + len(parts), episodes)
+        parts.append(record_episodes(made, RandomPolicy(made.actions), seeds, sample_actions, source="random"))
+    write_trajectories(out, join_trajectories(parts), environment=name, actions=made.actions)
+    print_result(*(_describe(part, made) for part in parts), f"wrote {out}")
+
+
+def _describe(part: "Trajectories", environment: "VectorEnvironment") -> str:
+    returns = part.episode_returns
+    return (
+        f"{part.source[0]}: {len(part.lengths):,} episodes of {environment.name}, {len(part.rewards):,} steps, "
+        f"mean return {returns.mean():.4g} ({returns.min():.4g} to {returns.max():.4g})"
+    )

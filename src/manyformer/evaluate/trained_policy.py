@@ -1,0 +1,36 @@
+"""A trained policy with the environment that it was trained in."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from manyformer.config import EnvironmentData
+from manyformer.environments import VectorEnvironment, make_environment
+from manyformer.errors import UserError
+from manyformer.evaluate.eval_data import open_run, task_of_run
+from manyformer.models import PolicyModel
+
+
+class TrainedPolicy(NamedTuple):
+    """The final model of a run, and the name and the options of its environment."""
+
+    model: PolicyModel
+    environment: str
+    options: Mapping[str, Any]
+
+    def make_environment(self, rows: int, *, drawn: bool = False) -> VectorEnvironment:
+        """The environment with so many rows; with `drawn`, one that renders pictures where it can."""
+        return make_environment(self.environment, rows, self.options, drawn=drawn)
+
+
+def open_policy(run: str | Path, device: str | None) -> TrainedPolicy:
+    """The policy that the run in a folder has trained. Raises UserError for a run of another task."""
+    trained = open_run(run)
+    data = trained.config.data
+    if not isinstance(data, EnvironmentData):
+        command = task_of_run(trained.config).command
+        problem = f"{run} was trained on {data.kind}, not in an environment"
+        raise UserError(f"{problem}; `manyformer {command}` uses its model")
+    model = trained.load_model(device)
+    assert isinstance(model, PolicyModel)
+    return TrainedPolicy(model, data.environment, data.options)
