@@ -23,6 +23,9 @@ EXTRAS = (
     ("track", "tensorboard", "TensorBoard logs"),
     ("decompose", "tensorly", "shared dimensions for trained heads"),
     ("knn", "faiss", "indexes over large datastores"),
+    ("rl", "torchrl", "advantages of policies"),
+    ("rl", "gymnasium", "environments"),
+    ("rl", "minari", "recorded episodes by name"),
 )
 """Each extra with a module that shows whether it is installed, and its purpose."""
 
