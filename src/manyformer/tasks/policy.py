@@ -149,9 +149,9 @@ def _stand_in_observations(space: ObservationSpace) -> nn.Embedding:
     generator, size = torch.Generator().manual_seed(OBSERVATION_IDS), math.prod(space.shape)
     with torch.inference_mode(mode=False):
         if isinstance(space, PixelSpace):
-            table = torch.randint(256, (OBSERVATION_IDS, size), generator=generator).float()
+            table = torch.randint(256, (OBSERVATION_IDS, size), generator=generator, device="cpu").float()
         else:
-            table = torch.randn(OBSERVATION_IDS, size, generator=generator)
+            table = torch.randn(OBSERVATION_IDS, size, generator=generator, device="cpu")
         return nn.Embedding(OBSERVATION_IDS, size, _weight=table).requires_grad_(requires_grad=False)
 
 
