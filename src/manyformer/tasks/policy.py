@@ -144,7 +144,7 @@ def _episode_scores(sums: ScoreSums) -> dict[str, float]:
 
 
 @lru_cache(maxsize=16)
-def _stand_in_observations(space: ObservationSpace) -> nn.Embedding:
+def _stand_in_observations(space: ObservationSpace, device: torch.device) -> nn.Embedding:
     """A flat observation for each token id, the same in every process."""
     generator, size = torch.Generator().manual_seed(OBSERVATION_IDS), math.prod(space.shape)
     with torch.inference_mode(mode=False):
@@ -152,12 +152,12 @@ def _stand_in_observations(space: ObservationSpace) -> nn.Embedding:
             table = torch.randint(256, (OBSERVATION_IDS, size), generator=generator, device="cpu").float()
         else:
             table = torch.randn(OBSERVATION_IDS, size, generator=generator, device="cpu")
-        return nn.Embedding(OBSERVATION_IDS, size, _weight=table).requires_grad_(requires_grad=False)
+        return nn.Embedding(OBSERVATION_IDS, size, _weight=table.to(device)).requires_grad_(requires_grad=False)
 
 
 def _observations(model: PolicyModel, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l *shape"]:
     # an embedding, so that contracts can differentiate by its output
-    table = _stand_in_observations(model.embed.space).to(tokens.device)
+    table = _stand_in_observations(model.embed.space, tokens.device)
     observations: Tensor = table(tokens)
     return observations.view(*tokens.shape, *model.embed.space.shape)
 
