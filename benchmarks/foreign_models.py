@@ -65,6 +65,8 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {
     "gemma3n_text": {"num_kv_shared_layers": 0, "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8},
     "gemma4_text": {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "global_head_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "glm4_moe_lite": LATENT,
+    "glm_moe_dsa": LATENT,
     "gptj": {"rotary_dim": 4},
     "granitemoehybrid": MAMBA,
     "hunyuan_v1_dense": {"head_dim": 8},
@@ -79,12 +81,14 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "luke": {"entity_vocab_size": 10},
     "mamba2": {"num_heads": 8, "head_dim": 8},
+    "minicpm3": LATENT,
     "ministral": {"head_dim": 8},
     "nemotron": {"num_key_value_heads": 2},
     "perceiver": {"d_latents": 32, "num_latents": 8},
     "prophetnet": {"num_hidden_layers": None, "num_layers": None},
     "reformer": AXIAL,
     "xlstm": {"v_head_dim": None},
+    "youtu": LATENT,
     "zaya": {"num_experts_per_tok": 1},
 }
 """Sizes of families for which those of `SIZES` do not fit together; None leaves the default."""

@@ -120,6 +120,13 @@ def test_a_family_whose_configuration_says_whether_it_is_causal(causal: bool) ->
     assert report["causal"].verdict == ("passed" if causal else "not promised")
 
 
+def test_a_length_of_minus_one_is_no_limit() -> None:
+    config = transformers.XLNetConfig(vocab_size=60, d_model=32, n_layer=1, n_head=2, d_inner=48)
+    report = check_family("XLNetLMHeadModel", config)
+    assert report["batch"].verdict == "passed"
+    assert report["causal"].sentence.startswith("not promised: its configuration has attn_type='bi'")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "family"), [(kind, family) for kind, families in foreign_models.KINDS.items() for family in families]

@@ -65,6 +65,8 @@ class HuggingFace(Subject):
         tables = _position_tables(module)
         self.first_position = _first_position(module, tables)
         limits = [limit for name in LENGTH_FIELDS if isinstance(limit := getattr(text_config, name, None), int)]
+        # some families say with -1 that there is no limit
+        limits = [limit for limit in limits if limit > 0]
         self.max_length = min(limits) - self.first_position if limits else None
         self.token_ids = _plain_tokens(text_config).to(next(module.parameters()).device)
         # the encoders number positions by column
@@ -153,12 +155,18 @@ NOT_PROMISED = {
 }
 
 
+BOTH_SIDES = {"causal": False, "attn_type": "bi"}
+"""The settings of XLM and its relatives, and of XLNet, with which models that generate attend to both sides."""
+
+
 def _is_causal(config: Any, *, generates: bool) -> bool | str:
     """True for a model that generates; for others, why they attend to both sides."""
     if not generates:
         return "it does not generate, and attends to both sides"
-    # XLM and those derived from it generate masked tokens, or in order where their configuration says so
-    return getattr(config, "causal", True) is not False or "its configuration has causal=False"
+    for name, value in BOTH_SIDES.items():
+        if getattr(config, name, None) == value:
+            return f"its configuration has {name}={value!r}: it attends to both sides"
+    return True
 
 
 def _position_tables(module: nn.Module) -> list[nn.Module]:
