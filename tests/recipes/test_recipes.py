@@ -142,6 +142,9 @@ def test_a_recipe_is_a_function() -> None:
         ("transformer-lm", {"dim": 30, "heads": 4}, r"dim \(30\) must be a multiple of heads \(4\)"),
         ("compose", {"heads": 4, "kv_heads": 3}, r"heads \(4\) must be a multiple of kv_heads \(3\)"),
         ("transformer", {"dim": 9, "heads": 3}, r"dim \(9\) must be even"),
+        ("compose", {"gate": "gru", "residual_streams": "reversible"}, r"gate 'gru' needs residual_streams=plain"),
+        ("gtrxl", {"observations": "8x8"}, r"observations \('8x8'\) must be the size of a vector, such as 8, or"),
+        ("gtrxl", {"gate": "lstm"}, r"gate \('lstm'\) must be one of residual, input, output, highway, sigtanh, gru"),
     ],
 )
 def test_mistakes_get_a_sentence(name: str, keywords: dict[str, Any], message: str) -> None:

@@ -8,7 +8,9 @@ from torch import nn
 
 from manyformer.attention import Attention
 from manyformer.core import Layer
+from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward, GatedFeedForward, chunked
+from manyformer.gated_joins import make_join
 from manyformer.kernels import DynamicRotaryKernel, Kernel, LinearKernel, LSHKernel, SoftmaxKernel
 from manyformer.kernels.features import (
     CosineReweightingFeatures,
@@ -40,7 +42,7 @@ from manyformer.position import (
     YaRNRotaryScaling,
 )
 from manyformer.recipes.bigbird import causal_pattern
-from manyformer.recipes.keywords import FeedForwardChunk
+from manyformer.recipes.keywords import FeedForwardChunk, ResidualGate
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.rfa import FLOOR as RFA_FLOOR
 from manyformer.recipes.stacks import NormOrder, ResidualStreams, stack
@@ -166,11 +168,14 @@ def compose(
     ] = 4.0,
     residual_streams: ResidualStreams = "plain",
     ff_chunk: FeedForwardChunk = None,
+    gate: ResidualGate = "residual",
 ) -> LanguageModel:
     """A causal language model; learned positions and "cosine" are limited to `max_length`, other parts to no length.
 
     "rope" is rotary (RoFormer's causal form); its scalings extend to `length_scale` times `max_length`, the training
-    length."""
+    length. Gates begin with the bias 2 (Parisotto et al. 2020)."""
+    if gate != "residual" and residual_streams == "reversible":
+        raise UserError(f"gate '{gate}' needs residual_streams=plain: reversible streams are sums")
     sizes = ComposeSizes(dim, dim // heads, heads, kv_heads or heads, max_length, length_scale)
     make_position = POSITIONS[position](sizes)
     first_position = make_position()
@@ -190,5 +195,6 @@ def compose(
     added_position = None if in_attention else first_position
     embed = TokenEmbedding(vocab, dim, position=added_position, scale=dim**0.5, dropout=dropout)
     norm = partial(NORMS[norm_kind], dim)
-    body = stack(depth, layer, order=norm_order, norm=norm, dropout=dropout, streams=residual_streams)
+    join = partial(make_join, gate, dim, dropout=dropout)
+    body = stack(depth, layer, order=norm_order, norm=norm, dropout=dropout, streams=residual_streams, join=join)
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))

@@ -10,7 +10,7 @@ from torch import nn
 from manyformer.core import Chain, Layer, Pointwise
 from manyformer.depth import ReversibleStack
 from manyformer.errors import UserError
-from manyformer.residual import AddJoin, Residual
+from manyformer.residual import AddJoin, Residual, ResidualJoin
 
 NormOrder = Literal["post", "pre", "sandwich"]
 ResidualStreams = Annotated[
@@ -24,9 +24,13 @@ LayerMakers = LayerMaker | Sequence[LayerMaker]
 """A maker of all layers, or several that take turns."""
 
 
-def branch(inner: Layer, *, order: NormOrder, norm: NormMaker, dropout: float = 0.0) -> Residual:
-    """`inner` as a residual branch, normalized after the sum, before the branch, or before and after the branch."""
-    join = AddJoin(dropout=dropout) if dropout else None
+def branch(
+    inner: Layer, *, order: NormOrder, norm: NormMaker, dropout: float = 0.0, join: ResidualJoin | None = None
+) -> Residual:
+    """`inner` as a residual branch, normalized after the sum, before the branch, or before and after the branch.
+
+    `join` takes the place of the sum after `dropout`."""
+    join = AddJoin(dropout=dropout) if dropout and join is None else join
     if order == "post":
         return Residual(inner, post_norm=norm(), join=join)
     if order == "pre":
@@ -45,18 +49,25 @@ def stack(
     dropout: float,
     streams: ResidualStreams = "plain",
     std: float | None = None,
+    join: Callable[[], ResidualJoin | None] = lambda: None,
 ) -> Chain:
     """`depth` layers made by `layer`, or by several makers in turn; all orders but post-norm end in a final norm.
 
     A mapping becomes a chain of residual branches with norms and dropout, except parts that are residual branches
     already; a layer is taken as it is. With "reversible" streams, branches are added alternately to two streams, and no
-    activations are stored (see `ReversibleStack`). `std` initializes the matrices with `scale_residual_init`."""
+    activations are stored (see `ReversibleStack`). `std` initializes the matrices with `scale_residual_init`. `join`
+    makes the join of each branch, None for the sum after `dropout`."""
 
     def complete(parts: Mapping[str, Layer] | Layer) -> Layer:
         if isinstance(parts, Layer):
             return parts
         add_branch = partial(branch, order=order, norm=norm, dropout=dropout)
-        return Chain(**{name: part if isinstance(part, Residual) else add_branch(part) for name, part in parts.items()})
+        return Chain(
+            **{
+                name: part if isinstance(part, Residual) else add_branch(part, join=join())
+                for name, part in parts.items()
+            }
+        )
 
     makers = [layer] if callable(layer) else layer
     layers = {str(number): complete(makers[number % len(makers)](number)) for number in range(depth)}
