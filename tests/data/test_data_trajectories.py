@@ -313,3 +313,23 @@ def test_local_data_sets_of_minari_are_read_by_name(tmp_path: Path, monkeypatch:
     assert read.observations[:, 0].tolist() == [0, 2, 4, 0, 2]
     with pytest.raises(UserError, match=r"no local Minari data set of that name; did you mean local/tiny-v0"):
         read_minari("minari:local/tinny-v0")
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"environment": "stich-maze"}, "there is no environment 'stich-maze'; did you mean stitch-maze"),
+        ({"environment": "stitch-maze"}, "stitch-maze, whose observations are of another shape, unlike those of the"),
+        (
+            {"environment": "repeat-previous", "actions": 3},
+            "whose actions number 4, unlike .*; set data.actions to that",
+        ),
+    ],
+)
+def test_an_environment_that_does_not_fit_is_refused_before_training(
+    settings: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    write(tmp_path, observations=np.ones((STEPS, 4)))
+    with pytest.raises(UserError, match=sentence):
+        opened(tmp_path, wanted=1.0, **settings)
+    opened(tmp_path, wanted=1.0, environment="repeat-previous", actions=4)

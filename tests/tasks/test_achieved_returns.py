@@ -10,12 +10,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.config import TrajectoriesData
+from manyformer.cli.evaluate import wanted_returns
+from manyformer.config import RunConfig, TextData, TrajectoriesData
 from manyformer.data import open_data
 from manyformer.environments import make_environment, row_seeds
 from manyformer.errors import UserError
 from manyformer.evaluate import evaluate
+from manyformer.evaluate.evaluate import score_model
 from manyformer.models import DecisionTransformer
+from manyformer.tasks import EvaluationSettings
 from manyformer.tasks.achieved_returns import EVALUATION_SEED, achieved_returns
 
 
@@ -114,6 +117,24 @@ def test_a_run_is_trained_and_scored_for_every_wanted_return(tmp_path: Path) -> 
     assert names == ["loss", "accuracy", *(f"return for {wanted}" for wanted in (-1, -2, -3, -5, -10))]
     assert all(-20 <= score.value <= -1 for score in evaluation.scores[2:])
     assert evaluation["return for -5"].parts["low"] <= evaluation["return for -5"].value
+    settings_of = EvaluationSettings(wanted=(-4.0,))
+    assert [score.name for score in evaluate(tmp_path / "run", settings=settings_of).scores[2:]] == ["return for -4"]
+    with pytest.raises(UserError, match="stitch-maze shows vectors of 8 numbers"):
+        evaluate(tmp_path / "run", settings=EvaluationSettings(environment="stitch-maze"))
+
+
+def test_wanted_returns_of_a_command_are_numbers() -> None:
+    assert wanted_returns("100,-2.5") == (100.0, -2.5)
+    assert wanted_returns(None) == ()
+    for text in ("", "a", "1,,2", "nan", "1e999"):
+        with pytest.raises(UserError, match=r"--wanted \(.*\) must be numbers with commas between them"):
+            wanted_returns(text)
+
+
+def test_other_tasks_are_not_asked_for_returns() -> None:
+    run = RunConfig(recipe="transformer-lm", data=TextData())
+    with pytest.raises(UserError, match="are for models of trajectories; this is language modelling"):
+        score_model(None, run, None, None, settings=EvaluationSettings(wanted=(1.0,)))  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """`manyformer evaluate`: score a trained model."""
 
+import math
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     "manyformer evaluate runs/lm-stdlib",
     "manyformer evaluate runs/lm-stdlib --data other.txt",
     "manyformer evaluate runs/reformer num_hashes=8",
+    "manyformer evaluate runs/rl-graph-walks --wanted=-10,-5,-3",
     "manyformer evaluate runs/translate-multi30k --data test.en --data test.de --beam 8 --tokenize none --json",
 )
 def evaluate(
@@ -39,6 +41,10 @@ def evaluate(
     length_penalty: Annotated[float, decoding_option("length_penalty")] = 0.6,
     tokenize: TokenizeOption = None,
     lowercase: Annotated[bool, Option("--lowercase", help="BLEU: compare without upper case.")] = False,
+    wanted: Annotated[
+        str | None, Option(help="Decision Transformers: the returns to ask for, such as 100,200,500.")
+    ] = None,
+    environment: Annotated[str | None, Option(help="Decision Transformers: where, if not in the run's own.")] = None,
     calibration: CalibrationOption = None,
     device: DeviceOption = None,
     as_json: JsonOption = False,
@@ -54,7 +60,14 @@ def evaluate(
     changed = changed_keywords(run, keywords or [])
     if calibration is not None and "threshold" in changed:
         raise UserError(f"threshold={changed['threshold']} contradicts --calibration, which sets the threshold")
-    settings = EvaluationSettings(beam=beam, length_penalty=length_penalty, tokenize=tokenize, lowercase=lowercase)
+    settings = EvaluationSettings(
+        beam=beam,
+        length_penalty=length_penalty,
+        tokenize=tokenize,
+        lowercase=lowercase,
+        wanted=wanted_returns(wanted),
+        environment=environment,
+    )
     with status_line(f"scoring {run}") as status:
         evaluation = score(
             run,
@@ -72,6 +85,17 @@ def evaluate(
     print_result(f"{run} on {evaluation.data}: {evaluation.how}")
     rows = [(score.name, f"{score.value:.{score.digits}f}", score.signature) for score in evaluation.scores]
     print_table(("score", "value", "how"), rows, right=(1,))
+
+
+def wanted_returns(text: str | None) -> tuple[float, ...]:
+    """The numbers of --wanted. Raises UserError for others."""
+    try:
+        returns = tuple(map(float, text.split(","))) if text is not None else ()
+    except ValueError:
+        returns = (math.nan,)
+    if not all(map(math.isfinite, returns)):
+        raise UserError(f"--wanted ({text}) must be numbers with commas between them, such as 100,200,500")
+    return returns
 
 
 def _calibrated(model: "Model", calibration: Path | None, settings: "EvaluationSettings") -> "Model":

@@ -30,9 +30,11 @@ from manyformer.data.trajectory_windows import (
     delayed_rewards,
     split_episodes,
 )
+from manyformer.environments import make_environment
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile
 from manyformer.files.verified_folder import VerifiedFolder
+from manyformer.spaces import BoxActions, VectorSpace
 
 EPISODES_FILE = "episodes.npz"
 MIN_DEVIATION = 1e-6
@@ -198,6 +200,8 @@ def _model_keywords(train: RecordedEpisodes, recorded: RecordedEpisodes, data: T
         "observation_mean": _numbers(observations.mean(0)),
         "observation_std": _numbers(observations.std(0) + MIN_DEVIATION),
     }
+    if data.environment is not None:
+        _check_environment(data.environment, keywords)
     if not continuous:
         return keywords
     if data.actions is not None:
@@ -208,6 +212,24 @@ def _model_keywords(train: RecordedEpisodes, recorded: RecordedEpisodes, data: T
         # a component that never varies needs a box, too
         low, high = np.where(low == high, low - 1, low), np.where(low == high, high + 1, high)
     return keywords | {"action_low": _numbers(low), "action_high": _numbers(high)}
+
+
+def _check_environment(name: str, keywords: Mapping[str, Any]) -> None:
+    """Raise UserError, before anything is trained, for an environment that the model could not be played in."""
+    environment = make_environment(name, 1)
+    environment.close()
+    space, continuous = environment.actions, isinstance(environment.actions, BoxActions)
+    problems = (
+        (environment.observations != VectorSpace(keywords["observations"]), "observations are of another shape"),
+        (continuous != keywords["continuous"], f"actions are {'continuous' if continuous else 'discrete'}"),
+        (space.size != keywords["actions"], f"actions number {space.size}"),
+    )
+    for is_problem, reason in problems:
+        if is_problem:
+            remedy = "; set data.actions to that" if space.size > keywords["actions"] and not continuous else ""
+            raise UserError(
+                f"data.environment is {name}, whose {reason}, unlike those of the recorded episodes{remedy}"
+            )
 
 
 def _action_count(actions: NDArray[Any], data: TrajectoriesData) -> int:

@@ -75,14 +75,16 @@ def score_model(
     on_progress: ProgressFn = lambda share: None,
 ) -> EvaluationResult:
     """Score a model on held-out data with the scores of the run's task, in inference mode."""
-    chosen = EvaluationSettings() if settings is None else settings
+    chosen, task = EvaluationSettings() if settings is None else settings, task_of_run(run)
+    if (chosen.wanted or chosen.environment) and not task.plays_for_returns:
+        raise UserError(f"wanted returns and an environment are for models of trajectories; this is {task.title}")
 
     def translate(texts: Iterable[str]) -> Iterator[str]:
         decoding = decoding_from_options(beam=chosen.beam, length_penalty=chosen.length_penalty)
         translator = Translator(model, tokenizer=(tokenizers.source, tokenizers.target), decoding=decoding)
         return (answers[0].text or "" for answers in translator(texts))
 
-    return task_of_run(run).evaluate(
+    return task.evaluate(
         EvaluationRequest(
             model=model,
             tokenizers=tokenizers,

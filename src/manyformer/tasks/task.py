@@ -88,12 +88,17 @@ class Example(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
-    """How translations are searched for and compared; `tokenize` and `lowercase` are sacrebleu's."""
+    """How translations are searched for and compared; `tokenize` and `lowercase` are sacrebleu's.
+
+    `wanted` are the returns that a model of trajectories is asked for, and `environment` where; without them those of
+    the run."""
 
     beam: int = 4
     length_penalty: float = 0.6
     tokenize: str | None = None
     lowercase: bool = False
+    wanted: tuple[float, ...] = ()
+    environment: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +185,8 @@ class Task(ABC, Generic[M]):
     `reasons` are promises or contracts that no model of the task makes, and why; recipes inherit them. `score_kinds`
     are the scores of `evaluate` beyond the likelihood. `metrics` may rank checkpoints; True means lower is better.
     `measured_anyway` are contracts that are measured though they are not promised. The logits are (b, l, v) if
-    `per_token`, else (b, v). `generates` is what the models generate, if anything, and `command` uses a
-    trained one, with an `argument` such as FILE.
+    `per_token`, else (b, v). Models that are asked for a return in an environment have `plays_for_returns`. `generates`
+    is what the models generate, if anything, and `command` uses a trained one, with an `argument` such as FILE.
     """
 
     name: str
@@ -194,6 +199,7 @@ class Task(ABC, Generic[M]):
     measured_anyway: frozenset[str] = frozenset()
     per_token: bool = True
     takes_source: bool = False
+    plays_for_returns: bool = False
     generates: Literal["continuation", "answer", "images"] | None = None
     command: Literal["generate", "translate", "predict", "evaluate"] = "evaluate"
     argument: str = ""

@@ -11,6 +11,7 @@ from torch import Generator, Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX, TextUnits, TrajectoryBatch
 from manyformer.core import State, WatchFn, no_watch
+from manyformer.errors import UserError
 from manyformer.models import DecisionTransformer, ModelOutput
 from manyformer.models.decision_transformer import Trajectory
 from manyformer.models.token_inputs import check_token_range, check_token_rows
@@ -37,6 +38,7 @@ class TrajectoryImitation(Task[DecisionTransformer]):
         "squared_error": ScoreKind(lower_is_better=True, digits=4),
         "return": ScoreKind(digits=3),
     }
+    plays_for_returns = True
     reasons: Mapping[str, str] = {"cross_attention": "it reads one sequence only"}
 
     def model_reasons(self, model: DecisionTransformer) -> Mapping[str, str]:
@@ -101,21 +103,29 @@ class TrajectoryImitation(Task[DecisionTransformer]):
             ScoreRecord("accuracy", 100 * sums.correct / sums.targets, f"per:action|actions:{sums.targets}"),
         ]
         description = f"{sums.targets:,} actions in windows of {model.window}"
-        section: PlayedSection = cast(PlayedSection, request.section)
-        if section.environment is not None:
-            scores += _achieved_scores(model, section, section.environment)
-            description += f"; {section.episodes:,} episodes of {section.environment}"
+        section, settings = cast(PlayedSection, request.section), request.settings
+        environment, wanted = settings.environment or section.environment, settings.wanted or section.wanted
+        if environment is not None and wanted is not None:
+            scores += _achieved_scores(model, section, environment, wanted)
+            description += f"; {section.episodes:,} episodes of {environment}"
+        elif settings.wanted or settings.environment:
+            missing = "--environment NAME: where" if environment is None else "--wanted: which returns"
+            raise UserError(f"the run has no data.environment; give also {missing} to play for")
         return EvaluationResult(scores, description)
 
 
-def _achieved_scores(model: DecisionTransformer, section: PlayedSection, environment: str) -> list[ScoreRecord]:
+def _achieved_scores(
+    model: DecisionTransformer, section: PlayedSection, environment: str, wanted: float | tuple[float, ...]
+) -> list[ScoreRecord]:
     """The mean achieved return for each return that is wanted, with a confidence interval over episodes."""
-    wanted, delayed = section.wanted, section.reward == "last-step"
-    assert wanted is not None
+
+    def score(target: float) -> ScoreRecord:
+        delayed = section.reward == "last-step"
+        return mean_return(achieved_returns(model, environment, target, section.episodes, delayed=delayed))
+
     if not isinstance(wanted, tuple):
-        return [mean_return(achieved_returns(model, environment, wanted, section.episodes, delayed=delayed))]
-    scores = (achieved_returns(model, environment, target, section.episodes, delayed=delayed) for target in wanted)
-    return [replace(mean_return(returns), name=f"return for {target:g}") for target, returns in zip(wanted, scores)]
+        return [score(wanted)]
+    return [replace(score(target), name=f"return for {target:g}") for target in wanted]
 
 
 def _steps_of_tokens(model: DecisionTransformer, tokens: Int[Tensor, "b l"]) -> Trajectory:
