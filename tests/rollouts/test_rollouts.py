@@ -124,11 +124,13 @@ def test_scores_are_those_of_the_latest_episodes_that_ended() -> None:
     assert collector.scores == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("recipe", ["gtrxl"])
-def test_acting_equals_learning_over_several_rollouts(recipe: str) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "keywords"),
+    [("gtrxl", {"depth": 2, "heads": 2, "memory_length": 4}), ("lstm-policy", {"depth": 2})],
+)
+def test_acting_equals_learning_over_several_rollouts(recipe: str, keywords: dict[str, int]) -> None:
     """Episodes end inside a rollout, at its end and beyond it, and are shorter and longer than the memory."""
-    keywords = {"dim": 16, "depth": 2, "heads": 2, "memory_length": 4}
-    policy: Any = build(recipe, observations=2, actions=2, **keywords)
+    policy: Any = build(recipe, observations=2, actions=2, dim=16, **keywords)
     environment = make_environment("hidden-velocity-cartpole", 5, {"length": 14})
     collector = RolloutCollector(environment, policy, SETTINGS._replace(steps=9))
     collector.begin(row_seeds(0, 5))

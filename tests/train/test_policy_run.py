@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from runs import Heard, go, learned, stopped
 
@@ -54,6 +55,53 @@ def test_an_interruption_changes_nothing(steps: tuple[int, ...], tmp_path: Path,
     assert learned(tmp_path / "run") == learned(whole)
     for name in ("model/model.safetensors", "checkpoints/step-00000011/rollout.safetensors"):
         assert (tmp_path / "run" / name).read_bytes() == (whole / name).read_bytes(), name
+
+
+GYMNASIUM_SETTINGS = ["data.options={}", "data.rows=3", "data.valid=2", "evaluate.every=null", "limits.steps=5"]
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+def test_environments_of_gymnasium_are_resumed_in_the_middle_of_episodes(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    settings = [f"data.environment={name}", *GYMNASIUM_SETTINGS]
+    go(policy_run(tmp_path / "whole", *settings), opened=open_run_data)
+    run = policy_run(tmp_path / "run", *settings)
+    stopped(run, 3, opened=open_run_data)
+    go(run, opened=open_run_data)
+    assert learned(tmp_path / "run") == learned(tmp_path / "whole")
+    weights = [(tmp_path / out / "model/model.safetensors").read_bytes() for out in ("run", "whole")]
+    assert weights[0] == weights[1]
+
+
+def test_a_policy_learns_from_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+
+    class Lights(gymnasium.Env):  # type: ignore[misc]
+        """A bright or a dark image, and the action that names it."""
+
+        observation_space = gymnasium.spaces.Box(0, 255, (36, 36, 1), np.uint8)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            super().reset(seed=seed)
+            self.bright, self.steps = int(self.np_random.integers(2)), 0
+            return np.full((36, 36, 1), 200 * self.bright, np.uint8), {}
+
+        def step(self, action: int) -> Any:
+            self.steps += 1
+            return (
+                np.full((36, 36, 1), 200 * self.bright, np.uint8),
+                float(action == self.bright),
+                self.steps == 3,
+                False,
+                {},
+            )
+
+    gymnasium.register("Lights-v0", Lights)
+    settings = ["data.environment=Lights-v0", *GYMNASIUM_SETTINGS, "limits.steps=2"]
+    result = go(policy_run(tmp_path / "run", *settings), opened=open_run_data)
+    assert result.load().spec.keywords["observations"] == "36x36x1"
+    assert 0 <= result.scores["return"] <= 3
 
 
 def test_a_trained_policy_is_scored_by_episodes(whole: Path) -> None:
