@@ -105,8 +105,25 @@ def _is_tensor(kind: type) -> bool:
     return issubclass(kind, Tensor)
 
 
+def _states_shapes(node: ast.FunctionDef | ast.ClassDef) -> bool:
+    """Whether an annotation of the function, or of a field of the class, has the shape of a tensor, a string."""
+    if isinstance(node, ast.ClassDef):
+        annotations = [field.annotation for field in node.body if isinstance(field, ast.AnnAssign)]
+    else:
+        of_arguments = [part.annotation for part in ast.walk(node.args) if isinstance(part, ast.arg)]
+        annotations = [annotation for annotation in (*of_arguments, node.returns) if annotation is not None]
+    parts = (part for annotation in annotations for part in ast.walk(annotation))
+    return any(isinstance(part, ast.Subscript) and _is_shaped(part.slice) for part in parts)
+
+
+def _is_shaped(index: ast.expr) -> bool:
+    """Whether this is the inside of `Float[Tensor, "b l d"]`."""
+    last = index.elts[-1] if isinstance(index, ast.Tuple) else None
+    return isinstance(last, ast.Constant) and isinstance(last.value, str)
+
+
 class _CheckingLoader(SourceFileLoader):
-    """Compiles a module with `checked_once` on each of its functions and classes."""
+    """Compiles a module with `checked_once` on each of its functions and classes that state shapes."""
 
     def get_code(self, fullname: str) -> CodeType:
         # not from the cache, which holds the module as it is
@@ -115,7 +132,7 @@ class _CheckingLoader(SourceFileLoader):
     def source_to_code(self, data: Any, path: Any) -> CodeType:  # type: ignore[override]
         tree = ast.parse(data)
         for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and _states_shapes(node):
                 decorator = ast.copy_location(ast.Name("checked_once", ast.Load()), node)
                 # innermost of a function, for decorators remove annotations; outermost of a class, around `dataclass`
                 node.decorator_list.insert(len(node.decorator_list) * isinstance(node, ast.FunctionDef), decorator)
