@@ -7,6 +7,8 @@ import pytest
 from PIL import Image
 
 from conftest import Cli
+from manyformer.data.minari_episodes import read_minari
+from manyformer.data.trajectory_archive import read_archive
 from manyformer.train import silent, train
 
 SETTINGS = [
@@ -48,6 +50,21 @@ def test_episodes_are_recorded(run: Path, tmp_path: Path, cli: Cli) -> None:
         assert archive["source"].tolist() == [str(run)] * 3 + ["random"] * 3
         assert archive["lengths"].tolist() == [5] * 6
         assert archive["observations"].shape == (30, 3)
+    assert read_archive(file).lengths.tolist() == [5] * 6
+
+
+def test_episodes_are_recorded_for_minari(run: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    words = ["record", str(run), "--minari", "local/signs-v0", "--episodes", "3", "--likeliest", "--device", "cpu"]
+    ended = cli(*words, "--out", str(tmp_path / "same.npz"))
+    assert ended.code == 0, ended.err
+    assert "wrote the local data set local/signs-v0" in ended.out
+    archive, data_set = read_archive(tmp_path / "same.npz"), read_minari("minari:local/signs-v0")
+    for left, right in zip(archive[:4], data_set[:4], strict=True):
+        np.testing.assert_array_equal(left, right)
+    again = cli(*words)
+    assert (again.code, "this data set exists already" in again.err) == (2, True), again.err
 
 
 @pytest.mark.parametrize(
@@ -57,6 +74,8 @@ def test_episodes_are_recorded(run: Path, tmp_path: Path, cli: Cli) -> None:
         (["play", "RUN", "--out", "episode.mp4"], "episode.mp4: an episode is drawn as .gif, not as '.mp4'"),
         (["play", "nothing"], "there is no folder nothing"),
         (["record", "--out", "x.npz"], "there is nothing to record: give a run, or --environment NAME --random"),
+        (["record", "RUN"], "give --out FILE.npz or --minari NAME"),
+        (["record", "RUN", "--minari", "pole"], "the name of a data set ends with its version"),
         (["record", "RUN", "--out", "x.txt"], "--out x.txt: episodes are written as .npz, not as '.txt'"),
         (["record", "RUN", "--environment", "CartPole-v1", "--out", "x.npz"], "are of one environment"),
         (["record", "--environment", "CartPole-v9", "--random", "--out", "x.npz"], "did you mean CartPole-v1"),

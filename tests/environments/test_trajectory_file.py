@@ -18,6 +18,7 @@ def test_an_archive_holds_plain_arrays(tmp_path: Path) -> None:
         np.array([False, False, False, False, True]),
         np.array([2, 3]),
         np.array(["expert", "random"]),
+        np.zeros((2, 2), np.float32),
     )
     assert recorded.episode_returns.tolist() == [1, 9]
     file = tmp_path / "episodes.npz"

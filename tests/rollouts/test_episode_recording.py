@@ -26,6 +26,7 @@ def test_a_recording_is_what_the_environment_answers() -> None:
             assert recorded.truncations[index] == result.truncated[0]
             observations = result.observations
         assert recorded.terminations[index] != recorded.truncations[index]
+        np.testing.assert_array_equal(recorded.final_observations[row], result.final_observations[0])
         start += length
     assert len(set(recorded.lengths.tolist())) > 1
     both = join_trajectories([recorded, recorded._replace(source=np.full(5, "a longer name"))])

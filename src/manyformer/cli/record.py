@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     "manyformer record runs/early runs/late --out episodes.npz",
     "manyformer record runs/cartpole --random --episodes 200 --out mixed.npz",
     "manyformer record --environment Pendulum-v1 --random --out random.npz",
+    "manyformer record runs/cartpole --minari local/cartpole-v0",
 )
 def record(
     runs: Annotated[list[str] | None, Argument(metavar="[RUN]...", help="Folders of runs in one environment.")] = None,
     *,
-    out: Annotated[Path, Option(help="The NumPy archive to write: .npz.")],
+    out: Annotated[Path | None, Option(help="The NumPy archive to write: .npz.")] = None,
+    minari: Annotated[str | None, Option(help="The local data set of Minari to write, such as local/pole-v0.")] = None,
     random: Annotated[bool, Option("--random", help="Also record episodes of random actions.")] = False,
     environment: Annotated[str | None, Option(help="The environment of random actions, without a run.")] = None,
     episodes: Annotated[int, Option(min=1, max=100_000, help="Episodes of each run, and of random actions.")] = 100,
@@ -34,17 +36,27 @@ def record(
 ) -> None:
     """Record episodes of trained policies, or of random actions, as data to learn from without an environment.
 
-    The archive holds observations, actions, rewards, terminations and truncations of all steps, and the length and the
-    source of each episode.
+    The archive, or the data set of Minari, holds observations, actions, rewards, terminations and truncations of all
+    steps, and the length and the source of each episode.
     """
     import torch
 
-    from manyformer.environments import make_environment, row_seeds, write_trajectories
+    from manyformer.environments import (
+        check_data_set_name,
+        make_environment,
+        row_seeds,
+        write_data_set,
+        write_trajectories,
+    )
     from manyformer.evaluate.trained_policy import open_policy
     from manyformer.rollouts import likeliest_actions, sample_actions
     from manyformer.rollouts.episode_recording import RandomPolicy, join_trajectories, record_episodes
 
-    if out.suffix != ".npz":
+    if out is None and minari is None:
+        raise UserError("there is nowhere to write the episodes to: give --out FILE.npz or --minari NAME")
+    if minari is not None:
+        check_data_set_name(minari)
+    if out is not None and out.suffix != ".npz":
         raise UserError(f"--out {out}: episodes are written as .npz, not as '{out.suffix}'")
     for run in runs or ():
         model_folder(run)
@@ -69,8 +81,14 @@ def record(
     if random:
         seeds = row_seeds(seed + len(parts), episodes)
         parts.append(record_episodes(made, RandomPolicy(made.actions), seeds, sample_actions, source="random"))
-    write_trajectories(out, join_trajectories(parts), environment=name, actions=made.actions)
-    print_result(*(_describe(part, made) for part in parts), f"wrote {out}")
+    recorded = join_trajectories(parts)
+    print_result(*(_describe(part, made) for part in parts))
+    if out is not None:
+        write_trajectories(out, recorded, environment=name, actions=made.actions)
+        print_result(f"wrote {out}")
+    if minari is not None:
+        write_data_set(minari, recorded, made)
+        print_result(f"wrote the local data set {minari}")
 
 
 def _describe(part: "Trajectories", environment: "VectorEnvironment") -> str:

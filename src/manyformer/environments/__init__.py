@@ -3,6 +3,7 @@
 from manyformer.environments.environment_names import OWN_ENVIRONMENTS, make_environment
 from manyformer.environments.episode_seeds import row_seeds
 from manyformer.environments.graph_tasks import GraphTask
+from manyformer.environments.minari_data_set import check_data_set_name, write_data_set
 from manyformer.environments.trajectory_file import Trajectories, write_trajectories
 from manyformer.environments.vector_environment import EnvironmentStep, VectorEnvironment
 
@@ -12,7 +13,9 @@ __all__ = [
     "GraphTask",
     "Trajectories",
     "VectorEnvironment",
+    "check_data_set_name",
     "make_environment",
     "row_seeds",
+    "write_data_set",
     "write_trajectories",
 ]

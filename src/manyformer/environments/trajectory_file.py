@@ -18,7 +18,8 @@ class Trajectories(NamedTuple):
 
     `observations` (steps, f) float32 or (steps, h, w, c) uint8 are those before each action; `actions` are (steps,)
     int64, or (steps, a) float32 within the bounds of the environment. `terminations` and `truncations` say how the
-    episode of a last step ended. `lengths` are the steps of each episode, and `source` says who acted in it.
+    episode of a last step ended. `lengths` are the steps of each episode, `source` says who acted in it, and
+    `final_observations` is what was observed after its last action.
     """
 
     observations: NDArray[Any]
@@ -28,6 +29,7 @@ class Trajectories(NamedTuple):
     truncations: NDArray[np.bool_]
     lengths: IntArray
     source: NDArray[np.str_]
+    final_observations: NDArray[Any]
 
     @property
     def episode_returns(self) -> NDArray[np.float64]:

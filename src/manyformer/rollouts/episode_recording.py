@@ -25,6 +25,7 @@ def record_episodes(
         running.append(rows)
     # (rows, steps): the steps of a row come one after the other, without those after its first episode
     chosen = np.stack(running, 1)
+    lengths = chosen.sum(axis=1)
     results = [step.result for step in steps]
     return Trajectories(
         np.stack([step.inputs.observations.numpy() for step in steps], 1)[chosen],
@@ -32,8 +33,9 @@ def record_episodes(
         np.stack([result.rewards for result in results], 1)[chosen],
         np.stack([result.terminated for result in results], 1)[chosen],
         np.stack([result.truncated for result in results], 1)[chosen],
-        chosen.sum(axis=1),
+        lengths,
         np.full(environment.rows, source),
+        np.stack([result.final_observations for result in results], 1)[np.arange(environment.rows), lengths - 1],
     )
 
 

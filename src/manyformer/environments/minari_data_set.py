@@ -1,0 +1,71 @@
+"""Recorded episodes as a local data set of Minari."""
+
+import re
+import warnings
+from typing import Any
+
+import numpy as np
+
+from manyformer.environments.trajectory_file import Trajectories
+from manyformer.environments.vector_environment import VectorEnvironment
+from manyformer.errors import UserError
+from manyformer.spaces import BoxActions, PixelSpace
+
+NAME_FORM = re.compile(r"([\w-]+/)*[\w-]+-v\d+")
+"""What Minari takes as a name: words and folders, and a version."""
+
+
+def check_data_set_name(name: str) -> None:
+    """Raise UserError for a name that Minari does not take or has already, and where it is not installed."""
+    try:
+        import minari
+    except ImportError as error:
+        raise UserError('a data set of Minari needs one more library: pip install "manyformer[rl]"') from error
+    if not NAME_FORM.fullmatch(name):
+        raise UserError(f"--minari {name}: the name of a data set ends with its version, such as local/cartpole-v0")
+    if name in minari.list_local_datasets():
+        raise UserError(f"--minari {name}: this data set exists already; choose another name")
+
+
+def write_data_set(name: str, trajectories: Trajectories, environment: VectorEnvironment) -> None:
+    """Write episodes as the local data set `name`, with the last observation of each. Raises UserError for the name."""
+    check_data_set_name(name)
+    import minari
+    from gymnasium.spaces import Box, Discrete, Space
+    from minari.data_collector import EpisodeBuffer
+
+    space, actions = environment.observations, environment.actions
+    is_image = isinstance(space, PixelSpace)
+    low, high = (0, 255) if is_image else (-np.inf, np.inf)
+    observation_space = Box(low, high, space.shape, np.uint8 if is_image else np.float32)
+    action_space: Space[Any] = Discrete(actions.size)
+    if isinstance(actions, BoxActions):
+        action_space = Box(np.array(actions.low, np.float32), np.array(actions.high, np.float32), dtype=np.float32)
+    buffers = []
+    starts = np.cumsum(trajectories.lengths) - trajectories.lengths
+    for number, (start, length) in enumerate(zip(starts, trajectories.lengths, strict=True)):
+        part = slice(start, start + length)
+        observed = np.concatenate([trajectories.observations[part], trajectories.final_observations[number][None]])
+        ends = trajectories.terminations[part], trajectories.truncations[part]
+        columns = (list(array) for array in (observed, trajectories.actions[part], trajectories.rewards[part], *ends))
+        observations, chosen, rewards, terminations, truncations = columns
+        buffers.append(
+            EpisodeBuffer(
+                id=number,
+                observations=observations,
+                actions=chosen,
+                rewards=rewards,
+                terminations=terminations,
+                truncations=truncations,
+            )
+        )
+    with warnings.catch_warnings():
+        # authors, links and scores of an expert are not known
+        warnings.simplefilter("ignore")
+        minari.create_dataset_from_buffers(
+            name,
+            buffers,
+            observation_space=observation_space,
+            action_space=action_space,
+            description=f"episodes of {environment.name}, recorded by manyformer",
+        )
