@@ -75,7 +75,8 @@ def _bind_attention(parts: MemoryAttentionParts) -> AttendMemory | None:
     if terms.keys is None or terms.query_bias is None or not (terms.bias is terms.values is None):
         return None
     distance_keys = terms.keys.mT.contiguous()
-    hidden_scores = _HiddenScores(torch.arange(size, -1, -1, device=distance_keys.device), distance_keys.dtype)
+    distances = torch.arange(size, -1, -1, device=distance_keys.device)
+    visible_score, hidden_score = distance_keys.new_tensor(0.0), distance_keys.new_tensor(-torch.inf)
     project = _bind_projection(projections, content_bias, content_bias + terms.query_bias)
     norm = bind_optional(projections.pre_norm)
 
@@ -91,8 +92,10 @@ def _bind_attention(parts: MemoryAttentionParts) -> AttendMemory | None:
         memory = state.append(RememberedStep(x, positions), by_head[2:])
         start, length = memory.start, memory.stop - memory.start
         keys, values = memory.keys.narrow(1, start, length), memory.values.narrow(1, start, length)
-        hidden = hidden_scores(positions, length).expand(heads, rows, length)
-        distance_scores = torch.baddbmm(hidden, distance_queries, distance_keys.narrow(2, size + 1 - length, length))
+        # the keys of earlier documents are farther away than the first token of this one
+        is_hidden = distances[size + 1 - length :] > positions.position_ids
+        mask = torch.where(is_hidden, hidden_score, visible_score).expand(heads, rows, length)
+        distance_scores = torch.baddbmm(mask, distance_queries, distance_keys.narrow(2, size + 1 - length, length))
         queries = content_queries.reshape(heads * rows, 1, width)
         scores = torch.baddbmm(distance_scores.view(heads * rows, 1, length), queries, keys.mT, alpha=scale)
         y = torch.bmm(scores.softmax(-1), values)
@@ -113,22 +116,3 @@ def _bind_projection(
     if queries.bias is not None and keys_values.bias is not None:
         bias = bias + torch.cat([queries.bias, queries.bias, keys_values.bias])
     return bind_rows(weight, bias)
-
-
-class _HiddenScores:
-    """Scores -inf for keys before the first token of the document, else 0; the layers of a call share the tensor."""
-
-    latest: tuple[TokenPositions, int, Tensor] | None = None
-
-    def __init__(self, distances: Tensor, dtype: torch.dtype) -> None:
-        self.distances, self.dtype = distances, dtype
-
-    def __call__(self, positions: TokenPositions, length: int) -> Float[Tensor, "#b n"]:
-        latest = _HiddenScores.latest
-        if latest is not None and latest[0] is positions and latest[1] == length and latest[2].dtype == self.dtype:
-            return latest[2]
-        is_hidden = self.distances[len(self.distances) - length :] > positions.position_ids
-        scores = torch.zeros(is_hidden.shape, dtype=self.dtype, device=is_hidden.device)
-        scores.masked_fill_(is_hidden, -torch.inf)
-        _HiddenScores.latest = positions, length, scores
-        return scores

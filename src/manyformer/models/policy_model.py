@@ -75,6 +75,7 @@ class PolicyModel(Model[RolloutBatch]):
         body = self.body.init_state(batch, capacity=capacity, device=device, dtype=self.state_dtype)
         return ModelState(body, materialize_tail(empty_tail(batch, device)))
 
+    @torch.no_grad()
     def begin_acting(self, state: ModelState) -> PolicyActor:
         """The policy bound to its current weights, which continues from `state` step by step without gradients."""
         return PolicyActor(self.embed, self.body, self.policy_head, self.value_head, state)
