@@ -16,6 +16,9 @@ EVALUATION_SEED = 20210603
 MAX_STEPS = 20_000
 """The number of steps after which an episode that goes on is refused."""
 
+WantedReturn = float | NDArray[np.float64]
+"""The return that is wanted of all episodes, or of each."""
+
 
 class PlayedSection(Protocol):
     """The settings of a run's data that decide how its model is played."""
@@ -31,7 +34,7 @@ class PlayedSection(Protocol):
 
 
 def achieved_returns(
-    model: DecisionTransformer, name: str, wanted: float, episodes: int, *, delayed: bool
+    model: DecisionTransformer, name: str, wanted: WantedReturn, episodes: int, *, delayed: bool
 ) -> NDArray[np.float64]:
     """The returns of `episodes` episodes in an environment, acting by the likeliest action for the `wanted` return.
 
@@ -47,7 +50,7 @@ def achieved_returns(
 
 
 def _play(
-    model: DecisionTransformer, environment: VectorEnvironment, wanted: float, *, delayed: bool
+    model: DecisionTransformer, environment: VectorEnvironment, wanted: WantedReturn, *, delayed: bool
 ) -> NDArray[np.float64]:
     rows, device = environment.rows, model.device
     observations, decoder = environment.reset(row_seeds(EVALUATION_SEED, rows)), EpisodeDecoder(model, rows)
