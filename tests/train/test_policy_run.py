@@ -125,6 +125,7 @@ def test_a_trained_policy_is_scored_by_episodes(whole: Path) -> None:
         (["model.actions=3"], "model.actions is 3, but the data makes it 2; leave it out"),
         (["data.steps=31"], "batch.tokens is 30, less than the 31 steps of one row"),
         (["loss.label_smoothing=0.1"], "label_smoothing"),
+        (["precision=bfloat16"], "precision is bfloat16, but gtrxl acts and learns in float32"),
     ],
 )
 def test_mistakes_are_named(settings: list[str], message: str, tmp_path: Path) -> None:

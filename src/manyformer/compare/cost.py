@@ -50,6 +50,7 @@ class _Job:
         if (folder / "model").is_dir():
             read_weights(model, folder / "model")
         objective = make_objective(run, model, device)
+        data.train.attach(model)
         self._engine = TrainingEngine(objective, run.optim, DDPStrategy(), rows_continue=data.train.rows_continue)
         self._batches = [next(data.train) for _ in range(run.batch.accumulate)]
 

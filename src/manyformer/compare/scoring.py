@@ -102,7 +102,7 @@ class Rescorer:
     def _likelihood_scores(self, model: Model, point: RunConfig) -> dict[str, float]:
         if not set(self.names) & set(LIKELIHOOD_SCORES):
             return {}
-        autocast = choose_autocast(point.precision, self.device)
+        autocast = choose_autocast(point.precision, self.device, model)
         objective = TrainingObjective(model, label_smoothing=0.0, autocast=autocast).eval()
 
         def scorer(*, rows_continue: bool) -> Callable[[Batch], BatchScore]:

@@ -2,7 +2,7 @@
 
 from abc import ABC
 from pathlib import Path
-from typing import Any, Generic, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -39,6 +39,8 @@ class Model(nn.Module, ABC, Generic[B]):
     head: OutputHead
     max_length: int | None = None
     """The maximum sequence length; None for no limit."""
+    allows_autocast: ClassVar[bool] = True
+    """Whether a run may compute forward passes in a narrower dtype."""
     tokenizer: Any = None
     """The tokenizer saved with the model, or a pair of source and target tokenizer; None if none was saved."""
 

@@ -41,6 +41,9 @@ class PolicyModel(Model[RolloutBatch]):
     means one episode per row; a step sees only its own episode. With a state from `init_state` or an earlier call the
     rows are continued. Acting step by step (`begin_acting`) equals `forward` over all steps."""
 
+    # an actor in float32 and a learner in bfloat16 would give the same action two probabilities
+    allows_autocast = False
+
     def __init__(self, embed: ObservationEmbedding, body: Layer, actions: int, *, continuous: bool) -> None:
         super().__init__()
         self.embed, self.body = embed, body

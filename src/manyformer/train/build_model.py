@@ -68,8 +68,14 @@ def choose_device(requested: str, process_group: ProcessGroup) -> torch.device:
     return torch.device("cuda", process_group.local_rank)
 
 
-def choose_autocast(precision: str, device: torch.device) -> torch.dtype | None:
-    """The autocast dtype of forward passes; None for float32."""
+def choose_autocast(precision: str, device: torch.device, model: Model) -> torch.dtype | None:
+    """The autocast dtype of forward passes; None for float32. Raises UserError for a model that must have float32."""
+    if not model.allows_autocast:
+        if precision == "bfloat16":
+            raise UserError(
+                f"precision is bfloat16, but {model.spec.recipe} acts and learns in float32; set precision=float32 or auto"
+            )
+        return None
     if precision == "auto":
         return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else None
     return torch.bfloat16 if precision == "bfloat16" else None
@@ -77,7 +83,7 @@ def choose_autocast(precision: str, device: torch.device) -> torch.dtype | None:
 
 def make_objective(run: RunConfig, model: Model, device: torch.device) -> TrainingObjective:
     """The objective of a run: model on its device, loss, precision, activation checkpointing and compilation."""
-    autocast = choose_autocast(run.precision, device)
+    autocast = choose_autocast(run.precision, device, model)
     if autocast is not None and device.type == "cuda":
         # operators that autocast leaves in float32 may use the tensor cores too
         torch.set_float32_matmul_precision("high")
