@@ -72,9 +72,7 @@ def choose_autocast(precision: str, device: torch.device, model: Model) -> torch
     """The autocast dtype of forward passes; None for float32. Raises UserError for a model that must have float32."""
     if not model.allows_autocast:
         if precision == "bfloat16":
-            raise UserError(
-                f"precision is bfloat16, but {model.spec.recipe} acts and learns in float32; set precision=float32 or auto"
-            )
+            raise UserError(f"precision is bfloat16, but {model.spec.recipe} acts and learns in float32; leave it out")
         return None
     if precision == "auto":
         return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else None
