@@ -39,10 +39,12 @@ class _NoModuleTracker:
 
 
 def _extra_flop_formulas() -> dict[Any, Callable[..., int]]:
-    """FLOP formulas of operators that torch's counter ignores: attention on a CPU, and the chunked loss."""
+    """FLOP formulas of operators that torch's counter ignores: attention and LSTMs on a CPU, and the chunked loss."""
     mapping: dict[Any, Callable[..., int]] = {
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+        torch.ops.aten.mkldnn_rnn_layer: _recurrent_flops,
+        torch.ops.aten.mkldnn_rnn_layer_backward: lambda *args, **kwargs: 2 * _recurrent_flops(*args),
     }
     # importing it registers the operator; it is private, and a later torch may have it elsewhere
     with contextlib.suppress(ImportError):
@@ -58,6 +60,10 @@ def _attention_flops(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
 
 def _attention_backward_flops(grad_output: Any, q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
     return int(sdpa_backward_flop_count(grad_output, q, k, v))  # type: ignore[no-untyped-call]
+
+
+def _recurrent_flops(x: Any, input_weight: Any, state_weight: Any, *args: Any, **kwargs: Any) -> int:
+    return int(2 * x[0] * x[1] * sum(rows * columns for rows, columns in (input_weight, state_weight)))
 
 
 def _chunked_loss_flops(x: Any, weight: Any, *args: Any, **kwargs: Any) -> int:

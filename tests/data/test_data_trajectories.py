@@ -271,7 +271,10 @@ def test_what_an_environment_writes_is_read(tmp_path: Path, continuous: bool) ->
     content = arrays(actions=np.full((STEPS, 1), 0.5, np.float32)) if continuous else arrays()
     sources = np.array(["a run"] * len(LENGTHS))
     space: Any = BoxActions(1, (-2.0,), (2.0,)) if continuous else DiscreteActions(3)
-    recorded = Trajectories(**content, terminations=ends, truncations=~ends & False, source=sources)
+    finals = np.zeros((len(LENGTHS), 2), np.float32)
+    recorded = Trajectories(
+        **content, terminations=ends, truncations=~ends & False, source=sources, final_observations=finals
+    )
     write_trajectories(tmp_path / "episodes.npz", recorded, environment="CartPole-v1", actions=space)
     read = read_archive(tmp_path / "episodes.npz")
     assert all(np.array_equal(array, content[name]) for name, array in read._asdict().items() if name in content)

@@ -29,7 +29,7 @@ def logits(model: Model, task: Task[Any], tokens: Tensor) -> Tensor:
     return task.call(model, task.example(model, tokens)).logits
 
 
-@pytest.mark.parametrize("name", OF_TOKENS)
+@pytest.mark.parametrize("name", CALLED_WITH_TOKENS)
 def test_tokens_outside_the_vocabulary_are_named(name: str) -> None:
     model, task, length = tiny(name)
     vocab = task.token_ids(model)

@@ -83,6 +83,13 @@ class LSTM(Layer):
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         dtype = self._weights[0].dtype
         earlier = self.init_state(x.shape[0], device=x.device, dtype=dtype) if state is None else state
+        layout = ctx.positions.layout
+        # on the meta device documents cannot be told apart, and cost the same
+        if x.is_meta or isinstance(layout, ContiguousLayout):
+            begins = isinstance(layout, ContiguousLayout) and layout.start == 0
+            with autocast_disabled(x.device):
+                y, next_state = self._read_rows(x.to(dtype), earlier, begins=begins)
+            return LayerOutput(y.to(x), None if state is None else next_state)
         runs = find_runs(ctx.positions, x.shape[0])
         y, next_state = torch.zeros_like(x, dtype=dtype), earlier
         if len(runs.lengths):
@@ -90,6 +97,14 @@ class LSTM(Layer):
                 outputs, next_state = self._read_runs(x.to(dtype), runs, ctx.positions, earlier)
             y = y.index_put((runs.rows, runs.columns), outputs)
         return LayerOutput(y.to(x), None if state is None else next_state)
+
+    def _read_rows(
+        self, x: Float[Tensor, "b l d"], earlier: LSTMState, *, begins: bool
+    ) -> tuple[Float[Tensor, "b l d"], LSTMState]:
+        """The outputs of rows of one document each, which begins here or continues from the state."""
+        initial = [torch.zeros_like(part, dtype=x.dtype) if begins else part.detach().to(x) for part in earlier]
+        y, final_states = self.cells(x, tuple(part[None] for part in initial))
+        return y, LSTMState(*(part[0].detach() for part in final_states))
 
     # outside compiled code, which would recompile for every number of documents
     @torch.compiler.disable  # type: ignore[untyped-decorator]
