@@ -26,5 +26,5 @@ RARE: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("recipe", "words"), [*USUAL, *(pytest.param(*rare, marks=pytest.mark.slow) for rare in RARE)])
 def test_every_promise_is_kept(recipe: str, words: dict[str, Any]) -> None:
     # longer than the chunks in which sums are carried on
-    report = mf.check(recipe, skip={"compile", "learns"}, keywords=words, length=144)
+    report = mf.check(recipe, skip={"compile", "learns"}, keywords=words, length=112)
     assert not report.failed, report.failed[0].sentence
