@@ -17,8 +17,8 @@ from torch import Tensor
 CHECKED = [
     f"manyformer.{part}"
     for part in (
-        *("core", "masks", "position", "kernels", "sources", "ops", "attention", "feedforward", "mixers", "models"),
-        *("depth", "residual"),
+        *("core", "masks", "position", "kernels", "sources", "ops", "attention", "feedforward", "head_gates"),
+        *("depth", "mixers", "models", "residual"),
         *("generate.beam_search", "generate.next_token", "generate.sampling"),
     )
 ]

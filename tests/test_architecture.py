@@ -42,7 +42,7 @@ LEVELS = [
         "stop_signals",
         "training_hooks",
     },
-    {"batches", "state_tensors"},
+    {"batches", "head_gates", "state_tensors"},
     {"masks", "position", "residual", "rollouts"},
     {"gated_joins"},
     {"ops"},

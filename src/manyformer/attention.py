@@ -12,12 +12,12 @@ from manyformer.core import (
     Context,
     ContiguousLayout,
     DecodeStep,
-    Layer,
     LayerOutput,
     State,
     TokenPositions,
     forward_step,
 )
+from manyformer.head_gates import MultiHeadLayer
 from manyformer.kernels import Kernel, KernelCall
 from manyformer.kernels.kernel import AttendStep
 from manyformer.masks.eviction import can_evict
@@ -78,7 +78,7 @@ class AttentionStep(NamedTuple):
 
 
 @final
-class Attention(Layer):
+class Attention(MultiHeadLayer):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2), which every attention of the library configures.
 
     `kv_heads` below `heads` shares keys and values among groups of heads (Ainslie et al. 2023; 1 is Shazeer 2019);
@@ -152,7 +152,7 @@ class Attention(Layer):
         call = KernelCall(q, k, v, ctx.positions, key_positions, self.position, kernel_state, ctx.watch)
         y, kernel_state, kernel_loss = self.kernel(call)
         next_state = None if state is None else AttentionState(source_state, kernel_state)
-        y = self.out_proj(y.transpose(1, 2).flatten(2))
+        y = self.out_proj(self.merge_heads(y))
         return LayerOutput(y, next_state, loss + kernel_loss + self.position.penalty())
 
     def _project_queries(
@@ -198,11 +198,11 @@ class Attention(Layer):
         if attend is None or (store is None and read_memory is None):
             return None
         projections = _bind_projections(self.q_proj, self.kv_proj, self.position, heads, self.kv_shape)
-        out_proj = bind_module(self.out_proj)
+        out_proj, gates = bind_module(self.out_proj), self.head_gates
 
         def output(y: Tensor) -> Tensor:
             # with one token per row, heads before and after the sequence axis are stored alike
-            return out_proj(y.reshape(y.shape[0], 1, -1))
+            return out_proj((y if gates is None else gates(y)).reshape(y.shape[0], 1, -1))
 
         return AttentionStep(*projections, self.project_kv, store, read_memory, attend, output)
 
@@ -211,6 +211,8 @@ class Attention(Layer):
         size = self.source.remembered_inputs(self.kernel.cache_mask)
         scale = self.kernel.decode_scale(self.kv_shape.head_dim)
         if size is None or scale is None or self.q_proj is None or self.kv_shape.kv_heads != self.heads:
+            return None
+        if self.head_gates is not None:
             return None
         projections = MemoryProjections(self.pre_norm, self.q_proj, self.kv_proj, self.out_proj)
         return MemoryAttentionParts(projections, self.project_kv, self.position, self.kv_shape, size, scale)

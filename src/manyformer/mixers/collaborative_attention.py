@@ -7,8 +7,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.attention import AttentionState, default_source, split_heads
-from manyformer.core import Context, Layer, LayerOutput, State, TokenPositions
+from manyformer.core import Context, LayerOutput, State, TokenPositions
 from manyformer.feedforward import init_glorot
+from manyformer.head_gates import MultiHeadLayer
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import Mask
 from manyformer.position import NoPosition
@@ -17,7 +18,7 @@ from manyformer.sources.kv_source import CacheSpec, KVShape
 
 
 @final
-class CollaborativeAttention(Layer):
+class CollaborativeAttention(MultiHeadLayer):
     """Collaborative multi-head attention (Cordonnier et al. 2020, arXiv:2006.16362, section 3).
 
     In head h the score of query x and key y is (m_h * (W_Q x)).(W_K y) + c_h.y over sqrt(shared / heads). W_Q and W_K,
@@ -61,7 +62,7 @@ class CollaborativeAttention(Layer):
         k = keys.k.expand(-1, self.heads, -1, -1)
         q = self._queries(x)
         y = self.kernel(KernelCall(q, k, v, ctx.positions, keys.positions, self.position, kernel_state, ctx.watch)).y
-        y = self.out_proj(y.transpose(1, 2).flatten(2))
+        y = self.out_proj(self.merge_heads(y))
         return LayerOutput(y, None if state is None else AttentionState(keys.state, kernel_state), keys.loss)
 
     def extra_repr(self) -> str:

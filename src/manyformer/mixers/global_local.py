@@ -13,13 +13,13 @@ from manyformer.core import (
     SUMMARY_ROLE,
     Context,
     ContiguousLayout,
-    Layer,
     LayerOutput,
     PrefixedLayout,
     State,
     TokenPositions,
     no_watch,
 )
+from manyformer.head_gates import MultiHeadLayer
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import AllKeys, AttendsToAll, Mask, NotMask, TokenSet, VisibleToAll, WithRole
 from manyformer.masks.mask import simplify_and, take_tokens
@@ -28,7 +28,7 @@ from manyformer.position import NoPosition, Position
 
 
 @final
-class GlobalLocalAttention(Layer):
+class GlobalLocalAttention(MultiHeadLayer):
     """Longformer's attention (Beltagy et al. 2020, arXiv:2004.05150, section 3.1).
 
     Tokens attend by `local_mask`, and to global tokens, with one set of projections; global tokens attend to all keys
@@ -70,7 +70,7 @@ class GlobalLocalAttention(Layer):
         q, k, v = (split_heads(projected, self.heads) for projected in (q, k, v))
         y = self.local_kernel(KernelCall(q, k, v, ctx.positions, ctx.positions, NoPosition(), None, ctx.watch)).y
         y = y + self._global_outputs(x, ctx)
-        return LayerOutput(self.out_proj(y.transpose(1, 2).flatten(2)), state)
+        return LayerOutput(self.out_proj(self.merge_heads(y)), state)
 
     def _global_outputs(self, x: Float[Tensor, "b l d"], ctx: Context) -> Float[Tensor, "b h l e"]:
         """The attention outputs of global tokens, and zeros for all others."""
@@ -145,7 +145,7 @@ class SideProjections(nn.Module):
 
 
 @final
-class FourPieceAttention(Layer):
+class FourPieceAttention(MultiHeadLayer):
     """ETC's attention without shared projections (Ainslie et al. 2020, arXiv:2004.08483).
 
     Their section on global-local attention. Summaries see each other, and the text by `g2l`; tokens of the text see the
@@ -175,5 +175,5 @@ class FourPieceAttention(Layer):
             k, v = torch.cat([side.summary_kv_proj(parts[0]), side.text_kv_proj(parts[1])], 1).chunk(2, dim=-1)
             q_heads, k, v = (split_heads(projected, self.heads) for projected in (q, k, v))
             y = y + side.kernel(KernelCall(q_heads, k, v, positions, positions, side.position, None, ctx.watch)).y
-        outs = y.transpose(1, 2).flatten(2).tensor_split([positions.layout.prefix], 1)
+        outs = self.merge_heads(y).tensor_split([positions.layout.prefix], 1)
         return LayerOutput(torch.cat([side.out_proj(output) for side, output in zip(sides, outs)], 1), state)

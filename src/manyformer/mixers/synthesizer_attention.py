@@ -8,8 +8,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.attention import split_heads
-from manyformer.core import Context, Layer, LayerOutput, State, TokenPositions
+from manyformer.core import Context, LayerOutput, State, TokenPositions
 from manyformer.feedforward import init_glorot
+from manyformer.head_gates import MultiHeadLayer
 from manyformer.masks import AllKeys, Mask
 from manyformer.mixers.spatial_gate import apply_weights, dense_mask
 from manyformer.mixers.synthesizer_scores import ScoreInputs, SynthesizerScores
@@ -19,7 +20,7 @@ from manyformer.sources.kv_source import CacheSpec, KVShape
 
 
 @final
-class SynthesizerAttention(Layer):
+class SynthesizerAttention(MultiHeadLayer):
     """softmax(scores) v with `scores` that need not be products of queries and keys (Tay et al. 2021, section 3).
 
     Several scores are mixed with learned weights that add up to 1 (section 3.4). Values, heads and the output
@@ -50,8 +51,8 @@ class SynthesizerAttention(Layer):
         mask = dense_mask(self.mask, ctx.positions, keys.positions, self.heads)
         weights = masked_softmax(self._scores(ScoreInputs(x, keys.k, ctx.positions, keys.positions)), mask)
         ctx.watch(self, "weights", weights)
-        y = apply_weights(weights.to(keys.v.dtype), keys.v).transpose(1, 2).flatten(2)
-        return LayerOutput(self.out_proj(y), keys.state, keys.loss)
+        y = apply_weights(weights.to(keys.v.dtype), keys.v)
+        return LayerOutput(self.out_proj(self.merge_heads(y)), keys.state, keys.loss)
 
     def extra_repr(self) -> str:
         return repr(self.mask)

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.errors import UserError, suggest_names
+from manyformer.head_gates import part_name
 from manyformer.models import Model
 from manyformer.models.model import model_name
 from manyformer.tasks import TextPass
@@ -129,8 +130,3 @@ def _maps(model: Model, text_pass: TextPass) -> Iterator[AttentionMap]:
 def module_names(model: nn.Module) -> dict[nn.Module, str]:
     """The name of each module, for values that modules report to `watch`."""
     return {module: name for name, module in model.named_modules()}
-
-
-def part_name(name: str) -> str:
-    """A module's name without the segments of wrappers (`inner`, `kernel`)."""
-    return ".".join(segment for segment in name.split(".") if segment not in ("inner", "kernel"))

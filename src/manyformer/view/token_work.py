@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX, Batch, CausalLMBatch, to_device
 from manyformer.errors import UserError
+from manyformer.head_gates import part_name
 from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel
 from manyformer.models import Model
 from manyformer.models.model import model_name
 from manyformer.recipes.registry import task_of
 from manyformer.training_hooks import eval_mode
-from manyformer.view.attention_maps import module_names, part_name
+from manyformer.view.attention_maps import module_names
 from manyformer.view.figures import check_picture, curve_color, panels, write_picture
 from manyformer.view.text_passes import passes_over_text
 from manyformer.view.token_counts import TokenCounts
