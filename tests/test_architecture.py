@@ -59,7 +59,7 @@ LEVELS = [
     {"generate"},
     {"train", "check"},
     {"evaluate", "view"},
-    {"datastore", "exits", "training_worker"},
+    {"datastore", "exits", "heads", "training_worker"},
     {"bench"},
     {"compare"},
     {"cli"},

@@ -20,6 +20,7 @@ COMMANDS = (
     "record",
     "attention",
     "efforts",
+    "heads",
     "evaluate",
     "check",
     "calibrate",

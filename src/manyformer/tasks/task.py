@@ -167,7 +167,7 @@ class TextPass(NamedTuple):
 
     `labels` are those of its tokens. Reported tensors have `length` columns of tokens, of which those beyond the labels
     are padding. A pass that attends to a source has the labels of the source, whose padded length is `source_length`,
-    and those of the tokens that are predicted at each step.
+    and those of the tokens that are predicted at each step. `tokens` and `source_tokens` are the ids, without padding.
     """
 
     run: Callable[[WatchFn], object]
@@ -176,6 +176,8 @@ class TextPass(NamedTuple):
     predicted_labels: tuple[str, ...] = ()
     source_labels: tuple[str, ...] = ()
     source_length: int = 0
+    tokens: tuple[int, ...] = ()
+    source_tokens: tuple[int, ...] = ()
 
 
 class Task(ABC, Generic[M]):
@@ -287,7 +289,8 @@ class Task(ABC, Generic[M]):
 def text_pass(task: Task[M], model: M, ids: Sequence[int], text: EncodedText) -> TextPass:
     """One pass over the token ids, special tokens included. Raises UserError for an id that the model does not have."""
     tokens = token_row(model, ids, task.token_ids(model))
-    return TextPass(lambda watch: task.call(model, Inputs(tokens), watch=watch), text.labels_of(ids), len(ids))
+    labels = text.labels_of(ids)
+    return TextPass(lambda watch: task.call(model, Inputs(tokens), watch=watch), labels, len(ids), tokens=tuple(ids))
 
 
 def token_row(model: Model, ids: Sequence[int], vocab: int) -> Int[Tensor, "1 l"]:

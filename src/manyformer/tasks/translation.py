@@ -109,7 +109,12 @@ class Translation(Task[EncoderDecoder]):
 
         labels, source_length = text.labels_of(source), len(source) + padding
         return [
-            TextPass(lambda watch: model.encode(source_tokens, segments, watch=watch), labels, source_length),
+            TextPass(
+                lambda watch: model.encode(source_tokens, segments, watch=watch),
+                labels,
+                source_length,
+                tokens=tuple(source),
+            ),
             TextPass(
                 decode,
                 answer.labels_of(target),
@@ -117,6 +122,8 @@ class Translation(Task[EncoderDecoder]):
                 predicted_labels=answer.labels_of([*answer.ids, answer.tokenizer.eos]),
                 source_labels=labels,
                 source_length=source_length,
+                tokens=tuple(target),
+                source_tokens=tuple(source),
             ),
         ]
 

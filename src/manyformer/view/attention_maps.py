@@ -45,7 +45,7 @@ def attention_maps(model: Model, text: str, answer: str | None = None) -> list[A
     """
     with torch.no_grad(), eval_mode(model):
         passes = passes_over_text(model, text, answer)
-        maps = [attention for text_pass in passes for attention in _maps(model, text_pass)]
+        maps = [attention for text_pass in passes for attention in pass_maps(model, text_pass)]
     if not maps:
         raise UserError(f"no part of {model_name(model)} has weights for pairs of tokens, so there is nothing to draw")
     return maps
@@ -108,8 +108,8 @@ def _panel_contents(maps: dict[str, AttentionMap], *, per_head: bool) -> Iterato
             yield attention, weights, f"{title}, head {head}"
 
 
-def _maps(model: Model, text_pass: TextPass) -> Iterator[AttentionMap]:
-    """The maps of one pass: over its own tokens, and over the source where it has one."""
+def pass_maps(model: Model, text_pass: TextPass) -> Iterator[AttentionMap]:
+    """The attention maps of one pass over its own tokens, and over the source where it has one, part by part."""
     names, recorded = module_names(model), list[tuple[str, Tensor]]()
 
     def watch(module: nn.Module, name: str, value: Tensor) -> None:

@@ -1,0 +1,128 @@
+"""Statistics of the attention weights of each head, summed sentence by sentence in bounded memory."""
+
+from typing import NamedTuple, final
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
+
+MAX_OFFSET = 16
+"""The largest distance between query and key that a positional head may prefer."""
+
+MIN_OFFSET_SHARE = 0.5
+"""An offset counts only where at least this share of the queries has a token at it: others are rare by chance."""
+
+
+class SentenceWeights(NamedTuple):
+    """The attention weights of one part of a model between the ordinary tokens of one sentence.
+
+    `queries` and `keys` are the columns of the tokens in their sequences, `key_counts` how often the key tokens occur
+    in the training text (None if that is unknown), and `visible` the keys that a query may attend to."""
+
+    weights: Float[NDArray[np.float32], "h l s"]
+    queries: Int[NDArray[np.int64], " l"]
+    keys: Int[NDArray[np.int64], " s"]
+    visible: Bool[NDArray[np.bool_], "l s"]
+    key_counts: Int[NDArray[np.int64], " s"] | None = None
+
+
+class OffsetShare(NamedTuple):
+    """The distance from query to key that a head attends to most, and in what share of the tokens that have it."""
+
+    offset: int
+    share: float
+
+
+class RareTokenShares(NamedTuple):
+    """The share of queries whose largest weight is at the least frequent visible token, or at one of the least two.
+
+    `chance` and `chance_of_two` are these shares for a uniformly random visible key."""
+
+    least: float
+    least_two: float
+    chance: float
+    chance_of_two: float
+
+
+@final
+class AttentionStatistics:
+    """Confidence, preferred offset and preference for rare tokens of the heads of one part (Voita et al. 2019, sec. 5).
+
+    The confidence of a head is the mean over all tokens of the largest weight of a token. Queries whose weights are all
+    zero count for the confidence alone."""
+
+    def __init__(self, heads: int) -> None:
+        self.heads, self.tokens = heads, 0
+        self._peaks = np.zeros(heads)
+        self._offset_hits = np.zeros((heads, 2 * MAX_OFFSET + 1), np.int64)
+        self._offset_queries = np.zeros(2 * MAX_OFFSET + 1, np.int64)
+        self._rare_hits, self._rare_chances, self._rare_tokens = np.zeros((2, heads)), np.zeros(2), 0
+
+    def add(self, sentence: SentenceWeights) -> None:
+        """Add the weights of a sentence."""
+        weights, queries, keys, visible, key_counts = sentence
+        if not weights.size:
+            return
+        peaks, attended = weights.max(-1), weights.argmax(-1)
+        self.tokens += len(queries)
+        self._peaks += peaks.sum(1, dtype=np.float64)
+        self._add_offsets(keys[attended] - queries, peaks > 0)
+        differences = keys[None] - queries[:, None]
+        in_reach = np.abs(differences) <= MAX_OFFSET
+        self._offset_queries += np.bincount(differences[in_reach] + MAX_OFFSET, minlength=2 * MAX_OFFSET + 1)
+        if key_counts is not None:
+            self._add_rare(attended, peaks > 0, visible, key_counts)
+
+    def _add_offsets(self, offsets: NDArray[np.int64], attends: NDArray[np.bool_]) -> None:
+        counted = attends & (np.abs(offsets) <= MAX_OFFSET)
+        head_numbers = np.broadcast_to(np.arange(self.heads)[:, None], offsets.shape)[counted]
+        np.add.at(self._offset_hits, (head_numbers, offsets[counted] + MAX_OFFSET), 1)
+
+    def _add_rare(
+        self,
+        attended: NDArray[np.int64],
+        attends: NDArray[np.bool_],
+        visible: NDArray[np.bool_],
+        key_counts: NDArray[np.int64],
+    ) -> None:
+        """Ties between equally frequent tokens all count, for the heads as for chance."""
+        visible_counts = np.where(visible, key_counts[None].astype(np.float64), np.inf)
+        ascending = np.sort(visible_counts, axis=1)
+        has_key = np.isfinite(ascending[:, 0])
+        self._rare_tokens += int(has_key.sum())
+        for rank in range(2):
+            # the least frequent token again where a query sees a single one
+            limits = ascending[:, min(rank, ascending.shape[1] - 1)]
+            limits = np.where(np.isfinite(limits), limits, ascending[:, 0])
+            is_rare = (visible_counts <= limits[:, None]) & visible
+            hits = is_rare[np.arange(len(is_rare)), attended] & attends & has_key
+            self._rare_hits[rank] += hits.sum(1)
+            shares = is_rare.sum(1) / np.maximum(visible.sum(1), 1)
+            self._rare_chances[rank] += shares[has_key].sum()
+
+    def confidences(self) -> list[float]:
+        """The confidence of each head."""
+        means: list[float] = (self._peaks / max(self.tokens, 1)).tolist()
+        return means
+
+    def offsets(self) -> list[OffsetShare | None]:
+        """The preferred offset of each head; None if no offset is possible for enough queries."""
+        possible = self._offset_queries >= max(1, MIN_OFFSET_SHARE * self.tokens)
+        if not possible.any():
+            return [None] * self.heads
+        shares = np.where(possible, self._offset_hits / np.maximum(self._offset_queries, 1), -1.0)
+        best = shares.argmax(1)
+        return [OffsetShare(int(index) - MAX_OFFSET, float(row[index])) for row, index in zip(shares, best)]
+
+    def rare_shares(self) -> list[RareTokenShares | None]:
+        """How often each head attends to rare tokens; None if their frequencies are unknown."""
+        if not self._rare_tokens:
+            return [None] * self.heads
+        (least, least_two), (chance, chance_of_two) = (
+            self._rare_hits / self._rare_tokens,
+            self._rare_chances / self._rare_tokens,
+        )
+        return [
+            RareTokenShares(float(least[head]), float(least_two[head]), float(chance), float(chance_of_two))
+            for head in range(self.heads)
+        ]

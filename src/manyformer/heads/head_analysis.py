@@ -1,0 +1,137 @@
+"""What the heads of a trained model attend to: positions, syntax, rare tokens (Voita et al. 2019, section 5)."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from manyformer.errors import UserError
+from manyformer.heads.attention_statistics import (
+    AttentionStatistics,
+    OffsetShare,
+    RareTokenShares,
+    SentenceWeights,
+)
+from manyformer.heads.syntactic_heads import SyntacticScore, SyntaxStatistics, WordTree
+from manyformer.models import Model
+from manyformer.models.model import model_name
+from manyformer.recipes.registry import task_of
+from manyformer.tasks import EncodedText, TextPass
+from manyformer.training_hooks import eval_mode
+from manyformer.view.attention_maps import AttentionMap, pass_maps
+
+POSITIONAL_SHARE = 0.9
+"""The share of tokens from which on a head is positional (Voita et al. 2019, section 5.2)."""
+
+RARE_MARGIN = 0.1
+"""By how much the share of a head with the label "rare" exceeds chance."""
+
+
+class TokenFrequencies(NamedTuple):
+    """How often each token id occurs in the training text, and in the targets if the task has a source."""
+
+    text: NDArray[np.int64]
+    answer: NDArray[np.int64] | None = None
+
+
+class HeadReport(NamedTuple):
+    """What one head attends to; `head` is counted from 0. `syntax` has the largest margin over its baseline first."""
+
+    part: str
+    head: int
+    confidence: float
+    offset: OffsetShare | None
+    rare: RareTokenShares | None
+    syntax: tuple[SyntacticScore, ...]
+    labels: tuple[str, ...]
+
+
+@final
+class HeadAnalysis:
+    """Reads sentences one by one and reports what each head of each part with attention weights attends to.
+
+    Padding and the tokens that begin or end a sequence are left out, as queries and as keys; the first token of a
+    target stays a query where a decoder attends to a source. In Voita et al. (2019) only the end is left out, in
+    encoders, which have no start token."""
+
+    def __init__(self, model: Model, frequencies: TokenFrequencies | None = None) -> None:
+        self._model, self._frequencies, self._task = model, frequencies, task_of(model)
+        self._attention: dict[str, AttentionStatistics] = {}
+        self._syntax: dict[str, SyntaxStatistics] = {}
+        self.sentences = self.trees = 0
+
+    def read(self, text: EncodedText) -> None:
+        """Add a sentence, with its target if the task has a source."""
+        self.sentences += 1
+        with torch.no_grad(), eval_mode(self._model):
+            for text_pass in self._task.text_passes(self._model, text):
+                for attention in pass_maps(self._model, text_pass):
+                    statistics = self._attention.setdefault(attention.part, AttentionStatistics(len(attention.weights)))
+                    statistics.add(self._sentence_weights(attention, text_pass, text))
+
+    def read_tree(self, text: EncodedText, tree: WordTree) -> None:
+        """Add a sentence with its dependency tree, for the parts that attend from the text to itself."""
+        self.trees += 1
+        with torch.no_grad(), eval_mode(self._model):
+            text_pass = self._task.text_passes(self._model, text)[0]
+            for attention in pass_maps(self._model, text_pass):
+                ordinary = _ordinary_columns(text_pass.tokens, text)
+                statistics = self._syntax.setdefault(attention.part, SyntaxStatistics(len(attention.weights)))
+                statistics.add(attention.weights.numpy()[:, ordinary][:, :, ordinary], tree)
+
+    def reports(self) -> list[HeadReport]:
+        """A report of each head, in the order of computation. Raises UserError if no part has attention weights."""
+        if not self._attention:
+            name = model_name(self._model)
+            raise UserError(f"no part of {name} has weights for pairs of tokens, so it has no heads to analyse")
+        reports: list[HeadReport] = []
+        for part, statistics in self._attention.items():
+            no_scores: list[list[SyntacticScore]] = [[] for _ in range(statistics.heads)]
+            syntax = self._syntax[part].scores() if part in self._syntax else no_scores
+            columns = zip(statistics.confidences(), statistics.offsets(), statistics.rare_shares(), syntax)
+            rows = [
+                HeadReport(part, head, confidence, offset, rare, tuple(scores), ())
+                for head, (confidence, offset, rare, scores) in enumerate(columns)
+            ]
+            highest = max((row.rare.least for row in rows if row.rare is not None), default=None)
+            reports += [row._replace(labels=_labels(row, highest)) for row in rows]
+        return reports
+
+    def _sentence_weights(self, attention: AttentionMap, text_pass: TextPass, text: EncodedText) -> SentenceWeights:
+        is_cross, frequencies = attention.is_cross_attention, self._frequencies
+        has_source = bool(text_pass.source_tokens)
+        key_tokens = text_pass.source_tokens if is_cross else text_pass.tokens
+        query_text = text.answer if has_source and text.answer is not None else text
+        keys = _ordinary_columns(key_tokens, text if is_cross else query_text)
+        # in cross-attention each step of the decoder predicts a token, the first one from the start token
+        queries = np.arange(len(text_pass.tokens)) if is_cross else keys
+        weights = attention.weights.numpy()
+        visible = np.ones((len(queries), len(keys)), np.bool_)
+        if not is_cross and not np.triu(weights, 1).any():
+            visible &= keys[None] <= queries[:, None]
+        counts = None
+        if frequencies is not None:
+            table = frequencies.answer if has_source and not is_cross else frequencies.text
+            counts = None if table is None else table[np.array(key_tokens)[keys]]
+        return SentenceWeights(weights[:, queries][:, :, keys], queries, keys, visible, counts)
+
+
+def _ordinary_columns(tokens: Sequence[int], text: EncodedText) -> NDArray[np.int64]:
+    """The columns of the tokens that are neither padding nor the begin or end of a sequence."""
+    special = (text.tokenizer.pad, text.tokenizer.bos, text.tokenizer.eos)
+    return np.flatnonzero(~np.isin(np.array(tokens), special))
+
+
+def _labels(report: HeadReport, highest_rare_share: float | None) -> tuple[str, ...]:
+    """Short names of what the head does: "positional -1", "nsubj to head", "rare"."""
+    labels: list[str] = []
+    if report.offset is not None and report.offset.share >= POSITIONAL_SHARE:
+        labels.append(f"positional {report.offset.offset:+d}")
+    if report.syntax and report.syntax[0].is_syntactic:
+        labels.append(report.syntax[0].direction.replace("dependent", report.syntax[0].relation))
+    rare = report.rare
+    if rare is not None and rare.least == highest_rare_share and rare.least >= rare.chance + RARE_MARGIN:
+        labels.append("rare")
+    return tuple(labels)

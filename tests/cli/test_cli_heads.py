@@ -1,0 +1,63 @@
+"""heads: what each head attends to, as tables, as JSON, as a picture, and in the run's folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+from commands import Cli, lines, sentences
+
+from manyformer.errors import UserError
+from manyformer.heads import read_head_labels
+
+PARTS = ["encoder.0.attention", "decoder.0.attention", "decoder.0.cross"]
+
+
+def test_each_kind_of_attention_of_a_translation_has_a_table(cli: Cli, pairs_run: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "heads.png"
+    told = cli("heads", str(pairs_run), "--sentences", "5", "--out", str(picture))
+    assert told.code == 0, told.err
+    titles = [line for line in lines(told.out) if line.startswith("confidence")]
+    assert titles == ["confidence: encoder attention", "confidence: decoder attention", "confidence: decoder cross"]
+    assert [part for part in PARTS if part in told.out] == PARTS
+    assert picture.stat().st_size > 1000
+
+
+def test_heads_are_json_and_their_labels_stay_with_the_run(cli: Cli, pairs_run: Path, tmp_path: Path) -> None:
+    trees = tmp_path / "trees.conllu"
+    trees.write_text(sentences(120))
+    assert read_head_labels(pairs_run) is None
+    told = cli("heads", str(pairs_run), "--sentences", "110", "--trees", str(trees), "--json", "--save")
+    assert told.code == 0, told.err
+    found = json.loads(told.out)
+    assert found["trees"] == 110
+    assert 0 < found["sentences"] <= 110
+    assert [(one["part"], one["head"]) for one in found["heads"]] == [(part, head) for part in PARTS for head in (0, 1)]
+    for one in found["heads"]:
+        assert 0 < one["confidence"] <= 1
+        assert 0 <= one["offset"]["share"] <= 1
+        assert one["rare"]["chance"] <= one["rare"]["chance_of_two"] <= 1
+        # trees are over the source
+        assert {score["edges"] for score in one["syntax"]} == ({110} if one["part"] == PARTS[0] else set())
+    labels = read_head_labels(pairs_run)
+    assert labels is not None
+    assert list(labels) == PARTS
+    assert [label for part in PARTS for label in labels[part]] == [", ".join(one["labels"]) for one in found["heads"]]
+    (pairs_run / "heads.json").write_text('{"format": 1, "labels": {"x": []}}')
+    with pytest.raises(UserError, match="damaged"):
+        read_head_labels(pairs_run)
+    (pairs_run / "heads.json").unlink()
+
+
+def test_a_language_model_reads_pieces_of_its_text(cli: Cli, text_run: Path) -> None:
+    found = json.loads(cli("heads", str(text_run), "--sentences", "3", "--json").out)
+    assert found["sentences"] == 3
+    # no head of a causal model attends to the next token
+    assert all(one["offset"]["offset"] <= 0 for one in found["heads"])
+
+
+def test_mistakes_are_told(cli: Cli, text_run: Path, trees_run: Path, tmp_path: Path) -> None:
+    assert "tagging reads no plain text" in cli("heads", str(trees_run)).err
+    assert "must end in one of .png" in cli("heads", str(text_run), "--out", "heads.txt").err
+    told = cli("heads", str(text_run), "--sentences", "2", "--trees", str(tmp_path / "none.conllu"))
+    assert told.code == 2
+    assert "none.conllu" in told.err

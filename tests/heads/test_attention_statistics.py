@@ -1,0 +1,112 @@
+"""The statistics of heads equal their definitions, written as loops over tokens, and single out planted heads."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from manyformer.heads.attention_statistics import MAX_OFFSET, AttentionStatistics, SentenceWeights
+
+LENGTHS = (1, 2, 7, 12)
+Sentence = tuple[NDArray[np.float32], NDArray[np.int64]]
+
+
+def sentences(*, causal: bool, seed: int = 0) -> list[Sentence]:
+    """Random weights of three heads and token counts with ties, for sentences of several lengths."""
+    generator = np.random.default_rng(seed)
+    drawn = []
+    for length in LENGTHS:
+        weights = generator.random((3, length, length)).astype(np.float32) ** 3
+        if causal:
+            weights = np.tril(weights)
+        drawn.append((weights / weights.sum(-1, keepdims=True), generator.integers(0, 4, length)))
+    return drawn
+
+
+def read(drawn: list[Sentence], *, causal: bool, first_column: int = 1) -> AttentionStatistics:
+    statistics = AttentionStatistics(len(drawn[0][0]))
+    for weights, counts in drawn:
+        length = len(counts)
+        columns = np.arange(length) + first_column
+        visible = np.tril(np.ones((length, length), bool)) if causal else np.ones((length, length), bool)
+        statistics.add(SentenceWeights(weights, columns, columns, visible, counts))
+    return statistics
+
+
+def naive_offset_share(drawn: list[Sentence], head: int, offset: int) -> float:
+    hits = possible = 0
+    for weights, counts in drawn:
+        for query in range(len(counts)):
+            if 0 <= query + offset < len(counts):
+                possible += 1
+                hits += int(weights[head, query].argmax()) == query + offset
+    return hits / possible
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_confidence_and_offsets_equal_their_definitions(causal: bool) -> None:
+    drawn = sentences(causal=causal)
+    statistics = read(drawn, causal=causal)
+    tokens = sum(LENGTHS)
+    for head, (confidence, offset) in enumerate(zip(statistics.confidences(), statistics.offsets())):
+        peaks = [row.max() for weights, _ in drawn for row in weights[head]]
+        assert confidence == pytest.approx(sum(map(float, peaks)) / tokens)
+        candidates = {
+            distance: naive_offset_share(drawn, head, distance)
+            for distance in range(-11, 12)
+            if sum(max(0, length - abs(distance)) for length in LENGTHS) >= tokens / 2
+        }
+        assert offset is not None
+        assert offset.share == pytest.approx(max(candidates.values()))
+        assert candidates[offset.offset] == max(candidates.values())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_rare_shares_equal_their_definition(causal: bool) -> None:
+    drawn = sentences(causal=causal)
+    for head, rare in enumerate(read(drawn, causal=causal).rare_shares()):
+        hits, chances, rows = np.zeros(2), np.zeros(2), 0
+        for weights, counts in drawn:
+            for query in range(len(counts)):
+                visible = range(query + 1) if causal else range(len(counts))
+                ascending = sorted(counts[key] for key in visible)
+                for rank in range(2):
+                    limit = ascending[min(rank, len(ascending) - 1)]
+                    hits[rank] += counts[int(weights[head, query].argmax())] <= limit
+                    chances[rank] += sum(counts[key] <= limit for key in visible) / len(visible)
+                rows += 1
+        assert rare is not None
+        assert rare == pytest.approx((*hits / rows, *chances / rows))
+
+
+def test_a_head_at_an_offset_has_the_share_one_in_sentences_of_any_length() -> None:
+    # the last token has no next one, and the first no previous one: their queries attend to themselves here
+    planted = []
+    for length in (2, 3, 5):
+        next_token = np.eye(length, k=1, dtype=np.float32)
+        next_token[-1, -1] = 1
+        previous_token = np.eye(length, k=-1, dtype=np.float32)
+        previous_token[0, 0] = 1
+        planted.append((np.stack([next_token, previous_token]), np.zeros(length, np.int64)))
+    assert read(planted, causal=False).offsets() == [(1, 1.0), (-1, 1.0)]
+
+
+def test_distant_offsets_and_single_tokens_are_no_positions() -> None:
+    # every sentence has one pair at this distance, which is no preference
+    length = MAX_OFFSET + 1
+    weights = np.zeros((1, length, length), np.float32)
+    weights[0, :, -1] = 1
+    [offset] = read([(weights, np.zeros(length, np.int64))], causal=False).offsets()
+    assert offset is not None
+    assert offset.share <= 1 / 9
+    assert AttentionStatistics(2).offsets() == [None, None]
+    assert AttentionStatistics(2).rare_shares() == [None, None]
+
+
+def test_a_query_without_weights_prefers_nothing() -> None:
+    weights = np.zeros((1, 2, 2), np.float32)
+    statistics = read([(weights, np.array([0, 5]))], causal=False)
+    [offset], [rare] = statistics.offsets(), statistics.rare_shares()
+    assert offset is not None
+    assert rare is not None
+    assert offset.share == rare.least == rare.least_two == 0
+    assert statistics.confidences() == [0.0]
