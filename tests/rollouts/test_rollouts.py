@@ -121,6 +121,10 @@ def test_scores_are_those_of_the_latest_episodes_that_ended() -> None:
     # all three episodes have 13 steps, and end with their answers
     right = torch.where(rollout.observations[:, 0, 2] > 0, last == 1, last == 0).double()
     expected = {"return": float((2 * right - 1).mean()), "episode_length": 13.0, "success": float(right.mean())}
+    assert rollout.log_probs is not None
+    expected["entropy"] = -float(rollout.log_probs.numpy().mean())
+    returns, values = rollout.returns.numpy(), rollout.values.numpy()
+    expected["explained_variance"] = 1 - float(np.var(returns - values) / np.var(returns))
     assert collector.scores == pytest.approx(expected)
 
 

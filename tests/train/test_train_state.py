@@ -106,6 +106,21 @@ def test_scores() -> None:
     assert "bits_per_byte" not in LANGUAGE_MODELLING.validation(sums, None)
 
 
+def test_a_run_ends_at_its_target(tmp_path: Path) -> None:
+    run = a_run(tmp_path, evaluate={"every": 1, "target": 2.5})
+    standing = TrainState(step=1)
+    assert end_reason(run, standing) is None
+    standing.reached_target = 2.5
+    assert end_reason(run, standing) == "loss of 2.5 reached (evaluate.target)"
+    # a run with another target goes on
+    assert end_reason(a_run(tmp_path, evaluate={"every": 1, "target": 2.0}), standing) is None
+
+
+def test_the_first_validation_that_reaches_the_target_ends_the_run(tmp_path: Path) -> None:
+    result = go(a_run(tmp_path / "run", limits={"steps": 400}, evaluate={"every": 2, "target": 1e3}))
+    assert (result.step, result.reason) == (2, "loss of 1000 reached (evaluate.target)")
+
+
 def test_early_stopping(tmp_path: Path) -> None:
     """A learning rate that ruins the model: the run ends early and the best weights are kept."""
     evaluate = {"every": 2, "patience": 3}

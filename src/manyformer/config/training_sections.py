@@ -139,13 +139,16 @@ class EvaluateConfig(ConfigSection):
     """The metric of the task that ranks checkpoints and decides early stopping: `loss`, or usually also `accuracy`."""
     patience: PositiveInt | None = None
     """Early stopping: end after so many evaluations in a row without a better one; null means never."""
+    target: float | None = None
+    """End as soon as a validation reaches this value of `metric`; null means never."""
     batches: PositiveInt | None = None
     """Number of validation batches to score, always the same ones; null means all."""
 
     def conflicts(self) -> Iterator[SettingConflict]:
-        if self.patience is not None and self.every is None:
-            message = "needs evaluate.every: nothing is scored before the end"
-            yield SettingConflict(("patience",), message, ("evaluate.every",))
+        for name in ("patience", "target"):
+            if getattr(self, name) is not None and self.every is None:
+                message = "needs evaluate.every: nothing is scored before the end"
+                yield SettingConflict((name,), message, ("evaluate.every",))
 
 
 class SaveConfig(ConfigSection):

@@ -14,7 +14,15 @@ from manyformer.data.training_feed import FeedPosition, TrainingFeed
 from manyformer.environments import VectorEnvironment, row_seeds
 from manyformer.errors import UserError
 from manyformer.files.verified_folder import VerifiedFolder
-from manyformer.rollouts import ActingPolicy, RolloutCollector, RolloutSettings, read_collector, write_collector
+from manyformer.rollouts import (
+    EPISODE_SCORES,
+    ROLLOUT_DIAGNOSTICS,
+    ActingPolicy,
+    RolloutCollector,
+    RolloutSettings,
+    read_collector,
+    write_collector,
+)
 
 
 @final
@@ -25,7 +33,8 @@ class RolloutFeed(TrainingFeed):
     reaches as far as while it acted.
     """
 
-    score_names = ("return", "episode_length", "success")
+    diagnostics = frozenset(ROLLOUT_DIAGNOSTICS)
+    score_names = (*EPISODE_SCORES, *ROLLOUT_DIAGNOSTICS)
 
     def __init__(
         self,

@@ -32,6 +32,8 @@ class TrainingFeed(Iterator[Batch], ABC):
     batch: int
     score_names: tuple[str, ...] = ()
     """The names of the scores that `training_scores` may have."""
+    diagnostics: frozenset[str] = frozenset()
+    """Those of them that go to the metrics alone, not to the lines of progress."""
 
     @property
     @abstractmethod

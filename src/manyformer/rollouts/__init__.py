@@ -2,10 +2,18 @@
 
 from manyformer.rollouts.acting_loop import ActingLoop, ActingPolicy, likeliest_actions, sample_actions
 from manyformer.rollouts.episode_player import EpisodeBatch, PlayedEpisodes, play_episodes, play_steps
-from manyformer.rollouts.rollout_collector import RolloutCollector, RolloutSettings, gae
+from manyformer.rollouts.rollout_collector import (
+    EPISODE_SCORES,
+    ROLLOUT_DIAGNOSTICS,
+    RolloutCollector,
+    RolloutSettings,
+    gae,
+)
 from manyformer.rollouts.rollout_files import read_collector, write_collector
 
 __all__ = [
+    "EPISODE_SCORES",
+    "ROLLOUT_DIAGNOSTICS",
     "ActingLoop",
     "ActingPolicy",
     "EpisodeBatch",

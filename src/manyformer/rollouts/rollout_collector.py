@@ -16,6 +16,13 @@ from manyformer.errors import UserError
 from manyformer.rollouts.acting_loop import ActedStep, ActingLoop, ActingPolicy, PolicyInputs, sample_actions
 from manyformer.type_aliases import IntArray
 
+EPISODE_SCORES = ("return", "episode_length", "success")
+"""The names of the means over episodes."""
+
+ROLLOUT_DIAGNOSTICS = ("entropy", "explained_variance")
+"""The names of what a rollout says about its policy: the entropy of its actions in nats, and the share of the variance
+of returns that its values explain."""
+
 
 class RolloutSettings(NamedTuple):
     """How rollouts are made: the steps of each row, the discount of rewards (gamma), the lambda of advantages, and the
@@ -38,7 +45,7 @@ class RolloutCollector:
     """Acts with the current weights of a policy, one rollout after the other, without losing running episodes.
 
     `state` is the state of the policy after the last step, `scores` are the mean return and length (and success) of the
-    episodes that ended in the latest rollout in which any did.
+    episodes that ended in the latest rollout in which any did, and the diagnostics of the latest rollout.
     """
 
     def __init__(self, environment: VectorEnvironment, policy: ActingPolicy, settings: RolloutSettings) -> None:
@@ -78,7 +85,9 @@ class RolloutCollector:
         finally:
             self._module.train(training)
         self._count_episodes(steps)
-        return self._batch(steps, torch.stack(next_values, 1), first_state)
+        rollout = self._batch(steps, torch.stack(next_values, 1), first_state)
+        self.scores = {**self.scores, **_diagnostics(rollout)}
+        return rollout
 
     def _batch(self, steps: list[ActedStep], next_values: Float[Tensor, "b l"], state: State) -> RolloutBatch:
         inputs = PolicyInputs(*(torch.stack(parts, 1) for parts in zip(*(step.inputs for step in steps), strict=True)))
@@ -129,6 +138,16 @@ def episode_scores(
     return scores
 
 
+def _diagnostics(rollout: RolloutBatch) -> dict[str, float]:
+    """The diagnostics of a rollout; the entropy is estimated by the log-probabilities of the actions drawn."""
+    assert rollout.log_probs is not None
+    assert rollout.values is not None
+    scores = {"entropy": -float(rollout.log_probs.mean())}
+    if variance := float(rollout.returns.var(correction=0)):
+        scores["explained_variance"] = 1 - float((rollout.returns - rollout.values).var(correction=0)) / variance
+    return scores
+
+
 def gae(
     values: Float[Tensor, "b l"],
     next_values: Float[Tensor, "b l"],
@@ -155,8 +174,8 @@ def gae(
 
 def check_scores(scores: Mapping[str, float]) -> dict[str, float]:
     """The scores that a file says a collector had. Raises ValueError for others."""
-    if not set(scores) <= {"return", "episode_length", "success"} or not all(map(math.isfinite, scores.values())):
-        raise ValueError("these are no scores of episodes")
+    if not set(scores) <= {*EPISODE_SCORES, *ROLLOUT_DIAGNOSTICS} or not all(map(math.isfinite, scores.values())):
+        raise ValueError("these are no scores of rollouts")
     return dict(scores)
 
 

@@ -56,6 +56,8 @@ class TrainState:
     metrics_sum: str = ""
     last_evaluated_step: Count = 0
     evaluations_since_best: Count = 0
+    reached_target: float | None = None
+    """The `evaluate.target` that a validation has reached."""
     ranking: list[RankedCheckpoint] = field(default_factory=list)
     scores: dict[str, float] = field(default_factory=dict)
     window: MetricsWindow = field(default_factory=MetricsWindow)
@@ -99,4 +101,7 @@ def end_reason(run: RunConfig, train_state: TrainState) -> str | None:
     if patience is not None and train_state.evaluations_since_best >= patience:
         count = train_state.evaluations_since_best
         return f"{count} evaluations in a row without a better one (evaluate.patience {patience})"
+    target = run.evaluate.target
+    if target is not None and train_state.reached_target == target:
+        return f"{run.evaluate.metric} of {target:g} reached (evaluate.target)"
     return None

@@ -198,7 +198,7 @@ class TrainingLoop:
                 progress,
                 seconds_left,
                 logged=logged,
-                scores=dict(self.feed.training_scores()),
+                scores={n: v for n, v in self.feed.training_scores().items() if n not in self.feed.diagnostics},
             )
         )
         if logged:
@@ -238,6 +238,8 @@ class TrainingLoop:
         self._add_elapsed_time()
         if scores is None:
             self._interrupt()
+        if self.validator.reaches_target(scores):
+            train_state.reached_target = self.run.evaluate.target
         best = train_state.record_scores(scores, self.validator.sort_key(scores), keep=self.run.save.keep_best)
         self._write_row({f"valid_{name}": value for name, value in scores.items()})
         self.on_event(TrainingValidated(train_state.step, scores, best, time.perf_counter() - start_time))

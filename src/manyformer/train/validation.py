@@ -66,6 +66,11 @@ class Validator:
         """The name of the metric that ranks checkpoints."""
         return self._config.metric
 
+    def reaches_target(self, scores: dict[str, float]) -> bool:
+        """Whether the ranking metric is as good as `evaluate.target`."""
+        target = self._config.target
+        return target is not None and self.sort_key(scores) <= self.sort_key({self.metric: target})
+
     def sort_key(self, scores: dict[str, float]) -> float:
         """The ranking metric with the sign that makes smaller better."""
         score = scores[self._config.metric]

@@ -58,7 +58,10 @@ def _read_curves(folder: Path) -> RunCurves:
 
 
 def _draw_losses(axis: "Axes", curves: list[RunCurves]) -> None:
-    """Draw the losses in nats per token."""
+    """Draw the losses in nats per token, or, of policies, whose objective says little, the entropy of the actions."""
+    if any(run.points("entropy")[0] for run in curves):
+        _draw_column(axis, curves, "entropy", "entropy of actions (nats)")
+        return
     _draw_scores(axis, curves, "loss")
     axis.set_ylabel("loss (nats)")
 
