@@ -13,7 +13,7 @@ from manyformer.train import silent, train
 
 SETTINGS = [
     *("model.dim=8", "model.depth=1", "model.heads=2", "model.memory_length=6", "data.options={length: 4}"),
-    *("data.rows=4", "data.steps=5", "data.passes=1", "data.valid=10", "limits.steps=2", "device=cpu"),
+    *("data.rows=4", "data.steps=5", "data.passes=1", "data.valid=10", "limits.steps=2", "save.every=1", "device=cpu"),
 ]
 
 
@@ -51,6 +51,17 @@ def test_episodes_are_recorded(run: Path, tmp_path: Path, cli: Cli) -> None:
         assert archive["lengths"].tolist() == [5] * 6
         assert archive["observations"].shape == (30, 3)
     assert read_archive(file).lengths.tolist() == [5] * 6
+
+
+def test_checkpoints_are_recorded(run: Path, tmp_path: Path, cli: Cli) -> None:
+    """The policies of the checkpoints differ, and the last one is that of the run."""
+    folders = sorted(str(folder) for folder in (run / "checkpoints").iterdir())
+    assert len(folders) > 1
+    file = tmp_path / "stages.npz"
+    ended = cli("record", *folders, "--episodes", "20", "--out", str(file), "--device", "cpu")
+    assert ended.code == 0, ended.err
+    with np.load(file, allow_pickle=False) as archive:
+        assert archive["source"].tolist() == [folder for folder in folders for _ in range(20)]
 
 
 def test_episodes_are_recorded_for_minari(run: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

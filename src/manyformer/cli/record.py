@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 @command(
     USE,
     "manyformer record runs/early runs/late --out episodes.npz",
+    "manyformer record runs/cartpole/checkpoints/* --out stages.npz",
     "manyformer record runs/cartpole --random --episodes 200 --out mixed.npz",
     "manyformer record --environment Pendulum-v1 --random --out random.npz",
     "manyformer record runs/cartpole --minari local/cartpole-v0",
 )
 def record(
-    runs: Annotated[list[str] | None, Argument(metavar="[RUN]...", help="Folders of runs in one environment.")] = None,
+    runs: Annotated[
+        list[str] | None, Argument(metavar="[RUN]...", help="Folders of runs in one environment, or of checkpoints.")
+    ] = None,
     *,
     out: Annotated[Path | None, Option(help="The NumPy archive to write: .npz.")] = None,
     minari: Annotated[str | None, Option(help="The local data set of Minari to write, such as local/pole-v0.")] = None,

@@ -24,13 +24,17 @@ class TrainedPolicy(NamedTuple):
 
 
 def open_policy(run: str | Path, device: str | None) -> TrainedPolicy:
-    """The policy that the run in a folder has trained. Raises UserError for a run of another task."""
-    trained = open_run(run)
+    """The policy that the run in a folder has trained, or that of one of its checkpoints.
+
+    Raises UserError for a run of another task."""
+    folder = Path(run).resolve()
+    is_checkpoint = folder.parent.name == "checkpoints"
+    trained = open_run(folder.parent.parent if is_checkpoint else run)
     data = trained.config.data
     if not isinstance(data, EnvironmentData):
         command = task_of_run(trained.config).command
         problem = f"{run} was trained on {data.kind}, not in an environment"
         raise UserError(f"{problem}; `manyformer {command}` uses its model")
-    model = trained.load_model(device)
+    model = trained._replace(folder=folder).load_model(device) if is_checkpoint else trained.load_model(device)
     assert isinstance(model, PolicyModel)
     return TrainedPolicy(model, data.environment, data.options)
