@@ -1,5 +1,6 @@
 """Multi-head attention, composed of projections, a position encoding, a source of keys and values, and a kernel."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple, final
 
@@ -12,12 +13,20 @@ from manyformer.core import (
     Context,
     ContiguousLayout,
     DecodeStep,
+    Layer,
     LayerOutput,
     State,
     TokenPositions,
     forward_step,
 )
 from manyformer.head_gates import MultiHeadLayer
+from manyformer.head_selection import (
+    HeadSelection,
+    head_channels,
+    select_head_inputs,
+    select_head_outputs,
+    select_outputs,
+)
 from manyformer.kernels import Kernel, KernelCall
 from manyformer.kernels.kernel import AttendStep
 from manyformer.masks.eviction import can_evict
@@ -176,6 +185,28 @@ class Attention(MultiHeadLayer):
         keys_values = self.kv_proj(x if self.pre_norm is None else self.pre_norm(x))
         k, v = keys_values.split([heads * key, heads * value], dim=-1)
         return self.position.key(split_heads(k, heads), positions), split_heads(v, heads)
+
+    def select_heads(self, heads: tuple[int, ...]) -> HeadSelection:
+        kv_heads, group = self.kv_shape.kv_heads, self.heads // self.kv_shape.kv_heads
+        counts = Counter(head // group for head in heads)
+        if len(set(counts.values())) > 1:
+            remedy = "remove whole groups, or equally many heads of each"
+            raise ValueError(f"{kv_heads} groups of {group} heads share keys and values: {remedy}")
+        return HeadSelection(heads, self.heads, tuple(sorted(counts)), kv_heads)
+
+    def select_projections(self, selection: HeadSelection) -> None:
+        (kv_total, key, value), groups = self.kv_shape, selection.kv_heads
+        if self.q_proj is not None:
+            select_head_outputs(self.q_proj, selection)
+        value_channels = [kv_total * key + channel for channel in head_channels(groups, value)]
+        select_outputs(self.kv_proj, head_channels(groups, key) + value_channels)
+        select_head_inputs(self.out_proj, selection)
+        self.kv_shape = self.kv_shape._replace(kv_heads=len(groups))
+
+    def without_heads(self) -> Layer:
+        if self.source.needs_heads:
+            raise ValueError(f"the memory of {type(self.source).__name__} needs at least one head")
+        return super().without_heads()
 
     def decode_step(self) -> DecodeStep | None:
         parts, forward = self.decode_parts(), forward_step(self)

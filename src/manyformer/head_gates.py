@@ -1,14 +1,16 @@
-"""Gates on the outputs of attention heads, before the output projection mixes them."""
+"""Layers with heads: gates on the heads' outputs before the output projection mixes them, and removal of heads."""
 
-from abc import ABC
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import final
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.core import Layer
+from manyformer.core import Context, Layer, LayerOutput, State
+from manyformer.head_selection import HeadSelection, PerHeadTensors
+from manyformer.masks import Mask, PerHead
 
 
 class MultiHeadLayer(Layer, ABC):
@@ -18,6 +20,7 @@ class MultiHeadLayer(Layer, ABC):
     """
 
     heads: int
+    out_proj: nn.Linear
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,6 +30,50 @@ class MultiHeadLayer(Layer, ABC):
         """The outputs of all heads, gated, side by side for each token."""
         gated = y if self.head_gates is None else self.head_gates(y)
         return gated.transpose(1, 2).flatten(2)
+
+    def keep_heads(self, heads: Sequence[int]) -> None:
+        """Remove all heads but these, numbers in ascending order, in place; at least one must remain.
+
+        Raises ValueError where the others share keys in a way that cannot remain."""
+        selection = self.select_heads(tuple(heads))
+        self.select_projections(selection)
+        modules = [module for module in self.modules() if module is not self]
+        for module in modules:
+            if isinstance(module, PerHeadTensors):
+                module.keep_heads(selection)
+        for module in (self, *modules):
+            for name in ("mask", "cache_mask"):
+                mask = getattr(module, name, None)
+                if isinstance(mask, Mask) and mask.per_head:
+                    setattr(module, name, PerHead({n: mask.for_head(head) for n, head in enumerate(heads)}))
+        self.heads = len(heads)
+
+    def select_heads(self, heads: tuple[int, ...]) -> HeadSelection:
+        """The selection of these heads; every head has its own keys unless a layer says otherwise."""
+        return HeadSelection(heads, self.heads, heads, self.heads)
+
+    @abstractmethod
+    def select_projections(self, selection: HeadSelection) -> None:
+        """Remove the rows and columns of all other heads from the layer's projections, in place."""
+
+    def without_heads(self) -> Layer:
+        """What remains of the layer when no head does: the bias of its output projection.
+
+        Raises ValueError where the layer needs at least one."""
+        return HeadlessLayer(self.out_proj)
+
+
+@final
+class HeadlessLayer(Layer):
+    """What attention without heads adds to the stream: the bias of its output projection, nothing if it has none."""
+
+    def __init__(self, out_proj: nn.Linear) -> None:
+        super().__init__()
+        self.dim, self.bias = out_proj.out_features, out_proj.bias
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
+        zeros = x.new_zeros(*x.shape[:2], self.dim)
+        return LayerOutput(zeros if self.bias is None else zeros + self.bias.to(x.dtype), state)
 
 
 @final

@@ -8,10 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyformer.head_selection import PerHeadTensors
 from manyformer.training_hooks import OwnOptimizerEpsilon, PostStepUpdate
 
 
-class AttentionSpans(nn.Module, ABC):
+class AttentionSpans(PerHeadTensors, ABC):
     """Span lengths z of heads, from 0 to `max_length`, each followed by a ramp over `ramp` more keys.
 
     Sukhbaatar et al. 2019 (arXiv:1905.07799), section 2. `query_dim` is the number of extra query channels per token
@@ -50,6 +51,8 @@ class AttentionSpans(nn.Module, ABC):
 class FixedAttentionSpans(AttentionSpans):
     """Spans of all heads fixed to `max_length`."""
 
+    head_axes = (("lengths", -2),)
+
     def __init__(self, heads: int, max_length: int, *, ramp: int = 32) -> None:
         super().__init__(heads, max_length, ramp=ramp)
         self.register_buffer("lengths", torch.full((1, heads, 1), float(max_length)), persistent=False)
@@ -71,6 +74,8 @@ class LearnedAttentionSpans(AttentionSpans, PostStepUpdate, OwnOptimizerEpsilon)
     with the required span or with a long ramp. Adam normalizes the size of gradients away, so the smallest span loss
     would pull all spans to 0; `OwnOptimizerEpsilon` keeps steps proportional to the gradient.
     """
+
+    head_axes = (("share", -1),)
 
     def __init__(self, heads: int, max_length: int, *, ramp: int = 32, initial_share: float = 0.0) -> None:
         super().__init__(heads, max_length, ramp=ramp)
@@ -99,6 +104,7 @@ class DynamicAttentionSpans(AttentionSpans):
     """
 
     query_dim = 1
+    head_axes = (("bias", -2),)
 
     def __init__(self, heads: int, max_length: int, *, ramp: int = 32, initial_share: float = 0.5) -> None:
         super().__init__(heads, max_length, ramp=ramp)

@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from manyformer.head_selection import PerHeadTensors
 
-class SortingNetwork(nn.Module, ABC):
+
+class SortingNetwork(PerHeadTensors, ABC):
     """Scores (n, h, b, b) of all key blocks for the slot of each query block; keys of absent tokens must be zeros.
 
     If `causal`, the scores of a slot depend only on the keys up to the first token of its block, and the scores of its
@@ -50,6 +52,8 @@ class MLPSorting(SortingNetwork):
     normalization removes a constant of a column. Raises ValueError for more blocks.
     """
 
+    head_axes = (("up", -3), ("shift", -3), ("down", -3))
+
     def __init__(self, heads: int, key_dim: int, max_blocks: int, *, causal: bool, ff_dim: int | None = None) -> None:
         super().__init__(heads, key_dim, causal=causal)
         if max_blocks < 1:
@@ -75,6 +79,8 @@ class BilinearSorting(SortingNetwork):
     A variant from released packages, which use queries and keys; this one uses keys alone, because those are cached
     during decoding.
     """
+
+    head_axes = (("slot", -3), ("block", -3))
 
     def __init__(self, heads: int, key_dim: int, *, causal: bool) -> None:
         super().__init__(heads, key_dim, causal=causal)

@@ -6,8 +6,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
+from manyformer.head_selection import PerHeadTensors
 from manyformer.recompute import choose_once
 from manyformer.training_hooks import PostStepUpdate
 
@@ -23,7 +24,7 @@ class CentroidSums(NamedTuple):
 
 
 @final
-class KMeansCentroids(nn.Module, PostStepUpdate):
+class KMeansCentroids(PerHeadTensors, PostStepUpdate):
     """`clusters` unit vectors for each head; a key belongs to the centroid with the largest cosine.
 
     Centroids are initialized to random directions. The first training batch moves them to its keys (Lloyd's
@@ -33,6 +34,7 @@ class KMeansCentroids(nn.Module, PostStepUpdate):
     They are saved with the weights. Raises ValueError for rates out of range.
     """
 
+    head_axes = (("mean", -3), ("sums", -3))
     mean: Tensor
     sums: Tensor
     started: Tensor

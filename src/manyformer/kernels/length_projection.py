@@ -9,6 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from manyformer.head_selection import PerHeadTensors
+
 
 class ProjectedSlots(NamedTuple):
     """The projected slots of each document; `filled` marks slots that any token contributes to, None means all."""
@@ -41,12 +43,14 @@ class LengthProjection(nn.Module, ABC):
 
 
 @final
-class LearnedLengthProjection(LengthProjection):
+class LearnedLengthProjection(LengthProjection, PerHeadTensors):
     """A learned weight for each slot and position, shared by all heads or, with `heads`, one per head (section 4).
 
     Initialized as in the published code: Glorot's uniform distribution, smaller by sqrt(2). A shorter document uses
     the first columns of the weight, and all slots.
     """
+
+    head_axes = (("weight", -3),)
 
     def __init__(self, max_length: int, slots: int, *, heads: int = 1) -> None:
         super().__init__(max_length, slots)
@@ -87,11 +91,13 @@ class PooledLengthProjection(LengthProjection):
 
 
 @final
-class ConvolvedLengthProjection(LengthProjection):
+class ConvolvedLengthProjection(LengthProjection, PerHeadTensors):
     """A depthwise convolution with width and stride max_length / slots, shared by all heads or one per head.
 
     Initialized to the mean of each window.
     """
+
+    head_axes = (("weight", -3),)
 
     def __init__(self, max_length: int, slots: int, *, key_dim: int, heads: int = 1) -> None:
         super().__init__(max_length, slots)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
 from manyformer.core import LayerOutput, State, TokenPositions, no_watch
+from manyformer.head_selection import HeadSelection, PerHeadTensors
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.ops import bucket_chunks, chunk_gather_attention, cluster_attention, counter_random, lsh_hashing
 from manyformer.ops.bucket_chunks import MAX_BUCKETS, BucketChunks
@@ -31,7 +32,7 @@ class LSHState(NamedTuple):
 
 
 @final
-class LSHKernel(Kernel, PostStepUpdate):
+class LSHKernel(Kernel, PerHeadTensors, PostStepUpdate):
     """Locality-sensitive hashing self-attention (Kitaev et al. 2020, section 2).
 
     The queries of tokens are their keys, and keys are normalized to length 1. In each of `num_hashes` rounds random
@@ -94,10 +95,16 @@ class LSHKernel(Kernel, PostStepUpdate):
         seed = torch.empty((), dtype=torch.long, device="cpu").random_(2**40)
         self.register_buffer("seed", seed.to(torch.empty(0).device))
         self.register_buffer("number", torch.zeros((), dtype=torch.long))
+        self._drawn_heads: tuple[tuple[int, ...], int] | None = None
 
     def after_step(self, step: int) -> None:
         if self.redraw is not None:
             self.number.fill_(step // self.redraw)
+
+    def keep_heads(self, selection: HeadSelection) -> None:
+        numbers, drawn = self._drawn_heads or (range(selection.total), selection.total)
+        # rotations of all heads are drawn together, and those that remain must stay the same
+        self._drawn_heads = tuple(numbers[head] for head in selection.heads), drawn
 
     def init_state(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> State:
         return LSHState()
@@ -165,7 +172,10 @@ class LSHKernel(Kernel, PostStepUpdate):
         with autocast_disabled(q.device):
             vectors = q.to(torch.promote_types(q.dtype, torch.float32))
             seed = self.seed + counter_random.splitmix64(self.number)
-            rotations = lsh_hashing.rotations(seed, self.num_hashes, q.shape[1], q.shape[3], self.factors)
+            heads, drawn = self._drawn_heads or (range(q.shape[1]), q.shape[1])
+            rotations = lsh_hashing.rotations(seed, self.num_hashes, drawn, q.shape[3], self.factors)
+            if drawn > len(heads):
+                rotations = tuple(directions[:, heads] for directions in rotations)
             buckets = lsh_hashing.buckets(vectors, rotations)
         # int32, because the choice is stored for recomputation
         return q.new_zeros(self.num_hashes, *q.shape[:3], dtype=torch.int32) if buckets is None else buckets.int()

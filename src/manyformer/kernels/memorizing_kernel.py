@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from manyformer.core import PADDING_SEGMENT, LayerOutput, State, TokenPositions, WatchFn, no_watch
+from manyformer.head_selection import PerHeadTensors
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.kernels.key_search import ExactSearch, KeySearch
 from manyformer.kernels.kv_buffer import BlockHistory, KVBuffer, append, empty_buffer, shared_key_ranges, trim
@@ -59,11 +60,13 @@ class MemoryCombiner(nn.Module, ABC):
 
 
 @final
-class GatedCombiner(MemoryCombiner):
+class GatedCombiner(MemoryCombiner, PerHeadTensors):
     """(1 - g) local + g memory with separate softmaxes and g = sigmoid(bias) for each head (section 3.2).
 
     g is 0 for a query without a visible pair; the authors' code reads zeros from an empty memory instead.
     """
+
+    head_axes = (("bias", -1),)
 
     def __init__(self, heads: int, *, bias: float = 0.0) -> None:
         super().__init__()
@@ -100,7 +103,7 @@ class JointSoftmaxCombiner(MemoryCombiner):
 
 
 @final
-class MemorizingKernel(Kernel, StatefulAcrossBatches):
+class MemorizingKernel(Kernel, PerHeadTensors, StatefulAcrossBatches):
     """Local attention by `inner` plus the nearest of `size` pairs per query and head (Wu et al. 2022, section 3.2).
 
     Each document of each row has its own memory: its tokens are divided into blocks of `block`, and the tokens of a

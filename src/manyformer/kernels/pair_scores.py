@@ -9,6 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from manyformer.head_selection import PerHeadTensors
+
 
 class PairScore(nn.Module, ABC):
     """Computes one score for each query-key pair; queries and keys have equal numbers of heads, or one of them 1."""
@@ -42,8 +44,10 @@ class CosineScore(PairScore):
 
 
 @final
-class BilinearScore(PairScore):
+class BilinearScore(PairScore, PerHeadTensors):
     """q^T W k with a learned W for each head, initially the identity over sqrt(e) (Luong et al. 2015, "general")."""
+
+    head_axes = (("weight", -3),)
 
     def __init__(self, head_dim: int, *, heads: int = 1) -> None:
         super().__init__()

@@ -6,18 +6,21 @@ import torch
 from torch import nn
 
 from manyformer.core import LayerOutput, State
+from manyformer.head_selection import PerHeadTensors
 from manyformer.kernels.kernel import Kernel, KernelCall
 
 EPSILON = 1e-6
 
 
 @final
-class QKNormKernel(Kernel):
+class QKNormKernel(Kernel, PerHeadTensors):
     """`inner` over keys of length 1 and queries of a learned length |s| for each head, initialized to 1.
 
     Query-key normalization (Henry et al. 2020, arXiv:2010.04245) as in the Memorizing Transformer (Wu et al. 2022,
     section 3.2): values are not changed. `inner` must not scale scores itself, e.g. `SoftmaxKernel(scale=1.0)`.
     """
+
+    head_axes = (("scale", -1),)
 
     def __init__(self, inner: Kernel, heads: int) -> None:
         super().__init__()

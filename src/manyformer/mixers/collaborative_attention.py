@@ -10,6 +10,13 @@ from manyformer.attention import AttentionState, default_source, split_heads
 from manyformer.core import Context, LayerOutput, State, TokenPositions
 from manyformer.feedforward import init_glorot
 from manyformer.head_gates import MultiHeadLayer
+from manyformer.head_selection import (
+    HeadSelection,
+    select_entries,
+    select_head_inputs,
+    select_head_outputs,
+    select_outputs,
+)
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import Mask
 from manyformer.position import NoPosition
@@ -64,6 +71,12 @@ class CollaborativeAttention(MultiHeadLayer):
         y = self.kernel(KernelCall(q, k, v, ctx.positions, keys.positions, self.position, kernel_state, ctx.watch)).y
         y = self.out_proj(self.merge_heads(y))
         return LayerOutput(y, None if state is None else AttentionState(keys.state, kernel_state), keys.loss)
+
+    def select_projections(self, selection: HeadSelection) -> None:
+        select_outputs(self.key_bias, selection.heads)
+        select_head_outputs(self.v_proj, selection)
+        select_head_inputs(self.out_proj, selection)
+        select_entries(self, "mixing", selection.heads, 0)
 
     def extra_repr(self) -> str:
         return f"{self.heads} heads, shared={self.shared}"

@@ -13,6 +13,7 @@ from manyformer.core import (
     SUMMARY_ROLE,
     Context,
     ContiguousLayout,
+    Layer,
     LayerOutput,
     PrefixedLayout,
     State,
@@ -20,6 +21,7 @@ from manyformer.core import (
     no_watch,
 )
 from manyformer.head_gates import MultiHeadLayer
+from manyformer.head_selection import HeadSelection, select_head_inputs, select_head_outputs, select_head_pairs
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import AllKeys, AttendsToAll, Mask, NotMask, TokenSet, VisibleToAll, WithRole
 from manyformer.masks.mask import simplify_and, take_tokens
@@ -49,6 +51,12 @@ class GlobalLocalAttention(MultiHeadLayer):
         self.local_kernel = SoftmaxKernel(local_queries, dropout=dropout)
         self.global_kernel = SoftmaxKernel(AttendsToAll(tokens), dropout=dropout, scale=(dim // heads) ** -0.5)
         self.reset_parameters()
+
+    def select_projections(self, selection: HeadSelection) -> None:
+        for q_proj, kv_proj in ((self.q_proj, self.kv_proj), (self.global_q_proj, self.global_kv_proj)):
+            select_head_outputs(q_proj, selection)
+            select_head_pairs(kv_proj, selection)
+        select_head_inputs(self.out_proj, selection)
 
     def reset_parameters(self) -> None:
         """Initialize with Glorot's uniform distribution; the global projections are copies of the local ones."""
@@ -162,6 +170,16 @@ class FourPieceAttention(MultiHeadLayer):
         text_mask = simplify_and(simplify_and(l2l, NotMask(to_summaries)) | to_summaries, NotMask(from_summaries))
         self.summaries = SideProjections(dim, summary_mask, position())
         self.text = SideProjections(dim, text_mask, position())
+
+    def select_projections(self, selection: HeadSelection) -> None:
+        for side in (self.summaries, self.text):
+            select_head_outputs(side.q_proj, selection)
+            select_head_pairs(side.summary_kv_proj, selection)
+            select_head_pairs(side.text_kv_proj, selection)
+            select_head_inputs(side.out_proj, selection)
+
+    def without_heads(self) -> Layer:
+        raise ValueError("summaries and text have output biases of their own, so one head must remain")
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         positions = ctx.positions

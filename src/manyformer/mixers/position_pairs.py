@@ -8,9 +8,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.core import ContiguousLayout, TokenPositions
+from manyformer.head_selection import PerHeadTensors
 
 
-class PositionPairs(nn.Module, ABC):
+class PositionPairs(PerHeadTensors, ABC):
     """A weight for every pair of positions below `max_length`, for each of `heads`."""
 
     def __init__(self, max_length: int, heads: int) -> None:
@@ -39,6 +40,8 @@ class PositionPairs(nn.Module, ABC):
 class PairTable(PositionPairs):
     """A separate weight for every pair, drawn from N(0, std^2), and fixed if `trainable` is false."""
 
+    head_axes = (("weight", -3),)
+
     def __init__(self, max_length: int, *, heads: int = 1, std: float, trainable: bool = True) -> None:
         super().__init__(max_length, heads)
         self.weight = nn.Parameter(torch.randn(heads, max_length, max_length) * std, requires_grad=trainable)
@@ -56,6 +59,8 @@ class PairTable(PositionPairs):
 @final
 class FactorizedPairs(PositionPairs):
     """The product of a query position's and a key position's vector, both of size `rank` (Tay et al. 2021, 3.3)."""
+
+    head_axes = (("row", -3), ("column", -3))
 
     def __init__(self, max_length: int, rank: int, *, heads: int = 1, std: float) -> None:
         super().__init__(max_length, heads)
@@ -76,6 +81,8 @@ class FactorizedPairs(PositionPairs):
 @final
 class ToeplitzPairs(PositionPairs):
     """A weight for each signed distance: a Toeplitz matrix (Liu et al. 2021, section 4)."""
+
+    head_axes = (("weight", -2),)
 
     def __init__(self, max_length: int, *, heads: int = 1, std: float) -> None:
         super().__init__(max_length, heads)

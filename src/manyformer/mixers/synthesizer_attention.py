@@ -11,6 +11,7 @@ from manyformer.attention import split_heads
 from manyformer.core import Context, LayerOutput, State, TokenPositions
 from manyformer.feedforward import init_glorot
 from manyformer.head_gates import MultiHeadLayer
+from manyformer.head_selection import HeadSelection, select_head_inputs, select_head_outputs
 from manyformer.masks import AllKeys, Mask
 from manyformer.mixers.spatial_gate import apply_weights, dense_mask
 from manyformer.mixers.synthesizer_scores import ScoreInputs, SynthesizerScores
@@ -53,6 +54,10 @@ class SynthesizerAttention(MultiHeadLayer):
         ctx.watch(self, "weights", weights)
         y = apply_weights(weights.to(keys.v.dtype), keys.v)
         return LayerOutput(self.out_proj(self.merge_heads(y)), keys.state, keys.loss)
+
+    def select_projections(self, selection: HeadSelection) -> None:
+        select_head_outputs(self.v_proj, selection)
+        select_head_inputs(self.out_proj, selection)
 
     def extra_repr(self) -> str:
         return repr(self.mask)

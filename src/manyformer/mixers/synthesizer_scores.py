@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from manyformer.attention import split_heads
 from manyformer.core import ContiguousLayout, TokenPositions
 from manyformer.feedforward import init_glorot
+from manyformer.head_selection import HeadSelection, PerHeadTensors, select_head_outputs
 from manyformer.mixers.position_pairs import PositionPairs, position_index
 
 
@@ -23,7 +24,7 @@ class ScoreInputs(NamedTuple):
     key_positions: TokenPositions
 
 
-class SynthesizerScores(nn.Module, ABC):
+class SynthesizerScores(PerHeadTensors, ABC):
     """Scores of all keys for each query, before the mask and the softmax."""
 
     key_width: int = 0
@@ -56,6 +57,8 @@ class FixedScores(SynthesizerScores):
 class QueryScores(SynthesizerScores):
     """Scores from the query alone: `columns` outputs of a two-layer perceptron per head, W2 relu(W1 x + b1) + b2."""
 
+    head_axes = (("weight", -3), ("bias", -3))
+
     def __init__(self, dim: int, heads: int, max_length: int, columns: int) -> None:
         super().__init__(heads)
         self.max_length = max_length
@@ -64,6 +67,10 @@ class QueryScores(SynthesizerScores):
         self.bias = nn.Parameter(torch.zeros(heads, 1, columns))
         for weight in self.weight:
             nn.init.xavier_uniform_(weight.data)
+
+    def keep_heads(self, selection: HeadSelection) -> None:
+        super().keep_heads(selection)
+        select_head_outputs(self.up, selection)
 
     def hidden(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b h l e"]:
         """relu(W1 x + b1), split into heads."""
@@ -115,6 +122,11 @@ class DotProductScores(SynthesizerScores):
         super().__init__(heads)
         self.key_width = dim // heads
         self.q_proj, self.k_proj = _linear(dim, dim), _linear(dim, dim)
+
+    def keep_heads(self, selection: HeadSelection) -> None:
+        super().keep_heads(selection)
+        select_head_outputs(self.q_proj, selection)
+        select_head_outputs(self.k_proj, selection)
 
     def project_key(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b h s e"]:
         return split_heads(self.k_proj(x), self.heads)

@@ -8,12 +8,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.core import ContiguousLayout, TokenPositions
+from manyformer.head_selection import PerHeadTensors
 from manyformer.position.distance_terms import broadcast_pairs, signed_distances
 from manyformer.position.position import Keys, PairScores, Position, Queries
 
 
 @final
-class DistanceAwarePosition(Position):
+class DistanceAwarePosition(Position, PerHeadTensors):
     """Scores relu(q k / sqrt(e)) times a learned function of the distance (Wu et al. 2021, DA-Transformer, section 3).
 
     With R = w |i - j| it is (1 + exp(v)) / (1 + exp(v - R)): 1 at distance 0, falling to 0 for negative w, rising to
@@ -22,6 +23,8 @@ class DistanceAwarePosition(Position):
     score zero is not hidden: its weight is that of exp(0), so masks are applied afterwards. The distance has no
     direction; under a bidirectional mask, a text and its reverse give the same outputs.
     """
+
+    head_axes = (("w", -1), ("v", -1))
 
     def __init__(self, heads: int) -> None:
         super().__init__()

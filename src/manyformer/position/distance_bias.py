@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.core import TokenPositions
+from manyformer.head_selection import PerHeadTensors
 from manyformer.position.distance_terms import DistanceTerms, signed_distances
 from manyformer.position.position import Keys, PairScores, Position, Queries
 
@@ -16,7 +17,7 @@ BiasDirection = Literal["past", "both"]
 
 
 @final
-class AlibiPosition(Position):
+class AlibiPosition(Position, PerHeadTensors):
     """A linear distance penalty -slope |i - j|, with a slope per head (Press et al. 2022, arXiv:2108.12409, section 3).
 
     The slopes are 2^(-8/n), 2^(-16/n), ... for n heads, a power of two; otherwise those of the next lower power p,
@@ -24,6 +25,8 @@ class AlibiPosition(Position):
     did not extrapolate. The penalty is added to the scaled scores, itself unscaled. The paper is causal; under a
     bidirectional mask, a later key has the same penalty as an earlier one at the same distance.
     """
+
+    head_axes = (("exponents", -1),)
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -55,13 +58,15 @@ class AlibiPosition(Position):
 
 
 @final
-class T5BiasPosition(Position):
+class T5BiasPosition(Position, PerHeadTensors):
     """A learned bias per head for each range of distances (Raffel et al. 2020, arXiv:1910.10683, section 2.1).
 
     Half of the buckets hold one distance each, the others grow geometrically up to `max_distance`; all larger distances
     share the last bucket. With `direction="both"` half of the buckets are for later keys. The paper has one table for
     all layers: pass the same object to each. The bias is added to the scores as they are; T5 itself does not scale
     scores, which is `SoftmaxKernel(scale=1.0)`. Raises ValueError if the buckets cannot be filled."""
+
+    head_axes = (("weight", -1),)
 
     def __init__(
         self, heads: int, *, buckets: int = 32, max_distance: int = 128, direction: BiasDirection = "both"

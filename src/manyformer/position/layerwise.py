@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, Context, Layer, LayerOutput, State, TokenPositions
+from manyformer.head_selection import HeadSelection, PerHeadTensors, head_channels, select_entries
 from manyformer.position.absolute import LearnedPosition
 from manyformer.position.position import Position
 
@@ -32,7 +33,7 @@ class PositionLayer(Layer):
 
 
 @final
-class LearnedQKPosition(Position):
+class LearnedQKPosition(Position, PerHeadTensors):
     """A learned vector per position added to queries, and another added to keys; the residual stream is unchanged.
 
     The second meaning of positions per layer: P W_q and P W_k for a table P added to the inputs of the query and key
@@ -55,6 +56,11 @@ class LearnedQKPosition(Position):
 
     def key(self, k: Float[Tensor, "b g l e"], positions: TokenPositions) -> Float[Tensor, "b g l e"]:
         return _add_per_head(k, self.keys, positions)
+
+    def keep_heads(self, selection: HeadSelection) -> None:
+        tables = (self.queries, selection.heads, selection.total), (self.keys, selection.kv_heads, selection.kv_total)
+        for table, heads, total in tables:
+            select_entries(table, "weight", head_channels(heads, table.weight.shape[1] // total), 1)
 
 
 def _add_per_head(

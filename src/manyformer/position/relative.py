@@ -7,13 +7,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.core import TokenPositions
+from manyformer.head_selection import PerHeadTensors
 from manyformer.position.distance_bias import BiasDirection, check_direction
 from manyformer.position.distance_terms import DistanceTerms, signed_distances
 from manyformer.position.position import Keys, Outputs, PairScores, Position, Queries
 
 
 @final
-class ShawPosition(Position):
+class ShawPosition(Position, PerHeadTensors):
     """A learned vector per distance added to keys, and another added to values (Shaw et al. 2018, arXiv:1803.02155).
 
     Section 3.1: e_ij = q_i (k_j + keys[r]) / sqrt(e) and z_i = sum_j a_ij (v_j + values[r]), with r = j - i clipped to
@@ -22,6 +23,8 @@ class ShawPosition(Position):
     tables, as in the paper's base models; otherwise heads share them. `value_width` is the width of values, `width` by
     default.
     """
+
+    head_axes = (("keys", -3), ("values", -3))
 
     def __init__(
         self,

@@ -7,12 +7,13 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from manyformer.core import SUMMARY_ROLE, TokenPositions
+from manyformer.head_selection import PerHeadTensors
 from manyformer.position.distance_terms import signed_distances
 from manyformer.position.position import Keys, PairScores, Position, Queries
 
 
 @final
-class RelativeLabelPosition(Position):
+class RelativeLabelPosition(Position, PerHeadTensors):
     """A learned vector and bias per pair label, added to keys and scores (Ainslie et al. 2020, arXiv:2004.08483).
 
     Their section on relative position encoding: e_ij = (q_i (k_j + keys[r]) + bias[r]) / sqrt(e), as released; nothing
@@ -21,6 +22,8 @@ class RelativeLabelPosition(Position):
     part and another if they do not. Each head has its own table. Released models also have labels for tokens of
     different documents, which do not attend to each other here.
     """
+
+    head_axes = (("keys", -3), ("bias", -2))
 
     def __init__(self, width: int, heads: int, clip: int = 12, *, cross_labels: Literal[1, 2] = 2) -> None:
         super().__init__()

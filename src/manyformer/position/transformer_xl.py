@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from manyformer.core import AlignedLayout, ContiguousLayout, TokenPositions
 from manyformer.costs import COSTS
+from manyformer.head_selection import HeadSelection, PerHeadTensors, select_head_outputs
 from manyformer.position.distance_terms import DistanceTerms, signed_distances, toeplitz_view
 from manyformer.position.position import Keys, PairScores, Position, Queries
 from manyformer.position.sinusoid_table import check_sinusoid, sinusoid_table
@@ -17,11 +18,13 @@ PROJECTION_MARGIN = COSTS.projected_distance_margin
 
 
 @final
-class TransformerXLBiases(nn.Module):
+class TransformerXLBiases(PerHeadTensors):
     """The vectors u and v per head that are added to queries in content and position terms (Dai et al. 2019, 3.3).
 
     In the paper all layers share them: pass the same object to each.
     """
+
+    head_axes = (("u", -2), ("v", -2))
 
     def __init__(self, heads: int, width: int) -> None:
         super().__init__()
@@ -29,7 +32,7 @@ class TransformerXLBiases(nn.Module):
 
 
 @final
-class TransformerXLPosition(Position):
+class TransformerXLPosition(Position, PerHeadTensors):
     """Scores ((q_i + u) k_j + (q_i + v) W R_{i-j}) / sqrt(e), R the sinusoid (Dai et al. 2019, arXiv:1901.02860, 3.3).
 
     Distances are differences of position ids and may be negative, so any mask, cache and memory is supported; there is
@@ -138,6 +141,11 @@ class TransformerXLPosition(Position):
         # sharded weights are freed and gathered again, and may change without a change of `cache_key`
         self._projected = None
         return super().train(mode)
+
+    def keep_heads(self, selection: HeadSelection) -> None:
+        super().keep_heads(selection)
+        select_head_outputs(self.r_proj, selection)
+        self._projected = None
 
     def extra_repr(self) -> str:
         return f"{self.heads} heads" + (f", clamp={self.clamp}" if self.clamp is not None else "")

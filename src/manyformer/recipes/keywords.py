@@ -73,6 +73,11 @@ ResidualGate = Annotated[GateName, "how a branch joins the residual stream: as a
 WindowOnEachSide = Annotated[PositiveSize, "number of positions in the attention window on each side of a token"]
 CausalWindowSize = Annotated[PositiveSize, "number of positions in the attention window: a token and those before it"]
 
+REMOVED_HEADS = "removed_heads"
+RemovedHeadsKeyword = Annotated[
+    str | None, "attention heads to build without, as manyformer prune writes them: layer:number,number layer:number"
+]
+
 COMMON_KEYWORDS: dict[str, tuple[Any, ...]] = {
     "vocab": (Ge(1), "number of token ids; the data decides it in a run"),
     "source_vocab": (Ge(1), "number of source token ids; null means one vocabulary for source and target"),
@@ -118,6 +123,17 @@ def keyword_signature(function: Callable[..., Any]) -> inspect.Signature:
             annotation = keyword_annotation(parameter.name, parameter.annotation)
             parameters.append(parameter.replace(annotation=annotation))
     return signature.replace(parameters=parameters)
+
+
+def with_removed_heads(signature: inspect.Signature) -> inspect.Signature:
+    """The signature of a recipe with `removed_heads` as its last keyword, if it chooses a number of heads."""
+    parameters = signature.parameters
+    if not {"heads", "base_keywords"} & parameters.keys():
+        return signature
+    removed = inspect.Parameter(
+        REMOVED_HEADS, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=RemovedHeadsKeyword
+    )
+    return signature.replace(parameters=[*parameters.values(), removed])
 
 
 def _record_parameters(record: type) -> Iterator[inspect.Parameter]:

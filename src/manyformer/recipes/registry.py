@@ -12,10 +12,11 @@ import torch
 
 from manyformer.device_memory import SMALLER_MODEL, check_model_fits, report_out_of_memory
 from manyformer.errors import UserError, suggest_names
+from manyformer.head_pruning import parse_heads, remove_heads
 from manyformer.models import Model, ModelSpec
 from manyformer.models.model_files import read_spec
 from manyformer.plugins import RECIPE_GROUP, entry_points, import_entry_point, import_entry_points, is_external
-from manyformer.recipes.keywords import check_keyword_value, keyword_signature
+from manyformer.recipes.keywords import REMOVED_HEADS, check_keyword_value, keyword_signature, with_removed_heads
 from manyformer.tasks import Task, task_of_class
 
 P = ParamSpec("P")
@@ -138,7 +139,8 @@ def recipe(
 
 def _with_spec(function: Callable[P, M], name: str) -> Callable[P, M]:
     """`function` with its keywords checked and shared ones expanded; the models it builds get a `ModelSpec`."""
-    signature = keyword_signature(function)
+    recipe_signature = keyword_signature(function)
+    signature = with_removed_heads(recipe_signature)
 
     @wraps(function)
     def build_with_spec(*args: P.args, **kwargs: P.kwargs) -> M:
@@ -146,11 +148,19 @@ def _with_spec(function: Callable[P, M], name: str) -> Callable[P, M]:
         bound.apply_defaults()
         for keyword, value in bound.arguments.items():
             check_keyword_value(keyword, value, with_choices(signature.parameters[keyword].annotation))
+        keywords = dict(bound.arguments)
+        removed = parse_heads(bound.arguments.pop(REMOVED_HEADS, None) or "")
+
+        def build_unchecked() -> M:
+            model = function(*bound.args, **bound.kwargs)
+            remove_heads(model, removed)
+            return model
+
         cpu = torch.device("cpu")
         with report_out_of_memory(f"building {name}", SMALLER_MODEL):
-            check_model_fits(lambda: function(*bound.args, **bound.kwargs), name, bound.arguments, copies=1, device=cpu)
-            model = function(*bound.args, **bound.kwargs)
-        model.spec = ModelSpec(name, dict(bound.arguments), function.__module__)
+            check_model_fits(build_unchecked, name, keywords, copies=1, device=cpu)
+            model = build_unchecked()
+        model.spec = ModelSpec(name, keywords, function.__module__)
         return model
 
     build_with_spec.__signature__ = signature  # type: ignore[attr-defined]

@@ -33,6 +33,8 @@ class HaltedTokenSource(KVSource):
     The keys then are those of all tokens of the sequence, so that the cache does not depend on which tokens halted.
     """
 
+    needs_heads = True
+
     def __init__(self) -> None:
         super().__init__()
         self.self_source = SelfSource()

@@ -92,6 +92,9 @@ ReadMemory = Callable[[MemorySequence, ProjectKV, State], StoredKeys]
 class KVSource(nn.Module, ABC):
     """Selects the sequence that keys and values come from: the layer's input, an encoder's output, a memory."""
 
+    needs_heads: bool = False
+    """Whether the module around the attention reads its projections, so that one head must remain."""
+
     @abstractmethod
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State) -> KeysValues:
         """The keys and values that `x` attends to, made by `project`; a `state` is continued."""

@@ -15,6 +15,8 @@ from manyformer.sources.segment_memory import join_positions
 class PrefixSource(KVSource):
     """The tokens of `ctx.memory`, if any, followed by the layer's input; the caller keeps the prefix."""
 
+    needs_heads = True
+
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State) -> KeysValues:
         if ctx.memory is None or not ctx.memory.y.shape[1]:
             return KeysValues(*project(x, ctx.positions), ctx.positions, state)

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.core import TokenPositions
+from manyformer.head_selection import PerHeadTensors
 from manyformer.training_hooks import PostStepUpdate
 
 
@@ -36,13 +37,14 @@ class FeatureMap(nn.Module, ABC):
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues: ...
 
 
-class RandomFeatures(FeatureMap, PostStepUpdate):
+class RandomFeatures(FeatureMap, PerHeadTensors, PostStepUpdate):
     """Features from random directions: `count` for each of `heads` heads, shared by all heads if `heads` is 1.
 
     With `redraw` the directions are redrawn every `redraw` training steps, from the module's seed and the number of
     the draw, so that a resumed run draws the same ones. Directions and seed are saved with the weights.
     """
 
+    head_axes: tuple[tuple[str, int], ...] = (("matrix", -3),)
     matrix: Tensor
     seed: Tensor
 

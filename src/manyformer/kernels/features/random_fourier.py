@@ -15,6 +15,8 @@ from manyformer.kernels.features.feature_map import FeatureValues, RandomFeature
 class _UnitVectorFeatures(RandomFeatures):
     """Random directions for each head, scaled by a learned rate for each channel; inputs become unit vectors."""
 
+    head_axes = (("matrix", -3), ("rate", -2))
+
     def __init__(self, key_dim: int, features: int, *, heads: int, redraw: int | None = None) -> None:
         super().__init__(key_dim, features, heads=heads, redraw=redraw)
         # the logarithm of 1 / sigma, so that sigma stays positive
