@@ -60,6 +60,7 @@ LEVELS = [
     {"train", "check"},
     {"evaluate", "view"},
     {"datastore", "exits", "heads", "training_worker"},
+    {"viewer"},
     {"bench"},
     {"compare"},
     {"cli"},
@@ -122,6 +123,7 @@ PUBLIC = {
     "memorize",
     "recipes",
     "train",
+    "view",
 }
 
 

@@ -1,8 +1,8 @@
 """The entire Transformer family in one library and command line.
 
 `import manyformer as mf`, then `mf.recipes()`, `mf.build(name, **keywords)`, `mf.load(path)`, `model.save(path)`,
-`mf.train(...)`, `mf.generate(model, prompts)`, `mf.check(model)`, `mf.explain(model, tokens)`, `mf.draw(mask, length)`,
-`mf.knn_lm(model, mf.Datastore(folder))`.
+`mf.train(...)`, `mf.generate(model, prompts)`, `mf.check(model)`, `mf.explain(model, tokens)`, `mf.view(model, text)`,
+`mf.draw(mask, length)`, `mf.knn_lm(model, mf.Datastore(folder))`.
 Importing the package does not load torch; the first use of a name does.
 """
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from manyformer.models.with_early_exit import early_exit
     from manyformer.train import train
     from manyformer.view import draw
+    from manyformer.viewer import view
 
 _MODULES = {
     "Datastore": "manyformer.datastore",
@@ -38,6 +39,7 @@ _MODULES = {
     "memorize": "manyformer.knn_memory",
     "recipes": "manyformer.api",
     "train": "manyformer.train",
+    "view": "manyformer.viewer",
 }
 
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "memorize",
     "recipes",
     "train",
+    "view",
 ]
 
 

@@ -18,6 +18,7 @@ COMMANDS = (
     "predict",
     "play",
     "record",
+    "view",
     "attention",
     "efforts",
     "heads",

@@ -92,5 +92,5 @@ def _shorten_titles(maps: "dict[str, AttentionMap]") -> "dict[str, AttentionMap]
 
 
 def _record(attention_map: "AttentionMap") -> dict[str, Any]:
-    part, rows, columns, weights, _ = attention_map
+    part, rows, columns, weights, *_ = attention_map
     return {"part": part, "rows": rows, "columns": columns, "weights": weights.tolist()}

@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from manyformer.errors import UserError, suggest_names
 from manyformer.head_gates import part_name
+from manyformer.kernels.linformer_kernel import LinformerKernel
 from manyformer.models import Model
 from manyformer.models.model import model_name
 from manyformer.tasks import TextPass
@@ -23,10 +24,16 @@ TOKEN_INCHES = 0.21
 """The size of a token in a figure."""
 
 
+KeyKind = Literal["tokens", "source", "summaries", "slots", "blocks"]
+"""What the columns of a map are: tokens of the text or of a source, summary tokens and then those of the text, slots
+that mix tokens, or blocks of tokens."""
+
+
 class AttentionMap(NamedTuple):
     """The attention weights of one part of a model, with a label for each query (row) and each key (column).
 
-    In cross-attention over a source, a row is labelled with the token that is predicted at that step.
+    In cross-attention over a source, a row is labelled with the token that is predicted at that step. The `module` is
+    the one that reported the weights; the rows and columns of summary tokens precede those of the text.
     """
 
     part: str
@@ -34,6 +41,8 @@ class AttentionMap(NamedTuple):
     columns: tuple[str, ...]
     weights: Float[Tensor, "h l s"]
     is_cross_attention: bool
+    keys: KeyKind = "tokens"
+    module: nn.Module | None = None
 
 
 def attention_maps(model: Model, text: str, answer: str | None = None) -> list[AttentionMap]:
@@ -110,21 +119,45 @@ def _panel_contents(maps: dict[str, AttentionMap], *, per_head: bool) -> Iterato
 
 def pass_maps(model: Model, text_pass: TextPass) -> Iterator[AttentionMap]:
     """The attention maps of one pass over its own tokens, and over the source where it has one, part by part."""
-    names, recorded = module_names(model), list[tuple[str, Tensor]]()
+    return (attention for attention in all_pass_maps(model, text_pass) if attention.keys in ("tokens", "source"))
+
+
+def all_pass_maps(model: Model, text_pass: TextPass) -> Iterator[AttentionMap]:
+    """The attention maps of one pass, also those whose rows or columns are summaries, slots or blocks of tokens."""
+    names, recorded = module_names(model), list[tuple[nn.Module, str, Tensor]]()
 
     def watch(module: nn.Module, name: str, value: Tensor) -> None:
-        if name == "weights" and value.ndim == 4:
-            recorded.append((part_name(names[module]), value[0].float().cpu()))
+        if name in ("weights", "sort") and value.ndim == 4:
+            recorded.append((module, name, value[0].float().cpu()))
 
     text_pass.run(watch)
+    for module, name, weights in recorded:
+        attention_map = _blocks_map(weights) if name == "sort" else _weights_map(text_pass, module, weights)
+        yield attention_map._replace(part=part_name(names[module]), module=module)
+
+
+def _weights_map(text_pass: TextPass, module: nn.Module, weights: Float[Tensor, "h l s"]) -> AttentionMap:
+    """The map of attention weights, without a name."""
     labels, source_labels = text_pass.labels, text_pass.source_labels
-    for name, weights in recorded:
-        if source_labels and weights.shape[-1] == text_pass.source_length:
-            cross_weights = weights[:, : len(labels), : len(source_labels)]
-            yield AttentionMap(name, text_pass.predicted_labels, source_labels, cross_weights, is_cross_attention=True)
-        elif weights.shape[-2:] == (text_pass.length, text_pass.length):
-            self_weights = weights[:, : len(labels), : len(labels)]
-            yield AttentionMap(name, labels, labels, self_weights, is_cross_attention=False)
+    queries, keys = weights.shape[-2:]
+    if isinstance(module, LinformerKernel):
+        slots = tuple(f"slot {number}" for number in range(keys))
+        return AttentionMap("", labels, slots, weights[:, : len(labels)], is_cross_attention=False, keys="slots")
+    if source_labels and keys == text_pass.source_length:
+        cross_weights = weights[:, : len(labels), : len(source_labels)]
+        return AttentionMap(
+            "", text_pass.predicted_labels, source_labels, cross_weights, is_cross_attention=True, keys="source"
+        )
+    summaries = tuple(f"summary {number}" for number in range(queries - text_pass.length))
+    rows = (*summaries, *labels)
+    kind: KeyKind = "summaries" if summaries else "tokens"
+    return AttentionMap("", rows, rows, weights[:, : len(rows), : len(rows)], is_cross_attention=False, keys=kind)
+
+
+def _blocks_map(weights: Float[Tensor, "h n n"]) -> AttentionMap:
+    """The map of a matrix that sorts blocks of tokens, without a name."""
+    blocks = tuple(f"block {number}" for number in range(weights.shape[-1]))
+    return AttentionMap("", blocks, blocks, weights, is_cross_attention=False, keys="blocks")
 
 
 def module_names(model: nn.Module) -> dict[nn.Module, str]:

@@ -1,5 +1,6 @@
 """The passes of a trained model over a text, with labels for its tokens."""
 
+import unicodedata
 from collections.abc import Callable, Sequence
 
 from manyformer.errors import UserError
@@ -14,7 +15,38 @@ MAX_TOKEN_LENGTH = 12
 """The most characters of a token's label."""
 
 
-def passes_over_text(model: Model, text: str, answer: str | None = None) -> list[TextPass]:
+TokenLabels = Callable[[Sequence[int], TokenizerProtocol], tuple[str, ...]]
+"""A function that labels token ids for display."""
+
+_VISIBLE_CHARACTERS = {"\n": "↵", "\t": "⇥"}
+
+
+def token_labels(tokens: Sequence[int], tokenizer: TokenizerProtocol) -> tuple[str, ...]:
+    """Labels of tokens: their names or decoded text, of at most `MAX_TOKEN_LENGTH` characters."""
+    return tuple((text.strip() or "␣")[:MAX_TOKEN_LENGTH] for text in _token_texts(tokens, tokenizer))
+
+
+def full_token_labels(tokens: Sequence[int], tokenizer: TokenizerProtocol) -> tuple[str, ...]:
+    """Labels of tokens with their spaces, where characters that have no shape are replaced by a symbol or an escape."""
+    return tuple("".join(map(_visible_character, text)) for text in _token_texts(tokens, tokenizer))
+
+
+def _token_texts(tokens: Sequence[int], tokenizer: TokenizerProtocol) -> list[str]:
+    token_text: Callable[[int], str] = getattr(tokenizer, "token", lambda token_id: tokenizer.decode([token_id]))
+    return [token_text(token_id) for token_id in tokens]
+
+
+def _visible_character(character: str) -> str:
+    if character in _VISIBLE_CHARACTERS:
+        return _VISIBLE_CHARACTERS[character]
+    # controls, marks and overrides of the writing direction, surrogates, separators of lines and paragraphs
+    has_shape = unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return character if has_shape else f"\\u{ord(character):04x}"
+
+
+def passes_over_text(
+    model: Model, text: str, answer: str | None = None, *, labels: TokenLabels = token_labels
+) -> list[TextPass]:
     """The passes of `model` over `text`; for a task with a source, `answer` is the target, or the model translates.
 
     Raises UserError for a model that has no tokenizer or reads no plain text.
@@ -24,19 +56,13 @@ def passes_over_text(model: Model, text: str, answer: str | None = None) -> list
         raise UserError("the model was saved without a tokenizer, so it cannot read text")
     if not task.takes_source and answer is not None:
         raise UserError(f"only an encoder-decoder writes an answer; a {type(model).__name__} reads the text alone")
-    encoded = _encode(text, tokenizers.read)
+    encoded = _encode(text, tokenizers.read, labels)
     if task.takes_source:
         if answer is None:
             answer = translate(model, [text], tokenizer=(tokenizers.read, tokenizers.write))[0]  # type: ignore[arg-type]
-        encoded = encoded._replace(answer=_encode(answer, tokenizers.write))
+        encoded = encoded._replace(answer=_encode(answer, tokenizers.write, labels))
     return task.text_passes(model, encoded)
 
 
-def _encode(text: str, tokenizer: TokenizerProtocol) -> EncodedText:
-    return EncodedText(list(tokenizer.encode(text)), tokenizer, lambda tokens: token_labels(tokens, tokenizer))
-
-
-def token_labels(tokens: Sequence[int], tokenizer: TokenizerProtocol) -> tuple[str, ...]:
-    """Labels of tokens: their names or decoded text, of at most `MAX_TOKEN_LENGTH` characters."""
-    token_text: Callable[[int], str] = getattr(tokenizer, "token", lambda token_id: tokenizer.decode([token_id]))
-    return tuple((token_text(token_id).strip() or "␣")[:MAX_TOKEN_LENGTH] for token_id in tokens)
+def _encode(text: str, tokenizer: TokenizerProtocol, labels: TokenLabels) -> EncodedText:
+    return EncodedText(list(tokenizer.encode(text)), tokenizer, lambda tokens: labels(tokens, tokenizer))

@@ -16,6 +16,7 @@ from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel
 from manyformer.models import Model
 from manyformer.models.model import model_name
 from manyformer.recipes.registry import task_of
+from manyformer.tasks import TextPass
 from manyformer.training_hooks import eval_mode
 from manyformer.view.attention_maps import module_names
 from manyformer.view.figures import check_picture, curve_color, panels, write_picture
@@ -49,6 +50,11 @@ def token_work(model: Model, text: str, answer: str | None = None) -> list[Token
     if not recorder.counts:
         raise UserError(f"{model_name(model)} does the same for every token, so there is nothing to count")
     return recorder.counts
+
+
+def pass_counts(model: Model, passes: Iterable[TextPass]) -> list[TokenCounts]:
+    """The recurrent steps or the exit layer of each token of some passes; empty if no part of the model counts any."""
+    return _record_passes(model, passes).counts
 
 
 def layer_spans(model: nn.Module) -> list[LayerSpans]:
@@ -162,9 +168,13 @@ def _max_count(module: nn.Module, numbers: Sequence[float]) -> float:
 
 def _record_text(model: Model, text: str, answer: str | None = None) -> _WorkRecorder:
     """What the passes of the model over a text report."""
-    recorder = _WorkRecorder(model)
     with torch.no_grad(), eval_mode(model):
-        for text_pass in passes_over_text(model, text, answer):
-            recorder.tokens = text_pass.labels
-            text_pass.run(recorder.watch)
+        return _record_passes(model, passes_over_text(model, text, answer))
+
+
+def _record_passes(model: Model, passes: Iterable[TextPass]) -> _WorkRecorder:
+    recorder = _WorkRecorder(model)
+    for text_pass in passes:
+        recorder.tokens = text_pass.labels
+        text_pass.run(recorder.watch)
     return recorder

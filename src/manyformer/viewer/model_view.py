@@ -1,0 +1,166 @@
+"""What a page shows of one model and one input: its attention maps, its computation per token, and their tokens."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from manyformer.errors import UserError
+from manyformer.head_gates import part_name
+from manyformer.kernels import Kernel, KernelCall, LinearKernel
+from manyformer.models import Model
+from manyformer.models.model import model_name
+from manyformer.recipes.registry import RECIPES
+from manyformer.tasks import TextPass
+from manyformer.training_hooks import eval_mode
+from manyformer.view.attention_maps import AttentionMap, all_pass_maps, module_names
+from manyformer.view.text_passes import full_token_labels, passes_over_text
+from manyformer.view.token_counts import TokenCounts
+from manyformer.view.token_work import pass_counts
+from manyformer.viewer.weight_encoding import encode_weights
+
+MAX_TOKENS = 2048
+"""The most tokens of a text, because the weights of every pair are computed."""
+
+TITLES = {
+    "tokens": "self-attention",
+    "source": "attention to the source",
+    "summaries": "self-attention, of summary tokens too",
+    "slots": "attention to slots, each of which mixes all tokens",
+    "blocks": "sorting of blocks: which block each one reads besides itself",
+}
+"""What a map shows, by the kind of its keys."""
+
+IMPLIED = (
+    "These weights are implied: a linear kernel never forms them, but sums of features. "
+    "They are the products of its features, divided by their sum."
+)
+
+
+@dataclass(frozen=True)
+class ModelView:
+    """The attention maps of one model, what else it reports for each token, and notes on what is shown."""
+
+    name: str
+    title: str
+    maps: list[AttentionMap]
+    notes: dict[str, str]
+    counts: list[TokenCounts] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """The view as the page reads it: sequences of tokens, maps that refer to them, and all weights in base64."""
+        encoded = encode_weights([attention_map.weights for attention_map in self.maps])
+        sequences: dict[tuple[str, ...], int] = {}
+        maps = []
+        for attention_map, levels in zip(self.maps, encoded.levels):
+            rows, columns = (_pool_labels(labels, encoded.pooling) for labels in attention_map[1:3])
+            record = {
+                "name": attention_map.part,
+                "group": re.sub(r"\.\d+(?=\.|$)", "", attention_map.part.partition(", ")[0]),
+                "title": TITLES[attention_map.keys],
+                "keys": attention_map.keys,
+                "rows": sequences.setdefault(rows, len(sequences)),
+                "columns": sequences.setdefault(columns, len(sequences)),
+                "heads": len(levels.levels),
+                "signed": levels.is_signed,
+                "note": self.notes.get(attention_map.part, ""),
+            }
+            maps.append(record)
+        counts = [
+            {**count._asdict(), "tokens": sequences.setdefault(count.tokens, len(sequences))} for count in self.counts
+        ]
+        return {
+            "name": self.name,
+            "title": self.title,
+            "sequences": list(sequences),
+            "maps": maps,
+            "counts": counts,
+            "pooling": encoded.pooling,
+            "weights": encoded.text,
+        }
+
+
+def view_text(model: Model, text: str, answer: str | None = None, *, name: str = "") -> ModelView:
+    """What `model` computes for `text`; the target of an encoder-decoder is `answer`, or its translation.
+
+    Raises UserError for a model that reads no text or reports nothing, and for a text of more than 2048 tokens.
+    """
+    with torch.no_grad(), eval_mode(model):
+        return view_passes(model, passes_over_text(model, text, answer, labels=full_token_labels), name=name)
+
+
+def view_passes(model: Model, passes: Sequence[TextPass], *, name: str = "") -> ModelView:
+    """What `model` computes in these passes, in evaluation mode and without gradients. Raises UserError."""
+    length = max(max(text_pass.length, text_pass.source_length) for text_pass in passes)
+    if length > MAX_TOKENS:
+        raise UserError(f"the input has {length} tokens, but a page shows at most {MAX_TOKENS}: shorten it")
+    plans = _KernelPlans(model)
+    with plans:
+        maps = [attention_map for text_pass in passes for attention_map in all_pass_maps(model, text_pass)]
+    counts = pass_counts(model, passes)
+    if not maps and not counts:
+        raise UserError(f"{model_name(model)} has no attention and does the same for every token: nothing to show")
+    maps = _number_calls(maps)
+    notes = {attention_map.part: plans.note(attention_map) for attention_map in maps}
+    return ModelView(name, _title(model), maps, notes, counts)
+
+
+class _KernelPlans:
+    """Records which path computes each kernel where no weights are watched, while it is entered as a context."""
+
+    def __init__(self, model: Model) -> None:
+        self._names = module_names(model)
+        self._plans: dict[str, str] = {}
+
+    def __enter__(self) -> None:
+        kernels = [module for module in self._names if isinstance(module, Kernel)]
+        self._handles = [kernel.register_forward_pre_hook(self._record) for kernel in kernels]
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _record(self, kernel: torch.nn.Module, arguments: tuple[KernelCall]) -> None:
+        assert isinstance(kernel, Kernel)
+        unwatched = KernelCall(*arguments[0][:7])
+        self._plans.setdefault(part_name(self._names[kernel]), kernel.explain(unwatched))
+
+    def note(self, attention_map: AttentionMap) -> str:
+        """What else is known of the map: whether its weights are implied, and how they are computed otherwise."""
+        plan = self._plans.get(attention_map.part.partition(", ")[0])
+        sentences = [IMPLIED] if isinstance(attention_map.module, LinearKernel) else []
+        if attention_map.keys == "tokens" and not bool((attention_map.weights != 0).all()):
+            share = (attention_map.weights != 0).float().mean().item()
+            sentences.append(f"{share:.0%} of all pairs have a weight.")
+        if plan is not None:
+            sentences.append(f"Computed by {plan}.")
+        return " ".join(sentences)
+
+
+def _number_calls(maps: Sequence[AttentionMap]) -> list[AttentionMap]:
+    """The maps, in which the calls of a part that is applied repeatedly are numbered."""
+    totals, counts = Counter(attention_map.part for attention_map in maps), Counter[str]()
+    numbered = []
+    for attention_map in maps:
+        counts[attention_map.part] += 1
+        step = f", step {counts[attention_map.part]}" if totals[attention_map.part] > 1 else ""
+        numbered.append(attention_map._replace(part=f"{attention_map.part}{step}"))
+    return numbered
+
+
+def _pool_labels(labels: tuple[str, ...], size: int) -> tuple[str, ...]:
+    """One label for every `size` labels: the first and the last of them."""
+    if size == 1:
+        return labels
+    groups = [labels[start : start + size] for start in range(0, len(labels), size)]
+    return tuple(f"{group[0].strip()} … {group[-1].strip()}" for group in groups)
+
+
+def _title(model: Model) -> str:
+    """The recipe and the size of a model."""
+    spec = getattr(model, "spec", None)
+    recipe = RECIPES[spec.recipe].card.title if spec is not None and spec.recipe in RECIPES else model_name(model)
+    return f"{recipe}, {sum(weight.numel() for weight in model.parameters()):,} parameters"

@@ -1,0 +1,90 @@
+"""Attention weights as few bytes: levels relative to the largest weight of a row, compressed, and pooled if large."""
+
+import base64
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+POSITIVE_LEVELS, SIGNED_LEVELS = 255, 127
+
+MAX_ENCODED_CHARACTERS = 4 * 2**20
+"""The most base64 characters of all weights of one model."""
+
+
+MAX_WEIGHTS = 16 * 2**20
+"""The most weights of one model that a browser unpacks."""
+
+
+class WeightLevels(NamedTuple):
+    """Weights as integers from -127 to 127, or from 0 to 255 if none is negative, and the scale of each row.
+
+    A weight is the level times the scale of its row over the highest level. Level 0 is exactly 0.
+    """
+
+    scales: Float[Tensor, "h l"]
+    levels: Int[Tensor, "h l s"]
+
+    @property
+    def is_signed(self) -> bool:
+        return self.levels.dtype == torch.int8
+
+
+class EncodedWeights(NamedTuple):
+    """All scales as float32, then all levels as bytes, both in the order of the maps: deflated, in base64.
+
+    Each level stands for `pooling` x `pooling` weights.
+    """
+
+    text: str
+    levels: list[WeightLevels]
+    pooling: int
+
+
+def encode_weights(
+    maps: Sequence[Float[Tensor, "_ _ _"]], max_characters: int = MAX_ENCODED_CHARACTERS
+) -> EncodedWeights:
+    """Encode maps of weights (h, l, s); if they take more than `max_characters`, they are pooled until they do not.
+
+    Pooling takes the largest weight, because a mean would hide heads that attend to single tokens.
+    """
+    pooling = 1
+    while True:
+        if sum(weights.numel() for weights in maps) > MAX_WEIGHTS * pooling**2:
+            pooling *= 2
+            continue
+        levels = [quantize_weights(pool_largest(weights, pooling)) for weights in maps]
+        scales = b"".join(map_levels.scales.numpy().astype("<f4").tobytes() for map_levels in levels)
+        cells = b"".join(map_levels.levels.numpy().tobytes() for map_levels in levels)
+        text = deflate(scales + cells)
+        if len(text) <= max_characters:
+            return EncodedWeights(text, levels, pooling)
+        pooling *= 2
+
+
+def deflate(content: bytes) -> str:
+    """Compressed bytes in base64, which the page unpacks."""
+    return base64.b64encode(zlib.compress(content, 9)).decode("ascii")
+
+
+def quantize_weights(weights: Float[Tensor, "h l s"]) -> WeightLevels:
+    """Each row as levels of its largest absolute weight; a weight that is not 0 has no level 0."""
+    scales, is_signed = weights.abs().amax(-1), bool((weights < 0).any())
+    highest = SIGNED_LEVELS if is_signed else POSITIVE_LEVELS
+    # a row of zeros divided by 1 stays zero
+    shares = weights / scales.masked_fill(scales == 0, 1.0)[..., None]
+    levels = (shares.abs() * highest).round().clamp(min=1) * shares.sign()
+    return WeightLevels(scales, levels.to(torch.int8 if is_signed else torch.uint8))
+
+
+def pool_largest(weights: Float[Tensor, "h l s"], size: int) -> Float[Tensor, "h m n"]:
+    """The weight with the largest absolute value of each `size` x `size` square; the last squares may be smaller."""
+    if size == 1:
+        return weights
+    highest = F.max_pool2d(weights, size, ceil_mode=True)
+    lowest = -F.max_pool2d(-weights, size, ceil_mode=True)
+    return torch.where(highest >= -lowest, highest, lowest)

@@ -1,0 +1,24 @@
+"""view: a page for a run."""
+
+from pathlib import Path
+
+from commands import Cli
+
+
+def test_a_run_gives_a_page(cli: Cli, pairs_run: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = cli("view", str(pairs_run), "red tan", "--answer", "nat", "--out", str(page))
+    assert result.code == 0, result.err
+    content = page.read_text(encoding="utf-8")
+    assert "decoder.0.cross" in content
+    assert str(pairs_run) in content
+
+
+def test_mistakes_write_nothing(cli: Cli, text_run: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = cli("view", str(text_run), "the", "--answer", "cat", "--out", str(page))
+    assert (result.code, page.exists()) == (2, False)
+    assert "only an encoder-decoder writes an answer" in result.err
+    result = cli("view", str(text_run), "the", "--out", str(tmp_path / "page.pdf"))
+    assert result.code == 2
+    assert "page.pdf must end in .html" in result.err

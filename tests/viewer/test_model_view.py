@@ -1,0 +1,88 @@
+"""What a page shows of each recipe, and what it says of those that have nothing to show."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pages import ALPHABET, trained
+
+import manyformer as mf
+from manyformer.check.tiny_models import build_tiny
+from manyformer.data.tokenizer_kinds import train_tokenizer
+from manyformer.errors import UserError
+from manyformer.recipes.registry import task_of
+from manyformer.viewer.model_view import view_text
+
+WITHOUT_ATTENTION = {"fnet"}
+READ_NO_TEXT = {
+    *("compose-images", "decision-transformer", "gtrxl", "image-transformer", "image-transformer-2d", "lstm-policy"),
+    *("mlp-mixer", "structural", "vit"),
+}
+
+
+def tiny(name: str) -> Any:
+    tokenizer = train_tokenizer("char", [ALPHABET])
+    keywords = {"vocab": tokenizer.vocab} if "vocab" in mf.recipes()[name].signature.parameters else {}
+    model = build_tiny(name, keywords, 0)
+    model.tokenizer = tokenizer
+    return model
+
+
+@pytest.mark.parametrize("name", sorted(mf.recipes()))
+def test_every_recipe_gives_a_page_or_one_sentence(name: str) -> None:
+    model = tiny(name)
+    answer = "ba" if task_of(model).takes_source else None
+    if name in WITHOUT_ATTENTION | READ_NO_TEXT:
+        with pytest.raises(UserError, match="nothing to show" if name in WITHOUT_ATTENTION else "reads no plain text"):
+            view_text(model, "abc")
+        return
+    view = view_text(model, "abcd abc", answer)
+    record = json.loads(json.dumps(view.as_json()))
+    assert record["maps"]
+    for recorded, attention_map in zip(record["maps"], view.maps, strict=True):
+        lengths = [len(record["sequences"][recorded[side]]) for side in ("rows", "columns")]
+        assert attention_map.weights.shape == (recorded["heads"], *lengths)
+
+
+def test_a_map_says_how_its_weights_are_computed_otherwise() -> None:
+    causal = view_text(trained("transformer-lm"), "abc").notes["body.0.attention"]
+    assert causal.startswith("62% of all pairs have a weight. Computed by sdpa: causal")
+    assert "implied" in view_text(trained("linear-transformer"), "abc").notes["body.0.attention"]
+
+
+def test_the_columns_of_a_linformer_are_slots_also_if_there_are_as_many_as_tokens() -> None:
+    model = trained("linformer", projected_length=5, top_projected_length=5, max_length=16)
+    view = view_text(model, "abc")
+    assert [attention_map.keys for attention_map in view.maps] == ["slots", "slots"]
+    assert view.maps[0].columns == tuple(f"slot {number}" for number in range(5))
+
+
+def test_labels_are_complete_and_visible() -> None:
+    view = view_text(trained("transformer-lm"), "a \nb")
+    assert view.maps[0].rows == ("<bos>", "a", " ", "↵", "b")
+
+
+def test_a_text_that_is_too_long_is_refused() -> None:
+    with pytest.raises(UserError, match="the input has 2050 tokens, but a page shows at most 2048"):
+        view_text(trained("transformer-lm"), "a" * 2049)
+
+
+def test_a_notebook_shows_the_page_in_a_frame_that_it_cannot_leave(tmp_path: Path) -> None:
+    page = mf.view(trained("transformer-lm"), 'a "b" <c>')
+    frame = page._repr_html_()
+    assert re.fullmatch(r'<iframe srcdoc="[^"<>]*" sandbox="allow-scripts" [^>]*></iframe>', frame)
+    page.save(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page.html
+    with pytest.raises(UserError, match=r"page.txt must end in .html"):
+        page.save(tmp_path / "page.txt")
+
+
+def test_several_models_are_shown_by_name() -> None:
+    torch.manual_seed(0)
+    html = mf.view({"first": trained("transformer-lm"), "second": trained("alibi")}, "abc").html
+    data = json.loads(html.split('id="data">')[1].split("</script>")[0])
+    assert [run["name"] for run in data["runs"]] == ["first", "second"]
+    assert data["runs"][1]["title"].startswith("ALiBi, ")
