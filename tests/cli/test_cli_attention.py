@@ -14,6 +14,9 @@ def test_a_translation_is_told_with_what_it_looked_at(cli: Cli, pairs_run: Path,
     assert first == f"{pairs_run}: decoder.0.cross, mean of 2 heads"
     assert [row.split()[0] for row in rows] == ["n", "a", "t", "<eos>"]
     assert picture.stat().st_size > 1000
+    assert "relative to the largest weight of their row" in told.err
+    heads = lines(cli("attention", str(pairs_run), "red", "--answer", "d", "--heads").out)
+    assert [row for row in heads if ": " in row] == [f"{pairs_run}: decoder.0.cross, head {head}" for head in (0, 1)]
     found = json.loads(cli("attention", str(pairs_run), "red", "--json").out)[str(pairs_run)]
     assert {one["part"] for one in found} == {"encoder.0.attention", "decoder.0.attention", "decoder.0.cross"}
 
@@ -21,5 +24,6 @@ def test_a_translation_is_told_with_what_it_looked_at(cli: Cli, pairs_run: Path,
 def test_mistakes_are_told(cli: Cli, text_run: Path, trees_run: Path) -> None:
     assert cli("attention", str(text_run), "the cat").code == 0
     assert "only an encoder-decoder writes" in cli("attention", str(text_run), "the", "--answer", "cat").err
+    assert "layer (9) must be 1 to 1" in cli("attention", str(text_run), "the", "--layer", "9").err
     assert "there is no part 'cross'" in cli("attention", str(text_run), "the", "--module", "cross").err
     assert "tagging reads no plain text" in cli("attention", str(trees_run), "cats").err

@@ -1,5 +1,7 @@
 """What models look at: the weights that are told are those that they use, and each finds its tokens."""
 
+import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import torch
 import manyformer as mf
 from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.errors import UserError
-from manyformer.view.attention_maps import AttentionMap, attention_maps, describe_map, draw_maps, select_map
+from manyformer.view.attention_maps import AttentionMap, attention_maps, describe_map, draw_maps, row_shares, select_map
 from perturbing import perturb
 
 TEXT = "abcdabcdefgh abc"
@@ -75,17 +77,44 @@ def test_a_text_looks_at_itself(name: str) -> None:
 
 def test_a_part_is_chosen_by_name_and_number() -> None:
     found = attention_maps(built("transformer", **SMALL), "abcd", "ab")
-    assert select_map(found).part == select_map(found, layer=9).part == "decoder.1.cross"
+    assert select_map(found).part == select_map(found, layer=2).part == "decoder.1.cross"
     assert select_map(found, layer=1).part == "decoder.0.cross"
     assert select_map(found, part="encoder", layer=1).part == "encoder.0.attention"
     with pytest.raises(UserError, match=r"no part 'encodr'; known: decoder\.0\.attention, "):
         select_map(found, part="encodr")
+    with pytest.raises(UserError, match=r"layer \(9\) must be 1 to 2: .* are decoder\.0\.cross, decoder\.1\.cross"):
+        select_map(found, layer=9)
 
 
 def test_the_text_form_names_what_is_looked_at_most() -> None:
     weights = torch.tensor([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.1, 0.9]]])
-    told = describe_map(AttentionMap("x", ("ja", "nein"), ("yes", "no"), weights, is_cross_attention=True))
-    assert told.splitlines() == ["  ja ▒▒ yes 50%", "nein ░▓ no 70%"]
+    attention = AttentionMap("x", ("ja", "nein"), ("yes", "no"), weights, is_cross_attention=True)
+    assert describe_map(attention).splitlines() == ["  ja ██ yes 50%", "nein ▒█ no 70%"]
+    assert describe_map(attention, 0).splitlines() == ["  ja █· yes 100%", "nein ██ yes 50%"]
+    assert describe_map(attention, 1).splitlines() == ["  ja ·█ no 100%", "nein ░█ no 90%"]
+
+
+def test_small_weights_of_long_rows_are_visible() -> None:
+    weights = torch.full((1, 1, 100), 0.005)
+    weights[0, 0, 7] = 0.505
+    shares = row_shares(weights)
+    assert shares[0, 0, 7] == 1
+    assert shares[0, 0, 0] == pytest.approx(0.005 / 0.505)
+    assert not row_shares(torch.zeros(1, 1, 3)).any()
+
+
+def test_a_title_is_not_wider_than_its_panel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Any] = []
+    module = sys.modules[draw_maps.__module__]
+    monkeypatch.setattr(module, "write_picture", lambda figure, path: figures.append(figure))
+    narrow = AttentionMap("decoder.0.cross", ("a",), ("b", "c"), torch.rand(5, 1, 2), is_cross_attention=True)
+    draw_maps({"a-folder-with-a-rather-long-name": narrow}, tmp_path / "heads.png", per_head=True)
+    [figure] = figures
+    figure.canvas.draw()
+    boxes = [axis.title.get_window_extent() for axis in figure.axes if axis.get_title()]
+    assert len(boxes) == 5
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.width for box in boxes)
+    assert all(left.x1 <= right.x0 for left, right in pairwise(boxes[:4]))
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pages import random_weights, self_map, trained, view_of
 
-from manyformer.view.attention_maps import AttentionMap
+from manyformer.view.attention_maps import NO_WEIGHT_COLOR, WEIGHT_COLORS, AttentionMap
 from manyformer.view.token_counts import TokenCounts
 from manyformer.viewer.model_view import ModelView, view_text
 from manyformer.viewer.page import render_page
@@ -19,8 +19,8 @@ from manyformer.viewer.weight_encoding import quantize_weights
 CHROMIUM = Path("/usr/bin/chromium")
 Open = Callable[..., Any]
 
-# the first and the last color of the ramps of page.js, which show the smallest and the largest weight
 LIGHT, DARK = {"first": (247, 249, 227), "last": (59, 6, 80)}, {"first": (37, 28, 64), "last": (253, 231, 37)}
+"""The first and the last color of the ramps of page.js, which show the smallest and the largest weight."""
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +99,12 @@ def test_the_browser_reads_the_weights_that_were_written(show: Open) -> None:
             torch.testing.assert_close(torch.tensor(read), expected[head].flatten(), rtol=1e-6, atol=1e-7)
         mean = page.evaluate(f"[...panels[0].maps[{index}].read(-1).weights]")
         torch.testing.assert_close(torch.tensor(mean), expected.mean(0).flatten(), rtol=1e-5, atol=1e-6)
+
+
+def test_the_page_and_the_pictures_have_the_same_colors(show: Open) -> None:
+    page = show(view_of(self_map(random_weights(1, 3))))
+    assert page.evaluate("COLORS.light") == list(WEIGHT_COLORS)
+    assert page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--blank')") == NO_WEIGHT_COLOR
 
 
 def test_a_text_that_looks_like_markup_is_shown_as_text(show: Open) -> None:

@@ -8,6 +8,7 @@ from typer import Argument, Option
 from manyformer.cli.app import USE, command
 from manyformer.cli.console import print_json, print_note, print_result, print_table, status_line
 from manyformer.cli.model_arguments import load_model
+from manyformer.cli.prompt_input import read_argument
 from manyformer.cli.shared_options import AnswerOption, DeviceOption, JsonOption, PictureOption, RunArgument
 from manyformer.errors import UserError
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 )
 def attention(
     run: RunArgument,
-    text: Annotated[str | None, Argument(help="The input text; not with --regions.")] = None,
+    text: Annotated[str | None, Argument(help="The input text, - for standard input; not with --regions.")] = None,
     *,
     answer: AnswerOption = None,
     compare: Annotated[list[str] | None, Option(help="Another run to show; may be given several times.")] = None,
@@ -32,7 +33,7 @@ def attention(
         str | None, Option(help="Modules whose name contains this, such as encoder; cross-attention unless given.")
     ] = None,
     layer: Annotated[int | None, Option(min=1, help="Which of these modules, from 1; the last unless given.")] = None,
-    heads: Annotated[bool, Option("--heads", help="Draw each head separately instead of their mean.")] = False,
+    heads: Annotated[bool, Option("--heads", help="Show each head separately instead of their mean.")] = False,
     out: PictureOption = None,
     regions: Annotated[bool, Option("--regions", help="A run with a memory: attention to each region.")] = False,
     device: DeviceOption = None,
@@ -40,9 +41,9 @@ def attention(
 ) -> None:
     """Show the attention weights of a layer, or the alignment of a recurrent decoder, for a text.
 
-    For a translation model rows are target tokens and columns source tokens; otherwise both are the text. Each line
-    ends in the token with the largest weight. With --compare, several models read the same text. With --regions, a run
-    with a memory reads its own held-out text."""
+    For a translation model rows are target tokens and columns source tokens; otherwise both are the text. Cells are
+    relative to the largest weight of their row, which ends the line with its token. With --compare, several models read
+    the same text. With --regions, a run with a memory reads its own held-out text."""
     from manyformer.view.attention_maps import attention_maps, describe_map, draw_maps, select_map
 
     if regions:
@@ -50,14 +51,20 @@ def attention(
         return
     if text is None:
         raise UserError("the model needs a text to read; give one, or --regions for a run with a memory")
+    text = read_argument(text)
     maps = {name: attention_maps(load_model(name, device), text, answer) for name in (run, *(compare or []))}
     if as_json:
         print_json({name: [_record(attention_map) for attention_map in maps[name]] for name in maps})
         return
     selected = {name: select_map(model_maps, part=module, layer=layer) for name, model_maps in maps.items()}
+    print_note("cells are relative to the largest weight of their row, given at its end; · is a weight of exactly 0")
     for name, attention_map in selected.items():
-        mean = f", mean of {len(attention_map.weights)} heads" if len(attention_map.weights) > 1 else ""
-        print_result(f"{name}: {attention_map.part}{mean}", describe_map(attention_map), "")
+        title, count = f"{name}: {attention_map.part}", len(attention_map.weights)
+        if heads and count > 1:
+            for head in range(count):
+                print_result(f"{title}, head {head}", describe_map(attention_map, head), "")
+        else:
+            print_result(f"{title}, mean of {count} heads" if count > 1 else title, describe_map(attention_map), "")
     if out is not None:
         draw_maps(_shorten_titles(selected), out, per_head=heads)
         print_note(f"wrote {out}")

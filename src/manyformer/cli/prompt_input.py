@@ -29,6 +29,11 @@ def read_prompts(prompt: str | None, *, lines: bool) -> list[str]:
     return prompts
 
 
+def read_argument(text: str) -> str:
+    """A text on the command line, or all of standard input for "-". Raises UserError for bytes that are not UTF-8."""
+    return read_text().removesuffix("\n") if text == "-" else text
+
+
 def read_text() -> str:
     """All of standard input as text. Raises UserError for more than `MAX_PROMPT_BYTES`."""
     from manyformer.data.text_encoding import decode_text

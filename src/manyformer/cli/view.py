@@ -8,6 +8,7 @@ from typer import Argument, Option
 from manyformer.cli.app import USE, command
 from manyformer.cli.console import print_note
 from manyformer.cli.model_arguments import load_model
+from manyformer.cli.prompt_input import read_argument
 from manyformer.cli.shared_options import AnswerOption, DeviceOption, RunArgument
 
 
@@ -18,7 +19,7 @@ from manyformer.cli.shared_options import AnswerOption, DeviceOption, RunArgumen
 )
 def view(
     run: RunArgument,
-    text: Annotated[str, Argument(help="The input text.")],
+    text: Annotated[str, Argument(help="The input text, - for standard input.")],
     *,
     answer: AnswerOption = None,
     compare: Annotated[
@@ -33,5 +34,6 @@ def view(
     """
     from manyformer.viewer import view as make_page
 
-    make_page({name: load_model(name, device) for name in (run, *(compare or []))}, text, answer).save(out)
+    models = {name: load_model(name, device) for name in (run, *(compare or []))}
+    make_page(models, read_argument(text), answer).save(out)
     print_note(f"wrote {out}")

@@ -1,6 +1,8 @@
 """Attention weights of a trained model for a text, as a figure and as text for the terminal."""
 
+import math
 import operator
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -22,6 +24,14 @@ from manyformer.view.text_passes import passes_over_text
 
 TOKEN_INCHES = 0.21
 """The size of a token in a figure."""
+
+PANELS_PER_ROW, TITLE_CHARACTERS_PER_INCH = 4, 11
+
+WEIGHT_COLORS = ("#f7f9e3", "#b9dd83", "#4cb87c", "#21818c", "#39508b", "#3b0650")
+"""The colors of weights from the smallest to the largest of a row; the luminance falls."""
+
+NO_WEIGHT_COLOR = "#e9ecf0"
+"""The color of a weight that is exactly 0: masked, or not computed."""
 
 
 KeyKind = Literal["tokens", "source", "summaries", "slots", "blocks"]
@@ -63,7 +73,7 @@ def attention_maps(model: Model, text: str, answer: str | None = None) -> list[A
 def select_map(maps: Sequence[AttentionMap], *, part: str | None = None, layer: int | None = None) -> AttentionMap:
     """Select a map: number `layer` (from 1) of those whose name contains `part`, or of the cross-attention maps if any.
 
-    The default is the last one, also for a `layer` that the model does not have. Raises UserError for an unknown part.
+    The default is the last one. Raises UserError for an unknown part, and for a layer that the model does not have.
     """
     if part is not None:
         candidates = [attention for attention in maps if part in attention.part]
@@ -71,45 +81,65 @@ def select_map(maps: Sequence[AttentionMap], *, part: str | None = None, layer: 
             raise UserError(f"there is no part '{part}'; {suggest_names(part, [attention.part for attention in maps])}")
     else:
         candidates = [attention for attention in maps if attention.is_cross_attention] or list(maps)
-    return candidates[-1 if layer is None else min(layer, len(candidates)) - 1]
+    if layer is not None and not 1 <= layer <= len(candidates):
+        names = ", ".join(attention.part for attention in candidates)
+        raise UserError(f"layer ({layer}) must be 1 to {len(candidates)}: the modules to choose from are {names}")
+    return candidates[-1 if layer is None else layer - 1]
 
 
-def describe_map(attention: AttentionMap) -> str:
-    """A map as text: a line for each query, with the key that has the largest mean weight, and that weight."""
+def row_shares(weights: Float[Tensor, "*h l s"]) -> Float[Tensor, "*h l s"]:
+    """Weights relative to the largest absolute weight of their row, as all pictures show them; 0 in a row of zeros."""
+    largest = weights.abs().amax(-1, keepdim=True)
+    return weights / largest.masked_fill(largest == 0, 1.0)
+
+
+def describe_map(attention: AttentionMap, head: int | None = None) -> str:
+    """The mean of the heads, or one head, as text: a line for each query, with its largest weight and that key.
+
+    The cells of a line are relative to its largest weight; only a weight of exactly 0 has the character for that.
+    """
+    weights = attention.weights.mean(0) if head is None else attention.weights[head]
     label_width, lines = max(map(len, attention.rows)), []
-    for token, row in zip(attention.rows, attention.weights.mean(0).tolist()):
-        cells = "".join(SHADES[min(4, int(5 * weight))] for weight in row)
-        share, column = max(zip(row, attention.columns), key=operator.itemgetter(0))
-        lines.append(f"{token:>{label_width}} {cells} {column} {share:.0%}")
+    for token, row, shares in zip(attention.rows, weights.tolist(), row_shares(weights).abs().tolist()):
+        cells = "".join(SHADES[min(4, math.ceil(4 * share))] for share in shares)
+        largest, column = max(zip(row, attention.columns), key=operator.itemgetter(0))
+        lines.append(f"{token:>{label_width}} {cells} {column} {largest:.0%}")
     return "\n".join(lines)
 
 
 def draw_maps(maps: dict[str, AttentionMap], path: str | Path, *, per_head: bool = False) -> None:
     """Draw maps side by side, titled with their names: the mean over heads or, with `per_head`, a panel for each head.
 
-    The suffix of `path` decides the format (.png, .svg or .pdf).
+    Colors are relative to the largest weight of each row. The suffix of `path` decides the format (.png, .svg or .pdf).
     """
+    from matplotlib.colors import LinearSegmentedColormap
+
     check_picture(Path(path))
     contents = list(_panel_contents(maps, per_head=per_head))
     width = max(len(attention.columns) for attention, _, _ in contents) * TOKEN_INCHES + 1.4
     height = max(len(attention.rows) for attention, _, _ in contents) * TOKEN_INCHES + 2.0
+    panels_per_row = min(len(contents), PANELS_PER_ROW)
     # the color bar takes 0.8 inches
-    width = max(width, PANEL_INCHES[0] / 2) + 0.8 / len(contents)
-    figure, axes = panels(1, len(contents), (width, height), grid=False)
+    width = max(width, PANEL_INCHES[0] / 2) + 0.8 / panels_per_row
+    figure, axes = panels(-(-len(contents) // panels_per_row), panels_per_row, (width, height), grid=False)
+    colors = LinearSegmentedColormap.from_list("weights", WEIGHT_COLORS).with_extremes(bad=NO_WEIGHT_COLOR)
     for axis, (attention, weights, title) in zip(axes, contents):
-        axis.imshow(weights.numpy(), cmap="Blues", vmin=0, vmax=1)
+        shares = row_shares(weights).abs()
+        axis.imshow(shares.masked_fill(shares == 0, torch.nan).numpy(), cmap=colors, vmin=0, vmax=1)
         axis.set_xticks(range(len(attention.columns)), attention.columns, rotation=90)
         axis.set_yticks(range(len(attention.rows)), attention.rows)
         axis.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=2, labelsize=8)
-        axis.set_title(title, fontsize=9)
-    figure.colorbar(axes[0].images[0], ax=axes, shrink=0.9, pad=0.01, label="attention weight")
+        axis.set_title(textwrap.fill(title, int(width * TITLE_CHARACTERS_PER_INCH)), fontsize=9)
+    for axis in axes[len(contents) :]:
+        axis.set_axis_off()
+    figure.colorbar(axes[0].images[0], ax=axes, shrink=0.9, pad=0.01, label="weight / largest weight of its row")
     write_picture(figure, Path(path))
 
 
 def _panel_contents(maps: dict[str, AttentionMap], *, per_head: bool) -> Iterator[tuple[AttentionMap, Tensor, str]]:
     for name, attention in maps.items():
         heads = len(attention.weights)
-        title = f"{name}\n{attention.part}"
+        title = f"{name}: {attention.part}"
         if not per_head or heads == 1:
             yield attention, attention.weights.mean(0), title if heads == 1 else f"{title}, mean of {heads} heads"
             continue

@@ -160,12 +160,12 @@ function drawTokens(panel, map) {
   return (query, key, row, maximum) => {
     slider.value = query;
     position.textContent = `${query + 1} of ${rows}`;
-    keys.forEach((node, k) => ([node.style.background, node.style.color] = cssColor(row[k], maximum)));
+    const target = isSquare ? query : key;
+    keys.forEach((node, k) => paint(node, row[k], maximum));
     queries.forEach((node, q) => {
       node.classList.toggle("query", q === query);
       node.classList.toggle("later", map.keys === "source" && q > query);
-      const target = isSquare ? query : key;
-      node.style.borderBottomColor = target < 0 ? "transparent" : cssColor(weights[q * columns + target], largest[q])[0];
+      underline(node, target < 0 ? null : weights[q * columns + target], largest[q]);
     });
   };
 }

@@ -51,12 +51,24 @@ function shade(weight, rowMaximum) {
   return weight === 0 ? -1 : clamp(Math.round(255 * Math.abs(share)), 0, 255);
 }
 
-function cssColor(weight, rowMaximum) {
-  const level = shade(weight, rowMaximum), table = RAMPS[isDark() ? "dark" : "light"][weight < 0 ? 1 : 0];
-  if (level < 0) return ["var(--blank)", "var(--ink)"];
-  const [r, g, b] = table.subarray(4 * level, 4 * level + 3);
-  return [`rgb(${r} ${g} ${b})`, 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#10131a" : "#ffffff"];
+/** Shades the background of a node, and its text to contrast; a node that has this shade already is left alone. */
+function paint(node, weight, rowMaximum) {
+  const level = shade(weight, rowMaximum), key = weight < 0 ? -level - 2 : level;
+  if (node.level === key) return;
+  node.level = key;
+  const [r, g, b] = level < 0 ? [] : colorOf(weight, level);
+  node.style.background = level < 0 ? "" : `rgb(${r} ${g} ${b})`;
+  node.style.color = level < 0 ? "" : 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#10131a" : "#ffffff";
 }
+
+function underline(node, weight, rowMaximum) {
+  const level = weight === null ? -1 : shade(weight, rowMaximum), key = weight < 0 ? -level - 2 : level;
+  if (node.underline === key) return;
+  node.underline = key;
+  node.style.borderBottomColor = level < 0 ? "" : `rgb(${colorOf(weight, level).join(" ")})`;
+}
+
+const colorOf = (weight, level) => RAMPS[isDark() ? "dark" : "light"][weight < 0 ? 1 : 0].subarray(4 * level, 4 * level + 3);
 
 /** The maps of a run, each with a function from a head (-1 for their mean) to weights and the largest one of each row. */
 function readMaps(run, buffer) {

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from manyformer.view.attention_maps import row_shares
+
 POSITIVE_LEVELS, SIGNED_LEVELS = 255, 127
 
 MAX_ENCODED_CHARACTERS = 4 * 2**20
@@ -75,8 +77,7 @@ def quantize_weights(weights: Float[Tensor, "h l s"]) -> WeightLevels:
     """Each row as levels of its largest absolute weight; a weight that is not 0 has no level 0."""
     scales, is_signed = weights.abs().amax(-1), bool((weights < 0).any())
     highest = SIGNED_LEVELS if is_signed else POSITIVE_LEVELS
-    # a row of zeros divided by 1 stays zero
-    shares = weights / scales.masked_fill(scales == 0, 1.0)[..., None]
+    shares = row_shares(weights)
     levels = (shares.abs() * highest).round().clamp(min=1) * shares.sign()
     return WeightLevels(scales, levels.to(torch.int8 if is_signed else torch.uint8))
 
