@@ -25,7 +25,7 @@ from manyformer.view.text_passes import passes_over_text
 TOKEN_INCHES = 0.21
 """The size of a token in a figure."""
 
-PANELS_PER_ROW, TITLE_CHARACTERS_PER_INCH = 4, 11
+PANELS_PER_ROW, TITLE_CHARACTERS_PER_INCH = 4, 9
 
 WEIGHT_COLORS = ("#f7f9e3", "#b9dd83", "#4cb87c", "#21818c", "#39508b", "#3b0650")
 """The colors of weights from the smallest to the largest of a row; the luminance falls."""
