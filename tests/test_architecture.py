@@ -55,7 +55,7 @@ LEVELS = [
     {"recipes"},
     {"config"},
     {"data"},
-    {"api", "head_sharing", "interop", "knn_memory", "model_summary"},
+    {"api", "head_sharing", "interop", "knn_memory", "model_summary", "relevance"},
     {"generate"},
     {"train", "check"},
     {"evaluate", "view"},

@@ -1,5 +1,6 @@
-"""`manyformer heads`: what each attention head of a trained model attends to."""
+"""`manyformer heads`: what each attention head of a trained model attends to, and how much the model depends on it."""
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,63 +10,119 @@ from manyformer.cli.app import USE, command
 from manyformer.cli.console import print_heading, print_json, print_note, print_table, status_line
 from manyformer.cli.model_arguments import resolve_device
 from manyformer.cli.shared_options import DeviceOption, JsonOption, PictureOption
+from manyformer.errors import UserError
 
 if TYPE_CHECKING:
-    from manyformer.heads import HeadReport
+    from manyformer.evaluate.eval_data import TrainedRun
+    from manyformer.heads import HeadAnalysis, HeadReport
+    from manyformer.heads.head_grid import HeadGrid
+    from manyformer.models import Model
 
 
 @command(
     USE,
     "manyformer heads runs/translate-multi30k --out heads.png",
     "manyformer heads runs/translate-multi30k --trees en_ewt-ud-test.conllu --save",
+    "manyformer heads runs/translate-multi30k --importance --relevance 50",
+    "manyformer heads runs/images-digits --importance --ablate accuracy --out heads.svg",
     "manyformer heads runs/lm-stdlib --sentences 100 --json",
 )
 def heads(
     run: Annotated[str, Argument(help="The folder of a run.")],
     *,
     trees: Annotated[Path | None, Option(help="A CoNLL-U file with dependency trees, for syntactic heads.")] = None,
-    sentences: Annotated[int, Option(min=1, help="Number of held-out sentences, and of sentences with trees.")] = 1000,
+    importance: Annotated[bool, Option("--importance", help="Also: gradients of the loss for gates of heads.")] = False,
+    ablate: Annotated[
+        str | None,
+        Option(metavar="SCORE", help="Also: the change of loss, or of a score such as bleu, without a head."),
+    ] = None,
+    relevance: Annotated[int, Option(metavar="N", min=0, help="Also: relevance by layers, of N sentences.")] = 0,
+    sentences: Annotated[int, Option(min=1, help="Number of held-out sentences or rows, and of trees.")] = 1000,
     out: PictureOption = None,
     save: Annotated[bool, Option("--save", help="Keep the labels in the run's folder, as heads.json.")] = False,
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What each attention head attends to: confidence, positions, rare tokens, and syntax where trees are given.
+    """What each attention head attends to, and how much the model depends on it, as tables of layers by heads.
 
-    The tables hold the confidence of each head, the mean of its largest weights. A positional head attends to one
-    offset in 90 % of the tokens; a syntactic one exceeds the best fixed offset for a relation by 10 points; the head
-    that attends most often to the least frequent token of a sentence is a rare-word head."""
+    The confidence of a head is the mean of its largest weights. A positional head attends to one offset in 90 % of the
+    tokens; a syntactic one exceeds the best fixed offset for a relation by 10 points; the head that attends most often
+    to the least frequent token of a sentence is a rare-word head. Importance (Michel et al. 2019) is divided by its norm in each layer, relevance by its maximum."""
     from manyformer.evaluate.eval_data import open_run
-    from manyformer.heads import HeadAnalysis, write_head_labels
-    from manyformer.heads.analysed_text import held_out_sentences, token_frequencies, treebank_sentences
+    from manyformer.heads import write_head_labels
     from manyformer.view.figures import check_picture
 
     if out is not None:
         check_picture(out)
     trained = open_run(run)
-    model, frequencies = trained.load_model(resolve_device(device)), token_frequencies(trained)
-    analysis = HeadAnalysis(model, frequencies)
+    model = trained.load_model(resolve_device(device))
+    measures = _measures(trained, model, ablate, relevance, sentences, importance=importance)
     with status_line(f"reading sentences with {run}") as status:
-        for text in held_out_sentences(trained, sentences):
-            analysis.read(text)
-            status(f"reading sentences with {run}: {analysis.sentences:,}")
-        for text, tree in (
-            () if trees is None else treebank_sentences(trained, trees, sentences, max_length=model.max_length)
-        ):
-            analysis.read_tree(text, tree)
-            status(f"reading sentences with {run}: {analysis.sentences:,}, with trees {analysis.trees:,}")
-    reports = analysis.reports()
-    if frequencies is None:
-        print_note(f"{run} has no prepared training data, so the frequencies of tokens are unknown")
+        try:
+            analysis, refusal = _analyse(trained, model, trees, sentences, status), None
+        except UserError as error:
+            # the heads of a model that reads no text can be measured all the same
+            if not measures or trees is not None or save:
+                raise
+            analysis, refusal = None, str(error)
+    values = {name: measure() for name, measure in measures.items()}
+    reports = [] if analysis is None else analysis.reports()
+    if refusal is not None:
+        print_note(refusal)
     if as_json:
-        counts = {"sentences": analysis.sentences, "trees": analysis.trees}
-        print_json({"run": run, **counts, "heads": [_record(report) for report in reports]})
-    else:
-        _print_tables(reports)
+        counts = {} if analysis is None else {"sentences": analysis.sentences, "trees": analysis.trees}
+        print_json({"run": run, **counts, "heads": [_record(report) for report in reports], **values})
+    grids = _grids(reports, values)
+    if not as_json:
+        _print_tables(grids, reports)
     if save:
         print_note(f"wrote {write_head_labels(reports, trained.folder)}")
     if out is not None:
-        _draw(reports, out)
+        from manyformer.heads.head_grid import draw_grids
+
+        draw_grids(grids, out)
+        print_note(f"wrote {out}")
+
+
+def _analyse(
+    trained: "TrainedRun", model: "Model", trees: Path | None, sentences: int, status: Callable[[str], None]
+) -> "HeadAnalysis":
+    """Read the held-out sentences, and those with trees."""
+    from manyformer.heads import HeadAnalysis
+    from manyformer.heads.analysed_text import held_out_sentences, token_frequencies, treebank_sentences
+
+    frequencies = token_frequencies(trained)
+    analysis = HeadAnalysis(model, frequencies)
+    for text in held_out_sentences(trained, sentences):
+        analysis.read(text)
+        status(f"{analysis.sentences:,} sentences")
+    if trees is not None:
+        for text, tree in treebank_sentences(trained, trees, sentences, max_length=model.max_length):
+            analysis.read_tree(text, tree)
+            status(f"{analysis.sentences:,} sentences, {analysis.trees:,} with trees")
+    if frequencies is None:
+        print_note(f"{trained.folder} has no prepared training data, so the frequencies of tokens are unknown")
+    return analysis
+
+
+def _measures(
+    trained: "TrainedRun", model: "Model", ablate: str | None, relevance: int, rows: int, *, importance: bool
+) -> "dict[str, Callable[[], Mapping[str, list[float]]]]":
+    """The requested measures besides the analysis of attention weights, by name."""
+    from manyformer.heads.run_measures import ablation_in_run, importance_in_run, relevance_in_run
+
+    measures: dict[str, Callable[[], Mapping[str, list[float]]]] = {}
+    if importance:
+        measures["importance"] = lambda: _lists(importance_in_run(trained, model, rows))
+    if ablate is not None:
+        measures[f"{ablate} without the head"] = lambda: _lists(ablation_in_run(trained, model, ablate, rows))
+    if relevance:
+        measures["relevance"] = lambda: _lists(relevance_in_run(trained, model, relevance))
+    return measures
+
+
+def _lists(values: Mapping[str, Any]) -> dict[str, list[float]]:
+    return {part: layer.tolist() for part, layer in values.items()}
 
 
 def _record(report: "HeadReport") -> dict[str, Any]:
@@ -74,28 +131,36 @@ def _record(report: "HeadReport") -> dict[str, Any]:
     return {**report._asdict(), "offset": offset, "rare": rare, "syntax": syntax}
 
 
-def _print_tables(reports: "list[HeadReport]") -> None:
-    """A table for each kind of attention, layers by heads, and a line for each head that has a label."""
-    from manyformer.heads.head_grid import grid_rows, head_grids
+def _grids(
+    reports: "Sequence[HeadReport]", values: Mapping[str, Mapping[str, Sequence[float]]]
+) -> "dict[str, list[HeadGrid]]":
+    """The grids of each measure, those of confidence with labels."""
+    from manyformer.heads.head_grid import head_grids
 
-    confidences, labels = _by_part(reports)
-    for grid in head_grids(confidences, labels):
-        print_heading(f"confidence: {grid.kind}")
-        width = max(map(len, grid.values))
-        print_table(("layer", *(f"head {head}" for head in range(width))), grid_rows(grid))
-    rows = [(report.part, report.head, *_evidence(report)) for report in reports if report.labels]
-    if rows:
-        print_heading("evidence")
-        print_table(("layer", "head", "offset", "relation", "rare tokens"), rows, right=(1,))
-
-
-def _by_part(reports: "list[HeadReport]") -> tuple[dict[str, list[float]], dict[str, list[str]]]:
     confidences: dict[str, list[float]] = {}
     labels: dict[str, list[str]] = {}
     for report in reports:
         confidences.setdefault(report.part, []).append(report.confidence)
         labels.setdefault(report.part, []).append(", ".join(report.labels))
-    return confidences, labels
+    grids = {"confidence": head_grids(confidences, labels)} if reports else {}
+    for name, layers in values.items():
+        grids[name] = head_grids(layers, {part: [""] * len(layer) for part, layer in layers.items()})
+    return grids
+
+
+def _print_tables(grids: "Mapping[str, Sequence[HeadGrid]]", reports: "Sequence[HeadReport]") -> None:
+    """A table for each measure and kind of attention, layers by heads, and a line for each head that has a label."""
+    from manyformer.heads.head_grid import grid_rows
+
+    for measure, measure_grids in grids.items():
+        for grid in measure_grids:
+            print_heading(f"{measure}: {grid.kind}")
+            width = max(map(len, grid.values))
+            print_table(("layer", *(f"head {head}" for head in range(width))), grid_rows(grid))
+    rows = [(report.part, report.head, *_evidence(report)) for report in reports if report.labels]
+    if rows:
+        print_heading("evidence")
+        print_table(("layer", "head", "offset", "relation", "rare tokens"), rows, right=(1,))
 
 
 def _evidence(report: "HeadReport") -> tuple[str, str, str]:
@@ -110,11 +175,3 @@ def _evidence(report: "HeadReport") -> tuple[str, str, str]:
         f"best offset {score.offset:+d} {score.baseline:.0%}",
         "" if rare is None else f"{rare.least:.0%}, chance {rare.chance:.0%}",
     )
-
-
-def _draw(reports: "list[HeadReport]", out: Path) -> None:
-    from manyformer.heads.head_grid import draw_grids, head_grids
-
-    confidences, labels = _by_part(reports)
-    draw_grids(head_grids(confidences, labels), out, measure="confidence")
-    print_note(f"wrote {out}")

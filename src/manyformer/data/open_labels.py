@@ -72,8 +72,8 @@ class LabelsPipeline(TablePipeline[LabelsData]):
         return LabelledDataset(*shards)
 
     def held_out(self, split: str | None) -> EvaluationData:
-        name = super().held_out(split).name
-        return EvaluationData(name, None, tuple(read_examples(self.request.cache, name)))
+        evaluation = super().held_out(split)
+        return evaluation._replace(examples=tuple(read_examples(self.request.cache, evaluation.name)))
 
     def from_file(self, path: EvaluationPath) -> EvaluationData:
         # as strings alone, so that a label that does not occur in training is an error of the model

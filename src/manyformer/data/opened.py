@@ -37,7 +37,7 @@ class HeldOutExample(NamedTuple):
 
 
 class EvaluationData(NamedTuple):
-    """The data to score: its name, its batches (None for labelled texts), and pairs or labelled texts as strings.
+    """The data to score: its name, its batches (None for a file of labelled texts), and pairs or labelled texts.
 
     `text` are the tokens by document, or the sources of pairs, in the order of `examples`; None for other data.
     """

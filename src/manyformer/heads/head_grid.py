@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from manyformer.view.figures import check_picture, panels, write_picture
 
@@ -47,29 +47,41 @@ def grid_rows(grid: HeadGrid) -> list[tuple[str, ...]]:
     return rows
 
 
-def draw_grids(grids: Sequence[HeadGrid], path: str | Path, *, measure: str) -> None:
-    """Draw the grids one above the other on the scale 0 to 1, or to the largest value if that is above 1.
+def draw_grids(grids: Mapping[str, Sequence[HeadGrid]], path: str | Path) -> None:
+    """Draw the grids of each measure in a column, one kind of attention above the other, with one scale per measure.
 
-    The suffix of `path` decides the format (.png, .svg or .pdf). Raises UserError for another one."""
+    A scale begins at 0, or at the smallest value if that is negative. The suffix of `path` decides the format (.png,
+    .svg or .pdf). Raises UserError for another one."""
     check_picture(Path(path))
-    columns = max(len(row) for grid in grids for row in grid.values)
-    rows = max(len(grid.parts) for grid in grids)
-    label_inches = 0.09 * max(len(part) for grid in grids for part in grid.parts)
+    all_grids = [grid for measure_grids in grids.values() for grid in measure_grids]
+    columns, rows = max(len(row) for grid in all_grids for row in grid.values), max(len(g.parts) for g in all_grids)
+    label_inches = 0.09 * max(len(part) for grid in all_grids for part in grid.parts)
     inches = (columns * CELL_INCHES[0] + label_inches + 1.2, rows * CELL_INCHES[1] + 0.9)
-    figure, axes = panels(len(grids), 1, inches, grid=False)
-    largest = max([1.0, *(value for grid in grids for row in grid.values for value in row if not math.isnan(value))])
-    for axis, grid in zip(axes, grids, strict=True):
-        padded = [[*row, *[math.nan] * (columns - len(row))] for row in grid.values]
-        axis.imshow(padded, cmap="Blues", vmin=0, vmax=largest, aspect="auto")
-        axis.set_yticks(range(len(grid.parts)), grid.parts)
-        axis.set_xticks(range(columns))
-        axis.tick_params(length=0, labelsize=8)
-        axis.set_title(grid.kind, fontsize=10)
-        for row, (values, texts) in enumerate(zip(grid.values, grid.texts, strict=True)):
-            for column, (value, text) in enumerate(zip(values, texts, strict=True)):
-                color = "white" if value > 0.6 * largest else "black"
-                label = f"{value:.2f}\n{text}".rstrip()
-                axis.text(column, row, label, ha="center", va="center", fontsize=7, color=color)
-    axes[-1].set_xlabel("head")
-    figure.colorbar(axes[0].images[0], ax=axes, shrink=0.9, pad=0.01, label=measure)
+    kinds = max(map(len, grids.values()))
+    figure, axes = panels(kinds, len(grids), inches, grid=False)
+    for column, (measure, measure_grids) in enumerate(grids.items()):
+        measure_axes = axes[column :: len(grids)]
+        values = [value for grid in measure_grids for row in grid.values for value in row]
+        scale = (min(0.0, *values), max(values, default=0.0) or 1.0)
+        for axis, grid in zip(measure_axes, measure_grids):
+            _draw_grid(axis, grid, columns, scale)
+            axis.set_title(f"{measure}: {grid.kind}", fontsize=10)
+        for axis in measure_axes[len(measure_grids) :]:
+            axis.set_axis_off()
+        measure_axes[len(measure_grids) - 1].set_xlabel("head")
+        figure.colorbar(measure_axes[0].images[0], ax=measure_axes, shrink=0.9, pad=0.01, label=measure)
     write_picture(figure, Path(path))
+
+
+def _draw_grid(axis: Any, grid: HeadGrid, columns: int, scale: tuple[float, float]) -> None:
+    padded = [[*row, *[math.nan] * (columns - len(row))] for row in grid.values]
+    smallest, largest = scale
+    axis.imshow(padded, cmap="Blues", vmin=smallest, vmax=largest, aspect="auto")
+    axis.set_yticks(range(len(grid.parts)), grid.parts)
+    axis.set_xticks(range(columns))
+    axis.tick_params(length=0, labelsize=8)
+    for row, (values, texts) in enumerate(zip(grid.values, grid.texts, strict=True)):
+        for column, (value, text) in enumerate(zip(values, texts, strict=True)):
+            color = "white" if value > smallest + 0.6 * (largest - smallest) else "black"
+            label = f"{value:.2f}\n{text}".rstrip()
+            axis.text(column, row, label, ha="center", va="center", fontsize=7, color=color)

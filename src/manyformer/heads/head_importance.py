@@ -32,8 +32,9 @@ def head_importance(model: Model, batches: Iterable[Batch], *, rows_continue: bo
     """The mean over rows of |d loss / d gate| of each head, at gates of 1 (Michel et al. 2019, equation 5 of sec. 4.1).
 
     The loss of a row is the sum over its targets, in nats, without label smoothing and dropout. Absolute values are
-    taken for each row: those of a mean over rows would cancel. `rows_continue` states that row r of each batch continues
-    row r of the previous one. Gradients of the model are cleared. Raises UserError for a model without heads."""
+    taken for each row: those of a mean over rows would cancel. `rows_continue` states that row r of each batch
+    continues row r of the previous one. Gradients of the model are cleared. Raises UserError for a model without
+    heads."""
     layers = _layers(model)
     totals = {name: torch.zeros(heads, dtype=torch.float64) for name, heads in layers.items()}
     rows, carried = 0, CarriedState(model, rows_continue=rows_continue)
@@ -44,7 +45,7 @@ def head_importance(model: Model, batches: Iterable[Batch], *, rows_continue: bo
             gates = {name: nn.Parameter(torch.ones(row_count, heads)) for name, heads in layers.items()}
             with gated_heads(model, gates):
                 loss = model.loss(batch, state=carried.state_for(batch))
-                loss.total.backward()
+                torch.autograd.backward(loss.total)
             carried.update(loss)
             rows += row_count
             for name, gate in gates.items():
@@ -92,8 +93,8 @@ def integrated_gate_gradients(
 ) -> HeadValues:
     """The integral of d output / d gate of each head along the line from all gates 0 to all gates 1.
 
-    Sundararajan et al. (2017, section 3). By Gauss-Legendre quadrature, which halves the interval with the largest error
-    until the sum over heads equals the change of the output up to `tolerance`, or `MAX_INTERVALS` are reached:
+    Sundararajan et al. (2017, section 3). By Gauss-Legendre quadrature, which halves the interval with the largest
+    error until the sum over heads equals the change of the output up to `tolerance`, or `MAX_INTERVALS` are reached:
     activations have kinks. `output` computes a scalar under the current gates; gradients of the model are cleared.
     Raises UserError for a model without heads."""
     layers = _layers(model)
@@ -110,7 +111,7 @@ def integrated_gate_gradients(
         for node, quadrature_weight in zip(*np.polynomial.legendre.leggauss(QUADRATURE_POINTS)):
             gates = gates_at((begin + end) / 2 + node * (end - begin) / 2)
             with gated_heads(model, gates):
-                output().backward()
+                torch.autograd.backward(output())
             for name, gate in gates.items():
                 if gate.grad is not None:
                     totals[name] += quadrature_weight * (end - begin) / 2 * gate.grad.double()
