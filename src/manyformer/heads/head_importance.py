@@ -29,7 +29,7 @@ MAX_INTERVALS = 128
 
 
 def head_importance(model: Model, batches: Iterable[Batch], *, rows_continue: bool = False) -> HeadValues:
-    """The mean over rows of |d loss / d gate| of each head, at gates of 1 (Michel et al. 2019, equation 5 of sec. 4.1).
+    """The mean over rows of |d loss / d gate| of each head, at gates of 1 (Michel et al. 2019, section 4.1).
 
     The loss of a row is the sum over its targets, in nats, without label smoothing and dropout. Absolute values are
     taken for each row: those of a mean over rows would cancel. `rows_continue` states that row r of each batch
