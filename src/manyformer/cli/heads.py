@@ -47,8 +47,8 @@ def heads(
 
     The confidence of a head is the mean of its largest weights. A positional head attends to one offset in 90 % of the
     tokens; a syntactic one exceeds the best fixed offset for a relation by 10 points; the head that attends most often
-    to the least frequent token of a sentence is a rare-word head. Importance (Michel et al. 2019) is divided by its norm
-    in each layer, relevance (Voita et al. 2019) by its maximum."""
+    to the least frequent token of a sentence is a rare-word head. Importance (Michel et al. 2019) is divided by its
+    norm in each layer, relevance (Voita et al. 2019) by its maximum."""
     from manyformer.evaluate.eval_data import open_run
     from manyformer.heads import write_head_labels
     from manyformer.view.figures import check_picture

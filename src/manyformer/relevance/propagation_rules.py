@@ -1,10 +1,10 @@
 """The rules by which relevance moves from the outputs of an operation to its inputs.
 
-Voita et al. (2019, section 4), with the details of the authors' code: with the Jacobian J of y = f(x_1 .. x_k) at x, the impact of input i on output o is
-z[o, i] = J[o, i] x[i] + f(0)[o] / n, where n counts the inputs of all arguments of one sample. Input i gets
-sum_o R[o] (max(z, 0) / (sum_i max(z, 0) + eps) + min(z, 0) / (sum_i min(z, 0) - eps)) / 2, scaled so that the absolute
-relevance of a sample stays the same. Each token is a sample, except in attention. Relevance has an axis `t` of targets
-before those of the tensor that it belongs to: several predictions are explained at once.
+Voita et al. (2019, section 4), with the details of the authors' code. With the Jacobian J of y = f(x_1 .. x_k) at x,
+the impact of input i on output o is z[o, i] = J[o, i] x[i] + f(0)[o] / n, where n counts the inputs of all arguments of
+one sample. Input i gets sum_o R[o] (max(z, 0) / (sum_i max(z, 0) + eps) + min(z, 0) / (sum_i min(z, 0) - eps)) / 2,
+scaled so that the absolute relevance of a sample stays the same. Each token is a sample, except in attention. Relevance
+has an axis `t` of targets before those of the tensor that it belongs to: several predictions are explained at once.
 """
 
 import torch
