@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from manyformer.head_sharing import collaborate
     from manyformer.knn_memory import memorize
     from manyformer.models.with_early_exit import early_exit
+    from manyformer.pruning.pruned_run import prune_heads
     from manyformer.train import train
     from manyformer.view import draw
     from manyformer.viewer import view
@@ -37,6 +38,7 @@ _MODULES = {
     "knn_lm": "manyformer.datastore",
     "load": "manyformer.api",
     "memorize": "manyformer.knn_memory",
+    "prune_heads": "manyformer.pruning.pruned_run",
     "recipes": "manyformer.api",
     "train": "manyformer.train",
     "view": "manyformer.viewer",
@@ -55,6 +57,7 @@ __all__ = [
     "knn_lm",
     "load",
     "memorize",
+    "prune_heads",
     "recipes",
     "train",
     "view",

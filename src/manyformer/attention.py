@@ -186,6 +186,11 @@ class Attention(MultiHeadLayer):
         k, v = keys_values.split([heads * key, heads * value], dim=-1)
         return self.position.key(split_heads(k, heads), positions), split_heads(v, heads)
 
+    @property
+    def head_group(self) -> int:
+        # with one key head for all, single query heads can go
+        return 1 if self.kv_shape.kv_heads == 1 else self.heads // self.kv_shape.kv_heads
+
     def select_heads(self, heads: tuple[int, ...]) -> HeadSelection:
         kv_heads, group = self.kv_shape.kv_heads, self.heads // self.kv_shape.kv_heads
         counts = Counter(head // group for head in heads)

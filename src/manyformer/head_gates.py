@@ -52,6 +52,15 @@ class MultiHeadLayer(Layer, ABC):
         """The selection of these heads; every head has its own keys unless a layer says otherwise."""
         return HeadSelection(heads, self.heads, heads, self.heads)
 
+    @property
+    def head_group(self) -> int:
+        """The number of adjacent heads that can only be removed together."""
+        return 1
+
+    def output_projections(self) -> Sequence[nn.Linear]:
+        """The linear maps that read the outputs of all heads."""
+        return (self.out_proj,)
+
     @abstractmethod
     def select_projections(self, selection: HeadSelection) -> None:
         """Remove the rows and columns of all other heads from the layer's projections, in place."""

@@ -41,6 +41,20 @@ def remove_heads(model: nn.Module, removed: RemovedHeads) -> None:
             raise UserError(f"heads {', '.join(map(str, heads))} of {name} cannot be removed: {error}") from error
 
 
+def layers_of_part(model: nn.Module, part: str | None) -> dict[str, MultiHeadLayer]:
+    """The layers with heads whose names begin with `part`, such as "encoder"; None means all.
+
+    Raises UserError where there is none."""
+    layers = attention_heads(model)
+    selected = {name: layer for name, layer in layers.items() if part is None or f"{name}.".startswith(f"{part}.")}
+    if not layers:
+        raise UserError("this model has no layer with attention heads, so none can be pruned")
+    if not selected:
+        prefixes = sorted({name.partition(".")[0] for name in layers}) + list(layers)
+        raise UserError(f"there is no part '{part}' with attention heads; {suggest_names(str(part), prefixes)}")
+    return selected
+
+
 def _copy_shared(layer: MultiHeadLayer, layer_counts: Counter[nn.Module]) -> None:
     """Replace the modules with tensors for each head that other layers have, too, by copies."""
     for parent in list(layer.modules()):
@@ -75,3 +89,30 @@ def parse_heads(text: str) -> dict[str, tuple[int, ...]]:
             )
         removed[name] = tuple(sorted(set(map(int, heads))))
     return removed
+
+
+def add_heads(earlier: RemovedHeads, removed: RemovedHeads) -> dict[str, tuple[int, ...]]:
+    """All heads that a model lacks that lacked `earlier` and lost `removed`, numbered as they were at first.
+
+    The numbers of `removed` are those of the model without `earlier`."""
+    total = {name: tuple(heads) for name, heads in earlier.items()}
+    for name, heads in removed.items():
+        gone = total.get(name, ())
+        remaining = [head for head in range(max(heads, default=0) + len(gone) + 1) if head not in gone]
+        total[name] = tuple(sorted({*gone, *(remaining[head] for head in heads)}))
+    return total
+
+
+def subtract_heads(total: RemovedHeads, earlier: RemovedHeads) -> dict[str, tuple[int, ...]]:
+    """What a model without `earlier` must lose to lack `total`: the inverse of `add_heads`.
+
+    Raises UserError where it lacks other heads already."""
+    for name, heads in earlier.items():
+        if missing := sorted(set(heads) - set(total.get(name, ()))):
+            raise UserError(f"{name} has no head {missing[0]} any more: it was removed earlier")
+    removed = {name: sorted(set(heads) - set(earlier.get(name, ()))) for name, heads in total.items()}
+    return {
+        name: tuple(head - sum(gone < head for gone in earlier.get(name, ())) for head in heads)
+        for name, heads in removed.items()
+        if heads
+    }

@@ -34,6 +34,20 @@ class OwnOptimizerEpsilon:
     optimizer_eps: float = 0.03
 
 
+class OwnLearningRate:
+    """A module whose own parameters have `lr_scale` times the learning rate of the run, and no weight decay."""
+
+    lr_scale: float = 1.0
+
+
+class AddsPenalty(ABC):
+    """A module that adds a term to the training loss of each pass, however often it was applied in it."""
+
+    @abstractmethod
+    def penalty(self) -> torch.Tensor:
+        """The term, for a loss that is a mean over targets."""
+
+
 class StatefulAcrossBatches:
     """A module whose state is carried from batch to batch while training on rows that continue."""
 

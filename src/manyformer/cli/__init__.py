@@ -29,6 +29,7 @@ COMMANDS = (
     "collaborate",
     "datastore",
     "memorize",
+    "prune",
     "bench",
     "compare",
     "plot",

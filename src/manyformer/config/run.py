@@ -62,6 +62,8 @@ class RunConfig(ConfigSection):
     """The learning rate over time."""
     loss: LossConfig = LossConfig()
     """The training loss."""
+    frozen: Annotated[tuple[PathText, ...], TupleOrText] = ()
+    """Parts of the model whose weights stay as in `init_from`, such as decoder, by the names of their modules."""
     batch: BatchConfig = BatchConfig()
     """The size of a training step."""
     limits: LimitsConfig = LimitsConfig(steps=2000)
@@ -119,6 +121,13 @@ class RunConfig(ConfigSection):
             reason = "the rate would never reach its peak"
             message = f"{warmup} steps of warm-up do not fit in limits.steps {steps}; {reason}"
             yield SettingConflict(("schedule", "warmup"), message, ("limits.steps",))
+        if self.frozen and self.init_from is None:
+            yield SettingConflict(("frozen",), "needs init_from: random weights would stay random", ("init_from",))
+        if self.loss.gate_penalty is not None and self.save.keep_best:
+            message = "must be 0 with loss.gate_penalty: the best loss is that of gates that are still open"
+            yield SettingConflict(("save", "keep_best"), message, ("loss.gate_penalty",))
+        if self.loss.gate_penalty is not None and self.strategy == "fsdp":
+            yield SettingConflict(("strategy",), "must not be fsdp with loss.gate_penalty", ("loss.gate_penalty",))
         if self.devices > 1 and self.strategy == "none":
             message = f"{self.devices} devices need strategy ddp or fsdp to share the work, not none"
             yield SettingConflict(("strategy",), message, ("devices",))

@@ -9,6 +9,7 @@ from manyformer.config.section import (
     ConfigSection,
     Fraction,
     NonNegativeInt,
+    PathText,
     PositiveFloat,
     PositiveInt,
     SettingConflict,
@@ -99,6 +100,17 @@ class LossConfig(ConfigSection):
 
     label_smoothing: Fraction = 0.0
     """Label smoothing: the probability spread over the whole vocabulary (Vaswani et al. 2017, section 5.4: 0.1)."""
+    gate_penalty: PositiveFloat | None = None
+    """Trains gates on attention heads with this penalty times the mean number of open gates in a layer (Voita et al.
+    2019, section 6.1); the final model has the gates in its output projections. null means no gates."""
+    gated_part: PathText | None = None
+    """The part of the model with gates, such as encoder; null means all of it."""
+    gate_lr_scale: PositiveFloat = 100.0
+    """The learning rate of the gates, as a multiple of that of the weights."""
+
+    def conflicts(self) -> Iterator[SettingConflict]:
+        if self.gated_part is not None and self.gate_penalty is None:
+            yield SettingConflict(("gated_part",), "needs loss.gate_penalty: without it there are no gates", ())
 
 
 class BatchConfig(ConfigSection):

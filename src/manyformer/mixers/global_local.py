@@ -1,6 +1,6 @@
 """Attention with separate projections for global tokens (Longformer, ETC)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import final
 
 import torch
@@ -177,6 +177,9 @@ class FourPieceAttention(MultiHeadLayer):
             select_head_pairs(side.summary_kv_proj, selection)
             select_head_pairs(side.text_kv_proj, selection)
             select_head_inputs(side.out_proj, selection)
+
+    def output_projections(self) -> Sequence[nn.Linear]:
+        return (self.summaries.out_proj, self.text.out_proj)
 
     def without_heads(self) -> Layer:
         raise ValueError("summaries and text have output biases of their own, so one head must remain")

@@ -1,14 +1,18 @@
 """Initialize a model with the weights of an earlier run, e.g. for the next stage of training with longer windows."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
 
+from manyformer.api import load
 from manyformer.data.opened import OpenedData
-from manyformer.errors import UserError
+from manyformer.errors import UserError, suggest_names
+from manyformer.head_pruning import parse_heads, remove_heads, subtract_heads
 from manyformer.models import Model
 from manyformer.models.model_files import fill_weights, read_tensors
 from manyformer.position import LearnedPosition
+from manyformer.recipes.keywords import REMOVED_HEADS
 from manyformer.temporary_folders import temporary_folder
 from manyformer.training_hooks import OptionalOnLoad, RequiresPretrained, WrapsLoadedModule
 
@@ -23,12 +27,31 @@ def load_initial_weights(model: Model, path: str, data: OpenedData) -> None:
     folder = Path(path)
     folder = folder / "model" if (folder / "model").is_dir() else folder
     _check_tokenizers(folder, data)
-    tensors = read_tensors(folder)
+    tensors = _read_without_heads(folder, model)
     for name, part in model.named_modules():
         table = f"{name}.weight"
         if isinstance(part, LearnedPosition) and table in tensors:
             tensors[table] = _repeat_rows(tensors[table], part.weight.shape[0])
     fill_weights(model, _match_weights(model, tensors), f"init_from: {folder}")
+
+
+def _read_without_heads(folder: Path, model: Model) -> dict[str, Tensor]:
+    """The weights in a folder, without those of the heads that `model` was built without but the saved model has."""
+    removed = parse_heads(model.spec.keywords.get(REMOVED_HEADS) or "")
+    if not removed:
+        return read_tensors(folder)
+    saved_model = load(folder)
+    remove_heads(saved_model, subtract_heads(removed, parse_heads(saved_model.spec.keywords.get(REMOVED_HEADS) or "")))
+    return saved_model.state_dict()
+
+
+def freeze_parts(model: Model, parts: Sequence[str]) -> None:
+    """Exclude the weights of the modules with these names from training. Raises UserError for unknown names."""
+    modules = dict(model.named_modules())
+    for part in parts:
+        if part not in modules:
+            raise UserError(f"frozen: the model has no part '{part}'; {suggest_names(part, filter(None, modules))}")
+        modules[part].requires_grad_(requires_grad=False)
 
 
 def check_random_init(model: Model) -> None:

@@ -8,6 +8,7 @@ from torch import nn
 from manyformer.batches import Batch
 from manyformer.core import State
 from manyformer.models import BatchLoss, BatchScore, Model
+from manyformer.training_hooks import AddsPenalty
 
 
 @final
@@ -17,10 +18,12 @@ class TrainingObjective(nn.Module):
     def __init__(self, model: Model, *, label_smoothing: float, autocast: torch.dtype | None) -> None:
         super().__init__()
         self.model, self.label_smoothing, self.autocast = model, label_smoothing, autocast
+        self._penalized = [module for module in model.modules() if isinstance(module, AddsPenalty)]
 
     def forward(self, batch: Batch, state: State = None) -> BatchLoss | BatchScore:
         """Loss or score of a batch; `state` is the decoding state its rows continue from, for language models only."""
         with torch.autocast(self.model.device.type, dtype=self.autocast, enabled=self.autocast is not None):
             if self.training:
-                return self.model.loss(batch, label_smoothing=self.label_smoothing, state=state)
+                loss = self.model.loss(batch, label_smoothing=self.label_smoothing, state=state)
+                return loss._replace(extra=sum((part.penalty() for part in self._penalized), loss.extra))
             return self.model.score(batch, state=state)

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from manyformer.config import AdamWConfig, OptimConfig
 from manyformer.files.json_records import DamagedFile
 from manyformer.position import Position
-from manyformer.training_hooks import OwnOptimizerEpsilon
+from manyformer.training_hooks import OwnLearningRate, OwnOptimizerEpsilon
+
+LR_SCALE = "lr_scale"
 
 _STATE_KINDS = {"step", "exp_avg", "exp_avg_sq"}
 """The tensors that Adam keeps for each weight."""
@@ -27,12 +29,22 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
         if isinstance(part, OwnOptimizerEpsilon)
         for weight in part.parameters(recurse=False)
     }
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    own_scale = {
+        weight: part.lr_scale
+        for part in model.modules()
+        if isinstance(part, OwnLearningRate)
+        for weight in part.parameters(recurse=False)
+    }
+    groups: dict[tuple[float, float, float], list[nn.Parameter]] = {}
     for weights, group_decay in zip(weight_decay_groups(model), (decay, 0.0), strict=True):
         for weight in weights:
-            key = (0.0, own_eps[weight]) if weight in own_eps else (group_decay, config.eps)
+            weight_decay = 0.0 if weight in own_eps or weight in own_scale else group_decay
+            key = weight_decay, own_eps.get(weight, config.eps), own_scale.get(weight, 1.0)
             groups.setdefault(key, []).append(weight)
-    param_groups = [{"params": weights, "weight_decay": decay, "eps": eps} for (decay, eps), weights in groups.items()]
+    param_groups = [
+        {"params": weights, "weight_decay": decay, "eps": eps, LR_SCALE: scale}
+        for (decay, eps, scale), weights in groups.items()
+    ]
     kind = torch.optim.AdamW if isinstance(config, AdamWConfig) else torch.optim.Adam
     return kind(param_groups, lr=0.0, betas=config.betas, fused=True)
 
@@ -56,7 +68,7 @@ def weight_decay_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.P
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     """Set the learning rate of the next step."""
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = learning_rate * group[LR_SCALE]
 
 
 def named_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

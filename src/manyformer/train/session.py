@@ -13,6 +13,7 @@ from manyformer.device_memory import OutOfMemory, report_out_of_memory
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import DiskFull, atomic_write_text, report_disk_full
 from manyformer.files.verified_folder import VerifiedFolder
+from manyformer.hard_concrete import GATES_FILE, attach_gates, fold_gates
 from manyformer.models.model_files import replacement_folder
 from manyformer.recipes import get_recipe
 from manyformer.stop_signals import StopSignal
@@ -22,7 +23,7 @@ from manyformer.train.checkpoints import Checkpoint, CheckpointStore
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.events import EventListener, TrainingFinished, TrainingNote, TrainingStarted, TrainResult
 from manyformer.train.final_model import ResultRecord, WeightChoice, choose_weights
-from manyformer.train.init_from import check_random_init, load_initial_weights
+from manyformer.train.init_from import check_random_init, freeze_parts, load_initial_weights
 from manyformer.train.metrics import MetricsFiles, TensorBoardSink
 from manyformer.train.model_card import model_card
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
@@ -68,6 +69,10 @@ class TrainingSession:
         self.model = build_model(run, self.data, device)
         if checkpoint is None:
             self._init_weights(run.init_from)
+        freeze_parts(self.model, run.frozen)
+        if run.loss.gate_penalty is not None:
+            loss = run.loss
+            attach_gates(self.model, penalty=run.loss.gate_penalty, part=loss.gated_part, lr_scale=loss.gate_lr_scale)
         self.num_parameters = sum(weight.numel() for weight in self.model.parameters())
         objective = make_objective(run, self.model, device)
         self.data.train.attach(self.model)
@@ -109,6 +114,8 @@ class TrainingSession:
         full_model = self.engine.strategy.full_model(self.model)
         with self.process_group.raise_together(), report_disk_full(f"the final model in {self.out}"):
             if self.process_group.is_main_process:
+                if self.run.loss.gate_penalty is not None:
+                    fold_gates(full_model).write(self.out / GATES_FILE)
                 with replacement_folder(self.out / "model") as folder:
                     self.data.save(folder)
                     card_text = model_card(self.run, self.card, self.model, self.data.describe(), result)
