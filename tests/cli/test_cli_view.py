@@ -22,3 +22,11 @@ def test_mistakes_write_nothing(cli: Cli, text_run: Path, tmp_path: Path) -> Non
     result = cli("view", str(text_run), "the", "--out", str(tmp_path / "page.pdf"))
     assert result.code == 2
     assert "page.pdf must end in .html" in result.err
+
+
+def test_contradictions_are_refused(cli: Cli, text_run: Path) -> None:
+    assert (
+        "--out writes a page and --serve writes none"
+        in cli("view", str(text_run), "a", "--serve", "--out", "a.html").err
+    )
+    assert "--port is for --serve" in cli("view", str(text_run), "a", "--port", "80").err

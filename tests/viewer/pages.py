@@ -1,5 +1,8 @@
 """Pages that the tests look at: small models, and maps written by hand."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
 from typing import Any
 
 import torch
@@ -8,7 +11,9 @@ from torch import Tensor
 import manyformer as mf
 from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.view.attention_maps import AttentionMap
+from manyformer.viewer.live_view import ServedModel
 from manyformer.viewer.model_view import ModelView
+from manyformer.viewer.server import ViewServer
 from perturbing import perturb
 
 ALPHABET = "abcdefgh \n"
@@ -21,6 +26,19 @@ def trained(name: str, **keywords: Any) -> Any:
     perturb(model, 0.3)
     model.tokenizer = tokenizer
     return model.eval()
+
+
+@contextmanager
+def served(*models: ServedModel) -> Iterator[ViewServer]:
+    """A server that answers inside the block."""
+    with ViewServer(models, "abc") as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def random_weights(heads: int, length: int, *, causal: bool = False) -> Tensor:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from pages import random_weights, self_map, trained, view_of
+from pages import random_weights, self_map, served, trained, view_of
 
 from manyformer.view.attention_maps import NO_WEIGHT_COLOR, WEIGHT_COLORS, AttentionMap
 from manyformer.view.token_counts import TokenCounts
+from manyformer.viewer.live_view import ServedModel
 from manyformer.viewer.model_view import ModelView, view_text
 from manyformer.viewer.page import render_page
 from manyformer.viewer.weight_encoding import quantize_weights
@@ -217,3 +218,25 @@ def test_a_page_of_16_heads_and_48_tokens_is_small() -> None:
     scores = torch.randn(4, 4, 48, 48) * 2
     views = [view_of(*(self_map(scores[n].softmax(-1), part=f"body.{n}.attention") for n in range(4)))]
     assert len(render_page(views).encode()) <= 60_000
+
+
+def test_a_served_page_takes_other_texts_and_switches_heads_off(browser: Any) -> None:
+    with served(ServedModel("run", trained("transformer-lm"))) as server:
+        page, problems = browser.new_page(), list[str]()
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto(server.url)
+        page.wait_for_selector(".thumb")
+        assert page.query_selector(".thumb.off") is None
+        page.keyboard.press("l")
+        page.keyboard.press("x")
+        page.wait_for_selector(".thumb.off")
+        page.locator(".counts", has_text="with all heads").wait_for()
+        page.fill("textarea", "hhh")
+        page.click("form button")
+        page.locator("#text", has_text="hhh").wait_for()
+        assert page.evaluate("panels[0].map.rowTokens.join('')") == "<bos>hhh"
+        # what was switched off stays so for the next text
+        page.wait_for_selector(".thumb.off")
+        page.close()
+    assert problems == []

@@ -1,21 +1,26 @@
 """`manyformer view`: a page that shows what trained models compute for a text."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from manyformer.cli.app import USE, command
-from manyformer.cli.console import print_note
+from manyformer.cli.console import print_note, print_result
 from manyformer.cli.model_arguments import load_model
 from manyformer.cli.prompt_input import read_argument
 from manyformer.cli.shared_options import AnswerOption, DeviceOption, RunArgument
+from manyformer.errors import UserError
+
+if TYPE_CHECKING:
+    from manyformer.viewer.live_view import ServedModel
 
 
 @command(
     USE,
     'manyformer view runs/translate-multi30k "two men are sitting on a bench ." --out page.html',
     'manyformer view runs/one "a dog runs ." --compare runs/two --answer "ein hund rennt ."',
+    'manyformer view runs/lm-stdlib "def add(a, b):" --serve      other texts, and heads switched off',
 )
 def view(
     run: RunArgument,
@@ -25,15 +30,42 @@ def view(
     compare: Annotated[
         list[str] | None, Option(help="Another run to show beside it; may be given several times.")
     ] = None,
-    out: Annotated[Path, Option(help="The page to write.")] = Path("view.html"),
+    out: Annotated[Path | None, Option(help="The page to write; view.html unless given.")] = None,
+    serve: Annotated[bool, Option("--serve", help="Serve the page on 127.0.0.1 instead, until Ctrl-C.")] = False,
+    port: Annotated[int | None, Option(min=0, max=65535, help="With --serve: the port, else a free one.")] = None,
     device: DeviceOption = None,
 ) -> None:
     """Write a page with the attention of every head for a text, and the computation per token where it varies.
 
-    The page is one file for any browser, which needs no network.
+    The page is one file for any browser, which needs no network. With --serve, the page takes other texts, and heads
+    can be switched off.
     """
-    from manyformer.viewer import view as make_page
+    from manyformer.heads import read_head_labels
+    from manyformer.viewer import AttentionPage, view_text
+    from manyformer.viewer.live_view import ServedModel
+    from manyformer.viewer.page import render_page
 
-    models = {name: load_model(name, device) for name in (run, *(compare or []))}
-    make_page(models, read_argument(text), answer).save(out)
-    print_note(f"wrote {out}")
+    if serve and out is not None:
+        raise UserError("--out writes a page and --serve writes none: give one of them")
+    if port is not None and not serve:
+        raise UserError("--port is for --serve")
+    models = [
+        ServedModel(name, load_model(name, device), read_head_labels(Path(name))) for name in (run, *(compare or []))
+    ]
+    text = read_argument(text)
+    if serve:
+        _serve(models, text, answer, port or 0)
+        return
+    views = [view_text(model, text, answer, name=name, labels=labels) for name, model, labels in models]
+    path = Path("view.html") if out is None else out
+    AttentionPage(render_page(views, text=text)).save(path)
+    print_note(f"wrote {path}")
+
+
+def _serve(models: "list[ServedModel]", text: str, answer: str | None, port: int) -> None:
+    from manyformer.viewer.server import ViewServer
+
+    with ViewServer(models, text, answer, port=port) as server:
+        print_result(server.url)
+        print_note("serving until Ctrl-C")
+        server.serve_forever()

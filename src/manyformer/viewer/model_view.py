@@ -2,14 +2,14 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from manyformer.errors import UserError
-from manyformer.head_gates import part_name
+from manyformer.head_gates import attention_heads, part_name
 from manyformer.kernels import Kernel, KernelCall, LinearKernel
 from manyformer.models import Model
 from manyformer.models.model import model_name
@@ -24,6 +24,9 @@ from manyformer.viewer.weight_encoding import encode_weights
 
 MAX_TOKENS = 2048
 """The most tokens of a text, because the weights of every pair are computed."""
+
+HeadLabels = Mapping[str, Sequence[str]]
+"""Labels of the heads of each part, "" for a head without one."""
 
 TITLES = {
     "tokens": "self-attention",
@@ -49,6 +52,9 @@ class ModelView:
     maps: list[AttentionMap]
     notes: dict[str, str]
     counts: list[TokenCounts] = field(default_factory=list)
+    labels: HeadLabels = field(default_factory=dict)
+    gated_parts: frozenset[str] = frozenset()
+    """The parts whose heads can be switched off."""
 
     def as_json(self) -> dict[str, Any]:
         """The view as the page reads it: sequences of tokens, maps that refer to them, and all weights in base64."""
@@ -56,10 +62,11 @@ class ModelView:
         sequences: dict[tuple[str, ...], int] = {}
         maps = []
         for attention_map, levels in zip(self.maps, encoded.levels):
+            part = attention_map.part.partition(", ")[0]
             rows, columns = (_pool_labels(labels, encoded.pooling) for labels in attention_map[1:3])
             record = {
                 "name": attention_map.part,
-                "group": re.sub(r"\.\d+(?=\.|$)", "", attention_map.part.partition(", ")[0]),
+                "group": re.sub(r"\.\d+(?=\.|$)", "", part),
                 "title": TITLES[attention_map.keys],
                 "keys": attention_map.keys,
                 "rows": sequences.setdefault(rows, len(sequences)),
@@ -67,6 +74,8 @@ class ModelView:
                 "heads": len(levels.levels),
                 "signed": levels.is_signed,
                 "note": self.notes.get(attention_map.part, ""),
+                "labels": list(self.labels.get(part, ())),
+                "gated": part in self.gated_parts,
             }
             maps.append(record)
         counts = [
@@ -83,13 +92,18 @@ class ModelView:
         }
 
 
-def view_text(model: Model, text: str, answer: str | None = None, *, name: str = "") -> ModelView:
+def view_text(
+    model: Model, text: str, answer: str | None = None, *, name: str = "", labels: HeadLabels | None = None
+) -> ModelView:
     """What `model` computes for `text`; the target of an encoder-decoder is `answer`, or its translation.
+
+    `labels` are those of its heads, which `manyformer.heads.read_head_labels` reads.
 
     Raises UserError for a model that reads no text or reports nothing, and for a text of more than 2048 tokens.
     """
     with torch.no_grad(), eval_mode(model):
-        return view_passes(model, passes_over_text(model, text, answer, labels=full_token_labels), name=name)
+        view = view_passes(model, passes_over_text(model, text, answer, labels=full_token_labels), name=name)
+    return replace(view, labels=labels or {})
 
 
 def view_passes(model: Model, passes: Sequence[TextPass], *, name: str = "") -> ModelView:
@@ -105,7 +119,7 @@ def view_passes(model: Model, passes: Sequence[TextPass], *, name: str = "") -> 
         raise UserError(f"{model_name(model)} has no attention and does the same for every token: nothing to show")
     maps = _number_calls(maps)
     notes = {attention_map.part: plans.note(attention_map) for attention_map in maps}
-    return ModelView(name, _title(model), maps, notes, counts)
+    return ModelView(name, _title(model), maps, notes, counts, gated_parts=frozenset(attention_heads(model)))
 
 
 class _KernelPlans:

@@ -11,7 +11,7 @@ const NEGATIVE = {light: ["#fdeee2", "#f0a46a", "#b3430c", "#5c1a00"], dark: ["#
 
 const page = JSON.parse(document.getElementById("data").textContent);
 const selection = {part: null, head: -1, query: 0, key: -1, view: "map", scale: "row"};
-const panels = [];
+const panels = [], extensions = [];  // functions that add to a panel each time it is drawn
 
 function element(tag, properties, ...children) {
   const node = document.createElement(tag);
@@ -139,6 +139,7 @@ class Panel {
     const heading = element("h2", {}, run.name ? `${run.name} ` : "", element("span", {}, run.title));
     this.node = element("section", {className: "run"}, heading);
     if (this.maps.length) this.node.append(this.overview, this.stage);
+    if (run.outcome) this.node.append(outcomeSection(run.outcome));
     for (const count of run.counts) this.node.append(countBars(count, run.sequences[count.tokens]));
     this.thumbs = [];
     this.groups = new Map();
@@ -197,6 +198,7 @@ class Panel {
     this.note.textContent = `${map.title[0].toUpperCase()}${map.title.slice(1)}. ${map.note}${pooled}${selection.view === "map" ? BARS : ""}`;
     const draw = {map: drawMap, lines: drawLines, tokens: drawTokens}[selection.view];
     this.point = draw(this, map, map.read(head));
+    for (const extend of extensions) extend(this);
     this.follow();
   }
 

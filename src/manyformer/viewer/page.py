@@ -19,6 +19,8 @@ from manyformer.viewer.weight_encoding import deflate
 
 NOTEBOOK_HEIGHT = 760
 
+LIVE_PROGRAM = "live.js"
+
 PROGRAM = ("page.js", "drawings.js", "start.js")
 """The files of the page's program, in the order in which they run; the page contains them compressed."""
 
@@ -61,13 +63,18 @@ def render_page(views: Sequence[ModelView], *, text: str = "") -> str:
     The page contains its script, its style and its data, and its policy permits exactly these: no other script runs,
     and nothing is requested. Text of the models and of the user is data, never markup.
     """
-    return _fill_template({"text": text, "runs": [view.as_json() for view in views]}, connect="'none'")
+    return _fill_template({"text": text, "runs": [view.as_json() for view in views]}, PROGRAM, connect="'none'")
 
 
-def _fill_template(page_data: dict[str, Any], *, connect: str) -> str:
+def render_live_page(page_data: dict[str, Any]) -> str:
+    """The page of a server, which asks the server that it came from, and no other, for the views of other texts."""
+    return _fill_template({**page_data, "live": True}, (*PROGRAM[:-1], LIVE_PROGRAM, PROGRAM[-1]), connect="'self'")
+
+
+def _fill_template(page_data: dict[str, Any], program_parts: Sequence[str], *, connect: str) -> str:
     """The page's template with its parts; `connect` is where the page may send requests to."""
     style, loader, program = (
-        _remove_indentation("".join(map(_read_part, names))) for names in (("page.css",), ("loader.js",), PROGRAM)
+        _remove_indentation("".join(map(_read_part, names))) for names in (("page.css",), ("loader.js",), program_parts)
     )
     policy = (
         f"default-src 'none'; script-src '{_sha256(loader)}' '{_sha256(program)}'; style-src '{_sha256(style)}'; "

@@ -5,4 +5,5 @@ const theme = element("button", {onclick: KEYS.t}, "light / dark"), help = eleme
 document.getElementById("controls").append(legend, scales, theme, help);
 setTheme(window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 window.onresize = () => panels.forEach((panel) => panel.draw());
+if (page.live) startLive();
 show(page);

@@ -1,0 +1,107 @@
+"""A server for one person on one machine: the page, and views of other texts on demand."""
+
+import json
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Lock
+from typing import Any, final
+
+from pydantic import ValidationError
+
+from manyformer.errors import UserError
+from manyformer.viewer.live_view import ServedModel, ViewRequest, live_page_data
+from manyformer.viewer.page import render_live_page
+
+ADDRESS = "127.0.0.1"
+
+MAX_REQUEST_BYTES = 1 << 20
+"""The largest request; a page sends one text."""
+
+
+@final
+class ViewServer(ThreadingHTTPServer):
+    """Serves the page of `models` on `port` of 127.0.0.1, or on a free port for 0; `serve_forever` answers.
+
+    Requests that name another host are refused, because a page of another site could have sent them (DNS rebinding),
+    and so are those with more than 1 MB. Raises UserError for a port that is in use, and for a text that the models
+    cannot read.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, models: Sequence[ServedModel], text: str, answer: str | None = None, *, port: int = 0) -> None:
+        self.models, self._lock = models, Lock()
+        self.page = render_live_page(self.page_data(ViewRequest(text=text, answer=answer))).encode()
+        try:
+            super().__init__((ADDRESS, port), _ViewHandler)
+        except OSError as error:
+            raise UserError(f"port {port} of {ADDRESS} cannot be used: {error.strerror}; give another --port") from None
+
+    @property
+    def url(self) -> str:
+        return f"http://{ADDRESS}:{self.server_port}/"
+
+    def page_data(self, request: ViewRequest) -> dict[str, Any]:
+        """The data for one request; one at a time, because heads are switched off in the models themselves."""
+        with self._lock:
+            return live_page_data(self.models, request)
+
+
+class _ViewHandler(BaseHTTPRequestHandler):
+    server: ViewServer
+
+    def do_GET(self) -> None:
+        if not self._is_own_host():
+            return
+        if self.path == "/":
+            self._answer(200, self.server.page, "text/html; charset=utf-8")
+        else:
+            self._refuse(404, "there is only one page here: /")
+
+    def do_POST(self) -> None:
+        if not self._is_own_host():
+            return
+        length = self.headers.get("Content-Length", "")
+        if self.path != "/view" or self.headers.get_content_type() != "application/json":
+            self._refuse(404, "views are asked for by JSON posted to /view")
+        elif not length.isdecimal() or int(length) > MAX_REQUEST_BYTES:
+            self._refuse(413, f"a request must state its length, which may be {MAX_REQUEST_BYTES:,} bytes")
+        else:
+            self._answer_view(self.rfile.read(int(length)))
+
+    def _answer_view(self, body: bytes) -> None:
+        try:
+            data = self.server.page_data(ViewRequest.model_validate_json(body))
+        except ValidationError as error:
+            problem = error.errors()[0]
+            self._refuse(400, f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}")
+        except UserError as error:
+            self._refuse(400, str(error))
+        else:
+            self._answer(200, json.dumps(data).encode(), "application/json")
+
+    def _is_own_host(self) -> bool:
+        """Whether the request names this server, and comes from its own page if it says where it comes from."""
+        names = {f"{host}:{self.server.server_port}" for host in (ADDRESS, "localhost")}
+        origin = self.headers.get("Origin")
+        is_own = self.headers.get("Host") in names and origin in {None, *(f"http://{name}" for name in names)}
+        if not is_own:
+            self._refuse(403, "this server answers its own page alone")
+        return is_own
+
+    def _refuse(self, status: int, sentence: str) -> None:
+        # the rest of the request stays unread
+        self.close_connection = True
+        self._answer(status, json.dumps({"error": sentence}).encode(), "application/json")
+
+    def _answer(self, status: int, content: bytes, content_type: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not logged: they contain the texts."""

@@ -1,0 +1,114 @@
+"""The server of the page: whom it answers, and what switching a head off changes."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from pages import served, trained
+
+from manyformer.errors import UserError
+from manyformer.head_gates import gated_heads
+from manyformer.viewer.live_view import ServedModel, ViewRequest, live_page_data
+from manyformer.viewer.server import MAX_REQUEST_BYTES, ViewServer
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ViewServer]:
+    torch.manual_seed(0)
+    with served(ServedModel("run", trained("transformer-lm"))) as started:
+        yield started
+
+
+def ask(server: ViewServer, method: str, path: str, body: str = "", **headers: str) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, body or None, {**(JSON if method == "POST" else {}), **named})
+    response = connection.getresponse()
+    content = response.read().decode()
+    connection.close()
+    is_json = response.headers.get_content_type() == "application/json"
+    return response.status, json.loads(content) if is_json else content
+
+
+def test_the_page_may_ask_its_own_server_alone(server: ViewServer) -> None:
+    status, page = ask(server, "GET", "/")
+    assert status == 200
+    assert "connect-src 'self'" in page
+    assert server.server_address[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("headers", [{"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Origin": "null"}])
+@pytest.mark.parametrize(("method", "path"), [("GET", "/"), ("POST", "/view")])
+def test_pages_of_other_sites_are_refused(server: ViewServer, method: str, path: str, headers: dict[str, str]) -> None:
+    status, answer = ask(server, method, path, '{"text": "abc"}', **headers)
+    assert (status, answer) == (403, {"error": "this server answers its own page alone"})
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "sentence"),
+    [
+        ("/other", "{}", 404, "JSON posted to /view"),
+        ("/view", '{"text": ""}', 400, "text: "),
+        ("/view", '{"text": "abc", "more": 1}', 400, "more: Extra inputs are not permitted"),
+        ("/view", "not json", 400, "Invalid JSON"),
+        ("/view", '{"text": "abc", "answer": "abc"}', 400, "only an encoder-decoder writes an answer"),
+        ("/view", '{"text": "abc", "off": [{}, {}]}', 400, "heads are given for 2 runs, but there are 1"),
+        ("/view", '{"text": "abc", "off": [{"body.0.attention": [2]}]}', 400, "has no heads 2 of 'body.0.attention'"),
+        ("/view", '{"text": "abc", "off": [{"nobody": [0]}]}', 400, "has no heads 0 of 'nobody'"),
+        ("/view", '{"text": "' + "a" * MAX_REQUEST_BYTES + '"}', 413, "which may be 1,048,576 bytes"),
+    ],
+)
+def test_bad_requests_get_a_sentence(server: ViewServer, path: str, body: str, status: int, sentence: str) -> None:
+    try:
+        answer = ask(server, "POST", path, body)
+    except (BrokenPipeError, ConnectionResetError):
+        # it may close the connection before a body that is too long has been sent
+        assert status == 413
+        return
+    assert answer[0] == status
+    assert sentence in answer[1]["error"]
+
+
+def test_a_form_of_another_site_cannot_ask(server: ViewServer) -> None:
+    assert ask(server, "POST", "/view", '{"text": "abc"}', Content_Type="text/plain")[0] == 404
+
+
+def test_heads_that_are_off_change_what_comes_next(server: ViewServer) -> None:
+    model: Any = server.models[0].model
+    request = json.dumps({"text": "abc", "off": [{"body.0.attention": [1]}]})
+    status, data = ask(server, "POST", "/view", request)
+    assert status == 200
+    [run] = data["runs"]
+    tokens = torch.tensor([[1, *model.tokenizer.encode("abc")]])
+    with torch.no_grad():
+        before = model(tokens).logits[0, -1].softmax(-1)
+        with gated_heads(model, {"body.0.attention": torch.tensor([1.0, 0.0])}):
+            gated = model(tokens).logits[0, -1].softmax(-1)
+    order = gated.topk(5).indices
+    listed = run["outcome"]["tokens"]
+    assert [row[1] for row in listed] == pytest.approx(gated[order].tolist(), rel=1e-4)
+    assert [row[2] for row in listed] == pytest.approx(before[order].tolist(), rel=1e-4)
+    assert [layer["gated"] for layer in run["maps"]] == [True, True]
+    # the model itself stays as it is
+    assert ask(server, "POST", "/view", '{"text": "abc"}')[1]["runs"][0]["outcome"]["tokens"][0][2] is None
+
+
+def test_a_translation_without_a_head_stands_beside_the_whole_one() -> None:
+    models = [ServedModel("run", trained("transformer"), {"encoder.0.attention": ("positional -1", "")})]
+    off = ({"encoder.0.attention": (0, 1)},)
+    [run] = live_page_data(models, ViewRequest(text="abc", off=off))["runs"]
+    assert run["outcome"]["title"] == "Translation"
+    assert isinstance(run["outcome"]["before"], str)
+    assert run["maps"][0]["labels"] == ["positional -1", ""]
+    [run] = live_page_data(models, ViewRequest(text="abc", answer="ba", off=off))["runs"]
+    assert run["outcome"] is None
+
+
+def test_a_port_in_use_is_refused(server: ViewServer) -> None:
+    with pytest.raises(UserError, match=f"port {server.server_port} of 127.0.0.1 cannot be used: .* another --port"):
+        ViewServer(server.models, "abc", port=server.server_port)
