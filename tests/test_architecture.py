@@ -29,7 +29,7 @@ LEVELS = [
         "type_aliases",
         "version",
     },
-    {"files", "spaces"},
+    {"files", "spaces", "token_structures"},
     {
         "core",
         "dependency_trees",
@@ -85,7 +85,7 @@ ONLY = {
         ),
         *("spaces", "type_aliases"),
     },
-    "core": {"binding"},
+    "core": {"binding", "token_structures"},
     "files": {"errors", "version"},
     "environments": {"errors", "files", "spaces", "type_aliases"},
     "rollouts": {"batches", "core", "environments", "errors", "files", "spaces", "state_tensors", "type_aliases"},

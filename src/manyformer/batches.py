@@ -182,6 +182,30 @@ class ImageClassificationBatch(NamedTuple):
         return self._replace(labels=_ignore_all(self.labels))
 
 
+class GraphBatch(NamedTuple):
+    """Rows of graphs: features of the nodes, directed edges as columns (source, target) of the row, -1 for padding.
+
+    `targets` has a class index for each node, or for each row, which is one graph then. `segments` numbers the graphs
+    of a row, -1 is no node; None means that each row is one graph. `columns` are those of the `features` that are given
+    where most are zero; None means that all are given. `edge_features` are vectors of the edges."""
+
+    features: Float[Tensor, "b l k"]
+    edges: Int64[Tensor, "b m 2"]
+    targets: Int64[Tensor, "b l"] | Int64[Tensor, " b"]
+    segments: Int64[Tensor, "b l"] | None = None
+    columns: Int64[Tensor, "b l k"] | None = None
+    edge_features: Float[Tensor, "b m f"] | None = None
+
+    def target_count(self) -> int:
+        return _count_scored(self.targets)
+
+    def token_count(self) -> int:
+        return _count_valid(self.features[..., 0], self.segments)
+
+    def ignored(self) -> Self:
+        return self._replace(targets=_ignore_all(self.targets))
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClippedObjective:
     """The weights of the clipped objective of proximal policy optimization (Schulman et al. 2017, equations 7 and 9).

@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from manyformer.binding import bind_module, has_hooks
+from manyformer.token_structures import DependencyTree, GraphEdges
 
 State = Any
 """A tree (tuples, lists, dicts) of batch-first tensors, with plain numbers and None as further leaves.
@@ -78,28 +79,15 @@ SUMMARY_ROLE = -1
 """The role of a summary token, which precedes a text and belongs to none; tokens of a text never have it."""
 
 
-class DependencyTree(NamedTuple):
-    """The node of each token in the dependency tree of its document; -1 in all three fields for a token in no tree.
-
-    `depth` counts the edges to the root, `preorder` numbers the nodes of a document's tree in preorder, and
-    `last_descendant` is the highest number in the subtree of the token's node: token i is of the same node as j or of
-    one of its descendants where preorder_j <= preorder_i <= last_descendant_j.
-    `manyformer.dependency_trees.preorder_columns` computes the three from heads."""
-
-    depth: Int[Tensor, "b l"]
-    preorder: Int[Tensor, "b l"]
-    last_descendant: Int[Tensor, "b l"]
-
-
 class TokenPositions(NamedTuple):
     """Positions, documents and roles of tokens; caches, memories and gathers carry them along with the tokens.
 
     `position_ids` is the position within the token's document, `segment_ids` the document within the row
     (`PADDING_SEGMENT` for padding); a token attends only to its own segment. `layout` states what is known about both
     without reading the tensors, which lets a kernel select its fastest exact path; None states nothing. `tree` is set
-    where the model was given dependency trees. `roles` is a number that masks may select, such as `GLOBAL_ROLE`; None
-    means 0 for every token. `part_ids` is the part of its document, such as a sentence, that a token belongs to, -1 or
-    None for no part."""
+    where the model was given dependency trees, `edges` where tokens are nodes of graphs. `roles` is a number that masks
+    may select, such as `GLOBAL_ROLE`; None means 0 for every token. `part_ids` is the part of its document, such as a
+    sentence, that a token belongs to, -1 or None for no part."""
 
     position_ids: Int[Tensor, "b l"]
     segment_ids: Int[Tensor, "b l"]
@@ -107,6 +95,7 @@ class TokenPositions(NamedTuple):
     tree: DependencyTree | None = None
     roles: Int[Tensor, "b l"] | None = None
     part_ids: Int[Tensor, "b l"] | None = None
+    edges: GraphEdges | None = None
 
     def same_document(self, keys: "TokenPositions") -> Bool[Tensor, "b l s"]:
         """Whether each of the `keys` is a token of the document of each token here; never for padding."""

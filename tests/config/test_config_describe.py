@@ -16,7 +16,10 @@ def test_help_shows_the_runs_own_values_as_defaults() -> None:
     assert rows["optim.name"][1:3] == ("one of adamw, adam", "adam")
     assert "optim.weight_decay" not in rows, "adam has none"
     assert rows["data.length"].default == "77"
-    assert rows["data.kind"].type == "one of text, pairs, labels, trees, images, synthetic, trajectories, environment"
+    assert (
+        rows["data.kind"].type
+        == "one of text, pairs, labels, trees, images, synthetic, trajectories, environment, graphs"
+    )
     assert rows["data.valid"].type == "a fraction between 0 and 1, a path or a list of paths"
     assert rows["optim.betas"][1:3] == ("two numbers from 0 up to 1, such as [0.9, 0.98]", "[0.9, 0.98]")
     assert rows["batch.tokens"].type == "a whole number > 0"

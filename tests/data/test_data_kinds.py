@@ -73,7 +73,8 @@ def test_a_registered_kind_is_validated_listed_and_opened(numbers: DataKind[Numb
 
 def test_a_kind_is_unknown_until_it_is_registered() -> None:
     assert complaints(kind="numbers") == [
-        "data.kind: 'numbers' is not one of text, pairs, labels, trees, images, synthetic, trajectories, environment"
+        "data.kind: 'numbers' is not one of text, pairs, labels, trees, images, synthetic, trajectories, environment, "
+        "graphs"
     ]
 
 

@@ -14,7 +14,8 @@ from manyformer.recipes import RECIPES
 from manyformer.tasks import Task
 
 OF_TOKENS = sorted(name for name, recipe in RECIPES.items() if recipe.card.task.name != "image-classification")
-CALLED_WITH_TOKENS = [name for name in OF_TOKENS if RECIPES[name].card.task.name not in ("policy", "trajectories")]
+WITHOUT_TOKENS = {"policy", "trajectories", "graph-nodes"}
+CALLED_WITH_TOKENS = [name for name in OF_TOKENS if RECIPES[name].card.task.name not in WITHOUT_TOKENS]
 DECODING = [name for name in CALLED_WITH_TOKENS if "incremental_decoding" in RECIPES[name].card.promises]
 LENGTH = 16
 

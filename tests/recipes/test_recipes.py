@@ -17,6 +17,7 @@ from manyformer.models import (
     ImageClassifier,
     LanguageModel,
     MaskedLM,
+    NodeClassifier,
     PolicyModel,
     Tagger,
     TextClassifier,
@@ -36,6 +37,7 @@ KINDS = {
     "image-classification": ImageClassifier,
     "policy": PolicyModel,
     "trajectories": DecisionTransformer,
+    "graph-nodes": NodeClassifier,
 }
 FACTS: dict[str, Any] = {"title": "A", "paper": "B", "summary": "C", "task": MASKED_LM, "cost": "O(1)"}
 
@@ -70,6 +72,7 @@ NEEDED_KEYWORDS = {
     "image-classification": {"classes", "height", "width", "channels", "patch"},
     "policy": {"observations", "actions", "continuous"},
     "trajectories": {"observations", "actions", "continuous", "window"},
+    "graph-nodes": {"features", "classes"},
 }
 """The keywords that a task needs, by its name; others need a vocabulary."""
 

@@ -29,6 +29,7 @@ RECIPES = {
     "image-classification": "vit",
     "policy": "gtrxl",
     "trajectories": "decision-transformer",
+    "graph-nodes": "gat",
 }
 
 

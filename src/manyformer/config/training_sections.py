@@ -51,6 +51,8 @@ class AdamConfig(ConfigSection):
     """Decay of the running means of the gradient and of its square, for each step."""
     eps: PositiveFloat = 1e-9
     """Added to the root of the mean square, against division by zero."""
+    l2: Annotated[float, Field(ge=0)] = 0.0
+    """L2 penalty: this times half the squared norm of the weight matrices is added to the loss of a step."""
     max_grad_norm: PositiveFloat | None = None
     """Largest norm of the full gradient; null means no clipping."""
 

@@ -13,6 +13,7 @@ from manyformer.models.logistic_mixture import LogisticMixture
 from manyformer.models.masked_lm import MaskedLM
 from manyformer.models.model import Model, ModelOutput
 from manyformer.models.model_files import ModelSpec
+from manyformer.models.node_classifier import NodeClassifier
 from manyformer.models.output_head import BatchLoss, BatchScore, OutputHead
 from manyformer.models.patch_embedding import PatchEmbedding
 from manyformer.models.policy_model import PolicyModel
@@ -35,6 +36,7 @@ __all__ = [
     "Model",
     "ModelOutput",
     "ModelSpec",
+    "NodeClassifier",
     "OutputHead",
     "PatchEmbedding",
     "PolicyModel",

@@ -4,7 +4,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX
-from manyformer.core import SUMMARY_ROLE, Context, DependencyTree, Layer, LayerOutput, TokenPositions, WatchFn
+from manyformer.core import SUMMARY_ROLE, Context, Layer, LayerOutput, TokenPositions, WatchFn
 from manyformer.kernels import Kernel
 from manyformer.masks import SamePart, WithRole
 from manyformer.masks.mask import any_node
@@ -14,6 +14,7 @@ from manyformer.models.head import ClassHead
 from manyformer.models.model import B, Model, max_length_of
 from manyformer.models.token_inputs import apply_layer
 from manyformer.models.token_positions import positions_of
+from manyformer.token_structures import DependencyTree
 
 
 class EncoderModel(Model[B]):

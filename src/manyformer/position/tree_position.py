@@ -6,10 +6,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.core import DependencyTree, TokenPositions
+from manyformer.core import TokenPositions
 from manyformer.position.absolute import SinusoidalPosition
 from manyformer.position.position import Keys, Outputs, PairScores, Position, Queries
 from manyformer.position.relative import key_score_terms, value_output_terms
+from manyformer.token_structures import DependencyTree
 
 
 @final

@@ -64,6 +64,7 @@ MemoryContext = Annotated[
 ]
 MemoryLength = Annotated[PositiveSize, "number of earlier tokens whose states a layer caches as memory"]
 ProjectedLength = Annotated[PositiveSize, "number of projected keys that replace all keys, in the lowest layer"]
+NodeFeatureCount = Annotated[PositiveSize, "number of features of a node; the data decides it in a run"]
 ObservationShape = Annotated[
     PositiveSize | str,
     "size of an observed vector, or HEIGHTxWIDTHxCHANNELS of images; the environment decides it in a run",

@@ -20,9 +20,9 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
     """Build fused AdamW or Adam over all trainable weights; on a CPU five times faster than torch's default form.
 
     The learning rate is set before every step. Only matrices have weight decay: biases, norms and lookup tables
-    (embeddings, an output tied to one, positions) do not.
+    (embeddings, an output tied to one, positions) do not. Adam adds the gradient of its L2 penalty to that of the loss.
     """
-    decay = config.weight_decay if isinstance(config, AdamWConfig) else 0.0
+    decay = config.weight_decay if isinstance(config, AdamWConfig) else config.l2
     own_eps = {
         weight: part.optimizer_eps
         for part in model.modules()

@@ -13,11 +13,13 @@ from manyformer.config.data_sections.images_section import ImagesData  # isort: 
 from manyformer.config.data_sections.synthetic_section import SyntheticData  # isort: skip
 from manyformer.config.data_sections.trajectories_section import TrajectoriesData  # isort: skip
 from manyformer.config.data_sections.environment_section import EnvironmentData  # isort: skip
+from manyformer.config.data_sections.graphs_section import GraphsData  # isort: skip
 
 __all__ = [
     "DATA_SECTIONS",
     "DataSection",
     "EnvironmentData",
+    "GraphsData",
     "ImagesData",
     "LabelsData",
     "PairsData",

@@ -1,0 +1,245 @@
+"""Graphs in NumPy archives, and of networkx: arrays of all nodes and edges, compared with each other when read."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyformer.data.array_archives import array_sizes, read_array
+from manyformer.errors import UserError, suggest_names
+
+NO_LABEL = -1
+"""The label of a node or graph that has none."""
+MAX_CLASSES = 1 << 16
+"""The largest number of labels: an observation has as many outputs."""
+SPLIT_NAMES = ("train", "valid", "test")
+SPARSE_ARRAYS = ("feature_rows", "feature_columns", "feature_values", "shape")
+ARRAYS = (
+    *("edges", "labels", "features", *SPARSE_ARRAYS, "node_counts", "edge_features", "label_names"),
+    *SPLIT_NAMES,
+)
+
+
+class GraphArrays(NamedTuple):
+    """The nodes and edges of all graphs, one after another.
+
+    `values` are the features of each node: all of them, or those in its `columns` alone, where zeros in column 0 fill
+    up the rows. `edges` are pairs of nodes, counted through all graphs. `labels` has a class for each node, or for each
+    graph, -1 for none. `splits` are indices of nodes or graphs, empty where none are named."""
+
+    values: NDArray[np.float32]
+    columns: NDArray[np.int64] | None
+    feature_count: int
+    edges: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    node_counts: NDArray[np.int64]
+    label_names: tuple[str, ...]
+    edge_features: NDArray[np.float32] | None
+    splits: Mapping[str, NDArray[np.int64]]
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays of an archive that is read as these graphs."""
+        arrays: dict[str, NDArray[Any]] = {
+            "edges": self.edges,
+            "labels": self.labels,
+            "node_counts": self.node_counts,
+            "label_names": np.array(self.label_names),
+            **self.splits,
+        }
+        if self.edge_features is not None:
+            arrays["edge_features"] = self.edge_features
+        if self.columns is None:
+            return arrays | {"features": self.values}
+        rows, slots = self.values.nonzero()
+        columns, values = self.columns[rows, slots], self.values[rows, slots]
+        shape = np.array([len(self.values), self.feature_count])
+        return arrays | dict(zip(SPARSE_ARRAYS, (rows, columns, values, shape)))
+
+    def write(self, path: Path) -> None:
+        """Write an archive that `data.path` may name."""
+        with path.open("wb") as file:
+            # NumPy's annotation takes the arrays for its own keyword `allow_pickle`
+            np.savez(file, **cast(dict[str, Any], self.to_arrays()))
+
+
+def read_graph_archive(path: Path) -> GraphArrays:
+    """The graphs in a NumPy archive. Raises UserError for a defect, with the number of the edge or node from 0 on."""
+    sizes = array_sizes(path)
+    for name in ("edges", "labels"):
+        if name not in sizes:
+            raise UserError(f"{path}: there is no array {name} in it; {suggest_names(name, sizes)}")
+    return check_graphs({name: read_array(path, name, sizes[name]) for name in ARRAYS if name in sizes}, str(path))
+
+
+def graphs_of_networkx(graphs: Iterable[Any], *, features: str = "features", label: str = "label") -> GraphArrays:
+    """Graphs of networkx, whose nodes have an attribute `features` and, like the graphs or not, one called `label`.
+
+    The labels are those of the graphs if these have any, else of the nodes; a missing one is None. Raises UserError for
+    nodes without features, and as for archives."""
+    graph_list = list(graphs)
+    per_graph = any(label in graph.graph for graph in graph_list)
+    rows, names, edges, counts = list[Any](), list[Any](), list[tuple[int, int]](), list[int]()
+    for number, graph in enumerate(graph_list):
+        index = {node: len(rows) + position for position, node in enumerate(graph.nodes)}
+        for node, attributes in graph.nodes(data=True):
+            if features not in attributes:
+                raise UserError(f"node {node!r} of graph {number} has no attribute {features!r}")
+            rows.append(np.atleast_1d(attributes[features]))
+            if not per_graph:
+                names.append(attributes.get(label))
+        if per_graph:
+            names.append(graph.graph.get(label))
+        edges += [(index[source], index[target]) for source, target in graph.edges]
+        counts.append(len(index))
+    if len({row.shape for row in rows}) > 1:
+        raise UserError("the nodes of these graphs have features of different shapes; each needs equally many")
+    arrays: dict[str, NDArray[Any]] = {
+        "features": np.array(rows, dtype=np.float32).reshape(len(rows), -1),
+        "edges": np.array(edges, dtype=np.int64).reshape(-1, 2),
+        "node_counts": np.array(counts),
+        **named_labels(names),
+    }
+    return check_graphs(arrays, "these graphs")
+
+
+def named_labels(names: Iterable[Any]) -> dict[str, NDArray[Any]]:
+    """The arrays labels and label_names for labels in any form, None for none."""
+    texts = [None if name is None else str(name) for name in names]
+    label_names = sorted({text for text in texts if text is not None})
+    ids = {name: number for number, name in enumerate(label_names)}
+    labels = np.array([NO_LABEL if text is None else ids[text] for text in texts], dtype=np.int64)
+    return {"labels": labels, "label_names": np.array(label_names, dtype=str)}
+
+
+def check_graphs(arrays: Mapping[str, NDArray[Any]], name: str) -> GraphArrays:
+    """Graphs from arrays of a file called `name`, every one compared with the others. Raises UserError."""
+    values, columns, feature_count = _read_features(arrays, name)
+    nodes = len(values)
+    node_counts = _whole_numbers(arrays, "node_counts", (None,), name) if "node_counts" in arrays else np.array([nodes])
+    if (node_counts < 1).any() or node_counts.sum() != nodes:
+        raise UserError(
+            f"{name}: node_counts sum to {node_counts.sum():,}, and there are features of {nodes:,} nodes; each graph "
+            "has a node at least"
+        )
+    edges = _whole_numbers(arrays, "edges", (None, 2), name)
+    _check_edges(edges, node_counts, name)
+    labels = _whole_numbers(arrays, "labels", (None,), name)
+    label_names = _check_labels(labels, arrays, name)
+    if len(labels) not in (nodes, len(node_counts)):
+        raise UserError(
+            f"{name}: there are {len(labels):,} labels for {nodes:,} nodes in {len(node_counts):,} graphs; each node "
+            "or each graph has one (-1 for none)"
+        )
+    edge_features = arrays.get("edge_features")
+    if edge_features is not None:
+        _check_numbers(edge_features, "edge_features", (len(edges), None), "edge", name)
+        edge_features = edge_features.astype(np.float32)
+    splits = _read_splits(arrays, labels, name)
+    return GraphArrays(values, columns, feature_count, edges, labels, node_counts, label_names, edge_features, splits)
+
+
+def _read_features(
+    arrays: Mapping[str, NDArray[Any]], name: str
+) -> tuple[NDArray[np.float32], NDArray[np.int64] | None, int]:
+    """Features, their columns if they are sparse, and the number of columns."""
+    if "features" in arrays:
+        _check_numbers(arrays["features"], "features", (None, None), "node", name)
+        return arrays["features"].astype(np.float32), None, arrays["features"].shape[1]
+    if missing := [key for key in SPARSE_ARRAYS if key not in arrays]:
+        raise UserError(f"{name}: there is neither an array features in it nor {missing[0]}, so nodes have no features")
+    rows, columns = (_whole_numbers(arrays, key, (None,), name) for key in SPARSE_ARRAYS[:2])
+    values, shape = arrays["feature_values"], _whole_numbers(arrays, "shape", (2,), name)
+    _check_numbers(values, "feature_values", (len(rows),), "feature", name)
+    nodes, width = int(shape[0]), int(shape[1])
+    for key, index, count in (("feature_rows", rows, nodes), ("feature_columns", columns, width)):
+        if len(index) != len(values) or (len(index) and not 0 <= index.min() <= index.max() < count):
+            raise UserError(f"{name}: {key} must be {len(values):,} numbers from 0 to {count - 1}, as shape says")
+    order = np.argsort(rows, kind="stable")
+    counts = np.bincount(rows, minlength=nodes)
+    slots = np.arange(len(rows)) - np.repeat(counts.cumsum() - counts, counts)
+    dense = np.zeros((nodes, max(1, int(counts.max(initial=0)))), dtype=np.float32)
+    dense_columns = np.zeros(dense.shape, dtype=np.int64)
+    dense[rows[order], slots], dense_columns[rows[order], slots] = values[order], columns[order]
+    return dense, dense_columns, width
+
+
+def _check_edges(edges: NDArray[np.int64], node_counts: NDArray[np.int64], name: str) -> None:
+    """Raise UserError for an edge of a node that is not there, or of nodes of two graphs."""
+    stops = node_counts.cumsum()
+    for edge in ((edges < 0) | (edges >= stops[-1])).any(1).nonzero()[0][:1]:
+        source, target = edges[edge].tolist()
+        raise UserError(
+            f"{name}: edge {edge} joins the nodes {source} and {target}, and nodes are 0 to {stops[-1] - 1}"
+        )
+    graphs = np.searchsorted(stops, edges, side="right")
+    for edge in (graphs[:, 0] != graphs[:, 1]).nonzero()[0][:1]:
+        source, target = edges[edge].tolist()
+        raise UserError(
+            f"{name}: edge {edge} joins the nodes {source} and {target}, which node_counts puts in the graphs "
+            f"{graphs[edge, 0]} and {graphs[edge, 1]}"
+        )
+
+
+def _check_labels(labels: NDArray[np.int64], arrays: Mapping[str, NDArray[Any]], name: str) -> tuple[str, ...]:
+    """The names of the labels."""
+    highest = int(labels.max(initial=NO_LABEL))
+    if int(labels.min(initial=0)) < NO_LABEL or highest >= MAX_CLASSES:
+        raise UserError(f"{name}: labels must be 0 to {MAX_CLASSES - 1:,}, or -1 for none")
+    if len(np.unique(labels[labels != NO_LABEL])) < 2:
+        raise UserError(f"{name}: there must be two different labels at least, and there is nothing to learn")
+    if "label_names" not in arrays:
+        return tuple(map(str, range(highest + 1)))
+    names = arrays["label_names"]
+    if names.dtype.kind != "U" or names.shape != (max(len(names.ravel()), highest + 1),):
+        raise UserError(f"{name}: label_names must be a text for each of {highest + 1} labels")
+    return tuple(names.tolist())
+
+
+def _read_splits(
+    arrays: Mapping[str, NDArray[Any]], labels: NDArray[np.int64], name: str
+) -> dict[str, NDArray[np.int64]]:
+    """The indices of each split. Raises UserError for those that are out of range, shared, or without any label."""
+    splits = {key: _whole_numbers(arrays, key, (None,), name) for key in SPLIT_NAMES if key in arrays}
+    owners: dict[int, str] = {}
+    for split, index in splits.items():
+        if len(index) and not 0 <= index.min() <= index.max() < len(labels):
+            raise UserError(f"{name}: {split} must be numbers from 0 to {len(labels) - 1}")
+        for item in index.tolist():
+            if owners.setdefault(item, split) != split:
+                raise UserError(
+                    f"{name}: {split} and {owners[item]} share the number {item}, which may be in one of them"
+                )
+        if not (labels[index] != NO_LABEL).any():
+            raise UserError(f"{name}: there is no label to learn or to score in {split}")
+    return splits
+
+
+def _whole_numbers(
+    arrays: Mapping[str, NDArray[Any]], key: str, shape: tuple[int | None, ...], name: str
+) -> NDArray[np.int64]:
+    array = arrays[key]
+    if array.dtype.kind not in "iu" or not _has_shape(array, shape):
+        raise UserError(f"{name}: {key} must be whole numbers of shape {_shape_text(shape)}, and is {_describe(array)}")
+    return array.astype(np.int64)
+
+
+def _check_numbers(array: NDArray[Any], key: str, shape: tuple[int | None, ...], unit: str, name: str) -> None:
+    if array.dtype.kind not in "fiub" or not _has_shape(array, shape) or 0 in array.shape:
+        raise UserError(f"{name}: {key} must be numbers of shape {_shape_text(shape)}, and is {_describe(array)}")
+    invalid = ~np.isfinite(array).reshape(len(array), -1).all(1)
+    if invalid.any():
+        raise UserError(f"{name}: the {key} of {unit} {int(invalid.argmax())} are no finite numbers")
+
+
+def _has_shape(array: NDArray[Any], shape: tuple[int | None, ...]) -> bool:
+    return array.ndim == len(shape) and all(size in (None, actual) for size, actual in zip(shape, array.shape))
+
+
+def _shape_text(shape: tuple[int | None, ...]) -> str:
+    return f"({', '.join('any' if size is None else str(size) for size in shape)})"
+
+
+def _describe(array: NDArray[Any]) -> str:
+    return f"{array.dtype} of shape {array.shape}"

@@ -1,0 +1,62 @@
+"""The graph attention network: each node attends to its neighbours with additive scores."""
+
+from typing import Annotated, Literal
+
+from torch import nn
+
+from manyformer.core import Chain, Layer, Pointwise
+from manyformer.dropout import Dropout
+from manyformer.mixers.graph_attention import AdditiveScores, DynamicScores, GraphAttention, HeadMerge
+from manyformer.models import NodeClassifier
+from manyformer.models.feature_embedding import FeatureEmbedding
+from manyformer.models.logits_head import LogitsHead
+from manyformer.recipes.keywords import NodeFeatureCount, PositiveSize
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import check_heads
+from manyformer.tasks.graph_nodes import GRAPH_NODES
+
+SCORES = {"additive": AdditiveScores, "dynamic": DynamicScores}
+
+
+@recipe(
+    "GAT",
+    paper="Velickovic et al. 2018, Graph Attention Networks, arXiv:1710.10903",
+    summary="Each node of a graph attends to its neighbours, with scores that are sums of a number of either.",
+    task=GRAPH_NODES,
+    cost="O(n d^2 + e d) per layer for n nodes and e edges",
+    tiny_keywords={"features": 6},
+)
+def gat(
+    features: NodeFeatureCount = 1433,
+    classes: int = 7,
+    *,
+    dim: int = 64,
+    depth: int = 2,
+    heads: int = 8,
+    output_heads: Annotated[PositiveSize, "number of heads of the last layer, which are averaged"] = 1,
+    scores: Annotated[
+        Literal["additive", "dynamic"],
+        "scores of edges: GAT's, or those of GATv2, whose order of a node's neighbours depends on the node",
+    ] = "additive",
+    dropout: float = 0.6,
+) -> NodeClassifier:
+    """Layers of additive attention among neighbours and the node itself, with ELU between them and no residual sums.
+
+    Sections 2.1 and 3.3: the transductive model of two layers. `dropout` is that of the inputs of each layer and of the
+    attention weights. `scores="dynamic"` is GATv2 (Brody et al. 2022, arXiv:2105.14491), whose nodes have different
+    projections as source and as target."""
+    check_heads(dim, heads)
+    kind = SCORES[scores]
+    shapes = [(heads, dim // heads)] * (depth - 1) + [(output_heads, classes)]
+    widths = [count * kind.projections * head_dim for count, head_dim in shapes]
+    layers: dict[str, Layer] = {}
+    for number, (count, head_dim) in enumerate(shapes):
+        if number:
+            projection = nn.Linear(dim, widths[number], bias=False)
+            nn.init.xavier_uniform_(projection.weight)
+            layers[f"projection_{number}"] = Pointwise(nn.Sequential(nn.ELU(), Dropout(dropout), projection))
+        merge: HeadMerge = "mean" if number == depth - 1 else "concat"
+        attention = GraphAttention(count, head_dim, kind(count, head_dim), merge=merge, dropout=dropout)
+        layers[f"attention_{number}"] = attention
+    embed = FeatureEmbedding(features, widths[0], dropout=dropout)
+    return NodeClassifier(embed, Chain(**layers), LogitsHead(classes), self_loops=True)

@@ -1,0 +1,43 @@
+"""The graph convolutional network: a mean over neighbours, to compare attention with."""
+
+from torch import nn
+
+from manyformer.core import Chain, Layer, Pointwise
+from manyformer.dropout import Dropout
+from manyformer.mixers.graph_convolution import GraphConvolution
+from manyformer.models import NodeClassifier
+from manyformer.models.feature_embedding import FeatureEmbedding
+from manyformer.models.logits_head import LogitsHead
+from manyformer.recipes.keywords import NodeFeatureCount
+from manyformer.recipes.registry import recipe
+from manyformer.tasks.graph_nodes import GRAPH_NODES
+
+
+@recipe(
+    "GCN",
+    paper="Kipf and Welling 2017, Semi-Supervised Classification with Graph Convolutional Networks, arXiv:1609.02907",
+    summary="Each node becomes a sum over its neighbours with weights by their degrees, without attention.",
+    task=GRAPH_NODES,
+    cost="O(n d^2 + e d) per layer for n nodes and e edges",
+    tiny_keywords={"features": 6},
+)
+def gcn(
+    features: NodeFeatureCount = 1433,
+    classes: int = 7,
+    *,
+    dim: int = 16,
+    depth: int = 2,
+    dropout: float = 0.5,
+) -> NodeClassifier:
+    """Layers of graph convolutions with ReLU between them, over neighbours and the node itself; section 3.1.
+
+    `dropout` is that of the inputs of each layer."""
+    widths = [dim] * (depth - 1) + [classes]
+    layers: dict[str, Layer] = {"convolution_0": GraphConvolution(widths[0])}
+    for number, width in enumerate(widths[1:], 1):
+        projection = nn.Linear(dim, width, bias=False)
+        nn.init.xavier_uniform_(projection.weight)
+        layers[f"projection_{number}"] = Pointwise(nn.Sequential(nn.ReLU(), Dropout(dropout), projection))
+        layers[f"convolution_{number}"] = GraphConvolution(width)
+    embed = FeatureEmbedding(features, widths[0], dropout=dropout)
+    return NodeClassifier(embed, Chain(**layers), LogitsHead(classes), self_loops=True)

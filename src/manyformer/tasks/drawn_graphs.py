@@ -1,0 +1,47 @@
+"""Graphs that are derived from token ids, for contracts and measurements of models of graphs."""
+
+from functools import lru_cache
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from manyformer.batches import GraphBatch
+from manyformer.core import PADDING_SEGMENT
+from manyformer.models.graph_encoder import GraphEncoder
+from manyformer.tasks.task import Inputs
+
+NODE_IDS = 32
+"""The number of different nodes that stand for token ids."""
+
+
+def batch_of_tokens(model: GraphEncoder, inputs: Inputs, targets: Tensor) -> GraphBatch:
+    """Graphs whose nodes have the features of their token ids, joined by edges that follow from the ids."""
+    features = _stand_in_features(model.embed.features, inputs.tokens.device)(inputs.tokens)
+    return GraphBatch(features, edges_of_tokens(inputs.tokens, inputs.segments), targets, inputs.segments)
+
+
+def edges_of_tokens(tokens: Int[Tensor, "b l"], segments: Int[Tensor, "b l"] | None) -> Int[Tensor, "b m 2"]:
+    """A tree for each document: each token but the first is joined, both ways, with an earlier one that its id names.
+
+    The tokens of a document are adjacent."""
+    columns = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    if segments is None:
+        segments = torch.zeros_like(tokens)
+    is_start = torch.ones_like(tokens, dtype=torch.bool)
+    is_start[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    starts = torch.where(is_start, columns, 0).cummax(1).values
+    positions = columns - starts
+    parents = starts + tokens % positions.clamp(min=1)
+    has_parent = (positions > 0) & (segments != PADDING_SEGMENT)
+    upward = torch.stack([columns, parents], -1).masked_fill(~has_parent[..., None], -1)
+    return torch.cat([upward, upward.flip(-1)], 1)
+
+
+@lru_cache(maxsize=16)
+def _stand_in_features(features: int, device: torch.device) -> nn.Embedding:
+    """Different features for each token id, the same in every process; an embedding, to differentiate by its output."""
+    generator = torch.Generator().manual_seed(NODE_IDS)
+    with torch.inference_mode(mode=False):
+        table: Float[Tensor, "ids f"] = torch.randn(NODE_IDS, features, generator=generator, device="cpu")
+        return nn.Embedding(NODE_IDS, features, _weight=table.to(device)).requires_grad_(requires_grad=False)
