@@ -56,7 +56,7 @@ LEVELS = [
     {"recipes"},
     {"config"},
     {"data"},
-    {"api", "head_sharing", "interop", "knn_memory", "model_summary", "relevance"},
+    {"api", "head_sharing", "interop", "knn_memory", "model_summary", "properties", "relevance"},
     {"generate"},
     {"train", "check"},
     {"evaluate", "view"},

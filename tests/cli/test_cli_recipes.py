@@ -200,3 +200,22 @@ def test_every_shipped_run_is_valid_and_makes_a_model(cli: Cli, name: str) -> No
     assert ended.code == 0, ended.err
     assert yaml.safe_load(ended.out)["out"] == f"runs/{name.replace('/', '-')}"
     assert "parameters" in ended.out
+
+
+def test_properties_of_a_recipe_and_of_a_run(cli: Cli, text_run: Path) -> None:
+    told = cli("show", "transformer", "--properties")
+    assert told.code == 0, told.err
+    assert "tiny sizes, random weights" in told.out
+    assert "encoder.0.attention" in told.out
+    assert "they depend on the order" in told.out
+    found = json.loads(cli("show", "compose", "--kernel", "rfa", "--properties", "--json").out)
+    assert {one["kernel"] for one in found["layers"]} == {"LinearKernel"}
+    assert not all(one["in_convex_hull"] for one in found["layers"])
+    trained = cli("show", str(text_run), "--properties", "--length", "8")
+    assert "trained weights, 8 random tokens" in trained.out
+    for words, message in (
+        (("show", "bahdanau", "--properties"), "no kernel computes the attention of bahdanau"),
+        (("show", "transformer", "--properties", "--pattern"), "either --pattern or --properties"),
+        (("show", str(text_run), "depth=2", "--properties"), "leave the keywords out"),
+    ):
+        assert message in cli(*words).err

@@ -30,6 +30,7 @@ PATTERN_LENGTH = 64
     "manyformer show transformer-lm dim=256 depth=4 --length 4096",
     "manyformer show runs/lm-stdlib",
     "manyformer show longformer --pattern --length 1024 --out pattern.png",
+    "manyformer show performer --properties",
     accepts_settings=True,
 )
 def show(
@@ -39,6 +40,9 @@ def show(
     *,
     length: Annotated[int | None, Option(min=2, help="Length in tokens for the cost; 512 unless given.")] = None,
     pattern: Annotated[bool, Option("--pattern", help="Draw the attention mask instead.")] = False,
+    properties: Annotated[
+        bool, Option("--properties", help="Measure properties of its attention instead: convex hull, symmetries, rank.")
+    ] = False,
     out: Annotated[Path | None, Option(help="With --pattern: also write a picture, .png, .svg or .pdf.")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -51,6 +55,13 @@ def show(
 
     arguments = keywords or []
     recipe, model_keywords = suggest_options(context, arguments, lambda: model_of(name, arguments))
+    if properties:
+        if pattern:
+            raise UserError("give either --pattern or --properties, not both")
+        from manyformer.cli.properties_page import print_properties
+
+        print_properties(name, recipe, arguments, length, as_json=as_json)
+        return
     model = build_on_meta(recipe.card.name, model_keywords)
     if pattern:
         _draw(model, length or PATTERN_LENGTH, out)

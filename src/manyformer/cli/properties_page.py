@@ -1,0 +1,93 @@
+"""The properties of attention as `manyformer show NAME --properties` prints them."""
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from manyformer.check.tiny_models import build_tiny
+from manyformer.cli.console import print_json, print_result, print_table
+from manyformer.cli.model_arguments import is_folder, load_model, read_keywords
+from manyformer.errors import UserError
+from manyformer.properties import attention_properties, permutation_change
+from manyformer.properties.kernel_properties import ROUNDING
+from manyformer.recipes.registry import task_of
+
+if TYPE_CHECKING:
+    from manyformer.models import Model
+    from manyformer.properties import AttentionProperties
+    from manyformer.recipes import Recipe
+    from manyformer.tasks import Inputs
+
+PROPERTIES_LENGTH = 64
+"""The length of the input in tokens, unless the model has a fixed length or allows less."""
+
+
+def print_properties(name: str, recipe: "Recipe", arguments: list[str], length: int | None, *, as_json: bool) -> None:
+    """Measure and print the properties of a trained model, or of a recipe with tiny sizes and random weights.
+
+    Raises UserError for a recipe whose attention no kernel computes, and for keywords with a trained model."""
+    if is_folder(name) and arguments:
+        raise UserError("the properties of a trained model are those of its weights: leave the keywords out")
+    model = load_model(name, "cpu") if is_folder(name) else _tiny(recipe, arguments)
+    inputs = _random_inputs(model, length)
+    layers, change = attention_properties(model, inputs), permutation_change(model, inputs)
+    if not layers:
+        raise UserError(
+            f"no kernel computes the attention of {recipe.card.name}, so there are no properties to measure"
+        )
+    if as_json:
+        print_json({"length": inputs.tokens.shape[1], "layers": [_record(p) for p in layers], "permutation": change})
+        return
+    weights = "trained weights" if is_folder(name) else "tiny sizes, random weights"
+    print_result(f"{name}: {weights}, {inputs.tokens.shape[1]} random tokens", "")
+    headers = ("layer", "kernel", "outputs in the convex hull", "permuted tokens", "other order of keys")
+    print_table(
+        headers,
+        [(p.part, p.kernel, _hull(p), _change(p.permutation_error), _change(p.key_order_error)) for p in layers],
+    )
+    print_result("")
+    headers = ("layer", "asymmetry of q.k", "antisymmetric part of W_Q W_K^T", "rank of q.k", "variance of q.k")
+    print_table(headers, [_score_row(p) for p in layers])
+    meaning = "they do not change with the order" if change <= ROUNDING else "they depend on the order"
+    print_result("", f"permuted tokens change the predictions of the model by {change:.1%}: {meaning}")
+
+
+def _tiny(recipe: "Recipe", arguments: list[str]) -> "Model":
+    return build_tiny(recipe.card.name, read_keywords(recipe, arguments), 0)
+
+
+def _random_inputs(model: "Model", length: int | None) -> "Inputs":
+    task = task_of(model)
+    allowed = PROPERTIES_LENGTH if model.max_length is None else min(PROPERTIES_LENGTH, model.max_length)
+    size = task.fixed_length(model) or length or allowed
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(task.token_ids(model), (2, size), generator=generator)
+    return task.example(model, tokens.to(model.device))
+
+
+def _record(properties: "AttentionProperties") -> dict[str, Any]:
+    return {**properties._asdict(), "in_convex_hull": properties.in_convex_hull}
+
+
+def _hull(properties: "AttentionProperties") -> str:
+    if not properties.in_convex_hull:
+        return f"no, outside by {max(properties.hull_excess):.2g}" if max(properties.hull_excess) > ROUNDING else "no"
+    return "yes" if properties.convex_weights else "not seen outside"
+
+
+def _change(error: float | None) -> str:
+    """How much an order matters: "same" up to rounding."""
+    return "" if error is None else "same" if error <= ROUNDING else f"change by {error:.0%}"
+
+
+def _score_row(properties: "AttentionProperties") -> tuple[str, ...]:
+    """Means over heads; the variance with the number of channels that it is compared with."""
+    asymmetry, share = properties.asymmetry, properties.antisymmetric_share
+    return (
+        properties.part,
+        "" if asymmetry is None else f"{statistics.fmean(asymmetry):.2f}",
+        "" if share is None else f"{statistics.fmean(share):.2f}",
+        f"{max(properties.rank)} of at most {properties.rank_bound}",
+        f"{statistics.fmean(properties.score_variance):.3g} (channels: {properties.head_dim})",
+    )

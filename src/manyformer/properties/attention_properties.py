@@ -1,0 +1,143 @@
+"""The properties of every attention layer of a model, for one input."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from manyformer.attention import Attention
+from manyformer.head_gates import attention_heads
+from manyformer.kernels import Kernel, KernelCall
+from manyformer.models import Model
+from manyformer.properties.kernel_properties import (
+    ROUNDING,
+    antisymmetric_share,
+    asymmetry,
+    convex_hull_excess,
+    dot_products,
+    key_order_error,
+    permutation_error,
+    weights_are_convex,
+)
+from manyformer.recipes.registry import task_of
+from manyformer.tasks import Inputs
+from manyformer.training_hooks import eval_mode
+
+
+class AttentionProperties(NamedTuple):
+    """What was measured of one attention layer; tuples have a number for each head.
+
+    `hull_excess` is how far outputs lie outside of the convex hull of the values in some direction; `convex_weights`
+    whether the weights are proof that they do not (None: it reports none). `permutation_error` is how much permuted
+    tokens change the outputs beyond their order, `key_order_error` how much another order of keys and values does.
+    `asymmetry` is that of q.k, `antisymmetric_share` that of W_Q W_K^T, `rank` that of q.k in the first row, at most
+    `rank_bound`, the channels or the tokens if these are fewer, and `score_variance` the variance of q.k, which is
+    `head_dim` for independent channels of variance 1.
+    None: the layer has different queries and keys, or shares no such matrices."""
+
+    part: str
+    kernel: str
+    hull_excess: tuple[float, ...]
+    convex_weights: bool | None
+    permutation_error: float | None
+    key_order_error: float | None
+    asymmetry: tuple[float, ...] | None
+    antisymmetric_share: tuple[float, ...] | None
+    rank: tuple[int, ...]
+    rank_bound: int
+    head_dim: int
+    score_variance: tuple[float, ...]
+
+    @property
+    def in_convex_hull(self) -> bool:
+        """Whether the outputs of all heads are convex combinations of the values, as far as was measured."""
+        return max(self.hull_excess) <= ROUNDING and self.convex_weights is not False
+
+
+class _RecordedCall(NamedTuple):
+    call: KernelCall
+    y: Tensor
+
+
+def attention_properties(model: Model, inputs: Inputs, *, seed: int = 0) -> list[AttentionProperties]:
+    """The properties of each layer whose attention is computed by a kernel, in the order of the model.
+
+    Computed in float64 on a copy of the model, in evaluation mode and without a state; of a layer that is applied
+    several times, the first time. `seed` draws directions and permutations. Layers without a kernel are left out."""
+    model = copy.deepcopy(model).double()
+    layers = {name: layer for name, layer in attention_heads(model).items() if isinstance(layer, Attention)}
+    with torch.no_grad(), eval_mode(model):
+        with _recorded_calls(layers) as calls:
+            task_of(model).call(model, inputs)
+        return [_measure(name, layers[name], *recorded, seed=seed) for name, recorded in calls.items()]
+
+
+def permutation_change(model: Model, inputs: Inputs, *, seed: int = 0) -> float:
+    """How much the logits of permuted tokens differ from the permuted logits, relative to their norm.
+
+    0 for a model without positions and masks. The tokens of a row with one prediction, such as a class, are permuted
+    alone: pooling makes an equivariant model invariant. In float64; a source stays in order."""
+    model, task = copy.deepcopy(model).double(), task_of(model)
+    order = torch.randperm(inputs.tokens.shape[1], generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad(), eval_mode(model):
+        logits = task.call(model, inputs).logits
+        permuted = task.call(model, inputs._replace(tokens=inputs.tokens[:, order])).logits
+    expected = logits[:, order] if task.per_token else logits
+    return float((permuted - expected).norm() / expected.norm())
+
+
+def _measure(part: str, layer: Attention, call: KernelCall, y: Tensor, *, seed: int) -> AttentionProperties:
+    generator = torch.Generator().manual_seed(seed)
+    queries, keys = call.q.shape[2], call.k.shape[2]
+    scores, is_square = dot_products(call.q, call.k), queries == keys
+    order = torch.randperm(keys, generator=generator)
+    has_own_keys = is_square and layer.source.decode_memory(layer.kernel.cache_mask) is None
+    # a recurrent kernel has a mask, but no cache to evict keys from
+    mask = getattr(layer.kernel, "mask", layer.kernel.cache_mask)
+    is_causal = has_own_keys and mask is not None and mask.causal
+    return AttentionProperties(
+        part=part,
+        kernel=type(layer.kernel).__name__,
+        hull_excess=tuple(convex_hull_excess(call.v, y, generator, causal=is_causal).tolist()),
+        convex_weights=weights_are_convex(layer.kernel, call, y),
+        permutation_error=permutation_error(layer.kernel, call, order, y) if has_own_keys else None,
+        key_order_error=None if layer.kernel.tied_qk else key_order_error(layer.kernel, call, order, y),
+        asymmetry=tuple(asymmetry(scores).tolist()) if has_own_keys else None,
+        antisymmetric_share=_antisymmetric_share(layer) if has_own_keys else None,
+        rank=tuple(torch.linalg.matrix_rank(scores[0]).tolist()),
+        rank_bound=min(call.k.shape[-1], queries, keys),
+        head_dim=call.k.shape[-1],
+        score_variance=tuple(scores.transpose(0, 1).flatten(1).var(1).tolist()),
+    )
+
+
+def _antisymmetric_share(layer: Attention) -> tuple[float, ...]:
+    groups, head_dim, _ = layer.kv_shape
+    k_weight = layer.kv_proj.weight[: groups * head_dim].unflatten(0, (groups, head_dim))  # type: ignore[no-untyped-call]
+    k_weight = k_weight.repeat_interleave(layer.heads // groups, dim=0)
+    q_weight = k_weight
+    if layer.q_proj is not None:
+        q_weight = layer.q_proj.weight.unflatten(0, (layer.heads, -1))[:, :head_dim]  # type: ignore[no-untyped-call]
+    return tuple(antisymmetric_share(q_weight, k_weight).tolist())
+
+
+@contextmanager
+def _recorded_calls(layers: Mapping[str, Attention]) -> Iterator[dict[str, _RecordedCall]]:
+    """The first call of the kernel of each layer inside the block."""
+    calls: dict[str, _RecordedCall] = {}
+    handles = []
+    for name, layer in layers.items():
+
+        def record(module: nn.Module, args: tuple[Any, ...], output: Any, name: str = name) -> None:
+            calls.setdefault(name, _RecordedCall(args[0], output.y))
+
+        assert isinstance(layer.kernel, Kernel)
+        handles.append(layer.kernel.register_forward_hook(record))
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
