@@ -19,7 +19,7 @@ def subject_and_inputs(recipe: str) -> tuple[OwnSubject, Inputs]:
     """A tiny model in float64 and evaluation mode, with inputs of two rows."""
     subject = OwnSubject(build_tiny(recipe, {}, 0).double().eval())
     trial = ContractTrial(subject, torch.Generator().manual_seed(1), 24, 24, None, 1e-9)
-    return subject, trial.draw(2, trial.round_length(24))
+    return subject, trial.draw(2, trial.round_length(12))
 
 
 @torch.no_grad()
@@ -53,12 +53,12 @@ def test_a_gate_of_zero_removes_a_head(recipe: str) -> None:
     assert not layers or not torch.allclose(gated, before)
 
 
-@pytest.mark.parametrize("recipe", ["transformer", "shaw", "transformer-xl", "gtrxl", "calm", "rfa", "collaborative"])
+@pytest.mark.parametrize("recipe", ["shaw", "transformer-xl", "gtrxl", "calm", "rfa"])
 def test_steps_of_one_token_are_gated(recipe: str) -> None:
     subject, _ = subject_and_inputs(recipe)
     gates = {name: torch.tensor([0.0, 0.5]) for name in attention_heads(subject.model)}
     with gated_heads(subject.model, gates):
-        assert mf.check(subject.model, only=["decode", "cached"], length=16).ok
+        assert mf.check(subject.model, only=["decode", "cached"], length=12).ok
 
 
 @pytest.mark.parametrize("recipe", ["transformer-lm", "reformer", "universal-transformer-lm", "etc"])

@@ -12,6 +12,7 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.mixers.collaborative_attention import CollaborativeAttention
 from manyformer.models import Model
 from manyformer.recipes import build, get_recipe
+from manyformer.recipes.keywords import REMOVED_HEADS
 from manyformer.type_aliases import FloatArray
 
 COUNTERPART_RECIPES = {"transformer-lm": "collaborative", "bert": "collaborative-encoder"}
@@ -151,6 +152,8 @@ def _build_counterpart(model: Model, shared: int) -> Model:
     recipe, keywords, _ = model.spec
     if recipe not in COUNTERPART_RECIPES:
         raise UserError(f"the heads of {recipe} cannot share dimensions; those of {', '.join(COUNTERPART_RECIPES)} can")
+    if keywords[REMOVED_HEADS]:
+        raise UserError("heads were removed from this model: let the heads of the full model share dimensions")
     if not 1 <= shared <= keywords["dim"]:
         raise UserError(f"shared ({shared}) must be at least 1 and at most dim ({keywords['dim']}), which is exact")
     valid_names = get_recipe(COUNTERPART_RECIPES[recipe]).signature.parameters

@@ -1,5 +1,6 @@
 """From a trained run to a pruned one: which heads go first, the curve, and a run that is scored and trained on."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import manyformer as mf
 from manyformer.config import RunConfig
 from manyformer.errors import UserError
 from manyformer.evaluate import evaluate
+from manyformer.evaluate.eval_data import open_run
 from manyformer.head_gates import attention_heads, gated_heads
 from manyformer.head_pruning import add_heads, parse_heads, subtract_heads
 from manyformer.pruning import PruningResult, prune_run
-from manyformer.pruning.head_rankings import GateRanking, HeadRanking, ImportanceRanking
+from manyformer.pruning.head_rankings import GateRanking, HeadRanking, ImportanceRanking, gate_training
 from manyformer.pruning.quality_curve import CURVE_FILE, CURVE_PICTURE, QualityCurve
 from manyformer.pruning.removable_heads import HeadUnit, RemovableHeads, count_heads
 from manyformer.train import silent
@@ -78,6 +80,24 @@ def test_gates_train_the_part_alone(run: Path, tmp_path: Path) -> None:
     config = settings(run.parent, init_from=str(run), frozen=["decoderr"], out=str(tmp_path / "x"))
     with pytest.raises(UserError, match="has no part 'decoderr'; did you mean decoder"):
         mf.train(config, on_event=silent)
+
+
+def test_an_interrupted_training_of_gates_goes_on(run: Path, tmp_path: Path) -> None:
+    """Its folder is all that there is of the pruned run; any other folder is refused."""
+    config = gate_training(open_run(run), GATES, "encoder", tmp_path / "three" / "gates")
+    mf.train(config, on_event=silent)
+    file = tmp_path / "three" / "gates" / "gates.json"
+    written = file.stat().st_mtime_ns
+    pruned(run, tmp_path / "three", GATES)
+    assert file.stat().st_mtime_ns == written
+    for ranking in (GATES, ImportanceRanking()):
+        with pytest.raises(UserError, match="three exists already; choose another out"):
+            pruned(run, tmp_path / "three", ranking)
+    # pruned again, with the steps that a run without training of its own cannot tell
+    six = prune_run(tmp_path / "three", GATES, keep=8, part="decoder", out=tmp_path / "six", device="cpu")
+    assert len(parse_heads(six.model.spec.keywords["removed_heads"])) > len(six.removed)
+    with pytest.raises(UserError, match="so the number of steps for gates must be given"):
+        gate_training(open_run(tmp_path / "three"), replace(GATES, steps=None), None, tmp_path / "x")
 
 
 def test_gates_refuse_settings_that_contradict_them() -> None:

@@ -6,7 +6,7 @@ from typer import Argument, Option
 
 from manyformer.cli.app import USE, command
 from manyformer.cli.console import print_json, print_result, print_table, status_line
-from manyformer.cli.model_arguments import check_new_folder, resolve_device
+from manyformer.cli.model_arguments import resolve_device
 from manyformer.cli.shared_options import DeviceOption, JsonOption, NewFolderOption
 from manyformer.errors import UserError
 
@@ -42,11 +42,11 @@ def prune(
 
     The least important tenth of the heads goes at a time, and the model is scored on the validation data after each
     step: the scores are printed and, with a picture, in the new folder. What remains is a run like any other: it can be
-    scored, checked, used and, with its run file, trained on."""
+    scored, checked, used and, with its run file, trained on. The same command continues an interrupted training of
+    gates."""
     from manyformer.pruning import prune_run
     from manyformer.train import silent
 
-    check_new_folder(out)
     ranking = _ranking(how, penalty, steps, learning_rate, silent if as_json else None)
     with status_line(f"pruning {run}") as status:
         result = prune_run(

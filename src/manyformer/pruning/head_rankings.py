@@ -34,9 +34,12 @@ class RankedWeights(NamedTuple):
 
 
 class HeadRanking(ABC):
-    """Decides the order in which heads are removed; `name` is its name on the command line."""
+    """Decides the order in which heads are removed; `name` is its name on the command line.
+
+    `work_folder` is the folder that an interrupted ranking leaves in that of the pruned run, and continues there."""
 
     name: str
+    work_folder: str | None = None
 
     @abstractmethod
     def rank(self, trained: TrainedRun, part: str | None, out: Path) -> RankedWeights:
@@ -69,10 +72,10 @@ class GateRanking(HeadRanking):
     learning_rate: float
     steps: int | None
     on_event: EventListener | None
-    name = "gates"
+    name = work_folder = "gates"
 
     def rank(self, trained: TrainedRun, part: str | None, out: Path) -> RankedWeights:
-        folder = out / "gates"
+        folder = out / self.work_folder
         train(gate_training(trained, self, part, folder), on_event=self.on_event)
         log_alpha = read_gates(folder)
         return RankedWeights(folder, lambda *_: log_alpha)
@@ -84,6 +87,8 @@ def gate_training(trained: TrainedRun, ranking: GateRanking, part: str | None, o
     It makes a fifth of the steps, unless `ranking` has another number. With a `part` such as "encoder", all other
     parts are frozen, as in the paper."""
     steps, settings = ranking.steps, trained.config.model_dump(mode="json", by_alias=True)
+    if steps is None and not (trained.folder / RESULT_FILE).exists():
+        raise UserError(f"{trained.folder} has not been trained itself, so the number of steps for gates must be given")
     if steps is None:
         steps = max(1, ResultRecord.read(trained.folder / RESULT_FILE).step // TRAINING_SHARE)
     frozen = [] if part is None else _other_parts(trained.load_model("cpu"), part)

@@ -12,7 +12,7 @@ from manyformer.head_pruning import format_heads
 from manyformer.models import Model
 from manyformer.pruning.head_rankings import HeadRanking, ImportanceFn
 from manyformer.pruning.held_out_scores import HeldOutScores, held_out_scores
-from manyformer.pruning.pruned_run import write_pruned_run
+from manyformer.pruning.pruned_run import check_prunable, write_pruned_run
 from manyformer.pruning.quality_curve import CURVE_FILE, CURVE_PICTURE, PruningPoint, QualityCurve
 from manyformer.pruning.removable_heads import (
     HeadUnit,
@@ -54,10 +54,13 @@ def prune_run(
     `part` selects layers by the beginning of their names, such as "encoder"; heads of others are not counted. A tenth
     of the heads is removed at a time, those that `ranking` calls least important, and the model is scored on the
     validation data after each step; `on_point` is called with each score. Raises UserError if there are not more heads
-    than that, and if no further head can be removed."""
+    than that, and if `out` exists and holds more than an interrupted ranking."""
     trained, folder = open_run(run), Path(out)
+    if folder.exists() and [path.name for path in folder.iterdir()] != [ranking.work_folder]:
+        raise UserError(f"{folder} exists already; choose another out")
     model = trained.load_model(device)
     removable = removable_heads(model, part)
+    check_prunable(model)
     total = count_heads(removable.units)
     if not removable.minimum <= keep < total:
         where, bounds = "" if part is None else f" in {part}", f"from {removable.minimum} to {total - 1}"

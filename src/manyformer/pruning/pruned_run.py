@@ -21,14 +21,19 @@ def prune_heads(model: Model, removed: RemovedHeads) -> Model:
     model, and its spec has the heads in `removed_heads`, numbered as the recipe numbers them. A layer without any head
     left becomes the bias of its output projection. Raises UserError for heads that do not exist or cannot be removed,
     and for a recipe that does not choose a number of heads."""
-    recipe, keywords, _ = model.spec
-    if REMOVED_HEADS not in keywords:
-        raise UserError(f"{recipe} does not choose a number of heads, so none of them can be removed")
+    check_prunable(model)
+    keywords = model.spec.keywords
     pruned = copy.deepcopy(model)
     remove_heads(pruned, removed)
     text = format_heads(add_heads(parse_heads(keywords[REMOVED_HEADS] or ""), removed))
     pruned.spec = model.spec._replace(keywords={**keywords, REMOVED_HEADS: text or None})
     return pruned
+
+
+def check_prunable(model: Model) -> None:
+    """Raise UserError for a model of a recipe without `removed_heads`, which could not be built without some heads."""
+    if REMOVED_HEADS not in model.spec.keywords:
+        raise UserError(f"{model.spec.recipe} does not choose a number of heads, so none of them can be removed")
 
 
 def write_pruned_run(out: Path, trained: TrainedRun, weights: Path, removed: RemovedHeads) -> Model:
