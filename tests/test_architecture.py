@@ -242,7 +242,7 @@ CLASS_CHECKS = {
     "datastore/knn_head.py": 1,
     "datastore/retrieval_model.py": 2,
     "datastore/tuning.py": 1,
-    "evaluate/held_out_images.py": 2,
+    "evaluate/held_out_images.py": 3,
     "exits/prompts_from_run.py": 1,
     "generate/image_generation.py": 2,
     "knn_memory.py": 1,

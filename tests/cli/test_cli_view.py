@@ -19,6 +19,7 @@ def test_mistakes_write_nothing(cli: Cli, text_run: Path, tmp_path: Path) -> Non
     result = cli("view", str(text_run), "the", "--answer", "cat", "--out", str(page))
     assert (result.code, page.exists()) == (2, False)
     assert "only an encoder-decoder writes an answer" in result.err
+    assert "reads a text: give one after the name of the run" in cli("view", str(text_run)).err
     result = cli("view", str(text_run), "the", "--out", str(tmp_path / "page.pdf"))
     assert result.code == 2
     assert "page.pdf must end in .html" in result.err

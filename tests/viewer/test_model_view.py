@@ -1,20 +1,24 @@
 """What a page shows of each recipe, and what it says of those that have nothing to show."""
 
+import base64
 import json
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pages import ALPHABET, trained
 
 import manyformer as mf
 from manyformer.check.tiny_models import build_tiny
+from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
 from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.errors import UserError
 from manyformer.recipes.registry import task_of
-from manyformer.viewer.model_view import view_text
+from manyformer.viewer.model_view import view_image, view_text
 
 WITHOUT_ATTENTION = {"fnet"}
 READ_NO_TEXT = {
@@ -86,3 +90,40 @@ def test_several_models_are_shown_by_name() -> None:
     data = json.loads(html.split('id="data">')[1].split("</script>")[0])
     assert [run["name"] for run in data["runs"]] == ["first", "second"]
     assert data["runs"][1]["title"].startswith("ALiBi, ")
+
+
+@pytest.mark.parametrize("name", ["vit", "compose-images"])
+def test_the_tokens_of_an_image_are_its_patches(name: str) -> None:
+    model: Any = build_tiny(name, {}, 0)
+    image = np.random.default_rng(0).integers(0, 256, model.embed.shape, dtype=np.uint8)
+    view = view_image(model, image)
+    assert view.image is not None
+    record = view.image.as_json()
+    content = zlib.decompress(base64.b64decode(record["pixels"]))
+    assert len(content) == 3 * image.shape[0] * image.shape[1]
+    patches = [corner for corner in view.image.corners if corner is not None]
+    assert len(view.image.corners) == len(view.maps[0].rows) == model.embed.tokens
+    assert patches[:2] == [(0, 0), (0, model.embed.patch)]
+    with pytest.raises(UserError, match=r"an image of shape .* must have"):
+        view_image(model, image[:-1])
+
+
+def test_the_tokens_of_a_generated_image_are_its_pixels() -> None:
+    tokenizer = PixelTokenizer(8, ImageShape(4, 4, 1), (2, 2))
+    sizes = {"height": 4, "width": 4, "channels": 1, "block_height": 2, "block_width": 2}
+    model = build_tiny("image-transformer-2d", {"vocab": tokenizer.vocab, **sizes}, 0)
+    model.tokenizer = tokenizer
+    view = view_image(model, np.arange(16, dtype=np.uint8).reshape(4, 4, 1) * 15)
+    assert view.image is not None
+    # block by block, and the start token is no pixel
+    assert view.image.corners[:6] == (None, (0, 0), (0, 1), (1, 0), (1, 1), (0, 2))
+    assert view.maps[0].rows[:3] == ("start", "0, 0", "0, 1")
+    assert mf.view(model, np.zeros((4, 4, 1), dtype=np.uint8)).html.startswith("<!doctype html>")
+
+
+def test_models_without_attention_or_images_say_so() -> None:
+    model: Any = build_tiny("mlp-mixer", {}, 0)
+    with pytest.raises(UserError, match="nothing to show"):
+        view_image(model, np.zeros(model.embed.shape, dtype=np.uint8))
+    with pytest.raises(UserError, match="language modelling reads no image"):
+        view_image(trained("transformer-lm"), np.zeros((4, 4, 1), dtype=np.uint8))

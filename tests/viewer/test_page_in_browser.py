@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pages import random_weights, self_map, served, trained, view_of
@@ -13,7 +14,7 @@ from pages import random_weights, self_map, served, trained, view_of
 from manyformer.view.attention_maps import NO_WEIGHT_COLOR, WEIGHT_COLORS, AttentionMap
 from manyformer.view.token_counts import TokenCounts
 from manyformer.viewer.live_view import ServedModel
-from manyformer.viewer.model_view import ModelView, view_text
+from manyformer.viewer.model_view import ModelView, ViewedImage, view_text
 from manyformer.viewer.page import render_page
 from manyformer.viewer.weight_encoding import quantize_weights
 
@@ -240,3 +241,19 @@ def test_a_served_page_takes_other_texts_and_switches_heads_off(browser: Any) ->
         page.wait_for_selector(".thumb.off")
         page.close()
     assert problems == []
+
+
+def test_a_patch_shows_what_it_attends_to(show: Open) -> None:
+    pixels = np.zeros((8, 8, 1), dtype=np.uint8)
+    corners = (None, (0, 0), (0, 4), (4, 0), (4, 4))
+    weights = torch.full((1, 5, 5), 0.1)
+    weights[0, 2, 3] = 0.6
+    page = show(view_of(self_map(weights), image=ViewedImage(pixels, corners, 4)))
+    assert page.get_attribute("[data-choice=view][aria-pressed=true]", "data-value") == "image"
+    box = page.query_selector(".view canvas").bounding_box()
+    # the second patch of the first row, in the left one of two pictures
+    page.mouse.move(box["x"] + 300, box["y"] + 50)
+    assert page.evaluate("[selection.query, selection.key]") == [2, -1]
+    assert page.inner_text(".top li:first-child").split() == ["token3", "60%"]
+    page.keyboard.press("v")
+    assert page.get_attribute("[data-choice=view][aria-pressed=true]", "data-value") == "map"

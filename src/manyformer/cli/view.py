@@ -14,17 +14,22 @@ from manyformer.errors import UserError
 
 if TYPE_CHECKING:
     from manyformer.viewer.live_view import ServedModel
+    from manyformer.viewer.model_view import ModelView
 
 
 @command(
     USE,
     'manyformer view runs/translate-multi30k "two men are sitting on a bench ." --out page.html',
     'manyformer view runs/one "a dog runs ." --compare runs/two --answer "ein hund rennt ."',
+    "manyformer view runs/images-digits                    a held-out image, or those of a file",
     'manyformer view runs/lm-stdlib "def add(a, b):" --serve      other texts, and heads switched off',
 )
 def view(
     run: RunArgument,
-    text: Annotated[str, Argument(help="The input text, - for standard input.")],
+    text: Annotated[
+        str | None,
+        Argument(help="The input text, - for standard input; for a run on images, a file of them instead of its own."),
+    ] = None,
     *,
     answer: AnswerOption = None,
     compare: Annotated[
@@ -40,10 +45,10 @@ def view(
     The page is one file for any browser, which needs no network. With --serve, the page takes other texts, and heads
     can be switched off.
     """
+    from manyformer.evaluate.held_out_images import held_images
     from manyformer.heads import read_head_labels
-    from manyformer.viewer import AttentionPage, view_text
     from manyformer.viewer.live_view import ServedModel
-    from manyformer.viewer.page import render_page
+    from manyformer.viewer.model_view import image_task, view_image, view_text
 
     if serve and out is not None:
         raise UserError("--out writes a page and --serve writes none: give one of them")
@@ -52,11 +57,26 @@ def view(
     models = [
         ServedModel(name, load_model(name, device), read_head_labels(Path(name))) for name in (run, *(compare or []))
     ]
+    if all(image_task(model) is not None for _, model, _ in models):
+        if serve or answer is not None:
+            raise UserError("a model of images is shown without --serve and --answer: it reads no text")
+        image = held_images(run, 1, data=text)[0]
+        views = [view_image(model, image, name=name, labels=labels) for name, model, labels in models]
+        _write(views, "", out)
+        return
+    if text is None:
+        raise UserError(f"the model in {run} reads a text: give one after the name of the run")
     text = read_argument(text)
     if serve:
         _serve(models, text, answer, port or 0)
         return
     views = [view_text(model, text, answer, name=name, labels=labels) for name, model, labels in models]
+    _write(views, text, out)
+
+
+def _write(views: "list[ModelView]", text: str, out: Path | None) -> None:
+    from manyformer.viewer.page import AttentionPage, render_page
+
     path = Path("view.html") if out is None else out
     AttentionPage(render_page(views, text=text)).save(path)
     print_note(f"wrote {path}")

@@ -1,11 +1,12 @@
-"""Held-out images of a run, for the model to complete."""
+"""Held-out images of a run, for the model to complete, or to show what it attends to."""
 
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from manyformer.batches import CausalLMBatch
+from manyformer.batches import Batch, CausalLMBatch, ImageClassificationBatch
 from manyformer.config import ImagesData
 from manyformer.data.pixel_tokenizer import PixelTokenizer
 from manyformer.errors import UserError
@@ -21,9 +22,18 @@ def held_images(run: str | Path, count: int, *, data: str | None = None) -> Imag
     trained = open_run(run)
     if not isinstance(trained.config.data, ImagesData):
         raise UserError(f"the run in {run} ({trained.config.recipe}) was not trained on images")
-    tokenizer = trained.tokenizers.source
-    assert isinstance(tokenizer, PixelTokenizer)
     with trained.open_data(None, data) as held_out:
         assert held_out.batches is not None
-        rows = (row for batch in held_out.batches if isinstance(batch, CausalLMBatch) for row in batch.targets)
-        return np.stack([tokenizer.image(row) for row in islice(rows, count)])
+        images = (image for batch in held_out.batches for image in _batch_images(batch, trained.tokenizers.source))
+        return np.stack(list(islice(images, count)))
+
+
+def _batch_images(batch: Batch, tokenizer: object) -> Iterator[ImageArray]:
+    """The images of a batch, which has their pixels, or their tokens as targets."""
+    if isinstance(batch, ImageClassificationBatch):
+        yield from batch.pixels.numpy()
+        return
+    assert isinstance(batch, CausalLMBatch)
+    assert isinstance(tokenizer, PixelTokenizer)
+    for row in batch.targets:
+        yield tokenizer.image(row)

@@ -4,11 +4,14 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, final
 
+import numpy as np
 import torch
 from jaxtyping import Int, UInt8
+from numpy.typing import NDArray
 from torch import Tensor
 
 from manyformer.batches import ImageClassificationBatch, to_device
+from manyformer.errors import UserError
 from manyformer.models import ImageClassifier
 from manyformer.tasks.label_scores import (
     RowLabelTask,
@@ -17,7 +20,16 @@ from manyformer.tasks.label_scores import (
     ranked_labels,
     row_label_scores,
 )
-from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Prediction, PredictionRequest
+from manyformer.tasks.task import (
+    EvaluationRequest,
+    EvaluationResult,
+    ImagePass,
+    ImageTokenizer,
+    Inputs,
+    Prediction,
+    PredictionRequest,
+    TextPass,
+)
 from manyformer.tasks.toy import ROWS, Toy, ToyDraw
 
 BRIGHTNESS_LEVELS = 256
@@ -89,6 +101,20 @@ class ImageClassification(RowLabelTask[ImageClassifier]):
             logits = request.model(moved.pixels).logits
             for labels in ranked_labels(logits, label_names(request.tokenizers), request.top):
                 yield (labels,)
+
+    def image_pass(
+        self, model: ImageClassifier, image: NDArray[np.uint8], tokenizer: ImageTokenizer | None
+    ) -> ImagePass:
+        height, width, channels = model.embed.shape
+        if image.shape != model.embed.shape:
+            expected = f"{height} x {width} pixels with {channels} channels"
+            raise UserError(f"an image of shape {image.shape} must have {expected}, as the model was built")
+        pixels, size = torch.from_numpy(image)[None].to(model.device), model.embed.patch
+        patches = [(row, column) for row in range(0, height, size) for column in range(0, width, size)]
+        leading = model.embed.tokens - len(patches)
+        labels = ("class token",) * leading + tuple(f"{row // size}, {column // size}" for row, column in patches)
+        tokens = TextPass(lambda watch: model(pixels, watch=watch), labels, len(labels))
+        return ImagePass(tokens, (None,) * leading + tuple(patches), size)
 
 
 def _images(model: ImageClassifier, tokens: Int[Tensor, "b l"]) -> UInt8[Tensor, "b height width channels"]:

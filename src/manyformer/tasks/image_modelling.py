@@ -3,11 +3,22 @@
 from collections.abc import Mapping
 from typing import final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from manyformer.errors import UserError
 from manyformer.models import LanguageModel
 from manyformer.scores import ScoreKind, bits_per_dimension
 from manyformer.tasks.causal_task import WORK_SCORES, CausalTask
 from manyformer.tasks.likelihood import likelihood, token_scores
-from manyformer.tasks.task import EvaluationRequest, EvaluationResult
+from manyformer.tasks.task import (
+    EvaluationRequest,
+    EvaluationResult,
+    ImagePass,
+    ImageTokenizer,
+    TextPass,
+    token_row,
+)
 
 
 @final
@@ -29,6 +40,17 @@ class ImageGeneration(CausalTask):
         sums = likelihood(request)
         scores = [bits_per_dimension(sums.nats, sums.targets), *token_scores(sums)]
         return EvaluationResult(scores, f"{sums.targets:,} values of images")
+
+    def image_pass(self, model: LanguageModel, image: NDArray[np.uint8], tokenizer: ImageTokenizer | None) -> ImagePass:
+        """Each token is the value of one channel of a pixel; the token before all others covers none."""
+        if tokenizer is None:
+            raise UserError("the model was saved without a tokenizer, so it cannot read images")
+        _, width, channels = image.shape
+        tokens = token_row(model, [tokenizer.bos, *tokenizer.tokens(image)[:-1]], model.embed.vocab)
+        places = [divmod(int(index) // channels, width) for index in tokenizer.order[:-1]]
+        labels = ("start", *(f"{row}, {column}" for row, column in places))
+        run = TextPass(lambda watch: model(tokens, watch=watch), labels, len(labels))
+        return ImagePass(run, (None, *places), 1)
 
 
 IMAGE_GENERATION = ImageGeneration()

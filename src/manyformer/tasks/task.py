@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from jaxtyping import Int
+from numpy.typing import NDArray
 from torch import Generator, Tensor
 from typing_extensions import TypeVar
 
@@ -180,6 +182,27 @@ class TextPass(NamedTuple):
     source_tokens: tuple[int, ...] = ()
 
 
+class ImagePass(NamedTuple):
+    """One pass of a model over an image: `corners` has the row and column of the upper left pixel of each token.
+
+    A token covers `size` x `size` pixels; the corner of one that covers none, such as a class token, is None.
+    """
+
+    tokens: TextPass
+    corners: tuple[tuple[int, int] | None, ...]
+    size: int
+
+
+class ImageTokenizer(Protocol):
+    """A tokenizer of images, as far as tasks use it; `order` has the raster index of the value of each token."""
+
+    @property
+    def bos(self) -> int: ...
+    @property
+    def order(self) -> NDArray[np.int64]: ...
+    def tokens(self, image: NDArray[np.uint8]) -> list[int]: ...
+
+
 class Task(ABC, Generic[M]):
     """What all models of one class are for; an instance has no state.
 
@@ -276,6 +299,10 @@ class Task(ABC, Generic[M]):
     def text_passes(self, model: M, text: EncodedText) -> list[TextPass]:
         """The passes of the model over a text, for display. Raises UserError if the model reads no text."""
         raise UserError(f"{self.title} reads no plain text, so there is nothing to show for one")
+
+    def image_pass(self, model: M, image: NDArray[np.uint8], tokenizer: ImageTokenizer | None) -> ImagePass:
+        """The pass of the model over an image (h, w, c), for display. Raises UserError if the model reads no image."""
+        raise UserError(f"{self.title} reads no image, so there is nothing to show for one")
 
     def next_commands(self, run: Path, data: object) -> tuple[str, ...]:
         """Commands that use the model trained in the folder `run` on `data`, a run's data section."""

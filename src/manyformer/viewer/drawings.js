@@ -187,3 +187,45 @@ function countBars(count, tokens) {
   });
   return element("section", {className: "counts"}, element("h3", {}, `${count.title}: mean ${mean.toFixed(2)} of at most ${count.maximum}`), bars);
 }
+
+/** The image with the patch of the query, and beside it what the query attends to. */
+function drawImage(panel, map) {
+  const {width, height, corners, size} = panel.run.image, bytes = new Uint8Array(panel.pixels);
+  const rgba = new ImageData(width, height), available = panel.view.clientWidth || 320, gap = 12;
+  for (let i = 0; i < width * height; i++) rgba.data.set([...bytes.subarray(3 * i, 3 * i + 3), 255], 4 * i);
+  const source = element("canvas", {width, height}), side = available < 420 ? available : (available - gap) / 2;
+  source.getContext("2d").putImageData(rgba, 0, 0);
+  const zoom = Math.min(side, 380) / width, isStacked = available < 420, shift = isStacked ? [0, height * zoom + gap] : [width * zoom + gap, 0];
+  const {canvas, context, color} = canvasOf(panel, width * zoom + shift[0], height * zoom + shift[1]);
+  const slider = element("input", {type: "range", min: 0, max: corners.length - 1, ariaLabel: "query token"});
+  slider.oninput = () => select({query: Number(slider.value), key: -1}, true);
+  panel.view.replaceChildren(element("label", {className: "steps"}, "query", slider), canvas);
+  listen(canvas, (px, py) => {
+    const isKey = isStacked ? py > shift[1] : px > shift[0];
+    const [x, y] = [(px - (isKey ? shift[0] : 0)) / zoom, (py - (isKey ? shift[1] : 0)) / zoom];
+    const token = corners.findIndex((corner) => corner && y >= corner[0] && y < corner[0] + size && x >= corner[1] && x < corner[1] + size);
+    return token < 0 ? {} : isKey ? {key: token} : {query: token, key: -1};
+  });
+  return (query, key, row, maximum) => {
+    slider.value = query;
+    context.clearRect(0, 0, canvas.width, canvas.height);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(source, 0, 0, width * zoom, height * zoom);
+    context.globalAlpha = 0.35;
+    context.drawImage(source, ...shift, width * zoom, height * zoom);
+    context.globalAlpha = 0.72;
+    corners.forEach((corner, k) => {
+      const level = corner ? shade(row[k] ?? 0, maximum) : -1;
+      if (level < 0) return;
+      context.fillStyle = `rgb(${colorOf(row[k], level).join(" ")})`;
+      context.fillRect(shift[0] + corner[1] * zoom, shift[1] + corner[0] * zoom, size * zoom, size * zoom);
+    });
+    context.globalAlpha = 1;
+    context.strokeStyle = color("mark");
+    context.lineWidth = 3;
+    for (const [token, [x, y]] of [[query, [0, 0]], [query, shift], [key, shift]]) {
+      if (corners[token]) context.strokeRect(x + corners[token][1] * zoom, y + corners[token][0] * zoom, size * zoom, size * zoom);
+      context.lineWidth = 1.5;
+    }
+  };
+}

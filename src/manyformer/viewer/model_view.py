@@ -4,23 +4,26 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
+from manyformer.data.pixel_tokenizer import PixelTokenizer
 from manyformer.errors import UserError
 from manyformer.head_gates import attention_heads, part_name
 from manyformer.kernels import Kernel, KernelCall, LinearKernel
 from manyformer.models import Model
 from manyformer.models.model import model_name
-from manyformer.recipes.registry import RECIPES
-from manyformer.tasks import TextPass
+from manyformer.recipes.registry import RECIPES, task_of
+from manyformer.tasks import Task, TextPass
 from manyformer.training_hooks import eval_mode
+from manyformer.type_aliases import ImageArray
 from manyformer.view.attention_maps import AttentionMap, all_pass_maps, module_names
 from manyformer.view.text_passes import full_token_labels, passes_over_text
 from manyformer.view.token_counts import TokenCounts
 from manyformer.view.token_work import pass_counts
-from manyformer.viewer.weight_encoding import encode_weights
+from manyformer.viewer.weight_encoding import deflate, encode_weights
 
 MAX_TOKENS = 2048
 """The most tokens of a text, because the weights of every pair are computed."""
@@ -43,6 +46,26 @@ IMPLIED = (
 )
 
 
+class ViewedImage(NamedTuple):
+    """An image (h, w, c), and the upper left pixel of the square of `size` x `size` pixels that each token covers."""
+
+    pixels: ImageArray
+    corners: tuple[tuple[int, int] | None, ...]
+    size: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The image as the page reads it: red, green and blue of each pixel, in base64."""
+        height, width, channels = self.pixels.shape
+        colors = self.pixels if channels == 3 else np.repeat(self.pixels[:, :, :1], 3, axis=2)
+        return {
+            "height": height,
+            "width": width,
+            "pixels": deflate(np.ascontiguousarray(colors).tobytes()),
+            "corners": self.corners,
+            "size": self.size,
+        }
+
+
 @dataclass(frozen=True)
 class ModelView:
     """The attention maps of one model, what else it reports for each token, and notes on what is shown."""
@@ -53,6 +76,7 @@ class ModelView:
     notes: dict[str, str]
     counts: list[TokenCounts] = field(default_factory=list)
     labels: HeadLabels = field(default_factory=dict)
+    image: ViewedImage | None = None
     gated_parts: frozenset[str] = frozenset()
     """The parts whose heads can be switched off."""
 
@@ -87,6 +111,7 @@ class ModelView:
             "sequences": list(sequences),
             "maps": maps,
             "counts": counts,
+            "image": None if self.image is None or encoded.pooling > 1 else self.image.as_json(),
             "pooling": encoded.pooling,
             "weights": encoded.text,
         }
@@ -104,6 +129,22 @@ def view_text(
     with torch.no_grad(), eval_mode(model):
         view = view_passes(model, passes_over_text(model, text, answer, labels=full_token_labels), name=name)
     return replace(view, labels=labels or {})
+
+
+def image_task(model: Model) -> Task[Any] | None:
+    """The task of a model of images; None for all others."""
+    task = task_of(model)
+    # a language model may have been trained on the values of pixels
+    task = task.variant("images") if isinstance(model.tokenizer, PixelTokenizer) else task
+    return task if next(iter(task.data_forms)) == "images" else None
+
+
+def view_image(model: Model, image: ImageArray, *, name: str = "", labels: HeadLabels | None = None) -> ModelView:
+    """What `model` computes for an image (h, w, c) of bytes. Raises UserError for a model that reads no image."""
+    image_pass = (image_task(model) or task_of(model)).image_pass(model, image, model.tokenizer)
+    with torch.no_grad(), eval_mode(model):
+        view = view_passes(model, [image_pass.tokens], name=name)
+    return replace(view, labels=labels or {}, image=ViewedImage(image, image_pass.corners, image_pass.size))
 
 
 def view_passes(model: Model, passes: Sequence[TextPass], *, name: str = "") -> ModelView:

@@ -1,6 +1,6 @@
 "use strict";
 
-const VIEWS = {map: "Map", lines: "Lines", tokens: "Tokens"};
+const VIEWS = {map: "Map", lines: "Lines", tokens: "Tokens", image: "Image"};
 const MAX_LINE_TOKENS = 64, THUMB_PIXELS = 26, MIN_LABEL_PIXELS = 9, MAX_CELL_PIXELS = 26, LISTED_KEYS = 5;
 // colors from the smallest weight above 0 to the largest; the luminance is monotonic
 const COLORS = {
@@ -130,8 +130,9 @@ function drawCells(canvas, map, head, limit) {
 }
 
 class Panel {
-  constructor(run, buffer) {
+  constructor(run, buffer, pixels) {
     this.run = run;
+    this.pixels = pixels;
     const groups = [...new Set(run.maps.map((map) => map.group))];
     this.maps = readMaps(run, buffer).sort((a, b) => groups.indexOf(a.group) - groups.indexOf(b.group));
     this.overview = element("nav", {className: "overview", ariaLabel: "Layers and heads"});
@@ -179,7 +180,7 @@ class Panel {
     this.view = element("div", {className: "view"});
     this.top = element("ol", {className: "top", ariaLabel: "Keys with the largest weights"});
     this.note = element("p", {className: "note"});
-    const views = choice(VIEWS, "view", "View");
+    const {image, ...others} = VIEWS, views = choice(this.pixels ? {image, ...others} : others, "view", "View");
     this.stage.append(element("div", {className: "title"}, this.title, views), this.readout, this.view, this.top, this.note);
   }
 
@@ -196,7 +197,7 @@ class Panel {
     for (const {map: own, head: number, thumb} of this.thumbs) thumb.ariaPressed = String(own === map && number === head);
     const pooled = this.run.pooling > 1 ? ` Each cell is the largest of ${this.run.pooling} × ${this.run.pooling} weights.` : "";
     this.note.textContent = `${map.title[0].toUpperCase()}${map.title.slice(1)}. ${map.note}${pooled}${selection.view === "map" ? BARS : ""}`;
-    const draw = {map: drawMap, lines: drawLines, tokens: drawTokens}[selection.view];
+    const draw = {map: drawMap, lines: drawLines, tokens: drawTokens, image: this.pixels ? drawImage : drawMap}[selection.view];
     this.point = draw(this, map, map.read(head));
     for (const extend of extensions) extend(this);
     this.follow();
@@ -268,7 +269,8 @@ const KEYS = {
   ArrowUp: () => moveTo({query: -1}), ArrowDown: () => moveTo({query: 1}),
   ArrowLeft: () => moveTo({key: -1}), ArrowRight: () => moveTo({key: 1}),
   h: () => moveTo({head: -1}), l: () => moveTo({head: 1}), k: () => moveTo({layer: -1}), j: () => moveTo({layer: 1}),
-  m: () => select({head: -1}), v: () => select({view: next(Object.keys(VIEWS), selection.view)}),
+  m: () => select({head: -1}),
+  v: () => select({view: next(Object.keys(VIEWS).filter((view) => view !== "image" || panels[0].pixels), selection.view)}),
   s: () => select({scale: next(["row", "whole"], selection.scale)}), t: () => setTheme(isDark() ? "light" : "dark"),
   "?": () => document.getElementById("help").showModal(),
 };
@@ -282,7 +284,9 @@ document.onkeydown = (event) => {
 
 async function show(data) {
   const buffers = await Promise.all(data.runs.map((run) => inflate(run.weights)));
-  panels.splice(0, panels.length, ...data.runs.map((run, index) => new Panel(run, buffers[index])));
+  const images = await Promise.all(data.runs.map((run) => run.image && inflate(run.image.pixels)));
+  if (!panels.length && images.some(Boolean)) selection.view = "image";
+  panels.splice(0, panels.length, ...data.runs.map((run, index) => new Panel(run, buffers[index], images[index])));
   const runs = document.getElementById("runs");
   runs.className = panels.length > 1 ? "pair" : "";
   runs.replaceChildren(...panels.map((panel) => panel.node));

@@ -14,7 +14,8 @@ from typing import Any
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write_text
 from manyformer.models import Model
-from manyformer.viewer.model_view import ModelView, view_text
+from manyformer.type_aliases import ImageArray
+from manyformer.viewer.model_view import ModelView, view_image, view_text
 from manyformer.viewer.weight_encoding import deflate
 
 NOTEBOOK_HEIGHT = 760
@@ -45,16 +46,20 @@ class AttentionPage:
         )
 
 
-def view(model: Model | Mapping[str, Model], text: str, answer: str | None = None) -> AttentionPage:
+def view(model: Model | Mapping[str, Model], text: str | ImageArray, answer: str | None = None) -> AttentionPage:
     """A page that shows what `model`, or several models by name, compute for `text`, in a notebook or saved as a file.
 
-    It shows the attention of every head and the computation per token. The target of an encoder-decoder is `answer`, or
-    its own translation. Raises UserError for a model that reads no text, or has nothing to show.
+    Models of images get an image (h, w, c) of bytes instead. The page shows the attention of every head and the
+    computation per token. The target of an encoder-decoder is `answer`, or its own translation. Raises UserError for a
+    model that cannot read the input, or has nothing to show.
     """
     models = model if isinstance(model, Mapping) else {"": model}
-    return AttentionPage(
-        render_page([view_text(one_model, text, answer, name=name) for name, one_model in models.items()], text=text)
-    )
+    if not isinstance(text, str):
+        return AttentionPage(
+            render_page([view_image(viewed_model, text, name=name) for name, viewed_model in models.items()])
+        )
+    views = [view_text(viewed_model, text, answer, name=name) for name, viewed_model in models.items()]
+    return AttentionPage(render_page(views, text=text))
 
 
 def render_page(views: Sequence[ModelView], *, text: str = "") -> str:
