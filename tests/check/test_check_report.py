@@ -72,8 +72,8 @@ def test_json_is_strict() -> None:
 
 def test_the_terminal_shows_brackets_as_they_are() -> None:
     terminal = io.StringIO()
-    Console(width=120, file=terminal).print(CheckReport("net", ROWS, LENGTHS, 0).rich())
+    Console(width=120, file=terminal).print(CheckReport("nets[2]", ROWS, LENGTHS, 0).rich())
     shown = terminal.getvalue()
     assert "leaks [sic]" in shown
-    assert shown.startswith("net at 48 tokens, causality at 64")
+    assert shown.startswith("nets[2] at 48 tokens, causality at 64")
     assert "not promised" in shown

@@ -98,7 +98,8 @@ class CheckReport:
         from rich.markup import escape
         from rich.table import Table
 
-        table = Table(title=self.heading, caption=self.summary(), title_justify="left", caption_justify="left")
+        title, caption = escape(self.heading), escape(self.summary())
+        table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
         for heading in ("contract", "verdict"):
             table.add_column(heading, no_wrap=True)
         for heading in ("measured", "at most"):

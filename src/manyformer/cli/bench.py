@@ -35,7 +35,7 @@ def bench(
     lengths: Annotated[str, Option(help="Lengths: A:B doubles from A to B; commas separate values.")] = "256:2048",
     kinds: Annotated[str, Option("--what", help="Any of forward, step (training) and decode.")] = "forward,step,decode",
     against: Annotated[str, Option(help="The baseline recipe of the ratios; none for no ratios.")] = "transformer-lm",
-    batch: Annotated[int, Option(min=1, help="Sequences in a batch.")] = 1,
+    batch: Annotated[int, Option(min=1, max=1_000_000, help="Sequences in a batch.")] = 1,
     rounds: RoundsOption = 7,
     max_seconds: Annotated[
         float, Option(help="Longer lengths are skipped for a recipe once a run takes more seconds than this.")

@@ -32,6 +32,9 @@ from manyformer.config.training_sections import (
 )
 
 DEFAULT_LR = 1e-3
+MAX_DEVICES = 1024
+"""The most processes that one command starts."""
+
 # The sections that are unions, with the setting that selects the member and its default.
 UNION_TAGS = {"data": ("kind", "text"), "optim": ("name", "adamw"), "schedule": ("name", "cosine")}
 
@@ -86,7 +89,7 @@ class RunConfig(ConfigSection):
     """Decides initial weights, dropout and the order of the data."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train: auto means a GPU if there is one."""
-    devices: PositiveInt = 1
+    devices: Annotated[PositiveInt, Field(le=MAX_DEVICES)] = 1
     """How many processes train together, one on each GPU (or on CPUs)."""
     process_timeout: PositiveFloat = 10.0
     """Minutes that processes wait for one that does not answer before the run ends; preparing data may take longer."""
