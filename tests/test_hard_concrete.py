@@ -114,5 +114,5 @@ def test_unknown_parts_are_refused() -> None:
     model = build_tiny("transformer", {}, 0)
     with pytest.raises(UserError, match="there is no part 'encodr' with attention heads; did you mean encoder"):
         attach_gates(model, penalty=1.0, part="encodr", lr_scale=1.0)
-    with pytest.raises(UserError, match="no layer with attention heads"):
+    with pytest.raises(UserError, match="no layer in which an output projection joins attention heads"):
         attach_gates(build_tiny("fnet", {}, 0), penalty=1.0, part=None, lr_scale=1.0)

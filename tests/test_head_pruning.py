@@ -29,7 +29,7 @@ from manyformer.recipes import RECIPES
 from perturbing import perturb
 from token_rows import range_positions
 
-WITHOUT_HEADS = {"bahdanau", "fnet", "lstm-policy", "mlp-mixer"}
+WITHOUT_HEADS = {"bahdanau", "fnet", "gat", "gcn", "lstm-policy", "mlp-mixer"}
 WITH_ONE_HEAD = {"gmlp", "gmlp-encoder"}
 """Recipes without a number of heads, whose layers have one each."""
 
@@ -230,5 +230,6 @@ def test_a_memory_needs_a_head() -> None:
 
 
 def test_recipes_that_choose_no_number_of_heads_have_no_such_keyword() -> None:
-    for recipe in WITH_ONE_HEAD | WITHOUT_HEADS - {"fnet"}:
-        assert "removed_heads" not in RECIPES[recipe].signature.parameters
+    for recipe in WITH_ONE_HEAD | WITHOUT_HEADS:
+        signature = RECIPES[recipe].signature.parameters
+        assert ("removed_heads" in signature) == ("heads" in signature)

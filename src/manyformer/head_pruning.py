@@ -48,7 +48,9 @@ def layers_of_part(model: nn.Module, part: str | None) -> dict[str, MultiHeadLay
     layers = attention_heads(model)
     selected = {name: layer for name, layer in layers.items() if part is None or f"{name}.".startswith(f"{part}.")}
     if not layers:
-        raise UserError("this model has no layer with attention heads, so none can be pruned")
+        raise UserError(
+            "this model has no layer in which an output projection joins attention heads: none can be pruned"
+        )
     if not selected:
         prefixes = sorted({name.partition(".")[0] for name in layers}) + list(layers)
         raise UserError(f"there is no part '{part}' with attention heads; {suggest_names(str(part), prefixes)}")
