@@ -47,7 +47,7 @@ LEVELS = [
     {"gated_joins", "head_gates"},
     {"ops"},
     {"kernels", "sources"},
-    {"head_pruning", "memory_attention_step"},
+    {"attention_step", "head_pruning", "memory_attention_step"},
     {"hard_concrete"},
     {"attention", "feedforward"},
     {"mixers", "depth"},

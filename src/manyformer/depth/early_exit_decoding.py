@@ -11,7 +11,8 @@ from typing import NamedTuple, Protocol, final, runtime_checkable
 import torch
 from torch import Tensor
 
-from manyformer.attention import Attention, AttentionStep
+from manyformer.attention import Attention
+from manyformer.attention_step import AttentionStep
 from manyformer.binding import has_hooks
 from manyformer.core import Chain, Context, DecodeStep, Layer, State, TokenPositions, bind_step, contiguous_positions
 from manyformer.depth.early_exit_stack import EarlyExit, EarlyExitState

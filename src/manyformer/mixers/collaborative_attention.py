@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.attention import AttentionState, default_source, split_heads
+from manyformer.attention import default_source, split_heads
+from manyformer.attention_step import AttentionState
 from manyformer.core import Context, LayerOutput, State, TokenPositions
 from manyformer.feedforward import init_glorot
 from manyformer.head_gates import MultiHeadLayer
