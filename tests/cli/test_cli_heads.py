@@ -66,17 +66,17 @@ def test_mistakes_are_told(cli: Cli, text_run: Path, trees_run: Path, tmp_path: 
 def test_the_loss_depends_on_heads(cli: Cli, pairs_run: Path, labels_run: Path, tmp_path: Path) -> None:
     options = ("--sentences", "4", "--importance", "--ablate", "loss", "--relevance", "2")
     found = json.loads(cli("heads", str(pairs_run), *options, "--json").out)
-    assert list(found["importance"]) == list(found["loss without the head"])
+    assert list(found["importance"]) == list(found["change of loss without the head"])
     assert set(found["importance"]) == set(PARTS)
     for part in PARTS:
         # importance has the norm 1 in each layer
         assert sum(value**2 for value in found["importance"][part]) == pytest.approx(1)
-        assert any(found["loss without the head"][part])
+        assert any(found["change of loss without the head"][part])
         assert 0.5 <= max(found["relevance"][part]) <= 1
     told = cli("heads", str(labels_run), *options, "--out", str(tmp_path / "heads.svg"))
     assert told.code == 0, told.err
     assert "importance: body attention" in told.out
-    assert "loss without the head: body attention" in told.out
+    assert "change of loss without the head: body attention" in told.out
     assert (
         "there is no score 'accurcy'; did you mean accuracy"
         in cli("heads", str(labels_run), "--sentences", "2", "--ablate", "accurcy").err

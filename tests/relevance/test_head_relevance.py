@@ -75,6 +75,13 @@ def test_a_head_without_effect_has_no_relevance() -> None:
     assert bool((first[:, 1] > 0).all())
 
 
+def test_a_layer_without_heads_is_a_constant() -> None:
+    model = mf.prune_heads(tiny("transformer-lm", {}), {"body.0.attention": [0, 1]})
+    relevance = head_relevance(model, task_of(model).example(model, TOKENS))
+    assert list(relevance) == ["body.1.attention"]
+    assert float(relevance["body.1.attention"].min()) > 0
+
+
 def test_predictions_are_explained_in_any_number_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("transformer", {})
     inputs = task_of(model).example(model, TOKENS)

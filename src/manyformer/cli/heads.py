@@ -116,7 +116,7 @@ def _measures(
     if importance:
         measures["importance"] = lambda: _lists(importance_in_run(trained, model, rows))
     if ablate is not None:
-        measures[f"{ablate} without the head"] = lambda: _lists(ablation_in_run(trained, model, ablate, rows))
+        measures[f"change of {ablate} without the head"] = lambda: _lists(ablation_in_run(trained, model, ablate, rows))
     if relevance:
         measures["relevance"] = lambda: _lists(relevance_in_run(trained, model, relevance))
     return measures

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,12 @@ class HeadGrid(NamedTuple):
     parts: tuple[str, ...]
     values: tuple[tuple[float, ...], ...]
     texts: tuple[tuple[str, ...], ...]
+
+
+def _decimals(values: Iterable[float]) -> int:
+    """The decimals that show two digits or more of the largest of the values."""
+    largest = max(map(abs, values), default=0.0)
+    return 2 if largest >= 0.1 or largest == 0 else min(12, 1 - math.floor(math.log10(largest)))
 
 
 def attention_kind(part: str) -> str:
@@ -39,10 +45,10 @@ def head_grids(values: Mapping[str, Sequence[float]], texts: Mapping[str, Sequen
 
 def grid_rows(grid: HeadGrid) -> list[tuple[str, ...]]:
     """A row of a table for each layer: its name, and value and text of each head."""
-    width = max(map(len, grid.values))
+    width, decimals = max(map(len, grid.values)), _decimals(value for row in grid.values for value in row)
     rows = []
     for part, values, texts in zip(grid.parts, grid.values, grid.texts, strict=True):
-        cells = [f"{value:.2f} {text}".rstrip() for value, text in zip(values, texts, strict=True)]
+        cells = [f"{value:.{decimals}f} {text}".rstrip() for value, text in zip(values, texts, strict=True)]
         rows.append((part, *cells, *[""] * (width - len(cells))))
     return rows
 
@@ -64,7 +70,7 @@ def draw_grids(grids: Mapping[str, Sequence[HeadGrid]], path: str | Path) -> Non
         values = [value for grid in measure_grids for row in grid.values for value in row]
         scale = (min(0.0, *values), max(values, default=0.0) or 1.0)
         for axis, grid in zip(measure_axes, measure_grids):
-            _draw_grid(axis, grid, columns, scale)
+            _draw_grid(axis, grid, columns, scale, _decimals(values))
             axis.set_title(f"{measure}: {grid.kind}", fontsize=10)
         for axis in measure_axes[len(measure_grids) :]:
             axis.set_axis_off()
@@ -73,7 +79,7 @@ def draw_grids(grids: Mapping[str, Sequence[HeadGrid]], path: str | Path) -> Non
     write_picture(figure, Path(path))
 
 
-def _draw_grid(axis: Any, grid: HeadGrid, columns: int, scale: tuple[float, float]) -> None:
+def _draw_grid(axis: Any, grid: HeadGrid, columns: int, scale: tuple[float, float], decimals: int) -> None:
     padded = [[*row, *[math.nan] * (columns - len(row))] for row in grid.values]
     smallest, largest = scale
     axis.imshow(padded, cmap="Blues", vmin=smallest, vmax=largest, aspect="auto")
@@ -83,5 +89,5 @@ def _draw_grid(axis: Any, grid: HeadGrid, columns: int, scale: tuple[float, floa
     for row, (values, texts) in enumerate(zip(grid.values, grid.texts, strict=True)):
         for column, (value, text) in enumerate(zip(values, texts, strict=True)):
             color = "white" if value > smallest + 0.6 * (largest - smallest) else "black"
-            label = f"{value:.2f}\n{text}".rstrip()
+            label = f"{value:.{decimals}f}\n{text}".rstrip()
             axis.text(column, row, label, ha="center", va="center", fontsize=7, color=color)

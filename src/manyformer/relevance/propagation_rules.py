@@ -35,9 +35,9 @@ def linear_relevance(
     relevance: Float[Tensor, "t *b o"],
     x: Float[Tensor, "*b i"],
     jacobian: Float[Tensor, "o i"] | Float[Tensor, "*b o i"],
-    offset: Float[Tensor, " o"] | None,
+    offset: Float[Tensor, " o"] | Float[Tensor, "*b o"] | None,
 ) -> Float[Tensor, "t *b i"]:
-    """The relevance of inputs of a map with this Jacobian at each token and the value `offset` at 0.
+    """The relevance of inputs of a map with this Jacobian at each token and the value `offset` at 0, or 0 for None.
 
     Impacts are computed for a few tokens at a time, and only for outputs that have any relevance."""
     flat, inputs = relevance.reshape(relevance.shape[0], -1, relevance.shape[-1]), x.reshape(-1, x.shape[-1])
@@ -45,14 +45,15 @@ def linear_relevance(
     if jacobian.ndim == 2:
         # a view, because a copy for each token would not fit
         jacobians = jacobian.expand(len(inputs), *jacobian.shape)
+    offsets = None if offset is None else offset.expand(*x.shape[:-1], -1).reshape(-1, offset.shape[-1])
     active_outputs = flat.ne(0).flatten(0, 1).any(0).nonzero()[:, 0]
     active_tokens = flat.ne(0).any(-1).any(0).nonzero()[:, 0]
     result = relevance.new_zeros(*flat.shape[:2], inputs.shape[-1])
     size = max(1, MAX_IMPACTS // max(1, len(active_outputs) * inputs.shape[-1]))
     for tokens in torch.split(active_tokens, size):
         impacts = jacobians[tokens[:, None], active_outputs] * inputs[tokens, None]
-        if offset is not None:
-            impacts = impacts + offset[active_outputs, None] / inputs.shape[-1]
+        if offsets is not None:
+            impacts = impacts + offsets[tokens[:, None], active_outputs, None] / inputs.shape[-1]
         outputs = flat[:, tokens][..., active_outputs].transpose(0, 1)
         result[:, tokens] = _distribute(outputs, impacts).transpose(0, 1)
     [scaled] = rescaled([result], flat, 1)

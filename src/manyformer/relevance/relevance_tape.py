@@ -97,7 +97,7 @@ def _rule(
     if name in MOVES:
         return _move_rule(func, args, kwargs, inputs)
     if name == "add" and not kwargs:
-        return _sum_rule(args, inputs)
+        return _sum_rule(args, inputs, result)
     if name in ("mul", "div", "truediv") and not kwargs and inputs[0] is args[0]:
         return _product_rule(name, result, inputs)
     if name == "sum" and inputs[0].ndim == 3 and (*args[1:], *kwargs.values()) == (1,):
@@ -154,14 +154,15 @@ def _move_rule(func: Any, args: Sequence[Any], kwargs: dict[str, Any], inputs: t
     return propagate
 
 
-def _sum_rule(args: Sequence[Any], inputs: tuple[Tensor, ...]) -> Propagate:
+def _sum_rule(args: Sequence[Any], inputs: tuple[Tensor, ...], result: Tensor) -> Propagate:
     if len(inputs) == 2 and inputs[0].shape == inputs[1].shape:
         return lambda relevances: term_relevance(relevances[0], list(inputs))
     constant = next((x for x in args if isinstance(x, Tensor) and x is not inputs[0]), None)
-    if len(inputs) == 2 or constant is None or constant.numel() != inputs[0].shape[-1]:
+    if len(inputs) == 2 or constant is None or result.shape != inputs[0].shape:
         raise UserError("relevance has no rule for the sum of tensors of different shapes, which this model computes")
-    identity = torch.eye(constant.numel(), dtype=constant.dtype, device=constant.device)
-    return lambda relevances: [linear_relevance(relevances[0], inputs[0], identity, constant.flatten())]
+    offset = constant.expand(result.shape)
+    identity = torch.eye(offset.shape[-1], dtype=offset.dtype, device=offset.device)
+    return lambda relevances: [linear_relevance(relevances[0], inputs[0], identity, offset)]
 
 
 def _product_rule(name: str, result: Tensor, inputs: tuple[Tensor, ...]) -> Propagate:
