@@ -187,7 +187,8 @@ class GraphBatch(NamedTuple):
 
     `targets` has a class index for each node, or for each row, which is one graph then. `segments` numbers the graphs
     of a row, -1 is no node; None means that each row is one graph. `columns` are those of the `features` that are given
-    where most are zero; None means that all are given. `edge_features` are vectors of the edges."""
+    where most are zero; None means that all are given. `edge_features` are vectors of the edges, and
+    `eigenvectors` the Laplacian positions of the nodes."""
 
     features: Float[Tensor, "b l k"]
     edges: Int64[Tensor, "b m 2"]
@@ -195,6 +196,7 @@ class GraphBatch(NamedTuple):
     segments: Int64[Tensor, "b l"] | None = None
     columns: Int64[Tensor, "b l k"] | None = None
     edge_features: Float[Tensor, "b m f"] | None = None
+    eigenvectors: Float[Tensor, "b l p"] | None = None
 
     def target_count(self) -> int:
         return _count_scored(self.targets)

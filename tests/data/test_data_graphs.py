@@ -185,6 +185,21 @@ def test_the_data_of_a_checkpoint_must_be_that_of_the_run(tmp_path: Path) -> Non
         opened(tmp_path).train.load_state_dict(state)
 
 
+def test_positions_and_features_of_edges_reach_the_batch(tmp_path: Path) -> None:
+    write(tmp_path, edge_features=np.arange(8, dtype=np.float32).reshape(4, 2))
+    data = opened(tmp_path, laplacian=2)
+    assert data.required_keywords == {"features": 2, "classes": 2, "edge_features": 2, "laplacian": 2}
+    batch = first_batch(data.valid)
+    assert batch.edge_features is not None
+    assert batch.eigenvectors is not None
+    # both directions of an edge have its features
+    by_edge = dict(zip(map(tuple, batch.edges[0].tolist()), batch.edge_features[0].tolist()))
+    assert by_edge[0, 1] == by_edge[1, 0] == [0, 1]
+    assert by_edge[2, 0] == by_edge[0, 2] == [4, 5]
+    # positions of a graph are orthogonal to its first eigenvector, which is constant in a triangle
+    torch.testing.assert_close(batch.eigenvectors[0].sum(0), torch.zeros(2), rtol=0, atol=1e-6)
+
+
 def test_cora_is_read_as_published(tmp_path: Path) -> None:
     data = opened(tmp_path, "nodes", 4096, path=str(shared_data("citations", "cora.npz")))
     batch = next(data.train)

@@ -1,5 +1,7 @@
 """Layers over graphs equal loops over the neighbours of each node."""
 
+from typing import Any
+
 import networkx
 import pytest
 import torch
@@ -10,6 +12,7 @@ from graph_loops import EDGES, NODES, attention_loop, sorted_edges, sources_of
 from manyformer.core import Context, TokenPositions, contiguous_positions
 from manyformer.mixers.graph_attention import AdditiveScores, DynamicScores, GraphAttention
 from manyformer.mixers.graph_convolution import GraphConvolution
+from manyformer.mixers.graph_transformer_stack import GraphTransformerStack
 
 HEADS, WIDTH = 2, 3
 
@@ -54,6 +57,38 @@ def test_dynamic_attention_is_that_of_gatv2() -> None:
             sums = [scores.vector[head] @ F.leaky_relu(target[node, head] + source[j, head], 0.2) for j in neighbours]
             weights = torch.stack(sums).softmax(0)
             torch.testing.assert_close(y[node, head], weights @ source[neighbours, head])
+
+
+def test_the_graph_transformer_is_that_of_the_paper() -> None:
+    """Equations 8 to 12 for the first layer of two, in loops over the edges."""
+    dim, count = HEADS * WIDTH, 2
+    stack = GraphTransformerStack(2, dim, HEADS, edge_features=count, ff_dim=5).double()
+    edges = sorted_edges(self_loops=False)._replace(features=torch.randn(len(EDGES), count).double())
+    ctx = Context(positions()._replace(edges=edges))
+    assert stack.edge_embed is not None
+    assert edges.features is not None
+    first, (x, e) = stack.layers[0], (torch.randn(NODES, dim).double(), stack.edge_embed(edges.features))
+    q, k, v = first.projection(x).view(NODES, 3, HEADS, WIDTH).unbind(1)
+    projected = first.edge_projection(e).view(-1, HEADS, WIDTH)
+    ends = list(zip(edges.sources.tolist(), edges.targets.tolist()))
+    products = torch.stack([q[i] * k[j] * projected[n] / WIDTH**0.5 for n, (j, i) in enumerate(ends)])
+    attended = torch.zeros(NODES, HEADS, WIDTH).double()
+    for node in range(NODES):
+        incoming = [n for n, (_, target) in enumerate(ends) if target == node]
+        for head in range(HEADS if incoming else 0):
+            weights = products[incoming, head].sum(-1).softmax(0)
+            attended[node, head] = sum(w * v[ends[n][0], head] for w, n in zip(weights, incoming))
+
+    def update(part: Any, stream: Tensor, value: Tensor) -> Tensor:
+        stream = part.norm(stream + part.out_proj(value.flatten(1)))
+        return part.ff_norm(stream + part.ff(stream))
+
+    nodes, stream = first(x, e, edges)
+    torch.testing.assert_close(nodes, update(first.node_update, x, attended))
+    torch.testing.assert_close(stream, update(first.edge_update, e, products))
+    torch.testing.assert_close(stack(x[None], ctx).y[0], stack.layers[1](nodes, stream, edges)[0])
+    with pytest.raises(ValueError, match="reads features of edges, and the edges have none"):
+        stack(x[None], Context(positions(self_loops=False)))
 
 
 @pytest.mark.oracle

@@ -2,24 +2,40 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import manyformer as mf
+from manyformer.batches import GraphBatch
 from manyformer.check.tiny_models import build_tiny
 from manyformer.errors import UserError
-from manyformer.models import Model
+from manyformer.graph_laplacian import laplacian_eigenvectors
+from manyformer.models import GraphClassifier, Model, NodeClassifier
 from manyformer.models.graph_edges import sort_edges
 from manyformer.recipes import RECIPES
-from manyformer.tasks.drawn_graphs import edges_of_tokens
+from manyformer.tasks import Inputs
+from manyformer.tasks.drawn_graphs import batch_of_tokens, edges_of_tokens
 
 GRAPH_RECIPES = sorted(name for name, recipe in RECIPES.items() if "graphs" in recipe.card.task.data_forms)
 NODES = 7
+SIGNS = [(a, b, c) for a in (-1, 1) for b in (-1, 1) for c in (-1, 1)]
 
 
 def model_of(name: str, **keywords: Any) -> Model:
     return build_tiny(name, keywords, 0).double().eval()
+
+
+def drawn_batch(model: Any, nodes: int) -> GraphBatch:
+    """A graph with all that the model reads, in float64."""
+    batch = batch_of_tokens(model, Inputs(torch.randint(29, (1, nodes))), torch.zeros(1, nodes))
+    return GraphBatch(*(part.double() if part is not None and part.is_floating_point() else part for part in batch))
+
+
+def logits_of(model: Model, batch: GraphBatch) -> Tensor:
+    logits: Tensor = model(*batch[:2], *batch[3:]).logits
+    return logits
 
 
 def drawn_graph(nodes: int = NODES) -> tuple[Tensor, Tensor]:
@@ -27,15 +43,29 @@ def drawn_graph(nodes: int = NODES) -> tuple[Tensor, Tensor]:
     return torch.randn(1, nodes, 6).double(), edges_of_tokens(torch.randint(29, (1, nodes)), None)
 
 
+def join(batch: GraphBatch, other: GraphBatch) -> GraphBatch:
+    """Both graphs in one row."""
+    nodes = batch.features.shape[1]
+    moved = other._replace(edges=torch.where(other.edges < 0, other.edges, other.edges + nodes))
+    pairs = zip(batch, moved)
+    joined = GraphBatch(*(None if part is None else torch.cat([part, more], 1) for part, more in pairs))
+    return joined._replace(segments=torch.tensor([[0] * nodes + [1] * other.features.shape[1]]))
+
+
 @pytest.mark.parametrize("name", GRAPH_RECIPES)
 def test_another_order_of_the_nodes_is_another_order_of_the_outputs(name: str) -> None:
     model = model_of(name)
-    features, edges = drawn_graph()
+    batch = drawn_batch(model, NODES)
     order = torch.randperm(NODES)
     numbers = order.argsort()
-    moved = torch.where(edges < 0, edges, numbers[edges.clamp(min=0)])
-    expected = model(features, edges).logits
-    actual = model(features[:, order], moved.flip(1)).logits
+    moved = batch._replace(
+        features=batch.features[:, order],
+        # in reverse, as the order of the edges must not matter either
+        edges=torch.where(batch.edges < 0, batch.edges, numbers[batch.edges.clamp(min=0)]).flip(1),
+        edge_features=None if batch.edge_features is None else batch.edge_features.flip(1),
+        eigenvectors=None if batch.eigenvectors is None else batch.eigenvectors[:, order],
+    )
+    expected, actual = logits_of(model, batch), logits_of(model, moved)
     torch.testing.assert_close(actual, expected[:, order] if expected.ndim == 3 else expected, rtol=0, atol=1e-6)
 
 
@@ -44,14 +74,13 @@ def test_a_graph_of_a_row_depends_on_no_other(name: str) -> None:
     if "packing" in RECIPES[name].card.task.reasons:
         pytest.skip("a row is one graph")
     model = model_of(name)
-    (features, edges), (others, other_edges) = drawn_graph(), drawn_graph(5)
-    together = torch.cat([features, others], 1).requires_grad_()
-    shifted = torch.where(other_edges < 0, other_edges, other_edges + NODES)
-    segments = torch.tensor([[0] * NODES + [1] * 5])
-    logits = model(together, torch.cat([edges, shifted], 1), segments).logits
-    torch.testing.assert_close(logits[:, :NODES], model(features, edges).logits)
-    torch.testing.assert_close(logits[:, NODES:], model(others, other_edges).logits)
-    (gradient,) = torch.autograd.grad(logits[:, :NODES].square().sum(), together)
+    batch, other = drawn_batch(model, NODES), drawn_batch(model, 5)
+    together = join(batch, other)
+    features = together.features.requires_grad_()
+    logits = logits_of(model, together)
+    torch.testing.assert_close(logits[:, :NODES], logits_of(model, batch))
+    torch.testing.assert_close(logits[:, NODES:], logits_of(model, other))
+    (gradient,) = torch.autograd.grad(logits[:, :NODES].square().sum(), features)
     assert gradient[:, :NODES].abs().sum(-1).all()
     assert not gradient[:, NODES:].any()
 
@@ -97,3 +126,46 @@ def test_the_scores_of_gatv2_are_a_keyword() -> None:
     assert model(features, edges).logits.shape == (1, NODES, 3)
     report = mf.check(model, only=["padding-right", "packing", "gradients"])
     assert report.ok
+
+
+def test_inputs_that_a_model_does_not_read_are_refused() -> None:
+    features, edges = drawn_graph()
+    with pytest.raises(UserError, match=r"built with edge_features=0, and is given 2 numbers"):
+        model_of("gat")(features, edges, None, None, torch.zeros(1, edges.shape[1], 2))
+    with pytest.raises(UserError, match=r"built with laplacian=3, and is given 0 numbers"):
+        model_of("graph-transformer")(features, edges)
+
+
+def test_the_label_of_a_graph_is_that_of_the_mean_over_its_nodes() -> None:
+    model = model_of("graph-transformer-classifier")
+    assert isinstance(model, GraphClassifier)
+    batch = drawn_batch(model, NODES)
+    nodes = NodeClassifier(
+        model.embed, model.body, model.head, self_loops=False, edge_features=2, positions=model.positions
+    )
+    torch.testing.assert_close(logits_of(model, batch), logits_of(nodes, batch).mean(1))
+
+
+def test_signs_of_positions_are_drawn_in_training_alone() -> None:
+    model = model_of("graph-transformer")
+    batch = drawn_batch(model, NODES)
+    assert torch.equal(logits_of(model, batch), logits_of(model, batch))
+    mirrored = [batch._replace(eigenvectors=batch.eigenvectors * torch.tensor(signs)) for signs in SIGNS]  # type: ignore[operator]
+    expected = [logits_of(model, part) for part in mirrored]
+    model.train()
+    drawn = [logits_of(model, batch) for _ in range(40)]
+    matches = {index for y in drawn for index, part in enumerate(expected) if torch.allclose(y, part)}
+    assert all(any(torch.allclose(y, part) for part in expected) for y in drawn)
+    assert len(matches) == len(SIGNS)
+
+
+def test_laplacian_positions_of_a_cycle_are_waves() -> None:
+    """The eigenvalues of a cycle are 1 - cos(2 pi k / n), each twice but for the first and the last."""
+    nodes = 6
+    edges = np.stack([np.arange(nodes), (np.arange(nodes) + 1) % nodes], 1)
+    vectors = laplacian_eigenvectors(edges, nodes, 8).astype(np.float64)
+    assert vectors.shape == (nodes, 8)
+    assert not vectors[:, 5:].any()
+    neighbours = (np.roll(vectors, 1, 0) + np.roll(vectors, -1, 0))[:, :5] / 2
+    cosines = np.cos(2 * np.pi * np.array([1, 1, 2, 2, 3]) / nodes)
+    np.testing.assert_allclose(neighbours, vectors[:, :5] * cosines, atol=1e-6)

@@ -14,7 +14,7 @@ from manyformer.recipes import RECIPES
 from manyformer.tasks import Task
 
 OF_TOKENS = sorted(name for name, recipe in RECIPES.items() if recipe.card.task.name != "image-classification")
-WITHOUT_TOKENS = {"policy", "trajectories", "graph-nodes"}
+WITHOUT_TOKENS = {"policy", "trajectories", "graph-nodes", "graphs"}
 CALLED_WITH_TOKENS = [name for name in OF_TOKENS if RECIPES[name].card.task.name not in WITHOUT_TOKENS]
 DECODING = [name for name in CALLED_WITH_TOKENS if "incremental_decoding" in RECIPES[name].card.promises]
 LENGTH = 16

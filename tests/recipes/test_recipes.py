@@ -14,6 +14,7 @@ from manyformer.errors import UserError
 from manyformer.models import (
     DecisionTransformer,
     EncoderDecoder,
+    GraphClassifier,
     ImageClassifier,
     LanguageModel,
     MaskedLM,
@@ -38,6 +39,7 @@ KINDS = {
     "policy": PolicyModel,
     "trajectories": DecisionTransformer,
     "graph-nodes": NodeClassifier,
+    "graphs": GraphClassifier,
 }
 FACTS: dict[str, Any] = {"title": "A", "paper": "B", "summary": "C", "task": MASKED_LM, "cost": "O(1)"}
 
@@ -73,6 +75,7 @@ NEEDED_KEYWORDS = {
     "policy": {"observations", "actions", "continuous"},
     "trajectories": {"observations", "actions", "continuous", "window"},
     "graph-nodes": {"features", "classes"},
+    "graphs": {"features", "classes"},
 }
 """The keywords that a task needs, by its name; others need a vocabulary."""
 

@@ -30,6 +30,7 @@ RECIPES = {
     "policy": "gtrxl",
     "trajectories": "decision-transformer",
     "graph-nodes": "gat",
+    "graphs": "graph-transformer-classifier",
 }
 
 

@@ -14,6 +14,7 @@ from manyformer.core import PADDING_SEGMENT
 from manyformer.data.epochs import Epoch, EpochPlan, random_generator
 from manyformer.data.graph_archive import NO_LABEL, GraphArrays
 from manyformer.errors import UserError
+from manyformer.graph_laplacian import laplacian_eigenvectors
 
 GraphForm = Literal["nodes", "graphs"]
 """What has a label: each node, or each graph."""
@@ -22,9 +23,12 @@ NO_EDGE = -1
 
 @final
 class GraphRows:
-    """The graphs of a data set as rows of batches; edges are read in both directions unless they are `directed`."""
+    """The graphs of a data set as rows of batches; edges are read in both directions unless they are `directed`.
 
-    def __init__(self, graphs: GraphArrays, form: GraphForm, *, directed: bool) -> None:
+    `laplacian` is the number of eigenvectors that are a node's position. Raises UserError for a graph too large for
+    them."""
+
+    def __init__(self, graphs: GraphArrays, form: GraphForm, *, directed: bool, laplacian: int = 0) -> None:
         self.graphs, self.form = graphs, form
         self._stops = graphs.node_counts.cumsum()
         self._starts = self._stops - graphs.node_counts
@@ -37,6 +41,8 @@ class GraphRows:
         self._edges = self._edges[:, ::-1]
         self._edge_features = None if edge_features is None else edge_features[first]
         self._edge_bounds = np.searchsorted(self._edges[:, 1], np.append(self._starts, self._stops[-1]))
+
+        self._eigenvectors = self._laplacian_positions(laplacian) if laplacian else None
 
     def graphs_of(self, split: NDArray[np.int64]) -> NDArray[np.int64]:
         """The graphs that have an item of the split."""
@@ -51,7 +57,7 @@ class GraphRows:
             counts = self.graphs.node_counts[list(row)]
             segments[number, : counts.sum()] = np.repeat(np.arange(len(row)), counts)
         edge_rows = [self._row_edges(row) for row in rows]
-        columns, edge_features = self.graphs.columns, self._edge_features
+        columns, edge_features, eigenvectors = self.graphs.columns, self._edge_features, self._eigenvectors
         return GraphBatch(
             _pad_rows([self.graphs.values[index] for index in nodes], 0),
             _pad_rows([edges for _, edges in edge_rows], NO_EDGE),
@@ -59,7 +65,20 @@ class GraphRows:
             torch.from_numpy(segments) if segments.any() else None,
             None if columns is None else _pad_rows([columns[index] for index in nodes], 0),
             None if edge_features is None else _pad_rows([edge_features[index] for index, _ in edge_rows], 0),
+            None if eigenvectors is None else _pad_rows([eigenvectors[index] for index in nodes], 0),
         )
+
+    def _laplacian_positions(self, count: int) -> NDArray[np.float32]:
+        bounds = self._edge_bounds
+        try:
+            return np.concatenate(
+                [
+                    laplacian_eigenvectors(self._edges[bounds[graph] : bounds[graph + 1]] - start, int(nodes), count)
+                    for graph, (start, nodes) in enumerate(zip(self._starts, self.graphs.node_counts))
+                ]
+            )
+        except ValueError as error:
+            raise UserError(f"data.laplacian={count}: {error}") from None
 
     def _nodes(self, graph: int) -> NDArray[np.int64]:
         return np.arange(self._starts[graph], self._stops[graph])

@@ -31,12 +31,14 @@ def open_graphs(data: GraphsData, form: str, request: OpenRequest) -> OpenedData
     """Open graphs for training; prepared files are reused if the sources have not changed."""
     graphs, fingerprint = _load_or_prepare(data, request)
     rows, splits = _rows_of(graphs, form, data), _split(graphs, data)
-    settings = f"{fingerprint}-{form}-{data.directed}-{data.feature_scale}-{data.valid}"
+    settings = f"{fingerprint}-{form}-{data.directed}-{data.feature_scale}-{data.laplacian}-{data.valid}"
     plan = GraphPlan(rows, splits["train"], request.batch_tokens, settings)
     held_out = {name: _held_out_batches(rows, splits[name], request) for name in splits if name != "train"}
     keywords = {"features": graphs.feature_count, "classes": len(graphs.label_names)}
     if graphs.edge_features is not None:
         keywords["edge_features"] = graphs.edge_features.shape[1]
+    if data.laplacian:
+        keywords["laplacian"] = data.laplacian
     return OpenedData(
         tokenizers=_tokenizers(graphs),
         train=Sampler(plan, request.seed),
@@ -137,7 +139,7 @@ def _rows_of(graphs: GraphArrays, form: str, data: GraphsData) -> GraphRows:
         sums = graphs.values.sum(1, keepdims=True)
         # a node without any feature keeps its zeros
         graphs = graphs._replace(values=(graphs.values / np.where(sums == 0, 1, sums)).astype(np.float32))
-    return GraphRows(graphs, cast(GraphForm, form), directed=data.directed)
+    return GraphRows(graphs, cast(GraphForm, form), directed=data.directed, laplacian=data.laplacian)
 
 
 def _split(graphs: GraphArrays, data: GraphsData) -> dict[str, NDArray[np.int64]]:

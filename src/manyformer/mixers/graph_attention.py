@@ -81,7 +81,7 @@ class GraphAttention(Layer):
 
     The layer takes nodes that are projected already, to `heads` times `scores.projections` times `head_dim` channels,
     and adds a bias. Heads are concatenated, or averaged in the last layer (equations 5 and 6). `dropout` is that of
-    the weights. Raises ValueError if there are no edges."""
+    the weights, and of the values as in the released code. Raises ValueError if there are no edges."""
 
     def __init__(
         self, heads: int, head_dim: int, scores: EdgeScores, *, merge: HeadMerge = "concat", dropout: float = 0.0
@@ -97,7 +97,7 @@ class GraphAttention(Layer):
         scores, values = self.scores(x.reshape(rows * length, self.heads, -1), edges)
         weights = edge_softmax(scores, edges)
         ctx.watch(self, "edge_weights", weights)
-        y = sum_over_edges(self.dropout(weights), values, edges)
+        y = sum_over_edges(self.dropout(weights), self.dropout(values), edges)
         merged = y.flatten(1) if self.merge == "concat" else y.mean(1)
         return LayerOutput((merged + self.bias).view(rows, length, -1))
 

@@ -6,6 +6,7 @@ from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.encoder_model import EncoderModel
 from manyformer.models.episode_decoder import EpisodeDecoder
 from manyformer.models.generative_model import GenerativeModel
+from manyformer.models.graph_classifier import GraphClassifier
 from manyformer.models.head import ClassHead
 from manyformer.models.image_classifier import ImageClassifier
 from manyformer.models.language_model import LanguageModel
@@ -29,6 +30,7 @@ __all__ = [
     "EncoderModel",
     "EpisodeDecoder",
     "GenerativeModel",
+    "GraphClassifier",
     "ImageClassifier",
     "LanguageModel",
     "LogisticMixture",

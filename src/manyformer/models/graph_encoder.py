@@ -6,8 +6,10 @@ from torch import Tensor
 
 from manyformer.batches import GraphBatch
 from manyformer.core import Context, Layer, LayerOutput, WatchFn, no_watch
+from manyformer.errors import UserError
 from manyformer.models.feature_embedding import FeatureEmbedding
 from manyformer.models.graph_edges import sort_edges
+from manyformer.models.laplacian_embedding import LaplacianEmbedding
 from manyformer.models.model import Model, ModelOutput
 from manyformer.models.output_head import OutputHead
 from manyformer.models.token_inputs import apply_head, apply_layer
@@ -17,11 +19,22 @@ from manyformer.models.token_positions import positions_of
 class GraphEncoder(Model[GraphBatch]):
     """An embedding of the nodes' features, a layer and a head; subclasses define what the head predicts.
 
-    With `self_loops` every node has an edge to itself."""
+    With `self_loops` every node has an edge to itself. `edge_features` is the number of features of an edge, 0 for
+    none, and `positions` embeds Laplacian positions, which are added to the embedded features."""
 
-    def __init__(self, embed: FeatureEmbedding, body: Layer, head: OutputHead, *, self_loops: bool) -> None:
+    def __init__(
+        self,
+        embed: FeatureEmbedding,
+        body: Layer,
+        head: OutputHead,
+        *,
+        self_loops: bool,
+        edge_features: int = 0,
+        positions: LaplacianEmbedding | None = None,
+    ) -> None:
         super().__init__()
-        self.embed, self.body, self.head, self.self_loops = embed, body, head, self_loops
+        self.embed, self.body, self.head, self.positions = embed, body, head, positions
+        self.self_loops, self.edge_features = self_loops, edge_features
 
     def forward(
         self,
@@ -30,22 +43,37 @@ class GraphEncoder(Model[GraphBatch]):
         segments: Int[Tensor, "b l"] | None = None,
         columns: Int[Tensor, "b l k"] | None = None,
         edge_features: Float[Tensor, "b m f"] | None = None,
+        eigenvectors: Float[Tensor, "b l p"] | None = None,
         *,
         watch: WatchFn = no_watch,
     ) -> ModelOutput:
         """The logits of graphs whose edges are given as columns (source, target) of each row, -1 for padding.
 
         `segments` numbers the graphs of each row, -1 is no node; None means that each row is one graph. `columns` are
-        those of sparse features, None means that `features` has all columns."""
-        batch = GraphBatch(features, edges, edges[:, :0, 0], segments, columns, edge_features)
+        those of sparse features, None means that `features` has all columns. Raises UserError for inputs that the model
+        does not read or needs."""
+        batch = GraphBatch(features, edges, edges[:, :0, 0], segments, columns, edge_features, eigenvectors)
         hidden = self.encode(batch, watch)
         return ModelOutput(apply_head(self.head, hidden.y), None, hidden.loss)
 
     def encode(self, batch: GraphBatch, watch: WatchFn = no_watch) -> LayerOutput:
         """What the head reads."""
+        laplacian = 0 if self.positions is None else self.positions.count
+        _check_width(batch.edge_features, self.edge_features, "edge_features")
+        _check_width(batch.eigenvectors, laplacian, "laplacian")
         nodes = torch.zeros(batch.features.shape[:2], dtype=torch.long, device=batch.features.device)
         positions, _ = positions_of(nodes, batch.segments, None)
         segments = positions.segment_ids
         edges = sort_edges(batch.edges, segments, batch.edge_features, self_loops=self.self_loops)
         ctx = Context(positions._replace(edges=edges), watch=watch)
-        return apply_layer(self.body, self.embed(batch.features, batch.columns), ctx)
+        x = self.embed(batch.features, batch.columns)
+        if self.positions is not None:
+            x = x + self.positions(batch.eigenvectors)
+        return apply_layer(self.body, x, ctx)
+
+
+def _check_width(numbers: Tensor | None, width: int, keyword: str) -> None:
+    """Raise UserError if the last axis is not that of the keyword; None has the width 0."""
+    actual = 0 if numbers is None else numbers.shape[-1]
+    if actual != width:
+        raise UserError(f"this model was built with {keyword}={width}, and is given {actual} numbers of that kind")

@@ -42,9 +42,9 @@ def gat(
 ) -> NodeClassifier:
     """Layers of additive attention among neighbours and the node itself, with ELU between them and no residual sums.
 
-    Sections 2.1 and 3.3: the transductive model of two layers. `dropout` is that of the inputs of each layer and of the
-    attention weights. `scores="dynamic"` is GATv2 (Brody et al. 2022, arXiv:2105.14491), whose nodes have different
-    projections as source and as target."""
+    Sections 2.1 and 3.3: the transductive model of two layers. `dropout` is that of the inputs of each layer, of the
+    attention weights and, as in the released code, of the values. `scores="dynamic"` is GATv2 (Brody et al. 2022,
+    arXiv:2105.14491), whose nodes have different projections as source and as target."""
     check_heads(dim, heads)
     kind = SCORES[scores]
     shapes = [(heads, dim // heads)] * (depth - 1) + [(output_heads, classes)]

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from manyformer.batches import GraphBatch
 from manyformer.core import PADDING_SEGMENT
+from manyformer.graph_laplacian import laplacian_eigenvectors
 from manyformer.models.graph_encoder import GraphEncoder
 from manyformer.tasks.task import Inputs
 
@@ -17,8 +18,17 @@ NODE_IDS = 32
 
 def batch_of_tokens(model: GraphEncoder, inputs: Inputs, targets: Tensor) -> GraphBatch:
     """Graphs whose nodes have the features of their token ids, joined by edges that follow from the ids."""
-    features = _stand_in_features(model.embed.features, inputs.tokens.device)(inputs.tokens)
-    return GraphBatch(features, edges_of_tokens(inputs.tokens, inputs.segments), targets, inputs.segments)
+    tokens, segments = inputs.tokens, inputs.segments
+    features = _stand_in_features(model.embed.features, tokens.device)(tokens)
+    edges = edges_of_tokens(tokens, segments)
+    batch = GraphBatch(features, edges, targets, segments)
+    if model.edge_features:
+        ends = tokens.gather(1, edges.clamp(min=0).flatten(1)).view_as(edges)
+        edge_ids = (ends[..., 0] + 3 * ends[..., 1]) % NODE_IDS
+        batch = batch._replace(edge_features=_stand_in_features(model.edge_features, tokens.device)(edge_ids))
+    if model.positions is not None:
+        batch = batch._replace(eigenvectors=_eigenvectors(edges, segments, tokens, model.positions.count))
+    return batch
 
 
 def edges_of_tokens(tokens: Int[Tensor, "b l"], segments: Int[Tensor, "b l"] | None) -> Int[Tensor, "b m 2"]:
@@ -36,6 +46,25 @@ def edges_of_tokens(tokens: Int[Tensor, "b l"], segments: Int[Tensor, "b l"] | N
     has_parent = (positions > 0) & (segments != PADDING_SEGMENT)
     upward = torch.stack([columns, parents], -1).masked_fill(~has_parent[..., None], -1)
     return torch.cat([upward, upward.flip(-1)], 1)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _eigenvectors(
+    edges: Int[Tensor, "b m 2"], segments: Int[Tensor, "b l"] | None, tokens: Int[Tensor, "b l"], count: int
+) -> Float[Tensor, "b l k"]:
+    """The Laplacian positions of each document by itself; zeros for tokens without storage."""
+    vectors = torch.zeros(*tokens.shape, count, device=tokens.device)
+    if tokens.is_meta:
+        return vectors
+    segments = torch.zeros_like(tokens) if segments is None else segments
+    for row, row_segments in enumerate(segments):
+        for segment in set(row_segments.tolist()) - {PADDING_SEGMENT}:
+            columns = (row_segments == segment).nonzero()[:, 0]
+            start, stop = int(columns[0]), int(columns[-1]) + 1
+            inside = edges[row][(edges[row] >= start).all(-1) & (edges[row] < stop).all(-1)] - start
+            numbers = laplacian_eigenvectors(inside.cpu().numpy(), stop - start, count)
+            vectors[row, start:stop] = torch.from_numpy(numbers).to(vectors)
+    return vectors
 
 
 @lru_cache(maxsize=16)

@@ -40,7 +40,7 @@ class GraphNodes(Task[NodeClassifier]):
 
     def arguments(self, model: NodeClassifier, inputs: Inputs) -> tuple[Any, ...]:
         batch = batch_of_tokens(model, inputs, inputs.tokens)
-        return batch.features, batch.edges, batch.segments
+        return *batch[:2], *batch[3:]
 
     def batch(self, model: NodeClassifier, inputs: Inputs, targets: Tensor) -> GraphBatch:
         return batch_of_tokens(model, inputs, targets)

@@ -1,7 +1,9 @@
 """Graphs, for models that label their nodes or each of them as a whole."""
 
 from collections.abc import Container
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from manyformer.config.data_sections.data_section import DataSection, ExpectedData, OpenFraction, register_section
 from manyformer.config.section import PathText
@@ -25,11 +27,14 @@ class GraphsData(DataSection):
     """Whether an edge joins its nodes in one direction alone; false reads every edge in both."""
     feature_scale: Literal["none", "sum"] = "none"
     """Features as they are, or divided by their sum in each node."""
+    laplacian: Annotated[int, Field(ge=0, le=256)] = 0
+    """Number of eigenvectors of the graph's Laplacian that are a node's position, for models that read them."""
     valid: OpenFraction = 0.1
     """The fraction of the labelled nodes or graphs held out as validation data, where the archive names none."""
 
     def expected_keywords(self, parameters: Container[str]) -> ExpectedData:
         keywords = {"features": ASSUMED_FEATURES, "classes": ASSUMED_CLASSES}
+        keywords["laplacian"] = self.laplacian
         assumption = f"as if for Cora's {ASSUMED_FEATURES:,} features and {ASSUMED_CLASSES} labels; the data decides"
         expected = {name: keywords[name] for name in keywords if name in parameters}
         return ExpectedData(expected, assumption, ASSUMED_NODES)

@@ -1,0 +1,88 @@
+"""The Graph Transformer: attention among neighbours, Laplacian positions, features of edges."""
+
+from typing import Annotated
+
+from annotated_types import Ge
+
+from manyformer.core import Layer
+from manyformer.mixers.graph_transformer_stack import GraphTransformerStack
+from manyformer.models import ClassHead, GraphClassifier, NodeClassifier
+from manyformer.models.feature_embedding import FeatureEmbedding
+from manyformer.models.laplacian_embedding import LaplacianEmbedding
+from manyformer.recipes.keywords import NodeFeatureCount
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import check_heads
+from manyformer.tasks.graph_nodes import GRAPH_NODES
+from manyformer.tasks.whole_graphs import WHOLE_GRAPHS
+
+PAPER = "Dwivedi and Bresson 2021, A Generalization of Transformer Networks to Graphs, arXiv:2012.09699"
+COST = "O(n d^2 + e d) per layer for n nodes and e edges without features, else O((n + e) d^2)"
+
+EdgeFeatureCount = Annotated[int, Ge(0), "number of features of an edge; the data decides it in a run"]
+EigenvectorCount = Annotated[
+    int, Ge(0), "number of eigenvectors of the Laplacian that are a node's position; the data decides it in a run"
+]
+
+
+@recipe(
+    "Graph Transformer",
+    paper=PAPER,
+    summary="Nodes attend to their neighbours, with Laplacian positions and features of edges; a label for each node.",
+    task=GRAPH_NODES,
+    cost=COST,
+    tiny_keywords={"features": 6, "laplacian": 3},
+)
+def graph_transformer(
+    features: NodeFeatureCount = 1433,
+    classes: int = 7,
+    *,
+    edge_features: EdgeFeatureCount = 0,
+    laplacian: EigenvectorCount = 0,
+    dim: int = 64,
+    depth: int = 4,
+    heads: int = 8,
+    ff_dim: int | None = None,
+    dropout: float = 0.0,
+) -> NodeClassifier:
+    """Section 2, with layer norm; the paper compares it with batch norm, which joins the rows of a batch.
+
+    The features of nodes have the dropout of the layers. The last layer does not update edges, which nothing reads."""
+    embed = FeatureEmbedding(features, dim, dropout=dropout, bias=True)
+    body = _layers(depth, dim, heads, edge_features, ff_dim, dropout)
+    positions = LaplacianEmbedding(laplacian, dim) if laplacian else None
+    head = ClassHead(dim, classes, bias=True)
+    return NodeClassifier(embed, body, head, self_loops=False, edge_features=edge_features, positions=positions)
+
+
+@recipe(
+    "Graph Transformer, whole graphs",
+    paper=PAPER,
+    summary="Nodes attend to their neighbours, with Laplacian positions and features of edges; a label for each graph.",
+    task=WHOLE_GRAPHS,
+    cost=COST,
+    tiny_keywords={"features": 6, "laplacian": 3, "edge_features": 2},
+)
+def graph_transformer_classifier(
+    features: NodeFeatureCount = 16,
+    classes: int = 2,
+    *,
+    edge_features: EdgeFeatureCount = 0,
+    laplacian: EigenvectorCount = 0,
+    dim: int = 64,
+    depth: int = 4,
+    heads: int = 8,
+    ff_dim: int | None = None,
+    dropout: float = 0.0,
+) -> GraphClassifier:
+    """`graph-transformer` with one projection of the mean over nodes; the paper has three layers there."""
+    embed = FeatureEmbedding(features, dim, dropout=dropout, bias=True)
+    body = _layers(depth, dim, heads, edge_features, ff_dim, dropout)
+    positions = LaplacianEmbedding(laplacian, dim) if laplacian else None
+    head = ClassHead(dim, classes, bias=True)
+    return GraphClassifier(embed, body, head, self_loops=False, edge_features=edge_features, positions=positions)
+
+
+def _layers(depth: int, dim: int, heads: int, edge_features: int, ff_dim: int | None, dropout: float) -> Layer:
+    check_heads(dim, heads)
+    width = 2 * dim if ff_dim is None else ff_dim
+    return GraphTransformerStack(depth, dim, heads, edge_features=edge_features, ff_dim=width, dropout=dropout)
