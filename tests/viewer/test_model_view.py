@@ -127,3 +127,39 @@ def test_models_without_attention_or_images_say_so() -> None:
         view_image(model, np.zeros(model.embed.shape, dtype=np.uint8))
     with pytest.raises(UserError, match="language modelling reads no image"):
         view_image(trained("transformer-lm"), np.zeros((4, 4, 1), dtype=np.uint8))
+
+
+def test_a_memory_stands_before_the_text() -> None:
+    text = "abcd abcd efgh abcd efgh abcd aa"
+    model = tiny("transformer-xl")
+    view = view_text(model, text)
+    whole = ("<bos>", *text)
+    assert view.maps[0].rows == whole[16:]
+    assert (view.maps[0].columns, view.maps[0].memory, view.maps[0].keys) == (whole, 16, "memory")
+    # the same as if everything had been read at once: its memory is longer than the text
+    weights = []
+    tokens = torch.tensor([[1, *model.tokenizer.encode(text)]])
+    with torch.no_grad():
+        model(tokens, watch=lambda module, name, value: weights.append(value) if name == "weights" else None)
+    torch.testing.assert_close(view.maps[0].weights, weights[0][0, :, 16:], rtol=1e-4, atol=1e-6)
+
+
+def test_compressed_slots_are_no_tokens() -> None:
+    view = view_text(tiny("compressive-transformer"), "abcd abcd efgh abcd efgh abcd aa")
+    # 16 tokens before: the last 8 are remembered, and the 8 before them are 4 slots of two each
+    assert view.maps[0].memory == 12
+    assert view.maps[0].columns[:6] == ("slot 0", "slot 1", "slot 2", "slot 3", "c", "d")
+
+
+def test_tokens_that_were_looked_up_are_shown_with_their_text() -> None:
+    text = "abcd abcd efgh abcd efgh abcd aa"
+    [neighbours] = [
+        shown for shown in view_text(tiny("memorizing-transformer"), text).maps if shown.keys == "neighbours"
+    ]
+    assert neighbours.part == "body.0.attention.neighbours"
+    assert neighbours.columns[-1] == "d aa"
+    # at most three for each query and head, all of earlier blocks of four tokens
+    assert ((neighbours.weights > 0).sum(-1) <= 3).all()
+    for row, query in zip(neighbours.weights.amax(0), range(16, 33)):
+        assert not row[query - query % 4 :].any()
+    torch.testing.assert_close(neighbours.weights.sum(-1), torch.ones(2, 17))

@@ -5,7 +5,7 @@ from typing import NamedTuple, final
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from manyformer.core import PADDING_SEGMENT, LayerOutput, State, TokenPositions, WatchFn, no_watch
@@ -37,11 +37,12 @@ class LocalAttentionCall(NamedTuple):
 
 
 class RetrievedPairs(NamedTuple):
-    """The memory pairs retrieved for each query: scores, values, and which of them are visible."""
+    """The memory pairs retrieved for each query: scores, values, which of them are visible, and their positions."""
 
     scores: Float[Tensor, "b h l n"]
     v: Float[Tensor, "b h l n f"]
     visible: Bool[Tensor, "b h l n"]
+    position_ids: Int[Tensor, "b h l n"]
 
 
 class CombinedOutput(NamedTuple):
@@ -111,7 +112,8 @@ class MemorizingKernel(Kernel, PerHeadTensors, StatefulAcrossBatches):
     segment). Keys and values are stored as they were computed and get no gradient; queries get one through the
     retrieved pairs. `neighbours` pairs are selected for each query by dot products alone, without positions; positions
     that act on keys are refused. Needs a source that returns the keys of the layer's own input last, such as
-    `SelfSource` and `SegmentMemorySource`.
+    `SelfSource` and `SegmentMemorySource`. The watched value "neighbour_weights" is the softmax over the retrieved
+    pairs alone, "neighbour_positions" the positions of their tokens.
     """
 
     supports = frozenset({"query", "score", "value"})
@@ -155,6 +157,9 @@ class MemorizingKernel(Kernel, PerHeadTensors, StatefulAcrossBatches):
         local, retrieved = LocalAttentionCall(self.inner, call._replace(state=None, watch=recorder)), None
         if not self.history.has_no_visible_keys(query_positions):
             retrieved = self._retrieve(q, buffer, positions, local.scale)
+        if retrieved is not None and call.watch is not no_watch:
+            call.watch(self, "neighbour_positions", retrieved.position_ids)
+            call.watch(self, "neighbour_weights", masked_softmax(retrieved.scores, retrieved.visible))
         y, memory_share = self.combine(local, retrieved)
         if isinstance(recorder, _WeightRecorder):
             recorder.report(memory_share, positions)
@@ -183,7 +188,9 @@ class MemorizingKernel(Kernel, PerHeadTensors, StatefulAcrossBatches):
         offset = torch.arange(q.shape[0] * q.shape[1], device=q.device).view(*q.shape[:2], 1, 1) * buffer.k.shape[2]
         index = nearest.columns + (offset + buffer.start)
         k, v = (F.embedding(index, table.reshape(-1, table.shape[-1])).to(q.dtype) for table in (buffer.k, buffer.v))
-        return RetrievedPairs((k @ q[..., None])[..., 0] * scale, v, nearest.products > -torch.inf)
+        rows = torch.arange(q.shape[0], device=q.device)[:, None, None, None]
+        position_ids = used.position_ids[rows, nearest.columns]
+        return RetrievedPairs((k @ q[..., None])[..., 0] * scale, v, nearest.products > -torch.inf, position_ids)
 
     def _search_buffer(self, q: Tensor, buffer: KVBuffer, query_positions: TokenPositions) -> TopProducts | None:
         """Search the used columns for the nearest visible keys; None if no query has one."""

@@ -43,8 +43,8 @@ class CompressiveAttention(Layer, StatefulAcrossBatches):
     multiples of `block` (by default the rate of the compression), so that segments may have any length; tokens of an
     incomplete block stay in the memory. Both memories start empty, where the paper's are filled with zeros. Positions
     count slots as tokens. Memories get no gradient, and slots are computed outside of the task's loss: a compression
-    learns from its `teacher` alone. The watched value "mass" holds the shares of attention to slots, memory and
-    segment."""
+    learns from its `teacher` alone. The watched value "slot_count" is the number of slots that were attended to, and
+    "mass" holds the shares of attention to slots, memory and segment."""
 
     regions = ("slots", "memory", "segment")
 
@@ -127,6 +127,7 @@ class CompressiveAttention(Layer, StatefulAcrossBatches):
         if ctx.watch is not no_watch and recorder.weights is not None:
             valid = (ctx.positions.segment_ids != PADDING_SEGMENT).expand(recorder.weights.shape[0], -1)
             segment_length = recorder.weights.shape[-1] - slot_count - memory_length
+            ctx.watch(self, "slot_count", torch.tensor(slot_count))
             ctx.watch(self, "mass", region_shares(recorder.weights, [slot_count, memory_length, segment_length], valid))
 
     def extra_repr(self) -> str:

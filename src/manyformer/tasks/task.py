@@ -170,6 +170,7 @@ class TextPass(NamedTuple):
     `labels` are those of its tokens. Reported tensors have `length` columns of tokens, of which those beyond the labels
     are padding. A pass that attends to a source has the labels of the source, whose padded length is `source_length`,
     and those of the tokens that are predicted at each step. `tokens` and `source_tokens` are the ids, without padding.
+    `remembered_labels` are those of the tokens before, which the model may have in its memory.
     """
 
     run: Callable[[WatchFn], object]
@@ -180,6 +181,7 @@ class TextPass(NamedTuple):
     source_length: int = 0
     tokens: tuple[int, ...] = ()
     source_tokens: tuple[int, ...] = ()
+    remembered_labels: tuple[str, ...] = ()
 
 
 class ImagePass(NamedTuple):

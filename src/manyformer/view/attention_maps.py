@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.errors import UserError, suggest_names
@@ -22,6 +22,9 @@ from manyformer.view.figures import PANEL_INCHES, check_picture, panels, write_p
 from manyformer.view.mask_pictures import SHADES
 from manyformer.view.text_passes import passes_over_text
 
+NEIGHBOUR_CONTEXT = 3
+"""The number of tokens before a token that was looked up, which are shown with it."""
+
 TOKEN_INCHES = 0.21
 """The size of a token in a figure."""
 
@@ -34,16 +37,17 @@ NO_WEIGHT_COLOR = "#e9ecf0"
 """The color of a weight that is exactly 0: masked, or not computed."""
 
 
-KeyKind = Literal["tokens", "source", "summaries", "slots", "blocks"]
-"""What the columns of a map are: tokens of the text or of a source, summary tokens and then those of the text, slots
-that mix tokens, or blocks of tokens."""
+KeyKind = Literal["tokens", "source", "memory", "neighbours", "summaries", "slots", "blocks"]
+"""What the columns of a map are: tokens of the text or of a source, a memory and then those of the text, tokens that
+were looked up, summary tokens and then those of the text, slots that mix tokens, or blocks of tokens."""
 
 
 class AttentionMap(NamedTuple):
     """The attention weights of one part of a model, with a label for each query (row) and each key (column).
 
     In cross-attention over a source, a row is labelled with the token that is predicted at that step. The `module` is
-    the one that reported the weights; the rows and columns of summary tokens precede those of the text.
+    the one that reported the weights; the rows and columns of summary tokens precede those of the text, as the
+    `memory` columns of a memory do.
     """
 
     part: str
@@ -53,6 +57,7 @@ class AttentionMap(NamedTuple):
     is_cross_attention: bool
     keys: KeyKind = "tokens"
     module: nn.Module | None = None
+    memory: int = 0
 
 
 def attention_maps(model: Model, text: str, answer: str | None = None) -> list[AttentionMap]:
@@ -152,18 +157,30 @@ def pass_maps(model: Model, text_pass: TextPass) -> Iterator[AttentionMap]:
     return (attention for attention in all_pass_maps(model, text_pass) if attention.keys in ("tokens", "source"))
 
 
-def all_pass_maps(model: Model, text_pass: TextPass) -> Iterator[AttentionMap]:
-    """The attention maps of one pass, also those whose rows or columns are summaries, slots or blocks of tokens."""
-    names, recorded = module_names(model), list[tuple[nn.Module, str, Tensor]]()
+def all_pass_maps(model: Model, text_pass: TextPass) -> list[AttentionMap]:
+    """The attention maps of one pass, also those whose rows or columns are not all tokens of the text."""
+    names, maps, positions = module_names(model), list[AttentionMap](), list[Tensor]()
 
     def watch(module: nn.Module, name: str, value: Tensor) -> None:
-        if name in ("weights", "sort") and value.ndim == 4:
-            recorded.append((module, name, value[0].float().cpu()))
+        if name == "slot_count":
+            maps[-1] = _label_slots(maps[-1], int(value))
+        elif name == "neighbour_positions":
+            positions.append(value[0].cpu())
+        elif name in ("weights", "sort", "neighbour_weights") and value.ndim == 4:
+            weights = value[0].float().cpu()
+            if name == "weights":
+                attention_map = _weights_map(text_pass, module, weights)
+            elif name == "sort":
+                attention_map = _blocks_map(weights)
+            else:
+                attention_map = _neighbours_map(text_pass, positions.pop(), weights)
+            part = part_name(names[module])
+            if attention_map.keys == "neighbours":
+                part = f"{part}.neighbours"
+            maps.append(attention_map._replace(part=part, module=module))
 
     text_pass.run(watch)
-    for module, name, weights in recorded:
-        attention_map = _blocks_map(weights) if name == "sort" else _weights_map(text_pass, module, weights)
-        yield attention_map._replace(part=part_name(names[module]), module=module)
+    return maps
 
 
 def _weights_map(text_pass: TextPass, module: nn.Module, weights: Float[Tensor, "h l s"]) -> AttentionMap:
@@ -178,10 +195,30 @@ def _weights_map(text_pass: TextPass, module: nn.Module, weights: Float[Tensor, 
         return AttentionMap(
             "", text_pass.predicted_labels, source_labels, cross_weights, is_cross_attention=True, keys="source"
         )
+    if text_pass.remembered_labels and keys > queries:
+        memory = keys - queries
+        columns = (*text_pass.remembered_labels[-memory:], *labels)
+        return AttentionMap("", labels, columns, weights, is_cross_attention=False, keys="memory", memory=memory)
     summaries = tuple(f"summary {number}" for number in range(queries - text_pass.length))
     rows = (*summaries, *labels)
     kind: KeyKind = "summaries" if summaries else "tokens"
     return AttentionMap("", rows, rows, weights[:, : len(rows), : len(rows)], is_cross_attention=False, keys=kind)
+
+
+def _label_slots(attention: AttentionMap, count: int) -> AttentionMap:
+    """The map with the labels of compressed slots for its first `count` columns."""
+    slots = tuple(f"slot {number}" for number in range(count))
+    return attention._replace(columns=(*slots, *attention.columns[count:]))
+
+
+def _neighbours_map(
+    text_pass: TextPass, positions: Int[Tensor, "h l n"], weights: Float[Tensor, "h l n"]
+) -> AttentionMap:
+    """The map of tokens that were looked up in a memory; the columns are all tokens so far, each with those before."""
+    tokens = (*text_pass.remembered_labels, *text_pass.labels)
+    dense = weights.new_zeros(*weights.shape[:2], len(tokens)).scatter_add_(2, positions, weights)
+    contexts = tuple("".join(tokens[max(0, n - NEIGHBOUR_CONTEXT) : n + 1]) for n in range(len(tokens)))
+    return AttentionMap("", text_pass.labels, contexts, dense, is_cross_attention=False, keys="neighbours")
 
 
 def _blocks_map(weights: Float[Tensor, "h n n"]) -> AttentionMap:

@@ -58,6 +58,8 @@ function drawMap(panel, map, {largest}) {
     context.fillText(fit(context, map.columnTokens[k], top - 8), 0, 0);
     context.restore();
   }
+  context.fillStyle = color("mark");
+  if (map.memory) context.fillRect(x(map.memory) - 1.5, top - 6, 3, rows * cell + 8);
   const bands = [element("div", {className: "band"}), element("div", {className: "band"})];
   const tags = [element("div", {className: "tag"}), element("div", {className: "tag"})];
   panel.view.replaceChildren(canvas, ...bands, ...tags);
@@ -145,6 +147,7 @@ function drawTokens(panel, map) {
     const nodes = tokens.map((token, index) => {
       return element("span", {className: isJoined(token, index) ? "chip joined" : "chip"}, visible(token));
     });
+    if (tokens === map.columnTokens && map.memory) nodes[map.memory].classList.add("present");
     nodes.forEach((node, index) => (node.onpointerenter = node.onclick = () => select(onPoint(index), true)));
     line.append(...nodes);
     return [line, nodes];

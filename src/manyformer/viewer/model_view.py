@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from manyformer.core import WatchFn
 from manyformer.data.pixel_tokenizer import PixelTokenizer
 from manyformer.errors import UserError
 from manyformer.head_gates import attention_heads, part_name
 from manyformer.kernels import Kernel, KernelCall, LinearKernel
-from manyformer.models import Model
+from manyformer.models import Model, ModelOutput
 from manyformer.models.model import model_name
 from manyformer.recipes.registry import RECIPES, task_of
-from manyformer.tasks import Task, TextPass
+from manyformer.tasks import Inputs, Task, TextPass
 from manyformer.training_hooks import eval_mode
 from manyformer.type_aliases import ImageArray
 from manyformer.view.attention_maps import AttentionMap, all_pass_maps, module_names
@@ -32,6 +33,8 @@ HeadLabels = Mapping[str, Sequence[str]]
 """Labels of the heads of each part, "" for a head without one."""
 
 TITLES = {
+    "memory": "self-attention, and to a memory left of the bar",
+    "neighbours": "looked-up tokens, each after the tokens before it: shares among them",
     "tokens": "self-attention",
     "source": "attention to the source",
     "summaries": "self-attention, of summary tokens too",
@@ -95,6 +98,7 @@ class ModelView:
                 "keys": attention_map.keys,
                 "rows": sequences.setdefault(rows, len(sequences)),
                 "columns": sequences.setdefault(columns, len(sequences)),
+                "memory": attention_map.memory // encoded.pooling,
                 "heads": len(levels.levels),
                 "signed": levels.is_signed,
                 "note": self.notes.get(attention_map.part, ""),
@@ -122,13 +126,31 @@ def view_text(
 ) -> ModelView:
     """What `model` computes for `text`; the target of an encoder-decoder is `answer`, or its translation.
 
-    `labels` are those of its heads, which `manyformer.heads.read_head_labels` reads.
+    A model with a memory reads the first half of the text before, so that the page shows the second half and the
+    memory. `labels` are those of its heads, which `manyformer.heads.read_head_labels` reads.
 
     Raises UserError for a model that reads no text or reports nothing, and for a text of more than 2048 tokens.
     """
     with torch.no_grad(), eval_mode(model):
-        view = view_passes(model, passes_over_text(model, text, answer, labels=full_token_labels), name=name)
+        passes = passes_over_text(model, text, answer, labels=full_token_labels)
+        if model.carries_state:
+            passes = [second_half(model, text_pass) for text_pass in passes]
+        view = view_passes(model, passes, name=name)
     return replace(view, labels=labels or {})
+
+
+def second_half(model: Model, text_pass: TextPass) -> TextPass:
+    """The second half of a pass, with the first half in the memory of the model; a single token has no first half."""
+    task, middle = task_of(model), len(text_pass.tokens) // 2
+    tokens = torch.tensor([text_pass.tokens], device=model.device)
+    first, second = Inputs(tokens[:, :middle]), Inputs(tokens[:, middle:])
+
+    def run(watch: WatchFn) -> ModelOutput:
+        state = task.call(model, first, task.init_state(model, first)).state if middle else None
+        return task.call(model, second, state, watch=watch)
+
+    labels = text_pass.labels
+    return TextPass(run, labels[middle:], len(labels) - middle, remembered_labels=labels[:middle])
 
 
 def image_task(model: Model) -> Task[Any] | None:
