@@ -18,13 +18,10 @@ from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
 from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.errors import UserError
 from manyformer.recipes.registry import task_of
+from manyformer.tasks import Task
 from manyformer.viewer.model_view import view_image, view_text
 
 WITHOUT_ATTENTION = {"fnet"}
-READ_NO_TEXT = {
-    *("compose-images", "decision-transformer", "gtrxl", "image-transformer", "image-transformer-2d", "lstm-policy"),
-    *("mlp-mixer", "structural", "vit"),
-}
 
 
 def tiny(name: str) -> Any:
@@ -39,8 +36,9 @@ def tiny(name: str) -> Any:
 def test_every_recipe_gives_a_page_or_one_sentence(name: str) -> None:
     model = tiny(name)
     answer = "ba" if task_of(model).takes_source else None
-    if name in WITHOUT_ATTENTION | READ_NO_TEXT:
-        with pytest.raises(UserError, match="nothing to show" if name in WITHOUT_ATTENTION else "reads no plain text"):
+    reads_text = type(task_of(model)).text_passes is not Task.text_passes
+    if name in WITHOUT_ATTENTION or not reads_text:
+        with pytest.raises(UserError, match="nothing to show" if reads_text else "reads no plain text"):
             view_text(model, "abc")
         return
     view = view_text(model, "abcd abc", answer)
