@@ -28,7 +28,7 @@ REFUSED = {
     *("fnet", "linformer", "sinkhorn-encoder", "sinkhorn-transformer", "etc", "bigbird-etc"),
     # no plain text
     *("compose-images", "mlp-mixer", "vit", "image-transformer", "image-transformer-2d"),
-    *("decision-transformer", "gtrxl", "lstm-policy", "structural"),
+    *("decision-transformer", "gat", "gcn", "gtrxl", "lstm-policy", "structural"),
 }
 
 
