@@ -29,7 +29,9 @@ from manyformer.recipes import RECIPES
 from perturbing import perturb
 from token_rows import range_positions
 
-WITHOUT_HEADS = {"bahdanau", "fnet", "gat", "gcn", "lstm-policy", "mlp-mixer"}
+WITHOUT_HEADS = {"bahdanau", "fnet", "lstm-policy", "mlp-mixer"} | {
+    *("gat", "gcn", "graph-transformer", "graph-transformer-classifier"),
+}
 WITH_ONE_HEAD = {"gmlp", "gmlp-encoder"}
 """Recipes without a number of heads, whose layers have one each."""
 

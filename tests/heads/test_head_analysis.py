@@ -29,6 +29,7 @@ REFUSED = {
     # no plain text
     *("compose-images", "mlp-mixer", "vit", "image-transformer", "image-transformer-2d"),
     *("decision-transformer", "gat", "gcn", "gtrxl", "lstm-policy", "structural"),
+    *("graph-transformer", "graph-transformer-classifier"),
 }
 
 
