@@ -30,12 +30,13 @@ def sort_edges(
     nodes = rows * length
     row_offsets = torch.arange(rows, device=edges.device)[:, None, None] * length
     numbered = (edges + row_offsets).flatten(0, 1)
+    edge_features = None if features is None else features.flatten(0, 1)
     if not edges.is_meta:
         valid = edges[..., 0].flatten() != NO_EDGE
         if self_loops:
             valid &= numbered[:, 0] != numbered[:, 1]
         numbered = numbered[valid]
-        features = None if features is None else features.flatten(0, 1)[valid]
+        edge_features = None if edge_features is None else edge_features[valid]
     if self_loops:
         loops = torch.arange(nodes, device=edges.device)[:, None].expand(-1, 2)
         numbered = torch.cat([numbered, loops])
@@ -43,7 +44,8 @@ def sort_edges(
     sources = numbered[:, 0].index_select(0, order)
     bounds = torch.arange(nodes + 1, device=edges.device)
     row_starts = torch.searchsorted(targets, bounds)
-    return GraphEdges(sources, targets, row_starts, None if features is None else features.index_select(0, order))
+    sorted_features = None if edge_features is None else edge_features.index_select(0, order)
+    return GraphEdges(sources, targets, row_starts, sorted_features)
 
 
 def check_edges(edges: Int[Tensor, "b m 2"], segments: Int[Tensor, "b l"]) -> None:

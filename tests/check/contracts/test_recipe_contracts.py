@@ -60,7 +60,7 @@ def test_only_what_the_card_excuses_is_left_out(recipe: str) -> None:
     if "padding_invariant" in card.promises:
         promised |= PADDING
         promised |= {"padding-state", "padding-ragged", "packing-state"} if streams else set()
-        promised |= {"packing"} if card.task.name != "classification" else set()
+        promised |= {"packing"} if card.task.per_token else set()
         promised |= {"source-padding"} if "cross_attention" in card.promises else set()
     promised -= {"loss"} if "cross_entropy" in card.task.reasons else set()
     rows = rows_on(recipe).values()
