@@ -1,5 +1,6 @@
 """Scores as records: `.value`, `.signature` (how it was computed), and a readable line by `str`."""
 
+from manyformer.scores.answer_scores import answer_exact_match, answer_f1
 from manyformer.scores.classification_scores import accuracy, f1
 from manyformer.scores.likelihood_scores import (
     bits_per_byte,
@@ -10,16 +11,21 @@ from manyformer.scores.likelihood_scores import (
 )
 from manyformer.scores.record import ScoreKind, ScoreRecord
 from manyformer.scores.return_scores import mean_length, mean_return, success_rate
-from manyformer.scores.text_scores import bleu, chrf, exact_match, ter
+from manyformer.scores.text_scores import bleu, bleu_by_length, chrf, exact_match, ter
+from manyformer.scores.transcript_scores import character_error_rate, word_error_rate
 
 __all__ = [
     "ScoreKind",
     "ScoreRecord",
     "accuracy",
+    "answer_exact_match",
+    "answer_f1",
     "bits_per_byte",
     "bits_per_character",
     "bits_per_dimension",
     "bleu",
+    "bleu_by_length",
+    "character_error_rate",
     "chrf",
     "exact_match",
     "f1",
@@ -29,4 +35,5 @@ __all__ = [
     "success_rate",
     "ter",
     "token_accuracy",
+    "word_error_rate",
 ]

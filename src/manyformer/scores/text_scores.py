@@ -1,7 +1,8 @@
 """Scores of texts against references, computed by sacrebleu, with its signatures."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from manyformer.errors import UserError
 from manyformer.scores.record import ScoreRecord, check_pairs
@@ -28,6 +29,27 @@ def bleu(
     # force only silences the warning about text that looks tokenized
     metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
     return _corpus_score("BLEU", metric, texts, references)
+
+
+def bleu_by_length(
+    texts: Sequence[str], references: Sequence[str], sources: Sequence[str], limits: Sequence[int], **options: Any
+) -> list[ScoreRecord]:
+    """BLEU of the texts whose source has at most so many words, for each range between the ascending `limits`.
+
+    A last range holds longer sources; ranges without sources are left out. `options` are those of `bleu`. The parts of
+    a record are the mean number of source `words`, and the number of `texts`. Raises as `bleu`.
+    """
+    counts = [len(source.split()) for source in sources]
+    scores = []
+    for low, high in zip((0, *limits), (*limits, max(counts, default=0)), strict=True):
+        chosen = [index for index, count in enumerate(counts) if low < count <= high]
+        if chosen:
+            score = bleu([texts[index] for index in chosen], [references[index] for index in chosen], **options)
+            span = f"{low + 1} to {high}"
+            parts = {"words": sum(counts[index] for index in chosen) / len(chosen), "texts": float(len(chosen))}
+            signature = f"{score.signature}|sources:{span} words|texts:{len(chosen)}"
+            scores.append(replace(score, name=f"BLEU, {span} words", signature=signature, parts=parts))
+    return scores
 
 
 def chrf(texts: Sequence[str], references: References, *, word_order: int = 0) -> ScoreRecord:

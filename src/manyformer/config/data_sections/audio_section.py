@@ -1,0 +1,133 @@
+"""Recordings, for models that label or transcribe them."""
+
+from collections.abc import Container, Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from manyformer.config.data_sections.data_section import (
+    ColumnSpec,
+    DataPaths,
+    ExpectedData,
+    SplitSpec,
+    register_section,
+)
+from manyformer.config.data_sections.tokenized_sections import TokenizedData, WordTokenizerKind
+from manyformer.config.section import Fraction, PathText, PositiveFloat, PositiveInt, SettingConflict, accepted_forms
+
+MIN_RATE, MAX_RATE = 1000, 768_000
+"""The lowest and the highest sampling rate of a recording, in Hz."""
+SampleRate = Annotated[int, Field(ge=MIN_RATE, le=MAX_RATE)]
+GroupValues = Annotated[
+    Annotated[tuple[int | PathText, ...], Field(min_length=1)], accepted_forms("a list of values of data.group")
+]
+CountRange = Annotated[
+    tuple[PositiveInt, PositiveInt], accepted_forms("a list of two: the least and the most recordings")
+]
+SecondsRange = Annotated[
+    tuple[Annotated[float, BeforeValidator(float), Field(ge=0, le=60)], Annotated[float, BeforeValidator(float)]],
+    accepted_forms("a list of two: the least and the most seconds"),
+]
+LabelNames = Annotated[tuple[PathText, ...], accepted_forms("a list of names")]
+
+DEFAULT_VALID = 0.1
+ASSUMED_LABELS, ASSUMED_VOCABULARY = 10, 32
+"""The assumed numbers of labels and of characters, unknown until the data is read."""
+FRAMES_PER_RECORDING = 100
+"""The assumed number of frames of a recording: those of a second."""
+
+
+@register_section
+class AudioData(TokenizedData):
+    """Recordings, for models that label or transcribe them."""
+
+    kind: Literal["audio"] = "audio"
+    """Recordings."""
+    path: DataPaths
+    """A folder with one folder of files (wav, flac, ogg, mp3) for each label, a TSV, CSV or JSONL table of files and
+    their labels or texts, a NumPy archive (.npz) with arrays samples and lengths, or a list of these."""
+    audio: ColumnSpec | None = None
+    """The column of a table with the files, relative to the folder of the table; null means the first column of a TSV
+    or CSV and `path` in JSONL."""
+    label: ColumnSpec | None = None
+    """The column of a table, or the array of an archive, with the labels or the texts that are said; null means the
+    second column of a TSV or CSV, and `label` (or `text`, for transcription) elsewhere."""
+    names: LabelNames | None = None
+    """The names of labels that are numbers: that of 0, of 1, and so on."""
+    valid: SplitSpec | None = None
+    """Validation data: the fraction of the recordings held out, or a path; null means 0.1 without data.valid_groups."""
+    test: DataPaths | None = None
+    """Test data, scored by `manyformer evaluate` alone: a path."""
+    group: ColumnSpec | None = None
+    """A column or array, such as the speaker, by whose values recordings are held out; `folder` in a folder of files
+    is the first folder below it."""
+    valid_groups: GroupValues | None = None
+    """Values of data.group: recordings that have one of them are validation data."""
+    test_groups: GroupValues | None = None
+    """Values of data.group: recordings that have one of them are test data."""
+    sample_rate: SampleRate = 16_000
+    """Samples in a second, to which all recordings are resampled."""
+    archive_rate: SampleRate | None = None
+    """Samples in a second of an archive without an array `sample_rate`."""
+    mels: Annotated[int, Field(ge=1, le=512)] = 80
+    """Number of mel bands of a frame."""
+    window: Annotated[PositiveFloat, Field(le=1000)] = 25.0
+    """Length of a frame in milliseconds."""
+    hop: Annotated[PositiveFloat, Field(le=1000)] = 10.0
+    """Milliseconds from a frame to the next."""
+    max_seconds: PositiveFloat = 30.0
+    """Longer recordings are left out of training, and their number is reported."""
+    frequency_masks: Annotated[int, Field(ge=0, le=64)] = 0
+    """SpecAugment, in training: the number of masks of adjacent mel bands."""
+    frequency_mask_width: Annotated[int, Field(ge=1, le=512)] = 27
+    """SpecAugment: the most mel bands that a mask covers."""
+    time_masks: Annotated[int, Field(ge=0, le=64)] = 0
+    """SpecAugment, in training: the number of masks of adjacent frames."""
+    time_mask_width: PositiveInt = 100
+    """SpecAugment: the most frames that a mask covers."""
+    time_mask_share: Fraction = 0.2
+    """SpecAugment: the largest share of a recording's frames that a mask covers."""
+    joined: CountRange | None = None
+    """For transcription: the least and the most recordings that are joined at random to an utterance, with a space
+    between their texts; null joins none. Held-out utterances are always the same."""
+    silence: SecondsRange = (0.0, 0.3)
+    """The least and the most seconds of silence before, between and after joined recordings."""
+    tokenizer: WordTokenizerKind = "char"  # type: ignore[assignment]
+    """For transcription: what a token is: one character, one byte, a word, or a byte pair of a trained vocabulary."""
+
+    default_vocab = 1000
+
+    @classmethod
+    def fill(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        if settings.get("valid") is None and settings.get("valid_groups") is None:
+            settings["valid"] = DEFAULT_VALID
+        return super().fill({"tokenizer": "char", **settings})
+
+    def conflicts(self) -> Iterator[SettingConflict]:
+        yield from super().conflicts()
+        for split in ("valid", "test"):
+            groups = f"{split}_groups"
+            if getattr(self, groups) is None:
+                continue
+            if getattr(self, split) is not None:
+                yield SettingConflict((groups,), f"is another way to name {split} data", (f"data.{split}",))
+            if self.group is None:
+                yield SettingConflict((groups,), "are values of data.group, which is missing", ("data.group",))
+        if self.group is not None and self.valid_groups is None and self.test_groups is None:
+            yield SettingConflict(("group",), "needs values that are held out", ("data.valid_groups",))
+        if self.joined is not None and self.joined[0] > self.joined[1]:
+            yield SettingConflict(("joined",), f"must ascend, and is {self.joined[0]} to {self.joined[1]}")
+        if self.silence[0] > self.silence[1]:
+            yield SettingConflict(("silence",), f"must ascend, and is {self.silence[0]} to {self.silence[1]}")
+        if self.hop > self.window:
+            yield SettingConflict(("hop",), "leaves out samples between frames; set it to at most", ("data.window",))
+
+    @property
+    def row_length(self) -> int:
+        return FRAMES_PER_RECORDING
+
+    def expected_keywords(self, parameters: Container[str]) -> ExpectedData:
+        keywords = {"mels": self.mels, "classes": ASSUMED_LABELS, "vocab": ASSUMED_VOCABULARY}
+        assumption = f"as if for {ASSUMED_LABELS} labels, or {ASSUMED_VOCABULARY} characters; the data decides"
+        expected = {name: keywords[name] for name in keywords if name in parameters}
+        return ExpectedData(expected, assumption, FRAMES_PER_RECORDING)

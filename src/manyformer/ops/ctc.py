@@ -1,0 +1,125 @@
+"""Connectionist temporal classification: the loss over all alignments of a target, and two ways of decoding."""
+
+import math
+from collections import defaultdict
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from manyformer.errors import UserError
+
+BLANK = 0
+"""The class of a frame without a label; it is the padding id of tokenizers, which no target contains."""
+
+
+class LabelSequence(NamedTuple):
+    """The labels of a sequence without blanks, and the natural logarithm of its probability."""
+
+    labels: tuple[int, ...]
+    log_probability: float
+
+
+def ctc_losses(
+    logits: Float[Tensor, "b l v"], lengths: Int[Tensor, " b"], targets: Int[Tensor, "b t"], counts: Int[Tensor, " b"]
+) -> Float[Tensor, " b"]:
+    """-log p(target) of each row, summed over alignments of its first `counts` labels (Graves et al. 2006, section 4).
+
+    An alignment gives each of the first `lengths` positions a label or `BLANK`; repeated labels are merged, then blanks
+    removed. Raises UserError for a target that has no alignment: it needs a position for each label, and one for a
+    blank between two equal ones."""
+    check_alignable(lengths, targets, counts)
+    log_probs = logits.float().log_softmax(-1) if logits.dtype != torch.float64 else logits.log_softmax(-1)
+    losses: Tensor = F.ctc_loss(log_probs.transpose(0, 1), targets, lengths, counts, blank=BLANK, reduction="none")
+    return losses
+
+
+def check_alignable(lengths: Int[Tensor, " b"], targets: Int[Tensor, "b t"], counts: Int[Tensor, " b"]) -> None:
+    """Raise UserError for the first row whose target is longer than its positions allow."""
+    needed = needed_positions(targets, counts)
+    for row in (needed > lengths).nonzero()[:1, 0].tolist():
+        count = int(counts[row])
+        repeated = int(needed[row]) - count
+        blanks = f" and {repeated} blanks between equal neighbours" if repeated else ""
+        raise UserError(
+            f"row {row} of the batch has {count} labels{blanks}, but only {int(lengths[row])} positions of sound: no "
+            f"alignment exists; its text is too long for the recording, or subsampling is too coarse"
+        )
+
+
+def needed_positions(targets: Int[Tensor, "b t"], counts: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
+    """The positions that the first `counts` labels need: one each, and one for a blank between two equal ones."""
+    columns = torch.arange(targets.shape[1], device=targets.device)
+    is_label: Bool[Tensor, "b t"] = columns < counts[:, None]
+    repeats = (targets[:, 1:] == targets[:, :-1]) & is_label[:, 1:]
+    return counts + repeats.sum(1)
+
+
+def greedy_labels(logits: Float[Tensor, "b l v"], lengths: Int[Tensor, " b"]) -> list[tuple[int, ...]]:
+    """The labels of the most likely alignment of each row (Graves et al. 2006, section 3.2)."""
+    best = logits.argmax(-1)
+    is_new = torch.ones_like(best, dtype=torch.bool)
+    is_new[:, 1:] = best[:, 1:] != best[:, :-1]
+    is_position = torch.arange(best.shape[1], device=best.device) < lengths[:, None]
+    selected = is_new & is_position & (best != BLANK)
+    return [tuple(row[mask].tolist()) for row, mask in zip(best, selected)]
+
+
+class _PrefixScore(NamedTuple):
+    """Log-probabilities that the alignments so far give a prefix, and end in a blank or in its last label."""
+
+    blank: float = -math.inf
+    label: float = -math.inf
+
+    @property
+    def total(self) -> float:
+        return _log_add(self.blank, self.label)
+
+
+def prefix_beam_search(
+    log_probs: Float[Tensor, "l v"], width: int, *, min_log_probability: float = -math.inf
+) -> list[LabelSequence]:
+    """The `width` most likely sequences of labels, best first (Hannun et al. 2014, arXiv:1408.2873, algorithm 1).
+
+    Unlike the most likely alignment, the probability of a sequence sums over its alignments; the search is exact if no
+    more than `width` prefixes exist. Labels below `min_log_probability` at a position are not added there, which saves
+    time. Raises UserError for a width below 1."""
+    if width < 1:
+        raise UserError(f"the width of a beam ({width}) must be 1 or more")
+    beam: dict[tuple[int, ...], _PrefixScore] = {(): _PrefixScore(blank=0.0)}
+    for row in log_probs.double().tolist():
+        candidates = [
+            (label, score) for label, score in enumerate(row) if label != BLANK and score >= min_log_probability
+        ]
+        scores: defaultdict[tuple[int, ...], _PrefixScore] = defaultdict(_PrefixScore)
+        for prefix, (blank, label_score) in beam.items():
+            total = _log_add(blank, label_score)
+            last = prefix[-1] if prefix else BLANK
+            repeated = label_score + row[last] if prefix else -math.inf
+            _add(scores, prefix, blank=total + row[BLANK], label=repeated)
+            for label, score in candidates:
+                # an equal label only begins anew after a blank
+                _add(scores, (*prefix, label), label=(blank if label == last else total) + score)
+        # an equal label without a blank before it has no alignment
+        possible = [item for item in scores.items() if item[1].total > -math.inf]
+        beam = dict(sorted(possible, key=lambda item: item[1].total, reverse=True)[:width])
+    return [LabelSequence(labels, score.total) for labels, score in beam.items()]
+
+
+def _add(
+    scores: defaultdict[tuple[int, ...], _PrefixScore],
+    prefix: tuple[int, ...],
+    *,
+    blank: float = -math.inf,
+    label: float = -math.inf,
+) -> None:
+    before = scores[prefix]
+    scores[prefix] = _PrefixScore(_log_add(before.blank, blank), _log_add(before.label, label))
+
+
+def _log_add(a: float, b: float) -> float:
+    """log(exp(a) + exp(b))."""
+    high, low = max(a, b), min(a, b)
+    return high if low == -math.inf else high + math.log1p(math.exp(low - high))

@@ -1,0 +1,76 @@
+"""Attention of a model to a recording, along time."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from manyformer.core import PADDING_SEGMENT
+from manyformer.errors import UserError
+from manyformer.generate import SourceBatch, answer_sources
+from manyformer.generate.protocol import TokenizerProtocol
+from manyformer.models.frame_embedding import FrameEmbedding
+from manyformer.tasks import TextPass
+from manyformer.training_hooks import eval_mode
+from manyformer.view.attention_maps import AttentionMap, pass_maps
+from manyformer.view.text_passes import token_labels
+
+
+def sound_maps(
+    model: Any,
+    frames: Float[Tensor, "1 f m"],
+    tokenizer: TokenizerProtocol,
+    *,
+    frame_seconds: float,
+    decodes: bool,
+    answer: str | None = None,
+) -> list[AttentionMap]:
+    """The attention weights of a model for a recording; tokens of sound are labelled with their seconds.
+
+    A model that `decodes` writes `answer`, or its own text. Raises UserError for an answer to another model."""
+    if answer is not None and not decodes:
+        raise UserError("only an encoder-decoder writes an answer; this model labels the sound itself")
+    embed: FrameEmbedding = model.embed_source if decodes else model.embed
+    times = [frame * frame_seconds for frame in range(0, frames.shape[1], 2**embed.halvings)]
+    labels, encode = tuple(f"{seconds:.2f}" for seconds in times), model.encode if decodes else model
+    with torch.no_grad(), eval_mode(model):
+        passes = [TextPass(lambda watch: encode(frames, watch=watch), labels, len(labels))]
+        if decodes:
+            passes.append(_decoder_pass(model, frames, tokenizer, labels, answer))
+        return [attention for text_pass in passes for attention in pass_maps(model, text_pass)]
+
+
+def _decoder_pass(
+    model: Any,
+    frames: Float[Tensor, "1 f m"],
+    tokenizer: TokenizerProtocol,
+    labels: tuple[str, ...],
+    answer: str | None,
+) -> TextPass:
+    """The pass of the decoder over a text, by default the one that it writes."""
+    if answer is None:
+        rows = answer_sources(model, SourceBatch(frames, None), tokenizer=(tokenizer, tokenizer)).rows
+        ids = list(rows[0][0].tokens)
+    else:
+        ids = list(tokenizer.encode(answer))
+    target = torch.tensor([[tokenizer.bos, *ids]], device=model.device)
+    # one more token of padding if both sides have equal lengths: the number of keys then identifies the side
+    tokens = len(labels) + int(len(labels) == target.shape[1])
+    padded, segments = _padded(frames, tokens << model.embed_source.halvings)
+    return TextPass(
+        lambda watch: model.decode(target, model.encode(padded, segments), watch=watch),
+        token_labels([tokenizer.bos, *ids], tokenizer),
+        target.shape[1],
+        predicted_labels=token_labels([*ids, tokenizer.eos], tokenizer),
+        source_labels=labels,
+        source_length=tokens,
+        tokens=tuple(target[0].tolist()),
+    )
+
+
+def _padded(frames: Float[Tensor, "1 f m"], length: int) -> tuple[Float[Tensor, "1 p m"], Int[Tensor, "1 p"]]:
+    """The frames with padding up to `length`, and their segment ids."""
+    silence = frames.new_zeros(1, length - frames.shape[1], frames.shape[2])
+    columns = torch.arange(length, device=frames.device)[None]
+    return torch.cat([frames, silence], 1), torch.where(columns < frames.shape[1], 0, PADDING_SEGMENT)
