@@ -1,0 +1,42 @@
+"""Examples of several parts made of token ids, for contracts and measurements."""
+
+import math
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from manyformer.batches import ModalitiesBatch
+from manyformer.core import PADDING_SEGMENT
+from manyformer.models import PatchEmbedding
+from manyformer.models.frame_embedding import FrameEmbedding
+from manyformer.models.part_embedding import PartEmbedding
+from manyformer.tasks.stand_in_vectors import STAND_IN_IDS, stand_in_vectors
+from manyformer.tasks.task import Inputs
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def batch_of_tokens(embed: PartEmbedding, inputs: Inputs, labels: Int[Tensor, " b"]) -> ModalitiesBatch:
+    """The examples that rows of tokens stand for: each is a frame and a word, and the first one an image.
+
+    Padding is that of the tokens; a row of padding alone has no part."""
+    tokens, parts = inputs.tokens, embed.parts
+    segments = inputs.segments
+    is_token = torch.ones_like(tokens, dtype=torch.bool) if segments is None else segments != PADDING_SEGMENT
+    batch = ModalitiesBatch(labels)
+    if "image" in parts:
+        patches = parts["image"]
+        assert isinstance(patches, PatchEmbedding)
+        index = is_token.long().argmax(1, keepdim=True) if tokens.shape[1] else tokens
+        first = tokens.gather(1, index)[:, 0] if tokens.shape[1] else tokens.new_zeros(len(tokens))
+        pixels = stand_in_vectors(torch.rand, math.prod(patches.shape), tokens.device)(first % STAND_IN_IDS)
+        images = (pixels.view(-1, *patches.shape) * 255).to(torch.uint8)
+        batch = batch._replace(images=images, image_segments=torch.where(is_token.any(1), 0, PADDING_SEGMENT))
+    if "sound" in parts:
+        frames = parts["sound"]
+        assert isinstance(frames, FrameEmbedding)
+        batch = batch._replace(
+            frames=stand_in_vectors(torch.rand, frames.mels, tokens.device)(tokens % STAND_IN_IDS),
+            frame_segments=segments,
+        )
+    return batch._replace(tokens=tokens, token_segments=segments) if "text" in parts else batch
