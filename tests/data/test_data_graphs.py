@@ -45,21 +45,27 @@ def first_batch(batches: Any) -> GraphBatch:
 
 
 def test_graphs_of_a_row_are_segments_and_edges_go_both_ways(tmp_path: Path) -> None:
-    write(tmp_path)
+    write(tmp_path, labels=np.array([0, 1, 1, 1, 0, 1]), test=np.array([2, 4, 5]))
     data = opened(tmp_path)
     batch = first_batch(data.test)
     assert data.required_keywords == {"features": 2, "classes": 2}
-    # the graphs that have a label of the split
+    # rows are as long as the largest graph, and smaller ones share a row
     assert batch.segments is not None
-    assert batch.segments.tolist() == [[0, 0, 1]]
-    assert batch.targets.tolist() == [[IGNORE_INDEX, 0, 1]]
-    assert batch.edges.tolist() == [[[1, 0], [0, 1]]]
-    assert batch.features[0].tolist() == ARRAYS["features"][3:].tolist()
+    assert batch.segments.tolist() == [[0, 0, 0], [0, 0, 1]]
+    assert batch.targets.tolist() == [[IGNORE_INDEX, IGNORE_INDEX, 1], [IGNORE_INDEX, 0, 1]]
+    assert batch.edges[1].tolist() == [[1, 0], [0, 1], *[[-1, -1]] * 4]
+    assert batch.features[1].tolist() == ARRAYS["features"][3:].tolist()
     assert first_batch(data.valid).edges[0].tolist() == [[1, 0], [2, 0], [0, 1], [2, 1], [0, 2], [1, 2]]
     assert first_batch(data.valid).segments is None
     train = next(data.train)
     assert train.target_count() == 2
     assert train.token_count() == 5
+
+
+def test_padding_counts_where_batches_are_filled(tmp_path: Path) -> None:
+    write(tmp_path, labels=np.array([0, 1, 1, 1, 0, 1]), test=np.array([2, 4, 5]))
+    rows = [batch.segments for batch in opened(tmp_path, "nodes", 5).test]
+    assert [None if segments is None else segments.tolist() for segments in rows] == [None, [[0, 0], [0, -1]]]
 
 
 def test_directed_edges_go_one_way(tmp_path: Path) -> None:

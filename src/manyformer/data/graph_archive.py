@@ -2,19 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.data.array_archives import array_sizes, read_array
+from manyformer.data.array_archives import array_sizes, read_array, write_arrays
+from manyformer.data.array_checks import NO_LABEL, SPLIT_NAMES, check_labels, check_numbers, read_splits, whole_numbers
 from manyformer.errors import UserError, suggest_names
 
-NO_LABEL = -1
-"""The label of a node or graph that has none."""
-MAX_CLASSES = 1 << 16
-"""The largest number of labels: an observation has as many outputs."""
-SPLIT_NAMES = ("train", "valid", "test")
 SPARSE_ARRAYS = ("feature_rows", "feature_columns", "feature_values", "shape")
 ARRAYS = (
     *("edges", "labels", "features", *SPARSE_ARRAYS, "node_counts", "edge_features", "label_names"),
@@ -59,9 +55,7 @@ class GraphArrays(NamedTuple):
 
     def write(self, path: Path) -> None:
         """Write an archive that `data.path` may name."""
-        with path.open("wb") as file:
-            # NumPy's annotation takes the arrays for its own keyword `allow_pickle`
-            np.savez(file, **cast(dict[str, Any], self.to_arrays()))
+        write_arrays(path, self.to_arrays())
 
 
 def read_graph_archive(path: Path) -> GraphArrays:
@@ -117,16 +111,16 @@ def check_graphs(arrays: Mapping[str, NDArray[Any]], name: str) -> GraphArrays:
     """Graphs from arrays of a file called `name`, every one compared with the others. Raises UserError."""
     values, columns, feature_count = _read_features(arrays, name)
     nodes = len(values)
-    node_counts = _whole_numbers(arrays, "node_counts", (None,), name) if "node_counts" in arrays else np.array([nodes])
+    node_counts = whole_numbers(arrays, "node_counts", (None,), name) if "node_counts" in arrays else np.array([nodes])
     if (node_counts < 1).any() or node_counts.sum() != nodes:
         raise UserError(
             f"{name}: node_counts sum to {node_counts.sum():,}, and there are features of {nodes:,} nodes; each graph "
             "has a node at least"
         )
-    edges = _whole_numbers(arrays, "edges", (None, 2), name)
+    edges = whole_numbers(arrays, "edges", (None, 2), name)
     _check_edges(edges, node_counts, name)
-    labels = _whole_numbers(arrays, "labels", (None,), name)
-    label_names = _check_labels(labels, arrays, name)
+    labels = whole_numbers(arrays, "labels", (None,), name)
+    label_names = check_labels(labels, arrays, name)
     if len(labels) not in (nodes, len(node_counts)):
         raise UserError(
             f"{name}: there are {len(labels):,} labels for {nodes:,} nodes in {len(node_counts):,} graphs; each node "
@@ -134,9 +128,9 @@ def check_graphs(arrays: Mapping[str, NDArray[Any]], name: str) -> GraphArrays:
         )
     edge_features = arrays.get("edge_features")
     if edge_features is not None:
-        _check_numbers(edge_features, "edge_features", (len(edges), None), "edge", name)
+        check_numbers(edge_features, "edge_features", (len(edges), None), "edge", name)
         edge_features = edge_features.astype(np.float32)
-    splits = _read_splits(arrays, labels, name)
+    splits = read_splits(arrays, labels, name)
     return GraphArrays(values, columns, feature_count, edges, labels, node_counts, label_names, edge_features, splits)
 
 
@@ -145,13 +139,13 @@ def _read_features(
 ) -> tuple[NDArray[np.float32], NDArray[np.int64] | None, int]:
     """Features, their columns if they are sparse, and the number of columns."""
     if "features" in arrays:
-        _check_numbers(arrays["features"], "features", (None, None), "node", name)
+        check_numbers(arrays["features"], "features", (None, None), "node", name)
         return arrays["features"].astype(np.float32), None, arrays["features"].shape[1]
     if missing := [key for key in SPARSE_ARRAYS if key not in arrays]:
         raise UserError(f"{name}: there is neither an array features in it nor {missing[0]}, so nodes have no features")
-    rows, columns = (_whole_numbers(arrays, key, (None,), name) for key in SPARSE_ARRAYS[:2])
-    values, shape = arrays["feature_values"], _whole_numbers(arrays, "shape", (2,), name)
-    _check_numbers(values, "feature_values", (len(rows),), "feature", name)
+    rows, columns = (whole_numbers(arrays, key, (None,), name) for key in SPARSE_ARRAYS[:2])
+    values, shape = arrays["feature_values"], whole_numbers(arrays, "shape", (2,), name)
+    check_numbers(values, "feature_values", (len(rows),), "feature", name)
     nodes, width = int(shape[0]), int(shape[1])
     for key, index, count in (("feature_rows", rows, nodes), ("feature_columns", columns, width)):
         if len(index) != len(values) or (len(index) and not 0 <= index.min() <= index.max() < count):
@@ -180,66 +174,3 @@ def _check_edges(edges: NDArray[np.int64], node_counts: NDArray[np.int64], name:
             f"{name}: edge {edge} joins the nodes {source} and {target}, which node_counts puts in the graphs "
             f"{graphs[edge, 0]} and {graphs[edge, 1]}"
         )
-
-
-def _check_labels(labels: NDArray[np.int64], arrays: Mapping[str, NDArray[Any]], name: str) -> tuple[str, ...]:
-    """The names of the labels."""
-    highest = int(labels.max(initial=NO_LABEL))
-    if int(labels.min(initial=0)) < NO_LABEL or highest >= MAX_CLASSES:
-        raise UserError(f"{name}: labels must be 0 to {MAX_CLASSES - 1:,}, or -1 for none")
-    if len(np.unique(labels[labels != NO_LABEL])) < 2:
-        raise UserError(f"{name}: there must be two different labels at least, and there is nothing to learn")
-    if "label_names" not in arrays:
-        return tuple(map(str, range(highest + 1)))
-    names = arrays["label_names"]
-    if names.dtype.kind != "U" or names.shape != (max(len(names.ravel()), highest + 1),):
-        raise UserError(f"{name}: label_names must be a text for each of {highest + 1} labels")
-    return tuple(names.tolist())
-
-
-def _read_splits(
-    arrays: Mapping[str, NDArray[Any]], labels: NDArray[np.int64], name: str
-) -> dict[str, NDArray[np.int64]]:
-    """The indices of each split. Raises UserError for those that are out of range, shared, or without any label."""
-    splits = {key: _whole_numbers(arrays, key, (None,), name) for key in SPLIT_NAMES if key in arrays}
-    owners: dict[int, str] = {}
-    for split, index in splits.items():
-        if len(index) and not 0 <= index.min() <= index.max() < len(labels):
-            raise UserError(f"{name}: {split} must be numbers from 0 to {len(labels) - 1}")
-        for item in index.tolist():
-            if owners.setdefault(item, split) != split:
-                raise UserError(
-                    f"{name}: {split} and {owners[item]} share the number {item}, which may be in one of them"
-                )
-        if not (labels[index] != NO_LABEL).any():
-            raise UserError(f"{name}: there is no label to learn or to score in {split}")
-    return splits
-
-
-def _whole_numbers(
-    arrays: Mapping[str, NDArray[Any]], key: str, shape: tuple[int | None, ...], name: str
-) -> NDArray[np.int64]:
-    array = arrays[key]
-    if array.dtype.kind not in "iu" or not _has_shape(array, shape):
-        raise UserError(f"{name}: {key} must be whole numbers of shape {_shape_text(shape)}, and is {_describe(array)}")
-    return array.astype(np.int64)
-
-
-def _check_numbers(array: NDArray[Any], key: str, shape: tuple[int | None, ...], unit: str, name: str) -> None:
-    if array.dtype.kind not in "fiub" or not _has_shape(array, shape) or 0 in array.shape:
-        raise UserError(f"{name}: {key} must be numbers of shape {_shape_text(shape)}, and is {_describe(array)}")
-    invalid = ~np.isfinite(array).reshape(len(array), -1).all(1)
-    if invalid.any():
-        raise UserError(f"{name}: the {key} of {unit} {int(invalid.argmax())} are no finite numbers")
-
-
-def _has_shape(array: NDArray[Any], shape: tuple[int | None, ...]) -> bool:
-    return array.ndim == len(shape) and all(size in (None, actual) for size, actual in zip(shape, array.shape))
-
-
-def _shape_text(shape: tuple[int | None, ...]) -> str:
-    return f"({', '.join('any' if size is None else str(size) for size in shape)})"
-
-
-def _describe(array: NDArray[Any]) -> str:
-    return f"{array.dtype} of shape {array.shape}"

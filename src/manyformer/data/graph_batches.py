@@ -1,4 +1,4 @@
-"""Batches of graphs: several in a row where nodes are labelled, each in a row of its own where graphs are."""
+"""Batches of graphs: rows as long as the largest graph, which smaller ones share where it is nodes that have labels."""
 
 import functools
 from collections.abc import Sequence
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX, GraphBatch
 from manyformer.core import PADDING_SEGMENT
+from manyformer.data.array_checks import NO_LABEL
 from manyformer.data.epochs import Epoch, EpochPlan, random_generator
-from manyformer.data.graph_archive import NO_LABEL, GraphArrays
+from manyformer.data.graph_archive import GraphArrays
 from manyformer.errors import UserError
 from manyformer.graph_laplacian import laplacian_eigenvectors
 
@@ -108,19 +109,18 @@ class GraphEpoch(Epoch):
 
     def __init__(self, rows: GraphRows, split: NDArray[np.int64], order: NDArray[np.int64], batch_tokens: int) -> None:
         self._rows, self._split = rows, split
-        self._groups = _group_graphs(rows, order.tolist(), batch_tokens)
+        self._batches = _group_graphs(rows, order.tolist(), batch_tokens)
         # a single large graph is the same batch in every step
         self._cached_batch = functools.lru_cache(maxsize=1)(self._make)
 
     def __len__(self) -> int:
-        return len(self._groups)
+        return len(self._batches)
 
     def batch(self, number: int) -> GraphBatch:
         return self._cached_batch(number)
 
     def _make(self, number: int) -> GraphBatch:
-        group = self._groups[number]
-        return self._rows.batch([group] if self._rows.form == "nodes" else [[graph] for graph in group], self._split)
+        return self._rows.batch(self._batches[number], self._split)
 
 
 @final
@@ -140,10 +140,10 @@ class GraphPlan(EpochPlan):
         return GraphEpoch(self._rows, self._split, order, self._batch_tokens)
 
 
-def _group_graphs(rows: GraphRows, order: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    """The graphs of each batch: of one row, or of as many rows as the largest of them allows."""
-    groups: list[list[int]] = []
-    total = largest = 0
+def _group_graphs(rows: GraphRows, order: Sequence[int], batch_tokens: int) -> list[list[list[int]]]:
+    """The graphs of each row of each batch; no row is longer than the largest graph of its batch."""
+    batches: list[list[list[int]]] = []
+    last_row_nodes = width = 0
     for graph in order:
         nodes = int(rows.graphs.node_counts[graph])
         if nodes > batch_tokens:
@@ -151,13 +151,17 @@ def _group_graphs(rows: GraphRows, order: Sequence[int], batch_tokens: int) -> l
                 f"batch.tokens is {batch_tokens:,}, less than the {nodes:,} nodes of graph {graph}; set it to "
                 "that or more"
             )
-        total, largest = total + nodes, max(largest, nodes)
-        size = total if rows.form == "nodes" else largest * (len(groups[-1]) + 1 if groups else 1)
-        if not groups or size > batch_tokens:
-            groups.append([])
-            total = largest = nodes
-        groups[-1].append(graph)
-    return groups
+        shares_row = rows.form == "nodes" and last_row_nodes + nodes <= width
+        if not batches or (len(batches[-1]) + (not shares_row)) * max(width, nodes) > batch_tokens:
+            batches.append([])
+            width, shares_row = nodes, False
+        if shares_row:
+            batches[-1][-1].append(graph)
+        else:
+            batches[-1].append([graph])
+        last_row_nodes = last_row_nodes + nodes if shares_row else nodes
+        width = max(width, nodes)
+    return batches
 
 
 def _pad_rows(rows: Sequence[NDArray[np.generic]], value: float) -> Tensor:

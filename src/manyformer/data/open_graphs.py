@@ -1,6 +1,5 @@
 """Opening graphs: read and checked once, then split and read as batches of nodes and edges."""
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -9,10 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.config import GraphsData
+from manyformer.data.array_archives import hash_arrays
+from manyformer.data.array_checks import NO_LABEL, complete_splits
 from manyformer.data.cache_folder import RECORD_FILE, PreparationResult, load_or_prepare, read_record
 from manyformer.data.edge_list import read_edge_list
-from manyformer.data.epochs import FIXED_SEED, HeldOutBatches, random_generator
-from manyformer.data.graph_archive import NO_LABEL, GraphArrays, read_graph_archive
+from manyformer.data.epochs import HeldOutBatches
+from manyformer.data.graph_archive import GraphArrays, read_graph_archive
 from manyformer.data.graph_batches import GraphEpoch, GraphForm, GraphPlan, GraphRows
 from manyformer.data.kind import DataKind, OpenRequest, register
 from manyformer.data.no_tokenizer import NoTokenizer
@@ -81,7 +82,7 @@ def _load_or_prepare(data: GraphsData, request: OpenRequest) -> tuple[GraphArray
     def prepare(folder: Path) -> PreparationResult:
         graphs = _read_source(data)
         graphs.write(folder / GRAPHS_FILE)
-        digest = _hash_graphs(graphs)
+        digest = hash_arrays(graphs.to_arrays())
         previous = read_record(request.cache) if request.belongs_to_model else None
         if previous is not None and previous.sources.get(GRAPHS_FILE) != digest:
             raise UserError(
@@ -111,15 +112,6 @@ def _read_source(data: GraphsData) -> GraphArrays:
     return read_edge_list(path, existing_path(data.nodes))
 
 
-def _hash_graphs(graphs: GraphArrays) -> str:
-    """A hash of all arrays; that of their archive would depend on the time at which it was written."""
-    digest = hashlib.sha256()
-    for name, array in graphs.to_arrays().items():
-        digest.update(f"{name} {array.dtype} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
-
-
 def _read_prepared(cache: Path) -> GraphArrays:
     """The prepared graphs, whose file is as it was written. Raises DamagedFile."""
     files = VerifiedFolder.open(cache)
@@ -143,19 +135,7 @@ def _rows_of(graphs: GraphArrays, form: str, data: GraphsData) -> GraphRows:
 
 
 def _split(graphs: GraphArrays, data: GraphsData) -> dict[str, NDArray[np.int64]]:
-    """The splits of the archive; what it does not name is drawn from the labelled rest. Raises UserError."""
-    splits = dict(graphs.splits)
-    named = np.concatenate([np.zeros(0, dtype=np.int64), *splits.values()])
-    free = np.setdiff1d(np.flatnonzero(graphs.labels != NO_LABEL), named)
-    if "valid" not in splits:
-        pool = splits.get("train", free)
-        drawn = random_generator(FIXED_SEED).permutation(pool)
-        count = max(1, round(data.valid * len(pool)))
-        splits["valid"], splits["train"] = np.sort(drawn[:count]), np.sort(drawn[count:])
-    splits.setdefault("train", free)
-    if not len(splits["train"]):
-        raise UserError(f"{data.path}: there is no label to learn; too few are left when some are held out")
-    return {name: splits[name] for name in ("train", "valid", "test") if name in splits}
+    return complete_splits(graphs.splits, np.flatnonzero(graphs.labels != NO_LABEL), data.valid, data.path)
 
 
 def _held_out_batches(rows: GraphRows, split: NDArray[np.int64], request: OpenRequest) -> HeldOutBatches:

@@ -1,31 +1,29 @@
 """Graphs that are derived from token ids, for contracts and measurements of models of graphs."""
 
-from functools import lru_cache
-
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyformer.batches import GraphBatch
 from manyformer.core import PADDING_SEGMENT
 from manyformer.graph_laplacian import laplacian_eigenvectors
 from manyformer.models.graph_encoder import GraphEncoder
+from manyformer.tasks.stand_in_vectors import STAND_IN_IDS, stand_in_vectors
 from manyformer.tasks.task import Inputs
-
-NODE_IDS = 32
-"""The number of different nodes that stand for token ids."""
 
 
 def batch_of_tokens(model: GraphEncoder, inputs: Inputs, targets: Tensor) -> GraphBatch:
     """Graphs whose nodes have the features of their token ids, joined by edges that follow from the ids."""
     tokens, segments = inputs.tokens, inputs.segments
-    features = _stand_in_features(model.embed.features, tokens.device)(tokens)
+    features = stand_in_vectors(torch.randn, model.embed.features, tokens.device)(tokens)
     edges = edges_of_tokens(tokens, segments)
     batch = GraphBatch(features, edges, targets, segments)
     if model.edge_features:
         ends = tokens.gather(1, edges.clamp(min=0).flatten(1)).view_as(edges)
-        edge_ids = (ends[..., 0] + 3 * ends[..., 1]) % NODE_IDS
-        batch = batch._replace(edge_features=_stand_in_features(model.edge_features, tokens.device)(edge_ids))
+        edge_ids = (ends[..., 0] + 3 * ends[..., 1]) % STAND_IN_IDS
+        batch = batch._replace(
+            edge_features=stand_in_vectors(torch.randn, model.edge_features, tokens.device)(edge_ids)
+        )
     if model.positions is not None:
         batch = batch._replace(eigenvectors=_eigenvectors(edges, segments, tokens, model.positions.count))
     return batch
@@ -65,12 +63,3 @@ def _eigenvectors(
             numbers = laplacian_eigenvectors(inside.cpu().numpy(), stop - start, count)
             vectors[row, start:stop] = torch.from_numpy(numbers).to(vectors)
     return vectors
-
-
-@lru_cache(maxsize=16)
-def _stand_in_features(features: int, device: torch.device) -> nn.Embedding:
-    """Different features for each token id, the same in every process; an embedding, to differentiate by its output."""
-    generator = torch.Generator().manual_seed(NODE_IDS)
-    with torch.inference_mode(mode=False):
-        table: Float[Tensor, "ids f"] = torch.randn(NODE_IDS, features, generator=generator, device="cpu")
-        return nn.Embedding(NODE_IDS, features, _weight=table.to(device)).requires_grad_(requires_grad=False)

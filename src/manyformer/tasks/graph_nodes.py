@@ -11,8 +11,9 @@ from torch import Generator, Tensor
 from manyformer.batches import IGNORE_INDEX, GraphBatch
 from manyformer.models import NodeClassifier
 from manyformer.scores import ScoreKind, accuracy, f1
-from manyformer.tasks.drawn_graphs import NODE_IDS, batch_of_tokens
+from manyformer.tasks.drawn_graphs import batch_of_tokens
 from manyformer.tasks.label_scores import labels_of_batches
+from manyformer.tasks.stand_in_vectors import STAND_IN_IDS
 from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Task
 from manyformer.tasks.toy import FIRST_SYMBOL, PERIOD, SYMBOLS, Toy, ToyDraw
 
@@ -36,7 +37,7 @@ class GraphNodes(Task[NodeClassifier]):
     score_kinds: Mapping[str, ScoreKind] = {"macro_f1": ScoreKind("%")}
 
     def token_ids(self, model: NodeClassifier) -> int:
-        return NODE_IDS
+        return STAND_IN_IDS
 
     def arguments(self, model: NodeClassifier, inputs: Inputs) -> tuple[Any, ...]:
         batch = batch_of_tokens(model, inputs, inputs.tokens)

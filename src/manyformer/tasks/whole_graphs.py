@@ -11,9 +11,10 @@ from torch import Generator, Tensor
 from manyformer.batches import GraphBatch
 from manyformer.models import GraphClassifier
 from manyformer.scores import ScoreKind
-from manyformer.tasks.drawn_graphs import NODE_IDS, batch_of_tokens
+from manyformer.tasks.drawn_graphs import batch_of_tokens
 from manyformer.tasks.graph_nodes import GRAPH_REASONS
 from manyformer.tasks.label_scores import labels_of_batches, row_label_scores
+from manyformer.tasks.stand_in_vectors import STAND_IN_IDS
 from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Task
 from manyformer.tasks.toy import FIRST_SYMBOL, PERIOD, Toy, ToyDraw
 
@@ -35,7 +36,7 @@ class WholeGraphs(Task[GraphClassifier]):
     per_token = False
 
     def token_ids(self, model: GraphClassifier) -> int:
-        return NODE_IDS
+        return STAND_IN_IDS
 
     def arguments(self, model: GraphClassifier, inputs: Inputs) -> tuple[Any, ...]:
         batch = batch_of_tokens(model, inputs, inputs.tokens)
