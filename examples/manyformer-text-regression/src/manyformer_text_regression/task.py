@@ -8,6 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from manyformer.batches import TextUnits, to_device
+from manyformer.models import ClassHead, EncoderModel
 from manyformer.scores import ScoreKind, ScoreRecord
 from manyformer.tasks import register
 from manyformer.tasks.encoder_task import BIDIRECTIONAL, EncoderTask
@@ -34,6 +35,11 @@ class TextRegression(EncoderTask[TextRegressor]):
     score_kinds: Mapping[str, ScoreKind] = {"rmse": ScoreKind("", lower_is_better=True, digits=4)}
     metrics: Mapping[str, bool] = {"loss": True, "mae": True}
     per_token = False
+    has_labels = False
+
+    def with_head(self, encoder: EncoderModel, classes: int) -> TextRegressor:
+        """A projection of the mean over the tokens of any encoder of manyformer to one number."""
+        return TextRegressor(encoder.embed, encoder.body, ClassHead(encoder.dim, 1, bias=True))
 
     def batch(self, model: TextRegressor, inputs: Inputs, targets: Tensor) -> RegressionBatch:
         return RegressionBatch(inputs.tokens, targets, inputs.segments)

@@ -1,4 +1,4 @@
-"""Tokenized data: running text, pairs for translation, labelled texts, and sentences with dependency trees."""
+"""Tokenized data: its tokenizer, running text, and pairs for translation."""
 
 from collections.abc import Container, Iterator
 from typing import Annotated, Any, ClassVar, Literal
@@ -26,8 +26,6 @@ VocabSize = Annotated[PositiveInt, Field(le=1_000_000)]
 
 ASSUMED_CHARACTERS = 256
 """The assumed vocabulary size of a character model, unknown until the data is read."""
-ASSUMED_WORDS = 10_000
-"""The assumed vocabulary size of a word model, unknown until the data is read."""
 
 
 class TokenizedData(DataSection):
@@ -67,8 +65,34 @@ class TokenizedData(DataSection):
         return ASSUMED_CHARACTERS, f"as if there were {ASSUMED_CHARACTERS} different characters; the data decides"
 
 
+class EncodedTextData(TokenizedData):
+    """Settings of texts whose tokenizer may be that of an earlier run."""
+
+    tokenizer_of: PathText | None = None
+    """A run or a saved model whose tokenizer encodes the data, as weights of `init_from` need it; null trains one."""
+
+    @classmethod
+    def fill(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        return settings if settings.get("tokenizer_of") is not None else super().fill(settings)
+
+    def conflicts(self) -> Iterator[SettingConflict]:
+        yield from super().conflicts()
+        if self.tokenizer_of is None:
+            return
+        if self.tokenizer != type(self).model_fields["tokenizer"].default:
+            yield SettingConflict(("tokenizer",), "is another than that of a run; leave it out", ("data.tokenizer_of",))
+        if self.vocab is not None:
+            message = "is the size of a vocabulary to train, and that of a run is used; leave it out or null"
+            yield SettingConflict(("vocab",), message, ("data.tokenizer_of",))
+
+    def _expected_vocab(self) -> tuple[int, str]:
+        if self.tokenizer_of is None:
+            return super()._expected_vocab()
+        return self.default_vocab, f"as if the vocabulary of {self.tokenizer_of} were {self.default_vocab:,}"
+
+
 @register_section
-class TextData(TokenizedData):
+class TextData(EncodedTextData):
     """Running text, for language models and masked language models."""
 
     kind: Literal["text"] = "text"
@@ -95,6 +119,9 @@ class TextData(TokenizedData):
     `manyformer datastore neighbours` has written for this text."""
     masking: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """Only for masked language models: the fraction of the tokens that are predicted (BERT, section 3.1)."""
+    text_parts: Literal["equal", "sentences"] = "equal"
+    """Only for masked language models with parts (etc): parts of equal length, as the model says, or the sentences of
+    the text, which end after . ! ? and at an empty line (ETC, section on pre-training)."""
 
     default_vocab: ClassVar[int] = 2000
 
@@ -106,66 +133,17 @@ class PairsData(TokenizedData):
     kind: Literal["pairs"] = "pairs"
     """Pairs of a source and a target."""
     path: PairDataPaths = "normalization"
-    """`normalization` (generated dates and numbers in words, to ISO form), a TSV or JSONL file, a list of two parallel
-    files, or `hf:NAME` (a Hugging Face data set). Each also gzipped."""
+    """`normalization` (generated dates and numbers in words, to ISO form), a TSV, CSV or JSONL file, a list of two
+    parallel files, or `hf:NAME` (a Hugging Face data set). Each also gzipped."""
     valid: PairSplitSpec = 0.05
     """Validation data: the fraction of the pairs held out, or a path as above."""
     test: PairDataPaths | None = None
     """Test data, scored by `manyformer evaluate` alone: a path as above."""
     source: ColumnSpec | None = None
-    """The column of the source; null means the first column of a TSV and `source` in JSONL and Hugging Face data."""
+    """The column of the source; null means the first column of a TSV or CSV, and `source` elsewhere."""
     target: ColumnSpec | None = None
-    """The column of the target; null means the second column of a TSV and `target` in JSONL and Hugging Face data."""
+    """The column of the target; null means the second column of a TSV or CSV, and `target` elsewhere."""
     shared: bool = True
     """One vocabulary for both sides; false trains one for each."""
     max_length: PositiveInt = 128
     """The most tokens on a side: longer pairs are left out of training, and their number is reported."""
-
-
-@register_section
-class LabelsData(TokenizedData):
-    """Labelled texts, for classification."""
-
-    kind: Literal["labels"] = "labels"
-    """Labelled texts."""
-    path: DataPaths
-    """A TSV or JSONL file, or `hf:NAME` (a Hugging Face data set). Each also gzipped."""
-    text: ColumnSpec | None = None
-    """The column of the text; null means the first column of a TSV and `text` in JSONL and Hugging Face data."""
-    label: ColumnSpec | None = None
-    """The column of the label; null means the second column of a TSV and `label` in JSONL and Hugging Face data."""
-    valid: SplitSpec = 0.1
-    """Validation data: the fraction of the texts held out, or a path."""
-    test: DataPaths | None = None
-    """Test data, scored by `manyformer evaluate` alone: a path."""
-    max_length: PositiveInt = 256
-    """The most tokens in a text: longer texts are truncated at the end, and their number is reported."""
-
-
-@register_section
-class TreesData(TokenizedData):
-    """Sentences with dependency trees and a label for every word, for taggers."""
-
-    kind: Literal["trees"] = "trees"
-    """Sentences with dependency trees."""
-    path: DataPaths
-    """A CoNLL-U file, `-` (standard input), or a list of these. Each also gzipped."""
-    tokenizer: WordTokenizerKind = "word"  # type: ignore[assignment]
-    """What a token is: a word, or a character, byte or byte pair of one; all tokens of a word have its position in the
-    tree, and the first one has its label."""
-    vocab: VocabSize | None = None
-    """Size of a vocabulary of words or byte pairs; null for words means all words that occur at least twice."""
-    label: Literal["relation", "deprel", "upos", "xpos"] = "relation"
-    """The label of every word: its relation to its head without or with subtypes (relation, deprel), or its universal
-    or language-specific part of speech (upos, xpos)."""
-    valid: SplitSpec = 0.1
-    """Validation data: the fraction of the sentences held out, or a path."""
-    test: DataPaths | None = None
-    """Test data, scored by `manyformer evaluate` alone: a path."""
-    max_length: PositiveInt = 128
-    """The most tokens in a sentence: longer sentences are left out of training, and their number is reported."""
-
-    def _expected_vocab(self) -> tuple[int, str]:
-        if self.tokenizer == "word" and self.vocab is None:
-            return ASSUMED_WORDS, f"as if there were {ASSUMED_WORDS:,} different words; the data decides"
-        return super()._expected_vocab()

@@ -1,0 +1,106 @@
+"""Opening questions about documents: both in one row, with the tokens of the answer, read as batches of like length."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import tee
+
+from manyformer.config import QuestionsData
+from manyformer.data.kind import OpenRequest, register
+from manyformer.data.opened import UnlabelledData, UnlabelledInput
+from manyformer.data.pair_tables import RowTable, open_table
+from manyformer.data.saved_tokenizers import TokenizerPair
+from manyformer.data.splits import PathOrPaths, Splits, path_list
+from manyformer.data.table_files import TableRow
+from manyformer.data.tabular_text_pipeline import QuestionDataset, TabularTextPipeline
+from manyformer.data.token_shards import ShardWriter, TokenShard
+from manyformer.errors import UserError
+from manyformer.two_texts import WordEncoder, frame_question, split_document, words_of_answer
+
+
+class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
+    """Questions about documents for a model that marks the answer."""
+
+    section = QuestionsData
+    forms = ("spans",)
+    sides = ("tokens", "parts", "ends")
+    columns = ("document", "question", "answer")
+    texts = 2
+    title, noun = "questions", "question"
+    required_cells = 2
+
+    def open_sources(self, paths: PathOrPaths, split: str) -> list[RowTable]:
+        if self.data.start is None:
+            return super().open_sources(paths, split)
+        keys = (self.data.document, self.data.question, self.data.answer, self.data.start)
+        names = (*self.columns, "start")
+        tables = [open_table(path, keys, names, self.request.cache) for path in path_list(paths)]
+        return [RowTable(table.name, partial(_answers_last, table), table.stamp()) for table in tables]
+
+    def label_names(self, splits: Splits[RowTable]) -> None:
+        return None
+
+    def max_vocab(self) -> int:
+        return max(super().max_vocab(), self.data.max_length)
+
+    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> int:
+        encode, cut, limit = WordEncoder(self.tokenizers.source), 0, self.data.max_length
+        for row in rows:
+            document, question = row.cells[:2]
+            words = split_document(document)
+            framed = frame_question(question, words, encode, limit)
+            ends = [0, 0]
+            if (characters := answer_characters(row)) is not None:
+                first, last = words_of_answer(words, *characters)
+                counts = [len(encode(word)) for word in words.words[: last + 1]]
+                ends = [framed.start + sum(counts[:first]), framed.start + sum(counts) - 1]
+            # an answer beyond the end of the row is none
+            ends = ends if ends[1] < len(framed.tokens) - 1 else [0, 0]
+            for writer, column in zip(writers, (framed.tokens, framed.parts, ends), strict=True):
+                writer.add(column, starts_document=True)
+            cut += framed.is_cut
+        return cut
+
+    def token_limits(self) -> tuple[int, ...]:
+        return self.tokenizers.source.vocab, self.data.max_length, self.data.max_length
+
+    def dataset(self, shards: Sequence[TokenShard]) -> QuestionDataset:
+        return QuestionDataset(shards, has_global_question=self.data.global_tokens == "question")
+
+
+def _answers_last(table: RowTable) -> Iterator[TableRow]:
+    """The rows of documents, questions, answers and places with the answer as the last cell, which is the target."""
+    for (document, question, answer, start), location in table.rows():
+        yield TableRow((document, question, start, answer), location)
+
+
+def answer_characters(row: TableRow) -> tuple[int, int] | None:
+    """The first character of the answer and the one after it, None for an empty answer.
+
+    Raises UserError if the document does not have the answer, or not at its place."""
+    document, _, *places, answer = row.cells
+    if not answer.strip():
+        return None
+    if not places:
+        start = document.find(answer)
+        if start < 0:
+            raise UserError(f"{row.location}: the answer {answer[:60]!r} does not occur in the document")
+        return start, start + len(answer)
+    if not places[0].isdecimal():
+        raise UserError(f"{row.location}: the place of the answer must be a number of characters, not {places[0]!r}")
+    start = int(places[0])
+    if document[start : start + len(answer)] != answer:
+        there = document[start : start + len(answer)][:60]
+        raise UserError(f"{row.location}: after {start:,} characters of the document is {there!r}, not {answer[:60]!r}")
+    return start, start + len(answer)
+
+
+def unlabelled_questions(
+    data: QuestionsData, tokenizers: TokenizerPair, path: str, request: OpenRequest
+) -> UnlabelledData:
+    """The documents and questions in a TSV, CSV or JSONL file; an answer is not read."""
+    table = open_table(path, (data.document, data.question), ("document", "question"), request.cache)
+    pairs, named_pairs = tee((row.cells[0], row.cells[1]) for row in table.rows())
+    return UnlabelledData((UnlabelledInput(question) for _, question in named_pairs), pairs=pairs)
+
+
+QUESTIONS = register(QuestionsPipeline.data_kind(unlabelled=unlabelled_questions))

@@ -1,0 +1,168 @@
+"""The task of finding the answer to a question in a document, as a span of its tokens."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, NamedTuple, final
+
+import torch
+from jaxtyping import Float
+from torch import Generator, Tensor
+
+from manyformer.batches import AnswerSpanBatch
+from manyformer.models import ClassHead, EncoderModel, SpanReader
+from manyformer.scores import ScoreKind, answer_exact_match, answer_f1
+from manyformer.tasks.encoder_task import BIDIRECTIONAL, EncoderHeadSettings, EncoderTask
+from manyformer.tasks.task import (
+    EncodedText,
+    EvaluationRequest,
+    EvaluationResult,
+    Inputs,
+    LabelProbability,
+    Prediction,
+    PredictionRequest,
+    TextPass,
+    TextTokenizer,
+    text_pass,
+)
+from manyformer.tasks.toy import FIRST_SYMBOL, SYMBOLS, Toy, ToyDraw
+from manyformer.two_texts import (
+    FramedTexts,
+    WordEncoder,
+    first_text_roles,
+    frame_question,
+    halves,
+    pad_texts,
+    split_document,
+)
+
+MAX_ANSWER_TOKENS = 30
+"""The longest answer that is predicted (Devlin et al.'s `max_answer_length`)."""
+NO_ANSWER = "(no answer)"
+"""The label of an empty answer."""
+ROWS_PER_BATCH = 8
+"""Long documents of which many would not fit in memory."""
+
+
+class Question(NamedTuple):
+    """A question about a document."""
+
+    question: str
+    document: str
+
+
+@final
+class AnswerSpans(EncoderTask[SpanReader]):
+    """Finds the first and the last token of an answer; in drawn tokens the first one is the question."""
+
+    name = "answer-spans"
+    title = "answering questions by spans"
+    model = SpanReader
+    data_forms: Mapping[str, str] = {"questions": "spans"}
+    reasons: Mapping[str, str] = {
+        **BIDIRECTIONAL,
+        "cross_entropy": "both softmaxes are over the tokens of a row (tests/models/test_span_reader.py)",
+    }
+    score_kinds: Mapping[str, ScoreKind] = {"exact_match": ScoreKind("%"), "answer_f1": ScoreKind("%")}
+    has_labels = False
+    command = "predict"
+    argument = "FILE"
+
+    def arguments(self, model: SpanReader, inputs: Inputs) -> tuple[Any, ...]:
+        parts = halves(inputs.tokens, inputs.segments)
+        return inputs.tokens, inputs.segments, *self._marks(model, parts, has_global_question=True)
+
+    def batch(self, model: SpanReader, inputs: Inputs, targets: Tensor) -> AnswerSpanBatch:
+        tokens, segments, roles, parts = self.arguments(model, inputs)
+        # some contracts draw a target for each token
+        return AnswerSpanBatch(tokens, targets[:, :2], segments, roles, parts)
+
+    def random_targets(self, model: SpanReader, inputs: Inputs, generator: Generator) -> Tensor:
+        return torch.zeros(len(inputs.tokens), 2, dtype=torch.long, device=inputs.tokens.device)
+
+    def toy(self, model: SpanReader, draw: ToyDraw) -> Toy:
+        """Rows of a symbol and all symbols in some order; the answer is where the first symbol occurs again."""
+        asked = draw.period[:, :1]
+        order = torch.rand(len(asked), SYMBOLS, generator=draw.generator).argsort(1).to(asked.device)
+        tokens = torch.cat([asked, FIRST_SYMBOL + order], 1)
+        column = (tokens[:, 1:] == asked).long().argmax(1, keepdim=True) + 1
+        return Toy(self.batch(model, Inputs(tokens), column.expand(-1, 2)), math.log(SYMBOLS))
+
+    def with_head(self, encoder: EncoderModel, settings: EncoderHeadSettings) -> SpanReader:
+        """Two vectors whose products with a token score it as start and as end (Devlin et al. 2019, section 4.2)."""
+        return SpanReader(encoder.embed, encoder.body, ClassHead(encoder.dim, 2, bias=True))
+
+    def evaluate(self, request: EvaluationRequest[SpanReader]) -> EvaluationResult:
+        """Exact match and F1 of the best answers."""
+        questions = [Question(example.more[0], example.source) for example in request.examples]
+        references = [example.target for example in request.examples]
+        answers = []
+        for best in self._answers(request, questions, 1):
+            answers.append("" if best[0].label == NO_ANSWER else best[0].label)
+            request.on_progress(len(answers) / len(questions))
+        empty = sum(not reference for reference in references)
+        scores = [answer_exact_match(answers, references), answer_f1(answers, references)]
+        return EvaluationResult(scores, f"{len(questions):,} questions, {empty:,} without an answer")
+
+    def predict(self, request: PredictionRequest[SpanReader]) -> Iterator[Prediction]:
+        """The most likely answers to each question, with their probabilities among all spans."""
+        questions = (Question(question, document) for document, question in request.pairs)
+        return ((answers,) for answers in self._answers(request, questions, request.top))
+
+    def text_passes(self, model: SpanReader, text: EncodedText) -> list[TextPass]:
+        return [text_pass(self, model, [text.tokenizer.bos, *text.ids, text.tokenizer.eos], text)]
+
+    def _answers(
+        self,
+        request: EvaluationRequest[SpanReader] | PredictionRequest[SpanReader],
+        questions: Iterable[Question],
+        top: int,
+    ) -> Iterator[tuple[LabelProbability, ...]]:
+        """The `top` best answers to each question."""
+        model, tokenizer, waiting = request.model, request.tokenizers.source, iter(questions)
+        encode, has_global_question = WordEncoder(tokenizer), request.section.global_tokens == "question"  # type: ignore[attr-defined]
+        while chunk := list(islice(waiting, ROWS_PER_BATCH)):
+            rows = [
+                frame_question(question, split_document(document), encode, request.row_length)
+                for question, document in chunk
+            ]
+            tokens, segments, parts = pad_texts(rows, tokenizer.pad, model.device)
+            marks = self._marks(model, parts, has_global_question=has_global_question)
+            logits = model(tokens, segments, *marks).logits.float()
+            for row, row_logits in zip(rows, logits):
+                yield best_answers(row_logits[: len(row.tokens)], row, tokenizer, top)
+
+    def _marks(
+        self, model: SpanReader, parts: Tensor, *, has_global_question: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The roles and the parts, each for a model that uses it."""
+        roles = first_text_roles(parts) if model.uses_roles and has_global_question else None
+        return roles, parts if model.uses_parts else None
+
+
+def best_answers(
+    logits: Float[Tensor, "l 2"], row: FramedTexts, tokenizer: TextTokenizer, top: int
+) -> tuple[LabelProbability, ...]:
+    """The `top` most likely answers of a row, the best first, of which several spans of one text count as the best.
+
+    The probability is a softmax over all spans of the document of at most `MAX_ANSWER_TOKENS` tokens, and over the one
+    of no answer, of the sum of the scores of both ends (Devlin et al. 2019, sections 4.2 and 4.3)."""
+    stop = len(row.tokens) - 1
+    starts = torch.arange(row.start, stop, device=logits.device)
+    begin, end = logits.unbind(-1)
+    widths = torch.arange(MAX_ANSWER_TOKENS, device=logits.device)
+    columns = starts[:, None] + widths
+    scores = (begin[starts][:, None] + end[columns.clamp(max=stop - 1)]).masked_fill(columns >= stop, -math.inf)
+    probabilities = torch.cat([(begin[:1] + end[:1]), scores.flatten()]).softmax(0)
+    # the same text may occur at several places
+    values, indices = probabilities.topk(min(len(probabilities), 4 * top))
+    answers: dict[str, float] = {}
+    for value, index in zip(values.tolist(), indices.tolist()):
+        start, width = divmod(index - 1, MAX_ANSWER_TOKENS)
+        first = row.start + start
+        text = tokenizer.decode(row.tokens[first : first + width + 1]).strip() if index else NO_ANSWER
+        answers.setdefault(text, value)
+    return tuple(LabelProbability(text, value) for text, value in islice(answers.items(), top))
+
+
+ANSWER_SPANS = AnswerSpans()

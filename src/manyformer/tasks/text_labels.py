@@ -1,0 +1,126 @@
+"""The common part of tasks that assign one label to each row of text."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyformer.batches import ClassificationBatch
+from manyformer.dropout import Dropout
+from manyformer.mixers.global_local import GlobalLocalAttention
+from manyformer.models import ClassHead, EncoderModel, TextClassifier
+from manyformer.models.classifier import first_token
+from manyformer.tasks.encoder_task import EncoderHeadSettings, EncoderTask
+from manyformer.tasks.label_scores import RowLabelTask, label_names, ranked_labels, row_label_scores
+from manyformer.tasks.task import (
+    EncodedText,
+    EvaluationRequest,
+    EvaluationResult,
+    Example,
+    Inputs,
+    Prediction,
+    PredictionRequest,
+    TextPass,
+    TextTokenizer,
+    text_pass,
+)
+from manyformer.tasks.toy import FIRST_SYMBOL, PERIOD, Toy, ToyDraw
+
+ROWS_PER_BATCH = 64
+
+POOLER_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "gelu-tanh": partial(nn.GELU, "tanh"),
+}
+"""The activations of the dense layer of a head."""
+
+
+class TextLabelTask(RowLabelTask[TextClassifier], EncoderTask[TextClassifier]):
+    """Assigns one label to each row, which is an item: a text, or a pair of texts. `nouns` are items in messages."""
+
+    model = TextClassifier
+    reasons: Mapping[str, str] = {
+        "causal": "a label may depend on the whole text",
+        "incremental_decoding": "a later token may change the label, so nothing can be cached",
+        "cross_attention": "it reads one sequence only",
+        "packing": "a row has one label, so it holds one document",
+        "per_token": "a row has one label, tokens have none",
+    }
+    argument = "FILE"
+    has_pooler = True
+    nouns: str
+
+    @abstractmethod
+    def item_of(self, example: Example) -> Any:
+        """The item of a held-out example."""
+
+    @abstractmethod
+    def items_of(self, request: PredictionRequest[TextClassifier]) -> Iterable[Any]:
+        """The items to predict labels for."""
+
+    @abstractmethod
+    def encode(
+        self, model: TextClassifier, items: list[Any], tokenizer: TextTokenizer, row_length: int
+    ) -> tuple[Tensor | None, ...]:
+        """The arguments of `model.forward` for these items, of at most `row_length` tokens."""
+
+    def batch(self, model: TextClassifier, inputs: Inputs, targets: Tensor) -> ClassificationBatch:
+        tokens, segments, *parts = self.arguments(model, inputs)
+        return ClassificationBatch(tokens, targets, segments, *parts)
+
+    def toy(self, model: TextClassifier, draw: ToyDraw) -> Toy:
+        """Rows of eight tokens with one 5 and one 6; the label is whether the 5 comes first."""
+        tokens = draw.symbols(2 * PERIOD).clamp(min=FIRST_SYMBOL + 2)
+        order = torch.rand(tokens.shape, generator=draw.generator).argsort(dim=1)[:, :2].to(tokens.device)
+        tokens.scatter_(1, order[:, :1], FIRST_SYMBOL).scatter_(1, order[:, 1:], FIRST_SYMBOL + 1)
+        return Toy(self.batch(model, Inputs(tokens), (order[:, 0] < order[:, 1]).long()), math.log(2))
+
+    def model_reasons(self, model: TextClassifier) -> Mapping[str, str]:
+        if model.pool is not first_token or not any(isinstance(part, GlobalLocalAttention) for part in model.modules()):
+            return super().model_reasons(model)
+        return {
+            **super().model_reasons(model),
+            "gradients": "the label is read at a global token, and the other projections of the last layer are for the "
+            "other tokens",
+        }
+
+    def with_head(self, encoder: EncoderModel, settings: EncoderHeadSettings) -> TextClassifier:
+        """BERT's head: a dense layer with tanh, dropout and a projection of the first token (Devlin et al. 2019)."""
+        activation = POOLER_ACTIVATIONS[settings.pooler_activation]()
+        transform = nn.Sequential(nn.Linear(encoder.dim, encoder.dim), activation, Dropout(encoder.embed.dropout.p))
+        head = ClassHead(encoder.dim, settings.classes, transform=transform, bias=True)
+        return TextClassifier(encoder.embed, encoder.body, head, pool=first_token)
+
+    def evaluate(self, request: EvaluationRequest[TextClassifier]) -> EvaluationResult:
+        """Accuracy and F1 over classes."""
+        model, examples, names = request.model, request.examples, label_names(request.tokenizers)
+        order = sorted(range(len(examples)), key=lambda index: len(examples[index].source))
+        predicted = [""] * len(examples)
+        for start in range(0, len(order), ROWS_PER_BATCH):
+            indices = order[start : start + ROWS_PER_BATCH]
+            items = [self.item_of(examples[index]) for index in indices]
+            arguments = self.encode(model, items, request.tokenizers.source, request.row_length)
+            labels = model(*arguments).logits.argmax(-1)
+            for index, label in zip(indices, labels.tolist()):
+                predicted[index] = names[label]
+            request.on_progress((start + len(indices)) / len(order))
+        references = [example.target for example in examples]
+        return EvaluationResult(row_label_scores(predicted, references), f"{len(examples):,} {self.nouns}")
+
+    def predict(self, request: PredictionRequest[TextClassifier]) -> Iterator[Prediction]:
+        """The most likely labels of each item."""
+        model, names, items = request.model, label_names(request.tokenizers), iter(self.items_of(request))
+        while chunk := list(islice(items, ROWS_PER_BATCH)):
+            arguments = self.encode(model, chunk, request.tokenizers.source, request.row_length)
+            for labels in ranked_labels(model(*arguments).logits, names, request.top):
+                yield (labels,)
+
+    def text_passes(self, model: TextClassifier, text: EncodedText) -> list[TextPass]:
+        return [text_pass(self, model, [text.tokenizer.bos, *text.ids, text.tokenizer.eos], text)]

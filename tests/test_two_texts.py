@@ -1,0 +1,104 @@
+"""Two texts in a row: the frame, the parts, what is cut, and the best spans, against plain loops."""
+
+import math
+
+import pytest
+import torch
+
+from manyformer.core import GLOBAL_ROLE
+from manyformer.data.characters import CharTokenizer
+from manyformer.scores import answer_exact_match, answer_f1
+from manyformer.tasks.answer_spans import MAX_ANSWER_TOKENS, NO_ANSWER, best_answers
+from manyformer.two_texts import (
+    WordEncoder,
+    first_text_roles,
+    frame_pair,
+    frame_question,
+    pad_texts,
+    split_document,
+    words_of_answer,
+)
+
+TOKENIZER = CharTokenizer.learn(["abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ .!?-\n"], None)
+BOS, EOS = TOKENIZER.bos, TOKENIZER.eos
+DOCUMENT = "Ann lives in Rome. Bob moved! He\n\nlikes Oslo"
+
+
+def test_a_pair_shares_a_row() -> None:
+    framed = frame_pair([10, 11], [12], TOKENIZER, 99)
+    assert framed.tokens == [BOS, 10, 11, EOS, 12, EOS]
+    assert framed.parts == [0, 0, 0, 0, 1, 1]
+    assert (framed.start, framed.is_cut) == (4, False)
+
+
+@pytest.mark.parametrize(("first", "second"), [(7, 2), (2, 7), (5, 5), (0, 9)])
+def test_the_longer_sentence_of_a_pair_is_cut(first: int, second: int) -> None:
+    framed = frame_pair(range(10, 10 + first), range(30, 30 + second), TOKENIZER, 10)
+    lengths = [first, second]
+    while sum(lengths) > 7:
+        lengths[lengths[0] <= lengths[1]] -= 1
+    assert framed.tokens == [BOS, *range(10, 10 + lengths[0]), EOS, *range(30, 30 + lengths[1]), EOS]
+    assert framed.is_cut
+
+
+def test_words_cover_the_document_and_sentences_are_counted() -> None:
+    words = split_document(DOCUMENT)
+    assert "".join(words.words) == DOCUMENT
+    assert all(DOCUMENT.startswith(word, start) for word, start in zip(words.words, words.starts))
+    sentences = ["".join(word for word, number in zip(words.words, words.sentences) if number == n) for n in range(4)]
+    assert sentences == ["Ann lives in Rome.", " Bob moved!", " He", "\n\nlikes Oslo"]
+    for answer in ("Rome", "Bob moved", "n lives i", "Oslo"):
+        start = DOCUMENT.index(answer)
+        first, last = words_of_answer(words, start, start + len(answer))
+        covered = "".join(words.words[first : last + 1])
+        assert answer in covered
+        assert len(covered.split()) == len(answer.split())
+
+
+def test_a_question_precedes_its_document() -> None:
+    words = split_document(DOCUMENT)
+    framed = frame_question("Where", words, WordEncoder(TOKENIZER), 999)
+    assert TOKENIZER.decode(framed.tokens[1:6]) == "Where"
+    assert TOKENIZER.decode(framed.tokens[framed.start : -1]) == DOCUMENT
+    assert framed.parts == [0] * 7 + [1] * 18 + [2] * 11 + [3] * 3 + [4] * 12 + [4]
+    cut = frame_question("Where is it", words, WordEncoder(TOKENIZER), 16)
+    assert len(cut.tokens) == len(cut.parts) == 16
+    assert cut.is_cut
+    assert TOKENIZER.decode(cut.tokens[1 : cut.start - 1]) == "Wher"
+
+
+def test_rows_are_padded_and_the_question_is_global() -> None:
+    tokens, segments, parts = pad_texts(
+        [frame_pair([10], [11], TOKENIZER, 9), frame_pair([10], [11, 12], TOKENIZER, 9)], 0, torch.device("cpu")
+    )
+    assert tokens.tolist() == [[BOS, 10, EOS, 11, EOS, 0], [BOS, 10, EOS, 11, 12, EOS]]
+    assert segments.tolist() == [[0, 0, 0, 0, 0, -1], [0] * 6]
+    assert parts.tolist() == [[0, 0, 0, 1, 1, -1], [0, 0, 0, 1, 1, 1]]
+    assert first_text_roles(parts).tolist() == [[GLOBAL_ROLE] * 3 + [0] * 3] * 2
+
+
+def test_the_best_answers_are_those_of_all_spans() -> None:
+    """Against a loop over all pairs of ends."""
+    framed = frame_question("Who", split_document("abcdefghij" * 4), WordEncoder(TOKENIZER), 99)
+    logits = torch.randn(len(framed.tokens), 2, generator=torch.Generator().manual_seed(3)) * 3
+    scores = {NO_ANSWER: float(logits[0].sum())}
+    total = math.exp(scores[NO_ANSWER])
+    last_column = len(framed.tokens) - 1
+    for first in range(framed.start, last_column):
+        for last in range(first, min(first + MAX_ANSWER_TOKENS, last_column)):
+            score = float(logits[first, 0] + logits[last, 1])
+            text = TOKENIZER.decode(framed.tokens[first : last + 1])
+            scores[text] = max(score, scores.get(text, -math.inf))
+            total += math.exp(score)
+    expected = sorted(scores.items(), key=lambda item: -item[1])[:3]
+    answers = best_answers(logits, framed, TOKENIZER, 3)
+    assert [answer.label for answer in answers] == [text for text, _ in expected]
+    for answer, (_, score) in zip(answers, expected):
+        assert answer.probability == pytest.approx(math.exp(score) / total, rel=1e-4)
+
+
+def test_answers_are_compared_as_squad_does() -> None:
+    """Rajpurkar et al. 2016, section 6.1: case, punctuation and articles do not count."""
+    answers, references = ["The Rome!", "in Oslo", "", "Lima"], ["rome", "Oslo", "", ""]
+    assert answer_exact_match(answers, references).value == 50.0
+    assert answer_f1(answers, references).value == pytest.approx(100 * (1 + 2 / 3 + 1 + 0) / 4)
