@@ -236,3 +236,25 @@ def test_grouped_heads_and_the_layer_around() -> None:
     want = layer(x, Context(place, None, lambda module, name, value: watched.update({name: value}))).y
     torch.testing.assert_close(layer(x, Context(place, None, no_watch)).y, want)
     assert watched["spans"].shape == (1, 4, 1)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_segments_after_a_cache_are_one_pass(training: bool) -> None:
+    """Also where the cache holds more tokens than the spans reach, which are then not projected."""
+    words: dict[str, Any] = {"vocab": 9, "dim": 12, "depth": 2, "heads": HEADS, "max_span": LONGEST, "span_ramp": 6}
+    model = mf.build("adaptive-span", **words, dropout=0.0, memory_length=LONGEST).double().train(training)
+    for layer, share in zip(model.body.children(), (0.1, 0.6)):
+        layer.attention.inner.kernel.spans.share.data.fill_(share)
+    assert model.carries_state
+    tokens = torch.randint(9, (2, 100))
+    whole, state, parts = model(tokens).logits, model.init_state(2), []
+    for part in tokens.split([20, 45, 1, 4, 30], 1):
+        logits, state, _ = model(part, None, state)
+        parts.append(logits)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-10, rtol=1e-10)
+
+
+def test_spans_of_tokens_are_built_with_the_other_defaults() -> None:
+    model = mf.build("adaptive-span", vocab=9, dim=12, depth=1, heads=HEADS, span_kind="dynamic", dropout=0.0)
+    spans = model.body.get_submodule("0").attention.inner.kernel.spans
+    torch.testing.assert_close(spans(torch.zeros(1, HEADS, 1, 1)), torch.full((1, HEADS, 1), 4096.0))

@@ -21,8 +21,10 @@ from manyformer.kernels.features import (
     FavorPlusFeatures,
     FeatureMap,
     GeneralizedFavorFeatures,
+    HyperbolicFavorFeatures,
     RandomFourierFeatures,
     TaylorFeatures,
+    TrigonometricFavorFeatures,
 )
 from manyformer.kernels.features.feature_map import independent_directions, orthogonal_directions
 from manyformer.position import NoPosition
@@ -66,6 +68,8 @@ def arc_cosine(q: Tensor, k: Tensor) -> Tensor:
 RANDOM: dict[str, tuple[Callable[[int], FeatureMap], Callable[[Tensor, Tensor], Tensor]]] = {
     "FAVOR+": (lambda m: FavorPlusFeatures(KEY, m, floor=0.0), softmax_kernel),
     "FAVOR+ independent": (lambda m: FavorPlusFeatures(KEY, m, directions="independent", floor=0.0), softmax_kernel),
+    "hyperbolic": (lambda m: HyperbolicFavorFeatures(KEY, 2 * m, floor=0.0), softmax_kernel),
+    "trigonometric": (lambda m: TrigonometricFavorFeatures(KEY, 2 * m), softmax_kernel),
     "Fourier": (lambda m: RandomFourierFeatures(KEY, 2 * m, heads=1), gaussian),
 }
 
@@ -139,6 +143,42 @@ def test_the_variance_of_independent_positive_features_is_that_of_the_paper() ->
     both = (q[..., :, None, :] + k[..., None, :, :]).square().sum(-1) / math.sqrt(KEY)
     wanted = both.exp() * softmax_kernel(q, k).square() * (1 - (-both).exp())
     torch.testing.assert_close(each.var(-1), wanted, rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("features", [HyperbolicFavorFeatures, TrigonometricFavorFeatures])
+def test_the_variance_of_pairs_of_features_is_that_of_the_paper(features: Any) -> None:
+    """Lemma 2, for one direction: half of (1 - exp(-|x + y|^2)) as much, and the one of the trigonometric pair."""
+    q, k = drawn(0.3, 4)
+    count = 100_000
+    made = features(KEY, 2 * count, directions="independent", floor=0.0).double()
+    left, right = (made(x, place(4)) for x in (q, k))
+    scale = (left.log_scale[..., :, None] + right.log_scale[..., None, :]).exp() * count
+    each = left.y[..., :, None, :] * right.y[..., None, :, :] * scale[..., None]
+    each = each[..., :count] + each[..., count:]
+    both, apart = (
+        (q[..., :, None, :] + sign * k[..., None, :, :]).square().sum(-1) / math.sqrt(KEY) for sign in (1, -1)
+    )
+    exact = softmax_kernel(q, k)
+    positive = both.exp() * exact.square() * (1 - (-both).exp())
+    wanted = {
+        HyperbolicFavorFeatures: 0.5 * (1 - (-both).exp()) * positive,
+        TrigonometricFavorFeatures: 0.5 * both.exp() * exact**-2 * (1 - (-apart).exp()).square(),
+    }[features]
+    torch.testing.assert_close(each.mean(-1), exact, rtol=0.05, atol=0)
+    torch.testing.assert_close(each.var(-1), wanted, rtol=0.1, atol=0)
+
+
+def test_directions_of_one_length_estimate_the_regularized_kernel() -> None:
+    """In two dimensions the mean of exp(w.z) over |w| = sqrt(2) is the Bessel function I_0 of sqrt(2) |z|."""
+    x, y = (0.8 * torch.randn(1, 1, 3, 2, dtype=torch.float64) for _ in range(2))
+    made = FavorPlusFeatures(2, 100_000, directions="regularized", floor=0.0).double()
+    assert torch.allclose(made.matrix.norm(dim=-1), torch.tensor(2.0, dtype=torch.float64).sqrt())
+    x, y = x * 2**0.25, y * 2**0.25
+    both = (x[..., :, None, :] + y[..., None, :, :]).norm(dim=-1) / 2**0.25
+    norms = (x.square().sum(-1)[..., :, None] + y.square().sum(-1)[..., None, :]) / 2**0.5
+    wanted = (-norms / 2).exp() * torch.special.i0(math.sqrt(2) * both)
+    torch.testing.assert_close(kernel_of(made, x, y), wanted, rtol=0.02, atol=0)
+    assert (wanted <= (x @ y.mT / 2**0.5).exp() + 1e-12).all()
 
 
 @pytest.mark.parametrize("count", [5, 16, 40])

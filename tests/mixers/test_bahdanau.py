@@ -197,3 +197,54 @@ def test_a_decoder_needs_a_source() -> None:
         layer(torch.zeros(1, 2, 4), Context(place))
     with pytest.raises(ValueError, match="cannot continue from a state"):
         BidirectionalGRU(4, 4)(torch.zeros(1, 2, 4), Context(place), ())
+
+
+def fixed_vector_by_hand(model: Any, source: Tensor, target: Tensor) -> Tensor:
+    """RNNencdec for one pair: every context vector is the last state of the forward encoder."""
+    decoder, state = model.decoder, torch.zeros(DIM, dtype=torch.float64)
+    for x in model.embed_source.token.weight[source]:
+        state = written_out(model.encoder.gru, x, None, state)
+    vector, logits = state, []
+    state = (decoder.initial_proj.weight @ vector + decoder.initial_proj.bias).tanh()
+    for token in target:
+        x = model.embed_target.token.weight[token]
+        both = decoder.readout.weight @ torch.cat([state, x, vector]) + decoder.readout.bias
+        logits.append(model.head.weight @ torch.maximum(both[:MAXOUT], both[MAXOUT:]) + model.head.bias)
+        state = written_out(decoder.gru, x, decoder.context_proj.weight @ vector, state)
+    return torch.stack(logits)
+
+
+def built_fixed_vector() -> Any:
+    torch.manual_seed(2)
+    sizes = {"vocab": VOCAB, "dim": DIM, "embedding_dim": WORDS, "maxout": MAXOUT}
+    return perturb(mf.build("bahdanau", **sizes, context="fixed-vector"), 0.4).double()
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_the_fixed_vector_is_the_last_state_of_the_source(side: str) -> None:
+    model = built_fixed_vector()
+    source, target = torch.randint(VOCAB, (3, max(SOURCES))), torch.randint(VOCAB, (3, max(TARGETS)))
+    column = torch.arange(max(SOURCES))
+    lengths = torch.tensor(SOURCES)[:, None]
+    real = column < lengths if side == "right" else column >= max(SOURCES) - lengths
+    logits = model(source, target, torch.where(real, 0, PADDING_SEGMENT)).logits
+    for row in range(3):
+        hand = fixed_vector_by_hand(model, source[row][real[row]], target[row])
+        torch.testing.assert_close(logits[row], hand, atol=1e-10, rtol=1e-10)
+
+
+def test_the_fixed_vector_is_decoded_step_by_step_and_in_packed_rows() -> None:
+    model = built_fixed_vector()
+    source, target = torch.randint(VOCAB, (2, 6)), torch.randint(VOCAB, (2, 5))
+    whole = model(source, target).logits
+    memory, state, parts = model.encode(source), model.init_state(2), []
+    for part in target.split([2, 1, 2], dim=1):
+        out = model.decode(part, memory, None, state)
+        state = out.state
+        parts.append(out.logits)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-10, rtol=1e-10)
+    packed = model(
+        source.view(1, -1), target.view(1, -1), torch.arange(2).repeat_interleave(6)[None],
+        torch.arange(2).repeat_interleave(5)[None],
+    ).logits  # fmt: skip
+    torch.testing.assert_close(packed.view_as(whole), whole, atol=1e-10, rtol=1e-10)

@@ -32,6 +32,8 @@ KINDS: dict[str, Callable[[], list[SynthesizerScores]]] = {
     "dense": lambda: [DenseScores(DIM, HEADS, LONGEST)],
     "factorized-dense": lambda: [FactorizedDenseScores(DIM, HEADS, LONGEST)],
     "dot": lambda: [DotProductScores(DIM, HEADS)],
+    "factorized-random+dot": lambda: [*KINDS["factorized-random"](), *KINDS["dot"]()],
+    "factorized-dense+dot": lambda: [*KINDS["factorized-dense"](), *KINDS["dot"]()],
     "random+dense+dot": lambda: [*KINDS["random"](), *KINDS["dense"](), *KINDS["dot"]()],
 }
 

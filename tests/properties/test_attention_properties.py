@@ -39,13 +39,19 @@ OUTSIDE = {
     "compose delta",
     # a query whose rectified features are all zero gets zeros
     "compose cosine",
+    # rectified scores may all be zero, and those that are not divided by their sum add up to anything
+    "compose relu",
+    "compose relu-squared",
+    "compose relu-mean",
+    "compose sigmoid",
+    "relu-vit",
 }
 """The models with a layer that leaves the convex hull of its values."""
 
 TIED = {"LSHKernel", "RoutingKernel"}
 """The kernels whose queries are their keys."""
 
-ORDERLESS = {"bert", "compose-images", "performer-encoder", "transformer-classifier", "vit", "roformer"}
+ORDERLESS = {"bert", "compose-images", "performer-encoder", "transformer-classifier", "vit", "relu-vit", "roformer"}
 """Encoders with layers without masks, whose positions are in the embedding or in queries and keys."""
 
 MODELS: list[tuple[str, dict[str, Any]]] = [

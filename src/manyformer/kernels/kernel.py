@@ -58,7 +58,8 @@ class Kernel(nn.Module, ABC):
     `gate_dim` is the number of channels per token and key head that the layer projects in addition to the values; they
     are the last channels of `v`. `extra_query_dim` is the same for queries; no position changes these channels.
     `tied_qk` says that the queries are the keys of the same tokens, with one projection for both. `content_based` says
-    that the pairs to compute depend on the content of the tokens, so the cost cannot be derived from shapes."""
+    that the pairs to compute depend on the content of the tokens, so the cost cannot be derived from shapes.
+    `scores_at_most_zero` says that no score is positive, so their positive part is empty."""
 
     supports: frozenset[str]
     recurrent: bool = False
@@ -66,6 +67,7 @@ class Kernel(nn.Module, ABC):
     extra_query_dim: int = 0
     tied_qk: bool = False
     content_based: bool = False
+    scores_at_most_zero: bool = False
     cache_mask: Mask | None = None
     """The mask of a kernel that has one: a cache may evict keys that no later query can see under it."""
 

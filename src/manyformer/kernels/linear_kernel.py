@@ -32,6 +32,7 @@ from manyformer.kernels.memory_rules import (
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.ops.segment_runs import NO_SEGMENT, segment_runs
 from manyformer.position import Position
+from manyformer.training_hooks import StatefulAcrossBatches
 
 LinearPath = Literal["summed"] | RecurrenceForm
 
@@ -57,14 +58,16 @@ class LinearResult(NamedTuple):
 
 
 @final
-class LinearKernel(Kernel):
+class LinearKernel(Kernel, StatefulAcrossBatches):
     """Attention by sums of features (Katharopoulos et al. 2020), causal or to the whole document.
 
     `features` replaces exp(q.k); there is no further scale. With `Causal()` pairs are formed within chunks of `chunk`
     tokens, and a memory of constant size, in float32 at least, holds the sum of all earlier tokens; `rule` is its
     update rule, and decoding needs this memory alone. With `AllKeys()` keys are summed once for all queries, in
     cross-attention also for those of later calls. Other masks are refused: single keys cannot be removed from a sum.
-    Sums of weights closer to 0 than `floor` count as `floor`. `path` forces a path: "quadratic" (all pairs, the
+    Sums of weights closer to 0 than `floor` count as `floor`. With `carried` training on rows that continue carries the
+    memory from batch to batch, without its gradient; features that are redrawn while training are refused, because
+    the memory is a sum of earlier features. `path` forces a path: "quadratic" (all pairs, the
     definition, also used when weights are watched), "chunked" or "recurrent" (token by token) for `Causal()`, "summed"
     for `AllKeys()`. Raises ValueError for unsupported combinations.
     """
@@ -80,12 +83,13 @@ class LinearKernel(Kernel):
         rule: MemoryRule | None = None,
         chunk: int = 64,
         floor: float = 1e-6,
+        carried: bool = False,
         path: Literal["auto"] | LinearPath = "auto",
     ) -> None:
         super().__init__()
         self.mask = AllKeys() if mask is None else mask
         self.features, self.rule = features, SumRule() if rule is None else rule
-        self.chunk, self.floor, self.path = chunk, floor, path
+        self.chunk, self.floor, self.path, self.carries_across_batches = chunk, floor, path, carried
         self.gate_dim, self._causal = self.rule.gate_dim, self.mask == Causal()
         if not self._causal and self.mask != AllKeys():
             raise ValueError(f"LinearKernel sums over keys, so mask {mask!r} must be Causal(), AllKeys() or None")
@@ -93,6 +97,8 @@ class LinearKernel(Kernel):
             raise ValueError(f"{type(self.rule).__name__} updates its memory token by token: it needs mask Causal()")
         if features.signed and isinstance(self.rule, DeltaRule):
             raise ValueError(f"DeltaRule divides features by their sum, which may be 0 for {type(features).__name__}")
+        if carried and (not self._causal or getattr(features, "redraw", None) is not None):
+            raise ValueError("LinearKernel: a carried memory needs mask Causal() and features that are never redrawn")
         if chunk < 1:
             raise ValueError(f"LinearKernel: chunk ({chunk}) must be at least 1 token")
         self._paths: frozenset[LinearPath] = self.rule.forms if self._causal else frozenset({"quadratic", "summed"})

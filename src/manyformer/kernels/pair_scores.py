@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from jaxtyping import Float
@@ -14,6 +14,9 @@ from manyformer.head_selection import PerHeadTensors
 
 class PairScore(nn.Module, ABC):
     """Computes one score for each query-key pair; queries and keys have equal numbers of heads, or one of them 1."""
+
+    at_most_zero: ClassVar[bool] = False
+    """Whether no score is positive."""
 
     @abstractmethod
     def forward(self, q: Float[Tensor, "*b l e"], k: Float[Tensor, "*b s e"]) -> Float[Tensor, "*b l s"]: ...
@@ -105,6 +108,8 @@ class GaussianScore(_DistanceScore):
     For keys of equal length and bandwidth^2 = sqrt(e) it equals the scaled dot product up to a constant.
     """
 
+    at_most_zero = True
+
     def forward(self, q: Float[Tensor, "*b l e"], k: Float[Tensor, "*b s e"]) -> Float[Tensor, "*b l s"]:
         return -self.squared_distances(q, k) / 2
 
@@ -112,6 +117,8 @@ class GaussianScore(_DistanceScore):
 @final
 class LaplaceScore(_DistanceScore):
     """-|q - k| / bandwidth."""
+
+    at_most_zero = True
 
     def forward(self, q: Float[Tensor, "*b l e"], k: Float[Tensor, "*b s e"]) -> Float[Tensor, "*b l s"]:
         # the square root has no derivative at 0

@@ -31,6 +31,7 @@ class PairwiseKernel(Kernel):
         self.score = DotProductScore() if score is None else score
         self.weights = SoftmaxWeights() if weights is None else weights
         self.mask = AllKeys() if mask is None else mask
+        self.scores_at_most_zero = self.score.at_most_zero
 
     def forward(self, call: KernelCall) -> LayerOutput:
         q, query_positions, key_positions, position = call.q, call.query_positions, call.key_positions, call.position

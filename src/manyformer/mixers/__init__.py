@@ -1,7 +1,9 @@
 """Layers that mix tokens by other means than attention of query-key products, and variants of attention."""
 
+from manyformer.mixers.fixed_vector_gru import FixedVectorGRU, ForwardGRU
 from manyformer.mixers.fourier_mixer import FourierMixer
 from manyformer.mixers.gru import AttendingGRU, BidirectionalGRU
+from manyformer.mixers.linear_mixer import LinearMixer
 from manyformer.mixers.neighbour_attention import NeighbourAttention
 from manyformer.mixers.parallel import ParallelLayers
 from manyformer.mixers.position_pairs import FactorizedPairs, PairTable, PositionPairs, ToeplitzPairs
@@ -25,7 +27,10 @@ __all__ = [
     "FactorizedDenseScores",
     "FactorizedPairs",
     "FixedScores",
+    "FixedVectorGRU",
+    "ForwardGRU",
     "FourierMixer",
+    "LinearMixer",
     "NeighbourAttention",
     "PairTable",
     "ParallelLayers",

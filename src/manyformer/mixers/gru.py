@@ -1,5 +1,7 @@
 """Gated recurrent layers: a bidirectional encoder, and a decoder with additive attention (Bahdanau et al. 2015)."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, final
 
 import torch
@@ -52,17 +54,17 @@ class BidirectionalGRU(Layer):
         if state is not None:
             raise ValueError("BidirectionalGRU cannot continue from a state: later tokens change all earlier outputs")
         reversed_columns = mirrored_columns(ctx.positions)
-        streams = ((self.forward_gru, x), (self.backward_gru, _gather_columns(x, reversed_columns)))
-        inputs = torch.stack([_project_inputs(gru, stream) for gru, stream in streams])
+        streams = ((self.forward_gru, x), (self.backward_gru, gather_columns(x, reversed_columns)))
+        inputs = torch.stack([project_inputs(gru, stream) for gru, stream in streams])
         gates, candidate = (
             torch.stack([getattr(gru, name).weight.mT for gru in (self.forward_gru, self.backward_gru)])
             for name in ("gates", "candidate")
         )
         initial_states = inputs.new_zeros(2, x.shape[0], self.dim)
         with autocast_disabled(x.device):
-            result = gru_scan(inputs, gates, candidate, initial_states, None, _state_resets(ctx.positions))
+            result = gru_scan(inputs, gates, candidate, initial_states, None, state_resets(ctx.positions))
         forward_states, backward_states = result.states_out.transpose(1, 2)
-        y = torch.cat([forward_states, _gather_columns(backward_states, reversed_columns)], dim=-1)
+        y = torch.cat([forward_states, gather_columns(backward_states, reversed_columns)], dim=-1)
         return LayerOutput(y.to(x))
 
 
@@ -106,9 +108,11 @@ class AttendingGRU(Layer):
             keys, values = self.score.key(memory), self.context_proj(memory)
         mask = self._dense_mask(ctx.positions, memory_positions)
         attention = StepAttention(self.score.query.weight.mT, keys, values, self.score.energy.weight[0], mask)
-        initial_state, resets = self._initial_states(ctx.positions, ctx.memory, state)
+        hidden = None if state is None else state.hidden
+        document_states = partial(self._document_states, memory=ctx.memory)
+        initial_state, resets = initial_states(ctx.positions, document_states, hidden)
         gates, candidate = self.gru.gates.weight.mT[None], self.gru.candidate.weight.mT[None]
-        inputs = _project_inputs(self.gru, x)[None]
+        inputs = project_inputs(self.gru, x)[None]
         with autocast_disabled(x.device):
             result = gru_scan(inputs, gates, candidate, initial_state[None], attention, resets)
         assert result.weights is not None
@@ -127,28 +131,34 @@ class AttendingGRU(Layer):
             return None
         return self.mask.dense(query_positions, key_positions, 1)[:, 0].transpose(0, 1)
 
-    def _initial_states(
-        self, query_positions: TokenPositions, memory: MemorySequence, state: AttendingGRUState | None
-    ) -> tuple[Tensor, StateResets | None]:
-        """The initial hidden state, and the resets at later document starts."""
-        layout = query_positions.layout
-        if state is not None and isinstance(layout, ContiguousLayout) and layout.start > 0:
-            return state.hidden, None
-        resets = _state_resets(query_positions, continues=state is not None)
-        if resets is None:
-            return self._document_states(query_positions.columns(0, 1), memory)[:, 0], None
-        document_states = self._document_states(query_positions, memory)
-        initial_state = torch.zeros_like(document_states[:, 0]) if state is None else state.hidden.to(document_states)
-        return initial_state, resets._replace(starts=document_states.transpose(0, 1)[None])
-
     def _document_states(self, query_positions: TokenPositions, memory: MemorySequence) -> Float[Tensor, "b l n"]:
         """The initial state of each token's document, which depends on the source alone."""
         same_document = memory.positions.segment_ids[:, None] == query_positions.segment_ids[:, :, None]
         source_starts = same_document.byte().argmax(-1)
-        backward_states = _gather_columns(memory.y[..., self.backward_dim :], source_starts)
+        backward_states = gather_columns(memory.y[..., self.backward_dim :], source_starts)
         backward_states = backward_states * same_document.any(-1, keepdim=True)
         states: Tensor = self.initial_proj(backward_states).tanh()
         return states
+
+
+def initial_states(
+    positions: TokenPositions,
+    document_states: Callable[[TokenPositions], Float[Tensor, "b l n"]],
+    hidden: Float[Tensor, "b n"] | None,
+) -> tuple[Float[Tensor, "b n"], StateResets | None]:
+    """The initial state of a decoder, and the resets to `document_states` at later starts of documents.
+
+    `hidden` is the state after the tokens before, None for a call without a state.
+    """
+    layout = positions.layout
+    if hidden is not None and isinstance(layout, ContiguousLayout) and layout.start > 0:
+        return hidden, None
+    resets = state_resets(positions, continues=hidden is not None)
+    if resets is None:
+        return document_states(positions.columns(0, 1))[:, 0], None
+    starts = document_states(positions)
+    initial_state = torch.zeros_like(starts[:, 0]) if hidden is None else hidden.to(starts)
+    return initial_state, resets._replace(starts=starts.transpose(0, 1)[None])
 
 
 def mirrored_columns(positions: TokenPositions) -> Int[Tensor, "b l"]:
@@ -170,7 +180,7 @@ def mirrored_columns(positions: TokenPositions) -> Int[Tensor, "b l"]:
     return torch.where(valid, order.gather(1, (next_starts - 1 - positions.position_ids).clamp(min=0)), columns)
 
 
-def _state_resets(positions: TokenPositions, *, continues: bool = False) -> StateResets | None:
+def state_resets(positions: TokenPositions, *, continues: bool = False) -> StateResets | None:
     """The document starts, and the padding unless it is at the end of rows whose state is not continued."""
     layout = positions.layout
     if isinstance(layout, ContiguousLayout) or (
@@ -183,13 +193,13 @@ def _state_resets(positions: TokenPositions, *, continues: bool = False) -> Stat
     return StateResets(document_starts.mT, None if unpadded else valid.mT)
 
 
-def _project_inputs(gru: GRUWeights, x: Float[Tensor, "b l d"]) -> Float[Tensor, "l b i"]:
+def project_inputs(gru: GRUWeights, x: Float[Tensor, "b l d"]) -> Float[Tensor, "l b i"]:
     """The gate and candidate inputs of each token, time-major."""
     projected: Tensor = gru.input_proj(x.transpose(0, 1))
     return projected
 
 
-def _gather_columns(x: Float[Tensor, "b s d"], columns: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
+def gather_columns(x: Float[Tensor, "b s d"], columns: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
     """Gather `columns` of each row."""
     rows = torch.arange(x.shape[0], device=x.device)[:, None] * x.shape[1]
     return x.flatten(0, 1).index_select(0, (rows + columns).flatten()).view(*columns.shape, -1)

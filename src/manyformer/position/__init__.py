@@ -6,6 +6,7 @@ from manyformer.position.distance_aware import DistanceAwarePosition
 from manyformer.position.distance_bias import AlibiPosition, T5BiasPosition
 from manyformer.position.distance_terms import DistanceTerms
 from manyformer.position.grid_position import ConcatenatedGridPosition, SummedGridPosition
+from manyformer.position.head_norm import HeadNorm
 from manyformer.position.key_distance import KeyDistancePosition
 from manyformer.position.layerwise import LearnedQKPosition, PositionLayer
 from manyformer.position.position import NoPosition, Position
@@ -15,10 +16,14 @@ from manyformer.position.rotary import RotaryPosition, convert_pairs
 from manyformer.position.rotary_scaling import (
     DynamicNTKRotaryScaling,
     LinearRotaryScaling,
+    Llama3RotaryScaling,
+    LongRoPERotaryScaling,
     NTKRotaryScaling,
     RotaryScaling,
     YaRNRotaryScaling,
 )
+from manyformer.position.score_cap import ScoreCap
+from manyformer.position.sentence_types import SentenceTypePosition
 from manyformer.position.step_signal import (
     LearnedStepSignal,
     NoStepSignal,
@@ -38,11 +43,14 @@ __all__ = [
     "DistanceTerms",
     "DynamicNTKRotaryScaling",
     "FusedTreePosition",
+    "HeadNorm",
     "KeyDistancePosition",
     "LearnedPosition",
     "LearnedQKPosition",
     "LearnedStepSignal",
     "LinearRotaryScaling",
+    "Llama3RotaryScaling",
+    "LongRoPERotaryScaling",
     "NTKRotaryScaling",
     "NoPosition",
     "NoStepSignal",
@@ -52,6 +60,8 @@ __all__ = [
     "RelativeLabelPosition",
     "RotaryPosition",
     "RotaryScaling",
+    "ScoreCap",
+    "SentenceTypePosition",
     "ShawPosition",
     "SinusoidalPosition",
     "SinusoidalStepSignal",

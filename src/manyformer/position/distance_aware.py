@@ -25,6 +25,7 @@ class DistanceAwarePosition(Position, PerHeadTensors):
     """
 
     head_axes = (("w", -1), ("v", -1))
+    uses_positive_scores = True
 
     def __init__(self, heads: int) -> None:
         super().__init__()

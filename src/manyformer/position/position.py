@@ -29,6 +29,8 @@ class Position(nn.Module):
     """The number of positions that exist; None if there is no limit."""
     max_distance: int | None = None
     """The distance beyond which `distance_terms` gives every key the same terms; None if all distances differ."""
+    uses_positive_scores: ClassVar[bool] = False
+    """Whether `score` depends on the positive part of the scores alone."""
 
     @property
     def query_vector(self) -> Float[Tensor, "h e"] | None:

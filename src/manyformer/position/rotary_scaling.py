@@ -146,6 +146,65 @@ class YaRNRotaryScaling(RotaryScaling):
         return ((pair - ramp_start) / ramp_width).clamp(0, 1)
 
 
+@final
+@dataclass(frozen=True)
+class Llama3RotaryScaling(RotaryScaling):
+    """Divides low frequencies by `factor` and keeps high ones, as Llama 3.1 (Llama Team 2024, arXiv:2407.21783).
+
+    Frequencies are high for pairs with more than `high` rotations within `original_length` tokens, low for those with
+    fewer than `low`, and between them interpolated linearly in the number of rotations.
+    """
+
+    factor: float
+    original_length: int
+    low: float = 1.0
+    high: float = 4.0
+
+    def __post_init__(self) -> None:
+        _check_scaling("Llama3RotaryScaling", self.factor, self.original_length)
+        if not 0 < self.low < self.high:
+            raise ValueError(f"Llama3RotaryScaling: low ({self.low}) must be above 0 and below high ({self.high})")
+
+    def frequencies(self, width: int, base: float) -> Float64[Tensor, " p"]:
+        unscaled = rotary_frequencies(width, base)
+        turns = unscaled * self.original_length / (2 * math.pi)
+        unchanged = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return unscaled * (unchanged + (1 - unchanged) / self.factor)
+
+
+@final
+@dataclass(frozen=True)
+class LongRoPERotaryScaling(RotaryScaling):
+    """Each frequency divided by a number of its own, `divisors[k]` for pair k (Ding et al. 2024, arXiv:2402.13753).
+
+    Section 3: the divisors are found by a search for each model and length, and come with its weights; models that have
+    others for texts up to `original_length` are two positions. `attention_factor` is sqrt(1 + ln(factor) /
+    ln(original_length)), as in released models (Phi-3). Raises ValueError for another number of divisors than pairs.
+    """
+
+    divisors: tuple[float, ...]
+    factor: float
+    original_length: int
+
+    def __post_init__(self) -> None:
+        _check_scaling("LongRoPERotaryScaling", self.factor, self.original_length)
+        if self.original_length < 2 or not all(0 < divisor < math.inf for divisor in self.divisors):
+            raise ValueError(
+                f"LongRoPERotaryScaling: divisors ({self.divisors}) must be above 0, and original_length "
+                f"({self.original_length}) at least 2"
+            )
+
+    @property
+    def attention_factor(self) -> float:
+        return math.sqrt(1 + math.log(self.factor) / math.log(self.original_length))
+
+    def frequencies(self, width: int, base: float) -> Float64[Tensor, " p"]:
+        unscaled = rotary_frequencies(width, base)
+        if len(self.divisors) != len(unscaled):
+            raise ValueError(f"LongRoPERotaryScaling: {len(self.divisors)} divisors, but {len(unscaled)} pairs")
+        return unscaled / unscaled.new_tensor(self.divisors)
+
+
 def _check_scaling(name: str, factor: float, original_length: int = 1) -> None:
     if not (math.isfinite(factor) and factor >= 1):
         raise ValueError(

@@ -168,5 +168,8 @@ def _pair_distances(
     distances = torch.where(same_document, signed_distances(query_positions, key_positions), 0)
     if not distances.numel():
         return distances, 0, 0
+    if distances.is_meta:
+        # without values, as many distances as pairs of adjacent queries and keys have
+        return distances, sum(distances.shape[1:]) - 2, 0
     minimum, maximum = (int(edge) for edge in torch.aminmax(distances))
     return distances, -minimum, maximum

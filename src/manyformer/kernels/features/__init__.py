@@ -6,7 +6,12 @@ from manyformer.kernels.features.deterministic import (
     EluPlusOneFeatures,
     TaylorFeatures,
 )
-from manyformer.kernels.features.favor import FavorPlusFeatures, GeneralizedFavorFeatures
+from manyformer.kernels.features.favor import (
+    FavorPlusFeatures,
+    GeneralizedFavorFeatures,
+    HyperbolicFavorFeatures,
+    TrigonometricFavorFeatures,
+)
 from manyformer.kernels.features.feature_map import FeatureMap, FeatureValues, RandomFeatures
 from manyformer.kernels.features.random_fourier import ArcCosineFeatures, RandomFourierFeatures
 
@@ -19,7 +24,9 @@ __all__ = [
     "FeatureMap",
     "FeatureValues",
     "GeneralizedFavorFeatures",
+    "HyperbolicFavorFeatures",
     "RandomFeatures",
     "RandomFourierFeatures",
     "TaylorFeatures",
+    "TrigonometricFavorFeatures",
 ]

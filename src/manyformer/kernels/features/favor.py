@@ -1,6 +1,7 @@
 """Positive random features: FAVOR+ and its generalization (Choromanski et al. 2021, Rethinking Attention)."""
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal, final
 
 import torch
@@ -9,10 +10,21 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from manyformer.core import TokenPositions
-from manyformer.kernels.features import feature_map
-from manyformer.kernels.features.feature_map import FeatureValues, RandomFeatures
+from manyformer.kernels.features.feature_map import (
+    FeatureValues,
+    RandomFeatures,
+    independent_directions,
+    orthogonal_directions,
+    regularized_directions,
+)
 
-DirectionSampling = Literal["orthogonal", "independent"]
+DirectionSampling = Literal["orthogonal", "independent", "regularized"]
+
+DRAWS: dict[DirectionSampling, Callable[[int, int, torch.Generator], Tensor]] = {
+    "orthogonal": orthogonal_directions,
+    "independent": independent_directions,
+    "regularized": regularized_directions,
+}
 
 
 class _FavorFeatures(RandomFeatures):
@@ -31,9 +43,7 @@ class _FavorFeatures(RandomFeatures):
         super().__init__(key_dim, features, heads=1, redraw=redraw)
 
     def draw(self, count: int, key_dim: int, generator: torch.Generator) -> Float[Tensor, "r e"]:
-        is_orthogonal = self.directions == "orthogonal"
-        draw = feature_map.orthogonal_directions if is_orthogonal else feature_map.independent_directions
-        return draw(count, key_dim, generator)
+        return DRAWS[self.directions](count, key_dim, generator)
 
 
 @final
@@ -49,6 +59,49 @@ class FavorPlusFeatures(_FavorFeatures):
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
         matrix = self.matrix[0].to(x.dtype)
         return FeatureValues(*_FavorPlusFunction.apply(x, matrix, self.floor))  # type: ignore[no-untyped-call]
+
+
+class _PairedFavorFeatures(_FavorFeatures):
+    """Two features for each direction."""
+
+    def __init__(
+        self,
+        key_dim: int,
+        features: int,
+        *,
+        directions: DirectionSampling = "orthogonal",
+        redraw: int | None = None,
+        floor: float = 1e-6,
+    ) -> None:
+        if features % 2:
+            raise ValueError(f"{type(self).__name__}: features ({features}) must be even, two for each direction")
+        super().__init__(key_dim, features // 2, directions=directions, redraw=redraw, floor=floor)
+
+
+@final
+class HyperbolicFavorFeatures(_PairedFavorFeatures):
+    """`FavorPlusFeatures` of half as many directions and of the opposite ones (Choromanski et al. 2021, lemma 1).
+
+    The mean of exp(w.z) and exp(-w.z) has a smaller variance than two independent directions (lemma 2)."""
+
+    def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
+        matrix = torch.cat([self.matrix[0], -self.matrix[0]]).to(x.dtype)
+        return FeatureValues(*_FavorPlusFunction.apply(x, matrix, self.floor))  # type: ignore[no-untyped-call]
+
+
+@final
+class TrigonometricFavorFeatures(_PairedFavorFeatures):
+    """exp(|x|^2 / 2) times sin(w.x) and cos(w.x), for contrast (Choromanski et al. 2021, section 2.3, equation 4).
+
+    Its estimate of exp(q.k / sqrt(e)) is unbiased, too, but may be negative, and its error is largest where the
+    kernel is small (lemma 2): sums of weights may vanish. `floor` has no effect."""
+
+    signed = True
+
+    def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
+        angles = self.project(x, x.shape[-1] ** -0.25)
+        half_norm = x.square().sum(-1) / (2 * x.shape[-1] ** 0.5)
+        return FeatureValues(torch.cat([angles.sin(), angles.cos()], -1) * angles.shape[-1] ** -0.5, half_norm)
 
 
 @final

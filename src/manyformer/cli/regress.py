@@ -1,0 +1,55 @@
+"""`manyformer regress`: Nadaraya-Watson regression, the attention whose keys are points."""
+
+from typing import Annotated, Literal
+
+from typer import Option
+
+from manyformer.cli.app import JUDGE, command
+from manyformer.cli.console import print_json, print_note, print_result
+from manyformer.cli.shared_options import JsonOption, PictureOption
+
+
+@command(
+    JUDGE,
+    "manyformer regress --out fit.png",
+    "manyformer regress --kernel epanechnikov --points 200 --noise 0.2 --json",
+)
+def regress(
+    *,
+    kernel: Annotated[
+        Literal["gaussian", "laplace", "epanechnikov"], Option(help="What weights a distance has.")
+    ] = "gaussian",
+    points: Annotated[int, Option(min=4, max=2000, help="Number of points.")] = 50,
+    noise: Annotated[float, Option(min=0, help="Deviation of the noise of each point.")] = 0.5,
+    seed: Annotated[int, Option(help="Seed of points and noise.")] = 0,
+    out: PictureOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Nadaraya-Watson regression: attention whose keys are noisy points of a function and whose values are their y.
+
+    Compares four bandwidths: one too small, one too large, the best by leaving out each point in turn, and one learned
+    by gradient descent.
+    """
+    from manyformer.kernels.kernel_regression import KernelRegression, noisy_sample
+    from manyformer.view.regression_figure import draw_regression
+
+    regression = KernelRegression(kernel, noisy_sample(points, noise, seed))
+    searched = regression.search_bandwidth()
+    bandwidths = {
+        "small": searched / 10,
+        "large": searched * 10,
+        "leave-one-out": searched,
+        "learned": regression.learn_bandwidth(),
+    }
+    choices = [regression.judge(method, bandwidth) for method, bandwidth in bandwidths.items()]
+    if as_json:
+        print_json([choice._asdict() for choice in choices])
+    else:
+        print_result("bandwidth           h      left out  error")
+        for choice in choices:
+            print_result(
+                f"{choice.method:15s} {choice.bandwidth:7.4f}  {choice.leave_one_out:8.4f}  {choice.error:.4f}"
+            )
+    if out is not None:
+        draw_regression(regression, choices, out)
+        print_note(f"wrote {out}")
