@@ -123,6 +123,35 @@ def marian(theirs: Tensors) -> dict[str, Tensor]:
     return ours
 
 
+def t5(theirs: Tensors, *, dim: int) -> dict[str, Tensor]:
+    """`transformers.T5ForConditionalGeneration` as `t5`, whose words are scaled by sqrt(dim) coming in."""
+    token, head = theirs["shared.weight"] / dim**0.5, theirs["lm_head.weight"]
+    is_tied = torch.equal(head, theirs["shared.weight"])
+    ours = dict.fromkeys(("embed_source.token.weight", "embed_target.token.weight"), token)
+    ours["head.weight"] = token if is_tied else head
+    for side, blocks in (("encoder", ("attention", "ff")), ("decoder", ("attention", "cross", "ff"))):
+        ours[f"{side}.norm.inner.weight"] = theirs[f"{side}.final_layer_norm.weight"]
+        table = theirs[f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
+        for i in _numbers(theirs, f"{side}.block."):
+            ours[f"{side}.{i}.attention.inner.position.weight"] = table
+            for j, block in enumerate(blocks):
+                old, new = f"{side}.block.{i}.layer.{j}", f"{side}.{i}.{block}"
+                ours[f"{new}.pre_norm.weight"] = theirs[f"{old}.layer_norm.weight"]
+                ours |= _t5_branch(theirs, old, f"{new}.inner", block)
+    return ours
+
+
+def _t5_branch(theirs: Tensors, old: str, new: str, block: str) -> dict[str, Tensor]:
+    if block == "ff":
+        names = {"wi": "up", "wi_0": "gate", "wi_1": "up", "wo": "down"}
+        old = f"{old}.DenseReluDense"
+        present = {name: our_name for name, our_name in names.items() if f"{old}.{name}.weight" in theirs}
+        return {f"{new}.{our_name}.weight": theirs[f"{old}.{name}.weight"] for name, our_name in present.items()}
+    old = f"{old}.{'SelfAttention' if block == 'attention' else 'EncDecAttention'}"
+    q, k, v, out = (theirs[f"{old}.{name}.weight"] for name in "qkvo")
+    return {f"{new}.q_proj.weight": q, f"{new}.kv_proj.weight": torch.cat([k, v]), f"{new}.out_proj.weight": out}
+
+
 def multihead(theirs: Tensors) -> dict[str, Tensor]:
     """`torch.nn.MultiheadAttention` as `Attention`: q, k and v are packed in this order."""
     dim = theirs["out_proj.bias"].shape[0]

@@ -9,7 +9,8 @@ import torch
 import manyformer as mf
 from manyformer.core import PADDING_SEGMENT
 from manyformer.errors import UserError
-from manyformer.interop import export_decision_transformer, import_decision_transformer
+from manyformer.interop import export_model, import_model
+from manyformer.interop.tensor_rules import PARAMETERS
 
 pytestmark = pytest.mark.oracle
 ROWS, LENGTH, OBSERVED, ACTIONS = 2, 7, 3, 2
@@ -59,14 +60,16 @@ def assert_equal_actions(model: Any, peer: Any, *, discrete: bool) -> None:
 
 
 @pytest.mark.parametrize("discrete", [False, True])
-@pytest.mark.parametrize("has_offset", [False, True])
-def test_imported_weights_predict_the_same_actions(discrete: bool, has_offset: bool) -> None:
+def test_imported_weights_predict_the_same_actions(discrete: bool, tmp_path: Path) -> None:
     peer = released(action_tanh=not discrete)
-    if not has_offset:
-        peer.encoder.wpe.weight.data[0] = 0
-    model = import_decision_transformer(peer, window=5)
-    assert model.spec.keywords["offset"] is has_offset
+    peer.save_pretrained(tmp_path / "theirs")
+    model, report = import_model(tmp_path / "theirs")
+    heads = {f"predict_{name}.{kind}" for name in ("state", "return") for kind in PARAMETERS}
+    assert set(report.left_out) == {"encoder.wte.weight", *heads}
     assert_equal_actions(model, peer, discrete=discrete)
+    export_model(model, tmp_path / "ours")
+    again = import_model(tmp_path / "ours").model.state_dict()
+    assert all(torch.equal(again[name], weight) for name, weight in model.state_dict().items())
 
 
 @pytest.mark.parametrize("continuous", [False, True])
@@ -83,24 +86,30 @@ def test_exported_weights_predict_the_same_actions(continuous: bool, tmp_path: P
         depth=2,
         heads=2,
         offset=continuous,
+        window=5,
         return_scale=7.0,
         observation_mean=(1.0, -2.0, 0.5),
         observation_std=(2.0, 0.5, 3.0),
     ).eval()
     for weight in model.parameters():
         weight.data.add_(torch.randn_like(weight), alpha=0.1)
-    export_decision_transformer(model).save_pretrained(tmp_path)
-    assert_equal_actions(model, DecisionTransformerModel.from_pretrained(tmp_path).eval(), discrete=not continuous)
+    export_model(model, tmp_path / "ours")
+    peer, loading = DecisionTransformerModel.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not loading["missing_keys"]
+    assert not loading["unexpected_keys"]
+    assert_equal_actions(model, peer.eval(), discrete=not continuous)
+    assert mf.load(tmp_path / "ours").spec.keywords["window"] == 5
 
 
-def test_what_the_other_format_cannot_say_is_refused_in_a_sentence() -> None:
-    with pytest.raises(UserError, match="the model has activation_function gelu, and decision-transformer only relu"):
-        import_decision_transformer(released(activation_function="gelu"))
+def test_what_the_other_format_cannot_say_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    released(activation_function="gelu").save_pretrained(tmp_path / "theirs")
+    with pytest.raises(UserError, match=r"config\.json: activation_function is 'gelu', and no recipe has that"):
+        import_model(tmp_path / "theirs")
     for keywords, sentence in (
-        ({"body": "alibi", "heads": 2}, "body is alibi, and Hugging Face's Decision Transformer has GPT-2's layers"),
+        ({"body": "alibi", "heads": 2}, "body is alibi, and a DecisionTransformerModel has GPT-2's layers"),
         ({"returns": False}, "has no returns"),
-        ({"continuous": True, "action_low": (0.0, 0.0)}, r"actions are from \[0.0, 0.0\] to \[1.0, 1.0\]"),
+        ({"continuous": True, "action_low": (0.0, 0.0)}, r"action_low is \(0.0, 0.0\), and actions"),
     ):
         model: Any = mf.build("decision-transformer", dim=16, depth=1, **keywords)  # type: ignore[arg-type]
         with pytest.raises(UserError, match=sentence):
-            export_decision_transformer(model)
+            export_model(model, tmp_path / "ours")

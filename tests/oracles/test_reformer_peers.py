@@ -14,11 +14,14 @@ from torch import Tensor, nn
 
 from manyformer.attention import Attention
 from manyformer.core import Context, ContiguousLayout, TokenPositions
+from manyformer.errors import UserError
 from manyformer.kernels import LSHKernel, SoftmaxKernel
 from manyformer.masks import Causal, LocalBlocks
 from manyformer.ops import chunk_gather_attention, lsh_hashing
 from manyformer.ops.bucket_chunks import sort_into_chunks
 from manyformer.ops.chunk_gather_attention import ChunkVisibility
+from manyformer.position import ConcatenatedGridPosition
+from manyformer.recipes.baselines import axial_embedding
 
 DIM, HEADS, LENGTH, CHUNK = 12, 2, 16, 4
 
@@ -131,3 +134,22 @@ def test_multi_round_attention_of_the_paper(causal: bool) -> None:
     up = torch.randn_like(got)
     for one, other in zip(torch.autograd.grad(got, [qk, v], up), torch.autograd.grad(want, [qk, v], up)):
         assert (one - other).abs().max() < 1e-6
+
+
+def test_axial_positions() -> None:
+    """The released Reformer's positions, in the most square grid."""
+    pytest.importorskip("transformers", reason="needs transformers")
+    from transformers.models.reformer.modeling_reformer import AxialPositionEmbeddings
+
+    settings = config()
+    settings.axial_pos_shape, settings.axial_pos_embds_dim, settings.hidden_dropout_prob = (4, 6), (6, 6), 0.0
+    theirs = AxialPositionEmbeddings(settings).eval()
+    ours = axial_embedding(7, DIM, 24, dropout=0.0).position
+    assert isinstance(ours, ConcatenatedGridPosition)
+    with torch.no_grad():
+        for weight, axis in zip(theirs.weights, ours.axes, strict=True):
+            weight.copy_(axis.weight.view_as(weight))
+        expected = theirs(torch.arange(24)[None])[0]
+    torch.testing.assert_close(ours.rows(torch.arange(24)), expected)
+    with pytest.raises(UserError, match="axial positions are a grid"):
+        axial_embedding(7, DIM, 23, dropout=0.0)

@@ -13,6 +13,8 @@ from manyformer.core import PADDING_SEGMENT
 from manyformer.position import (
     DynamicNTKRotaryScaling,
     LinearRotaryScaling,
+    Llama3RotaryScaling,
+    LongRoPERotaryScaling,
     NTKRotaryScaling,
     RotaryPosition,
     YaRNRotaryScaling,
@@ -58,12 +60,27 @@ def test_roformer_pairs(queries: Tensor) -> None:
     )
 
 
+DIVISORS = [1.0, 1.3, 2.2, 3.9]
+
 ROPES: list[tuple[dict[str, Any], RotaryScaling | None]] = [
     ({"rope_type": "default"}, None),
     ({"rope_type": "linear", "factor": 4.0}, LinearRotaryScaling(4.0)),
     ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24}, YaRNRotaryScaling(4.0, 24)),
     ({"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 2048}, YaRNRotaryScaling(16.0, 2048)),
+    (
+        {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 128, "low_freq_factor": 1.0}
+        | {"high_freq_factor": 4.0},
+        Llama3RotaryScaling(8.0, 128),
+    ),
+    (
+        {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 24, "short_factor": DIVISORS}
+        | {"long_factor": DIVISORS},
+        LongRoPERotaryScaling(tuple(DIVISORS), 4.0, 24),
+    ),
 ]
+
+
+ROPE_NAMES = [("default", "rope"), ("linear", "rope-linear"), ("yarn", "rope-yarn"), ("llama3", "rope-llama3")]
 
 
 def llama_config(rope: dict[str, Any]) -> Any:
@@ -95,12 +112,30 @@ def test_llama_halves(rope: dict[str, Any], scaling: RotaryScaling | None) -> No
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
+MORE: dict[str, dict[str, Any]] = {
+    "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "longrope": {"short_factor": DIVISORS, "long_factor": DIVISORS},
+}
+
+
+def rope_settings(name: str) -> dict[str, Any]:
+    return {"rope_type": name, "factor": 4.0, "original_max_position_embeddings": 24, **MORE.get(name, {})}
+
+
+STATIC: dict[str, RotaryScaling] = {
+    "linear": LinearRotaryScaling(4.0),
+    "yarn": YaRNRotaryScaling(4.0, 24),
+    "llama3": Llama3RotaryScaling(4.0, 24),
+    "longrope": LongRoPERotaryScaling(tuple(DIVISORS), 4.0, 24),
+}
+
+
 @pytest.mark.parametrize("length", [20, 24, 60, 500])
-@pytest.mark.parametrize("name", ["linear", "dynamic", "yarn"])
+@pytest.mark.parametrize("name", ["linear", "dynamic", "yarn", "llama3", "longrope"])
 def test_scaled_rates(name: str, length: int) -> None:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    config = llama_config({"rope_type": name, "factor": 4.0, "original_max_position_embeddings": 24})
+    config = llama_config(rope_settings(name))
     theirs, gain = ROPE_INIT_FUNCTIONS[name](config, "cpu", seq_len=length)
     width = DIM // HEADS
     if name == "dynamic":
@@ -108,7 +143,7 @@ def test_scaled_rates(name: str, length: int) -> None:
         if length > 24:
             torch.testing.assert_close(ours, NTKRotaryScaling(4.0 * length / 24 - 3).frequencies(width, 10_000.0))
     else:
-        scaling = LinearRotaryScaling(4.0) if name == "linear" else YaRNRotaryScaling(4.0, 24)
+        scaling = STATIC[name]
         ours = scaling.frequencies(width, 10_000.0)
         assert scaling.attention_factor == pytest.approx(gain, abs=1e-12)
     torch.testing.assert_close(ours, theirs.double(), atol=4e-8, rtol=1e-6)
@@ -142,13 +177,13 @@ def test_roformer_as_a_whole(lengths: list[int]) -> None:
     torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("rope", "position"), [("default", "rope"), ("linear", "rope-linear"), ("yarn", "rope-yarn")])
+@pytest.mark.parametrize(("rope", "position"), ROPE_NAMES)
 def test_llama_as_a_whole(rope: str, position: str) -> None:
     """Their halves as our interleaved pairs, by reordering rows; beyond the original length, with a cache too."""
     from transformers import LlamaForCausalLM
 
     torch.manual_seed(5)
-    config = llama_config({"rope_type": rope, "factor": 4.0, "original_max_position_embeddings": 24})
+    config = llama_config(rope_settings(rope))
     theirs = shaken(LlamaForCausalLM(config))
     ours: Any = mf.build(
         "compose",
@@ -162,9 +197,11 @@ def test_llama_as_a_whole(rope: str, position: str) -> None:
         # our words are scaled up where they come in, and tied to those that go out
         found = ours(tokens).logits * DIM**0.5
         assert expected.std() > 0.3
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        # theirs interpolates the frequencies of Llama 3 in float32
+        atol = 5e-5 if rope == "llama3" else 1e-5
+        torch.testing.assert_close(found, expected, atol=atol, rtol=1e-5)
         state, past = ours.init_state(2), None
         for part in tokens.split([60, 1, 1, 8], dim=1):
             mine, yours = ours(part, state=state), theirs(part, past_key_values=past, use_cache=True)
             state, past = mine.state, yours.past_key_values
-            torch.testing.assert_close(mine.logits * DIM**0.5, yours.logits, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(mine.logits * DIM**0.5, yours.logits, atol=atol, rtol=1e-5)

@@ -4,8 +4,9 @@
 `SampledChoice`, `BeamSettings`), the logits processors (`TopPProcessor(0.9)`, ...) and the limits. Everything needs
 only `model.init_state`, `model(tokens, segments, state)` and `tree_map`."""
 
+from manyformer.generate.decoder_prompts import SourceBatch
 from manyformer.generate.decoding import Decoding, SourceLengthLimit, decoding_from_options
-from manyformer.generate.generate import generate, stream
+from manyformer.generate.generate import answer_sources, generate, stream
 from manyformer.generate.image_generation import complete, paint
 from manyformer.generate.logits_processors import (
     BanTokensProcessor,
@@ -54,12 +55,14 @@ __all__ = [
     "NoRepeatNGramProcessor",
     "RepetitionPenaltyProcessor",
     "SampledChoice",
+    "SourceBatch",
     "SourceLengthLimit",
     "StreamPiece",
     "TemperatureProcessor",
     "TopKProcessor",
     "TopPProcessor",
     "Translator",
+    "answer_sources",
     "complete",
     "decoding_from_options",
     "generate",

@@ -106,6 +106,9 @@ class BeamSearch:
         for process in self.logits_fns:
             log_probs = process(log_probs, history)
         vocab, width = log_probs.shape[-1], self.settings.width
+        if self.batch.forced is not None:
+            step = history.shape[1] - self.prompt_length + 1
+            log_probs = self.batch.forced(log_probs, step, self.limits.repeat_interleave(width))
         total = (self.live_scores.view(-1, 1) + log_probs).view(-1, width * vocab)
         score, index = total.topk(min(max(2, 1 + len(self.stop_ids)) * width, width * vocab))
         return BeamCandidates(score, index // vocab, index % vocab)

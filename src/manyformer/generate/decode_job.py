@@ -9,11 +9,12 @@ import torch
 from manyformer.device_memory import report_out_of_memory
 from manyformer.errors import UserError
 from manyformer.generate.beam_search import BeamSearch
+from manyformer.generate.decoder_prompts import DecoderPrompts
 from manyformer.generate.decoding import Decoding
 from manyformer.generate.logits_processors import BanTokensProcessor
 from manyformer.generate.next_token import CachedFeed, LogitsFeed, UncachedFeed
-from manyformer.generate.prompts import new_token_limits, pad_left, pad_right, special_tokens
-from manyformer.generate.protocol import GenerativeModelProtocol, TokenizerProtocol, TranslatesText, model_device
+from manyformer.generate.prompts import special_tokens
+from manyformer.generate.protocol import GenerativeModelProtocol, TokenizerProtocol
 from manyformer.generate.result import GenerationStats, Hypothesis, StreamPiece
 from manyformer.generate.sampling import DecodeBatch, StepwiseDecoder, TextReading
 from manyformer.generate.token_choice import BeamSettings, SampledChoice
@@ -55,15 +56,15 @@ def cache_refusal(model: GenerativeModelProtocol, *, use_cache: bool | None) -> 
 
 @final
 class DecodeJob:
-    """Decodes prompt rows, `batch_size` at a time: iterating yields the pieces and fills `answers` and `stats`.
+    """Decodes prompts, `batch_size` at a time: iterating yields the pieces and fills `answers` and `stats`.
 
-    `limits` are the most new tokens of each row, by default those that `decoding` and the model allow.
+    `limits` are the most new tokens of each prompt, by default those that `decoding` and the model allow.
     """
 
     def __init__(
         self,
         model: GenerativeModelProtocol,
-        rows: list[list[int]],
+        prompts: DecoderPrompts,
         decoding: Decoding,
         tokenizer: TokenizerProtocol | None,
         *,
@@ -75,8 +76,8 @@ class DecodeJob:
             raise UserError("stop strings need a tokenizer: give tokenizer=, or stop_ids")
         if streaming and isinstance(decoding.choice, BeamSettings):
             raise UserError("beam search selects its hypotheses only at the end, so there is nothing to stream")
-        self.model, self.rows, self.decoding, self.batch_size = model, rows, decoding, batch_size
-        self.limits = new_token_limits(model, rows, decoding) if limits is None else limits
+        self.model, self.prompts, self.decoding, self.batch_size = model, prompts, decoding, batch_size
+        self.limits = prompts.new_token_limits(model, decoding) if limits is None else limits
         self.cache_refusal = cache_refusal(model, use_cache=decoding.use_cache)
         self.special = special_tokens(model, tokenizer, decoding)
         self.reading = TextReading(tokenizer, decoding.stop, streaming)
@@ -86,19 +87,19 @@ class DecodeJob:
 
     def __iter__(self) -> Iterator[StreamPiece]:
         with eval_mode(self.model):
-            for start in range(0, len(self.rows), self.batch_size):
+            for start in range(0, len(self.prompts), self.batch_size):
                 with report_out_of_memory(*self._memory_use(start)):
                     yield from self._decode_batch(start)
 
     @property
     def stats(self) -> GenerationStats:
         cache = "with cache" if self.cache_refusal is None else f"without cache{self.cache_refusal}"
-        prompt_tokens = sum(map(len, self.rows))
-        return GenerationStats(len(self.rows), prompt_tokens, self.new_tokens, self.seconds, self.cache_bytes, cache)
+        prompts, prompt_tokens = len(self.prompts), self.prompts.token_count
+        return GenerationStats(prompts, prompt_tokens, self.new_tokens, self.seconds, self.cache_bytes, cache)
 
     def _memory_use(self, start: int) -> tuple[str, str]:
         """What the decoding of a batch is called if the memory does not suffice, and what makes it smaller."""
-        rows, limit = len(self.rows[start : start + self.batch_size]), max(self.limits)
+        rows, limit = min(self.batch_size, len(self.prompts) - start), max(self.limits)
         sequences = getattr(self.decoding.choice, "width", getattr(self.decoding.choice, "samples", 1))
         work = f"in the decoding of {rows} prompts with {sequences} sequences each, of up to {limit:,} new tokens"
         return work, "make the beam, the samples, the batch or max_new smaller"
@@ -122,24 +123,19 @@ class DecodeJob:
 
     def _make_batch(self, batch_rows: slice) -> DecodeBatch:
         """Make the batch of these rows; an encoder-decoder encodes its sources here."""
-        rows, limits, banned_ids = self.rows[batch_rows], self.limits[batch_rows], self.special.banned_ids
+        limits, banned_ids = self.limits[batch_rows], self.special.banned_ids
         processors = self.decoding.processors
         if banned_ids:
             processors = (BanTokensProcessor(banned_ids), *processors)
-        device, source = model_device(self.model), None
-        if isinstance(self.model, TranslatesText):
-            source = pad_right(rows, device)
-            tokens = torch.full((len(rows), 1), self.special.bos or 0, device=device)
-        else:
-            tokens = pad_left(rows, device)
+        tokens, source = self.prompts.batch(self.model, batch_rows, self.special.bos or 0)
         # beam search copies the state at every step, and a reserved capacity would be copied with it
         capacity = None if isinstance(self.decoding.choice, BeamSettings) else tokens.shape[1] + max(limits)
         feed: LogitsFeed = (
-            CachedFeed(self.model, source, len(rows), capacity)
+            CachedFeed(self.model, source, len(tokens), capacity)
             if self.cache_refusal is None
             else UncachedFeed(self.model, source)
         )
-        return DecodeBatch(feed, tokens, limits, self.special.stop_ids, processors)
+        return DecodeBatch(feed, tokens, limits, self.special.stop_ids, processors, self.special.forced)
 
     def _make_decoder(self, batch: DecodeBatch) -> StepwiseDecoder | BeamSearch:
         choice = self.decoding.choice

@@ -6,8 +6,10 @@ from typing import Unpack
 from manyformer.decoding_options import DecodingOptions
 from manyformer.errors import UserError
 from manyformer.generate.decode_job import DecodeJob, TokenizerChoice, read_write_tokenizers
+from manyformer.generate.decoder_prompts import SourceBatch, SourcePrompts, TokenPrompts
 from manyformer.generate.decoding import Decoding, decoding_from_options
-from manyformer.generate.prompts import PromptBatch, check_tokens, read_prompts
+from manyformer.generate.joint_ranking import joint_ranking
+from manyformer.generate.prompts import PromptBatch, check_tokens, read_prompts, read_vocab
 from manyformer.generate.protocol import GenerativeModelProtocol, TranslatesText
 from manyformer.generate.result import GenerationResult, StreamPiece
 
@@ -40,6 +42,26 @@ def generate(
     return GenerationResult(tuple(job.answers), job.stats, tuple(job.seeds))
 
 
+def answer_sources(
+    model: TranslatesText,
+    sources: SourceBatch,
+    *,
+    tokenizer: TokenizerChoice | None = None,
+    decoding: Decoding | None = None,
+    batch: int = 32,
+) -> GenerationResult:
+    """What an encoder-decoder writes for sources that are no tokens, such as images, `batch` rows at a time.
+
+    The text is that of the target's `tokenizer`, by default the model's. Raises UserError."""
+    tokenizers = read_write_tokenizers(getattr(model, "tokenizer", None) if tokenizer is None else tokenizer)
+    decoding = Decoding() if decoding is None else decoding
+    ranking = joint_ranking(model, decoding)
+    job = DecodeJob(model, SourcePrompts(sources), ranking.decoding, tokenizers.write, batch_size=batch)
+    for _ in job:
+        pass
+    return GenerationResult(tuple(ranking.rank(sources, job.answers)), job.stats, tuple(job.seeds))
+
+
 def stream(
     model: GenerativeModelProtocol,
     prompts: PromptBatch,
@@ -70,5 +92,5 @@ def _decode_job(
         raise UserError(f"batch must be 1 or more rows, got {batch}")
     tokenizers = read_write_tokenizers(getattr(model, "tokenizer", None) if tokenizer is None else tokenizer)
     rows = read_prompts(prompts, tokenizers.read, source=isinstance(model, TranslatesText), begin=begin)
-    check_tokens(rows, model.vocab)
-    return DecodeJob(model, rows, decoding, tokenizers.write, batch_size=batch, streaming=streaming)
+    check_tokens(rows, read_vocab(model))
+    return DecodeJob(model, TokenPrompts(rows), decoding, tokenizers.write, batch_size=batch, streaming=streaming)

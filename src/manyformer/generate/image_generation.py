@@ -8,6 +8,7 @@ import numpy as np
 from manyformer.data.pixel_tokenizer import FIRST_LEVEL_TOKEN, PixelTokenizer
 from manyformer.errors import UserError
 from manyformer.generate.decode_job import DecodeJob
+from manyformer.generate.decoder_prompts import TokenPrompts
 from manyformer.generate.decoding import Decoding
 from manyformer.generate.logits_processors import TemperatureProcessor
 from manyformer.generate.result import GenerationStats
@@ -114,7 +115,7 @@ def _generate_images(
         rows = [[tokenizer.bos, *prefix] for prefix in batch]
         # the last value is never fed, so the start token fits in
         limits = [tokenizer.shape.values - len(prefix) for prefix in batch]
-        job = DecodeJob(model, rows, decoding, None, batch_size=len(batch), limits=limits)
+        job = DecodeJob(model, TokenPrompts(rows), decoding, None, batch_size=len(batch), limits=limits)
         for count, _ in enumerate(job, 1):
             on_progress((start + len(batch) * count / (tries * sum(limits))) / len(prefixes))
         for prefix, answers in zip(batch, job.answers):

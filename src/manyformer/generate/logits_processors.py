@@ -161,6 +161,30 @@ class BanTokensProcessor(LogitsProcessor):
         return self.prepare(logits.shape[-1], logits.device)(logits, history)
 
 
+@final
+@dataclass(frozen=True)
+class ForcedTokens:
+    """The first and the last token of every text, where a model was trained with fixed ones; None for any."""
+
+    first: int | None = None
+    last: int | None = None
+
+    def __call__(self, logits: Float[Tensor, "r v"], step: int, limits: Int[Tensor, " r"]) -> Float[Tensor, "r v"]:
+        """The logits of new token `step`, counted from 1; `limits` are the most new tokens of each row."""
+        if self.first is not None and step == 1:
+            logits = _only(self.first, logits)
+        if self.last is not None:
+            logits = torch.where((limits == step)[:, None], _only(self.last, logits), logits)
+        return logits
+
+
+def _only(token: int, logits: Float[Tensor, "r v"]) -> Float[Tensor, "r v"]:
+    """Logits that allow one token alone."""
+    forced = torch.full_like(logits, NEGATIVE_INFINITY)
+    forced[:, token] = 0
+    return forced
+
+
 def _is_present(tokens: Int[Tensor, "r t"], logits: Float[Tensor, "r v"]) -> Tensor:
     """Whether each token of the vocabulary occurs in each row of `tokens`, as booleans (r, v); -1 is ignored."""
     rows, vocab = logits.shape

@@ -3,11 +3,11 @@
 from abc import ABC, abstractmethod
 from typing import Any, final
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.core import PADDING_SEGMENT, MemorySequence, State, tree_map
+from manyformer.core import MemorySequence, State, tree_map
+from manyformer.generate.decoder_prompts import SourceBatch, segments_of
 from manyformer.generate.protocol import BindsNextToken, GenerativeModelProtocol, TranslatesText
 from manyformer.models.next_token_step import NextTokenFn
 
@@ -53,18 +53,18 @@ class LogitsFeed(ABC):
 
 @final
 class CachedFeed(LogitsFeed):
-    """Decoding with the model's state; an encoder-decoder encodes its `source` (b, s) once.
+    """Decoding with the model's state; an encoder-decoder encodes its `source` once.
 
     `capacity` preallocates the state for that many tokens.
     """
 
     def __init__(
-        self, model: GenerativeModelProtocol, source: Int[Tensor, "b s"] | None, batch: int, capacity: int | None
+        self, model: GenerativeModelProtocol, source: SourceBatch | None, batch: int, capacity: int | None
     ) -> None:
         self.model: Any = model
         self.decode_next, self.length, self.memory = bind_next_token(model), 0, None
         if source is not None and isinstance(model, TranslatesText):
-            self.memory = model.encode(source.clamp(min=0), _segment_ids(source))
+            self.memory = model.encode(*source)
         self.state = model.init_state(batch, capacity=capacity)
 
     def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
@@ -72,7 +72,7 @@ class CachedFeed(LogitsFeed):
         if self.length or self.memory is not None:
             logits, self.state = self.decode_next(new_tokens, self.state, self.memory)
         else:
-            out = self.model(new_tokens.clamp(min=0), _segment_ids(new_tokens), self.state)
+            out = self.model(new_tokens.clamp(min=0), segments_of(new_tokens), self.state)
             logits, self.state = out.logits, out.state
         self.length = end
         return logits[:, -1].float()
@@ -91,9 +91,9 @@ class CachedFeed(LogitsFeed):
 
 @final
 class UncachedFeed(LogitsFeed):
-    """A model that recomputes all previous tokens, and the `source` (b, s) of an encoder-decoder, at each step."""
+    """A model that recomputes all previous tokens, and the `source` of an encoder-decoder, at each step."""
 
-    def __init__(self, model: GenerativeModelProtocol, source: Int[Tensor, "b s"] | None) -> None:
+    def __init__(self, model: GenerativeModelProtocol, source: SourceBatch | None) -> None:
         self.model: Any = model
         self.source = source
 
@@ -102,23 +102,16 @@ class UncachedFeed(LogitsFeed):
         if self.source is None:
             # once the rows of the longest prompts are dropped, the first columns are padding in all rows
             tokens = tokens[:, int((tokens >= 0).any(0).byte().argmax()) : end]
-            logits = self.model(tokens.clamp(min=0), _segment_ids(tokens)).logits
+            logits = self.model(tokens.clamp(min=0), segments_of(tokens)).logits
         else:
-            logits = self.model(self.source.clamp(min=0), tokens[:, :end], _segment_ids(self.source)).logits
+            logits = self.model(self.source.source, tokens[:, :end], self.source.segments).logits
         return logits[:, -1].float()
 
     def select_rows(self, rows: Int[Tensor, " n"]) -> None:
-        if self.source is not None:
-            self.source = self.source.index_select(0, rows)
+        self.source = _select_rows(self.source, rows)
 
     def reorder(self, rows: Int[Tensor, " r"]) -> None:
         return
-
-
-def _segment_ids(tokens: Int[Tensor, "r t"]) -> Int[Tensor, "r t"] | None:
-    """Segment ids: 0 for tokens, `PADDING_SEGMENT` for -1; None if there is no padding."""
-    padding = tokens < 0
-    return torch.where(padding, PADDING_SEGMENT, 0) if padding.any() else None
 
 
 def _select_rows(state: State, rows: Int[Tensor, " n"]) -> State:

@@ -9,7 +9,10 @@ from torch import Tensor
 
 from manyformer.errors import UserError
 from manyformer.generate.decoding import Decoding, SourceLengthLimit
+from manyformer.generate.logits_processors import ForcedTokens
 from manyformer.generate.protocol import GenerativeModelProtocol, TokenizerProtocol, TranslatesText
+from manyformer.models.embedding import TokenEmbedding
+from manyformer.models.generation_settings import GenerationSettings
 
 Prompt = str | Sequence[int] | Tensor
 PromptBatch = Prompt | Sequence[Prompt]
@@ -22,27 +25,36 @@ PAD, BOS, EOS = 0, 1, 2
 
 
 class SpecialTokens(NamedTuple):
-    """The token that starts a sequence, those that end it, and those that are never generated."""
+    """The token that starts a sequence, those that end it, that are never generated, and that are always there."""
 
     bos: int | None
     stop_ids: tuple[int, ...]
     banned_ids: tuple[int, ...]
+    forced: ForcedTokens | None = None
 
 
 def special_tokens(
     model: GenerativeModelProtocol, tokenizer: TokenizerProtocol | None, decoding: Decoding
 ) -> SpecialTokens:
-    """The special tokens of the tokenizer; an encoder-decoder without a tokenizer uses `PAD`, `BOS` and `EOS`."""
+    """The special tokens of the model, or of the tokenizer if it has none.
+
+    An encoder-decoder without either uses `PAD`, `BOS` and `EOS`."""
     defaults = SpecialTokens(None, (), ())
-    if tokenizer is not None:
-        # a model may have more outputs than the tokenizer has tokens, so that its vocabulary size is rounder
-        defaults = SpecialTokens(
-            tokenizer.bos, (tokenizer.eos,), (tokenizer.pad, tokenizer.bos, *range(tokenizer.vocab, model.vocab))
-        )
+    generation: GenerationSettings | None = getattr(model, "generation", None)
+    # a model may have more outputs than the tokenizer has tokens, so that its vocabulary size is rounder
+    outside = set[int]() if tokenizer is None else set(range(tokenizer.vocab, model.vocab))
+    if generation is not None:
+        forced = ForcedTokens(generation.forced_first, generation.forced_last)
+        banned = tuple(sorted(outside.union(generation.banned_ids)))
+        defaults = SpecialTokens(generation.start, generation.stop_ids, banned, forced)
+    elif tokenizer is not None:
+        banned = tuple(sorted(outside.union({tokenizer.pad, tokenizer.bos}) - set(tokenizer.stop_ids)))
+        defaults = SpecialTokens(tokenizer.bos, tokenizer.stop_ids, banned)
     elif isinstance(model, TranslatesText):
         defaults = SpecialTokens(BOS, (EOS,), (PAD, BOS))
     stop_ids = defaults.stop_ids if decoding.stop_ids is None else decoding.stop_ids
-    return SpecialTokens(defaults.bos, stop_ids, defaults.banned_ids if decoding.ban is None else decoding.ban)
+    banned = defaults.banned_ids if decoding.ban is None else decoding.ban
+    return defaults._replace(stop_ids=stop_ids, banned_ids=banned)
 
 
 def read_prompts(
@@ -80,13 +92,19 @@ def _encode_prompt(
         ids = list(tokenizer.encode(prompt))
         if source:
             return [*ids, tokenizer.eos]
-        return ids if ids and not begin else [tokenizer.bos, *ids]
+        return ids if ids and not (begin and tokenizer.prepends_bos) else [tokenizer.bos, *ids]
     if isinstance(prompt, Tensor) and prompt.ndim == 1 and not prompt.is_floating_point():
         return [int(token) for token in prompt.tolist()]
     if isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):
         return list(prompt)
     kind = f"tensor of shape {tuple(prompt.shape)}" if isinstance(prompt, Tensor) else type(prompt).__name__
     raise UserError(f"prompt {index} is a {kind}: give a string, a list of token ids or a tensor of one row of them")
+
+
+def read_vocab(model: GenerativeModelProtocol) -> int:
+    """The size of the vocabulary that a model reads: that of the source, which an encoder-decoder may have besides."""
+    embed: object = getattr(model, "embed_source", None)
+    return embed.vocab if isinstance(embed, TokenEmbedding) else model.vocab
 
 
 def check_tokens(rows: list[list[int]], vocab: int) -> None:

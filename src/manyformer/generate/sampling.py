@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.errors import UserError
-from manyformer.generate.logits_processors import LogitsFn, LogitsProcessor
+from manyformer.generate.logits_processors import ForcedTokens, LogitsFn, LogitsProcessor
 from manyformer.generate.next_token import LogitsFeed
 from manyformer.generate.protocol import TokenizerProtocol
 from manyformer.generate.result import FinishReason, Hypothesis, StreamPiece
@@ -30,6 +30,7 @@ class DecodeBatch(NamedTuple):
     limits: list[int]
     stop_ids: tuple[int, ...]
     processors: tuple[LogitsProcessor, ...]
+    forced: ForcedTokens | None = None
 
     def read_prompts(self, repeats: int) -> tuple[Float[Tensor, "r v"], list[LogitsFn]]:
         """Feed the prompts, each once, and then repeat the rows; returns the logits and the prepared processors."""
@@ -137,6 +138,9 @@ class StepwiseDecoder:
             logits = self.batch.feed(self.tokens, column)
         for process in self.logits_fns:
             logits = process(logits, self.tokens[:, :column])
+        if self.batch.forced is not None:
+            limits = torch.tensor([row.limit for row in self.active_rows], device=logits.device)
+            logits = self.batch.forced(logits, column - self.prompt_length + 1, limits)
         chosen = choose_tokens(logits, None if self.draws is None else self.draws[:, column - self.prompt_length])
         self.tokens[:, column] = chosen[0]
         self.unread.append(chosen)

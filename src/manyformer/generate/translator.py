@@ -6,8 +6,9 @@ from typing import final
 
 from manyformer.errors import UserError
 from manyformer.generate.decode_job import DecodeJob, TokenizerChoice, read_write_tokenizers
+from manyformer.generate.decoder_prompts import TokenPrompts
 from manyformer.generate.decoding import Decoding
-from manyformer.generate.prompts import check_tokens, read_prompts
+from manyformer.generate.prompts import check_tokens, read_prompts, read_vocab
 from manyformer.generate.protocol import TranslatesText
 from manyformer.generate.result import GenerationStats, Hypothesis
 from manyformer.generate.token_choice import BeamSettings
@@ -68,7 +69,7 @@ class Translator:
             if max_length is not None and len(row) > max_length:
                 line_number = self.lines_read + index + 1
                 raise UserError(f"line {line_number} has {len(row)} tokens, but the model allows at most {max_length}")
-        check_tokens(list(rows.values()), self.model.vocab)
+        check_tokens(list(rows.values()), read_vocab(self.model))
 
     def _batches(self, rows: dict[int, list[int]]) -> Iterator[dict[int, list[int]]]:
         """Batches of rows of similar length, the longest first, so that a lack of memory shows at once."""
@@ -84,7 +85,7 @@ class Translator:
 
     def _translate_batch(self, batch: dict[int, list[int]]) -> Iterator[tuple[int, tuple[Hypothesis, ...]]]:
         rows = list(batch.values())
-        job = DecodeJob(self.model, rows, self.decoding, self.tokenizers.write, batch_size=len(rows))
+        job = DecodeJob(self.model, TokenPrompts(rows), self.decoding, self.tokenizers.write, batch_size=len(rows))
         for _ in job:
             pass
         self.stats = self.stats + job.stats

@@ -1,5 +1,12 @@
 """Weights of other libraries' models as models of this library, and back."""
 
-from manyformer.interop.decision_transformer_weights import export_decision_transformer, import_decision_transformer
+from manyformer.interop.model_export import ExportReport, export_model
+from manyformer.interop.model_import import ImportedModel, ImportReport, import_model
 
-__all__ = ["export_decision_transformer", "import_decision_transformer"]
+__all__ = [
+    "ExportReport",
+    "ImportReport",
+    "ImportedModel",
+    "export_model",
+    "import_model",
+]

@@ -1,0 +1,61 @@
+"""`manyformer export`: a model of this library for Hugging Face's transformers."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Option
+
+from manyformer.cli.app import USE, command
+from manyformer.cli.console import print_json, print_note, print_result, print_table, status_line
+from manyformer.cli.model_arguments import check_new_folder, model_folder
+from manyformer.cli.shared_options import JsonOption, NewFolderOption, RunArgument
+
+if TYPE_CHECKING:
+    from manyformer.interop import ExportReport
+
+
+@command(
+    USE,
+    "manyformer export runs/lm-stdlib --to hf --out exported/stdlib",
+    "manyformer export runs/labels --out exported/labels --json",
+)
+def export(
+    run: RunArgument,
+    *,
+    out: NewFolderOption,
+    to: Annotated[Literal["hf"], Option(help="What reads the folder: Hugging Face's transformers.")] = "hf",
+    as_json: JsonOption = False,
+) -> None:
+    """Write a trained model as a folder for Hugging Face's transformers: weights, tokenizer, settings, card.
+
+    It holds a class of transformers where one equals the recipe; other models are loaded by trust_remote_code=True, or
+    after `import manyformer.interop.auto_model`. Models of language, translation and masked text, classifiers of
+    texts, tokens and images, and readers of answers can be exported."""
+    check_new_folder(out)
+    with status_line(f"exporting {run}"):
+        report = _export(model_folder(run), out)
+    if as_json:
+        print_json({"out": out, **report._asdict()})
+        return
+    rows = [
+        ("class", report.architecture),
+        ("loaded by", report.auto_class),
+        ("parameters", f"{report.parameters:,}"),
+        ("tensors", str(report.tensors)),
+    ]
+    print_table(("", run), rows)
+    if report.reason is not None:
+        print_note(f"a class of manyformer, because {report.reason}")
+    if report.tokenizer_reason is not None:
+        print_note(f"no tokenizer: {report.tokenizer_reason}")
+    print_result(f"wrote {out}")
+
+
+def _export(folder: Path, out: str) -> "ExportReport":
+    """Export the model in a folder with its card, if it has one."""
+    from manyformer.api import load
+    from manyformer.interop import export_model
+
+    card = folder / "README.md"
+    run_card = card.read_text(encoding="utf-8") if card.is_file() else None
+    return export_model(load(folder), out, run_card=run_card)

@@ -1,0 +1,53 @@
+"""`manyformer import`: a model of Hugging Face's transformers as a model of this library."""
+
+from typing import Annotated
+
+from typer import Argument
+
+from manyformer.cli.app import USE, command
+from manyformer.cli.console import print_json, print_note, print_result, print_table, status_line
+from manyformer.cli.model_arguments import check_new_folder
+from manyformer.cli.shared_options import JsonOption, NewFolderOption
+
+
+@command(
+    USE,
+    "manyformer import downloads/gpt2 --out models/gpt2",
+    'manyformer generate models/gpt2 "The meaning of life is"',
+    "manyformer check models/gpt2",
+    name="import",
+)
+def import_folder(
+    folder: Annotated[str, Argument(help="A folder with config.json and safetensors that transformers wrote.")],
+    *,
+    out: NewFolderOption,
+    as_json: JsonOption = False,
+) -> None:
+    """Convert a model of Hugging Face's transformers to the recipe that equals it.
+
+    Reads GPT-2, Llama, Mistral, Qwen2, Qwen3, SmolLM3, Gemma 2, BERT, RoBERTa, DistilBERT, Longformer, BigBird, XLNet
+    in one direction, ViT, DeiT, T5, BART, mBART, Marian and Pegasus, weights in one safetensors file or several. The
+    tokenizer keeps its token ids, a head its labels. Settings that no recipe has, and tensors that are missing or left
+    over, are refused; nothing is written then."""
+    from manyformer.interop import import_model
+    from manyformer.interop.model_import import save_imported
+
+    check_new_folder(out)
+    with status_line(f"reading {folder}"):
+        imported = import_model(folder)
+    save_imported(imported.model, out)
+    report = imported.report
+    if as_json:
+        print_json({"out": out, **report._asdict()})
+        return
+    rows = [
+        ("family", report.family),
+        ("recipe", report.recipe),
+        ("parameters", f"{report.parameters:,}"),
+        ("tensors read", str(report.tensors)),
+        *((f"left out: {name}", reason) for name, reason in report.left_out.items()),
+    ]
+    print_table(("", folder), rows)
+    if imported.model.tokenizer is None:
+        print_note("no tokenizer.json there: the model reads token ids alone")
+    print_result(f"wrote {out}")

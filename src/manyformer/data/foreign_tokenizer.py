@@ -1,0 +1,179 @@
+"""Tokenizers of other libraries' models, with the token ids that these were trained with."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, SupportsIndex, final
+
+import numpy as np
+import tokenizers
+
+from manyformer.data.tokenizer import UNKNOWN_TEXT, StreamDecoder, TokenIds, Tokenizer
+from manyformer.errors import UserError
+
+
+class SpecialIds(NamedTuple):
+    """The ids of the special tokens of a foreign tokenizer; those that it does not have stand for the end token."""
+
+    pad: int
+    bos: int
+    eos: int
+    unk: int
+    mask: int
+
+
+class TextAffixes(NamedTuple):
+    """Special tokens before and after the ids of a text, besides those that data and generation put there."""
+
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+
+NO_AFFIXES = TextAffixes()
+
+
+@final
+class ForeignTokenizer(Tokenizer):
+    """A tokenizer of the `tokenizers` library as it is: no id changes, wherever its special tokens are.
+
+    `stop_ids` are the tokens that end a text, and `prepends_bos` says whether texts begin with the start token. Ids of
+    a text stand between `affixes`. A text that contains the name of a special token is encoded as text."""
+
+    kind = "foreign"
+
+    def __init__(
+        self,
+        inner: tokenizers.Tokenizer,
+        special: SpecialIds,
+        stop_ids: Sequence[int],
+        *,
+        prepends_bos: bool,
+        affixes: TextAffixes = NO_AFFIXES,
+    ) -> None:
+        inner.encode_special_tokens = True
+        inner.no_truncation()
+        inner.no_padding()
+        self._inner, self._special = inner, special
+        self._vocab = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        tokens = (*special, *stop_ids, *affixes.before, *affixes.after)
+        if not stop_ids or not all(0 <= token < self._vocab for token in tokens):
+            raise ValueError(f"its special tokens {tokens} must be tokens, from 0 to {self._vocab - 1}")
+        self.pad, self.bos, self.eos, self.unk, self.mask = special
+        self.stop_ids, self.prepends_bos, self._affixes = tuple(stop_ids), prepends_bos, affixes
+
+    @property
+    def vocab(self) -> int:
+        return self._vocab
+
+    def encode_array(self, text: str) -> TokenIds:
+        # lone surrogates have no UTF-8
+        ids = self._inner.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False).ids
+        before, after = self._affixes
+        return np.asarray([*before, *ids, *after], dtype=np.int32)
+
+    def decode(self, tokens: Iterable[SupportsIndex]) -> str:
+        ids = [int(token) for token in tokens]
+        if outside := [token for token in ids if not 0 <= token < self._vocab]:
+            raise ValueError(f"token id {outside[0]} is out of range; this tokenizer has 0 to {self._vocab - 1}")
+        text: str = self._inner.decode(ids, skip_special_tokens=True)
+        return text
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.decode([token]).encode()
+
+    def token(self, number: SupportsIndex) -> str:
+        index = int(number)
+        if index in self._special or index in self.stop_ids:
+            return self._inner.id_to_token(index) or ""
+        return self.decode([index])
+
+    def stream(self) -> StreamDecoder:
+        return _ForeignStreamDecoder(self)
+
+    def content(self) -> dict[str, Any]:
+        return {
+            "tokenizers": json.loads(self._inner.to_str()),
+            "special": self._special._asdict(),
+            "stop_ids": list(self.stop_ids),
+            "prepends_bos": self.prepends_bos,
+            "affixes": {name: list(ids) for name, ids in self._affixes._asdict().items()},
+        }
+
+    @classmethod
+    def restore(cls, content: dict[str, Any]) -> "ForeignTokenizer":
+        special, stop_ids, prepends_bos = content["special"], content["stop_ids"], content["prepends_bos"]
+        ids = [special[name] for name in SpecialIds._fields]
+        affixes = TextAffixes(*(tuple(content.get("affixes", {}).get(name, ())) for name in TextAffixes._fields))
+        tokens = (*ids, *stop_ids, *affixes.before, *affixes.after)
+        if not isinstance(prepends_bos, bool) or any(type(token) is not int for token in tokens):
+            raise ValueError("its special tokens are no token ids")
+        inner = _read_inner(content["tokenizers"])
+        return cls(inner, SpecialIds(*ids), stop_ids, prepends_bos=prepends_bos, affixes=affixes)
+
+    def for_sources(self) -> "ForeignTokenizer":
+        """The same for texts that an encoder reads: with the tokens that its template puts around a text.
+
+        The last of them, the end token or the language of an mBART, is its `eos`, which ends every source."""
+        encoding = self._inner.encode("a")
+        is_special = encoding.special_tokens_mask
+        first = is_special.index(0) if 0 in is_special else 0
+        last = len(is_special) - is_special[::-1].index(0) if 0 in is_special else len(is_special)
+        before, after = tuple(encoding.ids[:first]), tuple(encoding.ids[last:]) or self.stop_ids[:1]
+        special = self._special._replace(eos=after[-1])
+        affixes = TextAffixes(before, after[:-1])
+        return ForeignTokenizer(self._inner, special, self.stop_ids, prepends_bos=False, affixes=affixes)
+
+    def for_targets(self, start: int) -> "ForeignTokenizer":
+        """The same for texts that a decoder writes, which begin with this token."""
+        special = self._special._replace(bos=start)
+        return ForeignTokenizer(self._inner, special, self.stop_ids, prepends_bos=self.prepends_bos)
+
+    @classmethod
+    def learn(cls, texts: Iterable[str], size: int | None) -> NoReturn:
+        raise UserError("the tokenizer 'foreign' comes with a model; use char, byte, word or bpe to learn one")
+
+    @classmethod
+    def of_files(
+        cls, content: Mapping[str, Any], names: Mapping[str, str], stop_ids: Sequence[int]
+    ) -> "ForeignTokenizer":
+        """The tokenizer with the content of a tokenizer.json.
+
+        `names` are the special tokens by their kind ("bos", "eos", "pad", "unk", "mask"), and `stop_ids` the ids that
+        end a text, those of "eos" if there are none. Raises ValueError where it has neither."""
+        inner = _read_inner(content)
+        ids = {kind: token for kind, name in names.items() if (token := inner.token_to_id(name)) is not None}
+        stop_ids = list(stop_ids) or [ids[kind] for kind in ("eos", "bos") if kind in ids][:1]
+        if not stop_ids:
+            raise ValueError("no token ends a text: neither eos_token nor eos_token_id is given")
+        special = SpecialIds(*(ids.get(kind, stop_ids[0]) for kind in SpecialIds._fields))
+        prepends_bos = "bos" in ids and inner.encode("a").ids[:1] == [ids["bos"]]
+        return cls(inner, special, stop_ids, prepends_bos=prepends_bos)
+
+
+class _ForeignStreamDecoder(StreamDecoder):
+    """Decodes the last tokens again with each new one, because a token may depend on those before it."""
+
+    def __init__(self, tokenizer: ForeignTokenizer) -> None:
+        self._tokenizer, self._tokens, self._written = tokenizer, list[int](), 0
+
+    def push(self, token: SupportsIndex) -> str:
+        before = self._tokenizer.decode(self._tokens)
+        text = self._tokenizer.decode([*self._tokens, int(token)])
+        self._tokens.append(int(token))
+        if text.endswith(UNKNOWN_TEXT):
+            return ""
+        new = text[self._written :]
+        # the last token stays, so that the next one is decoded as its successor
+        self._tokens = self._tokens[-1:] if text != before else self._tokens
+        self._written = len(self._tokenizer.decode(self._tokens))
+        return new
+
+    def finish(self) -> str:
+        return self._tokenizer.decode(self._tokens)[self._written :]
+
+
+def _read_inner(content: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(json.dumps(content))
+    # the library raises no more specific class than Exception
+    except Exception as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,34 @@
+"""Models of this library behind the `AutoModel` classes of `transformers`, which importing this package registers."""
+
+import transformers
+from transformers import AutoConfig, AutoTokenizer
+
+from manyformer.interop.auto_classes import AUTO_CLASSES, MODEL_TYPE
+from manyformer.interop.auto_model.hugging_face_config import ManyformerConfig
+from manyformer.interop.auto_model.pretrained_encoders import (
+    ManyformerForImageClassification,
+    ManyformerForMaskedLM,
+    ManyformerForQuestionAnswering,
+    ManyformerForSequenceClassification,
+    ManyformerForTokenClassification,
+)
+from manyformer.interop.auto_model.pretrained_generators import ManyformerForCausalLM, ManyformerForSeq2SeqLM
+from manyformer.interop.auto_model.saved_runs import ManyformerTokenizer, let_auto_config_read_runs
+
+__all__ = [
+    "ManyformerConfig",
+    "ManyformerForCausalLM",
+    "ManyformerForImageClassification",
+    "ManyformerForMaskedLM",
+    "ManyformerForQuestionAnswering",
+    "ManyformerForSeq2SeqLM",
+    "ManyformerForSequenceClassification",
+    "ManyformerForTokenClassification",
+    "ManyformerTokenizer",
+]
+
+AutoConfig.register(MODEL_TYPE, ManyformerConfig, exist_ok=True)
+AutoTokenizer.register(ManyformerConfig, ManyformerTokenizer, exist_ok=True)
+let_auto_config_read_runs()
+for kind in AUTO_CLASSES.values():
+    getattr(transformers, kind.auto_class).register(ManyformerConfig, globals()[kind.architecture], exist_ok=True)

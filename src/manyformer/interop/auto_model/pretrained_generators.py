@@ -1,0 +1,142 @@
+"""Language models and encoder-decoders of this library in `transformers`, with its `generate`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
+
+from manyformer.batches import IGNORE_INDEX
+from manyformer.core import MemorySequence
+from manyformer.errors import UserError
+from manyformer.interop.auto_model.decoding_cache import DecodingCache
+from manyformer.interop.auto_model.pretrained_model import ManyformerModel, label_loss, refuse_options, segments_of
+from manyformer.models import EncoderDecoder, LanguageModel
+from manyformer.models.token_positions import positions_of
+
+
+class GeneratesFromState(GenerationMixin):
+    """The `generate` of `transformers`, whose cache is a state of this library."""
+
+    model: Any
+
+    @classmethod
+    def can_generate(cls) -> bool:
+        """Whether `generate` may be called."""
+        return True
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    def _cache_for(self, rows: int, cache: Any, *, use_cache: bool | None) -> DecodingCache | None:
+        """The cache to continue from: `cache`, or a new one if it is to be used."""
+        if cache is None:
+            return DecodingCache(self.model.init_state(rows)) if use_cache else None
+        if not isinstance(cache, DecodingCache):
+            raise UserError(f"past_key_values is a {type(cache).__name__}: give what an earlier call returned")
+        return cache
+
+
+class ManyformerForCausalLM(GeneratesFromState, ManyformerModel):
+    """A language model behind `AutoModelForCausalLM`."""
+
+    model_class = LanguageModel
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: DecodingCache | None = None,
+        labels: Tensor | None = None,
+        *,
+        use_cache: bool | None = None,
+        **options: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits of each next token. Tokens where `attention_mask` is 0 are padding, on either side; labels are those
+        of the same column, or -100."""
+        refuse_options(options)
+        cache = self._cache_for(len(input_ids), past_key_values, use_cache=use_cache)
+        segments = segments_of(attention_mask, input_ids.shape[1])
+        logits, state, auxiliary = self.model(input_ids, segments, None if cache is None else cache.state)
+        if cache is not None:
+            cache.advance(state, input_ids.shape[1])
+        targets = None if labels is None else nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
+        return CausalLMOutputWithPast(label_loss(logits, targets, options, auxiliary), logits, cache)
+
+
+class SourceEncoder(nn.Module):
+    """The encoder of an encoder-decoder for `generate`; it holds the model without being a part of it."""
+
+    main_input_name = "input_ids"
+    model: EncoderDecoder
+
+    def __init__(self, model: EncoderDecoder) -> None:
+        super().__init__()
+        object.__setattr__(self, "model", model)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> BaseModelOutput:
+        """The encoder's outputs (b, s, d)."""
+        refuse_options(options)
+        y: Any = self.model.encode(input_ids, segments_of(attention_mask, input_ids.shape[1])).y
+        return BaseModelOutput(y)
+
+
+class ManyformerForSeq2SeqLM(GeneratesFromState, ManyformerModel):
+    """An encoder-decoder of texts behind `AutoModelForSeq2SeqLM`."""
+
+    model_class = EncoderDecoder
+
+    def get_encoder(self, modality: str | None = None) -> SourceEncoder:
+        """The encoder, which `generate` calls once."""
+        return SourceEncoder(self.model)
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """The decoder's input for labels: the start token, then all labels but the last; padding where it is -100."""
+        start, pad = self.generation_config.decoder_start_token_id, self.generation_config.pad_token_id
+        shifted = nn.functional.pad(labels[:, :-1], (1, 0), value=start)
+        return shifted.masked_fill(shifted == IGNORE_INDEX, pad)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: Any = None,
+        past_key_values: DecodingCache | None = None,
+        labels: Tensor | None = None,
+        *,
+        use_cache: bool | None = None,
+        **options: Any,
+    ) -> Seq2SeqLMOutput:
+        """Logits of each next token of the target, which `labels` give if `decoder_input_ids` do not."""
+        refuse_options(options)
+        if decoder_input_ids is None:
+            if labels is None:
+                raise UserError("give decoder_input_ids, or labels of which they are made")
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        if encoder_outputs is None:
+            assert input_ids is not None
+            encoder_outputs = self.get_encoder()(input_ids, attention_mask)
+        y = encoder_outputs[0]
+        memory = MemorySequence(y, _source_positions(y, attention_mask))
+        cache = self._cache_for(len(decoder_input_ids), past_key_values, use_cache=use_cache)
+        segments = segments_of(decoder_attention_mask, decoder_input_ids.shape[1])
+        state = None if cache is None else cache.state
+        logits, next_state, auxiliary = self.model.decode(decoder_input_ids, memory, segments, state)
+        if cache is not None:
+            cache.advance(next_state, decoder_input_ids.shape[1])
+        loss = label_loss(logits, labels, options, auxiliary)
+        output = Seq2SeqLMOutput(loss, logits, encoder_last_hidden_state=y)
+        if cache is not None:
+            output["past_key_values"] = cache
+        return output
+
+
+def _source_positions(y: Tensor, mask: Tensor | None) -> Any:
+    """The positions of encoded tokens, of which those with mask 0 are padding."""
+    columns = torch.zeros(y.shape[:2], dtype=torch.long, device=y.device)
+    positions, _ = positions_of(columns, segments_of(mask, y.shape[1]), None)
+    return positions._replace(layout=None)

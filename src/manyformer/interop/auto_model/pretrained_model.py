@@ -1,0 +1,144 @@
+"""The base class of this library's models in `transformers`: building, loading, shared weights."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from manyformer.batches import IGNORE_INDEX
+from manyformer.errors import UserError
+from manyformer.interop.auto_classes import AUTO_CLASSES, write_loader
+from manyformer.interop.auto_model.hugging_face_config import ManyformerConfig
+from manyformer.interop.auto_model.saved_runs import SavedModel
+from manyformer.interop.wrapped_models import PREFIX
+from manyformer.models import Model
+from manyformer.models.model_files import read_tensors
+
+
+class ManyformerModel(PreTrainedModel):
+    """A model of this library as a `PreTrainedModel`: `model` is the one that the recipe of the config builds.
+
+    Outputs and losses are those that `transformers` has for the kind of model. Auxiliary losses that layers return
+    are added to the loss."""
+
+    config_class = ManyformerConfig
+    base_model_prefix = PREFIX.rstrip(".")
+    supports_gradient_checkpointing = False
+    model_class: ClassVar[type[Model]]
+    """The class of `model`."""
+
+    def __init__(self, config: ManyformerConfig) -> None:
+        super().__init__(config)
+        self.model = config.build()
+        for weight in self.model.parameters():
+            # some recipes compute initial values in float32 whatever the default is
+            weight.data = weight.data.to(torch.get_default_dtype())
+        if type(self.model) is not self.model_class:
+            kind = AUTO_CLASSES.get(type(self.model))
+            fitting = kind.auto_class if kind else "no class"
+            raise UserError(f"the model is none of {type(self).__name__}; {fitting} loads it")
+        first_names: dict[int, str] = {}
+        self._tied_weights_keys = {
+            name: first_names[id(weight)]
+            for name, weight in self.named_parameters(remove_duplicate=False)
+            if first_names.setdefault(id(weight), name) != name
+        }
+        self._is_empty = next(self.parameters()).is_meta
+        self._drawn: Model | None = None
+        self.post_init()
+
+    @classmethod
+    def wrap(cls, model: Model, config: ManyformerConfig) -> Self:
+        """A model as it is, with its weights."""
+        with torch.device("meta"):
+            wrapper = cls(config)
+        wrapper.model = model
+        wrapper._is_empty = False
+        wrapper.train(model.training)
+        return wrapper
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *inputs: Any, **options: Any) -> Any:
+        """The model in an exported folder, a run, or a folder of a saved model of this library."""
+        saved = SavedModel.at(pretrained_model_name_or_path)
+        if saved is None:
+            return super().from_pretrained(pretrained_model_name_or_path, *inputs, **options)
+        tensors = {f"{PREFIX}{name}": tensor for name, tensor in read_tensors(saved.folder).items()}
+        config = options.pop("config", None) or ManyformerConfig(**saved.config())
+        loaded = super().from_pretrained(None, *inputs, config=config, state_dict=tensors, **options)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        model.generation_config = saved.generation_config()
+        return loaded
+
+    def initialize_weights(self) -> None:
+        super().initialize_weights()
+        object.__setattr__(self, "_drawn", None)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Give a module whose weights are in no file, or that has tables in none, those of a newly built model."""
+        if not self._is_empty or module is self:
+            return
+        if self._drawn is None:
+            with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+                object.__setattr__(self, "_drawn", self.config.build())
+        assert self._drawn is not None
+        source = self._drawn.get_submodule(self._module_names[module])
+        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            if not getattr(tensor, "_is_hf_initialized", False):
+                tensor.copy_(getattr(source, name))
+
+    @property
+    def _module_names(self) -> dict[nn.Module, str]:
+        return {module: name for name, module in self.model.named_modules()}
+
+    def get_input_embeddings(self) -> nn.Module:
+        embed: nn.Module = self.model.get_submodule("embed_target" if self.config.is_encoder_decoder else "embed")
+        return getattr(embed, "token", embed)
+
+    def resize_token_embeddings(self, *sizes: Any, **options: Any) -> Any:
+        raise UserError("the vocabulary is a keyword of the recipe: build the model with another vocab instead")
+
+    def save_pretrained(self, save_directory: Any, *arguments: Any, **options: Any) -> None:
+        super().save_pretrained(save_directory, *arguments, **options)
+        write_loader(Path(save_directory))
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoModel") -> None:
+        """Do nothing: `auto_map` names a module that imports this class, which therefore is not copied."""
+
+
+def segments_of(mask: Tensor | None, length: int) -> Tensor | None:
+    """The segment ids of the last `length` tokens of an attention mask (b, l); None without padding among them.
+
+    Raises UserError for a mask of pairs of tokens, which the recipe decides."""
+    if mask is None:
+        return None
+    if mask.ndim != 2:
+        raise UserError(
+            f"attention_mask has {mask.ndim} axes, but which tokens attend to which is the recipe's: give 2"
+        )
+    segments = mask[:, mask.shape[1] - length :].long() - 1
+    return segments if bool(segments.any()) else None
+
+
+def refuse_options(options: Mapping[str, Any]) -> None:
+    """Raise UserError for an option of `forward` that has a value and no meaning here."""
+    for name, value in options.items():
+        if value is not None and value is not False and name not in ("num_items_in_batch", "return_dict"):
+            raise UserError(f"{name} is {value!r:.60}, which models of manyformer do not have: leave it out")
+
+
+def label_loss(logits: Tensor, labels: Tensor | None, options: Mapping[str, Any], auxiliary: Tensor | float) -> Any:
+    """The mean cross-entropy of all labels but -100, with auxiliary losses; None without labels.
+
+    The `Trainer` gives the number of labels of several batches as `num_items_in_batch`."""
+    if labels is None:
+        return None
+    total = F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+    count = options.get("num_items_in_batch")
+    return total / ((labels != IGNORE_INDEX).sum().clamp(min=1) if count is None else count) + auxiliary

@@ -1,0 +1,108 @@
+"""Runs and saved models of this library as `from_pretrained` of `transformers` reads them."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerFast
+
+from manyformer.data.saved_tokenizers import TokenizerPair, load_tokenizers
+from manyformer.data.tokenizer import Tokenizer
+from manyformer.errors import UserError
+from manyformer.files.json_records import read_json
+from manyformer.files.tokenizer_files import SHARED_TOKENIZER, SOURCE_TOKENIZER
+from manyformer.files.verified_folder import VerifiedFolder
+from manyformer.interop.auto_classes import auto_class_of
+from manyformer.interop.auto_model.hugging_face_config import ManyformerConfig
+from manyformer.interop.exported_config import config_fields, generation_fields, special_token_ids
+from manyformer.interop.tokenizer_export import write_tokenizer
+from manyformer.models import GenerativeModel, Model
+from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
+from manyformer.models.model_files import CONFIG_FILE
+from manyformer.recipes import build, read_saved_recipe
+
+
+class SavedModel:
+    """A saved model of this library in a folder, and what `transformers` asks of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def at(cls, name: Any) -> "SavedModel | None":
+        """The model in a folder of a run or of a saved model; None for all other names."""
+        if not isinstance(name, str | os.PathLike):
+            return None
+        for folder in (Path(name), Path(name) / "model"):
+            if (file := folder / CONFIG_FILE).is_file():
+                content = read_json(file, "the description of a model")
+                return cls(folder) if isinstance(content, dict) and "recipe" in content else None
+        return None
+
+    def tokenizers(self) -> TokenizerPair | None:
+        """Its tokenizers and the names of its labels; None if it was saved without."""
+        files = VerifiedFolder.open(self.folder)
+        return load_tokenizers(self.folder) if SHARED_TOKENIZER in files or SOURCE_TOKENIZER in files else None
+
+    def empty_model(self) -> Model:
+        """The model without values, with its tokenizers, labels and settings of generation."""
+        (recipe, keywords), pair = read_saved_recipe(self.folder), self.tokenizers()
+        with torch.device("meta"):
+            model = build(recipe.card.name, **keywords)
+        if pair is not None:
+            model.tokenizer = pair.source if pair.source is pair.target else (pair.source, pair.target)
+            model.labels = pair.labels
+        files = VerifiedFolder.open(self.folder)
+        if GENERATION_FILE in files:
+            model.generation = GenerationSettings.read(files.file(GENERATION_FILE))
+        return model
+
+    def config(self) -> dict[str, Any]:
+        """The fields of its config."""
+        pair = self.tokenizers()
+        return config_fields(self.empty_model()) | special_token_ids(pair.target if pair else None)
+
+    def generation_config(self) -> GenerationConfig | None:
+        """How it generates; None if it does not."""
+        model = self.empty_model()
+        return GenerationConfig(**generation_fields(model)) if isinstance(model, GenerativeModel) else None
+
+    def write_tokenizer(self, folder: Path) -> None:
+        """Write the tokenizer of its inputs. Raises UserError if it has none."""
+        pair, model = self.tokenizers(), self.empty_model()
+        if pair is None or not isinstance(pair.source, Tokenizer):
+            raise UserError(f"{self.folder} was saved without a tokenizer")
+        write_tokenizer(folder, pair.source, auto_class_of(model), model.max_length)
+
+
+class ManyformerTokenizer(PreTrainedTokenizerFast):
+    """The tokenizer of a run or a saved model, for `AutoTokenizer`."""
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *inputs: Any, **options: Any) -> Any:
+        saved = SavedModel.at(pretrained_model_name_or_path)
+        if saved is None:
+            return super().from_pretrained(pretrained_model_name_or_path, *inputs, **options)
+        with tempfile.TemporaryDirectory() as folder:
+            saved.write_tokenizer(Path(folder))
+            return PreTrainedTokenizerFast.from_pretrained(folder, *inputs, **options)
+
+
+def let_auto_config_read_runs() -> None:
+    """Extend `AutoConfig.from_pretrained`, which all `AutoModel` classes call first, by folders of this library.
+
+    These have no `model_type`, without which `transformers` cannot choose a class. All other names are passed on."""
+    original = AutoConfig.from_pretrained
+
+    def from_pretrained(pretrained_model_name_or_path: Any, **options: Any) -> Any:
+        saved = SavedModel.at(pretrained_model_name_or_path)
+        if saved is None:
+            return original(pretrained_model_name_or_path, **options)
+        _, unused = ManyformerConfig.get_config_dict(saved.folder, **options)
+        for name in ("trust_remote_code", "code_revision"):
+            unused.pop(name, None)
+        return ManyformerConfig.from_dict(saved.config(), **unused)
+
+    AutoConfig.from_pretrained = from_pretrained  # type: ignore[method-assign]

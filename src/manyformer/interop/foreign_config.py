@@ -1,0 +1,102 @@
+"""The config.json of a foreign model: bounded, and every field checked where it is read."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from manyformer.errors import UserError
+from manyformer.files.json_records import DamagedFile, read_json
+
+CONFIG = "config.json"
+
+MAX_SIZE = 1 << 24
+"""The largest whole number that a config may hold."""
+
+
+class ForeignConfig(NamedTuple):
+    """The settings in a file, and what is read of it; every method raises UserError that names the file and field."""
+
+    file: Path
+    content: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> "ForeignConfig":
+        """The settings of the model in a folder."""
+        return cls.read_file(folder / CONFIG)
+
+    @classmethod
+    def read_file(cls, file: Path) -> "ForeignConfig":
+        """The settings in a file."""
+        content = read_json(file, "the description of a model")
+        if not isinstance(content, dict):
+            raise DamagedFile(f"{file} is damaged: it is not the description of a model")
+        return cls(file, content)
+
+    def part(self, name: str) -> "ForeignConfig":
+        """The settings in a field, none if it is missing or null."""
+        value = self.content.get(name) or {}
+        if not isinstance(value, dict):
+            raise self._error(name, value, "an object")
+        return ForeignConfig(self.file, value)
+
+    def size(self, name: str, default: int | None = None) -> int:
+        """A whole number of 1 or more; `default` stands for a missing field and for null."""
+        value = self.content.get(name)
+        value = default if value is None else value
+        if type(value) is not int or not 0 < value <= MAX_SIZE:
+            raise self._error(name, value, f"a whole number from 1 to {MAX_SIZE:,}")
+        return value
+
+    def optional_size(self, name: str) -> int | None:
+        """A whole number of 1 or more, or None for a missing field and for null."""
+        return None if self.content.get(name) is None else self.size(name)
+
+    def number(self, name: str, default: float) -> float:
+        """A number of 0 or more."""
+        value = self.content.get(name, default)
+        if type(value) not in (int, float) or not 0 <= value < 1e30:
+            raise self._error(name, value, "a number of 0 or more")
+        return float(value)
+
+    def optional_number(self, name: str) -> float | None:
+        """A number of 0 or more, or None for a missing field and for null."""
+        return None if self.content.get(name) is None else self.number(name, 0.0)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """True or false."""
+        value = self.content.get(name, default)
+        if not isinstance(value, bool):
+            raise self._error(name, value, "true or false")
+        return value
+
+    def choice(self, name: str, default: str, choices: Collection[str]) -> str:
+        """One of some names."""
+        value = self.content.get(name, default)
+        if value not in choices:
+            raise self._error(name, value, f"one of {', '.join(sorted(choices))}")
+        return str(value)
+
+    def whole_number(self, name: str, default: int) -> int:
+        """A whole number of 0 or more; `default` stands for a missing field and for null."""
+        value = self.content.get(name)
+        value = default if value is None else value
+        if type(value) is not int or not 0 <= value <= MAX_SIZE:
+            raise self._error(name, value, f"a whole number from 0 to {MAX_SIZE:,}")
+        return value
+
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes by their numbers, two without names where the config lists none."""
+        names = self.part("id2label").content or {"0": "LABEL_0", "1": "LABEL_1"}
+        labels = tuple(names.get(str(number)) for number in range(len(names)))
+        if not all(isinstance(label, str) for label in labels):
+            raise self._error("id2label", names, "a name for each number from 0 on")
+        return tuple(map(str, labels))
+
+    def require(self, name: str, *, expected: Any, default: Any) -> None:
+        """Raise UserError unless a field has the only value that our models can have."""
+        value = self.content.get(name, default)
+        if value != expected:
+            raise UserError(f"{self.file}: {name} is {value!r:.60}, and no recipe has that (only {expected!r})")
+
+    def _error(self, name: str, value: Any, expected: str) -> UserError:
+        return UserError(f"{self.file}: {name} ({value!r:.60}) must be {expected}")

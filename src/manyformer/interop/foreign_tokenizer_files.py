@@ -1,0 +1,63 @@
+"""The tokenizer in the folder of a foreign model."""
+
+from pathlib import Path
+from typing import Any
+
+from manyformer.data.foreign_tokenizer import ForeignTokenizer
+from manyformer.data.tokenizer_kinds import MAX_TOKENIZER_BYTES
+from manyformer.files.json_records import DamagedFile, read_json
+from manyformer.interop.word_piece_files import BERT_SPECIAL_TOKENS, VOCABULARY, read_word_pieces
+
+TOKENIZER = "tokenizer.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
+SPECIAL_TOKEN_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+KINDS = {"bos": "bos", "eos": "eos", "cls": "bos", "sep": "eos", "pad": "pad", "unk": "unk", "mask": "mask"}
+"""From the kinds of special tokens to ours, the first of which counts: BERT has cls and sep in place of bos and eos."""
+
+
+def read_foreign_tokenizer(folder: Path) -> ForeignTokenizer | None:
+    """The tokenizer that a tokenizer.json or, in its place, a vocabulary of word pieces describes; None without either.
+
+    Special tokens are those of tokenizer_config.json and special_tokens_map.json, and what ends a text is what
+    generation_config.json or config.json says. Raises DamagedFile for a file that is no tokenizer."""
+    file = next((folder / name for name in (TOKENIZER, VOCABULARY) if (folder / name).exists()), None)
+    if file is None:
+        return None
+    names = _special_tokens(folder)
+    if file.name == TOKENIZER:
+        content = read_json(file, "a tokenizer", max_bytes=MAX_TOKENIZER_BYTES)
+    else:
+        names = {**BERT_SPECIAL_TOKENS, **names}
+        content = read_word_pieces(file, names, _read_object(folder / SPECIAL_TOKEN_FILES[0]))
+    stop_ids = next(filter(None, (_stop_ids(_read_object(folder / name)) for name in (GENERATION, CONFIG))), [])
+    try:
+        if not isinstance(content, dict):
+            raise ValueError("it holds no object")
+        return ForeignTokenizer.of_files(content, names, stop_ids)
+    except ValueError as error:
+        raise DamagedFile(f"{file} is no tokenizer that can be read: {error}") from None
+
+
+def _special_tokens(folder: Path) -> dict[str, str]:
+    """The special tokens by their kinds."""
+    names: dict[str, str] = {}
+    for name in SPECIAL_TOKEN_FILES:
+        settings = _read_object(folder / name)
+        for their_kind, kind in KINDS.items():
+            token = settings.get(f"{their_kind}_token")
+            token = token.get("content") if isinstance(token, dict) else token
+            if isinstance(token, str):
+                names.setdefault(kind, token)
+    return names
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where the file is missing."""
+    content = read_json(file, "settings of a tokenizer") if file.exists() else {}
+    return content if isinstance(content, dict) else {}
+
+
+def _stop_ids(settings: dict[str, Any]) -> list[int]:
+    value = settings.get("eos_token_id")
+    ids = value if isinstance(value, list) else [value]
+    return [token for token in ids if type(token) is int]

@@ -1,0 +1,51 @@
+"""The README.md of an exported model, as the Hugging Face hub shows it."""
+
+from manyformer.interop.auto_classes import AutoClass
+from manyformer.models import Model
+from manyformer.printable_text import printable_line
+from manyformer.recipes import get_recipe
+from manyformer.version import VERSION
+
+
+def hub_card(model: Model, kind: AutoClass, run_card: str | None, *, is_native: bool) -> str:
+    """The card: the hub's fields, how the model is loaded, and `run_card`, that of a trained model with its scores.
+
+    Without a `run_card` it has the recipe, its paper and the keywords."""
+    options = "" if is_native else ", trust_remote_code=True"
+    requirement = "" if is_native else "It is loaded by the package manyformer (`pip install 'manyformer[hf]'`).\n\n"
+    return f"""---
+library_name: transformers
+pipeline_tag: {kind.pipeline}
+tags:
+- manyformer
+- {model.spec.recipe}
+---
+
+{run_card or _recipe_card(model)}
+## With transformers
+
+{requirement}```python
+from transformers import {kind.auto_class}
+
+model = {kind.auto_class}.from_pretrained("this folder"{options})
+```
+
+Exported by manyformer {VERSION}.
+"""
+
+
+def _recipe_card(model: Model) -> str:
+    """The recipe of a model that no run of this library trained."""
+    card = get_recipe(model.spec.recipe).card
+    parameters = sum(weight.numel() for weight in model.parameters())
+    settings = "\n".join(printable_line(f"- {name}: {value}") for name, value in model.spec.keywords.items())
+    return f"""# {card.title}
+
+{card.paper}. {card.summary}
+
+The recipe `{card.name}` of manyformer, {parameters:,} parameters.
+
+## Model settings
+
+{settings}
+"""

@@ -1,0 +1,193 @@
+"""Models of this library as folders that Hugging Face's `transformers` loads."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from manyformer.data.tokenizer import Tokenizer
+from manyformer.errors import UserError, suggest_names
+from manyformer.files.atomic_files import atomic_write_text
+from manyformer.interop.auto_classes import AutoClass, auto_class_of, write_loader
+from manyformer.interop.exported_config import (
+    SPEC_FIELD,
+    config_fields,
+    generation_fields,
+    label_fields,
+    spec_fields,
+    special_token_ids,
+)
+from manyformer.interop.families import FAMILIES
+from manyformer.interop.families.vit import preprocessor_files
+from manyformer.interop.foreign_config import CONFIG
+from manyformer.interop.foreign_generation import GENERATION
+from manyformer.interop.hub_card import hub_card
+from manyformer.interop.model_family import PAD_ID, Keywords, ModelFamily
+from manyformer.interop.tokenizer_export import write_tokenizer
+from manyformer.interop.weight_files import WEIGHTS
+from manyformer.interop.wrapped_models import PREFIX, stored_names
+from manyformer.models import GenerativeModel, Model
+from manyformer.models.model_files import replacement_folder
+from manyformer.models.patch_embedding import PatchEmbedding
+from manyformer.recipes.keywords import REMOVED_HEADS
+
+EXPORTED_RECIPES = {family.recipe for family in FAMILIES}
+"""The recipes that equal a class of `transformers`."""
+
+
+TARGET_FOLDER = "target"
+"""The folder of the tokenizer that writes, where it is not the one that reads."""
+
+
+class ExportReport(NamedTuple):
+    """What an exported folder holds.
+
+    `architecture` is the class of its model, and `auto_class` the one that loads it. `reason` is why no class of
+    `transformers` equals the model, and `tokenizer_reason` why there is no tokenizer; None where there is."""
+
+    architecture: str
+    auto_class: str
+    reason: str | None
+    parameters: int
+    tensors: int
+    tokenizer_reason: str | None
+
+
+class ExportedParts(NamedTuple):
+    """The config of an exported model without special tokens, its tensors, and the contents of other JSON files."""
+
+    config: Keywords
+    tensors: dict[str, Tensor]
+    other_files: Mapping[str, Any]
+
+
+def export_model(
+    model: Model, folder: str | Path, *, model_type: str | None = None, run_card: str | None = None
+) -> ExportReport:
+    """Write a folder that `transformers` loads with the model's `AutoModel` class: weights, tokenizer, settings, card.
+
+    It holds a class of `transformers` where one equals the recipe with these keywords, else a class of this library,
+    which `trust_remote_code=True` or `import manyformer.interop.auto_model` loads. `model_type` chooses among several
+    families that equal a recipe, such as "roberta" for the recipe bert; by default it is the first that has its
+    keywords. `run_card` is the card of a trained model. Raises UserError for a model of a kind that `transformers` has
+    no `AutoModel` class for here, and for one that is no `model_type`.
+    """
+    kind = auto_class_of(model)
+    try:
+        parts, reason = _native_parts(model, kind, model_type), None
+    except UserError as error:
+        if model_type is not None or not kind.is_wrapped:
+            raise
+        parts, reason = _wrapped_parts(model), str(error)
+    source, target = model.tokenizer if isinstance(model.tokenizer, tuple) else (model.tokenizer, model.tokenizer)
+    special_tokens: Keywords = {}
+    if kind.suffix != "ImageClassification":
+        special_tokens = special_token_ids(target)
+    generation: Keywords = {}
+    if isinstance(model, GenerativeModel):
+        generation = generation_fields(model)
+    starts: Keywords = {
+        name: generation[name] for name in ("decoder_start_token_id", "pad_token_id") if name in generation
+    }
+    config: Keywords = {**special_tokens, **parts.config, **starts, "dtype": "float32"}
+    with replacement_folder(Path(folder)) as draft:
+        _write_json(draft / CONFIG, config)
+        save_file(parts.tensors, str(draft / WEIGHTS), metadata={"format": "pt"})
+        for name, content in parts.other_files.items():
+            _write_json(draft / name, content)
+        if reason is not None:
+            write_loader(draft)
+        if generation:
+            _write_json(draft / GENERATION, generation)
+        tokenizer_reason = _write_tokenizer(draft, source, kind, model.max_length)
+        if target is not source:
+            (draft / TARGET_FOLDER).mkdir()
+            tokenizer_reason = tokenizer_reason or _write_tokenizer(
+                draft / TARGET_FOLDER, target, kind, model.max_length
+            )
+        atomic_write_text(draft / "README.md", hub_card(model, kind, run_card, is_native=reason is None))
+    parameters = sum(weight.numel() for weight in model.parameters())
+    return ExportReport(
+        config["architectures"][0], kind.auto_class, reason, parameters, len(parts.tensors), tokenizer_reason
+    )
+
+
+def _write_json(file: Path, content: object) -> None:
+    atomic_write_text(file, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _native_parts(model: Model, kind: AutoClass, model_type: str | None) -> ExportedParts:
+    """The parts of an equal class of `transformers`. Raises UserError if there is none."""
+    keywords = _complete_keywords(model)
+    family, family_config = _first_config(_families_of(model, model_type), keywords)
+    config = {**family_config, SPEC_FIELD: spec_fields(model), **label_fields(model, kind)}
+    own: dict[str, Tensor] = model.state_dict()
+    tensors = {
+        name: tensor.contiguous().clone()
+        for rule in family.rules(keywords)
+        for name, tensor in zip(rule.theirs, rule.to_theirs([own[part] for part in rule.ours]), strict=True)
+    }
+    return ExportedParts(config, tensors, family.other_files(keywords))
+
+
+def _wrapped_parts(model: Model) -> ExportedParts:
+    """The parts of a class of this library, with the names that the weights have in it; shared ones once."""
+    own: dict[str, Tensor] = model.state_dict()
+    tensors = {f"{PREFIX}{name}": own[name].contiguous() for name in stored_names(model)}
+    embed = model.embed
+    other_files = preprocessor_files(embed.shape, embed.pixel_scaling) if isinstance(embed, PatchEmbedding) else {}
+    return ExportedParts(config_fields(model), tensors, other_files)
+
+
+def _write_tokenizer(folder: Path, tokenizer: Any, kind: AutoClass, max_length: int | None) -> str | None:
+    """Write the files of a tokenizer; the reason where none is written."""
+    if not isinstance(tokenizer, Tokenizer):
+        return "the model was saved without a tokenizer"
+    try:
+        write_tokenizer(folder, tokenizer, kind, max_length)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _families_of(model: Model, model_type: str | None) -> list[ModelFamily]:
+    """The families that may equal a model. Raises UserError if there are none."""
+    name = model.spec.recipe
+    if name not in EXPORTED_RECIPES:
+        raise UserError(f"no class of transformers equals the recipe {name}")
+    if model.spec.keywords.get(REMOVED_HEADS) is not None:
+        raise UserError(
+            f"{REMOVED_HEADS} is {model.spec.keywords[REMOVED_HEADS]}, and classes of transformers have all"
+        )
+    families = [family for family in FAMILIES if family.recipe == name]
+    if model_type is None:
+        return families
+    types = {known: family for family in families for known in family.model_types}
+    if model_type not in types:
+        raise UserError(f"no models of type {model_type!r} equal the recipe {name}; {suggest_names(model_type, types)}")
+    return [types[model_type]]
+
+
+def _first_config(families: Sequence[ModelFamily], keywords: Keywords) -> tuple[ModelFamily, Keywords]:
+    """The first family that has a model with these keywords, and its config. Raises the error of the first if none."""
+    errors = []
+    for family in families:
+        try:
+            return family, family.write_config(keywords)
+        except UserError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _complete_keywords(model: Model) -> Keywords:
+    """The keywords of a model with the id of padding, and the width of feed-forward layers that the recipe chose."""
+    keywords = dict(model.spec.keywords)
+    keywords[PAD_ID] = model.tokenizer.pad if isinstance(model.tokenizer, Tokenizer) else 1
+    if keywords["ff_dim"] is None:
+        weights = model.state_dict()
+        name = next(name for name in weights if name.endswith(".0.ff.inner.up.weight"))
+        keywords["ff_dim"] = weights[name].shape[0]
+    return keywords

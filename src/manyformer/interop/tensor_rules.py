@@ -1,0 +1,104 @@
+"""Equal tensors of two libraries, as rules that are read in both directions."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+TensorMap = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+
+WEIGHT, BIAS = ("weight",), ("bias",)
+PARAMETERS = (*WEIGHT, *BIAS)
+"""The kinds of the parameters of most modules."""
+
+
+class TensorRule(NamedTuple):
+    """Tensors of a foreign model that hold the same numbers as some of ours, and the functions from each to the other.
+
+    Both functions are linear, so that gradients may be mapped as well."""
+
+    theirs: tuple[str, ...]
+    ours: tuple[str, ...]
+    to_ours: TensorMap
+    to_theirs: TensorMap
+
+
+def same(theirs: str, ours: str) -> TensorRule:
+    """Equal tensors."""
+    return TensorRule((theirs,), (ours,), tuple, tuple)
+
+
+def transposed(theirs: str, ours: str) -> TensorRule:
+    """A matrix that the other library stores as (inputs, outputs)."""
+    return TensorRule((theirs,), (ours,), _transpose, _transpose)
+
+
+def reshaped(theirs: str, ours: str, their_shape: Sequence[int], our_shape: Sequence[int]) -> TensorRule:
+    """The same numbers in the same order with other axes."""
+    return TensorRule((theirs,), (ours,), lambda x: [x[0].reshape(*our_shape)], lambda x: [x[0].reshape(*their_shape)])
+
+
+def shifted(theirs: str, ours: str, offset: float) -> TensorRule:
+    """Our tensor is theirs plus a number."""
+    return TensorRule((theirs,), (ours,), lambda x: [x[0] + offset], lambda x: [x[0] - offset])
+
+
+def padded_rows(theirs: str, ours: str, rows: int) -> TensorRule:
+    """Our tensor is theirs without so many rows at its start, which are 0 on the way back."""
+
+    def to_theirs(x: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [torch.cat([x[0].new_zeros(rows, *x[0].shape[1:]), x[0]])]
+
+    return TensorRule((theirs,), (ours,), lambda x: [x[0][rows:]], to_theirs)
+
+
+def first_row(theirs: str, ours: str, rows: int) -> TensorRule:
+    """Our vector is the first row of their table of so many rows, whose others are 0 on the way back."""
+
+    def to_theirs(x: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [torch.cat([x[0][None], x[0].new_zeros(rows - 1, x[0].shape[0])])]
+
+    return TensorRule((theirs,), (ours,), lambda x: [x[0][0]], to_theirs)
+
+
+def constant(ours: str, value: Tensor) -> TensorRule:
+    """A tensor of ours that follows from the keywords, and that the other library does not store."""
+    return TensorRule((), (ours,), lambda x: [value], lambda x: [])
+
+
+def unused(theirs: str, shape: Sequence[int]) -> TensorRule:
+    """A tensor that only the other library has: left out of imports, and zeros in exports."""
+    return TensorRule((theirs,), (), lambda x: [], lambda x: [torch.zeros(*shape)])
+
+
+def scaled(theirs: str, ours: str, factor: float) -> TensorRule:
+    """Our tensor is theirs times a number."""
+    return TensorRule((theirs,), (ours,), lambda x: [x[0] * factor], lambda x: [x[0] / factor])
+
+
+def stacked(theirs: Sequence[str], ours: str, sizes: Sequence[int]) -> TensorRule:
+    """Our tensor has the rows of theirs, of which there are so many, one after another."""
+    return TensorRule(tuple(theirs), (ours,), lambda x: [torch.cat(list(x))], lambda x: torch.split(x[0], list(sizes)))
+
+
+def divided(theirs: str, ours: Sequence[str], sizes: Sequence[int], *, is_transposed: bool = False) -> TensorRule:
+    """Their tensor has the rows of ours, of which there are so many; a matrix may be stored as (inputs, outputs)."""
+
+    def to_ours(x: Sequence[Tensor]) -> Sequence[Tensor]:
+        return torch.split(x[0].T if is_transposed else x[0], list(sizes))
+
+    def to_theirs(x: Sequence[Tensor]) -> Sequence[Tensor]:
+        joined = torch.cat(list(x))
+        return [joined.T if is_transposed else joined]
+
+    return TensorRule((theirs,), tuple(ours), to_ours, to_theirs)
+
+
+def each_parameter(theirs: str, ours: str, kinds: Iterable[str] = PARAMETERS) -> list[TensorRule]:
+    """Equal parameters of two modules."""
+    return [same(f"{theirs}.{kind}", f"{ours}.{kind}") for kind in kinds]
+
+
+def _transpose(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    return [tensors[0].T]

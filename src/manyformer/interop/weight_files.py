@@ -1,0 +1,96 @@
+"""The tensors of a foreign model: one safetensors file or several, read tensor by tensor."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from manyformer.errors import UserError
+from manyformer.files.json_records import DamagedFile, read_json
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+REFUSED = {
+    "pytorch_model.bin": "a pickle, which can run code when it is read",
+    "pytorch_model.bin.index.json": "an index of pickles, which can run code when they are read",
+    "tf_model.h5": "weights of TensorFlow",
+    "flax_model.msgpack": "weights of Flax",
+}
+"""Files of weights that are not read, and what they are."""
+
+
+class WeightFiles(Mapping[str, Tensor]):
+    """The tensors of the model in a folder by name; each is read from its file when it is asked for.
+
+    The files are closed at the end of a `with` block. Raises UserError for a folder without readable weights, and
+    DamagedFile for a file that is missing or damaged, or has no tensor that the index says it has.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._stack, self._open = folder, ExitStack(), dict[str, Any]()
+        if (folder / WEIGHTS).exists():
+            self._files = dict.fromkeys(self._opened(WEIGHTS).keys(), WEIGHTS)
+        elif (folder / INDEX).exists():
+            self._files = _read_index(folder / INDEX)
+        else:
+            raise _no_weights(folder)
+
+    def __enter__(self) -> "WeightFiles":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def __getitem__(self, name: str) -> Tensor:
+        file = self._files[name]
+        try:
+            tensor: Tensor = self._opened(file).get_tensor(name)
+        except SafetensorError as error:
+            raise DamagedFile(f"{self._folder / file} is damaged: {name}: {error}") from None
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def file_of(self, name: str) -> Path:
+        """The file that holds a tensor."""
+        return self._folder / self._files[name]
+
+    def _opened(self, name: str) -> Any:
+        if name not in self._open:
+            path = self._folder / name
+            if not path.is_file():
+                raise DamagedFile(f"{path} is missing, though {INDEX} lists its tensors")
+            try:
+                self._open[name] = self._stack.enter_context(safe_open(str(path), framework="pt"))
+            except (SafetensorError, OSError) as error:
+                raise DamagedFile(f"{path} is damaged: {error}") from None
+        return self._open[name]
+
+
+def _read_index(file: Path) -> dict[str, str]:
+    """The file of each tensor, all in the folder of the index."""
+    content = read_json(file, "an index of weights")
+    names = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(names, dict) or not all(type(name) is str for name in names.values()):
+        raise DamagedFile(f"{file} is damaged: weight_map must give a file for each tensor")
+    for name in names.values():
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise DamagedFile(f"{file} is damaged: {name!r:.80} is not the name of a safetensors file in its folder")
+    return names
+
+
+def _no_weights(folder: Path) -> UserError:
+    for name, kind in REFUSED.items():
+        if (folder / name).exists():
+            return UserError(
+                f"{folder / name} holds {kind}, so it is not read; where it was made, "
+                "model.save_pretrained(FOLDER, safe_serialization=True) writes the same as safetensors"
+            )
+    return UserError(f"{folder} has a config.json but no weights: {WEIGHTS} or {INDEX} is needed")

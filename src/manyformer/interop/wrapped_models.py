@@ -1,0 +1,57 @@
+"""Models of this library inside classes of `transformers`: the family that reads their folders back."""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from manyformer.errors import UserError
+from manyformer.interop.auto_classes import MODEL_TYPE
+from manyformer.interop.exported_config import SPEC_FIELD
+from manyformer.interop.foreign_config import ForeignConfig
+from manyformer.interop.model_family import Keywords, ModelFamily
+from manyformer.interop.tensor_rules import TensorRule, same
+from manyformer.models import Model
+from manyformer.recipes import build, get_recipe
+
+PREFIX = "model."
+"""What the names of tensors begin with."""
+
+
+def stored_names(model: Model) -> list[str]:
+    """The names of a model's weights, of shared ones the first."""
+    first_names: dict[int, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        first_names.setdefault(id(tensor), name)
+    return list(first_names.values())
+
+
+def wrapped_family(config: ForeignConfig) -> ModelFamily:
+    """The family of the only model that a config of this library describes.
+
+    Raises UserError for a recipe that does not exist, and for keywords that are none of it."""
+    spec = config.part(SPEC_FIELD)
+    recipe, saved_keywords = spec.content.get("recipe"), spec.part("keywords").content
+    if not isinstance(recipe, str):
+        raise UserError(f"{config.file}: {SPEC_FIELD}.recipe ({recipe!r:.60}) must be the name of a recipe")
+    unknown = sorted(saved_keywords.keys() - get_recipe(recipe).signature.parameters.keys())
+    if unknown:
+        raise UserError(f"{config.file}: {unknown[0]} is no keyword of the recipe {recipe}")
+
+    def read_keywords(config: ForeignConfig, tensors: Collection[str]) -> Keywords:
+        return saved_keywords
+
+    def rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
+        with torch.device("meta"):
+            names = stored_names(build(recipe, **saved_keywords))
+        return (same(f"{PREFIX}{name}", name) for name in names)
+
+    return ModelFamily(
+        title="manyformer",
+        model_types=(MODEL_TYPE,),
+        recipe=recipe,
+        prefix=PREFIX,
+        read_keywords=read_keywords,
+        rules=rules,
+        write_config=dict,
+    )

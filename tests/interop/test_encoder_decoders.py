@@ -1,0 +1,88 @@
+"""Encoder-decoders of `transformers` and their imports compute the same, padded and from a cache, and so do exports."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_encoder_decoders import CASES, LENGTH, saved
+
+import manyformer as mf
+from manyformer.core import PADDING_SEGMENT
+from manyformer.generate import AverageLogProbPenalty, BeamSettings, Decoding, GreedyChoice, LikelyStopping
+from manyformer.interop import export_model, import_model
+
+pytestmark = pytest.mark.oracle
+
+
+def inputs(model: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sources with padding on the right, their segments, and targets."""
+    lengths = torch.tensor([LENGTH, 7, 15])
+    segments = torch.where(torch.arange(LENGTH) < lengths[:, None], 0, PADDING_SEGMENT)
+    vocab = model.get_output_embeddings().weight.shape[0]
+    return torch.randint(3, vocab, (3, LENGTH)), segments, torch.randint(3, vocab, (3, 17))
+
+
+def their_logits(model: Any, source: torch.Tensor, segments: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = model(source, attention_mask=segments + 1, decoder_input_ids=target).logits
+    return logits
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_logits_after_import_and_export(case: str, tmp_path: Path) -> None:
+    import transformers
+
+    theirs = saved(case, tmp_path / "theirs")
+    model: Any = import_model(tmp_path / "theirs").model
+    source, segments, target = inputs(theirs)
+    expected = their_logits(theirs, source, segments, target)
+    # T5's scores are not scaled, and saturate: both sides then lose digits
+    tolerance = {"atol": 1e-4 * max(1.0, float(expected.std())), "rtol": 0}
+    with torch.no_grad():
+        torch.testing.assert_close(model(source, target, segments).logits, expected, **tolerance)
+        memory, state, pieces = model.encode(source, segments), model.init_state(3), []
+        for piece in target.split([6, 1, 1, 9], dim=1):
+            logits, state, _ = model.decode(piece, memory, None, state)
+            pieces.append(logits)
+        torch.testing.assert_close(torch.cat(pieces, 1), expected, **tolerance)
+    export_model(model, tmp_path / "ours")
+    auto: Any = transformers.AutoModelForSeq2SeqLM
+    back, loading = auto.from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert case == "mt5" or type(back) is type(theirs)
+    # sinusoids that it computes
+    assert all(name.endswith("embed_positions.weight") for name in loading["missing_keys"])
+    assert not loading["unexpected_keys"]
+    torch.testing.assert_close(their_logits(back.eval(), source, segments, target), expected, **tolerance)
+    for name, weight in import_model(tmp_path / "ours").model.state_dict().items():
+        torch.testing.assert_close(weight, model.state_dict()[name], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("case", ["bart", "mbart", "marian", "marian-two", "pegasus", "t5", "t5-unscaled"])
+def test_the_same_greedy_and_beam_texts(case: str, tmp_path: Path) -> None:
+    theirs = saved(case, tmp_path / "theirs")
+    if case == "marian":
+        theirs.generation_config.bad_words_ids = [[49]]
+        theirs.generation_config.save_pretrained(tmp_path / "theirs")
+    source, segments, _ = inputs(theirs)
+    rows = [row[row_segments == 0].tolist() for row, row_segments in zip(source, segments, strict=True)]
+    imported = mf.load(tmp_path / "theirs")
+    imported.save(tmp_path / "saved")
+    export_model(imported, tmp_path / "exported")
+    for folder in ("theirs", "saved", "exported"):
+        model = mf.load(tmp_path / folder)
+        assert model.generation == imported.generation
+        for beams in (1, 3):
+            options = {"num_beams": beams, "do_sample": False, "max_new_tokens": 12}
+            texts = theirs.generate(source, attention_mask=segments + 1, **options).tolist()
+            beam = BeamSettings(beams, AverageLogProbPenalty(1.0), stopping=LikelyStopping())
+            choice = beam if beams > 1 else GreedyChoice()
+            answers = mf.generate(model, rows, decoding=Decoding(choice=choice, max_new=12)).rows
+            assert [answer[0].tokens for answer in answers] == [without_ends(text, theirs) for text in texts]
+
+
+def without_ends(text: list[int], model: Any) -> list[int]:
+    """The tokens between the start and the first end of a text."""
+    end = model.generation_config.eos_token_id
+    tokens = text[1:]
+    return tokens[: tokens.index(end)] if end in tokens else tokens

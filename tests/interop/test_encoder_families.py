@@ -1,0 +1,225 @@
+"""Encoders of `transformers` and their imports compute the same for every head, with padding, and so do exports."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_encoders import CASES, LENGTH, VOCAB, save_encoder, their_output
+from torch import Tensor
+
+import manyformer as mf
+from manyformer.errors import UserError
+from manyformer.interop import export_model, import_model
+from manyformer.interop.model_import import save_imported
+from manyformer.models import EncoderModel
+
+pytestmark = pytest.mark.oracle
+
+TOLERANCE = 1e-4
+FIRST_TOKEN = 4
+
+
+def padded_rows() -> tuple[Tensor, Tensor]:
+    """Token ids of rows of 24, 7 and 15 tokens, and which are no padding."""
+    is_token = torch.arange(LENGTH) < torch.tensor([LENGTH, 7, 15])[:, None]
+    return torch.randint(FIRST_TOKEN, VOCAB, (3, LENGTH)), is_token
+
+
+def tokens_for(model: Any, tokens: Tensor, is_token: Tensor) -> Tensor:
+    """The tokens with the padding of a model, from which some families count positions."""
+    return tokens.masked_fill(~is_token, model.config.pad_token_id or 0)
+
+
+def assert_same(theirs: Any, model: Any) -> None:
+    tokens, is_token = padded_rows()
+    # without marks, a Longformer that answers questions looks for three separators
+    options = {"global_attention_mask": torch.zeros_like(tokens)} if "LongformerForQ" in type(theirs).__name__ else {}
+    expected = their_output(theirs, tokens_for(theirs, tokens, is_token), is_token, **options)
+    with torch.no_grad():
+        logits = model(tokens, is_token.long() - 1).logits
+    scored = is_token if logits.ndim == 3 else slice(None)
+    torch.testing.assert_close(logits[scored], expected[scored], atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_logits_after_import_and_export(case: str, tmp_path: Path) -> None:
+    import transformers
+
+    theirs = save_encoder(case, tmp_path / "theirs")
+    model = import_model(tmp_path / "theirs").model
+    assert_same(theirs, model)
+    if "Classification" in case:
+        assert model.labels == ("yes", "no", "perhaps")
+    model_type = theirs.config.model_type
+    has_relu = case == "DistilBertForSequenceClassification"
+    for exported_type in {None, "roberta" if model_type == "xlm-roberta" else model_type}:
+        folder = tmp_path / (exported_type or "default")
+        export_model(model, folder, model_type=exported_type)
+        architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
+        own_recipe = {"longformer": "Longformer", "big_bird": "BigBird"}
+        default = "DistilBert" if has_relu else own_recipe.get(model_type, "Bert")
+        assert architecture.startswith(default) or exported_type
+        back, loading = getattr(transformers, architecture).from_pretrained(folder, output_loading_info=True)
+        assert not loading["unexpected_keys"]
+        # BERT has a pooler that this head does not use
+        assert all("pooler" in name for name in loading["missing_keys"])
+        assert_same(back, model)
+        again, _ = import_model(folder)
+        assert again.labels == model.labels
+        for name, weight in model.state_dict().items():
+            torch.testing.assert_close(again.state_dict()[name], weight, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("case", ["BertForMaskedLM", "BertForSequenceClassification", "BertForQuestionAnswering"])
+def test_pairs_of_texts(case: str, tmp_path: Path) -> None:
+    theirs = save_encoder(case, tmp_path)
+    tokens, is_token = padded_rows()
+    parts = (torch.arange(LENGTH) > 4).long().expand(3, -1)
+    expected = their_output(theirs, tokens, is_token, token_type_ids=parts)
+    with torch.no_grad():
+        logits = import_model(tmp_path).model(tokens, is_token.long() - 1, parts=parts).logits
+    scored = is_token if logits.ndim == 3 else slice(None)
+    torch.testing.assert_close(logits[scored], expected[scored], atol=TOLERANCE, rtol=0)
+
+
+def test_a_long_text_is_sparse_and_a_short_one_full(tmp_path: Path) -> None:
+    save_encoder("BigBirdForMaskedLM", tmp_path)
+    model, report = import_model(tmp_path)
+    assert report.keywords["full_length"] == (5 + 2 * 1) * 4
+    full = mf.build("bigbird", **{**report.keywords, "full_length": 64}).eval()
+    sparse = mf.build("bigbird", **{**report.keywords, "full_length": None}).eval()
+    for other in (full, sparse):
+        other.load_state_dict(model.state_dict())
+    for length, same, different in ((28, full, sparse), (29, sparse, full)):
+        tokens = torch.randint(FIRST_TOKEN, VOCAB, (2, length))
+        with torch.no_grad():
+            logits = model(tokens).logits
+            torch.testing.assert_close(logits, same(tokens).logits, atol=1e-6, rtol=0)
+            assert (logits - different(tokens).logits).abs().max() > 1e-3
+
+
+def test_what_a_recipe_does_not_promise_whose_attention_depends_on_the_length_of_rows() -> None:
+    model = mf.build("bigbird", vocab=VOCAB, dim=8, depth=1, heads=2, block=4, max_length=64, full_length=30)
+    report = mf.check(model, only=["padding-right", "packing", "batch"])
+    assert report.ok, report.table()
+    assert report["batch"].verdict == "passed"
+    assert report["packing"].sentence.startswith("not promised: the length of a row, with its padding")
+
+
+def test_full_attention_at_all_lengths(tmp_path: Path) -> None:
+    theirs = save_encoder("BigBirdForMaskedLM", tmp_path / "theirs")
+    theirs.bert.set_attention_type("original_full")
+    theirs.config.attention_type = "original_full"
+    theirs.save_pretrained(tmp_path / "full")
+    model = import_model(tmp_path / "full").model
+    tokens = torch.randint(FIRST_TOKEN, VOCAB, (2, 60))
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens).logits, theirs(tokens).logits, atol=TOLERANCE, rtol=0)
+    export_model(model, tmp_path / "ours")
+    assert json.loads((tmp_path / "ours" / "config.json").read_text())["attention_type"] == "original_full"
+
+
+@pytest.mark.parametrize("head", ["MaskedLM", "QuestionAnswering"])
+def test_tokens_that_a_call_marks_as_global(head: str, tmp_path: Path) -> None:
+    theirs = save_encoder(f"LongformerFor{head}", tmp_path)
+    tokens, is_token = padded_rows()
+    is_global = (torch.arange(LENGTH) < torch.tensor([5, 2, 3])[:, None]).long()
+    expected = their_output(theirs, tokens_for(theirs, tokens, is_token), is_token, global_attention_mask=is_global)
+    with torch.no_grad():
+        logits = import_model(tmp_path).model(tokens, is_token.long() - 1, roles=is_global).logits
+    torch.testing.assert_close(logits[is_token], expected[is_token], atol=TOLERANCE, rtol=0)
+
+
+def test_names_of_older_versions_and_what_is_left_out(tmp_path: Path) -> None:
+    save_encoder("BertForPreTraining", tmp_path)
+    model, report = import_model(tmp_path)
+    assert {name.split(".weight")[0].split(".bias")[0] for name in report.left_out} == {
+        "bert.pooler.dense",
+        "cls.seq_relationship",
+    }
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    renamed = {}
+    for name, tensor in tensors.items():
+        for new_part, old_part in old.items():
+            name = name.replace(new_part, old_part)
+        renamed[name] = tensor
+    save_file({**renamed, "bert.embeddings.position_ids": torch.arange(64)[None]}, file)
+    again, _ = import_model(tmp_path)
+    assert all(torch.equal(again.state_dict()[name], weight) for name, weight in model.state_dict().items())
+
+
+def test_an_encoder_of_ours_without_sentence_types(tmp_path: Path) -> None:
+    import transformers
+
+    model = mf.build("bert", vocab=VOCAB, dim=32, depth=2, heads=4, max_length=40, head="tagging", classes=4).eval()
+    export_model(model, tmp_path)
+    back = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path)
+    assert_same(back, model)
+    assert back.config.num_labels == 4
+
+
+def test_labels_are_saved_and_loaded(tmp_path: Path) -> None:
+    import tokenizers
+
+    save_encoder("BertForSequenceClassification", tmp_path / "theirs")
+    words = {word: number for number, word in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b"))}
+    inner = tokenizers.BertWordPieceTokenizer(words)
+    inner.save(str(tmp_path / "theirs" / "tokenizer.json"))
+    special = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "mask_token": "[MASK]"}
+    (tmp_path / "theirs" / "tokenizer_config.json").write_text(json.dumps({**special, "unk_token": "[UNK]"}))
+    imported = import_model(tmp_path / "theirs")
+    tokenizer = imported.model.tokenizer
+    assert tokenizer.encode("A ab") == [5, 5, 6]
+    assert (tokenizer.pad, tokenizer.unk, tokenizer.bos, tokenizer.eos, tokenizer.mask) == (0, 1, 2, 3, 4)
+    assert tokenizer.decode([2, 5, 6, 3]) == "ab"
+    save_imported(imported.model, tmp_path / "ours")
+    loaded = mf.load(tmp_path / "ours")
+    assert isinstance(loaded, EncoderModel)
+    assert loaded.labels == ("yes", "no", "perhaps")
+    assert loaded.tokenizer.encode("ab a") == [5, 6, 5]
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"architectures": ["BertModel"]}, "architectures is 'BertModel', which has no head"),
+        ({"architectures": ["BertForMultipleChoice"]}, "which has no head that the recipe has: ...ForMaskedLM"),
+        ({"problem_type": "regression"}, "problem_type is 'regression', and heads of our recipes choose one label"),
+        ({"id2label": {"1": "a"}}, "id2label .* must be a name for each number from 0 on"),
+        ({"is_decoder": True}, "is_decoder is True"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+        ({"hidden_act": "silu"}, r"hidden_act \('silu'\) must be one of gelu"),
+    ],
+)
+def test_settings_that_no_recipe_has(fields: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    save_encoder("BertForSequenceClassification", tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+    with pytest.raises(UserError, match=sentence):
+        import_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "model_type", "sentence"),
+    [
+        ({}, "distilbert", "norm_eps is 0.0001, and a DistilBERT has 1e-12 alone"),
+        ({"activation": "relu"}, "roberta", "activation is relu"),
+        ({}, "berta", "no models of type 'berta' equal the recipe bert; did you mean"),
+        (
+            {"head": "classification", "classes": 2, "pooler_activation": "relu"},
+            "bert",
+            "pooler_activation is relu, and a Bert has tanh alone",
+        ),
+    ],
+)
+def test_what_has_no_equal_class(
+    keywords: dict[str, Any], model_type: str | None, sentence: str, tmp_path: Path
+) -> None:
+    model = mf.build("bert", vocab=VOCAB, dim=8, depth=1, heads=2, norm_eps=1e-4, **keywords)
+    with pytest.raises(UserError, match=sentence):
+        export_model(model, tmp_path / "out", model_type=model_type)

@@ -1,0 +1,172 @@
+"""Folders that cannot be imported: one sentence that names the file and what is wrong."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_foreign_models import saved
+
+import manyformer as mf
+from manyformer.errors import UserError
+from manyformer.interop import export_model, import_model
+
+WEIGHTS, CONFIG, INDEX = "model.safetensors", "config.json", "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("foreign") / "llama"
+    saved("llama", path)
+    return path
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    content = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps({**content, **fields}))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    weights = load_file(folder / WEIGHTS)
+    change(weights)
+    save_file(weights, folder / WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"model_type": "lama"}, "no recipe equals models of type 'lama'; did you mean llama"),
+        ({"model_type": None}, "has no model_type"),
+        ({"hidden_size": "big"}, r"hidden_size \('big'\) must be a whole number from 1"),
+        ({"hidden_size": 1 << 40}, r"hidden_size \(1099511627776\) must be a whole number"),
+        ({"rms_norm_eps": -1}, r"rms_norm_eps \(-1\) must be a number of 0 or more"),
+        ({"hidden_act": "relu6"}, r"hidden_act \('relu6'\) must be one of gelu, "),
+        ({"attention_bias": 1}, r"attention_bias \(1\) must be true or false"),
+        ({"mlp_bias": True}, "mlp_bias is True, and no recipe has that"),
+        (
+            {"rope_parameters": {"rope_type": "longrope"}},
+            r"rope_type \('longrope'\) must be one of default, linear, llama3, yarn",
+        ),
+        ({"rope_parameters": [1]}, r"rope_parameters \(\[1\]\) must be an object"),
+        ({"num_attention_heads": 3}, r"config\.json: heads \(3\) must be a multiple of kv_heads"),
+        ({"vocab_size": 61}, r"model.embed_tokens.weight has the shape \(60, 32\), not \(61, 32\)"),
+        ({"num_hidden_layers": 5}, "the weights lack the tensor model.layers.4"),
+        ({"num_hidden_layers": 3}, "has the tensor model.layers.3.* no place"),
+    ],
+)
+def test_settings(copy: Path, fields: dict[str, Any], sentence: str) -> None:
+    change_config(copy, **fields)
+    with pytest.raises(UserError, match=sentence):
+        import_model(copy)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": NaN', "[" * 100_000])
+def test_a_config_that_is_none(copy: Path, text: str) -> None:
+    (copy / CONFIG).write_text(text)
+    with pytest.raises(UserError, match=r"config\.json"):
+        import_model(copy)
+
+
+def test_tensors_that_are_missing_left_over_or_of_another_shape(copy: Path) -> None:
+    change_weights(copy, lambda weights: weights.update({"model.extra": torch.zeros(2)}))
+    with pytest.raises(UserError, match=r"model\.safetensors has the tensor model\.extra, for which .* llama has no"):
+        import_model(copy)
+    name = "model.layers.1.mlp.up_proj.weight"
+    change_weights(
+        copy, lambda weights: (weights.pop("model.extra"), weights.update({name: weights[name].T.contiguous()}))
+    )
+    with pytest.raises(UserError, match=rf"{name} has the shape \(32, 48\), not \(48, 32\)"):
+        import_model(copy)
+    change_weights(copy, lambda weights: weights.pop(name))
+    with pytest.raises(UserError, match=f"lack the tensor {name}"):
+        import_model(copy)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("pytorch_model.bin", "a pickle, .* safe_serialization=True"), ("tf_model.h5", "TensorFlow"), ("x", "no weights")],
+)
+def test_other_weights(copy: Path, name: str, sentence: str) -> None:
+    (copy / WEIGHTS).rename(copy / name)
+    with pytest.raises(UserError, match=sentence):
+        import_model(copy)
+
+
+def test_damaged_weights(copy: Path) -> None:
+    content = (copy / WEIGHTS).read_bytes()
+    (copy / WEIGHTS).write_bytes(content[:1000])
+    with pytest.raises(UserError, match=r"model\.safetensors is damaged"):
+        import_model(copy)
+
+
+@pytest.mark.parametrize(
+    ("index", "sentence"),
+    [
+        ("[]", "weight_map must give a file"),
+        ('{"weight_map": {"a": 3}}', "weight_map must give a file"),
+        ('{"weight_map": {"a": "../../secret.safetensors"}}', "not the name of a safetensors file in its folder"),
+        ('{"weight_map": {"a": "/etc/passwd"}}', "not the name of a safetensors file in its folder"),
+        ('{"weight_map": {"model.a": "gone.safetensors"}}', "a, for which"),
+    ],
+)
+def test_indices(copy: Path, index: str, sentence: str) -> None:
+    (copy / WEIGHTS).unlink()
+    (copy / INDEX).write_text(index)
+    with pytest.raises(UserError, match=sentence):
+        import_model(copy)
+
+
+def test_a_shard_that_is_missing(tmp_path: Path) -> None:
+    saved("llama", tmp_path, max_shard_size="40KB")
+    shard = sorted(tmp_path.glob("*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(UserError, match=f"{shard.name} is missing"):
+        import_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "keywords", "sentence"),
+    [
+        ("linear-transformer", {}, "no class of transformers equals the recipe linear-transformer"),
+        ("transformer-lm", {"norm_order": "post"}, "norm_order is post, and a GPT-2 has pre alone"),
+        ("transformer-lm", {"kernel": "favor"}, "kernel is favor, and a GPT-2 has softmax alone"),
+        ("llama", {"window": 8, "sinks": 4}, "sinks is 4, which a MistralForCausalLM of these keywords does not have"),
+        ("llama", {"qk_norm": True, "score_cap": 3.0}, "score_cap is 3.0, which a Qwen3ForCausalLM"),
+        ("llama", {"rope_scaling": "ntk"}, "rope_scaling is ntk"),
+        ("llama", {"removed_heads": "body.0.attention:1"}, "removed_heads is body.0.attention:1"),
+    ],
+)
+def test_what_has_no_equal_class(recipe: str, keywords: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    model = mf.build(recipe, vocab=40, dim=32, depth=1, heads=4, **keywords)
+    report = export_model(model, tmp_path / "out")
+    assert report.architecture == "ManyformerForCausalLM"
+    assert re.search(sentence, str(report.reason))
+    assert mf.load(tmp_path / "out").spec == model.spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ({"recipe": "lama", "keywords": {}}, "there is no recipe 'lama'; did you mean llama"),
+        ({"recipe": None, "keywords": {}}, r"config\.json: manyformer\.recipe \(None\) must be the name of a recipe"),
+        ({"recipe": "alibi", "keywords": {"deep": 1}}, r"config\.json: deep is no keyword of the recipe alibi"),
+        ({"recipe": "alibi", "keywords": [1]}, r"keywords \(\[1\]\) must be an object"),
+        ({"recipe": "alibi", "keywords": {"vocab": 41, "dim": 32, "depth": 1}}, r"has the shape \(40, 32\), not"),
+    ],
+)
+def test_a_config_of_ours_that_is_wrong(spec: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    export_model(mf.build("alibi", vocab=40, dim=32, depth=1, heads=4), tmp_path)
+    change_config(tmp_path, manyformer=spec)
+    with pytest.raises(UserError, match=sentence):
+        mf.load(tmp_path)

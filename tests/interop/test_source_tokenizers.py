@@ -1,0 +1,91 @@
+"""Sources and targets of imported encoder-decoders have the tokens around a text that `transformers` puts there."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+from tiny_encoder_decoders import saved
+from tokenizers import models, pre_tokenizers, processors
+
+import manyformer as mf
+from manyformer.errors import UserError
+from manyformer.generate import Decoding, translate
+from manyformer.interop import import_model
+from manyformer.interop.model_import import save_imported
+
+pytestmark = pytest.mark.oracle
+
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "en_XX")
+TEMPLATES = {"bart": "<s> $A </s>", "mbart": "$A </s> en_XX", "t5": "$A </s>"}
+
+
+def write_tokenizer(folder: Path, template: str) -> tokenizers.Tokenizer:
+    words = [*SPECIAL, *"abcdefghijklmnopqrstuvwxyz"]
+    inner = tokenizers.Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    inner.add_special_tokens(list(SPECIAL))
+    ids = [(word, inner.token_to_id(word)) for word in SPECIAL]
+    inner.post_processor = processors.TemplateProcessing(single=template, special_tokens=ids)
+    inner.save(str(folder / "tokenizer.json"))
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    return inner
+
+
+@pytest.mark.parametrize("case", TEMPLATES)
+def test_texts_of_sources_and_targets(case: str, tmp_path: Path) -> None:
+    theirs = saved(case, tmp_path / "theirs")
+    inner = write_tokenizer(tmp_path / "theirs", TEMPLATES[case])
+    text = "a b z q"
+    source = torch.tensor([inner.encode(text).ids])
+    save_imported(import_model(tmp_path / "theirs").model, tmp_path / "saved")
+    for folder in ("theirs", "saved"):
+        model: Any = mf.load(tmp_path / folder)
+        read, write = model.tokenizer
+        assert [*read.encode(text), read.eos] == source[0].tolist()
+        assert read.decode(read.encode(text)) == write.decode(write.encode(text)) == text
+        assert write.bos == theirs.generation_config.decoder_start_token_id
+        # what has no token is never generated here
+        options: Any = {"suppress_tokens": list(range(len(SPECIAL) + 26, 60)), "max_new_tokens": 9, "do_sample": False}
+        tokens = theirs.generate(source, **options)[0].tolist()
+        expected = inner.decode(tokens, skip_special_tokens=True)
+        assert translate(model, [text], tokenizer=model.tokenizer, decoding=Decoding(max_new=9)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"decoder_start_token_id": 99}, r"decoder_start_token_id \(99\) must be a token id from 0 to 59"),
+        ({"forced_bos_token_id": [1, 2]}, r"forced_bos_token_id \(\[1, 2\]\) must be one token id"),
+        ({"bad_words_ids": [[1, 2]]}, r"bad_words_ids \(\[\[1, 2\]\]\) must be a list of single tokens"),
+        ({"bad_words_ids": [["a"]]}, "bad_words_ids"),
+        ({"begin_suppress_tokens": [3]}, "begin_suppress_tokens is .*, which our generation does not have"),
+        ([], "must hold an object"),
+    ],
+)
+def test_settings_of_generation_that_cannot_be(settings: Any, sentence: str, tmp_path: Path) -> None:
+    saved("bart", tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+    with pytest.raises(UserError, match=rf"generation_config\.json.*{sentence}"):
+        import_model(tmp_path)
+
+
+def test_an_end_and_a_start_are_needed(tmp_path: Path) -> None:
+    saved("bart", tmp_path)
+    (tmp_path / "generation_config.json").unlink()
+    config = json.loads((tmp_path / "config.json").read_text())
+    for missing, sentence in (("decoder_start_token_id", "the token that texts begin with"), ("eos_token_id", "ends")):
+        (tmp_path / "config.json").write_text(json.dumps({**config, missing: None, "bos_token_id": None}))
+        with pytest.raises(UserError, match=sentence):
+            import_model(tmp_path)
+
+
+def test_settings_of_a_search_are_told(tmp_path: Path) -> None:
+    saved("bart", tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"num_beams": 4, "min_length": 56}))
+    left_out = import_model(tmp_path).report.left_out
+    assert left_out["generation_config.json: num_beams 4"] == "each call decides it (--beam)"
+    assert "generation_config.json: min_length 56" in left_out

@@ -1,0 +1,82 @@
+"""Small models of `transformers` with random weights, of every family that is read."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCAB, LENGTH = 60, 24
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5, "original_max_position_embeddings": 16}
+LLAMA3 = {**YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
+GPT2_TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", {**GPT2, **GPT2_TOKENS}),
+    "gpt2-wide": ("GPT2", {**GPT2, **GPT2_TOKENS, "n_inner": 40, "activation_function": "gelu"}),
+    "llama": ("Llama", SIZES),
+    "llama-tied": ("Llama", {**SIZES, "attention_bias": True, "head_dim": 16, "tie_word_embeddings": True}),
+    "llama-yarn": ("Llama", {**SIZES, "rope_parameters": YARN}),
+    "llama3": ("Llama", {**SIZES, "rope_parameters": LLAMA3}),
+    "llama-linear": ("Llama", {**SIZES, "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}),
+    "mistral": ("Mistral", {**SIZES, "sliding_window": 8}),
+    "ministral": (
+        "Ministral",
+        {
+            **SIZES,
+            "sliding_window": 8,
+            "head_dim": 8,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
+    "qwen2": ("Qwen2", SIZES),
+    "qwen3": ("Qwen3", {**SIZES, "head_dim": 16}),
+    "smollm3": ("SmolLM3", SIZES),
+    "gemma2": (
+        "Gemma2",
+        {
+            **SIZES,
+            "head_dim": 12,
+            "sliding_window": 8,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+}
+"""A class and its config, by the name of the case."""
+
+
+def foreign_model(case: str) -> Any:
+    """The model of a case, whose weights are all shaken."""
+    import transformers
+
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    name, settings = CASES[case]
+    config = getattr(transformers, f"{name}Config")(**settings)
+    model = getattr(transformers, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.2)
+    return model
+
+
+def saved(case: str, folder: Path, **options: Any) -> Any:
+    """The model of a case, saved in a folder."""
+    model = foreign_model(case)
+    model.save_pretrained(folder, **options)
+    return model
