@@ -18,7 +18,7 @@ from manyformer.batches import ImageClassificationBatch
 from manyformer.errors import UserError
 from manyformer.evaluate import predict
 from manyformer.models import ImageClassifier
-from manyformer.tasks.classification import TEXTS_PER_BATCH
+from manyformer.tasks.text_labels import ROWS_PER_BATCH
 from manyformer.train import silent, train
 
 TEXTS = ["red tan sun", "box", "oak oak oak"]
@@ -74,9 +74,9 @@ def test_the_first_lines_are_answered_while_the_pipe_is_open(labels_run: Path, m
     with os.fdopen(reader, encoding="utf-8") as pipe, os.fdopen(writer, "w", encoding="utf-8") as source:
         monkeypatch.setattr(sys, "stdin", pipe)
         answers = predict(labels_run, "-", device="cpu")
-        source.write("red tan sun\n" * TEXTS_PER_BATCH)
+        source.write("red tan sun\n" * ROWS_PER_BATCH)
         source.flush()
-        first = [next(answers) for _ in range(TEXTS_PER_BATCH)]
+        first = [next(answers) for _ in range(ROWS_PER_BATCH)]
         source.write("box")
         source.close()
         (last,) = answers

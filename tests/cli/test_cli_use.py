@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -269,8 +270,46 @@ def test_tag_and_evaluate_say_what_is_wrong_with_trees(
         assert said in ended.err
 
 
+def test_bleu_by_source_length_is_that_of_each_range(cli: Cli, pairs_run: Path, tmp_path: Path) -> None:
+    rows = [("red tan", "nat der"), ("box", "xob"), ("cup fig box", "xob gif puc"), ("tan red", "der nat")]
+    (tmp_path / "a.txt").write_text("".join(f"{x}\n" for x, _ in rows))
+    (tmp_path / "b.txt").write_text("".join(f"{y}\n" for _, y in rows))
+    words = ("--data", str(tmp_path / "a.txt"), "--data", str(tmp_path / "b.txt"), "--tokenize", "char")
+    picture, other = tmp_path / "lengths.svg", tmp_path / "other"
+    shutil.copytree(pairs_run, other)
+    ended = cli(
+        *("evaluate", str(pairs_run), *words, "--lengths", "1,2,9", "--json"),
+        *("--beside", str(other), "--out", str(picture)),
+    )
+    assert ended.code == 0, ended.err
+    record = json.loads(ended.out)
+    texts = [answer.text for answer in _translated(mf.load(pairs_run), [x for x, _ in rows])]
+    by_name = {score["name"]: score for score in record["scores"]}
+    for name, chosen in (("1 to 1", [1]), ("2 to 2", [0, 3]), ("3 to 9", [2])):
+        expected = bleu([texts[n] for n in chosen], [rows[n][1] for n in chosen], tokenize="char")
+        assert by_name[f"BLEU, {name} words"]["value"] == expected.value
+        assert by_name[f"BLEU, {name} words"]["signature"].endswith(f"|sources:{name} words|texts:{len(chosen)}")
+    assert [other["scores"] for other in record["beside"]] == [record["scores"]]
+    assert "<svg" in picture.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--lengths", "5,3"), "--lengths (5,3) must be ascending whole numbers"),
+        (("--lengths", "a"), "--lengths (a) must be ascending whole numbers"),
+        (("--out", "x.png"), "give its ranges"),
+    ],
+)
+def test_ranges_of_lengths_that_cannot_be(cli: Cli, pairs_run: Path, words: tuple[str, ...], problem: str) -> None:
+    ended = cli("evaluate", str(pairs_run), *words)
+    assert ended.code == 2
+    assert problem in ended.err
+
+
 def test_evaluate_says_what_is_missing(cli: Cli, text_run: Path, tmp_path: Path) -> None:
     assert "no test data" in cli("evaluate", str(text_run), "--split", "test").err
+    assert "for models that write a text for a text" in cli("evaluate", str(text_run), "--lengths", "3").err
     assert "either a split or data" in cli("evaluate", str(text_run), "--split", "valid", "--data", "x").err
     mf.load(text_run).save(tmp_path / "bare")
     assert "run.yaml is missing" in cli("evaluate", str(tmp_path / "bare")).err

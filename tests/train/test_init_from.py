@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 from fakes import FakeSource, FakeSpan, a_run
-from runs import go, learned
+from runs import Heard, go, learned
 
 import manyformer as mf
-from manyformer.config import RunConfig
+from manyformer.config import LabelsData, RunConfig, TreesData
 from manyformer.data.characters import CharTokenizer
 from manyformer.errors import UserError
 from manyformer.train.events import TrainingNote
@@ -83,11 +83,25 @@ def test_learned_positions_are_repeated(tmp_path: Path) -> None:
     assert torch.equal(longer.embed.position.weight, torch.cat([table, table, table[:4]]))
 
 
+def test_another_recipe_takes_the_weights_of_a_conversion(tmp_path: Path) -> None:
+    """`mf.convert` and `init_from` have the same rules."""
+    run = a_run(tmp_path / "1", "bert", model=SIZES, limits={"steps": 4}, save={"every": 9})
+    text = source("masked-lm")
+    short: Any = go(run, opened=opened(text)).load()
+    keywords: dict[str, Any] = {"window": 2, "max_length": 20}
+    started: Any = mf.build("longformer", vocab=11, **SIZES, **keywords)
+    sentence = load_initial_weights(started, str(tmp_path / "1"), text)
+    converted = mf.convert(short, "longformer", **keywords).model.state_dict()
+    assert all(torch.equal(value, converted[name]) for name, value in started.state_dict().items())
+    assert "derived, copies of the projections of all tokens" in sentence
+    assert "becomes GlobalLocalAttention" in sentence
+
+
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     text = source("language-model")
     go(stage(tmp_path / "1", WINDOWS[0]), opened=opened(text))
     wider: Any = mf.build("longformer-lm", vocab=11, **SIZES | {"dim": 24})
-    with pytest.raises(UserError, match=r"init_from: .*/1/model: \S+ has the shape"):
+    with pytest.raises(UserError, match=r"init_from: .*/1/model \(dim=16 .*window=2 .*\): \S+ has the shape"):
         load_initial_weights(wider, str(tmp_path / "1"), text)
     with pytest.raises(UserError, match="was trained with another tokenizer"):
         load_initial_weights(wider, str(tmp_path / "1"), source("language-model", kind=OtherWords))
@@ -103,8 +117,6 @@ class FakeSourceWithout(FakeSource):
 
 
 def test_it_is_told(tmp_path: Path) -> None:
-    from runs import Heard
-
     text, heard = source("language-model"), Heard()
     go(stage(tmp_path / "1", WINDOWS[0]), opened=opened(text))
     go(stage(tmp_path / "2", WINDOWS[1], init_from=str(tmp_path / "1")), heard, opened=opened(text))
@@ -112,3 +124,34 @@ def test_it_is_told(tmp_path: Path) -> None:
         isinstance(event, TrainingNote) and f"weights initialized from {tmp_path / '1'}" in event.text
         for event in heard
     )
+
+
+def test_a_masked_model_begins_a_classifier_and_a_tagger(tmp_path: Path) -> None:
+    sizes = SIZES | {"max_length": 8}
+    go(a_run(tmp_path / "1", "bert", model=sizes, limits={"steps": 4}, save={"every": 9}), opened=masked())
+    saved = mf.load(tmp_path / "1").state_dict()
+    for task, data in (("classification", LabelsData(path="x")), ("tagging", TreesData(path="x"))):
+        classifier: Any = mf.build("bert", vocab=11, **sizes, head=task, classes=3)
+        new_head = {name: value.clone() for name, value in classifier.state_dict().items() if name.startswith("head.")}
+        report = load_initial_weights(classifier, str(tmp_path / "1"), source(task))
+        assert "embedding and layers are copied, the head for" in report
+        assert report.endswith("that for masked language modelling is left")
+        for name, value in classifier.state_dict().items():
+            assert torch.equal(value, (new_head if name.startswith("head.") else saved)[name]), name
+        heard = Heard()
+        run = a_run(tmp_path / task, "bert", model=sizes, data=data, init_from=str(tmp_path / "1"), limits={"steps": 4})
+        result = go(run, heard, opened=opened(source(task)))
+        assert report in heard.notes
+        assert result.load().spec.keywords["head"] == task
+
+
+def test_fewer_positions_are_the_first_ones(tmp_path: Path) -> None:
+    go(a_run(tmp_path / "1", "bert", model=SIZES, limits={"steps": 4}), opened=masked(longest=20))
+    shorter: Any = mf.build("bert", vocab=11, **SIZES, max_length=8)
+    load_initial_weights(shorter, str(tmp_path / "1"), source("masked-lm"))
+    table: Any = mf.load(tmp_path / "1").get_parameter("embed.position.weight")
+    assert torch.equal(shorter.embed.position.weight, table[:8])
+
+
+def masked(longest: int = 8) -> DataOpener:
+    return opened(source("masked-lm", longest))

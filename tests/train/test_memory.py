@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 import manyformer as mf
 from manyformer.batches import CausalLMBatch
 from manyformer.config import AdamWConfig, EvaluateConfig, RunConfig
+from manyformer.errors import UserError
 from manyformer.models import LanguageModel
 from manyformer.models.carried_state import CarriedState
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
@@ -96,8 +97,18 @@ def tiny(**words: Any) -> LanguageModel:
     return model
 
 
-def test_steps_learn_from_what_was_read_before() -> None:
-    model, read = tiny(), batches(3)
+SMALL: dict[str, Any] = {"vocab": 11, "dim": 16, "depth": 2, "heads": 2, "dropout": 0.0}
+CARRYING: dict[str, dict[str, Any]] = {
+    "transformer-xl": {"memory_length": 50},
+    "adaptive-span": {"memory_length": 50, "max_span": 40, "span_init": 1.0},
+    "rfa": {"carried_memory": "detached", "redraw": None, "features": 8},
+}
+
+
+@pytest.mark.parametrize("recipe", CARRYING)
+def test_steps_learn_from_what_was_read_before(recipe: str) -> None:
+    model, read = mf.build(recipe, **SMALL, **CARRYING[recipe]), batches(3)
+    assert isinstance(model, LanguageModel)
     engine = TrainingEngine(
         TrainingObjective(model, label_smoothing=0.0, autocast=None),
         AdamWConfig(lr=1e-3),
@@ -109,9 +120,15 @@ def test_steps_learn_from_what_was_read_before() -> None:
     whole = CausalLMBatch(*(torch.cat([batch[n] for batch in read], 1) for n in (0, 1)))  # type: ignore[arg-type]
     logits = model(whole.tokens).logits[:, 12:]
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), whole.targets[:, 12:].flatten())
-    torch.testing.assert_close(stepped.figures[0], expected.detach())
+    torch.testing.assert_close(stepped.figures[0], expected.detach(), atol=1e-5, rtol=1e-5)
     engine.step([batches(1, rows=2)[0]], 0.0)
     assert engine.carried_state.rows == 2
+
+
+def test_a_memory_of_other_features_is_refused() -> None:
+    with pytest.raises(UserError, match="carried_memory needs redraw=null"):
+        mf.build("rfa", **SMALL, carried_memory="detached")
+    assert not mf.build("rfa", **SMALL).carries_state
 
 
 class Held(list[CausalLMBatch]):
@@ -150,3 +167,12 @@ def test_only_models_with_a_memory_carry_one() -> None:
     assert not tiny(memory_length=None).carries_state
     assert not mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=2).carries_state
     assert CarriedState(tiny(), rows_continue=False).state_for(batches(1)[0]) is None
+
+
+def test_rows_that_continue_are_for_recipes_with_a_memory(tmp_path: Path) -> None:
+    one_step: dict[str, Any] = {"limits": {"steps": 3}, "evaluate": {"every": None}}
+    longformer = a_lane_run(tmp_path, "none", "longformer-lm", model={"dim": 16, "depth": 2, "heads": 2}, **one_step)
+    with pytest.raises(UserError, match=r"rows for a model with a memory, and longformer-lm has none; set"):
+        go(longformer, opened=open_run_data)
+    # what a memory is compared with
+    go(a_lane_run(tmp_path, "off", model=WORDS | {"memory_length": None}, **one_step), opened=open_run_data)

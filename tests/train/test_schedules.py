@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.config import AdamConfig, AdamWConfig, RunConfig
+from manyformer.config import AdadeltaConfig, AdagradConfig, AdamConfig, AdamWConfig, OptimConfig, RunConfig
 from manyformer.train.optimizers import (
+    clip_each_gradient,
     make_optimizer,
     named_optimizer_state,
     restore_optimizer_state,
@@ -151,7 +152,42 @@ def test_steps_equal_the_formula(config: AdamConfig | AdamWConfig) -> None:
         torch.testing.assert_close(layer.weight.detach(), weight)
 
 
-def test_the_optimiser_goes_on_where_it_was() -> None:
+def test_adagrad_and_adadelta_equal_the_formula() -> None:
+    torch.manual_seed(1)
+    adagrad, adadelta = AdagradConfig(), AdadeltaConfig()
+    layers = [torch.nn.Linear(3, 2).double() for _ in "12"]
+    weights = [layer.weight.detach().clone() for layer in layers]
+    optimisers = [make_optimizer(layer, config) for layer, config in zip(layers, (adagrad, adadelta))]
+    total = square = mean_step = torch.zeros_like(weights[0])
+    for _ in range(3):
+        gradients = []
+        for layer, optimiser in zip(layers, optimisers):
+            layer(torch.randn(5, 3).double()).pow(2).sum().backward()
+            assert layer.weight.grad is not None
+            gradients.append(layer.weight.grad.clone())
+            set_learning_rate(optimiser, 0.5)
+            optimiser.step()
+            optimiser.zero_grad()
+        total = total + gradients[0] ** 2
+        weights[0] = weights[0] - 0.5 * gradients[0] / (total.sqrt() + adagrad.eps)
+        square = adadelta.rho * square + (1 - adadelta.rho) * gradients[1] ** 2
+        step = ((mean_step + adadelta.eps) / (square + adadelta.eps)).sqrt() * gradients[1]
+        mean_step = adadelta.rho * mean_step + (1 - adadelta.rho) * step**2
+        weights[1] = weights[1] - 0.5 * step
+        for layer, weight in zip(layers, weights):
+            torch.testing.assert_close(layer.weight.detach(), weight)
+
+
+def test_each_gradient_is_clipped_by_itself() -> None:
+    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in "12"]
+    weights[0].grad, weights[1].grad = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 0.01])
+    clip_each_gradient(weights, 0.5)
+    torch.testing.assert_close(weights[0].grad, torch.tensor([0.3, 0.4]))
+    assert weights[1].grad.tolist() == pytest.approx([0.0, 0.01])
+
+
+@pytest.mark.parametrize("config", [AdamWConfig(lr=1.0), AdagradConfig(lr=1.0), AdadeltaConfig(lr=1.0)])
+def test_the_optimiser_goes_on_where_it_was(config: OptimConfig) -> None:
     def stepped(layer: torch.nn.Linear, optimiser: torch.optim.Optimizer, number: int) -> None:
         layer(torch.full((2, 3), float(number))).pow(2).sum().backward()
         set_learning_rate(optimiser, 0.1)
@@ -159,7 +195,7 @@ def test_the_optimiser_goes_on_where_it_was() -> None:
         optimiser.zero_grad()
 
     one, two = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
-    first, second = make_optimizer(one, AdamWConfig(lr=1.0)), make_optimizer(two, AdamWConfig(lr=1.0))
+    first, second = make_optimizer(one, config), make_optimizer(two, config)
     for number in range(3):
         stepped(one, first, number)
     two.load_state_dict(one.state_dict())

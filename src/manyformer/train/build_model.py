@@ -11,6 +11,7 @@ from manyformer.device_memory import check_model_fits
 from manyformer.errors import UserError
 from manyformer.models import Model
 from manyformer.recipes import build, get_recipe
+from manyformer.recipes.encoder_heads import HEAD
 from manyformer.train.activation_checkpointing import checkpoint_activations
 from manyformer.train.objective import TrainingObjective
 from manyformer.train.parallel_strategy import DDPStrategy, ParallelStrategy
@@ -29,10 +30,13 @@ def build_model(run: RunConfig, data: OpenedData, device: torch.device) -> Model
     Raises UserError if the run sets one of those to another value, if the data is longer than the model allows, and if
     the model cannot be trained in the memory of the device.
     """
-    parameters = get_recipe(run.recipe).signature.parameters
+    recipe = get_recipe(run.recipe)
+    parameters = recipe.signature.parameters
     data_keywords = {**data.required_keywords} | {
         name: value for name, value in data.offered_keywords.items() if name in parameters
     }
+    if HEAD in parameters:
+        data_keywords[HEAD] = recipe.card.task.variant(run.data.kind).name
     for name, value in data_keywords.items():
         if name not in parameters:
             remedy = _KEYWORD_REMEDIES.get(name, "")
@@ -49,6 +53,15 @@ def build_model(run: RunConfig, data: OpenedData, device: torch.device) -> Model
     check_model_fits(build_run, run.recipe, keywords, copies=copies, device=device)
     model = build_run()
     data.check_length(model.max_length)
+    if getattr(run.data, "packing", None) == "contiguous" and not model.carries_state:
+        # a model without its memory, on the same rows, is what a memory is compared with
+        given = {name: value for name, value in keywords.items() if value is not None}
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            if not build(run.recipe, **given).carries_state:
+                raise UserError(
+                    f"data.packing=contiguous continues rows for a model with a memory, and {run.recipe} has none; set "
+                    "data.packing=documents, or concat for one long text"
+                )
     return model
 
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.batches import Batch, to_device
-from manyformer.config import OptimConfig
+from manyformer.config import AdagradConfig, OptimConfig
 from manyformer.models import BatchLoss, BatchScore, Model
 from manyformer.models.carried_state import CarriedState
 from manyformer.train.objective import TrainingObjective
-from manyformer.train.optimizers import make_optimizer, set_learning_rate
+from manyformer.train.optimizers import clip_each_gradient, make_optimizer, set_learning_rate
 from manyformer.train.parallel_strategy import ParallelStrategy
 
 
@@ -43,6 +43,7 @@ class TrainingEngine:
         rows_continue: bool = False,
     ) -> None:
         self.strategy, self.process_group, self.max_grad_norm = strategy, strategy.process_group, optim.max_grad_norm
+        self.max_weight_grad_norm = optim.max_weight_grad_norm if isinstance(optim, AdagradConfig) else None
         self.model: Model = objective.model
         self.device = self.model.device
         self._prepared = strategy.prepare(objective)
@@ -60,6 +61,8 @@ class TrainingEngine:
             is_last = number == len(batches) - 1
             with self.strategy.gradient_sync(self._prepared, last=is_last):
                 figures[:2] += self._backward(batch, max(1, targets), len(batches) * self.process_group.size)
+        if self.max_weight_grad_norm is not None:
+            clip_each_gradient(self.weights, self.max_weight_grad_norm)
         if self.max_grad_norm is not None:
             norm = nn.utils.clip_grad_norm_(self.weights, self.max_grad_norm)
             if hasattr(norm, "full_tensor"):

@@ -3,36 +3,78 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyformer.api import load
 from manyformer.data.opened import OpenedData
 from manyformer.errors import UserError, suggest_names
 from manyformer.head_pruning import parse_heads, remove_heads, subtract_heads
 from manyformer.models import Model
-from manyformer.models.model_files import fill_weights, read_tensors
-from manyformer.position import LearnedPosition
+from manyformer.models.model_files import fill_weights, read_spec, read_tensors
+from manyformer.recipes import get_recipe, recipe_names
+from manyformer.recipes.encoder_heads import HEAD, head_named_in
 from manyformer.recipes.keywords import REMOVED_HEADS
+from manyformer.surgery.mechanism_changes import build_saved_structure, describe_changes
+from manyformer.surgery.model_pair import ModelPair
+from manyformer.surgery.recipe_conversions import CONVERSIONS
+from manyformer.surgery.weight_transfer import adapt_tensors
+from manyformer.tasks.encoder_task import EncoderTask
 from manyformer.temporary_folders import temporary_folder
 from manyformer.training_hooks import OptionalOnLoad, RequiresPretrained, WrapsLoadedModule
 
 
-def load_initial_weights(model: Model, path: str, data: OpenedData) -> None:
+def load_initial_weights(model: Model, path: str, data: OpenedData) -> str:
     """Load the weights of a saved model, or of the final model of a run, with the same tokenizer into `model`.
 
     Settings that decide no weights may differ: windows, dropout, the data, and added modules. A position table may have
-    more rows; the loaded rows are then repeated until it is filled (Beltagy et al. 2020, section 5). Raises UserError
-    for weights that do not fit.
+    fewer rows, or more: the loaded rows are then repeated until it is filled (Beltagy et al. 2020, section 5). Another
+    recipe may have the weights of a conversion (`mf.convert`), and more layers or fewer heads those of its rules. An
+    encoder with the head of another task keeps its new head, a kernel of another kind its own new tensors. Returns what
+    was loaded, what is new, and which modules compute another thing than the trained ones, as a sentence. Raises
+    UserError for weights that do not fit.
     """
     folder = Path(path)
     folder = folder / "model" if (folder / "model").is_dir() else folder
     _check_tokenizers(folder, data)
-    tensors = _read_without_heads(folder, model)
-    for name, part in model.named_modules():
-        table = f"{name}.weight"
-        if isinstance(part, LearnedPosition) and table in tensors:
-            tensors[table] = _repeat_rows(tensors[table], part.weight.shape[0])
-    fill_weights(model, _match_weights(model, tensors), f"init_from: {folder}")
+    tensors, sentences = _read_without_heads(folder, model), [f"weights initialized from {path}"]
+    head, saved_head = head_named_in(model.spec.keywords), _saved_head(folder)
+    new_part = None
+    if head is not None and saved_head is not None and head is not saved_head:
+        tensors, new_part = _with_new_head(model, tensors), "head"
+        sentences[0] += (
+            f": embedding and layers are copied, the head for {head.title} is new, that for {saved_head.title} is left"
+        )
+    saved = build_saved_structure(folder)
+    if saved is not None:
+        sentences += describe_changes(saved, model, new_part)
+    conversion = CONVERSIONS.get((read_spec(folder).recipe, model.spec.recipe))
+    tensors, derivations = adapt_tensors(ModelPair.of(saved or nn.Module(), model, tensors), conversion)
+    sentences += derivations
+    fill_weights(model, _match_weights(model, tensors), f"init_from: {folder}{_different_keywords(folder, model)}")
+    return "; ".join(sentences)
+
+
+def _different_keywords(folder: Path, model: Model) -> str:
+    """The keywords of the saved model that differ from those of `model`, as settings, if both have one recipe."""
+    spec = read_spec(folder)
+    if spec.recipe != model.spec.recipe:
+        return ""
+    different = [f"{name}={value}" for name, value in spec.keywords.items() if model.spec.keywords.get(name) != value]
+    return f" ({' '.join(different)})" if different else ""
+
+
+def _saved_head(folder: Path) -> EncoderTask | None:
+    """The task of the head of a saved encoder, which is the default where its keywords name none; None for others."""
+    spec = read_spec(folder)
+    parameters = get_recipe(spec.recipe).signature.parameters if spec.recipe in recipe_names() else {}
+    return head_named_in({HEAD: parameters[HEAD].default, **spec.keywords}) if HEAD in parameters else None
+
+
+def _with_new_head(model: Model, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of the saved embedding and layers, and those of everything else from `model`."""
+    shared = ("embed.", "body.")
+    trunk = {name: value for name, value in tensors.items() if name.startswith(shared)}
+    return trunk | {name: value for name, value in model.state_dict().items() if not name.startswith(shared)}
 
 
 def _read_without_heads(folder: Path, model: Model) -> dict[str, Tensor]:
@@ -81,12 +123,6 @@ def _match_weights(model: Model, tensors: dict[str, Tensor]) -> dict[str, Tensor
     return matched
 
 
-def _repeat_rows(table: Tensor, rows: int) -> Tensor:
-    if rows <= table.shape[0]:
-        return table
-    return table.repeat(-(-rows // table.shape[0]), 1)[:rows]
-
-
 def _check_tokenizers(folder: Path, data: OpenedData) -> None:
     with temporary_folder() as data_folder:
         data.save(data_folder)
@@ -94,5 +130,5 @@ def _check_tokenizers(folder: Path, data: OpenedData) -> None:
             model_file = folder / data_file.name
             if not model_file.is_file() or model_file.read_bytes() != data_file.read_bytes():
                 problem = f"{folder} was trained with another tokenizer, so its weights belong to other tokens"
-                remedy = "train it and this run on the same data with the same data.tokenizer"
+                remedy = f"use its tokenizer with data.tokenizer_of={folder}, or train both on the same data"
                 raise UserError(f"init_from: {problem}; {remedy}")

@@ -1,38 +1,47 @@
-"""The optimizer of a run: fused Adam or AdamW, parameter groups for weight decay and epsilon, and its state."""
+"""The optimizer of a run, its parameter groups for weight decay and epsilon, and its state."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from manyformer.config import AdamWConfig, OptimConfig
+from manyformer.config import AdadeltaConfig, AdagradConfig, AdamWConfig, OptimConfig
 from manyformer.files.json_records import DamagedFile
 from manyformer.position import Position
 from manyformer.training_hooks import OwnLearningRate, OwnOptimizerEpsilon
 
 LR_SCALE = "lr_scale"
 
-_STATE_KINDS = {"step", "exp_avg", "exp_avg_sq"}
-"""The tensors that Adam keeps for each weight."""
+_STATE_KINDS: dict[type[torch.optim.Optimizer], set[str]] = {
+    torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"},
+    torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
+    torch.optim.Adagrad: {"step", "sum"},
+    torch.optim.Adadelta: {"step", "square_avg", "acc_delta"},
+}
+"""The tensors that each optimizer keeps for a weight."""
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """Build fused AdamW or Adam over all trainable weights; on a CPU five times faster than torch's default form.
+    """Build the optimizer over all trainable weights; the learning rate is set before every step.
 
-    The learning rate is set before every step. Only matrices have weight decay: biases, norms and lookup tables
-    (embeddings, an output tied to one, positions) do not. Adam adds the gradient of its L2 penalty to that of the loss.
+    AdamW and Adam are fused, on a CPU five times faster than torch's default form. Only matrices have weight decay:
+    biases, norms and lookup tables (embeddings, an output tied to one, positions) do not. Adam adds the gradient of its
+    L2 penalty to that of the loss.
     """
+    own_scale = {
+        weight: part.lr_scale
+        for part in model.modules()
+        if isinstance(part, OwnLearningRate)
+        for weight in part.parameters(recurse=False)
+    }
+    if isinstance(config, AdagradConfig | AdadeltaConfig):
+        return _scaled_by_history(model, config, own_scale)
     decay = config.weight_decay if isinstance(config, AdamWConfig) else config.l2
     own_eps = {
         weight: part.optimizer_eps
         for part in model.modules()
         if isinstance(part, OwnOptimizerEpsilon)
-        for weight in part.parameters(recurse=False)
-    }
-    own_scale = {
-        weight: part.lr_scale
-        for part in model.modules()
-        if isinstance(part, OwnLearningRate)
         for weight in part.parameters(recurse=False)
     }
     groups: dict[tuple[float, float, float], list[nn.Parameter]] = {}
@@ -47,6 +56,26 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
     ]
     kind = torch.optim.AdamW if isinstance(config, AdamWConfig) else torch.optim.Adam
     return kind(param_groups, lr=0.0, betas=config.betas, fused=True)
+
+
+def _scaled_by_history(
+    model: nn.Module, config: AdagradConfig | AdadeltaConfig, own_scale: Mapping[nn.Parameter, float]
+) -> torch.optim.Optimizer:
+    """Adagrad or Adadelta, one epsilon for all weights, without weight decay."""
+    groups: dict[float, list[nn.Parameter]] = {}
+    for weight in model.parameters():
+        if weight.requires_grad:
+            groups.setdefault(own_scale.get(weight, 1.0), []).append(weight)
+    param_groups = [{"params": weights, LR_SCALE: scale} for scale, weights in groups.items()]
+    if isinstance(config, AdagradConfig):
+        return torch.optim.Adagrad(param_groups, lr=0.0, eps=config.eps)
+    return torch.optim.Adadelta(param_groups, lr=0.0, rho=config.rho, eps=config.eps)
+
+
+def clip_each_gradient(weights: Sequence[nn.Parameter], max_norm: float) -> None:
+    """Scale the gradient of each weight by itself to a norm of at most `max_norm` (Pascanu et al. 2013)."""
+    for weight in weights:
+        nn.utils.clip_grad_norm_(weight, max_norm)
 
 
 def weight_decay_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -85,13 +114,13 @@ def restore_optimizer_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], file: Path
 ) -> None:
     """Restore the tensors of `named_optimizer_state`, read from `file`. Raises DamagedFile if they do not fit."""
-    weights = dict(model.named_parameters())
+    weights, state_kinds = dict(model.named_parameters()), _STATE_KINDS[type(optimizer)]
     for key, value in tensors.items():
         name, _, kind = key.rpartition("/")
         expected = weights[name].shape if name in weights and kind != "step" else torch.Size()
-        if name not in weights or kind not in _STATE_KINDS or value.shape != expected:
+        if name not in weights or kind not in state_kinds or value.shape != expected:
             raise DamagedFile(f"{file} is damaged: {key:.80} {tuple(value.shape)} fits no weight of the model")
-        if any(f"{name}/{kind_name}" not in tensors for kind_name in _STATE_KINDS):
+        if any(f"{name}/{kind_name}" not in tensors for kind_name in state_kinds):
             raise DamagedFile(f"{file} is damaged: a part of the state of {name} is missing")
         weight = weights[name]
         # a copy: tensors in a file's memory map are aligned differently, which can change the last bit of a sum

@@ -83,7 +83,7 @@ def train_in_process(
 
 def open_run_data(run: RunConfig, out: Path, log: LogFn) -> OpenedData:
     """Open the training and validation data of a run."""
-    form = get_recipe(run.recipe).card.task.data_forms[run.data.kind]
+    form = get_recipe(run.recipe).card.task.variant(run.data.kind).data_forms[run.data.kind]
     return open_data(
         run.data,
         form,

@@ -54,6 +54,7 @@ class TrainingSession:
     ) -> None:
         self.run, self.out, self.on_event, self.process_group = run, out, on_event, process_group
         self.card = get_recipe(run.recipe).card
+        self.task = self.card.task.variant(run.data.kind)
         device = choose_device(run.device, process_group)
         strategy = choose_strategy(run.strategy, process_group)
         self.store = CheckpointStore(out / "checkpoints", process_group)
@@ -80,9 +81,7 @@ class TrainingSession:
         if process_group.rank:
             # equal weights, but different dropout in each process
             seed_everything(run.seed + 7919 * process_group.rank)
-        self.validator = Validator(
-            self.engine.scorer, self.data.valid, run.evaluate, process_group, task=self.card.task
-        )
+        self.validator = Validator(self.engine.scorer, self.data.valid, run.evaluate, process_group, task=self.task)
         self.loop = self._make_loop(checkpoint, stop_signal)
         self._report_started(device)
         if checkpoint is not None:
@@ -96,8 +95,7 @@ class TrainingSession:
         if source is None:
             check_random_init(self.model)
             return
-        load_initial_weights(self.model, source, self.data)
-        self._log(f"weights initialized from {source}")
+        self._log(load_initial_weights(self.model, source, self.data))
 
     def train(self) -> TrainResult:
         """Train to the end, choose the weights and save the model."""
@@ -128,9 +126,8 @@ class TrainingSession:
 
     def _report_finished(self, result: TrainResult) -> TrainResult:
         """Report the result with commands that use the trained model."""
-        task = self.card.task.variant(self.run.data.kind)
         commands = (f"manyformer evaluate {self.out}", f"manyformer plot {self.out}")
-        self.on_event(TrainingFinished(result, (*task.next_commands(self.out, self.run.data), *commands)))
+        self.on_event(TrainingFinished(result, (*self.task.next_commands(self.out, self.run.data), *commands)))
         return result
 
     def _finished_result(self) -> TrainResult | None:

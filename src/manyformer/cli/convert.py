@@ -1,0 +1,104 @@
+"""`manyformer convert`: a trained model as another member of the family."""
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from typer import Argument, Option
+
+from manyformer.cli.app import USE, command
+from manyformer.cli.console import print_json, print_note, print_result, print_table, status_line
+from manyformer.cli.model_arguments import check_new_folder, model_folder, read_keywords
+from manyformer.cli.shared_options import JsonOption, KeywordsArgument, NewFolderOption
+from manyformer.cli.split_arguments import suggest_options
+
+if TYPE_CHECKING:
+    from manyformer.surgery import ConversionReport
+
+
+@command(
+    USE,
+    "manyformer convert runs/bert --to longformer max_length=4096 window=256 --out models/longformer",
+    "manyformer convert models/llama window=1024 sinks=4 --out models/llama-window",
+    "manyformer convert runs/lm-stdlib kernel=favor --out runs/lm-favor",
+    "manyformer convert models/llama kv_heads=2 --pooling mean --out models/llama-gqa",
+    "manyformer convert models/llama depth=40 --growth silent --out models/llama-40",
+    "manyformer convert runs/lm-memory --to memorizing-transformer knn_memory_size=8192 --out models/memory",
+    "manyformer train lm/stdlib kernel=favor init_from=runs/lm-favor",
+    accepts_settings=True,
+)
+def convert(
+    context: typer.Context,
+    source: Annotated[str, Argument(help="The folder of a run or a model, also one of transformers.")],
+    keywords: KeywordsArgument = None,
+    *,
+    to: Annotated[str | None, Option(help="The recipe to convert to; by default that of the model.")] = None,
+    out: NewFolderOption,
+    growth: Annotated[
+        Literal["silent", "overlapping"],
+        Option(help="More layers: copies that write nothing at first, or two overlapping copies of the stack."),
+    ] = "silent",
+    pooling: Annotated[
+        Literal["mean", "first"], Option(help="Fewer heads of keys and values: the mean of those replaced, or one.")
+    ] = "mean",
+    as_json: JsonOption = False,
+) -> None:
+    """Give a trained model another attention, longer context, a memory, early exits, fewer heads or more layers.
+
+    Says which weights are copied, derived, new or left behind, how far the new model is from the old one, and what the
+    paper found after further training: `manyformer train ... init_from=OUT`. Without --to only keywords change."""
+    from manyformer.api import load
+    from manyformer.interop.model_import import save_imported
+    from manyformer.models.model_files import is_hugging_face
+    from manyformer.recipes import get_recipe
+    from manyformer.surgery import convert as convert_model
+
+    folder = model_folder(source)
+    check_new_folder(out)
+    model = load(folder)
+    recipe, arguments = get_recipe(to or model.spec.recipe), keywords or []
+    changed = suggest_options(context, arguments, lambda: read_keywords(recipe, arguments))
+    with status_line(f"converting {source}"):
+        converted = convert_model(model, to, growth=growth, pooling=pooling, **changed)
+    if is_hugging_face(folder):
+        save_imported(converted.model, out)
+    else:
+        converted.model.save(out, tokenizers_of=folder)
+    if as_json:
+        report = converted.report
+        print_json({"out": out, **report._asdict(), "origins": [origin._asdict() for origin in report.origins]})
+        return
+    print_report(converted.report)
+    defaults = recipe.signature.parameters
+    settings = {name: value for name, value in converted.report.keywords.items() if value != defaults[name].default}
+    chosen = " ".join(f"model.{name}={value}" for name, value in settings.items() if name != "vocab")
+    print_result(f"wrote {out}", f"train it further: recipe={recipe.card.name} init_from={out} {chosen}")
+
+
+def print_report(report: "ConversionReport") -> None:
+    """Print what became of the weights, and of the function."""
+    by_origin = sorted(((origin.kind, origin.how), origin.name) for origin in report.origins)
+    rows = [
+        (kind, how, _abbreviate([name for _, name in group]))
+        for (kind, how), group in groupby(by_origin, key=lambda pair: pair[0])
+    ]
+    by_reason = sorted((reason, name) for name, reason in report.left_behind.items())
+    rows += [
+        ("left behind", reason, _abbreviate([name for _, name in group]))
+        for reason, group in groupby(by_reason, key=lambda pair: pair[0])
+    ]
+    print_table(("", "how", "tensors"), rows)
+    for sentence in report.changes:
+        print_note(sentence)
+    for sentence in report.warnings:
+        print_note(f"warning: {sentence}")
+    lines = ["{:,} parameters before, {:,} after".format(*report.parameters)]
+    if report.difference is not None:
+        lines.append(f"logits of random tokens differ by at most {report.difference:.3g}")
+    if report.finding:
+        lines.append(f"{report.paper}: {report.finding}")
+    print_result(*lines)
+
+
+def _abbreviate(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)}: {names[0]} ..."

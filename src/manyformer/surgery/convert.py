@@ -1,0 +1,145 @@
+"""`mf.convert`: a trained model as one of another recipe, or of the same recipe with other keywords."""
+
+import copy
+from typing import Any
+
+import torch
+
+from manyformer.errors import UserError, suggest_names
+from manyformer.models import Model
+from manyformer.recipes import build, get_recipe
+from manyformer.recipes.registry import task_of
+from manyformer.surgery.conversion import (
+    ConversionReport,
+    ConvertedModel,
+    RecipeConversion,
+    RecipeKeywords,
+    TensorOrigin,
+    TransformedModel,
+)
+from manyformer.surgery.mechanism_changes import describe_changes
+from manyformer.surgery.model_pair import ConversionOptions, KeyHeadPooling, LayerGrowth, ModelPair
+from manyformer.surgery.recipe_conversions import ANY_RECIPE, CONVERSIONS
+from manyformer.surgery.weight_transfer import transfer_weights
+from manyformer.training_hooks import eval_mode
+
+COMPARED_TOKENS = 32
+"""The length of the random texts on which the logits of both models are compared."""
+
+
+def convert(
+    model: Model,
+    to: str | None = None,
+    *,
+    growth: LayerGrowth = "silent",
+    pooling: KeyHeadPooling = "mean",
+    **keywords: Any,
+) -> ConvertedModel:
+    """Convert a trained model to the recipe `to`, or give it other `keywords` of its own recipe.
+
+    All keywords that both recipes have keep their values unless they are given. Weights of equal names and shapes are
+    copied; longer tables of learned positions repeat the rows of the shorter one, fewer heads of keys and values are
+    those of the model pooled (`pooling`), more layers are copies (`growth`, see `ConversionOptions`), and a kernel of
+    another kind has its own new tensors. What no rule explains is refused. `model` is not changed.
+
+    Raises UserError where nothing would change, for recipes between which there is no conversion, for keywords that the
+    target does not have, and for tensors that nothing explains.
+    """
+    target = model.spec.recipe if to is None else to
+    if target == model.spec.recipe and not keywords:
+        raise UserError(f"nothing would change: name another recipe than {target}, or keywords to change")
+    conversion = None if target == model.spec.recipe else conversion_between(model.spec.recipe, target)
+    options = ConversionOptions(growth=growth, pooling=pooling)
+    if conversion is not None and conversion.transform is not None:
+        transformed = conversion.transform(copy.deepcopy(model), keywords)
+        new_model, origins, left_behind = transformed.model, *_compare_tensors(model, transformed)
+    else:
+        new_model = _build_target(model, target, keywords, conversion)
+        pair = ModelPair.of(model, new_model, options=options)
+        values, origins, left_behind = transfer_weights(pair, conversion)
+        new_weights = new_model.state_dict()
+        for name, value in values.items():
+            new_weights[name].copy_(value)
+    new_model.tokenizer = model.tokenizer
+    new_model.train(model.training)
+    report = ConversionReport(
+        source=model.spec.recipe,
+        target=target,
+        keywords=new_model.spec.keywords,
+        origins=origins,
+        left_behind=left_behind,
+        changes=describe_changes(model, new_model),
+        warnings=[] if conversion is None else conversion.warnings(model.spec.keywords, new_model.spec.keywords),
+        parameters=(_count(model), _count(new_model)),
+        difference=logit_difference(model, new_model),
+        paper="" if conversion is None else conversion.paper,
+        finding="" if conversion is None else conversion.finding,
+    )
+    return ConvertedModel(new_model, report)
+
+
+def conversion_between(source: str, target: str) -> RecipeConversion:
+    """The conversion from one recipe to another. Raises UserError, with those that exist, if there is none."""
+    get_recipe(target)
+    for pair in ((source, target), (ANY_RECIPE, target)):
+        if pair in CONVERSIONS:
+            return CONVERSIONS[pair]
+    targets = sorted({target for start, target in CONVERSIONS if start in (source, ANY_RECIPE)})
+    sources = sorted({start for start, end in CONVERSIONS if end == target})
+    others = f"; {target} is made of {', '.join(sources)}" if sources else ""
+    raise UserError(f"no conversion makes a {target} of a {source}; {suggest_names(target, targets)}{others}")
+
+
+@torch.no_grad()
+def logit_difference(model: Model, new_model: Model) -> float | None:
+    """The largest difference of logits on two random rows; None for models that do not read the same inputs."""
+    task = task_of(model)
+    if task_of(new_model) is not task:
+        return None
+    fixed_length, new_fixed_length = task.fixed_length(model), task.fixed_length(new_model)
+    if fixed_length != new_fixed_length:
+        return None
+    limits = [limit for each in (model, new_model) if (limit := each.max_length) is not None]
+    length = fixed_length or min([COMPARED_TOKENS, *limits])
+    tokens = torch.randint(task.token_ids(model), (2, length), generator=torch.Generator().manual_seed(0))
+    outputs = []
+    for each in (model, new_model):
+        with eval_mode(each):
+            outputs.append(task.call(each, task.example(each, tokens.to(each.device))).logits.float())
+    return float((outputs[0] - outputs[1]).abs().max()) if outputs[0].shape == outputs[1].shape else None
+
+
+def _build_target(model: Model, target: str, asked: RecipeKeywords, conversion: RecipeConversion | None) -> Model:
+    """A new model of the target recipe, on the device and of the dtype of `model`."""
+    recipe, saved = get_recipe(target), model.spec.keywords
+    valid_names = recipe.signature.parameters
+    if unknown := [name for name in asked if name not in valid_names]:
+        raise UserError(f"{target} has no keyword {unknown[0]}; {suggest_names(unknown[0], valid_names)}")
+    chosen = asked | ({} if conversion is None else conversion.keywords(saved, asked))
+    defaults = get_recipe(model.spec.recipe).signature.parameters
+    for name, value in saved.items():
+        if name not in valid_names and value != defaults[name].default:
+            raise UserError(f"{target} has no keyword {name}, which this model sets to {value}")
+    keywords = {name: value for name, value in saved.items() if name in valid_names} | chosen
+    parameter = next(model.parameters())
+    try:
+        new_model = build(target, **keywords)
+    except ValueError as error:
+        raise UserError(f"{target}: {error}") from None
+    return new_model.to(device=parameter.device, dtype=parameter.dtype)
+
+
+def _compare_tensors(model: Model, transformed: TransformedModel) -> tuple[list[TensorOrigin], dict[str, str]]:
+    """The origins of the tensors of a model that a function made, and the tensors that it has no longer."""
+    old, new, origins = model.state_dict(), transformed.model.state_dict(), list[TensorOrigin]()
+    for name, value in new.items():
+        how = next((text for prefix, text in transformed.derivations.items() if name.startswith(prefix)), None)
+        if name in old and old[name].shape == value.shape and torch.equal(old[name], value):
+            origins.append(TensorOrigin(name, "copied"))
+        else:
+            origins.append(TensorOrigin(name, "new" if how is None else "derived", how or "initial value"))
+    return origins, dict.fromkeys(sorted(old.keys() - new.keys()), "replaced by derived tensors")
+
+
+def _count(model: Model) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

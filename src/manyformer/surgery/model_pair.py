@@ -1,0 +1,113 @@
+"""The two models of a conversion: which module and which tensor of the old model stand behind those of the new one."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from manyformer.errors import UserError
+from manyformer.models import Model
+
+LayerGrowth = Literal["silent", "overlapping"]
+KeyHeadPooling = Literal["mean", "first"]
+
+_LAYER = re.compile(r"((?:encoder|decoder)\.)?body\.(\d+)\b")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConversionOptions:
+    """How weights are derived where there is a choice.
+
+    A deeper model has copies of layers that write nothing at first ("silent", Wu et al. 2024, LLaMA Pro,
+    arXiv:2401.02415), or the layers of two overlapping copies of the model ("overlapping", Kim et al. 2024, SOLAR,
+    arXiv:2312.15166). Fewer heads of keys and values are the mean of those that they replace (Ainslie et al. 2023, GQA,
+    arXiv:2305.13245, section 2.1), or the first of them.
+    """
+
+    growth: LayerGrowth = "silent"
+    pooling: KeyHeadPooling = "mean"
+
+
+class DerivedTensor(NamedTuple):
+    """The value of a tensor of the converted model, and how it was derived."""
+
+    value: Tensor
+    how: str
+
+
+@dataclass(frozen=True)
+class ModelPair:
+    """A model before and after a conversion.
+
+    `tensors` are the trained ones of `source`, whose own may hold no numbers, `initial` those of `target`. `layers` has
+    for each layer of a deeper model the number of the layer that it is a copy of, and is empty if depths are equal."""
+
+    source: nn.Module
+    target: Model
+    options: ConversionOptions
+    tensors: Mapping[str, Tensor]
+    initial: Mapping[str, Tensor]
+    modules: Mapping[str, nn.Module]
+    layers: list[int]
+
+    @classmethod
+    def of(
+        cls,
+        source: nn.Module,
+        target: Model,
+        tensors: Mapping[str, Tensor] | None = None,
+        options: ConversionOptions | None = None,
+    ) -> "ModelPair":
+        """The pair of these models. Raises UserError for depths between which there is no conversion."""
+        options = ConversionOptions() if options is None else options
+        old_depth, depth = _depth(source), _depth(target)
+        is_resized = old_depth and depth and old_depth != depth
+        layers = _copied_layers(old_depth, depth, options.growth) if is_resized else []
+        tensors = source.state_dict() if tensors is None else tensors
+        return cls(source, target, options, tensors, target.state_dict(), dict(source.named_modules()), layers)
+
+    def old_name(self, name: str) -> str:
+        """The name in the old model of a module or a tensor of the new one."""
+        match = _LAYER.match(name)
+        if match is None or not self.layers:
+            return name
+        return f"{match[1] or ''}body.{self.layers[int(match[2])]}{name[match.end() :]}"
+
+    def trained(self, name: str) -> Tensor | None:
+        """The tensor of the old model behind one of the new model, None if there is none."""
+        return self.tensors.get(self.old_name(name))
+
+    def old_module(self, name: str) -> nn.Module | None:
+        """The module of the old model behind one of the new model, None if there is none."""
+        return self.modules.get(self.old_name(name))
+
+    def is_silent(self, name: str) -> bool:
+        """Whether a tensor belongs to an inserted layer that writes nothing at first."""
+        match = _LAYER.match(name)
+        number = 0 if match is None else int(match[2])
+        return (
+            bool(self.layers)
+            and self.options.growth == "silent"
+            and number > 0
+            and self.layers[number] == self.layers[number - 1]
+        )
+
+
+def _depth(model: nn.Module) -> int:
+    """The number of numbered layers."""
+    return len({match[2] for name, _ in model.named_modules() if (match := _LAYER.match(name))})
+
+
+def _copied_layers(old_depth: int, depth: int, growth: LayerGrowth) -> list[int]:
+    """The layer of the old model that each layer of the new one is a copy of. Raises UserError if that cannot be."""
+    if depth < old_depth:
+        raise UserError(f"depth ({depth}) is below the {old_depth} layers of the model: no conversion removes layers")
+    if growth == "silent":
+        return [number * old_depth // depth for number in range(depth)]
+    if depth % 2 or depth > 2 * old_depth:
+        raise UserError(
+            f"depth ({depth}) of two overlapping copies must be even and at most {2 * old_depth}, twice the model's"
+        )
+    return [*range(depth // 2), *range(old_depth - depth // 2, old_depth)]

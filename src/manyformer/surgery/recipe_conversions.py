@@ -1,0 +1,131 @@
+"""The registry of conversions between recipes."""
+
+from manyformer.errors import UserError
+from manyformer.head_sharing import COUNTERPART_RECIPES, collaborate
+from manyformer.knn_memory import COUNTERPART_KEYWORDS, DEFAULT_GATE, MEMORIZING_RECIPE, memorize
+from manyformer.models import Model
+from manyformer.models.with_early_exit import early_exit
+from manyformer.surgery.conversion import RecipeConversion, RecipeKeywords, TransformedModel
+from manyformer.surgery.weight_rules import copied_global_projections
+
+ANY_RECIPE = "*"
+"""The source of conversions that models of many recipes have."""
+
+CONVERSIONS: dict[tuple[str, str], RecipeConversion] = {}
+"""All conversions by the recipes before and after; changing keywords of a recipe needs none."""
+
+LONGFORMER_PAPER = "Beltagy et al. 2020, Longformer: The Long-Document Transformer, arXiv:2004.05150, section 5"
+LONGFORMER_FINDING = (
+    "masked-token loss of RoBERTa base at 4,096 tokens, in bits per character: 1.846 before, 1.957 right after, 1.705 "
+    "after 65,000 updates, 10.299 with random positions (table 5)"
+)
+
+
+def register(conversion: RecipeConversion) -> RecipeConversion:
+    """Offer a conversion. Raises UserError if there is one between the same recipes."""
+    pair = conversion.source, conversion.target
+    if pair in CONVERSIONS:
+        raise UserError(f"there is a conversion from {pair[0]} to {pair[1]} already")
+    CONVERSIONS[pair] = conversion
+    return conversion
+
+
+def _check_repeated_positions(reach: str, source: RecipeKeywords, target: RecipeKeywords) -> list[str]:
+    """A warning where a token sees two tokens with the same position."""
+    old, new, distance = source["max_length"], target["max_length"], target[reach]
+    if new <= old or 2 * distance <= old:
+        return []
+    return [
+        f"{reach} ({distance}) is above half of the {old} positions that are repeated: a token then sees two tokens "
+        f"with the same position; {reach}={old // 2} or less avoids that"
+    ]
+
+
+def _make_collaborative(model: Model, asked: RecipeKeywords) -> TransformedModel:
+    keywords = {"shared_dim": model.spec.keywords["dim"], **asked}
+    shared = keywords.pop("shared_dim")
+    _refuse_others(keywords, "shared_dim")
+    result = collaborate(model, shared=shared)
+    derivations = {
+        f"{name}.": f"heads decomposed, relative error of their products {error:.4f}"
+        for name, error in result.errors.items()
+    }
+    return TransformedModel(result.model, derivations)
+
+
+def _make_memorizing(model: Model, asked: RecipeKeywords) -> TransformedModel:
+    keywords = {
+        "knn_memory_size": None,
+        "layer": None,
+        "neighbours": None,
+        "block": None,
+        "gate": DEFAULT_GATE,
+        **asked,
+    }
+    if (memory := keywords.pop("knn_memory_size")) is None:
+        raise UserError("a memory needs its size: set knn_memory_size, such as 8192")
+    chosen = {name: keywords.pop(name) for name in ("layer", "neighbours", "block", "gate")}
+    _refuse_others(keywords, "knn_memory_size, layer, neighbours, block and gate")
+    return TransformedModel(memorize(model, memory=memory, **chosen))
+
+
+def _make_early_exit(model: Model, asked: RecipeKeywords) -> TransformedModel:
+    return TransformedModel(early_exit(model, **asked))
+
+
+def _refuse_others(keywords: RecipeKeywords, allowed: str) -> None:
+    if keywords:
+        raise UserError(f"{next(iter(keywords))} cannot change in this conversion: it has {allowed}")
+
+
+register(
+    RecipeConversion(
+        source="bert",
+        target="longformer",
+        paper=LONGFORMER_PAPER,
+        finding=LONGFORMER_FINDING,
+        rules=(copied_global_projections,),
+        warnings=lambda source, target: _check_repeated_positions("window", source, target),
+    )
+)
+register(
+    RecipeConversion(
+        source="bert",
+        target="bigbird",
+        paper="Zaheer et al. 2020, Big Bird, arXiv:2007.14062, section 4",
+        finding="masked-token loss of the base model at 4,096 tokens, begun with RoBERTa's weights, in bits per "
+        "character: 1.678, Longformer's 1.705, RoBERTa's at 512 tokens 1.846 (table 8)",
+        warnings=lambda source, target: _check_repeated_positions("block", source, target),
+    )
+)
+for _source, _target in COUNTERPART_RECIPES.items():
+    register(
+        RecipeConversion(
+            source=_source,
+            target=_target,
+            paper="Cordonnier et al. 2020, Multi-Head Attention: Collaborate Instead of Concatenate, arXiv:2006.16362",
+            finding="a third of the dimensions of queries and keys can be shared with a small loss after fine-tuning "
+            "(section 4)",
+            transform=_make_collaborative,
+        )
+    )
+for _source in COUNTERPART_KEYWORDS:
+    register(
+        RecipeConversion(
+            source=_source,
+            target=MEMORIZING_RECIPE,
+            paper="Wu et al. 2022, Memorizing Transformers, arXiv:2203.08913, section 4.4",
+            finding="20,000 steps with a memory, 4 % of the pretraining, recover most of what it gains from the start",
+            transform=_make_memorizing,
+        )
+    )
+for _target in ("early-exit-lm", "early-exit-seq2seq"):
+    register(
+        RecipeConversion(
+            source=ANY_RECIPE,
+            target=_target,
+            paper="Schuster et al. 2022, Confident Adaptive Language Modeling, arXiv:2207.07061",
+            finding="up to three times fewer layers for each token of T5 at equal quality (section 6)",
+            transform=_make_early_exit,
+        )
+    )

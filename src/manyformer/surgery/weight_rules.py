@@ -1,0 +1,115 @@
+"""Rules by which tensors of a converted model follow from trained ones."""
+
+import torch
+from torch import Tensor, nn
+
+from manyformer.attention import Attention
+from manyformer.errors import UserError
+from manyformer.feedforward import FeedForward, GatedFeedForward
+from manyformer.kernels import Kernel
+from manyformer.mixers.global_local import GlobalLocalAttention
+from manyformer.position import LearnedPosition
+from manyformer.surgery.model_pair import DerivedTensor, ModelPair
+
+
+def repeated_positions(pair: ModelPair, name: str) -> DerivedTensor | None:
+    """The rows of a table of positions, repeated until the longer table is full (Beltagy et al. 2020, section 5)."""
+    table = pair.trained(name)
+    if table is None or not isinstance(pair.target.get_submodule(name.rpartition(".")[0]), LearnedPosition):
+        return None
+    rows = len(pair.initial[name])
+    if rows < len(table):
+        return DerivedTensor(table[:rows], f"the first {rows:,} of {len(table):,} positions")
+    return DerivedTensor(table.repeat(-(-rows // len(table)), 1)[:rows], f"{len(table):,} positions, repeated")
+
+
+def pooled_key_heads(pair: ModelPair, name: str) -> DerivedTensor | None:
+    """Fewer heads of keys and values: the mean, or the first, of those that each new one replaces."""
+    rows, path = pair.trained(name), name.rpartition(".kv_proj.")[0]
+    layer, old_layer = (pair.target.get_submodule(path), pair.old_module(path)) if path else (None, None)
+    if rows is None or not isinstance(layer, Attention) or not isinstance(old_layer, Attention):
+        return None
+    (heads, *widths), (old_heads, *old_widths) = layer.kv_shape, old_layer.kv_shape
+    if heads == old_heads or widths != old_widths:
+        return None
+    if old_heads % heads:
+        raise UserError(f"kv_heads ({heads}) must divide the {old_heads} heads of keys and values of the model")
+    parts = torch.split(rows, [old_heads * width for width in widths])
+    pooled = torch.cat([_pool(part, heads, old_heads, pair.options.pooling) for part in parts])
+    chosen = "the mean" if pair.options.pooling == "mean" else "the first"
+    return DerivedTensor(pooled, f"{chosen} of every {old_heads // heads} heads of keys and values")
+
+
+def copied_global_projections(pair: ModelPair, name: str) -> DerivedTensor | None:
+    """The projections of Longformer's global tokens: those of all tokens (Beltagy et al. 2020, section 5)."""
+    path, mark, part = name.rpartition(".global_")
+    if not mark or not isinstance(pair.target.get_submodule(path), GlobalLocalAttention):
+        return None
+    projection = pair.trained(f"{path}.{part}")
+    return None if projection is None else DerivedTensor(projection, "copies of the projections of all tokens")
+
+
+def added_gate_rows(pair: ModelPair, name: str) -> DerivedTensor | None:
+    """A projection of keys and values with new rows: the gates of a kernel that has them, the last of each head."""
+    loaded, path = pair.trained(name), name.rpartition(".kv_proj.")[0]
+    layer = pair.target.get_submodule(path) if path else None
+    if loaded is None or not isinstance(layer, Attention) or not layer.kernel.gate_dim:
+        return None
+    heads, key_dim, value_dim = layer.kv_shape
+    rows = torch.arange(heads * value_dim).view(heads, value_dim)[:, : value_dim - layer.kernel.gate_dim]
+    rows = torch.cat([torch.arange(heads * key_dim), heads * key_dim + rows.flatten()])
+    if len(rows) != len(loaded):
+        return None
+    return DerivedTensor(pair.initial[name].index_copy(0, rows, loaded.to(pair.initial[name])), "rows of gates are new")
+
+
+def silent_layers(pair: ModelPair, name: str) -> DerivedTensor | None:
+    """Nothing, for the last projection of both branches of an inserted layer: it changes no output at first."""
+    if not pair.is_silent(name):
+        return None
+    path, _, part = name.rpartition(".")[0].rpartition(".")
+    module = pair.target.get_submodule(path)
+    is_last = (isinstance(module, Attention) and part == "out_proj") or (
+        isinstance(module, FeedForward | GatedFeedForward) and part == "down"
+    )
+    return (
+        DerivedTensor(torch.zeros_like(pair.initial[name]), "0, so that new layers write nothing") if is_last else None
+    )
+
+
+SHAPE_RULES = (repeated_positions, added_gate_rows, pooled_key_heads)
+"""Rules for tensors that have another shape in the old model."""
+
+
+def is_of_new_kernel(pair: ModelPair, name: str) -> bool:
+    """Whether a tensor of the new model belongs to a kernel of another kind than the old model has there."""
+    modules = dict(pair.target.named_modules())
+    for path in _paths(name):
+        if isinstance(kernel := modules[path], Kernel):
+            old_kernel = pair.old_module(path)
+            return isinstance(old_kernel, Kernel) and _structure(old_kernel) != _structure(kernel)
+    return False
+
+
+def is_of_replaced_kernel(pair: ModelPair, name: str) -> bool:
+    """Whether a tensor of the old model belongs to a kernel that the new model has of another kind."""
+    modules = dict(pair.target.named_modules())
+    for path in _paths(name):
+        if isinstance(kernel := pair.modules[path], Kernel):
+            return isinstance(modules.get(path), Kernel) and _structure(kernel) != _structure(modules[path])
+    return False
+
+
+def _paths(name: str) -> list[str]:
+    """The names of the modules around a tensor, the smallest first."""
+    parts = name.split(".")[:-1]
+    return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
+
+
+def _structure(module: nn.Module) -> dict[str, type]:
+    return {name: type(part) for name, part in module.named_modules()}
+
+
+def _pool(rows: Tensor, heads: int, old_heads: int, pooling: str) -> Tensor:
+    groups = rows.view(heads, old_heads // heads, -1, *rows.shape[1:])
+    return (groups.mean(1) if pooling == "mean" else groups[:, 0]).flatten(0, 1)
