@@ -43,7 +43,8 @@ LEVELS = [
         "stop_signals",
         "training_hooks",
     },
-    {"batches", "head_selection", "state_tensors"},
+    {"batches", "context_windows", "head_selection", "state_tensors", "two_texts"},
+    {"episode_batches"},
     {"masks", "position", "residual", "rollouts"},
     {"gated_joins", "head_gates"},
     {"ops"},
@@ -57,7 +58,9 @@ LEVELS = [
     {"recipes"},
     {"config"},
     {"data"},
-    {"api", "head_sharing", "interop", "knn_memory", "model_summary", "properties", "relevance"},
+    {"interop"},
+    {"api", "head_sharing", "knn_memory", "model_summary", "properties", "relevance"},
+    {"surgery"},
     {"generate"},
     {"train", "check"},
     {"evaluate", "view"},
@@ -76,21 +79,25 @@ ONLY = {
         *(
             "batches",
             "config",
+            "context_windows",
             "core",
             "dependency_trees",
             "environments",
+            "episode_batches",
             "errors",
             "files",
             "graph_laplacian",
             "pixel_order",
             "rollouts",
         ),
-        *("spaces", "type_aliases"),
+        *("spaces", "two_texts", "type_aliases"),
     },
     "core": {"binding", "token_structures"},
     "files": {"errors", "version"},
     "environments": {"errors", "files", "spaces", "type_aliases"},
-    "rollouts": {"batches", "core", "environments", "errors", "files", "spaces", "state_tensors", "type_aliases"},
+    "rollouts": {
+        *("core", "environments", "episode_batches", "errors", "files", "spaces", "state_tensors", "type_aliases")
+    },
     "errors": set(),
 }
 """Parts that must not know all that lies below them: a run's record and its data stand beside the models."""
@@ -110,6 +117,9 @@ HEAVY = {
     "gymnasium",
     "torchrl",
     "minari",
+    "soundfile",
+    "scipy",
+    "jiwer",
 }
 
 PUBLIC = {
@@ -117,6 +127,7 @@ PUBLIC = {
     "build",
     "check",
     "collaborate",
+    "convert",
     "draw",
     "early_exit",
     "explain",
@@ -196,7 +207,9 @@ def test_arrows_point_down(file: Path) -> None:
 def test_heavy_packages_wait_until_they_are_needed(file: Path) -> None:
     tree = ast.parse(file.read_text())
     loaded = {name.split(".")[0] for name in at_import_time(tree)}
-    assert not loaded & HEAVY
+    # its classes are subclasses of those of transformers; nothing else imports it
+    needed = {"transformers"} if file.parent == ROOT / "interop" / "auto_model" else set()
+    assert not loaded & (HEAVY - needed)
     assert "__future__" not in loaded, "shape annotations must be real, not strings"
 
 
@@ -244,7 +257,7 @@ CLASS_CHECKS = {
     "datastore/knn_head.py": 1,
     "datastore/retrieval_model.py": 2,
     "datastore/tuning.py": 1,
-    "evaluate/held_out_images.py": 3,
+    "evaluate/held_out_images.py": 4,
     "exits/prompts_from_run.py": 1,
     "generate/image_generation.py": 2,
     "knn_memory.py": 1,

@@ -13,7 +13,7 @@ from manyformer.recipes import RECIPES
 from manyformer.tasks import Inputs
 
 WITHOUT_HEADS = {"bahdanau", "fnet", "lstm-policy", "mlp-mixer"} | {
-    *("gat", "gcn", "graph-transformer", "graph-transformer-classifier"),
+    *("gat", "gcn", "graph-transformer", "graph-transformer-classifier", "tc-resnet"),
 }
 """Recipes without heads, or with heads that no output projection joins."""
 

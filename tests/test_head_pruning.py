@@ -30,9 +30,9 @@ from perturbing import perturb
 from token_rows import range_positions
 
 WITHOUT_HEADS = {"bahdanau", "fnet", "lstm-policy", "mlp-mixer"} | {
-    *("gat", "gcn", "graph-transformer", "graph-transformer-classifier"),
+    *("gat", "gcn", "graph-transformer", "graph-transformer-classifier", "tc-resnet"),
 }
-WITH_ONE_HEAD = {"gmlp", "gmlp-encoder"}
+WITH_ONE_HEAD = {"gmlp", "gmlp-encoder", "gmlp-vit"}
 """Recipes without a number of heads, whose layers have one each."""
 
 
@@ -194,6 +194,11 @@ def test_conversions_of_a_pruned_model(recipe: str) -> None:
 def test_recipes_that_choose_no_number_of_heads_are_refused() -> None:
     with pytest.raises(UserError, match="gmlp does not choose a number of heads, so none of them can be removed"):
         mf.prune_heads(build_tiny("gmlp", {}, 0), {})
+
+
+def test_heads_that_no_output_projection_joins_are_refused() -> None:
+    with pytest.raises(UserError, match="no layer of this model has heads that an output projection joins"):
+        mf.build("gat", removed_heads="body.attention_0:1")
 
 
 def test_heads_of_a_pruned_model_do_not_share_dimensions() -> None:

@@ -153,7 +153,7 @@ COMPARISON = Scenario(
 EXPORT = Scenario(
     "export",
     write_text,
-    ("collaborate", "run", "--shared", "8", "--out", "exported"),
+    ("convert", "run", "--to", "collaborative", "shared_dim=8", "--out", "exported"),
     "exported",
     ((LOAD, "exported"), ("generate", "exported", "to be ", "--seed", "1", "--max-new", "8", "--json")),
     preparation=(LANGUAGE.command,),

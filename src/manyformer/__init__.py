@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from manyformer.knn_memory import memorize
     from manyformer.models.with_early_exit import early_exit
     from manyformer.pruning.pruned_run import prune_heads
+    from manyformer.surgery import convert
     from manyformer.train import train
     from manyformer.view import draw
     from manyformer.viewer import view
@@ -31,6 +32,7 @@ _MODULES = {
     "build": "manyformer.api",
     "check": "manyformer.check",
     "collaborate": "manyformer.head_sharing",
+    "convert": "manyformer.surgery",
     "draw": "manyformer.view",
     "early_exit": "manyformer.models.with_early_exit",
     "explain": "manyformer.api",
@@ -50,6 +52,7 @@ __all__ = [
     "build",
     "check",
     "collaborate",
+    "convert",
     "draw",
     "early_exit",
     "explain",

@@ -13,7 +13,8 @@ from manyformer.files.json_records import DamagedFile
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.kernels import Kernel, KernelCall
 from manyformer.models import GenerativeModel, Model
-from manyformer.models.model_files import CONFIG_FILE, read_weights
+from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
+from manyformer.models.model_files import CONFIG_FILE, is_hugging_face, read_weights
 from manyformer.plugins import import_modules
 from manyformer.recipes import Recipe, all_recipes, read_saved_recipe
 from manyformer.recipes import build as build
@@ -29,6 +30,8 @@ def recipes() -> dict[str, Recipe]:
 def load(path: str | Path, *, keywords: Mapping[str, Any] | None = None, imports: Sequence[str] = ()) -> Model:
     """The model saved in the folder `path`, or the final model of the run in that folder, in evaluation mode.
 
+    A folder that Hugging Face's `transformers` wrote gives the equal recipe with its weights and its tokenizer.
+
     `model.tokenizer` is the tokenizer that it was trained with, if one was saved. `keywords` of its recipe may be
     changed if the shapes of the weights stay the same: `load("runs/copy", keywords={"num_hashes": 8})`. `imports`
     names modules or .py files to import first, which define its recipe; installed packages that offer it need not be
@@ -40,17 +43,34 @@ def load(path: str | Path, *, keywords: Mapping[str, Any] | None = None, imports
         raise UserError(f"{folder} is not a folder; a saved model is a folder with config.json and model.safetensors")
     if not (folder / "config.json").is_file() and (folder / "model" / "config.json").is_file():
         folder = folder / "model"
+    if is_hugging_face(folder):
+        return _imported(folder, keywords)
     recipe, saved_keywords = read_saved_recipe(folder)
     _check_saved_keywords(recipe, saved_keywords, folder / CONFIG_FILE)
     model = build(recipe.card.name, **{**saved_keywords, **(keywords or {})})
     read_weights(model, folder)
-    if any(name.startswith("tokenizer") for name in VerifiedFolder.open(folder).sums):
+    files = VerifiedFolder.open(folder)
+    if GENERATION_FILE in files:
+        model.generation = GenerationSettings.read(files.file(GENERATION_FILE))
+    if any(name.startswith("tokenizer") for name in files.sums):
         # imported here because loading a model without a tokenizer needs none of the data modules
         from manyformer.data.saved_tokenizers import load_tokenizers
 
-        source, target, *_ = load_tokenizers(folder)
+        source, target, model.labels = load_tokenizers(folder)
         model.tokenizer = source if source is target else (source, target)
     return model.eval()
+
+
+def _imported(folder: Path, keywords: Mapping[str, Any] | None) -> Model:
+    """The model in a folder of Hugging Face's `transformers`."""
+    if keywords:
+        raise UserError(
+            f"{folder} holds a model of Hugging Face's transformers, which has no keywords to change: import it first"
+        )
+    # imported here because few models come from elsewhere
+    from manyformer.interop import import_model
+
+    return import_model(folder).model
 
 
 def _check_saved_keywords(recipe: Recipe, keywords: Mapping[str, Any], file: Path) -> None:

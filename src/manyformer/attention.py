@@ -43,7 +43,8 @@ class Attention(MultiHeadLayer):
     default. Keys and values are projected by one matrix. Without a `source` the layer attends to its own input and
     caches the tokens that the kernel's mask can still make visible. If `kernel.tied_qk`, the queries are the keys of
     the same tokens. `pre_norm` normalizes everything that is projected, including the inputs that a source remembers,
-    for branches whose memory holds the stream before the norm. Raises ValueError if widths do not divide, or if the
+    for branches whose memory holds the stream before the norm. `bias` gives all projections a bias, but `out_bias`
+    decides for the output's. Raises ValueError if widths do not divide, or if the
     position encoding needs a seam (a place where positions enter the computation) that the kernel does not have."""
 
     def __init__(
@@ -60,6 +61,7 @@ class Attention(MultiHeadLayer):
         source: KVSource | None = None,
         pre_norm: nn.Module | None = None,
         bias: bool = True,
+        out_bias: bool | None = None,
     ) -> None:
         super().__init__()
         if (head_dim is None or value_dim is None) and dim % heads:
@@ -76,6 +78,9 @@ class Attention(MultiHeadLayer):
                 f"{type(kernel).__name__} uses keys as queries, so it needs self-attention (no source) with as many "
                 f"kv_heads ({kv_heads}) as heads ({heads})"
             )
+        if self.position.uses_positive_scores and kernel.scores_at_most_zero:
+            conflict = f"{type(kernel).__name__} does not support {type(self.position).__name__}, which drops scores"
+            raise ValueError(f"{conflict} below 0: no score of this kernel is above 0")
         self.kernel, self.source = kernel, default_source(kernel) if source is None else source
         self.heads, self.pre_norm = heads, pre_norm
         head_dim = dim // heads if head_dim is None else head_dim
@@ -84,7 +89,8 @@ class Attention(MultiHeadLayer):
         self.kv_shape = KVShape(kv_heads, head_dim, value_dim + kernel.gate_dim)
         self.q_proj = None if kernel.tied_qk else nn.Linear(dim, heads * (head_dim + kernel.extra_query_dim), bias=bias)
         self.kv_proj = nn.Linear(dim, kv_heads * (head_dim + value_dim + kernel.gate_dim), bias=bias)
-        self.out_proj = nn.Linear(heads * value_dim, dim if out_dim is None else out_dim, bias=bias)
+        out_bias = bias if out_bias is None else out_bias
+        self.out_proj = nn.Linear(heads * value_dim, dim if out_dim is None else out_dim, bias=out_bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -189,6 +195,9 @@ class Attention(MultiHeadLayer):
             return out_proj((y if gates is None else gates(y)).reshape(y.shape[0], 1, -1))
 
         return AttentionStep(*projections, self.project_kv, store, read_memory, attend, output)
+
+    def extra_repr(self) -> str:
+        return f"{self.heads} heads"
 
     def _memory_parts(self) -> MemoryAttentionParts | None:
         """The parts of a step for a source that remembers inputs; None for other sources and kernels."""

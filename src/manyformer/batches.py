@@ -1,15 +1,13 @@
 """The batch records that data loading produces: CPU tensors, one sequence per row, int64 except for images."""
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int64, Shaped, UInt8
 from torch import Tensor
 
-from manyformer.core import PADDING_SEGMENT, State, tree_map
+from manyformer.core import PADDING_SEGMENT, tree_map
 
 # The target of a position that is not scored: torch's convention for cross-entropy.
 IGNORE_INDEX = -100
@@ -52,15 +50,18 @@ def to_device(batch: BatchT, device: torch.device) -> BatchT:
     return moved
 
 
-def _count_scored(targets: Tensor) -> int:
+def count_scored(targets: Tensor) -> int:
+    """The number of targets that are not ignored."""
     return int((targets != IGNORE_INDEX).sum())
 
 
-def _count_valid(tokens: Tensor, segments: Tensor | None) -> int:
+def count_valid(tokens: Tensor, segments: Tensor | None) -> int:
+    """The number of tokens that are not padding."""
     return tokens.numel() if segments is None else int((segments != PADDING_SEGMENT).sum())
 
 
-def _ignore_all(targets: Tensor) -> Tensor:
+def ignore_all(targets: Tensor) -> Tensor:
+    """As many targets, each of which is ignored."""
     return torch.full_like(targets, IGNORE_INDEX)
 
 
@@ -76,33 +77,43 @@ class CausalLMBatch(NamedTuple):
     # The position of each token in its text, -1 for padding; None unless the text is held out.
     text_positions: Int64[Tensor, "b l"] | None = None
 
+    def in_pieces(self, length: int) -> "Iterator[CausalLMBatch]":
+        """The batch in pieces of at most `length` columns, from left to right."""
+        for start in range(0, self.tokens.shape[1], length):
+            tokens, targets, *optional_parts = (None if t is None else t[:, start : start + length] for t in self)
+            assert tokens is not None
+            assert targets is not None
+            yield CausalLMBatch(tokens, targets, *optional_parts)
+
     def target_count(self) -> int:
-        return _count_scored(self.targets)
+        return count_scored(self.targets)
 
     def token_count(self) -> int:
         return self.target_count()
 
     def ignored(self) -> Self:
-        return self._replace(targets=_ignore_all(self.targets))
+        return self._replace(targets=ignore_all(self.targets))
 
 
 class Seq2SeqBatch(NamedTuple):
-    """Pairs of source and target sequence y: `target` is BOS + y, `targets` is y + EOS, `IGNORE_INDEX` at padding."""
+    """Pairs of a source and a sequence y: `target` is BOS + y, `targets` is y + EOS, `IGNORE_INDEX` at padding.
 
-    source: Int64[Tensor, "b s"]
+    A source is what the model's encoder reads: tokens (b, s), images (b, h, w, c), frames (b, f, m)."""
+
+    source: Shaped[Tensor, "b *source"]
     target: Int64[Tensor, "b t"]
     targets: Int64[Tensor, "b t"]
     source_segments: Int64[Tensor, "b s"] | None = None
     target_segments: Int64[Tensor, "b t"] | None = None
 
     def target_count(self) -> int:
-        return _count_scored(self.targets)
+        return count_scored(self.targets)
 
     def token_count(self) -> int:
         return self.target_count()
 
     def ignored(self) -> Self:
-        return self._replace(targets=_ignore_all(self.targets))
+        return self._replace(targets=ignore_all(self.targets))
 
 
 class MaskedLMBatch(NamedTuple):
@@ -119,30 +130,54 @@ class MaskedLMBatch(NamedTuple):
     parts: Int64[Tensor, "b l"] | None = None
 
     def target_count(self) -> int:
-        return _count_scored(self.targets)
+        return count_scored(self.targets)
 
     def token_count(self) -> int:
-        return _count_valid(self.tokens, self.segments)
+        return count_valid(self.tokens, self.segments)
 
     def ignored(self) -> Self:
-        return self._replace(targets=_ignore_all(self.targets))
+        return self._replace(targets=ignore_all(self.targets))
 
 
 class ClassificationBatch(NamedTuple):
-    """A text classifier's rows, with one class index per row."""
+    """A text classifier's rows, with one class index per row; `roles` and `parts` are as of `MaskedLMBatch`."""
 
     tokens: Int64[Tensor, "b l"]
     labels: Int64[Tensor, " b"]
     segments: Int64[Tensor, "b l"] | None = None
+    roles: Int64[Tensor, "b l"] | None = None
+    parts: Int64[Tensor, "b l"] | None = None
 
     def target_count(self) -> int:
-        return _count_scored(self.labels)
+        return count_scored(self.labels)
 
     def token_count(self) -> int:
-        return _count_valid(self.tokens, self.segments)
+        return count_valid(self.tokens, self.segments)
 
     def ignored(self) -> Self:
-        return self._replace(labels=_ignore_all(self.labels))
+        return self._replace(labels=ignore_all(self.labels))
+
+
+class AnswerSpanBatch(NamedTuple):
+    """Rows of a question and a document; `targets` are the columns of the first and the last token of the answer.
+
+    The column of the row's first token stands for no answer. `roles` are 1 for global tokens and 0 otherwise, `parts`
+    number the sentences, of which the question is the first."""
+
+    tokens: Int64[Tensor, "b l"]
+    targets: Int64[Tensor, "b 2"]
+    segments: Int64[Tensor, "b l"] | None = None
+    roles: Int64[Tensor, "b l"] | None = None
+    parts: Int64[Tensor, "b l"] | None = None
+
+    def target_count(self) -> int:
+        return count_scored(self.targets)
+
+    def token_count(self) -> int:
+        return count_valid(self.tokens, self.segments)
+
+    def ignored(self) -> Self:
+        return self._replace(targets=ignore_all(self.targets))
 
 
 class TaggingBatch(NamedTuple):
@@ -157,13 +192,13 @@ class TaggingBatch(NamedTuple):
     trees: Int64[Tensor, "b l 3"] | None = None
 
     def target_count(self) -> int:
-        return _count_scored(self.targets)
+        return count_scored(self.targets)
 
     def token_count(self) -> int:
-        return _count_valid(self.tokens, self.segments)
+        return count_valid(self.tokens, self.segments)
 
     def ignored(self) -> Self:
-        return self._replace(targets=_ignore_all(self.targets))
+        return self._replace(targets=ignore_all(self.targets))
 
 
 class ImageClassificationBatch(NamedTuple):
@@ -173,13 +208,76 @@ class ImageClassificationBatch(NamedTuple):
     labels: Int64[Tensor, " b"]
 
     def target_count(self) -> int:
-        return _count_scored(self.labels)
+        return count_scored(self.labels)
 
     def token_count(self) -> int:
         return self.pixels.numel()
 
     def ignored(self) -> Self:
-        return self._replace(labels=_ignore_all(self.labels))
+        return self._replace(labels=ignore_all(self.labels))
+
+
+class AudioClassificationBatch(NamedTuple):
+    """Log-mel features of recordings, one frame per column, and one class index per recording.
+
+    `segments` are 0 for frames and -1 for padding; None means that no frame is padding."""
+
+    features: Float[Tensor, "b f m"]
+    labels: Int64[Tensor, " b"]
+    segments: Int64[Tensor, "b f"] | None = None
+
+    def target_count(self) -> int:
+        return count_scored(self.labels)
+
+    def token_count(self) -> int:
+        return count_valid(self.features[..., 0], self.segments)
+
+    def ignored(self) -> Self:
+        return self._replace(labels=ignore_all(self.labels))
+
+
+class TranscriptionBatch(NamedTuple):
+    """Log-mel features of recordings, one frame per column, and what is said: target and targets as of a pair of texts.
+
+    `segments` are 0 for frames and -1 for padding; None means that no frame is padding."""
+
+    features: Float[Tensor, "b f m"]
+    target: Int64[Tensor, "b t"]
+    targets: Int64[Tensor, "b t"]
+    segments: Int64[Tensor, "b f"] | None = None
+    target_segments: Int64[Tensor, "b t"] | None = None
+
+    def target_count(self) -> int:
+        return count_scored(self.targets)
+
+    def token_count(self) -> int:
+        return self.target_count()
+
+    def ignored(self) -> Self:
+        return self._replace(targets=ignore_all(self.targets))
+
+
+class ModalitiesBatch(NamedTuple):
+    """Examples that may have an image, frames of sound and a text, with a class index each; None: no row has the part.
+
+    The segments of a part are -1 where a row does not have it, and at its padding; None means neither occurs."""
+
+    labels: Int64[Tensor, " b"]
+    images: UInt8[Tensor, "b height width channels"] | None = None
+    frames: Float[Tensor, "b f m"] | None = None
+    tokens: Int64[Tensor, "b t"] | None = None
+    image_segments: Int64[Tensor, " b"] | None = None
+    frame_segments: Int64[Tensor, "b f"] | None = None
+    token_segments: Int64[Tensor, "b t"] | None = None
+
+    def target_count(self) -> int:
+        return count_scored(self.labels)
+
+    def token_count(self) -> int:
+        return self.target_count()
+
+    def ignored(self) -> Self:
+        return self._replace(labels=ignore_all(self.labels))
 
 
 class GraphBatch(NamedTuple):
@@ -199,83 +297,10 @@ class GraphBatch(NamedTuple):
     eigenvectors: Float[Tensor, "b l p"] | None = None
 
     def target_count(self) -> int:
-        return _count_scored(self.targets)
+        return count_scored(self.targets)
 
     def token_count(self) -> int:
-        return _count_valid(self.features[..., 0], self.segments)
+        return count_valid(self.features[..., 0], self.segments)
 
     def ignored(self) -> Self:
-        return self._replace(targets=_ignore_all(self.targets))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClippedObjective:
-    """The weights of the clipped objective of proximal policy optimization (Schulman et al. 2017, equations 7 and 9).
-
-    `clip` is epsilon, `value_weight` c_1 and `entropy_weight` c_2. With `normalize_advantages` a batch has advantages
-    of mean 0 and deviation 1, unless their deviation is below 1e-3, where that would only amplify noise."""
-
-    clip: float = 0.2
-    value_weight: float = 0.5
-    entropy_weight: float = 0.01
-    normalize_advantages: bool = True
-
-
-class RolloutBatch(NamedTuple):
-    """Rows of consecutive steps that a policy made in environments, one environment to a row.
-
-    `segments` numbers the episodes of a row in ascending order, -1 is no step. `state` is the state of the policy
-    before the first step (a tree of tensors, rows first), with which it acted. `log_probs` and `values` are those of
-    the acting policy; without log_probs the objective is the plain policy gradient. A previous action of -1 is none.
-    """
-
-    observations: Shaped[Tensor, "b l *shape"]
-    actions: Shaped[Tensor, "b l *a"]
-    advantages: Float[Tensor, "b l"]
-    returns: Float[Tensor, "b l"]
-    segments: Int64[Tensor, "b l"]
-    previous_actions: Shaped[Tensor, "b l *a"] | None = None
-    previous_rewards: Float[Tensor, "b l"] | None = None
-    log_probs: Float[Tensor, "b l"] | None = None
-    values: Float[Tensor, "b l"] | None = None
-    state: State = None
-    objective: ClippedObjective = ClippedObjective()
-
-    def target_count(self) -> int:
-        return _count_valid(self.segments, self.segments)
-
-    def token_count(self) -> int:
-        return self.target_count()
-
-    def ignored(self) -> Self:
-        return self._replace(segments=torch.full_like(self.segments, PADDING_SEGMENT))
-
-
-class TrajectoryBatch(NamedTuple):
-    """Windows of episodes, a time step per column; a row may hold several windows, each a segment, -1 is padding.
-
-    `returns` are the sums of rewards from each step to the end of its episode. Discrete actions are whole numbers, and
-    targets that are not scored `IGNORE_INDEX`; other actions are vectors, and such targets are NaN. `timesteps` count
-    from the beginning of the episode."""
-
-    returns: Float[Tensor, "b l"]
-    observations: Float[Tensor, "b l f"]
-    actions: Int64[Tensor, "b l"] | Float[Tensor, "b l a"]
-    targets: Int64[Tensor, "b l"] | Float[Tensor, "b l a"]
-    timesteps: Int64[Tensor, "b l"]
-    segments: Int64[Tensor, "b l"]
-
-    def target_count(self) -> int:
-        return int(count_action_targets(self.targets))
-
-    def token_count(self) -> int:
-        return _count_valid(self.timesteps, self.segments)
-
-    def ignored(self) -> Self:
-        ignored = math.nan if self.targets.is_floating_point() else IGNORE_INDEX
-        return self._replace(targets=torch.full_like(self.targets, ignored))
-
-
-def count_action_targets(targets: Int64[Tensor, "*b"] | Float[Tensor, "*b a"]) -> Int64[Tensor, ""]:
-    """The number of discrete or continuous actions that are scored."""
-    return (~targets[..., 0].isnan() if targets.is_floating_point() else targets != IGNORE_INDEX).sum()
+        return self._replace(targets=ignore_all(self.targets))

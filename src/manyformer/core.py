@@ -85,7 +85,8 @@ class TokenPositions(NamedTuple):
     `position_ids` is the position within the token's document, `segment_ids` the document within the row
     (`PADDING_SEGMENT` for padding); a token attends only to its own segment. `layout` states what is known about both
     without reading the tensors, which lets a kernel select its fastest exact path; None states nothing. `tree` is set
-    where the model was given dependency trees, `edges` where tokens are nodes of graphs. `roles` is a number that masks
+    where the model was given dependency trees, `edges` where tokens are nodes of graphs, `pair_scores` where a model
+    computes the scores of each query with all tokens of its row once for all layers. `roles` is a number that masks
     may select, such as `GLOBAL_ROLE`; None means 0 for every token. `part_ids` is the part of its document, such as a
     sentence, that a token belongs to, -1 or None for no part."""
 
@@ -96,6 +97,7 @@ class TokenPositions(NamedTuple):
     roles: Int[Tensor, "b l"] | None = None
     part_ids: Int[Tensor, "b l"] | None = None
     edges: GraphEdges | None = None
+    pair_scores: Float[Tensor, "b l h s"] | None = None
 
     def same_document(self, keys: "TokenPositions") -> Bool[Tensor, "b l s"]:
         """Whether each of the `keys` is a token of the document of each token here; never for padding."""
@@ -103,13 +105,14 @@ class TokenPositions(NamedTuple):
         return (self.segment_ids[:, :, None] == key_segments) & (key_segments != PADDING_SEGMENT)
 
     def columns(self, start: int, stop: int) -> "TokenPositions":
-        """The positions of the tokens in the columns `start` to `stop` - 1."""
+        """The positions of the tokens in the columns `start` to `stop` - 1, without edges, which join whole rows."""
         tree = None if self.tree is None else DependencyTree(*(part[:, start:stop] for part in self.tree))
         current = self.layout
         layout = type(current)(current.start + start) if isinstance(current, ContiguousLayout | AlignedLayout) else None
-        roles, parts = (None if field is None else field[:, start:stop] for field in (self.roles, self.part_ids))
+        optional = (self.roles, self.part_ids, self.pair_scores)
+        roles, parts, pair_scores = (None if field is None else field[:, start:stop] for field in optional)
         position_ids, segment_ids = self.position_ids[:, start:stop], self.segment_ids[:, start:stop]
-        return TokenPositions(position_ids, segment_ids, layout, tree, roles, parts)
+        return TokenPositions(position_ids, segment_ids, layout, tree, roles, parts, pair_scores=pair_scores)
 
 
 def contiguous_positions(rows: int, start: int, stop: int, device: torch.device) -> TokenPositions:

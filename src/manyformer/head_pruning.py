@@ -21,6 +21,8 @@ def remove_heads(model: nn.Module, removed: RemovedHeads) -> None:
     biases by distance, is copied for a layer that loses heads. Raises UserError for heads that do not exist or cannot
     be removed."""
     layers = attention_heads(model)
+    if removed and not layers:
+        raise UserError("no layer of this model has heads that an output projection joins, so none can be removed")
     for name, heads in removed.items():
         if name not in layers:
             raise UserError(f"there is no layer '{name}' with heads; {suggest_names(name, layers)}")

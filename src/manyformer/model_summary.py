@@ -12,6 +12,7 @@ from manyformer.device_memory import bounded_model
 from manyformer.flops import count_flops
 from manyformer.models import Model
 from manyformer.recipes import RECIPES, build
+from manyformer.recipes.registry import task_of
 from manyformer.tasks import Inputs, Task
 from manyformer.training_hooks import eval_mode
 
@@ -125,8 +126,7 @@ def forward_cost(model: Model, length: int) -> ForwardCost:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = build(model.spec.recipe, **model.spec.keywords).eval()
-    card = RECIPES[model.spec.recipe].card
-    task = card.task
+    card, task = RECIPES[model.spec.recipe].card, task_of(model)
     tokens = torch.zeros(1, length, dtype=torch.long, device=model.device)
     if content_based:
         tokens = torch.arange(length, device=model.device)[None] % task.token_ids(model)

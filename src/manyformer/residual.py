@@ -27,19 +27,25 @@ class ResidualJoin(nn.Module, ABC):
 
 @final
 class AddJoin(ResidualJoin):
-    """The sum (He et al. 2016), after dropout of the branch (Vaswani et al. 2017, section 5.4)."""
+    """The sum (He et al. 2016), after dropout of the branch (Vaswani et al. 2017, section 5.4).
 
-    def __init__(self, *, dropout: float) -> None:
+    The branch is multiplied by `scale`: 0.5 for the half steps of the Conformer (Gulati et al. 2020, equation 1)."""
+
+    def __init__(self, *, dropout: float, scale: float = 1.0) -> None:
         super().__init__()
-        self.dropout = Dropout(dropout)
+        self.dropout, self.scale = Dropout(dropout), scale
 
     def forward(self, x: Float[Tensor, "b l d"], branch: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
+        return x + self.summand(branch)
+
+    def summand(self, branch: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
+        """What is added to the stream."""
         dropped: Tensor = self.dropout(branch)
-        return x + dropped
+        return dropped if self.scale == 1.0 else dropped * self.scale
 
     def decode_join(self) -> Callable[[Tensor, Tensor], Tensor]:
         is_sum = not (self.dropout.training or has_hooks(self) or has_hooks(self.dropout))
-        return operator.add if is_sum else self
+        return operator.add if is_sum and self.scale == 1.0 else self
 
 
 class ResidualStep(NamedTuple):

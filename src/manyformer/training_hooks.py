@@ -49,7 +49,12 @@ class AddsPenalty(ABC):
 
 
 class StatefulAcrossBatches:
-    """A module whose state is carried from batch to batch while training on rows that continue."""
+    """A module whose state is carried from batch to batch while training on rows that continue.
+
+    One that only may be has `carries_across_batches` False where it is not.
+    """
+
+    carries_across_batches: bool = True
 
 
 class OptionalOnLoad:

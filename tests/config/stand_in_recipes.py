@@ -18,6 +18,12 @@ class StandInTask(NamedTuple):
     def metrics(self) -> dict[str, bool]:
         return {"loss": True, "accuracy": False}
 
+    def data_kinds(self) -> tuple[str, ...]:
+        return tuple(self.data_forms)
+
+    def variant(self, data_kind: str) -> "StandInTask":
+        return self
+
 
 def _lm(
     vocab: int = 256,

@@ -13,12 +13,13 @@ def test_help_shows_the_runs_own_values_as_defaults() -> None:
     assert (rows["model.heads"].default, rows["model.ff_dim"].type) == ("4", "a whole number or null")
     assert rows["model.norm_order"][1:3] == ("one of pre, post, sandwich", "pre")
     assert rows["optim.lr"].default == "0.25"
-    assert rows["optim.name"][1:3] == ("one of adamw, adam", "adam")
+    assert rows["optim.name"][1:3] == ("one of adamw, adam, adagrad, adadelta", "adam")
     assert "optim.weight_decay" not in rows, "adam has none"
     assert rows["data.length"].default == "77"
     assert (
         rows["data.kind"].type
-        == "one of text, pairs, labels, trees, images, synthetic, trajectories, environment, graphs"
+        == "one of text, pairs, labels, sentence-pairs, questions, trees, images, synthetic, trajectories, "
+        "environment, graphs, audio, modalities"
     )
     assert rows["data.valid"].type == "a fraction between 0 and 1, a path or a list of paths"
     assert rows["optim.betas"][1:3] == ("two numbers from 0 up to 1, such as [0.9, 0.98]", "[0.9, 0.98]")
@@ -53,6 +54,8 @@ def test_the_schema_knows_sections_members_and_help() -> None:
     assert {"required": ["recipe"]} in schema["anyOf"]
     assert "required" not in schema
     members = schema["properties"]["optim"]["oneOf"]
-    assert [member["$ref"] for member in members] == ["#/$defs/AdamWConfig", "#/$defs/AdamConfig"]
+    assert [member["$ref"] for member in members] == [
+        f"#/$defs/{name}Config" for name in ("AdamW", "Adam", "Adagrad", "Adadelta")
+    ]
     assert schema["properties"]["optim"]["discriminator"]["propertyName"] == "name"
     assert schema["$defs"]["TextData"]["properties"]["length"]["description"] == "Tokens in a row."

@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from manyformer.config import (
+    AdagradConfig,
     AdamConfig,
     AdamWConfig,
     CosineSchedule,
@@ -88,6 +89,7 @@ def test_the_tag_may_be_left_out() -> None:
 
 def test_defaults_that_depend_on_other_settings() -> None:
     assert RunConfig(recipe="lm", optim=AdamConfig()).optim.lr == 1e-3
+    assert RunConfig(recipe="lm", optim=AdagradConfig()).optim.lr == 0.07
     assert RunConfig.model_validate({"recipe": "lm", "devices": 2}).strategy == "ddp"
     assert PairsData().vocab == 6000
     assert TextData(tokenizer="bpe").vocab == 2000

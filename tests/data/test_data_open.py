@@ -308,7 +308,7 @@ def test_pairs_that_will_not_do(tmp_path: Path) -> None:
         cache,
         r"too few rows to hold out 0\.001 of them; give data\.valid=FILE",
     )
-    refused(config.model_copy(update={"path": str(tmp_path)}), cache, "this is a folder; give a TSV or JSONL file")
+    refused(config.model_copy(update={"path": str(tmp_path)}), cache, "this is a folder; give a TSV, CSV or JSONL file")
     assert not [name for name in os.listdir(cache) if name.endswith(".part")]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from manyformer.batches import IGNORE_INDEX, TrajectoryBatch
+from manyformer.batches import IGNORE_INDEX
 from manyformer.config import TrajectoriesData
 from manyformer.data import open_data
 from manyformer.data.kind import OpenRequest
@@ -24,6 +24,7 @@ from manyformer.data.trajectory_windows import (
     split_episodes,
 )
 from manyformer.environments import Trajectories, write_trajectories
+from manyformer.episode_batches import TrajectoryBatch
 from manyformer.errors import UserError
 from manyformer.spaces import BoxActions, DiscreteActions
 

@@ -179,3 +179,24 @@ def test_a_feed_forward_in_pieces() -> None:
         assert (got - want).abs().max() < 1e-12
     with pytest.raises(ValueError, match="may mix tokens"):
         ChunkedLayer(Rounded(4), 2)
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_both_streams_side_by_side(trains: bool) -> None:
+    reversible = stack(8, 3, 0.0)
+    layers: dict[str, Any] = dict(reversible.named_children())
+    both, x = ReversibleStack("concat", **layers), torch.randn(1, 6, 8)
+    with torch.set_grad_enabled(trains):
+        streams = both(x, context(6)).y.chunk(2, -1)
+        torch.testing.assert_close((streams[0] + streams[1]) / 2, reversible(x, context(6)).y)
+    assert not torch.equal(*streams)
+
+
+def test_a_grid_allows_as_many_tokens_as_it_has_cells() -> None:
+    sizes: dict[str, Any] = {"dim": 16, "heads": 2, "depth": 1, "position": "axial"}
+    assert mf.build("reformer", max_length=24, **sizes).max_length == 24
+    assert mf.build("reformer", max_length=15, axial_rows=3, axial_row_dim=4, **sizes).max_length == 15
+    with pytest.raises(UserError, match=r"axial_rows \(4\) needs position=axial, and must divide max_length \(15\)"):
+        mf.build("reformer", max_length=15, axial_rows=4, **sizes)
+    with pytest.raises(UserError, match="output is concat, and residual_streams=plain"):
+        mf.build("reformer", vocab=9, output="concat", **{**sizes, "max_length": 24, "residual_streams": "plain"})

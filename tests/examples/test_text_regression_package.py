@@ -48,3 +48,11 @@ def test_its_score_is_compared(process: Process) -> None:
     )
     table = process.manyformer("compare", "depths.yaml", "--out", "compared")
     assert "rmse" in table
+
+
+def test_every_encoder_has_its_head(process: Process) -> None:
+    process.manyformer("train", "fnet", "data.kind=numbers", *SETTINGS[:2], "depth=1", *SETTINGS[3:], "out=runs/fnet")
+    folder = process.cwd / "runs/fnet"
+    (score,) = json.loads(process.manyformer("evaluate", str(folder), "--json"))["scores"]
+    assert score["name"] == "rmse"
+    assert score["value"] < 0.2

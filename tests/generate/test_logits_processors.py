@@ -2,21 +2,26 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import manyformer as mf
 from manyformer.generate import (
     BanTokensProcessor,
+    Decoding,
     LogitsProcessor,
     MinPProcessor,
     NoRepeatNGramProcessor,
     RepetitionPenaltyProcessor,
+    SourceLengthLimit,
     TemperatureProcessor,
     TopKProcessor,
     TopPProcessor,
 )
+from manyformer.models.generation_settings import GenerationSettings
 
 NONE = torch.zeros(1, 0, dtype=torch.long)
 
@@ -130,3 +135,16 @@ def test_transformers_does_the_same(ours: LogitsProcessor, name: str, arguments:
         history, logits = torch.randint(0, 15, (64, length)), torch.randn(64, 15) * 3
         expected = theirs(history, logits.clone())
         torch.testing.assert_close(ours(logits.clone(), history), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("beam", [None, 2])
+def test_forced_tokens_stand_first_and_last(beam: int | None) -> None:
+    model: Any = mf.build("transformer", vocab=12, dim=8, depth=1, heads=1)
+    model.generation = GenerationSettings(start=1, pad=0, stop_ids=(2,), banned_ids=(2,), forced_first=7, forced_last=9)
+    # several lengths in one batch: each text ends at its own limit
+    sources = [[5, 6, 3], [4]]
+    answers = mf.generate(model, sources, beam=beam, max_new=4).rows + mf.generate(model, sources, max_new=1).rows
+    assert [(answer.tokens[0], answer.tokens[-1], len(answer.tokens)) for (answer,) in answers[:2]] == [(7, 9, 4)] * 2
+    assert [answer.tokens for (answer,) in answers[2:]] == [[9]] * 2
+    texts = mf.generate(model, sources, decoding=Decoding(max_new=SourceLengthLimit(2))).rows
+    assert [(answer.tokens[-1], len(answer.tokens)) for (answer,) in texts] == [(9, 5), (9, 3)]

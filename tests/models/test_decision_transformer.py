@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.batches import IGNORE_INDEX, TrajectoryBatch
+from manyformer.batches import IGNORE_INDEX
 from manyformer.core import PADDING_SEGMENT
+from manyformer.episode_batches import TrajectoryBatch
 from manyformer.errors import UserError
 from manyformer.models import DecisionTransformer, EpisodeDecoder
 

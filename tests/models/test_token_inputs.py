@@ -14,8 +14,18 @@ from manyformer.recipes import RECIPES
 from manyformer.tasks import Task
 
 OF_TOKENS = sorted(name for name, recipe in RECIPES.items() if recipe.card.task.name != "image-classification")
-WITHOUT_TOKENS = {"policy", "trajectories", "graph-nodes", "graphs"}
-CALLED_WITH_TOKENS = [name for name in OF_TOKENS if RECIPES[name].card.task.name not in WITHOUT_TOKENS]
+WITHOUT_TOKENS = {
+    *("policy", "trajectories", "graph-nodes", "graphs", "audio-classification", "transcription"),
+    *("multimodal-classification", "contrast"),
+}
+OTHER_SOURCES = {"attention-transcription", "captioning"}
+
+
+def task_name(recipe: str) -> str:
+    return RECIPES[recipe].card.task.name
+
+
+CALLED_WITH_TOKENS = [name for name in OF_TOKENS if task_name(name) not in WITHOUT_TOKENS]
 DECODING = [name for name in CALLED_WITH_TOKENS if "incremental_decoding" in RECIPES[name].card.promises]
 LENGTH = 16
 
@@ -42,7 +52,7 @@ def test_tokens_outside_the_vocabulary_are_named(name: str) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("name", CALLED_WITH_TOKENS)
+@pytest.mark.parametrize("name", [name for name in CALLED_WITH_TOKENS if task_name(name) not in OTHER_SOURCES])
 def test_tokens_that_are_no_rows_of_whole_numbers_are_refused(name: str) -> None:
     model, task, length = tiny(name)
     for tokens in (torch.ones(2, length), torch.ones(length, dtype=torch.long), torch.ones(2, length) > 0):
@@ -70,7 +80,7 @@ def test_decoding_steps_accept_no_tokens_and_refuse_unknown_ones(name: str) -> N
     with torch.no_grad():
         for rows in (0, 2):
             tokens = torch.ones(rows, 1, dtype=torch.long)
-            memory = model.encode(tokens) if task.takes_source else None
+            memory = task.init_state(model, task.example(model, tokens))[0] if task.takes_source else None
             step, state = model.next_token(), model.init_state(rows)
             first, state = step(tokens, state, memory)
             unchanged, state = step(tokens[:, :0], state, memory)

@@ -16,6 +16,7 @@ ROOT = Path(mf.__file__).parent
 FIELDS = dataclasses.fields(costs.CostModel)
 
 NO_COSTS = {
+    "BLANK",
     "BUCKET_ID_BITS",
     "CHUNKS_PER_BUCKET",
     "EMPTY_KEY_MARK",
@@ -23,7 +24,9 @@ NO_COSTS = {
     "EPSILON",
     "FACTORS",
     "GOLDEN",
+    "INTERVAL_END",
     "LLOYD_ITERATIONS",
+    "NO_PATH",
     "MASK_BIAS",
     "MAX_BUCKETS",
     "MAX_FACTOR",

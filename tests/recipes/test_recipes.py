@@ -12,6 +12,7 @@ import manyformer as mf
 from manyformer.check import CONTRACTS
 from manyformer.errors import UserError
 from manyformer.models import (
+    AudioClassifier,
     DecisionTransformer,
     EncoderDecoder,
     GraphClassifier,
@@ -20,9 +21,12 @@ from manyformer.models import (
     MaskedLM,
     NodeClassifier,
     PolicyModel,
+    SpeechRecognizer,
     Tagger,
     TextClassifier,
 )
+from manyformer.models.multimodal_classifier import MultimodalClassifier
+from manyformer.models.two_towers import TwoTowers
 from manyformer.recipes import RECIPES, RecipeCard
 from manyformer.recipes.registry import PROMISES
 from manyformer.recipes.transformer_lm import transformer_lm
@@ -32,6 +36,9 @@ KINDS = {
     "language-model": LanguageModel,
     "image-generation": LanguageModel,
     "translation": EncoderDecoder,
+    "captioning": EncoderDecoder,
+    "multimodal-classification": MultimodalClassifier,
+    "contrast": TwoTowers,
     "masked-lm": MaskedLM,
     "classification": TextClassifier,
     "tagging": Tagger,
@@ -39,7 +46,10 @@ KINDS = {
     "policy": PolicyModel,
     "trajectories": DecisionTransformer,
     "graph-nodes": NodeClassifier,
+    "transcription": SpeechRecognizer,
+    "attention-transcription": EncoderDecoder,
     "graphs": GraphClassifier,
+    "audio-classification": AudioClassifier,
 }
 FACTS: dict[str, Any] = {"title": "A", "paper": "B", "summary": "C", "task": MASKED_LM, "cost": "O(1)"}
 
@@ -75,7 +85,10 @@ NEEDED_KEYWORDS = {
     "policy": {"observations", "actions", "continuous"},
     "trajectories": {"observations", "actions", "continuous", "window"},
     "graph-nodes": {"features", "classes"},
+    "transcription": {"vocab", "mels"},
+    "attention-transcription": {"vocab", "mels"},
     "graphs": {"features", "classes"},
+    "audio-classification": {"mels", "classes"},
 }
 """The keywords that a task needs, by its name; others need a vocabulary."""
 
@@ -186,3 +199,14 @@ def test_compose_takes_every_part_it_names(word: str, value: str) -> None:
         # random features have tensors besides parameters
         default.load_state_dict(model.state_dict(), strict=False)
         assert torch.equal(default(tokens).logits, logits) != changed
+
+
+def test_the_sparse_transformer_with_the_positions_of_the_paper_has_its_size() -> None:
+    with torch.device("meta"):
+        model = mf.build("sparse-transformer", position="grid")
+    # table 1: 95 M for enwik8
+    assert sum(weight.numel() for weight in model.parameters()) == pytest.approx(95e6, rel=0.005)
+    small: dict[str, Any] = {"vocab": 9, "dim": 8, "depth": 1, "heads": 2, "max_length": 12, "stride": 4, "summary": 1}
+    position = mf.build("sparse-transformer", **small, position="grid").embed.position
+    rows, columns = (axis.weight for axis in position.axes)
+    torch.testing.assert_close(position.rows(torch.tensor([0, 5, 11])), rows[[0, 1, 2]] + columns[[0, 1, 3]])

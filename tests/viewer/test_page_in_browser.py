@@ -95,7 +95,7 @@ def test_the_browser_reads_the_weights_that_were_written(show: Open) -> None:
     page = show(view_of(self_map(positive, part="body.0.a"), self_map(signed, part="body.1.a")))
     for index, weights in enumerate((positive, signed)):
         scales, levels = quantize_weights(weights)
-        expected = levels.float() / (127 if levels.dtype == torch.int8 else 255) * scales[..., None]
+        expected = (levels - levels.sign() / 2) / 126.5 * scales[..., None]
         for head in range(len(weights)):
             read = page.evaluate(f"[...panels[0].maps[{index}].read({head}).weights]")
             torch.testing.assert_close(torch.tensor(read), expected[head].flatten(), rtol=1e-6, atol=1e-7)

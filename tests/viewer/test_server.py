@@ -3,6 +3,7 @@
 import http.client
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -25,12 +26,11 @@ def server() -> Iterator[ViewServer]:
 
 
 def ask(server: ViewServer, method: str, path: str, body: str = "", **headers: str) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    connection.request(method, path, body or None, {**(JSON if method == "POST" else {}), **named})
-    response = connection.getresponse()
-    content = response.read().decode()
-    connection.close()
+    with closing(http.client.HTTPConnection("127.0.0.1", server.server_port)) as connection:
+        connection.request(method, path, body or None, {**(JSON if method == "POST" else {}), **named})
+        response = connection.getresponse()
+        content = response.read().decode()
     is_json = response.headers.get_content_type() == "application/json"
     return response.status, json.loads(content) if is_json else content
 

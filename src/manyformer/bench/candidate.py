@@ -10,6 +10,7 @@ from manyformer.bench.clock import TimedJob
 from manyformer.core import State, state_bytes
 from manyformer.models import GenerativeModel
 from manyformer.recipes import build, get_recipe
+from manyformer.recipes.registry import task_of
 from manyformer.tasks import Inputs
 
 BenchKind = Literal["forward", "step", "decode"]
@@ -53,8 +54,9 @@ class CandidateBench:
         keywords = {name: value for name, value in shared.items() if name in parameters} | candidate.keywords
         torch.manual_seed(setting.seed)
         self.label, self.setting = candidate.label, setting
-        self.card, self.task = recipe.card, recipe.card.task
+        self.card = recipe.card
         self.model = build(candidate.recipe, **keywords).to(setting.device)
+        self.task = task_of(self.model)
         self.vocab = self.task.token_ids(self.model)
         # fused, as in training
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)

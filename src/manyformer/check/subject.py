@@ -81,6 +81,7 @@ class Subject(ABC):
 
 def seed_everything(seed: int) -> None:
     """Seed the random generators of torch, NumPy and Python, all of which released models use."""
-    torch.manual_seed(seed)
+    # torch.manual_seed records a stack trace for every kind of accelerator, although there is none
+    (torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed)(seed)
     np.random.seed(seed)
     random.seed(seed)

@@ -7,6 +7,7 @@ import torch
 
 from manyformer.models import Model
 from manyformer.recipes import build, get_recipe
+from manyformer.recipes.encoder_heads import CLASSES, HEAD
 
 TINY_KEYWORDS: dict[str, Any] = {
     "vocab": 29,
@@ -28,6 +29,8 @@ def tiny_keywords(name: str) -> dict[str, Any]:
     """Tiny sizes for the recipe `name`, including those of its card. Raises UserError."""
     recipe = get_recipe(name)
     sizes = {keyword: value for keyword, value in TINY_KEYWORDS.items() if keyword in recipe.signature.parameters}
+    if HEAD in recipe.signature.parameters:
+        del sizes[CLASSES]  # the head that it has by default has no labels
     return sizes | recipe.card.tiny_keywords
 
 

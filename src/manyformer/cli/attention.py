@@ -1,13 +1,13 @@
 """`manyformer attention`: the attention weights of a trained model."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Argument, Option
 
 from manyformer.cli.app import USE, command
 from manyformer.cli.console import print_json, print_note, print_result, print_table, status_line
-from manyformer.cli.model_arguments import load_model
+from manyformer.cli.model_arguments import load_model, resolve_device
 from manyformer.cli.prompt_input import read_argument
 from manyformer.cli.shared_options import AnswerOption, DeviceOption, JsonOption, PictureOption, RunArgument
 from manyformer.errors import UserError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     'manyformer attention runs/translate-multi30k "two men are sitting on a bench ." --out look.png',
     'manyformer attention runs/one "a dog runs ." --compare runs/two --answer "ein hund rennt ." --out both.png',
     'manyformer attention runs/lm-stdlib "def add(a, b):" --layer 1 --heads --out heads.svg',
+    "manyformer attention runs/audio-digit-strings-attention --sound digits.wav --out along-time.png",
     "manyformer attention runs/lm-memory --regions                the share of the memory",
 )
 def attention(
@@ -35,6 +36,7 @@ def attention(
     layer: Annotated[int | None, Option(min=1, help="Which of these modules, from 1; the last unless given.")] = None,
     heads: Annotated[bool, Option("--heads", help="Show each head separately instead of their mean.")] = False,
     out: PictureOption = None,
+    sound: Annotated[str | None, Option(help="A recording to read in place of a text, with --answer or none.")] = None,
     regions: Annotated[bool, Option("--regions", help="A run with a memory: attention to each region.")] = False,
     device: DeviceOption = None,
     as_json: JsonOption = False,
@@ -42,17 +44,14 @@ def attention(
     """Show the attention weights of a layer, or the alignment of a recurrent decoder, for a text.
 
     For a translation model rows are target tokens and columns source tokens; otherwise both are the text. Cells are
-    relative to the largest weight of their row, which ends the line with its token. With --compare, several models read
-    the same text. With --regions, a run with a memory reads its own held-out text."""
-    from manyformer.view.attention_maps import attention_maps, describe_map, draw_maps, select_map
+    relative to the largest weight of their row, which ends the line with its token. With --sound columns are seconds.
+    With --compare, several models read the same. With --regions, a run with a memory reads its own held-out text."""
+    from manyformer.view.attention_maps import describe_map, draw_maps, select_map
 
     if regions:
         _print_region_masses(run, device, as_json=as_json)
         return
-    if text is None:
-        raise UserError("the model needs a text to read; give one, or --regions for a run with a memory")
-    text = read_argument(text)
-    maps = {name: attention_maps(load_model(name, device), text, answer) for name in (run, *(compare or []))}
+    maps = {name: _maps_of(name, text, sound, answer, device) for name in (run, *(compare or []))}
     if as_json:
         print_json({name: [_record(attention_map) for attention_map in maps[name]] for name in maps})
         return
@@ -68,6 +67,31 @@ def attention(
     if out is not None:
         draw_maps(_shorten_titles(selected), out, per_head=heads)
         print_note(f"wrote {out}")
+
+
+def _maps_of(
+    run: str, text: str | None, sound: str | None, answer: str | None, device: str | None
+) -> "list[AttentionMap]":
+    """The attention of the run's model to the text or the sound."""
+    from manyformer.evaluate.eval_data import task_of_run
+    from manyformer.evaluate.transcripts import first_recording, open_transcriber
+    from manyformer.view.attention_maps import attention_maps
+    from manyformer.view.sound_maps import sound_maps
+
+    if (text is None) == (sound is None):
+        raise UserError("the model needs a text or --sound to read, one of them, or --regions for a run with a memory")
+    if sound is None:
+        return attention_maps(load_model(run, device), read_argument(text or ""), answer)
+    trained = open_transcriber(run)
+    model, data = trained.load_model(resolve_device(device)), cast(Any, trained.config.data)
+    return sound_maps(
+        model,
+        first_recording(trained, sound).to(model.device),
+        trained.tokenizers.target,
+        frame_seconds=data.hop / 1000,
+        decodes=task_of_run(trained.config).generates is not None,
+        answer=answer,
+    )
 
 
 def _print_region_masses(run: str, device: str | None, *, as_json: bool) -> None:

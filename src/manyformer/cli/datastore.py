@@ -9,7 +9,8 @@ from manyformer.cli.app import USE, app, examples_epilog
 from manyformer.cli.console import format_bytes, print_json, print_result, status_line
 from manyformer.cli.model_arguments import data_paths, load_generator, resolve_device
 from manyformer.cli.prompt_input import read_prompts
-from manyformer.cli.shared_options import DeviceOption, JsonOption
+from manyformer.cli.shared_options import ContextOption, DeviceOption, JsonOption, StrideOption
+from manyformer.context_windows import ContextWindows
 from manyformer.errors import UserError, suggest_names
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def build(
         str, Option(help="Representation of a context: feed-forward (input of the last feed-forward layer) or final.")
     ] = "feed-forward",
     precision: Annotated[str, Option(help="Precision of keys: float16 or float32.")] = "float16",
+    context: ContextOption = None,
+    stride: StrideOption = None,
     out: Annotated[str | None, Option(help="The folder; RUN/datastores/TEXT unless given.")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Print the size it would have, and stop.")] = False,
     device: DeviceOption = None,
@@ -65,7 +68,8 @@ def build(
 ) -> None:
     """Store a key for every context of a text with its next token; an interrupted build continues when repeated.
 
-    The text is read like the run's own data: rows of the same length, with the model's memory where it has one.
+    The text is read like the run's own data: rows of the same length, with the model's memory where it has one. With
+    --context it is read in overlapping windows, as is then the text of `tune` and `evaluate`.
     """
     from manyformer.cli.datastore_output import ProgressBar, print_facts
     from manyformer.datastore import build as build_datastore
@@ -74,7 +78,9 @@ def build(
 
     # datastore_job refuses other keys and precisions
     choices: dict[str, Any] = {"keys": keys, "precision": precision}
-    job = datastore_job(run, data=data_paths(data), split=split, device=resolve_device(device), **choices)
+    windows = ContextWindows.of(context, stride)
+    text: dict[str, Any] = {"data": data_paths(data), "split": split, "windows": windows}
+    job = datastore_job(run, device=resolve_device(device), **text, **choices)
     folder = default_folder(job) if out is None else out
     if dry_run:
         print_facts(str(folder), plan(job), done=False, as_json=as_json)
@@ -261,6 +267,6 @@ def _job_and_datastore(
     from manyformer.datastore import Datastore, check_fits, datastore_job
 
     store = Datastore(folder, exact=exact, probe=probe)
-    job = datastore_job(run, keys=store.facts.keys, device=resolve_device(device))
+    job = datastore_job(run, keys=store.facts.keys, windows=store.facts.windows, device=resolve_device(device))
     check_fits(job.model, store)
     return job, store

@@ -98,6 +98,10 @@ def print_facts(folder: str, facts: "DatastoreFacts", *, done: bool, as_json: bo
         ("entries", f"{facts.entries:,}"),
         ("keys", f"{facts.keys}, {facts.width} numbers in {facts.precision}"),
         ("size", f"{format_bytes(facts.bytes)} ({facts.bytes / 1e6:,.1f} MB)"),
+        (
+            "contexts",
+            f"windows of {facts.context}, {facts.stride} apart" if facts.windows else f"rows of {facts.length}",
+        ),
         ("model", f"{facts.recipe} ({facts.model[:12]})"),
     ]
     print_table(("", ""), rows)

@@ -4,13 +4,15 @@ from manyformer.cli.console import format_count, print_result
 from manyformer.config import RunConfig
 from manyformer.model_summary import build_on_meta, count_parameters, forward_cost, module_rows
 from manyformer.recipes import get_recipe
+from manyformer.recipes.encoder_heads import HEAD, expected_head
 
 
 def print_summary(run: RunConfig) -> None:
     """Print the model as comments, so that the output of `--dry-run` is still a run file."""
     recipe = get_recipe(run.recipe)
     expected = run.data.expected_keywords(set(recipe.signature.parameters) - set(run.model))
-    model = build_on_meta(run.recipe, {**run.model, **expected.keywords})
+    head = expected_head(recipe.card.task.variant(run.data.kind)) if HEAD in recipe.signature.parameters else {}
+    model = build_on_meta(run.recipe, {**head, **run.model, **expected.keywords})
     print_result()
     print_result(f"# {recipe.card.title}: {count_parameters(model):,} parameters ({expected.assumption})")
     for part in module_rows(model):

@@ -3,20 +3,31 @@
 import math
 from dataclasses import asdict
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from manyformer.cli.app import JUDGE, command
-from manyformer.cli.console import print_json, print_result, print_table, status_line
+from manyformer.cli.console import print_json, print_note, print_result, print_table, status_line
 from manyformer.cli.decoding_arguments import decoding_option
 from manyformer.cli.model_arguments import changed_keywords, data_paths, resolve_device, use_calibrated_exits
-from manyformer.cli.shared_options import CalibrationOption, DeviceOption, JsonOption, TokenizeOption
+from manyformer.cli.shared_options import (
+    CalibrationOption,
+    ContextOption,
+    DeviceOption,
+    JsonOption,
+    StrideOption,
+    TokenizeOption,
+)
+from manyformer.context_windows import ContextWindows
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
-    from manyformer.evaluate import EvaluationSettings
+    from collections.abc import Mapping
+
+    from manyformer.evaluate import Evaluation, EvaluationSettings
     from manyformer.models import Model
 
 
@@ -24,8 +35,10 @@ if TYPE_CHECKING:
     JUDGE,
     "manyformer evaluate runs/lm-stdlib",
     "manyformer evaluate runs/lm-stdlib --data other.txt",
+    "manyformer evaluate runs/lm-stdlib --context 256 --stride 32",
     "manyformer evaluate runs/reformer num_hashes=8",
     "manyformer evaluate runs/rl-graph-walks --wanted=-10,-5,-3",
+    "manyformer evaluate runs/with-attention --lengths 10,20,30 --beside runs/without --out lengths.png",
     "manyformer evaluate runs/translate-multi30k --data test.en --data test.de --beam 8 --tokenize none --json",
 )
 def evaluate(
@@ -37,10 +50,17 @@ def evaluate(
     *,
     split: Annotated[str | None, Option(help="test or valid of the run's data; test if there is one.")] = None,
     data: Annotated[list[str] | None, Option(help="A file to score instead; two parallel files, source first.")] = None,
+    context: ContextOption = None,
+    stride: StrideOption = None,
     beam: Annotated[int, decoding_option("beam")] = 4,
     length_penalty: Annotated[float, decoding_option("length_penalty")] = 0.6,
     tokenize: TokenizeOption = None,
     lowercase: Annotated[bool, Option("--lowercase", help="BLEU: compare without upper case.")] = False,
+    lengths: Annotated[
+        str | None, Option(help="Translations: BLEU also by source words, in ranges up to these, such as 10,20,30.")
+    ] = None,
+    beside: Annotated[list[str] | None, Option(help="With --lengths: another run, scored and drawn alike.")] = None,
+    out: Annotated[Path | None, Option(help="With --lengths: draw BLEU by length, .png, .svg or .pdf.")] = None,
     wanted: Annotated[
         str | None, Option(help="Decision Transformers: the returns to ask for, such as 100,200,500.")
     ] = None,
@@ -51,7 +71,8 @@ def evaluate(
 ) -> None:
     """Score a trained model on held-out data with the scores of its task.
 
-    Language models: perplexity, bits per character and byte. Translations: BLEU, chrF and TER with sacrebleu's
+    Language models: perplexity, bits per character and byte; with --context every scored token has that many tokens
+    before it, less the stride, if its document has them. Translations: BLEU, chrF and TER with sacrebleu's
     signatures, exact matches. Classifiers: accuracy and F1. Each score says how it was computed.
     """
     from manyformer.evaluate import EvaluationSettings
@@ -65,26 +86,64 @@ def evaluate(
         length_penalty=length_penalty,
         tokenize=tokenize,
         lowercase=lowercase,
+        lengths=source_lengths(lengths, beside, out),
         wanted=wanted_returns(wanted),
         environment=environment,
     )
-    with status_line(f"scoring {run}") as status:
-        evaluation = score(
-            run,
-            split=split,
-            data=data_paths(data),
-            settings=settings,
-            keywords=changed,
-            device=resolve_device(device),
-            wrap=partial(_calibrated, calibration=calibration, settings=settings),
-            on_progress=lambda share: status(f"scoring {run}: {share:.0%}"),
-        )
+    windows = ContextWindows.of(context, stride)
+
+    def score_run(name: str) -> "Evaluation":
+        is_first = name == run
+        with status_line(f"scoring {name}") as status:
+            return score(
+                name,
+                split=split,
+                data=data_paths(data),
+                windows=windows,
+                settings=settings,
+                keywords=changed if is_first else {},
+                device=resolve_device(device),
+                wrap=partial(_calibrated, calibration=calibration if is_first else None, settings=settings),
+                on_progress=lambda share: status(f"scoring {name}: {share:.0%}"),
+                log=print_note,
+            )
+
+    evaluations = {name: score_run(name) for name in (run, *(beside or []))}
+    print_evaluations(evaluations, out, as_json=as_json)
+
+
+def print_evaluations(evaluations: "Mapping[str, Evaluation]", picture: Path | None, *, as_json: bool) -> None:
+    """Print the scores of each run as a table, or all as JSON; `picture` is drawn of those by source length."""
+    if picture is not None:
+        from manyformer.view import draw_scores_by_length
+
+        by_length = {
+            name: [record for record in evaluation.scores if "words" in record.parts]
+            for name, evaluation in evaluations.items()
+        }
+        draw_scores_by_length(by_length, picture)
     if as_json:
-        print_json({"run": run, **asdict(evaluation)})
+        first, *others = ({"run": name, **asdict(evaluation)} for name, evaluation in evaluations.items())
+        print_json({**first, "beside": others} if others else first)
         return
-    print_result(f"{run} on {evaluation.data}: {evaluation.how}")
-    rows = [(score.name, f"{score.value:.{score.digits}f}", score.signature) for score in evaluation.scores]
-    print_table(("score", "value", "how"), rows, right=(1,))
+    for name, evaluation in evaluations.items():
+        print_result(f"{name} on {evaluation.data}: {evaluation.how}")
+        rows = [(score.name, f"{score.value:.{score.digits}f}", score.signature) for score in evaluation.scores]
+        print_table(("score", "value", "how"), rows, right=(1,))
+
+
+def source_lengths(text: str | None, beside: list[str] | None, picture: Path | None) -> tuple[int, ...]:
+    """The numbers of --lengths. Raises UserError for others, and for options that need them."""
+    if text is None:
+        if beside or picture is not None:
+            raise UserError(
+                "--beside and --out show BLEU by source length: give its ranges, such as --lengths 10,20,30"
+            )
+        return ()
+    limits = tuple(int(word) if word.strip().isdecimal() else 0 for word in text.split(","))
+    if not all(low < high for low, high in pairwise((0, *limits))):
+        raise UserError(f"--lengths ({text}) must be ascending whole numbers of words from 1 on, such as 10,20,30")
+    return limits
 
 
 def wanted_returns(text: str | None) -> tuple[float, ...]:

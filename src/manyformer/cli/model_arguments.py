@@ -107,8 +107,8 @@ def load_generator(name: str, device: str | None = None) -> "Model":
 
     model = load_model(name, device)
     task = task_of(model)
-    if task.generates is None:
-        description = f"the model in {name} ({model.spec.recipe}) does not generate text or images"
+    if task.generates in (None, "text"):
+        description = f"the model in {name} ({model.spec.recipe}) does not generate text from a text, or images"
         raise UserError(f"{description}; `manyformer {task.command}` is for models of {task.title}")
     if model.tokenizer is None:
         raise UserError(f"the model in {name} was saved without a tokenizer, which text needs")

@@ -1,4 +1,4 @@
-"""`manyformer predict`: label texts, words or images with a trained model."""
+"""`manyformer predict`: label texts, words, images or recordings with a trained model."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from manyformer.cli.app import USE, command
-from manyformer.cli.console import print_text
+from manyformer.cli.console import print_note, print_text
 from manyformer.cli.model_arguments import model_folder, resolve_device
 from manyformer.cli.shared_options import DeviceOption, JsonLinesOption
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     "echo 'Who wrote Hamlet?' | manyformer predict runs/labels-trec --top 3",
     "manyformer predict runs/labels-trec questions.jsonl > labelled.jsonl",
     "manyformer predict runs/tag-relations parsed.conllu > labelled.conllu",
+    "manyformer predict runs/answer-questions questions.jsonl --top 3",
     "manyformer predict runs/images-vit photos/ --top 2 --json",
 )
 def predict(
@@ -28,8 +29,8 @@ def predict(
     file: Annotated[
         str,
         Argument(
-            help="Texts, one in a line, or JSONL; sentences with trees in CoNLL-U; images in a file or folder. "
-            "'-' reads standard input."
+            help="Texts, one in a line, or JSONL; pairs of sentences, or documents and questions, as a table; "
+            "sentences with trees in CoNLL-U; images or recordings in a file or folder. '-' reads standard input."
         ),
     ] = "-",
     *,
@@ -37,16 +38,18 @@ def predict(
     device: DeviceOption = None,
     as_json: JsonLinesOption = False,
 ) -> None:
-    """Label texts, the words of sentences, or images with a trained classifier or tagger.
+    """Label texts, the words of sentences, images or recordings with a trained classifier or tagger.
 
-    Texts: a line with the label and its probability for each. Sentences: CoNLL-U with the labels in their column; its
-    trees are read, its labels are ignored. Images: a line with the file, the label and its probability.
+    Texts and pairs of sentences: a line with the label and its probability for each. Questions: a line with the answer
+    and its probability. Sentences: CoNLL-U with the labels in their column; its
+    trees are read, its labels are ignored. Images and recordings: a line with the file, the label and its
+    probability.
     """
     from manyformer.evaluate import predict as predict_labels
 
     model_folder(run)
     write_json = as_json or Path(file).suffix in (".jsonl", ".ndjson")
-    for item in predict_labels(run, file, top=top, device=resolve_device(device)):
+    for item in predict_labels(run, file, top=top, device=resolve_device(device), log=print_note):
         print_text(json.dumps(_record(item), ensure_ascii=False) if write_json else _text(item))
 
 

@@ -16,6 +16,10 @@ CalibrationOption = Annotated[
     Path | None,
     Option("--calibration", help="Early exits: a file of `manyformer calibrate`, whose certified threshold is used."),
 ]
+ContextOption = Annotated[
+    int | None,
+    Option(min=1, help="Language models of text: read overlapping windows of so many tokens of each document."),
+]
 DeviceOption = Annotated[str | None, Option(help="cpu or cuda; a GPU where there is one unless given.")]
 JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 JsonLinesOption = Annotated[bool, Option("--json", help="Print one JSON object for each result, one per line.")]
@@ -25,6 +29,9 @@ PromptCountOption = Annotated[int, Option(min=1, help="Number of prompts.")]
 PromptSplitOption = Annotated[Literal["valid", "test"], Option(help="The held-out data that prompts come from.")]
 RoundsOption = Annotated[int, Option(min=1, help="How many times each measurement is repeated, in turns.")]
 StatsOption = Annotated[bool, Option("--stats", help="Print speed and cache size to stderr.")]
+StrideOption = Annotated[
+    int | None, Option(min=1, help="Tokens from a window to the next one; half of --context unless given.")
+]
 TokenizeOption = Annotated[
     str | None, Option(help="BLEU: sacrebleu's tokenizer, 13a unless given; none for text that is tokenized.")
 ]

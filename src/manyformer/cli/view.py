@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     'manyformer view runs/one "a dog runs ." --compare runs/two --answer "ein hund rennt ."',
     "manyformer view runs/images-digits                    a held-out image, or those of a file",
     'manyformer view runs/lm-stdlib "def add(a, b):" --serve      other texts, and heads switched off',
+    'manyformer view runs/lm-stdlib "def add(" --datastore runs/lm-stdlib/datastores/train',
 )
 def view(
     run: RunArgument,
@@ -34,6 +35,9 @@ def view(
     answer: AnswerOption = None,
     compare: Annotated[
         list[str] | None, Option(help="Another run to show beside it; may be given several times.")
+    ] = None,
+    datastore: Annotated[
+        str | None, Option(help="A datastore of the run, whose nearest contexts of each token are shown.")
     ] = None,
     out: Annotated[Path | None, Option(help="The page to write; view.html unless given.")] = None,
     serve: Annotated[bool, Option("--serve", help="Serve the page on 127.0.0.1 instead, until Ctrl-C.")] = False,
@@ -57,6 +61,10 @@ def view(
     models = [
         ServedModel(name, load_model(name, device), read_head_labels(Path(name))) for name in (run, *(compare or []))
     ]
+    if datastore is not None:
+        from manyformer.datastore import Datastore, knn_lm
+
+        models[0] = models[0]._replace(model=knn_lm(models[0].model, Datastore(datastore)))
     if all(image_task(model) is not None for _, model, _ in models):
         if serve or answer is not None:
             raise UserError("a model of images is shown without --serve and --answer: it reads no text")

@@ -35,6 +35,12 @@ class TaskProtocol(Protocol):
     def metrics(self) -> Mapping[str, bool]:
         """The metrics that may rank checkpoints."""
 
+    def data_kinds(self) -> tuple[str, ...]:
+        """All kinds of data that a recipe of the task learns from."""
+
+    def variant(self, data_kind: str) -> "TaskProtocol":
+        """The task that such a recipe has on this kind of data."""
+
 
 class RecipeLookup(NamedTuple):
     """How to find a recipe's signature and its task by name, and the names to suggest; unknown names raise ValueError.
@@ -148,9 +154,10 @@ def _early_overrides(overrides: list[SettingOverride]) -> SettingLayer:
 
 def describe_misfits(recipe: str, task: TaskProtocol, kind: str | None, metric: object) -> dict[str, str]:
     """A message for each setting that the task does not have: the kind of data and the metric, None if unset."""
-    messages = {}
-    if kind not in (None, *task.data_forms):
-        messages["data.kind"] = f"{recipe} ({task.name}) learns from {' or '.join(task.data_forms)}, not from {kind}"
+    messages, kinds = {}, task.data_kinds()
+    if kind not in (None, *kinds):
+        messages["data.kind"] = f"{recipe} ({task.name}) learns from {' or '.join(kinds)}, not from {kind}"
+    task = task.variant(kind or kinds[0])
     if isinstance(metric, str) and metric not in task.metrics:
         message = f"{recipe} ({task.name}) is ranked by {' or '.join(task.metrics)}, not by '{metric}'"
         messages["evaluate.metric"] = message

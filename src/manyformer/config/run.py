@@ -16,8 +16,8 @@ from manyformer.config.section import (
     TupleOrText,
 )
 from manyformer.config.training_sections import (
+    DEFAULT_LR,
     DEFAULT_WARMUP,
-    AdamConfig,
     AdamWConfig,
     BatchConfig,
     CosineSchedule,
@@ -31,7 +31,6 @@ from manyformer.config.training_sections import (
     ScheduleConfig,
 )
 
-DEFAULT_LR = 1e-3
 MAX_DEVICES = 1024
 """The most processes that one command starts."""
 
@@ -141,8 +140,10 @@ def _is_noam(schedule: Any) -> bool:
 
 
 def _with_default_lr(optim: Any) -> Any:
-    if isinstance(optim, AdamWConfig | AdamConfig) and optim.lr is None:
-        return optim.model_copy(update={"lr": DEFAULT_LR})
+    if isinstance(optim, OptimConfig) and optim.lr is None:
+        return optim.model_copy(update={"lr": DEFAULT_LR[optim.name]})
     if isinstance(optim, dict) and optim.get("lr") is None:
-        return {**optim, "lr": DEFAULT_LR}
+        name = optim.get("name", AdamWConfig().name)
+        # a name that no optimizer has is refused with the section
+        return {**optim, "lr": DEFAULT_LR[name]} if isinstance(name, str) and name in DEFAULT_LR else optim
     return optim

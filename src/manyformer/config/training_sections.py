@@ -57,6 +57,40 @@ class AdamConfig(ConfigSection):
     """Largest norm of the full gradient; null means no clipping."""
 
 
+class AdagradConfig(ConfigSection):
+    """Adagrad (Duchi et al. 2011) with the settings of Sukhbaatar et al. 2019 (arXiv:1905.07799), section 3."""
+
+    name: Literal["adagrad"] = "adagrad"
+    """Adagrad: steps divided by the root of the sum of all squared gradients so far."""
+    lr: PositiveFloat | None = None
+    """Peak learning rate, 0.07 when left out; null with the noam schedule, which sets its own."""
+    eps: PositiveFloat = 1e-10
+    """Added to the root of the sum, against division by zero."""
+    max_weight_grad_norm: PositiveFloat | None = 0.03
+    """Largest norm of the gradient of each weight by itself; null means no clipping."""
+    max_grad_norm: PositiveFloat | None = None
+    """Largest norm of the full gradient; null means no clipping."""
+
+
+class AdadeltaConfig(ConfigSection):
+    """Adadelta (Zeiler 2012, arXiv:1212.5701) with the settings of Bahdanau et al. 2015, appendix B.2."""
+
+    name: Literal["adadelta"] = "adadelta"
+    """Adadelta: steps as large as the mean of earlier steps, without a learning rate of their own."""
+    lr: PositiveFloat | None = None
+    """Factor on all steps, 1 when left out; null with the noam schedule, which sets its own."""
+    rho: Fraction = 0.95
+    """Decay of the running means of squared gradients and of squared steps, for each step."""
+    eps: PositiveFloat = 1e-6
+    """Added to both means, which decides the size of the first steps."""
+    max_grad_norm: PositiveFloat | None = 1.0
+    """Largest norm of the full gradient; null means no clipping."""
+
+
+DEFAULT_LR = {"adamw": 1e-3, "adam": 1e-3, "adagrad": 0.07, "adadelta": 1.0}
+"""The peak learning rate of each optimizer where none is set."""
+
+
 class NoamSchedule(ConfigSection):
     """Rate = scale * width^-0.5 * min(step^-0.5, step * warmup^-1.5) (Vaswani et al. 2017, section 5.3)."""
 
@@ -190,5 +224,5 @@ class LogConfig(ConfigSection):
     """Steps between two rows of the metrics."""
 
 
-OptimConfig = AdamWConfig | AdamConfig
+OptimConfig = AdamWConfig | AdamConfig | AdagradConfig | AdadeltaConfig
 ScheduleConfig = NoamSchedule | CosineSchedule | ConstantSchedule

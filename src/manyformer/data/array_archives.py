@@ -1,10 +1,12 @@
 """NumPy archives (.npz) of bounded size, read without pickle."""
 
+import hashlib
 import math
 import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,3 +54,19 @@ def check_array_size(path: Path, size: int, name: str) -> None:
     """Raise UserError for an array that is too large to be read into memory."""
     if size > MAX_ARRAY_BYTES:
         raise UserError(f"{path}: {name} has {size:,} bytes, and at most {MAX_ARRAY_BYTES:,} are read; split the file")
+
+
+def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write an archive with these arrays."""
+    with path.open("wb") as file:
+        # NumPy's annotation takes the arrays for its own keyword `allow_pickle`
+        np.savez(file, **cast(dict[str, Any], arrays))
+
+
+def hash_arrays(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """A hash of all arrays; that of their archive would depend on the time at which it was written."""
+    digest = hashlib.sha256()
+    for name, array in arrays.items():
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

@@ -24,7 +24,7 @@ class BPETokenizer(Tokenizer):
         inner.encode_special_tokens = True
         self._inner = inner
         self._vocab: int = inner.get_vocab_size()
-        byte_values = _byte_of_character()
+        byte_values = byte_of_character()
         token_texts = {number: name for name, number in inner.get_vocab().items()}
         if sorted(token_texts) != list(range(self._vocab)) or [token_texts[i] for i in range(len(SPECIALS))] != list(
             SPECIALS
@@ -89,9 +89,10 @@ def _replace_surrogates(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def _byte_of_character() -> dict[str, int]:
-    # GPT-2's printable characters for bytes: a printable Latin-1 byte maps to itself, the remaining ones to code points
-    # from 256 on, in order.
+def byte_of_character() -> dict[str, int]:
+    """From GPT-2's printable characters for bytes to the bytes.
+
+    A printable Latin-1 byte maps to itself, the remaining ones to code points from 256 on, in order."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     remaining = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + offset): byte for offset, byte in enumerate(remaining)}

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 import tokenizers
 
 from manyformer.batches import TextUnits
+from manyformer.config import EncodedTextData
 from manyformer.data.cache_folder import (
     RECORD_FILE,
     PreparationResult,
@@ -24,10 +25,11 @@ from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.splits import PathOrPaths, SourceT, Splits
 from manyformer.data.text_epochs import TextPlan
 from manyformer.data.token_shards import TokenShard
+from manyformer.data.utterances import UtterancePlan
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile
 
-PlanT = TypeVar("PlanT", bound=TextPlan | LengthBuckets)
+PlanT = TypeVar("PlanT", bound=TextPlan | LengthBuckets | UtterancePlan)
 
 
 class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
@@ -85,6 +87,13 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
         data: Any = self.data
         return Splits.open(self.open_sources, data.path, data.valid, data.test)
 
+    def preparation(self) -> dict[str, Any]:
+        """The settings that decide the prepared files."""
+        settings = {name: getattr(self.data, name) for name in self.prepared_settings}
+        # a section that trains its tokenizer has the settings of those from before there was a choice
+        borrowed = isinstance(self.data, EncodedTextData) and self.data.tokenizer_of
+        return settings | ({"tokenizer_of": borrowed} if borrowed else {})
+
     def library(self) -> str | None:
         """The version of the library that decides the prepared files."""
         return tokenizers.__version__
@@ -109,8 +118,7 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
     def open(self) -> OpenedData:
         """Open the data for training; prepared files are reused if nothing that decides them has changed."""
         data, cache, splits = self.data, self.request.cache, self.split()
-        settings = {name: getattr(data, name) for name in self.prepared_settings}
-        settings |= {"kind": data.kind, "shares": splits.shares, "stamps": splits.stamps()}
+        settings = self.preparation() | {"kind": data.kind, "shares": splits.shares, "stamps": splits.stamps()}
         if (library := self.library()) is not None:
             settings["library"] = library
         prepared = load_or_prepare(

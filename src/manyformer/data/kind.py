@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar, final
 
 from manyformer.config import DATA_SECTIONS, DataSection, register_section
+from manyformer.context_windows import ContextWindows
 from manyformer.data.opened import EvaluationData, EvaluationPath, OpenedData, UnlabelledData
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.errors import UserError, suggest_names
@@ -23,7 +24,7 @@ class OpenRequest(NamedTuple):
     """How data is opened: the padded tokens of a batch, the folder of prepared files, the seed of the shuffles.
 
     If the prepared files belong to a trained model, they are not replaced by files of other data; `tokenizers` are
-    those of its final model, which must be those of the files.
+    those of its final model, which must be those of the files. Held-out text is cut to `windows`, None for its rows.
     """
 
     batch_tokens: int
@@ -32,6 +33,7 @@ class OpenRequest(NamedTuple):
     log: LogFn = no_log
     belongs_to_model: bool = False
     tokenizers: TokenizerPair | None = None
+    windows: ContextWindows | None = None
 
 
 @final
@@ -53,6 +55,8 @@ class DataKind(Generic[KindSection]):
     """The inputs in a file to predict labels for, None if there are no labels to predict."""
     sample_prompt: Callable[[KindSection, OpenRequest], str] | None = None
     """The text that a sample after training continues; None if a prompt is no text."""
+    windowed_forms: tuple[str, ...] = ()
+    """The forms in which held-out data is cut to the `windows` of a request."""
     cache_is_shared: bool = False
     """Whether the prepared files of a run serve settings of this kind that differ from those of the run."""
 

@@ -28,7 +28,7 @@ class LaneLayout(StreamLayout):
 class LaneArrangement(RowArrangement):
     """Rows over `targets` targets, the first of which follows the token at `start`; row n is in lane n % `rows`."""
 
-    rows_continue = True
+    in_order = rows_continue = True
 
     def __init__(self, shard: TokenShard, start: int, targets: int, length: int, rows: int, epoch: int) -> None:
         self._tokens, self._document_starts = shard.tokens, np.asarray(shard.offsets[:-1])

@@ -10,6 +10,8 @@ import numpy as np
 
 from manyformer.batches import TextUnits
 from manyformer.config import TextData
+from manyformer.context_windows import ContextWindows
+from manyformer.data.borrowed_tokenizer import describe_tokenizer, section_tokenizer
 from manyformer.data.cache_folder import PreparationResult, PreparedData, load_prepared
 from manyformer.data.file_pipeline import FilePipeline
 from manyformer.data.holdout import DocumentPiece, HoldoutSplitter, survey_sources
@@ -21,13 +23,14 @@ from manyformer.data.neighbour_tables import open_neighbour_table
 from manyformer.data.opened import EvaluationPath, LengthLimit, check_holds_row, format_amount
 from manyformer.data.row_layouts import DocumentLayout, RowLayout, WindowLayout
 from manyformer.data.saved_tokenizers import TokenizerPair
+from manyformer.data.sentence_parts import tokens_that_end_sentences
 from manyformer.data.splits import PathOrPaths, Splits, path_list
 from manyformer.data.text_epochs import BatchMaker, MaskedBatches, NextTokenBatches, TextPlan
 from manyformer.data.text_files import describe_folder, folder_files
 from manyformer.data.text_sources import TextPart, TextSource, text_sources
 from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, shard_units, write_shards
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.data.tokenizer_kinds import train_tokenizer
+from manyformer.data.window_rows import WindowRows
 from manyformer.errors import UserError
 
 # More text does not improve a vocabulary of byte pairs, and takes memory.
@@ -62,11 +65,11 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
                 raise UserError(f"there is no text in {', '.join(source.name for source in splits.sources[name][:3])}")
         characters = int(surveys["train"].lengths.sum())
         holdout = HoldoutSplitter(surveys["train"].lengths, splits.shares)
-        self.request.log(f"preparing {format_amount(characters, 'characters')} of text ({data.tokenizer} tokens)")
+        self.request.log(f"preparing {format_amount(characters, 'characters')} of text ({describe_tokenizer(data)})")
         texts = (piece.part.text for piece in _split_pieces(splits, holdout, ["train"]) if piece.split == "train")
         # Character vocabularies need all of the text; for byte pairs an evenly spread sample is enough.
         step = max(1, characters // MAX_BPE_CHARACTERS) if data.tokenizer == "bpe" else 1
-        tokenizer = train_tokenizer(data.tokenizer, islice(texts, 0, None, step), data.vocab)
+        tokenizer = section_tokenizer(data, islice(texts, 0, None, step))
         with write_shards(folder, splits.names, tokenizer.vocab) as writers:
             for block in _group_pieces(_split_pieces(splits, holdout, splits.sources)):
                 _add_pieces(writers.shards, block, tokenizer)
@@ -88,9 +91,11 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
         if shard.facts.tokens < 2:
             raise UserError(f"data.{split} holds no text; hold out a larger fraction or give a path")
         masked, vocab = self.form == "masked", self.tokenizers.target.vocab
-        batch_maker: BatchMaker = MaskedBatches(data.masking, vocab) if masked else NextTokenBatches()
-        rows = max(1, batch_tokens // data.length)
-        layout = make_layout(data, shard, rows, shifted=not masked)
+        ends = tokens_that_end_sentences(self.tokenizers.target) if data.text_parts == "sentences" else None
+        batch_maker: BatchMaker = MaskedBatches(data.masking, vocab, ends) if masked else NextTokenBatches()
+        windows = self.request.windows
+        rows = max(1, batch_tokens // (data.length if windows is None else windows.context))
+        layout = make_layout(data, shard, rows, shifted=not masked, windows=windows)
         fingerprint = f"{shard.facts.sha256[:16]}-{data.packing}-{data.length}"
         neighbours = None if masked else open_neighbour_table(data.neighbours, shard, vocab)
         return TextPlan(layout, rows, batch_maker, fingerprint, neighbours)
@@ -112,7 +117,7 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
         names = {"stdlib": f"the source text of Python {python_version()}'s standard library", "-": "standard input"}
         path_text = ", ".join(names.get(path, path) for path in path_list(data.path))
         yield (
-            f"text: {path_text}; {documents:,} document{'s' * (documents != 1)}, {data.tokenizer} tokens, "
+            f"text: {path_text}; {documents:,} document{'s' * (documents != 1)}, {describe_tokenizer(data)}, "
             f"vocabulary {vocab:,}"
         )
         for folder in filter(Path.is_dir, map(Path, path_list(data.path))):
@@ -152,8 +157,12 @@ def sample_prompt(data: TextData, request: OpenRequest) -> str:
     return re.sub(r"^\S*\s+|\s+\S*$", "", text) or text
 
 
-def make_layout(data: TextData, shard: TokenShard, rows: int, *, shifted: bool) -> RowLayout:
-    """The layout of `shard` in batches of `rows` rows."""
+def make_layout(
+    data: TextData, shard: TokenShard, rows: int, *, shifted: bool, windows: ContextWindows | None = None
+) -> RowLayout:
+    """The layout of `shard` in batches of `rows` rows, which are `windows` if these are given."""
+    if windows is not None:
+        return WindowRows(shard, windows, across_documents=data.packing == "concat")
     if data.packing == "contiguous":
         return LaneLayout(shard, data.length, rows, shifted=shifted)
     if data.packing == "concat":
@@ -189,4 +198,6 @@ def _add_pieces(shards: dict[str, ShardWriter], block: list[DocumentPiece], toke
         shards[name].add(tokens, starts_document=part.starts_document, text=part.text)
 
 
-TEXT = register(TextPipeline.data_kind(sample_prompt=sample_prompt, cache_is_shared=True))
+TEXT = register(
+    TextPipeline.data_kind(sample_prompt=sample_prompt, windowed_forms=("next-token",), cache_is_shared=True)
+)

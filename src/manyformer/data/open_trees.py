@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from manyformer.config import TreesData
+from manyformer.data.borrowed_tokenizer import section_tokenizer
 from manyformer.data.kind import OpenRequest, register
 from manyformer.data.length_buckets import LengthBuckets, batches_in_order
 from manyformer.data.opened import LengthLimit, UnlabelledData, UnlabelledInput
@@ -19,7 +20,6 @@ from manyformer.data.table_files import TableRow
 from manyformer.data.table_pipeline import TablePipeline, split_rows, training_rows
 from manyformer.data.token_shards import ShardWriter, TokenShard
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.data.treebank import LABEL_COLUMNS, UNKNOWN_LABEL, TreebankSentence, annotated_lines, open_treebank
 from manyformer.dependency_trees import NO_NODE, preorder_columns
 from manyformer.errors import UserError
@@ -48,7 +48,7 @@ class TreesPipeline(TablePipeline[TreesData]):
         if len(labels) == 1:
             raise UserError(f"all words have the {self.data.label} {labels[0]!r}; a tagger needs at least two labels")
         forms = chain.from_iterable(TreebankSentence.from_row(row).forms for row in training_rows(splits))
-        tokenizer = train_tokenizer(self.data.tokenizer, forms, self.data.vocab)
+        tokenizer = section_tokenizer(self.data, forms)
         return TokenizerPair(tokenizer, tokenizer, tuple(labels))
 
     def max_vocab(self) -> int:

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Annotated, Any, NamedTuple, final
+
+from annotated_types import Len
 
 from manyformer.batches import Batch
 from manyformer.data.epochs import HeldOutBatches
@@ -29,11 +31,18 @@ EvaluationPath = str | Sequence[str]
 
 
 class HeldOutExample(NamedTuple):
-    """A held-out pair (or text and label) as it was read, and its location."""
+    """A held-out row as it was read, such as a pair or a text and its label, and its location; `more` is between."""
 
     source: str
     target: str
     location: str
+    more: tuple[str, ...] = ()
+
+    @classmethod
+    def of_cells(cls, cells: Sequence[str], location: str) -> "HeldOutExample":
+        """The example in the cells of a row, of which the last is the target."""
+        source, *more, target = cells
+        return cls(source, target, location, tuple(more))
 
 
 class EvaluationData(NamedTuple):
@@ -62,11 +71,12 @@ class UnlabelledInput(NamedTuple):
 
 
 class UnlabelledData(NamedTuple):
-    """Inputs to predict labels for, as batches in the order of the inputs, or as texts."""
+    """Inputs to predict labels for, as batches in the order of the inputs, as texts, or as pairs of texts."""
 
     inputs: Iterable[UnlabelledInput]
     batches: Iterable[Batch] | None = None
     texts: Iterable[str] = ()
+    pairs: Iterable[tuple[str, str]] = ()
 
 
 @final
@@ -85,7 +95,7 @@ class OpenedData:
     length_limits: tuple[LengthLimit, ...]
     cache: Path
     required_keywords: Mapping[str, Any]
-    offered_keywords: Mapping[str, int] = field(default_factory=dict)
+    offered_keywords: Mapping[str, int | None] = field(default_factory=dict)
 
     @property
     def source(self) -> Tokenizer:
@@ -134,8 +144,9 @@ def read_examples(cache: Path, split: str) -> Iterator[HeldOutExample]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             location = f"{path}:{number}"
-            cells = validate_json(parse_json(line, location, "a row of held-out data"), tuple[str, str, str], location)
-            yield HeldOutExample(*cells)
+            content = parse_json(line, location, "a row of held-out data")
+            *cells, row_location = validate_json(content, Annotated[tuple[str, ...], Len(3)], location)
+            yield HeldOutExample.of_cells(cells, row_location)
 
 
 def check_holds_row(length: int, batch_tokens: int) -> None:

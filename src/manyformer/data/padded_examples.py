@@ -26,9 +26,9 @@ class PairDataset(SequenceDataset):
         self.fingerprint = f"{source.facts.sha256[:12]}-{target.facts.sha256[:12]}"
 
     def make_batch(self, indices: IntArray) -> Seq2SeqBatch:
-        source, source_segments = _gather_padded(self._source, indices, pad=Tokenizer.pad)
-        target, target_segments = _gather_padded(self._target, indices, pad=Tokenizer.pad, skip_last=1)
-        targets, _ = _gather_padded(self._target, indices, pad=IGNORE_INDEX, skip_first=1)
+        source, source_segments = gather_padded(self._source, indices, pad=Tokenizer.pad)
+        target, target_segments = gather_padded(self._target, indices, pad=Tokenizer.pad, skip_last=1)
+        targets, _ = gather_padded(self._target, indices, pad=IGNORE_INDEX, skip_first=1)
         return Seq2SeqBatch(source, target, targets, source_segments, target_segments)
 
 
@@ -44,7 +44,7 @@ class LabelledDataset(SequenceDataset):
         self.fingerprint = f"{texts.facts.sha256[:12]}-{labels.facts.sha256[:12]}"
 
     def make_batch(self, indices: IntArray) -> ClassificationBatch:
-        tokens, segments = _gather_padded(self._texts, indices, pad=Tokenizer.pad)
+        tokens, segments = gather_padded(self._texts, indices, pad=Tokenizer.pad)
         return ClassificationBatch(tokens, torch.from_numpy(self._labels[indices]), segments)
 
 
@@ -62,14 +62,14 @@ class TaggedDataset(SequenceDataset):
         self.fingerprint = "-".join(shard.facts.sha256[:12] for shard in (tokens, classes, trees))
 
     def make_batch(self, indices: IntArray) -> TaggingBatch:
-        tokens, segments = _gather_padded(self._tokens, indices, pad=Tokenizer.pad)
-        classes, _ = _gather_padded(self._classes, indices, pad=0)
-        trees, _ = _gather_padded(self._trees, indices, pad=0)
+        tokens, segments = gather_padded(self._tokens, indices, pad=Tokenizer.pad)
+        classes, _ = gather_padded(self._classes, indices, pad=0)
+        trees, _ = gather_padded(self._trees, indices, pad=0)
         targets = torch.where(classes == 0, IGNORE_INDEX, classes - 1)
         return TaggingBatch(tokens, targets, segments, trees.view(*tokens.shape, 3) - 1)
 
 
-def _gather_padded(
+def gather_padded(
     shard: TokenShard, indices: IntArray, *, pad: int, skip_first: int = 0, skip_last: int = 0
 ) -> tuple[Tensor, Tensor | None]:
     """Documents without their first `skip_first` and last `skip_last` tokens, padded on the right, and segment ids.

@@ -55,7 +55,7 @@ def open_table(
     resolved = data_path(path, cache)
     if resolved.is_dir():
         raise UserError(
-            f"{resolved}: this is a folder; give a TSV or JSONL file, or hf:{resolved} for a Hugging Face data set"
+            f"{resolved}: this is a folder; give a TSV, CSV or JSONL file, or hf:{resolved} for a Hugging Face data set"
         )
     file_columns = named_columns if is_jsonl(resolved) else numbered_columns
     return RowTable(str(resolved), partial(read_rows, resolved, file_columns), [*file_stamp(resolved), *file_columns])

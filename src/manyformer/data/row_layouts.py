@@ -29,10 +29,12 @@ class TextRows(NamedTuple):
 class RowArrangement(ABC):
     """The numbered rows of an epoch, which together contain every target exactly once.
 
-    With `rows_continue`, batches take the rows in order, so that each row continues the same row of the previous one.
+    With `in_order`, batches take the rows in order; with `rows_continue` also each row continues the same row of the
+    previous batch.
     """
 
     count: int
+    in_order: bool = False
     rows_continue: bool = False
 
     @abstractmethod

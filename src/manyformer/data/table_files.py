@@ -1,5 +1,6 @@
-"""Readers of TSV, JSONL and parallel text files as rows of columns; errors name the file and the line."""
+"""Readers of TSV, CSV, JSONL and parallel text files as rows of columns; errors name the file and the line."""
 
+import csv
 import json
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
@@ -13,6 +14,7 @@ from manyformer.errors import UserError, suggest_names
 
 ColumnKey = int | str
 JSONL = frozenset({".jsonl", ".ndjson"})
+CSV = ".csv"
 
 
 class TableRow(NamedTuple):
@@ -23,8 +25,8 @@ class TableRow(NamedTuple):
 
 
 def read_rows(path: Path, columns: Sequence[ColumnKey]) -> Iterator[TableRow]:
-    """Read the records of a TSV or JSONL file. Raises UserError with the line that lacks a column."""
-    return _read_jsonl(path, columns) if content_suffix(path) in JSONL else _read_tsv(path, columns)
+    """Read the records of a TSV, CSV or JSONL file. Raises UserError with the line that lacks a column."""
+    return _read_jsonl(path, columns) if content_suffix(path) in JSONL else _read_lines_of_cells(path, columns)
 
 
 def is_jsonl(path: Path) -> bool:
@@ -49,21 +51,32 @@ def _raise_unequal_lengths(first: Path, second: Path, common_lines: int) -> None
     )
 
 
-def _read_tsv(path: Path, columns: Sequence[ColumnKey]) -> Iterator[TableRow]:
-    source = read_lines(path)
+def _read_lines_of_cells(path: Path, columns: Sequence[ColumnKey]) -> Iterator[TableRow]:
+    source, is_csv = read_lines(path), content_suffix(path) == CSV
     indices = [column for column in columns if isinstance(column, int)]
     if len(indices) < len(columns):
-        header = next(source, NumberedLine(1, "")).text.split("\t")
+        header = _split_cells(next(source, NumberedLine(1, "")).text, f"{path}:1", is_csv=is_csv)
         indices = [_column_index(column, header, path) for column in columns]
     required = max(indices) + 1
     for number, text in source:
-        cells = text.split("\t")
+        cells = _split_cells(text, f"{path}:{number}", is_csv=is_csv)
         if len(cells) < required:
+            separators = "commas" if is_csv else "tabs"
             raise UserError(
                 f"{path}:{number}: column {required - 1} (counted from 0) is missing; "
-                f"this line has {len(cells)} column{'s' * (len(cells) > 1)}, separated by tabs"
+                f"this line has {len(cells)} column{'s' * (len(cells) > 1)}, separated by {separators}"
             )
         yield TableRow(tuple(cells[i] for i in indices), f"{path}:{number}")
+
+
+def _split_cells(text: str, location: str, *, is_csv: bool) -> list[str]:
+    """The cells of a line, which may be quoted if they are separated by commas. Raises UserError for an open quote."""
+    if not is_csv:
+        return text.split("\t")
+    try:
+        return next(csv.reader([text], strict=True))
+    except csv.Error as error:
+        raise UserError(f"{location}: this line has no cells that are separated by commas ({error})") from None
 
 
 def _column_index(column: ColumnKey, header: list[str], path: Path) -> int:

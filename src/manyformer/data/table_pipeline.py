@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
-from manyformer.config import LabelsData, PairsData, TreesData
+from manyformer.config import EncodedTextData, PairsData, TabularTextData, TreesData
+from manyformer.data.borrowed_tokenizer import describe_tokenizer
 from manyformer.data.cache_folder import PreparationResult, PreparedData
 from manyformer.data.file_pipeline import FilePipeline
 from manyformer.data.length_buckets import LengthBuckets, SequenceDataset, training_buckets
@@ -21,7 +22,7 @@ from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, wr
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write
 
-TableData = TypeVar("TableData", bound=PairsData | LabelsData | TreesData)
+TableData = TypeVar("TableData", bound=PairsData | TabularTextData | TreesData)
 """The section of a table."""
 # Rows of a table that are tokenized in one call.
 _BLOCK_ROWS = 2000
@@ -31,12 +32,14 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
     """A kind of data whose rows become examples, in batches of similar length.
 
     Prepared files include the held-out rows as text. `title` is the data in messages, `noun` one example, and `unit`
-    what its length counts.
+    what its length counts. A row needs its first
+    `required_cells`, None for all; the others may be empty.
     """
 
     title: str
     noun: str
     unit: str = "tokens"
+    required_cells: int | None = None
 
     @abstractmethod
     def train_tokenizers(self, splits: Splits[RowTable]) -> TokenizerPair:
@@ -56,7 +59,7 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         return max(source.vocab, target.vocab, len(labels or ()))
 
     def prepare(self, splits: Splits[RowTable], folder: Path) -> PreparationResult:
-        self.request.log(f"preparing {self.title}: {splits.sources['train'][0].name} ({self.data.tokenizer} tokens)")
+        self.request.log(f"preparing {self.title}: {splits.sources['train'][0].name} ({self.tokens_text()})")
         self.tokenizers = self.train_tokenizers(splits)
         counts, truncated = dict.fromkeys(splits.names, 0), 0
         hashers = {name: hashlib.sha256() for name in splits.names}
@@ -68,7 +71,7 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
                 for name in splits.names
                 if name != "train"
             }
-            for name, rows in _group_rows(split_rows(splits)):
+            for name, rows in _group_rows(split_rows(splits, required_cells=self.required_cells)):
                 lines = [json.dumps([*row.cells, row.location], ensure_ascii=False) for row in rows]
                 content = "".join(f"{line}\n" for line in lines).encode()
                 hashers[name].update(content)
@@ -111,13 +114,19 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         data, labels = self.data, self.tokenizers.labels
         label_text = "" if labels is None else f"; {len(labels):,} {self.labels_title()}"
         yield f"{self.title}: {splits.source_names()}{label_text}"
-        yield f"tokens: {data.tokenizer}, vocabulary {self.vocab_text()}"
+        yield f"tokens: {self.tokens_text().removesuffix(' tokens')}, vocabulary {self.vocab_text()}"
         counts = [f"{name}: {len(plan.indices):,} {self.noun}s" for name, plan in plans.items()]
         if left_out := len(plans["train"].examples.lengths) - len(plans["train"].indices):
             counts[0] += f" ({left_out:,} longer than {data.max_length} tokens left out)"
         yield "; ".join(counts)
         if prepared.counts["cut"]:
             yield f"{prepared.counts['cut']:,} {self.noun}s cut at {data.max_length} tokens"
+
+    def tokens_text(self) -> str:
+        """What the tokens are, for display."""
+        return (
+            describe_tokenizer(self.data) if isinstance(self.data, EncodedTextData) else f"{self.data.tokenizer} tokens"
+        )
 
     def labels_title(self) -> str:
         """What the labels are, for display."""
@@ -128,29 +137,30 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         return f"{self.tokenizers.target.vocab:,}"
 
 
-def split_rows(splits: Splits[RowTable]) -> Iterator[tuple[str, TableRow]]:
+def split_rows(splits: Splits[RowTable], *, required_cells: int | None = None) -> Iterator[tuple[str, TableRow]]:
     """Stream each row with its split; rows with an empty cell are skipped, except in splits read from a path.
 
-    Training rows whose first cells differ only in case are in one split.
+    Training rows whose first cells differ only in case are in one split. Only the first
+    `required_cells` are looked at, None for all.
     """
     for table in splits.sources["train"]:
         for row in table.rows():
-            if all(row.cells):
+            if all(row.cells[:required_cells]):
                 yield splits.assign(row.cells[0].casefold().encode()) if splits.shares else "train", row
     for name, tables in splits.sources.items():
         if name != "train":
             yield from ((name, row) for table in tables for row in table.rows())
 
 
-def training_rows(splits: Splits[RowTable]) -> Iterator[TableRow]:
+def training_rows(splits: Splits[RowTable], *, required_cells: int | None = None) -> Iterator[TableRow]:
     """Stream the rows of the training split, from which tokenizers are trained."""
     training = Splits({"train": splits.sources["train"]}, splits.shares)
-    return (row for name, row in split_rows(training) if name == "train")
+    return (row for name, row in split_rows(training, required_cells=required_cells) if name == "train")
 
 
 def examples_of_rows(rows: Iterable[TableRow]) -> tuple[HeldOutExample, ...]:
     """Pairs, or texts and labels, as strings."""
-    return tuple(HeldOutExample(row.cells[0], row.cells[1], row.location) for row in rows)
+    return tuple(HeldOutExample.of_cells(row.cells, row.location) for row in rows)
 
 
 def _group_rows(rows: Iterable[tuple[str, TableRow]]) -> Iterator[tuple[str, list[TableRow]]]:

@@ -5,12 +5,14 @@ from typing import final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from manyformer.batches import CausalLMBatch, MaskedLMBatch
 from manyformer.data.epochs import FIXED_SEED, Epoch, EpochPlan, random_generator
 from manyformer.data.masking import mask_tokens
 from manyformer.data.neighbour_tables import NeighbourTable
 from manyformer.data.row_layouts import RowArrangement, RowLayout, TextRows
+from manyformer.data.sentence_parts import number_sentences
 
 # Distinguishes the random stream of masking from that of the row order.
 _MASKING_SEED = 80_10_10
@@ -38,15 +40,20 @@ class NextTokenBatches(BatchMaker):
 
 @final
 class MaskedBatches(BatchMaker):
-    """Batches for masked language modeling; the masked tokens are drawn again in every epoch."""
+    """Batches for masked language modeling; the masked tokens are drawn again in every epoch.
 
-    def __init__(self, rate: float, vocab: int) -> None:
-        self._rate, self._vocab = rate, vocab
-        self.name = f"masked-{rate}"
+    `sentence_ends`, for each token whether a sentence ends with it, makes sentences the parts of the documents."""
+
+    def __init__(self, rate: float, vocab: int, sentence_ends: NDArray[np.bool_] | None = None) -> None:
+        self._rate, self._vocab, self._sentence_ends = rate, vocab, sentence_ends
+        self.name = f"masked-{rate}" + ("" if sentence_ends is None else "-sentences")
 
     def make_batch(self, rows: TextRows, seeds: tuple[int, ...]) -> MaskedLMBatch:
         tokens, targets = mask_tokens(rows, self._rate, self._vocab, random_generator(*seeds, _MASKING_SEED))
-        return MaskedLMBatch(torch.from_numpy(tokens), torch.from_numpy(targets), _segments(rows))
+        parts = None
+        if self._sentence_ends is not None:
+            parts = torch.from_numpy(number_sentences(rows.tokens, rows.segments, self._sentence_ends))
+        return MaskedLMBatch(torch.from_numpy(tokens), torch.from_numpy(targets), _segments(rows), parts=parts)
 
 
 def _segments(rows: TextRows) -> torch.Tensor | None:
@@ -79,7 +86,7 @@ class TextPlan(EpochPlan):
 
 
 class TextEpoch(Epoch):
-    """An epoch of the rows of an arrangement, shuffled by `random` unless rows continue.
+    """An epoch of the rows of an arrangement, shuffled by `random` unless these have an order.
 
     Batches of `held_out` text know the positions of their tokens.
     """
@@ -95,7 +102,7 @@ class TextEpoch(Epoch):
     ) -> None:
         self._plan, self._arrangement, self._seeds, self._held_out = plan, arrangement, seeds, held_out
         self.rows_continue = arrangement.rows_continue
-        self._order = np.arange(arrangement.count) if self.rows_continue else random.permutation(arrangement.count)
+        self._order = np.arange(arrangement.count) if arrangement.in_order else random.permutation(arrangement.count)
 
     def __len__(self) -> int:
         return -(-len(self._order) // self._plan.rows)

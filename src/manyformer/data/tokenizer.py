@@ -39,11 +39,15 @@ class Tokenizer(ABC):
     """Maps text to token ids and back; ids below 5 are special tokens without text."""
 
     kind: ClassVar[str]
-    pad: ClassVar[int] = 0
-    bos: ClassVar[int] = 1
-    eos: ClassVar[int] = 2
-    unk: ClassVar[int] = 3
-    mask: ClassVar[int] = 4
+    pad: int = 0
+    bos: int = 1
+    eos: int = 2
+    unk: int = 3
+    mask: int = 4
+    stop_ids: tuple[int, ...] = (2,)
+    """The tokens that end a generated text."""
+    prepends_bos: bool = True
+    """Whether a text that a model reads begins with `bos`."""
 
     @property
     @abstractmethod

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from manyformer.data.bpe import BPETokenizer
 from manyformer.data.characters import ByteTokenizer, CharTokenizer
+from manyformer.data.foreign_tokenizer import ForeignTokenizer
+from manyformer.data.log_mel import LogMelFrontEnd
 from manyformer.data.no_tokenizer import NoTokenizer
 from manyformer.data.pixel_tokenizer import PixelTokenizer
 from manyformer.data.tokenizer import Tokenizer
@@ -18,7 +20,10 @@ MAX_TOKENIZER_BYTES = 1 << 29
 
 TOKENIZERS: dict[str, type[Tokenizer]] = {
     tokenizer.kind: tokenizer
-    for tokenizer in (CharTokenizer, ByteTokenizer, BPETokenizer, WordTokenizer, PixelTokenizer, NoTokenizer)
+    for tokenizer in (
+        *(CharTokenizer, ByteTokenizer, BPETokenizer, WordTokenizer),
+        *(PixelTokenizer, LogMelFrontEnd, NoTokenizer, ForeignTokenizer),
+    )
 }
 
 

@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from manyformer.batches import IGNORE_INDEX, TrajectoryBatch
+from manyformer.batches import IGNORE_INDEX
 from manyformer.data.epochs import FIXED_SEED, Epoch, EpochPlan, random_generator
 from manyformer.data.trajectory_archive import RecordedEpisodes
+from manyformer.episode_batches import TrajectoryBatch
 
 
 def best_episodes(episodes: RecordedEpisodes, fraction: float) -> RecordedEpisodes:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from manyformer.batches import IGNORE_INDEX
 from manyformer.config import TextData
+from manyformer.context_windows import ContextWindows
 from manyformer.data.cache_folder import load_prepared
 from manyformer.data.open_text import make_layout, write_text_shard
 from manyformer.data.opened import EvaluationPath
@@ -21,6 +22,7 @@ from manyformer.datastore.context_keys import KeyExtraction, KeyLayer, extract_k
 from manyformer.datastore.facts import BYTES, TEXT, DatastoreFacts, KeyPrecision
 from manyformer.errors import UserError, suggest_names
 from manyformer.evaluate.eval_data import TrainedRun, open_run
+from manyformer.evaluate.window_reading import check_context
 from manyformer.models import LanguageModel
 from manyformer.models.carried_state import CarriedState
 from manyformer.models.weights_fingerprint import weights_fingerprint
@@ -41,11 +43,18 @@ class DatastoreJob:
     split: str | None
     path: EvaluationPath | None
     weights: str
+    windows: ContextWindows | None = None
 
     @property
     def rows(self) -> int:
         """The number of rows per batch, which is the number of lanes in contiguous packing, as in evaluation."""
-        return max(1, self.run.config.batch.tokens // self.data.length)
+        row_length = self.data.length if self.windows is None else self.windows.context
+        return max(1, self.run.config.batch.tokens // row_length)
+
+    @property
+    def piece_length(self) -> int | None:
+        """The most tokens that a model with a memory reads of a window at once; None for rows that are no windows."""
+        return None if self.windows is None else self.data.length
 
     @property
     def source(self) -> str:
@@ -62,6 +71,8 @@ class DatastoreJob:
             stamps = [source.stamp() for source in text_sources(self.path, self.data.column, scratch_dir)]
         settings: dict[str, Any] = {"model": self.weights, "keys": self.key_layer, "precision": self.precision}
         settings |= {"length": self.data.length, "packing": self.data.packing, "rows": self.rows, "text": stamps}
+        if self.windows is not None:
+            settings |= self.windows._asdict()
         normalized: dict[str, Any] = json.loads(json.dumps(settings))
         return normalized
 
@@ -89,6 +100,8 @@ class DatastoreJob:
             length=self.data.length,
             packing=self.data.packing,
             rows=self.rows,
+            context=None if self.windows is None else self.windows.context,
+            stride=None if self.windows is None else self.windows.stride,
         )
 
     def _open_split(self) -> TokenShard:
@@ -108,9 +121,13 @@ def datastore_job(
     split: str | None = None,
     keys: KeyLayer = "feed-forward",
     precision: KeyPrecision = "float16",
+    windows: ContextWindows | None = None,
     device: str | None = None,
 ) -> DatastoreJob:
-    """The validated job for a run. Raises UserError for a run or settings from which no datastore can be built."""
+    """The validated job for a run. Raises UserError for a run or settings from which no datastore can be built.
+
+    With `windows` a key is computed from the earlier tokens of a window, else from those of a row as in training.
+    """
     trained = open_run(run)
     if data is not None and split is not None:
         raise UserError("give either a split or data, not both")
@@ -121,17 +138,28 @@ def datastore_job(
     settings, model = trained.config.data, trained.load_model(device)
     if not isinstance(settings, TextData) or not isinstance(model, LanguageModel):
         raise UserError(f"{run} ({trained.config.recipe}) is not a language model of text, which a datastore needs")
-    split = "train" if split is None and data is None else split
-    weights = weights_fingerprint(model)
-    return DatastoreJob(trained, settings, model, extract_keys(model, keys), keys, precision, split, data, weights)
+    if windows is not None:
+        check_context(model, windows, settings.length)
+    return DatastoreJob(
+        trained,
+        settings,
+        model,
+        extract_keys(model, keys),
+        keys,
+        precision,
+        split="train" if split is None and data is None else split,
+        path=data,
+        weights=weights_fingerprint(model),
+        windows=windows,
+    )
 
 
 class ContextReader:
     """Reads the contexts of a text in batches of rows, carrying the model's memory as in evaluation."""
 
     def __init__(self, job: DatastoreJob, shard: TokenShard) -> None:
-        self.rows, self.key_dim = job.rows, job.extraction.key_dim
-        self.arrangement = make_layout(job.data, shard, job.rows, shifted=True).arrange(None)
+        self.rows, self.key_dim, self.piece_length = job.rows, job.extraction.key_dim, job.piece_length
+        self.arrangement = make_layout(job.data, shard, job.rows, shifted=True, windows=job.windows).arrange(None)
         self.carried = CarriedState(job.extraction.reader.eval(), rows_continue=self.arrangement.rows_continue)
 
     def __len__(self) -> int:
@@ -143,7 +171,8 @@ class ContextReader:
         rows = np.arange(index * self.rows, min((index + 1) * self.rows, self.arrangement.count))
         batch = NextTokenBatches().make_batch(self.arrangement.rows(rows), ())
         with torch.inference_mode():
-            keys = read_batch(self.carried, batch)[:, -self.key_dim :].cpu().float().numpy()
+            hidden = read_batch(self.carried, batch, piece_length=self.piece_length)
+            keys = hidden[:, -self.key_dim :].cpu().float().numpy()
         return self.arrangement.token_indices(rows)[(batch.targets != IGNORE_INDEX).numpy()], keys
 
 

@@ -75,14 +75,24 @@ def extract_keys(model: Model, key_layer: KeyLayer) -> KeyExtraction:
     return KeyExtraction(reader, stream_dim, _hidden_dim(model, reader) - stream_dim)
 
 
-def read_batch(carried: CarriedState, batch: CausalLMBatch) -> Float[Tensor, "n d"]:
-    """The hidden states of all tokens of a batch that have a target; the model's memory is carried on."""
+def read_batch(carried: CarriedState, batch: CausalLMBatch, *, piece_length: int | None = None) -> Float[Tensor, "n d"]:
+    """The hidden states of all tokens of a batch that have a target; the model's memory is carried on.
+
+    With `piece_length` the rows are windows, which a model with a memory reads in pieces of so many tokens, the memory
+    empty before them.
+    """
     reader = carried.model
     assert isinstance(reader, LanguageModel)
     moved = to_device(batch, reader.device)
-    out = reader.hidden(moved.tokens, moved.segments, carried.state_for(batch))
-    carried.state = out.state
-    return out.y[moved.targets != IGNORE_INDEX]
+    if piece_length is None or not reader.carries_state:
+        out = reader.hidden(moved.tokens, moved.segments, carried.state_for(batch))
+        carried.state = out.state
+        return out.y[moved.targets != IGNORE_INDEX]
+    outputs, state = list[Tensor](), reader.init_state(len(moved.tokens))
+    for piece in moved.in_pieces(piece_length):
+        y, state, _ = reader.hidden(piece.tokens, piece.segments, state)
+        outputs.append(y)
+    return torch.cat(outputs, 1)[moved.targets != IGNORE_INDEX]
 
 
 def _hidden_dim(model: LanguageModel, reader: LanguageModel) -> int:

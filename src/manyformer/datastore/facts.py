@@ -9,6 +9,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from numpy.typing import NDArray
 from pydantic import model_validator
 
+from manyformer.context_windows import ContextWindows
 from manyformer.data.token_shards import ShardFacts
 from manyformer.datastore.context_keys import KeyLayer
 from manyformer.errors import UserError
@@ -47,15 +48,29 @@ class DatastoreFacts(FileRecord):
     """Tokens per row, as in the run's data; `packing` is how rows are cut, `rows` the number per batch."""
     packing: str
     rows: PositiveCount
+    context: PositiveCount | None = None
+    stride: PositiveCount | None = None
+    """Those of the windows that the text was read in; None for rows."""
 
     @model_validator(mode="after")
     def _check_text(self) -> Self:
-        """Raise ValueError for a text that cannot be that of a datastore."""
+        """Raise ValueError for a text, or for windows, that cannot be those of a datastore."""
+        try:
+            windows = self.windows
+        except UserError as error:
+            raise ValueError(str(error)) from error
+        if windows is not None and self.stride is None:
+            raise ValueError("windows have a stride")
         if self.entries < 1:
             raise ValueError(f"{self.text.tokens:,} tokens in {self.text.documents:,} documents have no context")
         if self.text.largest >= self.vocab:
             raise ValueError(f"the token {self.text.largest:,} is not one of a vocabulary of {self.vocab:,}")
         return self
+
+    @property
+    def windows(self) -> ContextWindows | None:
+        """The windows that the text was read in; None for rows."""
+        return ContextWindows.of(self.context, self.stride)
 
     @property
     def entries(self) -> int:

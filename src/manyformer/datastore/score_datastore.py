@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from manyformer.data.token_shards import shard_units
 from manyformer.datastore.datastore import Datastore
 from manyformer.datastore.facts import KNNSettings
 from manyformer.datastore.knn_head import check_fits, knn_lm
@@ -41,6 +43,7 @@ def score_datastore(
 ) -> DatastoreScores:
     """Score the final model of `run` on a split or a text without and with the datastore, as `evaluate` does.
 
+    The text is read in the windows that the datastore's text was read in, or in rows as in training.
     Raises UserError for a datastore that was built with another model, for documents that overlap with the datastore's,
     unless `exclude_own` excludes these from their neighbours, and for what `evaluate` refuses.
     """
@@ -48,6 +51,7 @@ def score_datastore(
     check_fits(trained.load_model(device), store)
     with trained.open_data(split, data) as material:
         assert material.text is not None
+        targets = shard_units(material.text).targets
         own_text = check_own_text(material.text, material.name, store, exclude_own=exclude_own)
 
     def combine(model: Model) -> Model:
@@ -58,10 +62,11 @@ def score_datastore(
         f"{run} with {store.folder}": combine,
     }
     evaluations, speeds = list[Evaluation](), list[float]()
+    score = partial(evaluate, run, split=split, data=data, windows=store.facts.windows, device=device)
     for name, wrap in wrap_by_name.items():
         clock = ThroughputClock(name, wrap, on_status)
-        evaluations.append(evaluate(run, split=split, data=data, device=device, wrap=clock.wrap, on_progress=clock))
-        speeds.append(clock.fraction_per_second * int(evaluations[-1]["perplexity"].signature.rpartition(":")[2]))
+        evaluations.append(score(wrap=clock.wrap, on_progress=clock))
+        speeds.append(clock.fraction_per_second * targets)
     return DatastoreScores(settings, evaluations[0], evaluations[1], speeds[0], speeds[1], own_text)
 
 

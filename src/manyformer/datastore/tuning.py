@@ -77,7 +77,7 @@ def tune(
         raise UserError("there is nothing to try: give at least one of neighbours, weights and temperatures")
     sums = torch.zeros(len(counts), len(temperatures), len(weights), dtype=torch.float64)
     num_tokens = 0
-    with job.run.open_data("valid", data) as material, torch.inference_mode():
+    with job.run.open_data("valid", data, windows=job.windows) as material, torch.inference_mode():
         assert material.text is not None
         own_text = check_own_text(material.text, material.name, store, exclude_own=exclude_own)
         for fraction, chunk in read_queries(job, store, material):
@@ -106,7 +106,8 @@ def read_queries(
         assert isinstance(batch, CausalLMBatch)
         assert batch.text_positions is not None
         is_scored = batch.targets != IGNORE_INDEX
-        parts = read_batch(carried, batch), batch.targets[is_scored].to(reader.device), batch.text_positions[is_scored]
+        hidden = read_batch(carried, batch, piece_length=job.piece_length)
+        parts = hidden, batch.targets[is_scored].to(reader.device), batch.text_positions[is_scored]
         for x, targets, text_positions in zip(*(torch.split(part, QUERIES_PER_CHUNK) for part in parts)):
             log_probs = head(x[:, :stream_dim]).log_softmax(-1).gather(1, targets[:, None])[:, 0]
             yield number / len(material.batches), TuningQueries(x[:, -key_dim:], log_probs, targets, text_positions)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple, final
+from typing import Any, Literal, NamedTuple, final
 
 import torch
 from jaxtyping import Float
@@ -13,6 +13,8 @@ from manyformer.core import Chain, Context, Layer, LayerOutput, MemorySequence, 
 from manyformer.recompute import ChoiceTape, recording_choices, replaying_choices
 from manyformer.residual import AddJoin, Residual
 
+StreamMerge = Literal["mean", "concat"]
+
 
 @final
 class ReversibleStack(Layer):
@@ -21,15 +23,17 @@ class ReversibleStack(Layer):
     With attention F and feed-forward G a layer is y1 = x1 + F(x2), y2 = x2 + G(y1), from which x2 = y2 - G(y1) and
     x1 = y1 - F(x2) follow: only the last outputs are stored, and every branch is recomputed for its gradient, with the
     same random numbers and the same choices (see `manyformer.recompute`). A layer may have any number of branches. Both
-    streams start as the input; their mean is the output, where the released models concatenate them. Streams are summed
+    streams start as the input; their mean is the output, or both side by side for `merge` "concat", as in the released
+    models. Streams are summed
     in a wider dtype than branches are computed, so that the subtraction recovers the inputs of branches bit for bit.
 
     The layers are chains of residual branches, as in a `Chain`. Raises ValueError for a branch that is not only added,
     such as one with a norm after the sum.
     """
 
-    def __init__(self, **layers: Layer) -> None:
+    def __init__(self, merge: StreamMerge = "mean", /, **layers: Layer) -> None:
         super().__init__()
+        self.merge: StreamMerge = merge
         for name, layer in layers.items():
             if not isinstance(layer, Chain):
                 raise ValueError(f"layer {name} ({type(layer).__name__}) must be a Chain of residual branches")
@@ -48,8 +52,8 @@ class ReversibleStack(Layer):
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         branches = list(self._branches())
         if state is None and torch.is_grad_enabled() and ctx.watch is no_watch:
-            output: LayerOutput = _run_reversible(branches, x, ctx)
-            return output
+            attended, transformed, losses = _run_reversible(branches, x, ctx)
+            return LayerOutput(self._merged(attended, transformed, x), None, losses)
         x1 = x2 = _to_wide(x)
         loss: Tensor | float = 0.0
         next_states: list[State] = []
@@ -59,7 +63,11 @@ class ReversibleStack(Layer):
             x1, x2 = x2, x1 + update
             next_states.append(next_state)
             loss = loss + branch_loss
-        return LayerOutput(_mean_of_streams(x1, x2, x), None if state is None else next_states, loss)
+        return LayerOutput(self._merged(x1, x2, x), None if state is None else next_states, loss)
+
+    def _merged(self, x1: Tensor, x2: Tensor, x: Tensor) -> Tensor:
+        """The output of both streams, in the dtype of `x`."""
+        return ((x1 + x2) / 2 if self.merge == "mean" else torch.cat([x1, x2], -1)).to(x.dtype)
 
     def _branches(self) -> Iterator[Residual]:
         for layer in self.children():
@@ -70,7 +78,7 @@ def _run_branch(branch: Residual, x: Tensor, ctx: Context, state: State = None) 
     """The output of the branch, to be added to a stream."""
     y, state, loss = branch.inner(x if branch.pre_norm is None else branch.pre_norm(x), ctx, state)
     y = y if branch.inner_norm is None else branch.inner_norm(y)
-    return LayerOutput(branch.join.dropout(y) if isinstance(branch.join, AddJoin) else y, state, loss)
+    return LayerOutput(branch.join.summand(y) if isinstance(branch.join, AddJoin) else y, state, loss)
 
 
 def _to_wide(x: Tensor) -> Tensor:
@@ -78,11 +86,6 @@ def _to_wide(x: Tensor) -> Tensor:
     if x.dtype.itemsize < 4:
         return x.float()
     return x if x.device.type == "mps" else x.double()
-
-
-def _mean_of_streams(x1: Tensor, x2: Tensor, x: Tensor) -> Tensor:
-    """The mean of both streams, in the dtype of `x`."""
-    return ((x1 + x2) / 2).to(x.dtype)
 
 
 class ReversibleCall(NamedTuple):
@@ -94,12 +97,13 @@ class ReversibleCall(NamedTuple):
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _run_reversible(branches: Sequence[Residual], x: Tensor, ctx: Context) -> LayerOutput:
+def _run_reversible(branches: Sequence[Residual], x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+    """Both streams after all branches, and the losses of these."""
     weights = {id(w): w for part in branches for w in part.parameters() if w.requires_grad}
     call = ReversibleCall(branches, ctx, list(weights.values()))
     memory = None if ctx.memory is None else ctx.memory.y
-    x1, x2, loss = _ReversibleFunction.apply(call, x, memory, *call.weights)  # type: ignore[no-untyped-call]
-    return LayerOutput(_mean_of_streams(x1, x2, x), None, loss)
+    streams: tuple[Tensor, Tensor, Tensor] = _ReversibleFunction.apply(call, x, memory, *call.weights)  # type: ignore[no-untyped-call]
+    return streams
 
 
 class _ReversibleFunction(torch.autograd.Function):

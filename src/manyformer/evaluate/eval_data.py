@@ -9,8 +9,9 @@ import torch
 
 from manyformer.api import load
 from manyformer.config import RUN_FILE, RunConfig
+from manyformer.context_windows import ContextWindows
 from manyformer.data import TokenizerPair, load_tokenizers
-from manyformer.data.kind import OpenRequest
+from manyformer.data.kind import OpenRequest, kind_of, no_log
 from manyformer.data.opened import EvaluationData, EvaluationPath
 from manyformer.data.opening import open_file, open_held_out
 from manyformer.errors import UserError
@@ -20,6 +21,7 @@ from manyformer.recipes import get_recipe
 from manyformer.tasks import Task
 from manyformer.temporary_folders import temporary_folder
 from manyformer.train.run_folder import as_run
+from manyformer.type_aliases import LogFn
 
 
 class TrainedRun(NamedTuple):
@@ -34,19 +36,36 @@ class TrainedRun(NamedTuple):
         return load(self.folder, keywords=keywords).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
     @contextmanager
-    def open_data(self, split: str | None, path: EvaluationPath | None) -> Iterator[EvaluationData]:
-        """The data in the file `path`, or else the held-out `split`; shards of a file are removed on exit."""
+    def open_data(
+        self,
+        split: str | None,
+        path: EvaluationPath | None,
+        *,
+        windows: ContextWindows | None = None,
+        log: LogFn = no_log,
+    ) -> Iterator[EvaluationData]:
+        """The data in the file `path`, or else the held-out `split`; shards of a file are removed on exit.
+
+        Text is cut to `windows`, or to rows as in training. `log` receives a line for each change of what is in the
+        file. Raises UserError for windows over other data than the text of a language model."""
+        if windows is not None and data_form(self.config) not in kind_of(self.config.data).windowed_forms:
+            raise UserError(
+                f"a context is for language models of text; {self.folder} is a run of {self.config.recipe} on data of "
+                f"kind {self.config.data.kind}"
+            )
         if path is None:
-            yield self.load_split(split)
+            yield self.load_split(split, windows=windows)
             return
         with temporary_folder() as scratch_dir:
-            request = OpenRequest(self.config.batch.tokens, scratch_dir)
+            request = OpenRequest(self.config.batch.tokens, scratch_dir, log=log, windows=windows)
             yield open_file(self.config.data, data_form(self.config), self.tokenizers, path, request)
 
-    def load_split(self, split: str | None) -> EvaluationData:
+    def load_split(self, split: str | None, *, windows: ContextWindows | None = None) -> EvaluationData:
         """Load a held-out split of the run: `split`, by default test if the run has one, else valid."""
         run, cache = self.config, self.folder / "data"
-        request = OpenRequest(run.batch.tokens, cache, run.seed, belongs_to_model=True, tokenizers=self.tokenizers)
+        request = OpenRequest(
+            run.batch.tokens, cache, run.seed, belongs_to_model=True, tokenizers=self.tokenizers, windows=windows
+        )
         return open_held_out(run.data, data_form(run), request, split)
 
 

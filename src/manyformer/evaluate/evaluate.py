@@ -6,28 +6,37 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from manyformer.config import RunConfig
+from manyformer.context_windows import ContextWindows
 from manyformer.data import TokenizerPair
+from manyformer.data.kind import no_log
 from manyformer.data.opened import EvaluationData
 from manyformer.device_memory import SMALLER_WORK, report_out_of_memory
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import open_run, task_of_run
-from manyformer.generate import Translator, decoding_from_options
+from manyformer.evaluate.window_reading import window_reader
+from manyformer.generate import SourceBatch, Translator, answer_sources, decoding_from_options
 from manyformer.models import Model
 from manyformer.scores import ScoreRecord
 from manyformer.tasks import EvaluationRequest, EvaluationResult, EvaluationSettings
-from manyformer.type_aliases import ProgressFn
+from manyformer.type_aliases import LogFn, ProgressFn
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The scores of a model on `data` (a split or a file); `how` describes how they were computed."""
+    """The scores of a model on `data` (a split or a file); `how` describes how they were computed.
+
+    `reading` has the numbers of how a text was cut: `context` and `stride` of windows, or the `lanes` of rows that
+    continue each other; it is part of every signature.
+    """
 
     task: str
     data: str
     scores: tuple[ScoreRecord, ...]
     how: str
+    reading: Mapping[str, int]
 
     def __getitem__(self, name: str) -> ScoreRecord:
         """The score with this name. Raises KeyError if the task has no such score."""
@@ -39,30 +48,39 @@ def evaluate(
     *,
     split: str | None = None,
     data: str | Sequence[str] | None = None,
+    windows: ContextWindows | None = None,
     settings: EvaluationSettings | None = None,
     keywords: Mapping[str, Any] | None = None,
     device: str | None = None,
     wrap: Callable[[Model], Model] = lambda model: model,
     on_progress: ProgressFn = lambda share: None,
+    log: LogFn = no_log,
 ) -> Evaluation:
     """Score the final model of the run in the folder `run`.
 
     `split` is "test" or "valid", by default test if the run has one; `data` is a file in the format of the training
-    data, or two parallel files. `keywords` override recipe keywords that change no weights, as for `load`. `device`
-    None selects a GPU if there is one. `wrap` replaces the model by the one to score. `on_progress` is called with the
-    completed share, 0 to 1. Raises UserError.
+    data, or two parallel files. With `windows` a text is read in overlapping windows, which give each scored token
+    earlier ones of its document, else in the rows of the training. `keywords` override recipe keywords that change no
+    weights, as for `load`. `device` None selects a GPU if there is one. `wrap` replaces the model by the one to score.
+    `on_progress` is called with the completed share, 0 to 1; `log` receives a line for each change of what is in a
+    file. Raises UserError.
     """
     if split is not None and data is not None:
         raise UserError("give either a split or data to score, not both")
     _, config, tokenizers = trained = open_run(run)
     model = wrap(trained.load_model(device, keywords))
+    if windows is not None:
+        model = window_reader(model, windows, config.data.row_length)
     with (
         report_out_of_memory(f"in the evaluation of {run}", SMALLER_WORK),
-        trained.open_data(split, data) as eval_data,
+        trained.open_data(split, data, windows=windows, log=log) as eval_data,
         torch.inference_mode(),
     ):
-        result = score_model(model, config, tokenizers, eval_data, settings=settings, on_progress=on_progress)
-    return Evaluation(task_of_run(config).name, eval_data.name, tuple(result.scores), result.description)
+        result = score_model(
+            model, config, tokenizers, eval_data, windows=windows, settings=settings, on_progress=on_progress
+        )
+    scores = tuple(result.scores)
+    return Evaluation(task_of_run(config).name, eval_data.name, scores, result.description, result.reading)
 
 
 def score_model(
@@ -71,6 +89,7 @@ def score_model(
     tokenizers: TokenizerPair,
     data: EvaluationData,
     *,
+    windows: ContextWindows | None = None,
     settings: EvaluationSettings | None = None,
     on_progress: ProgressFn = lambda share: None,
 ) -> EvaluationResult:
@@ -78,11 +97,18 @@ def score_model(
     chosen, task = EvaluationSettings() if settings is None else settings, task_of_run(run)
     if (chosen.wanted or chosen.environment) and not task.plays_for_returns:
         raise UserError(f"wanted returns and an environment are for models of trajectories; this is {task.title}")
+    if chosen.lengths and task.generates != "answer":
+        raise UserError(f"BLEU by source length is for models that write a text for a text; this is {task.title}")
+
+    decoding = decoding_from_options(beam=chosen.beam, length_penalty=chosen.length_penalty)
+    pair = (tokenizers.source, tokenizers.target)
 
     def translate(texts: Iterable[str]) -> Iterator[str]:
-        decoding = decoding_from_options(beam=chosen.beam, length_penalty=chosen.length_penalty)
-        translator = Translator(model, tokenizer=(tokenizers.source, tokenizers.target), decoding=decoding)
+        translator = Translator(model, tokenizer=pair, decoding=decoding)
         return (answers[0].text or "" for answers in translator(texts))
+
+    def answer(source: Tensor, segments: Tensor | None) -> list[str]:
+        return answer_sources(model, SourceBatch(source, segments), tokenizer=pair, decoding=decoding).texts
 
     return task.evaluate(
         EvaluationRequest(
@@ -91,9 +117,11 @@ def score_model(
             batches=data.batches,
             examples=data.examples,
             row_length=run.data.row_length,
+            windows=windows,
             section=run.data,
             settings=chosen,
             translate=translate,
+            answer_sources=answer,
             on_progress=on_progress,
         )
     )

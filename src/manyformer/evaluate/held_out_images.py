@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from manyformer.batches import Batch, CausalLMBatch, ImageClassificationBatch
-from manyformer.config import ImagesData
+from manyformer.batches import Batch, CausalLMBatch, ImageClassificationBatch, Seq2SeqBatch
+from manyformer.config import ImagesData, ModalitiesData
 from manyformer.data.pixel_tokenizer import PixelTokenizer
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import open_run
@@ -20,7 +20,7 @@ def held_images(run: str | Path, count: int, *, data: str | None = None) -> Imag
     `data` are other images, in any format of training data. The order is always the same. Raises UserError.
     """
     trained = open_run(run)
-    if not isinstance(trained.config.data, ImagesData):
+    if not isinstance(trained.config.data, ImagesData | ModalitiesData):
         raise UserError(f"the run in {run} ({trained.config.recipe}) was not trained on images")
     with trained.open_data(None, data) as held_out:
         assert held_out.batches is not None
@@ -29,9 +29,12 @@ def held_images(run: str | Path, count: int, *, data: str | None = None) -> Imag
 
 
 def _batch_images(batch: Batch, tokenizer: object) -> Iterator[ImageArray]:
-    """The images of a batch, which has their pixels, or their tokens as targets."""
+    """The images of a batch, which has their pixels, or captions of them, or their tokens as targets."""
     if isinstance(batch, ImageClassificationBatch):
         yield from batch.pixels.numpy()
+        return
+    if isinstance(batch, Seq2SeqBatch):
+        yield from batch.source.numpy()
         return
     assert isinstance(batch, CausalLMBatch)
     assert isinstance(tokenizer, PixelTokenizer)

@@ -269,8 +269,8 @@ def any_node(expression: Any, predicate: Callable[[Any], bool]) -> bool:
 
 
 def take_tokens(positions: TokenPositions, index: Any) -> TokenPositions:
-    """The positions of the tokens at `index`, of any shape."""
-    return tree_map(lambda field: field[index], positions._replace(layout=None))  # type: ignore[no-any-return]
+    """The positions of the tokens at `index`, of any shape, without edges, which join the tokens of whole rows."""
+    return tree_map(lambda field: field[index], positions._replace(layout=None, edges=None))  # type: ignore[no-any-return]
 
 
 def broadcast_tokens(positions: TokenPositions, *, query: bool) -> TokenPositions:

@@ -1,5 +1,6 @@
 """Models: an embedding, a layer (usually a stack) and a head."""
 
+from manyformer.models.audio_classifier import AudioClassifier
 from manyformer.models.classifier import TextClassifier
 from manyformer.models.decision_transformer import DecisionTransformer
 from manyformer.models.embedding import TokenEmbedding
@@ -19,9 +20,12 @@ from manyformer.models.output_head import BatchLoss, BatchScore, OutputHead
 from manyformer.models.patch_embedding import PatchEmbedding
 from manyformer.models.policy_model import PolicyModel
 from manyformer.models.seq2seq import EncoderDecoder
+from manyformer.models.span_reader import SpanReader
+from manyformer.models.speech_recognizer import SpeechRecognizer
 from manyformer.models.tagger import Tagger
 
 __all__ = [
+    "AudioClassifier",
     "BatchLoss",
     "BatchScore",
     "ClassHead",
@@ -42,6 +46,8 @@ __all__ = [
     "OutputHead",
     "PatchEmbedding",
     "PolicyModel",
+    "SpanReader",
+    "SpeechRecognizer",
     "Tagger",
     "TextClassifier",
     "TokenEmbedding",

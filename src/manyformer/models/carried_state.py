@@ -2,8 +2,10 @@
 
 from typing import final
 
+from torch import Tensor
+
 from manyformer.batches import Batch
-from manyformer.core import State
+from manyformer.core import State, tree_map
 from manyformer.models.model import Model
 from manyformer.models.output_head import BatchLoss, BatchScore
 
@@ -30,5 +32,5 @@ class CarriedState:
         return self.state
 
     def update(self, result: BatchLoss | BatchScore) -> None:
-        """Store the state after the batch."""
-        self.state = result.state
+        """Store the state after the batch, of which the next batch gets no gradient."""
+        self.state = tree_map(Tensor.detach, result.state)

@@ -1,37 +1,66 @@
 """An encoder that assigns one label to each sequence."""
 
+from collections.abc import Callable
 from typing import final
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.batches import ClassificationBatch
-from manyformer.core import PADDING_SEGMENT, LayerOutput, State, TokenPositions, WatchFn, no_watch
+from manyformer.core import PADDING_SEGMENT, Layer, LayerOutput, State, TokenPositions, WatchFn, no_watch
+from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.encoder_model import EncoderModel
+from manyformer.models.head import ClassHead
 from manyformer.models.model import ModelOutput
 from manyformer.models.token_inputs import apply_head
 
-
-@final
-class TextClassifier(EncoderModel[ClassificationBatch]):
-    """Classifies each row from the mean over its tokens without padding; logits are (b, classes)."""
-
-    def forward(
-        self, tokens: Int[Tensor, "b l"], segments: Int[Tensor, "b l"] | None = None, *, watch: WatchFn = no_watch
-    ) -> ModelOutput:
-        pooled = self._pool(tokens, segments, watch)
-        return ModelOutput(apply_head(self.head, pooled.y), None, pooled.loss)
-
-    def head_inputs(self, batch: ClassificationBatch, state: State) -> tuple[LayerOutput, Tensor]:
-        return self._pool(batch.tokens, batch.segments, no_watch), batch.labels
-
-    def _pool(self, tokens: Tensor, segments: Tensor | None, watch: WatchFn) -> LayerOutput:
-        positions = self._token_positions(tokens, segments)
-        hidden = self._encode(tokens, positions, watch)
-        return LayerOutput(mean_over_tokens(hidden.y, positions), None, hidden.loss)
+TokenPooling = Callable[[Float[Tensor, "b l d"], TokenPositions], Float[Tensor, "b d"]]
+"""Makes one vector of the tokens of a row."""
 
 
 def mean_over_tokens(x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b d"]:
     """The mean over the tokens of each row without padding; zero for rows of padding only."""
     valid = (positions.segment_ids != PADDING_SEGMENT)[..., None]
-    return (x * valid).sum(1) / valid.sum(1).clamp(min=1)
+    # padding may hold any number, NaN too
+    return x.masked_fill(~valid, 0).sum(1) / valid.sum(1).clamp(min=1)
+
+
+def first_token(x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b d"]:
+    """The first token of each row that is not padding; zero for rows of padding only."""
+    valid = positions.segment_ids != PADDING_SEGMENT
+    rows = torch.arange(len(x), device=x.device)
+    return x[rows, valid.int().argmax(1)].masked_fill(~valid.any(1, keepdim=True), 0)
+
+
+@final
+class TextClassifier(EncoderModel[ClassificationBatch]):
+    """Classifies each row from one vector, that `pool` makes of its tokens; logits are (b, classes).
+
+    `roles` and `parts` are as of `MaskedLM`."""
+
+    def __init__(
+        self, embed: TokenEmbedding, body: Layer, head: ClassHead, *, pool: TokenPooling = mean_over_tokens
+    ) -> None:
+        super().__init__(embed, body, head)
+        self.pool = pool
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "b l"],
+        segments: Int[Tensor, "b l"] | None = None,
+        roles: Int[Tensor, "b l"] | None = None,
+        parts: Int[Tensor, "b l"] | None = None,
+        *,
+        watch: WatchFn = no_watch,
+    ) -> ModelOutput:
+        positions = self._token_positions(tokens, segments, roles=roles, parts=parts)
+        pooled = self._pool(tokens, positions, watch)
+        return ModelOutput(apply_head(self.head, pooled.y), None, pooled.loss)
+
+    def head_inputs(self, batch: ClassificationBatch, state: State) -> tuple[LayerOutput, Tensor]:
+        return self._pool(batch.tokens, self._data_positions(batch), no_watch), batch.labels
+
+    def _pool(self, tokens: Tensor, positions: TokenPositions, watch: WatchFn) -> LayerOutput:
+        hidden = self._encode(tokens, positions, watch)
+        return LayerOutput(self.pool(hidden.y, positions), None, hidden.loss)

@@ -11,17 +11,20 @@ from torch import Tensor, nn
 from manyformer.binding import bind_optional, has_hooks
 from manyformer.core import TokenPositions
 from manyformer.dropout import Dropout
-from manyformer.models.token_inputs import check_token_range, raise_token_error
-from manyformer.position import NoPosition, Position
+from manyformer.models.source_embedding import EmbeddedSource, SourceEmbedding
+from manyformer.models.token_inputs import check_length, check_token_range, raise_token_error
+from manyformer.models.token_positions import positions_of
+from manyformer.position import NoPosition, Position, SentenceTypePosition
 
 
 @final
-class TokenEmbedding(nn.Module):
+class TokenEmbedding(SourceEmbedding):
     """Scaled token vectors plus positions, an optional norm, and dropout (Vaswani et al. 2017, section 3.4).
 
     With `scale` sqrt(dim) and vectors drawn from N(0, 1/dim), as in the paper, token and position vectors have equal
     norms. Several `tables` are used in turn, the first for the token at position 1: for images whose channels follow
     one another after a start token, each channel then has a separate table (Parmar et al. 2018, section 3.1).
+    `types` adds vectors of sentences.
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class TokenEmbedding(nn.Module):
         dim: int,
         *,
         position: Position | None = None,
+        types: SentenceTypePosition | None = None,
         tables: int = 1,
         scale: float = 1.0,
         std: float | None = None,
@@ -37,7 +41,7 @@ class TokenEmbedding(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.position = NoPosition() if position is None else position
+        self.position, self.types = NoPosition() if position is None else position, types
         self.vocab, self.tables, self.scale, self.norm = vocab, tables, scale, norm
         self.dropout = Dropout(dropout)
         self.token = nn.Embedding(tables * vocab, dim)
@@ -51,13 +55,27 @@ class TokenEmbedding(nn.Module):
         if self.scale != 1.0:
             x = x * self.scale
         x = self.position.embed(x, positions)
+        if self.types is not None:
+            x = self.types.embed(x, positions)
         x = x if self.norm is None else self.norm(x)
         dropped: Tensor = self.dropout(x)
         return dropped
 
+    @property
+    def max_length(self) -> int | None:
+        return self.position.max_length
+
+    def extra_repr(self) -> str:
+        return f"scale={self.scale:g}"
+
+    def read_source(self, source: Int[Tensor, "b s"], segments: Int[Tensor, "b s"] | None) -> EmbeddedSource:
+        positions, _ = positions_of(source, segments, None)
+        check_length(source.shape[1], self.max_length)
+        return EmbeddedSource(self(source, positions), positions)
+
     def decode_step(self) -> Callable[[Tensor, TokenPositions], Tensor]:
         """The embedding in evaluation mode, bound to its current parameters."""
-        if self.tables > 1 or any(map(has_hooks, self.modules())):
+        if self.tables > 1 or self.types is not None or any(map(has_hooks, self.modules())):
             return self
         vocab, weight, scale, embed, norm = (
             self.vocab,

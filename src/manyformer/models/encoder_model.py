@@ -3,8 +3,9 @@
 from jaxtyping import Int
 from torch import Tensor
 
-from manyformer.batches import IGNORE_INDEX
+from manyformer.batches import IGNORE_INDEX, AnswerSpanBatch, ClassificationBatch
 from manyformer.core import SUMMARY_ROLE, Context, Layer, LayerOutput, TokenPositions, WatchFn
+from manyformer.errors import UserError
 from manyformer.kernels import Kernel
 from manyformer.masks import SamePart, WithRole
 from manyformer.masks.mask import any_node
@@ -14,7 +15,11 @@ from manyformer.models.head import ClassHead
 from manyformer.models.model import B, Model, max_length_of
 from manyformer.models.token_inputs import apply_layer
 from manyformer.models.token_positions import positions_of
+from manyformer.position import SentenceTypePosition
 from manyformer.token_structures import DependencyTree
+
+EncoderBatch = AnswerSpanBatch | ClassificationBatch
+"""A batch of one or two texts in each row."""
 
 
 class EncoderModel(Model[B]):
@@ -25,9 +30,16 @@ class EncoderModel(Model[B]):
         self.embed, self.body, self.head = embed, body, head
         self.max_length = max_length_of(embed, body)
         masks = tuple(part.cache_mask for part in body.modules() if isinstance(part, Kernel))
-        self._uses_roles = any_node(masks, lambda part: isinstance(part, WithRole) and part.role != SUMMARY_ROLE)
+        self.uses_roles = any_node(masks, lambda part: isinstance(part, WithRole) and part.role != SUMMARY_ROLE)
         has_part_summaries = isinstance(body, SummaryPrefixedLayer) and isinstance(body.summary_tokens, PartSummaries)
-        self._uses_parts = has_part_summaries or any_node(masks, lambda part: part == SamePart())
+        has_types = any(isinstance(part, SentenceTypePosition) for part in embed.modules())
+        self.uses_parts = has_part_summaries or has_types or any_node(masks, lambda part: part == SamePart())
+
+    @property
+    def dim(self) -> int:
+        """The width of the vectors that the head reads."""
+        assert isinstance(self.head, ClassHead)
+        return self.head.weight.shape[1]
 
     def _token_positions(
         self,
@@ -40,13 +52,14 @@ class EncoderModel(Model[B]):
     ) -> TokenPositions:
         """The positions of the tokens with their roles, parts and trees.
 
-        Raises ValueError for too many tokens, for shapes that disagree, and for roles or parts that no mask uses.
+        Raises ValueError for too many tokens, for shapes that disagree, and UserError for roles or parts that no
+        mask uses.
         """
         positions, _ = positions_of(tokens, segments, None)
         self.check_length(tokens.shape[1])
-        for name, ids, is_used in (("roles", roles, self._uses_roles), ("parts", parts, self._uses_parts)):
+        for name, ids, is_used in (("roles", roles, self.uses_roles), ("parts", parts, self.uses_parts)):
             if ids is not None and not is_used:
-                raise ValueError(f"this model does not use the {name} of tokens; leave them out")
+                raise UserError(f"this model does not use the {name} of tokens; leave them out")
             if ids is not None and ids.shape != tokens.shape:
                 raise ValueError(f"{name} {tuple(ids.shape)} must have the shape of the tokens {tuple(tokens.shape)}")
         positions = positions._replace(roles=roles, part_ids=parts)
@@ -55,6 +68,12 @@ class EncoderModel(Model[B]):
         if trees.shape != (*tokens.shape, 3):
             raise ValueError(f"trees {tuple(trees.shape)} must have three numbers for each of {tuple(tokens.shape)}")
         return positions._replace(tree=DependencyTree(*trees.unbind(-1)))
+
+    def _data_positions(self, batch: EncoderBatch) -> TokenPositions:
+        """The positions of a batch; data gives roles and parts to all models, of which only some use them."""
+        roles = batch.roles if self.uses_roles else None
+        parts = batch.parts if self.uses_parts else None
+        return self._token_positions(batch.tokens, batch.segments, roles=roles, parts=parts)
 
     def _encode(self, tokens: Int[Tensor, "b l"], positions: TokenPositions, watch: WatchFn) -> LayerOutput:
         return apply_layer(self.body, self.embed(tokens, positions), Context(positions, watch=watch))

@@ -9,6 +9,7 @@ from manyformer.core import Context, Layer, LayerOutput, WatchFn, no_watch
 from manyformer.errors import UserError
 from manyformer.models.feature_embedding import FeatureEmbedding
 from manyformer.models.graph_edges import sort_edges
+from manyformer.models.graphormer_encoding import GraphormerEncoding
 from manyformer.models.laplacian_embedding import LaplacianEmbedding
 from manyformer.models.model import Model, ModelOutput
 from manyformer.models.output_head import OutputHead
@@ -20,7 +21,8 @@ class GraphEncoder(Model[GraphBatch]):
     """An embedding of the nodes' features, a layer and a head; subclasses define what the head predicts.
 
     With `self_loops` every node has an edge to itself. `edge_features` is the number of features of an edge, 0 for
-    none, and `positions` embeds Laplacian positions, which are added to the embedded features."""
+    none, `positions` embeds Laplacian positions, which are added to the embedded features, and `encoding` adds degrees
+    and gives pairs of nodes scores."""
 
     def __init__(
         self,
@@ -31,9 +33,10 @@ class GraphEncoder(Model[GraphBatch]):
         self_loops: bool,
         edge_features: int = 0,
         positions: LaplacianEmbedding | None = None,
+        encoding: GraphormerEncoding | None = None,
     ) -> None:
         super().__init__()
-        self.embed, self.body, self.head, self.positions = embed, body, head, positions
+        self.embed, self.body, self.head, self.positions, self.encoding = embed, body, head, positions, encoding
         self.self_loops, self.edge_features = self_loops, edge_features
 
     def forward(
@@ -69,6 +72,8 @@ class GraphEncoder(Model[GraphBatch]):
         x = self.embed(batch.features, batch.columns)
         if self.positions is not None:
             x = x + self.positions(batch.eigenvectors)
+        if self.encoding is not None:
+            x, ctx = self.encoding(x, ctx)
         return apply_layer(self.body, x, ctx)
 
 

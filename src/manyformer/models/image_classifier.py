@@ -13,20 +13,21 @@ from manyformer.models.model import Model, ModelOutput
 from manyformer.models.patch_embedding import PatchEmbedding
 from manyformer.models.token_inputs import apply_head, apply_layer
 
-Pooling = Literal["first", "mean"]
+Pooling = Literal["first", "leading", "mean"]
+"""Which tokens of an image a head reads: the first, all learned tokens at the start together, or the mean of all."""
 
 
 @final
 class ImageClassifier(Model[ImageClassificationBatch]):
-    """Classifies images (b, h, w, c) by their first token or the mean of all tokens; logits are (b, classes).
+    """Classifies images (b, h, w, c) by tokens at the start or the mean of all tokens; logits are (b, classes).
 
     Images are bytes from 0 to 255, or floating point numbers that are used as they are.
     """
 
     def __init__(self, embed: PatchEmbedding, body: Layer, head: ClassHead, *, pool: Pooling) -> None:
         super().__init__()
-        if pool == "first" and embed.leading is None:
-            raise ValueError("pool='first' needs a class token: PatchEmbedding(..., leading=1)")
+        if pool != "mean" and embed.leading is None:
+            raise ValueError(f"pool='{pool}' needs a class token: PatchEmbedding(..., leading=1)")
         self.embed, self.body, self.head = embed, body, head
         self.pool: Pooling = pool
         self.max_length = math.prod(embed.shape)
@@ -41,9 +42,10 @@ class ImageClassifier(Model[ImageClassificationBatch]):
     def _pool(self, images: Shaped[Tensor, "b height width channels"], watch: WatchFn) -> LayerOutput:
         positions = self.embed.token_positions(images)
         hidden = apply_layer(self.body, self.embed(images, positions), Context(positions, watch=watch))
-        return hidden._replace(y=pool_tokens(hidden.y, self.pool))
+        return hidden._replace(y=self._pool_tokens(hidden.y))
 
-
-def pool_tokens(x: Float[Tensor, "b l d"], pool: Pooling) -> Float[Tensor, "b d"]:
-    """The first token of each image, or the mean over its tokens."""
-    return x[:, 0] if pool == "first" else x.mean(1)
+    def _pool_tokens(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b e"]:
+        if self.pool == "mean":
+            return x.mean(1)
+        leading = 1 if self.embed.leading is None or self.pool == "first" else len(self.embed.leading)
+        return x[:, :leading].flatten(1)

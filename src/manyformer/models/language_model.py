@@ -57,7 +57,9 @@ class LanguageModel(GenerativeModel[CausalLMBatch]):
 
     @property
     def carries_state(self) -> bool:
-        return any(isinstance(module, StatefulAcrossBatches) for module in self.modules())
+        return any(
+            module.carries_across_batches for module in self.modules() if isinstance(module, StatefulAcrossBatches)
+        )
 
     @property
     def decoder_embed(self) -> TokenEmbedding:

@@ -13,8 +13,10 @@ from manyformer.batches import Batch
 from manyformer.core import LayerOutput, State
 from manyformer.errors import UserError
 from manyformer.kernels.features.feature_map import FeatureMap
+from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
 from manyformer.models.model_files import ModelSpec, copy_tokenizers, replacement_folder, write_parts
 from manyformer.models.output_head import BatchLoss, BatchScore, OutputHead
+from manyformer.models.token_inputs import check_length
 from manyformer.position import Position
 
 B = TypeVar("B", bound=Batch, default=Any)
@@ -43,6 +45,10 @@ class Model(nn.Module, ABC, Generic[B]):
     """Whether a run may compute forward passes in a narrower dtype."""
     tokenizer: Any = None
     """The tokenizer saved with the model, or a pair of source and target tokenizer; None if none was saved."""
+    generation: GenerationSettings | None = None
+    """What begins and ends generated texts in a model of another library; None where the tokenizer says it."""
+    labels: tuple[str, ...] | None = None
+    """The names of the labels saved with the model, by class id; None if none were saved."""
 
     def head_inputs(self, batch: B, state: State) -> tuple[LayerOutput, Tensor]:
         """The streams that `head` predicts the targets of the batch from, and these targets."""
@@ -86,15 +92,14 @@ class Model(nn.Module, ABC, Generic[B]):
             self.write_files(draft)
 
     def write_files(self, folder: Path) -> None:
-        """Write the two files of the model into an existing folder, to which other processes may write concurrently."""
+        """Write the files of the model into an existing folder, to which other processes may write concurrently."""
         write_parts(self, self.spec, folder)
+        if self.generation is not None:
+            self.generation.write(folder / GENERATION_FILE)
 
     def check_length(self, length: int) -> None:
         """Raise ValueError if a sequence of `length` tokens is longer than the model allows."""
-        if self.max_length is not None and length > self.max_length:
-            raise ValueError(
-                f"{length} tokens are more than this model allows: it was built with max_length={self.max_length}"
-            )
+        check_length(length, self.max_length)
 
     @property
     def device(self) -> torch.device:
@@ -116,5 +121,8 @@ def model_name(model: nn.Module) -> str:
 
 def max_length_of(*parts: nn.Module) -> int | None:
     """The maximum length that all modules within `parts` allow; None for no limit."""
-    modules = (module for part in parts for module in part.modules() if isinstance(module, Position | FeatureMap))
-    return min((module.max_length for module in modules if module.max_length is not None), default=None)
+    modules = [module for part in parts for module in part.modules() if isinstance(module, Position | FeatureMap)]
+    limits = {module: module.max_length for module in modules if module.max_length is not None}
+    # the rows and the columns of a grid are fewer than its cells
+    inside = {axis for module in limits for axis in module.modules() if axis is not module}
+    return min((limit for module, limit in limits.items() if module not in inside), default=None)

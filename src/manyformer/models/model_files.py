@@ -17,7 +17,7 @@ from manyformer.errors import UserError
 from manyformer.files.atomic_files import draft_path, remove_draft, sync_folder
 from manyformer.files.json_records import DamagedFile, FileRecord, read_json
 from manyformer.files.tokenizer_files import TOKENIZER_FILES
-from manyformer.files.verified_folder import MANIFEST, VerifiedFolder, write_manifest
+from manyformer.files.verified_folder import VerifiedFolder, write_manifest
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 
@@ -88,17 +88,23 @@ def read_spec(path: Path) -> ModelSpec:
     file = path / CONFIG_FILE
     if not file.exists():
         raise UserError(f"{path} holds no model: {CONFIG_FILE} is missing")
-    if not (path / MANIFEST).exists() and _is_hugging_face(file):
-        raise UserError(f"{path} holds a model of Hugging Face's transformers, which manyformer does not read")
+    if is_hugging_face(path):
+        raise UserError(f"{path} holds a model of Hugging Face's transformers: `manyformer import {path} --out FOLDER`")
     # the format is compared first: a folder of another format may have no manifest
     record = ModelRecord.read(file)
     VerifiedFolder.open(path).file(CONFIG_FILE)
     return ModelSpec(record.recipe, record.keywords, record.recipe_module)
 
 
-def _is_hugging_face(file: Path) -> bool:
-    content = read_json(file, "the description of a model")
-    return isinstance(content, dict) and bool({"model_type", "architectures", "transformers_version"} & content.keys())
+def is_hugging_face(path: Path) -> bool:
+    """Whether the folder holds a model that Hugging Face's `transformers` wrote."""
+    file = path / CONFIG_FILE
+    content = read_json(file, "the description of a model") if file.exists() else None
+    return (
+        isinstance(content, dict)
+        and "recipe" not in content
+        and bool({"model_type", "architectures", "transformers_version"} & content.keys())
+    )
 
 
 def read_weights(model: nn.Module, path: Path) -> None:

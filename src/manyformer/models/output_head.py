@@ -40,6 +40,13 @@ class BatchScore(NamedTuple):
     state: State = None
     others: Mapping[str, Tensor] = MappingProxyType({})
 
+    def plus(self, score: "BatchScore") -> "BatchScore":
+        """The sums of this batch and of one that continues it."""
+        others = {name: value + score.others[name] for name, value in self.others.items()}
+        return BatchScore(
+            self.nll + score.nll, self.targets + score.targets, self.correct + score.correct, score.state, others
+        )
+
 
 class OutputHead(nn.Module, ABC):
     """Predicts a distribution over `classes` from the stream; logits are defined up to a constant per token."""

@@ -1,27 +1,37 @@
 """Patch embedding: images as sequences of tokens."""
 
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from einops import rearrange
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from manyformer.core import TokenPositions, contiguous_positions
 from manyformer.dropout import Dropout
 from manyformer.feedforward import init_glorot
+from manyformer.models.source_embedding import EmbeddedSource, SourceEmbedding
 from manyformer.position import NoPosition, Position
 
 MAX_PIXEL_VALUE = 255
 
+PixelScalingName = Literal["symmetric", "imagenet"]
+PIXEL_SCALINGS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "symmetric": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+"""The mean and the deviation by which the channels of pixels from 0 to 1 are normalized; of ImageNet's training images,
+or so that they are from -1 to 1."""
+
 
 @final
-class PatchEmbedding(nn.Module):
+class PatchEmbedding(SourceEmbedding):
     """Patches of `patch` x `patch` pixels in raster order, each projected to a token (Dosovitskiy et al. 2021, 3.1).
 
     `leading` learned tokens precede them: one is the paper's class token. They have positions too. Bytes from 0 to 255
-    are mapped to -1 to 1; images of floating point numbers are used as they are. Raises ValueError if patches do not
-    divide the image, and for images of another size.
+    are mapped to -1 to 1, or normalized by the mean and the deviation of ImageNet; images of floating point numbers are
+    used as they are. Raises ValueError if patches do not divide the image, for images of another size, and for
+    ImageNet's mean where there are not three channels.
     """
 
     def __init__(
@@ -33,8 +43,12 @@ class PatchEmbedding(nn.Module):
         position: Position | None = None,
         leading: int = 0,
         dropout: float = 0.0,
+        pixel_scaling: PixelScalingName = "symmetric",
     ) -> None:
         super().__init__()
+        if pixel_scaling == "imagenet" and shape[2] != 3:
+            raise ValueError(f"pixel_scaling='imagenet' is for 3 channels, and images have {shape[2]}")
+        self.pixel_scaling = pixel_scaling
         self.tokens = leading + count_patches(shape, patch)
         self.shape, self.patch = shape, patch
         self.position = NoPosition() if position is None else position
@@ -50,6 +64,15 @@ class PatchEmbedding(nn.Module):
     def token_positions(self, images: Shaped[Tensor, "b height width channels"]) -> TokenPositions:
         """The positions of the tokens of these images: each image is a document without padding."""
         return contiguous_positions(images.shape[0], 0, self.tokens, images.device)
+
+    def read_source(
+        self, source: Shaped[Tensor, "b height width channels"], segments: Int[Tensor, "b l"] | None
+    ) -> EmbeddedSource:
+        """Embed images, whose patches keep their positions where others are padding."""
+        positions = self.token_positions(source)
+        if segments is not None:
+            positions = TokenPositions(positions.position_ids, segments)
+        return EmbeddedSource(self(source, positions), positions)
 
     def forward(
         self, images: Shaped[Tensor, "b height width channels"], positions: TokenPositions
@@ -70,7 +93,11 @@ class PatchEmbedding(nn.Module):
     def _scaled(self, images: Tensor) -> Tensor:
         if images.is_floating_point():
             return images
-        return images.to(self.project.weight.dtype) * (2 / MAX_PIXEL_VALUE) - 1
+        pixels = images.to(self.project.weight.dtype)
+        if self.pixel_scaling == "symmetric":
+            return pixels * (2 / MAX_PIXEL_VALUE) - 1
+        mean, deviation = map(pixels.new_tensor, PIXEL_SCALINGS[self.pixel_scaling])
+        return (pixels / MAX_PIXEL_VALUE - mean) / deviation
 
 
 def split_patches(images: Float[Tensor, "b height width channels"], patch: int) -> Float[Tensor, "b l values"]:

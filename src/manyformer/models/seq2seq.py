@@ -2,48 +2,56 @@
 
 from typing import final
 
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from manyformer.batches import Seq2SeqBatch
-from manyformer.core import Context, Layer, MemorySequence, PackedLayout, State, WatchFn, no_watch
+from manyformer.batches import Seq2SeqBatch, TranscriptionBatch
+from manyformer.core import Context, Layer, LayerOutput, MemorySequence, PackedLayout, State, WatchFn, no_watch
 from manyformer.errors import UserError
 from manyformer.models.auxiliary_losses import AuxiliaryLoss
 from manyformer.models.embedding import TokenEmbedding
+from manyformer.models.encoder_ctc import EncoderCTC
 from manyformer.models.generative_model import DecoderInput, GenerativeModel, ModelState
 from manyformer.models.model import ModelOutput, max_length_of
 from manyformer.models.output_head import OutputHead
-from manyformer.models.token_inputs import apply_head, apply_layer
-from manyformer.models.token_positions import positions_of
+from manyformer.models.source_embedding import SourceEmbedding
+from manyformer.models.token_inputs import apply_head, apply_layer, check_length
 
 
 @final
-class EncoderDecoder(GenerativeModel[Seq2SeqBatch]):
+class EncoderDecoder(GenerativeModel[Seq2SeqBatch | TranscriptionBatch]):
     """Predicts each next target token: `logits[:, i]` are those of target i + 1; the target begins with a start token.
 
+    The source is what `embed_source` reads: token ids, images, frames of sound.
     Pass one embedding twice and tie the head to it for the three shared matrices of Vaswani et al. (2017, section 3.4).
     Packed rows of pairs need equal segment ids on both sides. `auxiliary` adds losses of the intermediate layers of
-    `decoder`, which then must be a `LayeredStack`; ValueError otherwise.
+    `decoder`, which then must be a `LayeredStack`; ValueError otherwise. `ctc` adds a loss of the encoder's output.
     """
 
     def __init__(
         self,
-        embed_source: TokenEmbedding,
+        embed_source: SourceEmbedding,
         encoder: Layer,
         embed_target: TokenEmbedding,
         decoder: Layer,
         head: OutputHead,
         *,
         auxiliary: AuxiliaryLoss | None = None,
+        ctc: EncoderCTC | None = None,
     ) -> None:
         super().__init__()
+        if auxiliary is not None and ctc is not None:
+            raise ValueError("losses of intermediate layers cannot be combined with CTC of the encoder")
+        self.ctc = ctc
         self.embed_source, self.encoder, self.embed_target, self.decoder = embed_source, encoder, embed_target, decoder
-        self.max_length = max_length_of(embed_source, encoder, embed_target, decoder)
+        self.max_source_length = max_length_of(encoder)
+        limits = (embed_source.max_length, self.max_source_length, max_length_of(embed_target, decoder))
+        self.max_length = min((limit for limit in limits if limit is not None), default=None)
         self.set_head(head, auxiliary)
 
     def forward(
         self,
-        source: Int[Tensor, "b s"],
+        source: Shaped[Tensor, "b *source"],
         target: Int[Tensor, "b t"],
         source_segments: Int[Tensor, "b s"] | None = None,
         target_segments: Int[Tensor, "b t"] | None = None,
@@ -56,15 +64,15 @@ class EncoderDecoder(GenerativeModel[Seq2SeqBatch]):
 
     def encode(
         self,
-        source: Int[Tensor, "b s"],
+        source: Shaped[Tensor, "b *source"],
         source_segments: Int[Tensor, "b s"] | None = None,
         *,
         watch: WatchFn = no_watch,
     ) -> MemorySequence:
         """The encoder's output, to which the decoder attends; computed once per source, a tree like a state."""
-        positions, _ = positions_of(source, source_segments, None)
-        self.check_length(source.shape[1])
-        y = apply_layer(self.encoder, self.embed_source(source, positions), Context(positions, watch=watch)).y
+        x, positions = self.embed_source.read_source(source, source_segments)
+        check_length(x.shape[1], self.max_source_length)
+        y = apply_layer(self.encoder, x, Context(positions, watch=watch)).y
         # a packed layout names rows, which a reordering of rows would invalidate
         is_packed = isinstance(positions.layout, PackedLayout)
         return MemorySequence(y, positions._replace(layout=None) if is_packed else positions)
@@ -93,13 +101,22 @@ class EncoderDecoder(GenerativeModel[Seq2SeqBatch]):
         return self.decoder
 
     def with_decoder(self, stack: Layer, head: OutputHead, auxiliary: AuxiliaryLoss | None) -> "EncoderDecoder":
-        return type(self)(self.embed_source, self.encoder, self.embed_target, stack, head, auxiliary=auxiliary)
+        return type(self)(
+            self.embed_source, self.encoder, self.embed_target, stack, head, auxiliary=auxiliary, ctc=self.ctc
+        )
+
+    def head_inputs(self, batch: Seq2SeqBatch | TranscriptionBatch, state: State) -> tuple[LayerOutput, Tensor]:
+        tokens, segments, memory, targets = self.decoder_input(batch)
+        hidden = self._run_decoder(tokens, segments, memory, state, no_watch)
+        if self.ctc is None or memory is None:
+            return hidden, targets
+        return hidden._replace(loss=hidden.loss + self.ctc.extra_loss(memory, tokens, targets)), targets
 
     def forward_token(self, tokens: Tensor, state: State, memory: MemorySequence | None) -> tuple[Tensor, State]:
         assert memory is not None
         logits, next_state, _ = self.decode(tokens, memory, None, state)
         return logits, next_state
 
-    def decoder_input(self, batch: Seq2SeqBatch) -> DecoderInput:
-        memory = self.encode(batch.source, batch.source_segments)
-        return DecoderInput(batch.target, batch.target_segments, memory, batch.targets)
+    def decoder_input(self, batch: Seq2SeqBatch | TranscriptionBatch) -> DecoderInput:
+        source, target, targets, source_segments, target_segments = batch
+        return DecoderInput(target, target_segments, self.encode(source, source_segments), targets)

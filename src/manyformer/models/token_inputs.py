@@ -18,6 +18,12 @@ def check_token_rows(tokens: Tensor) -> None:
         )
 
 
+def check_length(length: int, max_length: int | None) -> None:
+    """Raise ValueError for a sequence of more than `max_length` tokens; None is no limit."""
+    if max_length is not None and length > max_length:
+        raise ValueError(f"{length} tokens are more than this model allows: it was built with max_length={max_length}")
+
+
 def check_token_range(tokens: Int[Tensor, "b l"], vocab: int) -> None:
     """Raise UserError for a token that is none of `vocab`; other devices than a CPU would have to wait for the answer.
 

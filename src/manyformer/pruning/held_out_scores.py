@@ -38,7 +38,7 @@ class HeldOutScores(NamedTuple):
 
             return score
 
-        task = get_recipe(self.run.recipe).card.task
+        task = get_recipe(self.run.recipe).card.task.variant(self.run.data.kind)
         config = EvaluateConfig(metric=self.run.evaluate.metric, batches=self.run.evaluate.batches)
         validator = Validator(begin_pass, self.batches, config, SINGLE_PROCESS_GROUP, task=task)
         with torch.no_grad(), eval_mode(model):

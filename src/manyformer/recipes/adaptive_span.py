@@ -17,10 +17,10 @@ from manyformer.kernels.attention_spans import (
 )
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import KeyDistancePosition
-from manyformer.recipes.keywords import PositiveSize
+from manyformer.recipes.keywords import MemoryLengthOrNone, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, check_heads, stack
-from manyformer.sources import SpanCacheSource
+from manyformer.sources import KVSource, SegmentMemorySource, SpanCacheSource
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
@@ -40,20 +40,25 @@ def adaptive_span(
     ff_dim: int | None = None,
     max_span: Annotated[PositiveSize, "maximum attention span of a head, in tokens"] = 8192,
     span_ramp: Annotated[PositiveSize, "number of keys beyond a span over which attention decreases to zero"] = 32,
-    span_init: Annotated[float, "initial span, as a fraction of max_span"] = 0.0,
+    span_init: Annotated[
+        float | None,
+        "initial span, as a fraction of max_span; null means 0, or 0.5 if it is computed for each token",
+    ] = None,
     span_loss: Annotated[float, "weight in the loss of the mean span, in tokens"] = 2e-6,
     span_kind: Annotated[
         Literal["learned", "dynamic", "fixed"],
         "one learned span for each head, a span computed for each token, or max_span for all",
     ] = "learned",
+    memory_length: MemoryLengthOrNone = None,
     dropout: float = 0.3,
     norm_order: NormOrder = "post",
 ) -> LanguageModel:
     """The 12-layer character model by default; `ff_dim` is 4 dim unless given.
 
     Section 2 and table 1. Positions are a vector for each distance, one table for all layers. `span_loss` multiplies
-    the mean span of each layer, in tokens, summed over layers. Text much longer than the span must be given in one row,
-    whereas the authors train on segments of 512 tokens after a cache."""
+    the mean span of each layer, in tokens, summed over layers. With a `memory_length` of at least `max_span` and data
+    with `packing: contiguous` the model trains on segments after a cache, as the authors do: 512 tokens after up to
+    8192, with `optim.name=adagrad` and its defaults. Without, text longer than the span must be given in one row."""
     check_heads(dim, heads)
     # one table for all layers
     position = KeyDistancePosition(dim // heads, max_span)
@@ -61,13 +66,19 @@ def adaptive_span(
     def make_spans() -> AttentionSpans:
         if span_kind == "fixed":
             return FixedAttentionSpans(heads, max_span, ramp=span_ramp)
+        share = {} if span_init is None else {"initial_share": span_init}
         span_class = LearnedAttentionSpans if span_kind == "learned" else DynamicAttentionSpans
-        return span_class(heads, max_span, ramp=span_ramp, initial_share=span_init)
+        return span_class(heads, max_span, ramp=span_ramp, **share)
+
+    def make_source(spans: AttentionSpans) -> KVSource:
+        if memory_length is None:
+            return SpanCacheSource(spans)
+        return SegmentMemorySource(memory_length, dim, reach=spans)
 
     def layer(number: int) -> dict[str, Layer]:
         spans = make_spans()
-        kernel, source = AdaptiveSpanKernel(spans, span_loss=span_loss), SpanCacheSource(spans)
-        attention = Attention(dim, heads, kernel, position=position, source=source, bias=False)
+        kernel = AdaptiveSpanKernel(spans, span_loss=span_loss)
+        attention = Attention(dim, heads, kernel, position=position, source=make_source(spans), bias=False)
         return {"attention": attention, "ff": FeedForward(dim, ff_dim)}
 
     embed = TokenEmbedding(vocab, dim, scale=dim**0.5, dropout=dropout)

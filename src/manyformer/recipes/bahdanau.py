@@ -1,12 +1,13 @@
 """RNNsearch: the recurrent encoder-decoder with attention that the Transformer replaced."""
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from torch import nn
 
-from manyformer.mixers import AttendingGRU, BidirectionalGRU
+from manyformer.core import Layer
+from manyformer.mixers import AttendingGRU, BidirectionalGRU, FixedVectorGRU, ForwardGRU
 from manyformer.models import ClassHead, EncoderDecoder, TokenEmbedding
 from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import recipe
@@ -29,6 +30,10 @@ def bahdanau(
     embedding_dim: Annotated[PositiveSize, "width of token embeddings"] = 620,
     align_dim: Annotated[PositiveSize, "width of the hidden layer that computes alignment scores"] = 1000,
     maxout: Annotated[PositiveSize, "number of maxout units before the output projection"] = 500,
+    context: Annotated[
+        Literal["attention", "fixed-vector"],
+        "what the decoder reads of the source at each step: the tokens it attends to, or one vector for all of it",
+    ] = "attention",
     dropout: float = 0.0,
 ) -> EncoderDecoder:
     """RNNsearch with the sizes of appendix B.1: `dim` units in the decoder and in either direction of the encoder.
@@ -36,14 +41,24 @@ def bahdanau(
     Differences: the target begins with a start token; gates and outputs have biases (left out of the paper's formulas);
     narrower models begin with larger weights (the paper's 0.01 at a width of 1000); alignment energies begin at unit
     scale instead of 0 (measured: from 0 alignments take many times as many steps to appear); and there may be
-    `dropout`, of token embeddings and before the last projection."""
+    `dropout`, of token embeddings and before the last projection.
+
+    `context="fixed-vector"` is RNNencdec, the model that the paper compares with (section 4.2; Cho et al. 2014,
+    arXiv:1406.1078): `dim` units in one direction of the encoder, whose last state the decoder reads at every step.
+    `align_dim` is then without effect."""
     std_scale = math.sqrt(1000 / dim)
 
     def embedding(size: int) -> TokenEmbedding:
         return TokenEmbedding(size, embedding_dim, std=0.01 * std_scale, dropout=dropout)
 
-    encoder = BidirectionalGRU(embedding_dim, dim)
-    decoder = AttendingGRU(embedding_dim, dim, 2 * dim, align_dim=align_dim, out_dim=maxout, dropout=dropout)
+    encoder: Layer
+    decoder: Layer
+    if context == "attention":
+        encoder = BidirectionalGRU(embedding_dim, dim)
+        decoder = AttendingGRU(embedding_dim, dim, 2 * dim, align_dim=align_dim, out_dim=maxout, dropout=dropout)
+    else:
+        encoder = ForwardGRU(embedding_dim, dim)
+        decoder = FixedVectorGRU(embedding_dim, dim, dim, out_dim=maxout, dropout=dropout)
     head = ClassHead(maxout, vocab, bias=True)
     for module in (encoder, decoder, head):
         init_rnnsearch(module, std=0.01 * std_scale)

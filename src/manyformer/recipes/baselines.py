@@ -1,5 +1,6 @@
-"""Language models like GPT-2 and encoders like BERT, of which most recipes vary one part."""
+"""Language models like GPT-2, encoders like BERT and the Transformer, of which most recipes vary one part."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Literal
@@ -8,13 +9,22 @@ from torch import nn
 
 from manyformer.attention import Attention
 from manyformer.core import Layer
+from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward
-from manyformer.kernels import Kernel
+from manyformer.kernels import Kernel, SoftmaxKernel
+from manyformer.masks import Causal
 from manyformer.mixers.global_summaries import SummaryPrefixedLayer, SummaryTokens
-from manyformer.models import ClassHead, LanguageModel, MaskedLM, TokenEmbedding
+from manyformer.models import ClassHead, EncoderDecoder, LanguageModel, MaskedLM, TokenEmbedding
 from manyformer.models.contrastive_loss import PartContrastiveLoss
-from manyformer.position import LearnedPosition, Position, SinusoidalPosition
+from manyformer.position import (
+    ConcatenatedGridPosition,
+    LearnedPosition,
+    Position,
+    SinusoidalPosition,
+    SummedGridPosition,
+)
 from manyformer.recipes.stacks import LayerMaker, LayerMakers, NormMaker, NormOrder, ResidualStreams, init_std, stack
+from manyformer.sources import CrossAttentionSource
 
 AddedPosition = Annotated[
     Literal["sinusoid", "learned"], "positions added to embeddings: sinusoids, or learned vectors up to max_length"
@@ -33,6 +43,37 @@ def learned_embedding(vocab: int, dim: int, max_length: int, *, dropout: float) 
     return TokenEmbedding(vocab, dim, position=LearnedPosition(dim, max_length, std=std), std=std, dropout=dropout)
 
 
+def grid_embedding(vocab: int, dim: int, rows: int, columns: int, *, dropout: float) -> TokenEmbedding:
+    """A token embedding with the sum of a learned vector for the row and one for the column of each position."""
+    std = init_std(dim)
+    axes = [LearnedPosition(dim, size, std=std) for size in (rows, columns)]
+    position = SummedGridPosition((rows, columns), axes)
+    return TokenEmbedding(vocab, dim, position=position, std=std, dropout=dropout)
+
+
+def grid_of_vectors(vocab: int, shape: tuple[int, int], dims: tuple[int, int], *, dropout: float) -> TokenEmbedding:
+    """A token embedding with the concatenation of a learned vector for the row and one for the column of a position."""
+    std = init_std(sum(dims))
+    axes = [LearnedPosition(dim, size, std=std) for dim, size in zip(dims, shape, strict=True)]
+    position = ConcatenatedGridPosition(shape, axes)
+    return TokenEmbedding(vocab, sum(dims), position=position, std=std, dropout=dropout)
+
+
+def axial_embedding(vocab: int, dim: int, max_length: int, *, dropout: float) -> TokenEmbedding:
+    """A token embedding with axial positions, for up to `max_length` tokens in the most square grid of so many cells.
+
+    Half of the channels are a learned vector of the row, half one of the column (Kitaev et al. 2020, released code).
+    Raises UserError for a prime `max_length`, or an odd width.
+    """
+    rows = next(size for size in range(math.isqrt(max_length), 0, -1) if max_length % size == 0)
+    if rows == 1 or dim % 2:
+        raise UserError(
+            f"axial positions are a grid: max_length ({max_length}) must be a product of two numbers above 1, and dim "
+            f"({dim}) even"
+        )
+    return grid_of_vectors(vocab, (rows, max_length // rows), (dim // 2, dim // 2), dropout=dropout)
+
+
 def embedding_with(position: AddedPosition, vocab: int, dim: int, max_length: int, *, dropout: float) -> TokenEmbedding:
     """A token embedding with positions of either kind."""
     if position == "sinusoid":
@@ -40,9 +81,20 @@ def embedding_with(position: AddedPosition, vocab: int, dim: int, max_length: in
     return learned_embedding(vocab, dim, max_length, dropout=dropout)
 
 
-def gelu_layers(dim: int, ff_dim: int | None, make_attention: Callable[[int], Layer]) -> LayerMaker:
-    """Layers with attention from `make_attention`, given the layer's number from 0, and a GELU feed-forward layer."""
-    return lambda number: {"attention": make_attention(number), "ff": FeedForward(dim, ff_dim, activation=nn.GELU())}
+def gelu_layers(
+    dim: int,
+    ff_dim: int | None,
+    make_attention: Callable[[int], Layer],
+    *,
+    make_activation: Callable[[], nn.Module] = nn.GELU,
+) -> LayerMaker:
+    """Layers with attention from `make_attention`, given the layer's number from 0, and a GELU feed-forward layer.
+
+    `make_activation` may make another activation."""
+    return lambda number: {
+        "attention": make_attention(number),
+        "ff": FeedForward(dim, ff_dim, activation=make_activation()),
+    }
 
 
 def attention_layers(
@@ -59,11 +111,12 @@ def language_model(
     *,
     dropout: float,
     norm_order: NormOrder = "pre",
+    norm: NormMaker | None = None,
     streams: ResidualStreams = "plain",
 ) -> LanguageModel:
     """GPT-2 with this embedding, tied to the output, and these layers."""
     vocab, dim = embed.token.weight.shape
-    norm = partial(nn.LayerNorm, dim)
+    norm = partial(nn.LayerNorm, dim) if norm is None else norm
     body = stack(depth, layer, order=norm_order, norm=norm, dropout=dropout, streams=streams, std=init_std(dim))
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
 
@@ -79,16 +132,72 @@ def masked_lm(
     streams: ResidualStreams = "plain",
     summaries: SummaryTokens | None = None,
     contrast: PartContrastiveLoss | None = None,
+    make_activation: Callable[[], nn.Module] = nn.GELU,
 ) -> MaskedLM:
     """An encoder with BERT's head: a dense layer, GELU, a norm, and a projection with a bias, tied to the embedding.
 
-    `summaries` are prefixed to each text in all layers."""
+    `summaries` are prefixed to each text in all layers; `make_activation` makes the activation of the head."""
     vocab, dim = embed.token.weight.shape
     norm = partial(nn.LayerNorm, dim) if norm is None else norm
     body: Layer = stack(depth, layer, order=norm_order, norm=norm, dropout=dropout, streams=streams, std=init_std(dim))
     if summaries is not None:
         body = SummaryPrefixedLayer(body, dim, summaries)
-    transform = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), norm())
+    transform = nn.Sequential(nn.Linear(dim, dim), make_activation(), norm())
     return MaskedLM(
         embed, body, ClassHead(dim, vocab, tied=embed.token, transform=transform, bias=True), contrast=contrast
     )
+
+
+def encoder_decoder(
+    vocab: int,
+    source_vocab: int | None,
+    dim: int,
+    depth: int,
+    heads: int,
+    ff_dim: int | None,
+    dropout: float,
+    norm_order: NormOrder,
+    *,
+    make_position: Callable[[], Position] | None = None,
+    make_encoder_attention: Callable[[int], Layer] | None = None,
+    make_decoder_attention: Callable[[int], Layer] | None = None,
+    make_cross_attention: Callable[[int], Layer] | None = None,
+    embeddings: tuple[TokenEmbedding, TokenEmbedding] | None = None,
+    activation: Callable[[], nn.Module] = nn.ReLU,
+    decoder_depth: int | None = None,
+    decoder_ff_dim: int | None = None,
+    output_bias: bool = False,
+) -> EncoderDecoder:
+    """The Transformer, optionally with positions other than sinusoids or other kinds of attention.
+
+    `embeddings` are those of source and target, and the decoder is like the encoder unless its sizes are given."""
+    norm = partial(nn.LayerNorm, dim)
+
+    encoder_attention = make_encoder_attention or (lambda number: Attention(dim, heads, SoftmaxKernel()))
+    decoder_attention = make_decoder_attention or (lambda number: Attention(dim, heads, SoftmaxKernel(Causal())))
+    cross_attention = make_cross_attention or (
+        lambda number: Attention(dim, heads, SoftmaxKernel(), source=CrossAttentionSource())
+    )
+
+    def encoder_layer(number: int) -> dict[str, Layer]:
+        return {"attention": encoder_attention(number), "ff": FeedForward(dim, ff_dim, activation=activation())}
+
+    def decoder_layer(number: int) -> dict[str, Layer]:
+        return {
+            "attention": decoder_attention(number),
+            "cross": cross_attention(number),
+            "ff": FeedForward(dim, decoder_ff_dim or ff_dim, activation=activation()),
+        }
+
+    def embedding(size: int) -> TokenEmbedding:
+        position = SinusoidalPosition(dim) if make_position is None else make_position()
+        return TokenEmbedding(size, dim, position=position, scale=dim**0.5, dropout=dropout)
+
+    if embeddings is None:
+        embed = embedding(vocab)
+        embeddings = embed if source_vocab is None else embedding(source_vocab), embed
+    embed_source, embed = embeddings
+    encoder = stack(depth, encoder_layer, order=norm_order, norm=norm, dropout=dropout)
+    decoder = stack(decoder_depth or depth, decoder_layer, order=norm_order, norm=norm, dropout=dropout)
+    head = ClassHead(dim, vocab, tied=embed.token, bias=output_bias)
+    return EncoderDecoder(embed_source, encoder, embed, decoder, head)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Annotated, Literal
 
 from torch import nn
 
@@ -11,11 +12,23 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.mixers.global_summaries import SummaryTokens
 from manyformer.models import MaskedLM, TokenEmbedding
 from manyformer.models.contrastive_loss import PartContrastiveLoss
-from manyformer.position import LearnedPosition
+from manyformer.position import LearnedPosition, SentenceTypePosition
 from manyformer.recipes.baselines import gelu_layers, masked_lm
+from manyformer.recipes.keywords import NormEps, SentenceTypeCount
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import init_std
 from manyformer.tasks.masked_language_modelling import MASKED_LM
+
+ENCODER_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU,
+    "gelu-tanh": partial(nn.GELU, "tanh"),
+    "relu": nn.ReLU,
+}
+
+EncoderActivation = Annotated[
+    Literal["gelu", "gelu-tanh", "relu"],
+    "activation of feed-forward layers and of the head for masked tokens; gelu-tanh is an approximation of gelu",
+]
 
 
 @recipe(
@@ -32,13 +45,28 @@ def bert(
     heads: int = 12,
     ff_dim: int | None = None,
     max_length: int = 512,
+    sentence_types: SentenceTypeCount = None,
     dropout: float = 0.1,
+    norm_eps: NormEps = 1e-12,
+    activation: EncoderActivation = "gelu",
 ) -> MaskedLM:
     """BERT base by default: post-norm, GELU, learned positions, a normalized embedding, and a head with a dense layer.
 
-    Section 3 and appendix A.2. Not included: the next-sentence task and its sentence types, which Liu et al. (2019,
-    arXiv:1907.11692) found not to help, and dropout of attention weights."""
-    return masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, max_length=max_length)
+    Section 3 and appendix A.2. `sentence_types` tell the first from the second text of a pair; they may be new in a run
+    that begins with the weights of one without. Not included: the next-sentence task beside masked words, which Liu et
+    al. (2019, arXiv:1907.11692) found not to help, and dropout of attention weights."""
+    return masked_encoder(
+        vocab,
+        dim,
+        depth,
+        heads,
+        ff_dim,
+        dropout,
+        max_length=max_length,
+        sentence_types=sentence_types,
+        norm_eps=norm_eps,
+        make_activation=ENCODER_ACTIVATIONS[activation],
+    )
 
 
 def masked_encoder(
@@ -50,17 +78,29 @@ def masked_encoder(
     dropout: float,
     *,
     max_length: int | None = None,
+    sentence_types: int | None = None,
     make_attention: Callable[[int], Layer] | None = None,
     summaries: SummaryTokens | None = None,
     contrast: PartContrastiveLoss | None = None,
+    norm_eps: float = 1e-12,
+    make_activation: Callable[[], nn.Module] = nn.GELU,
 ) -> MaskedLM:
     """BERT with attention from `make_attention`, given the layer's number from 0; without `max_length`, no positions.
 
-    `summaries` are prefixed to each text in all layers."""
-    norm, std = partial(nn.LayerNorm, dim, eps=1e-12), init_std(dim)
+    `sentence_types` is the number of vectors of sentences; `summaries` are prefixed to each text in all layers."""
+    norm, std = partial(nn.LayerNorm, dim, eps=norm_eps), init_std(dim)
     position = None if max_length is None else LearnedPosition(dim, max_length, std=std)
-    embed = TokenEmbedding(vocab, dim, position=position, std=std, norm=norm(), dropout=dropout)
-    layer = gelu_layers(dim, ff_dim, make_attention or (lambda number: Attention(dim, heads, SoftmaxKernel())))
+    types = None if sentence_types is None else SentenceTypePosition(dim, sentence_types, std=std)
+    embed = TokenEmbedding(vocab, dim, position=position, types=types, std=std, norm=norm(), dropout=dropout)
+    make_attention = make_attention or (lambda number: Attention(dim, heads, SoftmaxKernel()))
     return masked_lm(
-        embed, depth, layer, dropout=dropout, norm_order="post", norm=norm, summaries=summaries, contrast=contrast
+        embed,
+        depth,
+        gelu_layers(dim, ff_dim, make_attention, make_activation=make_activation),
+        dropout=dropout,
+        norm_order="post",
+        norm=norm,
+        summaries=summaries,
+        contrast=contrast,
+        make_activation=make_activation,
     )

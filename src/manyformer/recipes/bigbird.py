@@ -7,7 +7,8 @@ from typing import Annotated, TypedDict, Unpack
 from manyformer.attention import Attention
 from manyformer.core import SUMMARY_ROLE, Layer
 from manyformer.errors import UserError
-from manyformer.kernels import SoftmaxKernel
+from manyformer.kernels import Kernel, SoftmaxKernel
+from manyformer.kernels.length_switched_kernel import LengthSwitchedKernel
 from manyformer.masks import (
     Causal,
     FirstTokens,
@@ -22,12 +23,18 @@ from manyformer.masks import (
 from manyformer.mixers.global_summaries import LeadingSummaries
 from manyformer.models import EncoderDecoder, LanguageModel, MaskedLM
 from manyformer.position import LearnedPosition, RelativeLabelPosition
-from manyformer.recipes.baselines import gelu_layers, language_model, learned_embedding
-from manyformer.recipes.bert import masked_encoder
-from manyformer.recipes.keywords import BlockLength, Default, MaxRelativeDistance, PositiveSize
+from manyformer.recipes.baselines import encoder_decoder, gelu_layers, language_model, learned_embedding
+from manyformer.recipes.bert import ENCODER_ACTIVATIONS, EncoderActivation, masked_encoder
+from manyformer.recipes.keywords import (
+    BlockLength,
+    Default,
+    MaxRelativeDistance,
+    NormEps,
+    PositiveSize,
+    SentenceTypeCount,
+)
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
-from manyformer.recipes.transformer import encoder_decoder
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 from manyformer.tasks.translation import TRANSLATION
@@ -62,6 +69,12 @@ def bigbird(
     depth: int = 12,
     heads: int = 12,
     ff_dim: int | None = None,
+    sentence_types: SentenceTypeCount = None,
+    norm_eps: NormEps = 1e-12,
+    activation: EncoderActivation = "gelu",
+    full_length: Annotated[
+        PositiveSize | None, "rows of up to so many tokens, with padding, have full attention; null means none"
+    ] = None,
     **options: Unpack[BigBirdOptions],
 ) -> MaskedLM:
     """BERT whose blocks attend to themselves, both neighbours, the first (global) block, and `random` other blocks.
@@ -70,10 +83,25 @@ def bigbird(
     length of a text does not change what is computed at its beginning. Random blocks are drawn once for each block,
     head and layer, without repetition and only among blocks that the rest of the pattern leaves out, for texts of
     `max_length` tokens: in shorter texts some of them lie beyond the end. A call can mark more tokens as global by
-    their roles."""
-    attention = _attention(bidirectional_pattern, dim, heads, options)
-    max_length, dropout = options["max_length"], options["dropout"]
-    return masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, max_length=max_length, make_attention=attention)
+    their roles. The released models have two `sentence_types`, `activation="gelu-tanh"`, and a `full_length` of (5 + 2
+    random) block tokens."""
+
+    def make_kernel(mask: Mask) -> Kernel:
+        return SoftmaxKernel(mask) if full_length is None else LengthSwitchedKernel(mask, full_length)
+
+    return masked_encoder(
+        vocab,
+        dim,
+        depth,
+        heads,
+        ff_dim,
+        options["dropout"],
+        max_length=options["max_length"],
+        sentence_types=sentence_types,
+        make_attention=_attention(bidirectional_pattern, dim, heads, options, make_kernel),
+        norm_eps=norm_eps,
+        make_activation=ENCODER_ACTIVATIONS[activation],
+    )
 
 
 @recipe(
@@ -167,12 +195,16 @@ def bigbird_lm(
 
 
 def _attention(
-    pattern: Callable[[int, int, int, int], Mask], dim: int, heads: int, options: BigBirdOptions
+    pattern: Callable[[int, int, int, int], Mask],
+    dim: int,
+    heads: int,
+    options: BigBirdOptions,
+    make_kernel: Callable[[Mask], Kernel] = SoftmaxKernel,
 ) -> Callable[[int], Layer]:
     """A function from a layer's number to its attention, with other random blocks in each layer."""
     block, random = options["block"], options["random"] or 0
     num_blocks = _count_blocks(options["max_length"], block)
-    return lambda number: Attention(dim, heads, SoftmaxKernel(pattern(block, random, num_blocks, number)))
+    return lambda number: Attention(dim, heads, make_kernel(pattern(block, random, num_blocks, number)))
 
 
 def bidirectional_pattern(block: int, random: int, num_blocks: int, seed: int) -> Mask:

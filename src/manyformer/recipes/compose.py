@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from torch import nn
 
@@ -11,18 +11,7 @@ from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward, GatedFeedForward, chunked
 from manyformer.gated_joins import make_join
-from manyformer.kernels import DynamicRotaryKernel, Kernel, LinearKernel, LSHKernel, SoftmaxKernel
-from manyformer.kernels.features import (
-    CosineReweightingFeatures,
-    DPFPFeatures,
-    EluPlusOneFeatures,
-    FavorPlusFeatures,
-    GeneralizedFavorFeatures,
-    RandomFourierFeatures,
-    TaylorFeatures,
-)
-from manyformer.kernels.memory_rules import DeltaRule, GatedRule
-from manyformer.masks import Causal, Window, fixed_pattern, strided_pattern, union
+from manyformer.kernels import DynamicRotaryKernel
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import (
     AlibiPosition,
@@ -30,6 +19,7 @@ from manyformer.position import (
     DynamicNTKRotaryScaling,
     LearnedPosition,
     LinearRotaryScaling,
+    Llama3RotaryScaling,
     NoPosition,
     NTKRotaryScaling,
     Position,
@@ -41,10 +31,9 @@ from manyformer.position import (
     TransformerXLPosition,
     YaRNRotaryScaling,
 )
-from manyformer.recipes.bigbird import causal_pattern
+from manyformer.recipes.attention_kernels import KERNELS, AttentionSizes, KernelName
 from manyformer.recipes.keywords import FeedForwardChunk, ResidualGate
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.rfa import FLOOR as RFA_FLOOR
 from manyformer.recipes.stacks import NormOrder, ResidualStreams, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -52,27 +41,7 @@ FeedForwardName = Annotated[Literal["relu", "gelu", "swiglu", "geglu"], "kind of
 NormName = Annotated[Literal["layer", "rms"], "LayerNorm or RMSNorm"]
 
 
-class ComposeSizes(NamedTuple):
-    """The sizes that positions and kernels are built from."""
-
-    dim: int
-    head_dim: int
-    heads: int
-    kv_heads: int
-    max_length: int
-    length_scale: float
-
-    @property
-    def features(self) -> int:
-        """The number of random features of a head: four for each channel."""
-        return 4 * self.head_dim
-
-
-def _fourier_features(sizes: ComposeSizes) -> RandomFourierFeatures:
-    return RandomFourierFeatures(sizes.head_dim, sizes.features, heads=sizes.kv_heads, redraw=1)
-
-
-def _transformer_xl_position(sizes: ComposeSizes) -> Callable[[], Position]:
+def _transformer_xl_position(sizes: AttentionSizes) -> Callable[[], Position]:
     """Transformer-XL's positions with one pair of biases for all layers, as in the paper."""
     biases = TransformerXLBiases(sizes.heads, sizes.head_dim)
     return lambda: TransformerXLPosition(sizes.dim, sizes.heads, width=sizes.head_dim, biases=biases)
@@ -83,7 +52,7 @@ def _shared_position(position: Position) -> Callable[[], Position]:
     return lambda: position
 
 
-POSITIONS: dict[str, Callable[[ComposeSizes], Callable[[], Position]]] = {
+POSITIONS: dict[str, Callable[[AttentionSizes], Callable[[], Position]]] = {
     "sinusoid": lambda s: lambda: SinusoidalPosition(s.dim),
     "learned": lambda s: lambda: LearnedPosition(s.dim, s.max_length),
     "none": lambda s: NoPosition,
@@ -92,6 +61,9 @@ POSITIONS: dict[str, Callable[[ComposeSizes], Callable[[], Position]]] = {
     "rope-ntk": lambda s: _shared_position(RotaryPosition(s.head_dim, scaling=NTKRotaryScaling(s.length_scale))),
     "rope-yarn": lambda s: _shared_position(
         RotaryPosition(s.head_dim, scaling=YaRNRotaryScaling(s.length_scale, s.max_length))
+    ),
+    "rope-llama3": lambda s: _shared_position(
+        RotaryPosition(s.head_dim, scaling=Llama3RotaryScaling(s.length_scale, s.max_length))
     ),
     "xl": _transformer_xl_position,
     "da": lambda s: lambda: DistanceAwarePosition(s.heads),
@@ -106,29 +78,6 @@ POSITIONS: dict[str, Callable[[ComposeSizes], Callable[[], Position]]] = {
 
 A plug-in may add names, here and to `KERNELS`."""
 
-WINDOW = 128
-"""Positions in a window; blocks and strides of the other patterns are a quarter of it."""
-
-BUCKETS = 16
-"""Buckets of each hash round."""
-
-KERNELS: dict[str, Callable[[ComposeSizes], Kernel]] = {
-    "softmax": lambda s: SoftmaxKernel(Causal()),
-    "window": lambda s: SoftmaxKernel(Window(WINDOW)),
-    "strided": lambda s: SoftmaxKernel(union(strided_pattern(WINDOW // 4))),
-    "fixed": lambda s: SoftmaxKernel(union(fixed_pattern(WINDOW // 4, WINDOW // 16))),
-    "random-blocks": lambda s: SoftmaxKernel(causal_pattern(WINDOW // 4, 2, -(-s.max_length // (WINDOW // 4)), 0)),
-    "linear": lambda s: LinearKernel(EluPlusOneFeatures(), Causal()),
-    "delta": lambda s: LinearKernel(DPFPFeatures(), Causal(), rule=DeltaRule()),
-    "cosine": lambda s: LinearKernel(CosineReweightingFeatures(s.max_length), Causal()),
-    "taylor": lambda s: LinearKernel(TaylorFeatures(), Causal()),
-    "favor": lambda s: LinearKernel(FavorPlusFeatures(s.head_dim, s.features, redraw=1000), Causal()),
-    "favor-relu": lambda s: LinearKernel(GeneralizedFavorFeatures(s.head_dim, s.features, redraw=1000), Causal()),
-    "rfa": lambda s: LinearKernel(_fourier_features(s), Causal(), floor=RFA_FLOOR),
-    "rfa-gate": lambda s: LinearKernel(_fourier_features(s), Causal(), rule=GatedRule(), floor=RFA_FLOOR),
-    "lsh": lambda s: LSHKernel(num_buckets=BUCKETS, chunk_length=WINDOW // 4, num_hashes=4),
-}
-
 FEEDFORWARDS: dict[FeedForwardName, Callable[[int, int | None], Layer]] = {
     "relu": FeedForward,
     "gelu": lambda dim, hidden: FeedForward(dim, hidden, activation=nn.GELU()),
@@ -137,7 +86,6 @@ FEEDFORWARDS: dict[FeedForwardName, Callable[[int, int | None], Layer]] = {
 }
 
 PositionName = Annotated[str, POSITIONS, "kind of position encoding"]
-KernelName = Annotated[str, KERNELS, "attention kernel"]
 
 NORMS: dict[NormName, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
@@ -176,7 +124,7 @@ def compose(
     length. Gates begin with the bias 2 (Parisotto et al. 2020)."""
     if gate != "residual" and residual_streams == "reversible":
         raise UserError(f"gate '{gate}' needs residual_streams=plain: reversible streams are sums")
-    sizes = ComposeSizes(dim, dim // heads, heads, kv_heads or heads, max_length, length_scale)
+    sizes = AttentionSizes(dim, heads, kv_heads or heads, max_length, length_scale)
     make_position = POSITIONS[position](sizes)
     first_position = make_position()
     in_attention = bool(first_position.required_seams() - {"embed"})

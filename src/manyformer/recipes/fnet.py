@@ -1,7 +1,7 @@
 """FNet: an encoder that mixes tokens by a Fourier transform."""
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 from torch import nn
 
@@ -9,7 +9,7 @@ from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
-from manyformer.mixers import FourierMixer
+from manyformer.mixers import FourierMixer, LinearMixer
 from manyformer.models import MaskedLM, TokenEmbedding
 from manyformer.position import LearnedPosition
 from manyformer.recipes.baselines import masked_lm
@@ -17,6 +17,11 @@ from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import branch, init_std
 from manyformer.tasks.masked_language_modelling import MASKED_LM
+
+TokenMixingName = Annotated[
+    Literal["fourier", "linear", "random", "none"],
+    "what mixes tokens: a Fourier transform, two learned or two random matrices, or nothing (feed-forward layers only)",
+]
 
 
 @recipe(
@@ -36,12 +41,14 @@ def fnet(
     attention_layers: Annotated[PositiveSize | None, "number of topmost layers with attention; null means none"] = None,
     heads: int = 12,
     dropout: float = 0.1,
+    mixing: TokenMixingName = "fourier",
 ) -> MaskedLM:
     """FNet base by default: `bert` without its attention, and a projection of the token embeddings; sections 3 and 4.1.
 
     `attention_layers` makes the paper's FNet-Hybrid: that many of the topmost layers have attention, with `heads`. The
     paper pads all rows to one length and transforms the padding as well; here each document is transformed at its own
-    length. GELU is the exact one. Not included are sentence types and the next-sentence task."""
+    length. `mixing` are the variants that the paper compares (section 4.1): "linear", "random" and feed-forward only
+    ("none"). GELU is the exact one. Not included are sentence types and the next-sentence task."""
     norm = partial(nn.LayerNorm, dim, eps=1e-12)
     std = init_std(dim)
     position = LearnedPosition(dim, max_length, std=std)
@@ -50,10 +57,13 @@ def fnet(
     embed = TokenEmbedding(vocab, dim, position=position, std=std, norm=embedding_projection, dropout=dropout)
 
     def layer(number: int) -> dict[str, Layer]:
-        # the transform has no dropout in the paper
-        mixer: Layer = branch(FourierMixer(), order="post", norm=norm)
+        ff = FeedForward(dim, ff_dim, activation=nn.GELU())
         if number >= depth - (attention_layers or 0):
-            mixer = Attention(dim, heads, SoftmaxKernel())
-        return {"mixer": mixer, "ff": FeedForward(dim, ff_dim, activation=nn.GELU())}
+            return {"mixer": Attention(dim, heads, SoftmaxKernel()), "ff": ff}
+        if mixing == "none":
+            return {"ff": ff}
+        # the transform has no dropout in the paper
+        mixer = FourierMixer() if mixing == "fourier" else LinearMixer(dim, max_length, trainable=mixing == "linear")
+        return {"mixer": branch(mixer, order="post", norm=norm), "ff": ff}
 
     return masked_lm(embed, depth, layer, dropout=dropout, norm_order="post", norm=norm)

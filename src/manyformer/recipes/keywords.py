@@ -35,6 +35,8 @@ ClampLength = Annotated[
 ContinuousActions = Annotated[
     bool, "actions are vectors with a normal distribution instead of a choice; the environment decides it in a run"
 ]
+DecoderDepth = Annotated[PositiveSize | None, "number of layers of the decoder; null means as many as the encoder has"]
+HeadDim = Annotated[PositiveSize | None, "width of a head; null means dim / heads"]
 FeedForwardChunk = Annotated[
     PositiveSize | None, "number of tokens that a feed-forward layer computes at a time, to save memory; null means all"
 ]
@@ -63,13 +65,25 @@ MemoryContext = Annotated[
     "attention to the whole memory and segment (growing), or to memory_length tokens for every token (same-length)",
 ]
 MemoryLength = Annotated[PositiveSize, "number of earlier tokens whose states a layer caches as memory"]
+MemoryLengthOrNone = Annotated[
+    PositiveSize | None, "number of earlier tokens whose states a layer caches as memory; null means no memory"
+]
+FrameHalvings = Annotated[int, Ge(0), Le(6), "number of convolutions that halve the frames: 2 make a token of 4 frames"]
+FrameChannels = Annotated[
+    PositiveSize | None, "number of channels of the convolutions that shorten the frames; null means dim"
+]
 ProjectedLength = Annotated[PositiveSize, "number of projected keys that replace all keys, in the lowest layer"]
+MelBands = Annotated[PositiveSize, "number of mel bands of a frame; the data decides it in a run"]
+NormEps = Annotated[float, Gt(0), "number added to the variance, or the mean square, under the root of norms"]
 NodeFeatureCount = Annotated[PositiveSize, "number of features of a node; the data decides it in a run"]
 ObservationShape = Annotated[
     PositiveSize | str,
     "size of an observed vector, or HEIGHTxWIDTHxCHANNELS of images; the environment decides it in a run",
 ]
 PreviousInputs = Annotated[bool, "the policy also reads the previous action and reward"]
+SentenceTypeCount = Annotated[
+    PositiveSize | None, "number of vectors for the sentences of a row, 2 in BERT; null means none"
+]
 ResidualGate = Annotated[GateName, "how a branch joins the residual stream: as a sum (residual) or by a gate"]
 WindowOnEachSide = Annotated[PositiveSize, "number of positions in the attention window on each side of a token"]
 CausalWindowSize = Annotated[PositiveSize, "number of positions in the attention window: a token and those before it"]
@@ -165,6 +179,8 @@ def check_keyword_value(name: str, value: Any, annotation: Any) -> None:
         for member in get_args(annotation):
             if get_origin(member) is Annotated:
                 _check_bounds(name, value, get_args(member)[1:])
+            elif value is not None:
+                check_keyword_value(name, value, member)
     elif get_origin(annotation) is Literal and value not in get_args(annotation):
         raise UserError(f"{name} ('{value}') must be one of {', '.join(get_args(annotation))}")
 

@@ -14,7 +14,7 @@ from manyformer.models import ClassHead, LanguageModel, MaskedLM, TokenEmbedding
 from manyformer.position import RotaryPosition
 from manyformer.recipes.baselines import attention_layers
 from manyformer.recipes.bert import masked_encoder
-from manyformer.recipes.keywords import PositiveSize, WindowOnEachSide
+from manyformer.recipes.keywords import NormEps, PositiveSize, SentenceTypeCount, WindowOnEachSide
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import init_std, scale_residual_init, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
@@ -44,19 +44,32 @@ def longformer(
         PositiveSize | None,
         "number of tokens at the start of a document that attend globally; null means only those that a call marks",
     ] = 1,
+    sentence_types: SentenceTypeCount = None,
     dropout: float = 0.1,
+    norm_eps: NormEps = 1e-12,
 ) -> MaskedLM:
     """An encoder like `bert` with attention to `window` positions on each side; the first `global_tokens` are global.
 
     Sections 3.1 and 5; the paper's "window size 512" is 256 on each side. The task decides which tokens are global: for
     classification the first one; a call can mark others by their roles, such as those of a question. Weights are not
-    copied from RoBERTa."""
+    copied from RoBERTa, whose `norm_eps` of 1e-5 the released models have."""
     global_mask = WithRole() if global_tokens is None else FirstTokens(global_tokens) | WithRole()
 
     def attention(number: int) -> Layer:
         return GlobalLocalAttention(dim, heads, symmetric_window(window), global_mask)
 
-    model = masked_encoder(vocab, dim, depth, heads, ff_dim, dropout, max_length=max_length, make_attention=attention)
+    model = masked_encoder(
+        vocab,
+        dim,
+        depth,
+        heads,
+        ff_dim,
+        dropout,
+        max_length=max_length,
+        sentence_types=sentence_types,
+        make_attention=attention,
+        norm_eps=norm_eps,
+    )
     for module in model.modules():
         if isinstance(module, GlobalLocalAttention):
             module.copy_projections()

@@ -1,9 +1,16 @@
 """The Performer: softmax attention estimated by positive random features, as a language model and as an encoder."""
 
+from collections.abc import Callable
 from typing import Annotated, Literal, TypedDict, Unpack
 
 from manyformer.kernels import LinearKernel
-from manyformer.kernels.features import FavorPlusFeatures, GeneralizedFavorFeatures
+from manyformer.kernels.features import (
+    FavorPlusFeatures,
+    FeatureMap,
+    GeneralizedFavorFeatures,
+    HyperbolicFavorFeatures,
+    TrigonometricFavorFeatures,
+)
 from manyformer.kernels.features.favor import DirectionSampling
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.models import LanguageModel, MaskedLM
@@ -18,16 +25,33 @@ PAPER = "Choromanski et al. 2021, Rethinking Attention with Performers, arXiv:20
 SUMMARY = "Positive, orthogonal random features estimate softmax attention without bias, in linear time."
 TINY = {"features": 32}
 
+FeatureKernelName = Literal["softmax", "hyperbolic", "trigonometric", "relu"]
+
+FEATURES: dict[FeatureKernelName, tuple[Callable[..., FeatureMap], float]] = {
+    "softmax": (FavorPlusFeatures, 1e-6),
+    "hyperbolic": (HyperbolicFavorFeatures, 1e-6),
+    # sums of signed weights may vanish
+    "trigonometric": (TrigonometricFavorFeatures, 1e-3),
+    "relu": (GeneralizedFavorFeatures, 1e-6),
+}
+"""The features of each kernel, and the minimum of their sums of weights."""
+
 
 class PerformerOptions(TypedDict, total=False):
     """The keywords that both forms of the Performer share."""
 
     features: Annotated[FeatureCount, Default(256)]
     feature_kernel: Annotated[
-        Literal["softmax", "relu"], "the kernel function that random features approximate", Default("softmax")
+        FeatureKernelName,
+        "what random features estimate: softmax by positive (softmax), paired positive (hyperbolic) or signed "
+        "(trigonometric) features, or the kernel of rectified ones (relu)",
+        Default("softmax"),
     ]
     directions: Annotated[
-        DirectionSampling, "random directions that are orthogonal in blocks, or independent", Default("orthogonal")
+        DirectionSampling,
+        "random directions that are orthogonal in blocks, independent, or orthogonal with the length sqrt(dim / heads) "
+        "(regularized)",
+        Default("orthogonal"),
     ]
     redraw: Annotated[FeatureRedraw, Default(1000)]
     norm_order: Annotated[NormOrder, Default("pre")]
@@ -52,9 +76,10 @@ def performer(
 ) -> LanguageModel:
     """Causal; sinusoids, else as `transformer-lm`. `feature_kernel="relu"` is the generalized attention of section 4.
 
-    Sections 2.3 and 2.4. Features are redrawn after every `redraw` training steps. The published code scales all keys
-    by the maximum over the whole row, so that later tokens affect earlier ones; here the scale follows from the past
-    alone."""
+    "hyperbolic" and "trigonometric" are the other estimators of section 2.3, the latter for contrast: its weights may
+    be negative. Sections 2.3 and 2.4. Features are redrawn after every `redraw` training steps. The published code
+    scales all keys by the maximum over the whole row, so that later tokens affect earlier ones; here the scale follows
+    from the past alone."""
 
     embed = sinusoidal_embedding(vocab, dim, dropout=dropout)
     layer = _layers(dim, heads, ff_dim, options, Causal())
@@ -87,12 +112,12 @@ def performer_encoder(
 
 
 def _layers(dim: int, heads: int, ff_dim: int | None, options: PerformerOptions, mask: Mask) -> LayerMaker:
-    feature_class = GeneralizedFavorFeatures if options["feature_kernel"] == "relu" else FavorPlusFeatures
+    make_features, floor = FEATURES[options["feature_kernel"]]
 
     def kernel(number: int) -> LinearKernel:
-        features = feature_class(
+        features = make_features(
             dim // heads, options["features"], directions=options["directions"], redraw=options["redraw"]
         )
-        return LinearKernel(features, mask)
+        return LinearKernel(features, mask, floor=floor)
 
     return attention_layers(dim, heads, ff_dim, kernel)

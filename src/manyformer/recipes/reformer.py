@@ -1,17 +1,23 @@
 """The Reformer: attention to similar tokens found by locality-sensitive hashing, in reversible layers."""
 
-from typing import Annotated, TypedDict, Unpack
+from functools import partial
+from typing import Annotated, Any, Literal, TypedDict, Unpack
+
+from torch import nn
 
 from manyformer.attention import Attention
+from manyformer.core import Chain, Pointwise
+from manyformer.depth import ReversibleStack
+from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward, chunked
 from manyformer.kernels import Kernel, LSHKernel, SoftmaxKernel
 from manyformer.kernels.lsh_kernel import LSHVariant
 from manyformer.masks import Causal, LocalBlocks, Mask
-from manyformer.models import LanguageModel, MaskedLM, TokenEmbedding
-from manyformer.recipes.baselines import AddedPosition, embedding_with, language_model, masked_lm
-from manyformer.recipes.keywords import Default, FeedForwardChunk, PositiveSize
+from manyformer.models import ClassHead, LanguageModel, MaskedLM, TokenEmbedding
+from manyformer.recipes.baselines import axial_embedding, embedding_with, grid_of_vectors, language_model, masked_lm
+from manyformer.recipes.keywords import Default, FeedForwardChunk, HeadDim, NormEps, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import LayerMaker, ResidualStreams
+from manyformer.recipes.stacks import LayerMaker, ResidualStreams, init_std, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 
@@ -25,6 +31,11 @@ SELF_ATTENTION_ONLY = (
     "queries and keys are the same vectors of one sequence; the paper's translation model has full cross-attention"
 )
 
+ReformerPosition = Annotated[
+    Literal["sinusoid", "learned", "axial"],
+    "positions added to embeddings: sinusoids, or learned vectors up to max_length, one for each position, or "
+    "one for its row and one for its column in a grid (axial)",
+]
 BucketCount = Annotated[PositiveSize, "number of hash buckets in each hash round; 1 or even"]
 
 
@@ -45,7 +56,7 @@ class ReformerOptions(TypedDict, total=False):
     ff_chunk: Annotated[FeedForwardChunk, Default(None)]
     residual_streams: Annotated[ResidualStreams, Default("reversible")]
     scale: Annotated[float, "factor on LSH attention scores, which are products with keys of length 1", Default(1.0)]
-    position: Annotated[AddedPosition, Default("sinusoid")]
+    position: Annotated[ReformerPosition, Default("sinusoid")]
     max_length: Annotated[int, Default(1024)]
     dropout: Annotated[float, Default(0.0)]
 
@@ -71,6 +82,18 @@ def reformer(
     heads: int = 8,
     ff_dim: int | None = None,
     num_buckets: BucketCount = 64,
+    *,
+    head_dim: HeadDim = None,
+    axial_rows: Annotated[
+        PositiveSize | None, "rows of the grid of axial positions; null means the most square grid of max_length"
+    ] = None,
+    axial_row_dim: Annotated[PositiveSize | None, "channels of axial positions for the row; null means half"] = None,
+    output: Annotated[
+        Literal["tied", "concat"],
+        "the output is tied to the embedding and reads the mean of both streams, or has a matrix of its own and "
+        "reads both side by side (released models)",
+    ] = "tied",
+    norm_eps: NormEps = 1e-5,
     **options: Unpack[ReformerOptions],
 ) -> LanguageModel:
     """The published algorithm as a language model: sections 2 and 3, pre-norm, with a tied output.
@@ -81,12 +104,31 @@ def reformer(
     The two streams are averaged at the end, where the released code concatenates them. Scores, products with keys of
     length 1, are multiplied by `scale`: 1 as in the paper, 1 / sqrt(e) in a widespread package, e the width of a head.
     With a small scale vectors become similar before attention becomes sharp, which helps positions that must match each
-    other. Positions are sinusoids, or learned ones up to `max_length`; those of the released models are learned and
-    axial."""
-    layer = _layers(dim, heads, ff_dim, num_buckets, options, variant="published")
-    return language_model(
-        _embedding(vocab, dim, options), depth, layer, dropout=options["dropout"], streams=options["residual_streams"]
-    )
+    other. Positions are sinusoids, or learned ones up to `max_length`; those of the released models are axial, half of
+    the channels for the row and half for the column of the most square grid of `max_length` positions, or of
+    `axial_rows`; with `output="concat"` the streams are concatenated."""
+    if axial_rows is None:
+        embed = _embedding(vocab, dim, options)
+    else:
+        columns, row_dim = options["max_length"] // axial_rows, axial_row_dim or dim // 2
+        if options["position"] != "axial" or axial_rows * columns != options["max_length"] or not row_dim < dim:
+            raise UserError(
+                f"axial_rows ({axial_rows}) needs position=axial, and must divide max_length "
+                f"({options['max_length']}); axial_row_dim ({row_dim}) must be below dim ({dim})"
+            )
+        dims = (row_dim, dim - row_dim)
+        embed = grid_of_vectors(vocab, (axial_rows, columns), dims, dropout=options["dropout"])
+    layer = _layers(dim, heads, ff_dim, num_buckets, options, variant="published", head_dim=head_dim)
+    dropout, streams, norm = options["dropout"], options["residual_streams"], partial(nn.LayerNorm, dim, eps=norm_eps)
+    if output == "tied":
+        return language_model(embed, depth, layer, dropout=dropout, streams=streams, norm=norm)
+    if streams != "reversible":
+        raise UserError(f"output is {output}, and residual_streams={streams} has no two streams")
+    plain = stack(depth, layer, order="pre", norm=norm, dropout=dropout, std=init_std(dim))
+    layers: dict[str, Any] = {name: part for name, part in plain.named_children() if name != "norm"}
+    both = ReversibleStack("concat", **layers)
+    body = Chain(layers=both, norm=Pointwise(nn.LayerNorm(2 * dim, eps=norm_eps)))
+    return LanguageModel(embed, body, ClassHead(2 * dim, vocab))
 
 
 @recipe(
@@ -143,7 +185,10 @@ def reformer_encoder(
 
 
 def _embedding(vocab: int, dim: int, options: ReformerOptions) -> TokenEmbedding:
-    return embedding_with(options["position"], vocab, dim, options["max_length"], dropout=options["dropout"])
+    position, sizes = options["position"], (vocab, dim, options["max_length"])
+    if position == "axial":
+        return axial_embedding(*sizes, dropout=options["dropout"])
+    return embedding_with(position, *sizes, dropout=options["dropout"])
 
 
 def _layers(
@@ -155,6 +200,7 @@ def _layers(
     *,
     variant: LSHVariant,
     chunks_after: int = 0,
+    head_dim: int | None = None,
 ) -> LayerMaker:
     """LSH attention in the last of each group of `lsh_every` layers, local attention in the others.
 
@@ -177,6 +223,6 @@ def _layers(
         )
 
     return lambda number: {
-        "attention": Attention(dim, heads, kernel(number), bias=False),
+        "attention": Attention(dim, heads, kernel(number), head_dim=head_dim, value_dim=head_dim, bias=False),
         "ff": chunked(FeedForward(dim, ff_dim), options["ff_chunk"]),
     }

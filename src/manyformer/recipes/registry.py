@@ -16,8 +16,10 @@ from manyformer.head_pruning import parse_heads, remove_heads
 from manyformer.models import Model, ModelSpec
 from manyformer.models.model_files import read_spec
 from manyformer.plugins import RECIPE_GROUP, entry_points, import_entry_point, import_entry_points, is_external
+from manyformer.recipes.encoder_heads import EncoderHead, head_named_in, with_head_keywords
 from manyformer.recipes.keywords import REMOVED_HEADS, check_keyword_value, keyword_signature, with_removed_heads
 from manyformer.tasks import Task, task_of_class
+from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 P = ParamSpec("P")
 M = TypeVar("M", bound=Model)
@@ -85,12 +87,15 @@ class Recipe:
 
 
 def with_choices(annotation: Any) -> Any:
-    """`Annotated[str, table, meaning]` with a Literal of the names in the table now; other types as they are."""
-    metadata = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
-    tables = [tuple(table) for table in metadata if isinstance(table, Mapping)]
+    """`Annotated[str, tables, meaning]` with a Literal of the names in the tables now, also for `str | None`.
+
+    Other types are returned as they are."""
+    inner, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    tables = [table for table in metadata if isinstance(table, Mapping)]
     if not tables:
         return annotation
-    choices = Literal.__getitem__(tables[0])
+    choices: Any = Literal.__getitem__(tuple(dict.fromkeys(name for table in tables for name in table)))
+    choices = choices if inner is str else choices | None
     meanings = [item for item in metadata if isinstance(item, str)]
     return Annotated[choices, *meanings] if meanings else choices
 
@@ -130,16 +135,20 @@ def recipe(
             raise UserError(
                 f"there are two recipes '{name}', in {RECIPES[name].module} and in {function.__module__}; rename one"
             )
-        build_with_spec = _with_spec(function, name)
+        build_with_spec = _with_spec(function, name, has_head=task is MASKED_LM)
         RECIPES[name] = Recipe(card, build_with_spec)
         return build_with_spec
 
     return register
 
 
-def _with_spec(function: Callable[P, M], name: str) -> Callable[P, M]:
-    """`function` with its keywords checked and shared ones expanded; the models it builds get a `ModelSpec`."""
+def _with_spec(function: Callable[P, M], name: str, *, has_head: bool) -> Callable[P, M]:
+    """`function` with its keywords checked and shared ones expanded; the models it builds get a `ModelSpec`.
+
+    With `has_head` the head of the encoder is a keyword."""
     recipe_signature = keyword_signature(function)
+    if has_head:
+        recipe_signature = with_head_keywords(recipe_signature)
     signature = with_removed_heads(recipe_signature)
 
     @wraps(function)
@@ -150,16 +159,18 @@ def _with_spec(function: Callable[P, M], name: str) -> Callable[P, M]:
             check_keyword_value(keyword, value, with_choices(signature.parameters[keyword].annotation))
         keywords = dict(bound.arguments)
         removed = parse_heads(bound.arguments.pop(REMOVED_HEADS, None) or "")
+        head = EncoderHead.taken_from(bound.arguments) if has_head else None
 
-        def build_unchecked() -> M:
-            model = function(*bound.args, **bound.kwargs)
+        def build_unchecked() -> Any:
+            model: Any = function(*bound.args, **bound.kwargs)
+            model = model if head is None else head.put_on(model)
             remove_heads(model, removed)
             return model
 
         cpu = torch.device("cpu")
         with report_out_of_memory(f"building {name}", SMALLER_MODEL):
             check_model_fits(build_unchecked, name, keywords, copies=1, device=cpu)
-            model = build_unchecked()
+            model: M = build_unchecked()
         model.spec = ModelSpec(name, keywords, function.__module__)
         return model
 
@@ -209,9 +220,11 @@ def read_saved_recipe(folder: Path) -> tuple[Recipe, dict[str, Any]]:
 
 
 def task_of(model: Model) -> Task[Any]:
-    """The task of the model's recipe, else that of its class. Raises UserError for a class without a task."""
+    """The task of the model's head or recipe, else that of its class. Raises UserError for a class without a task."""
     spec: ModelSpec | None = getattr(model, "spec", None)
-    return task_of_class(model) if spec is None or spec.recipe not in RECIPES else RECIPES[spec.recipe].card.task
+    if spec is None or spec.recipe not in RECIPES:
+        return task_of_class(model)
+    return head_named_in(spec.keywords) or RECIPES[spec.recipe].card.task
 
 
 def card_of(spec: ModelSpec) -> RecipeCard | None:

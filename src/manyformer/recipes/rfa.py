@@ -2,6 +2,7 @@
 
 from typing import Annotated, Literal
 
+from manyformer.errors import UserError
 from manyformer.kernels import LinearKernel
 from manyformer.kernels.features import ArcCosineFeatures, RandomFourierFeatures
 from manyformer.kernels.memory_rules import GatedRule, SumRule
@@ -45,17 +46,31 @@ def rfa(
     redraw: FeatureRedraw = 1,
     dropout: float = 0.0,
     norm_order: NormOrder = "pre",
+    carried_memory: Annotated[
+        Literal["none", "detached"],
+        "whether training carries the memory from row to row of contiguous data, detached, which needs redraw=null",
+    ] = "none",
 ) -> LanguageModel:
     """RFA-Gate of section 3.2 by default; sinusoids, else as `transformer-lm`.
 
     `features` counts sines and cosines. Each head has its own directions, redrawn after every `redraw` training steps,
-    where the published code chooses among 500 sets at each step."""
+    where the published code chooses among 500 sets at each step. `carried_memory="detached"` is RFA-GATE-Stateful:
+    each row begins with the memory of the previous one, without its gradient, on data with `packing: contiguous`."""
+    if carried_memory == "detached" and redraw is not None:
+        raise UserError(
+            f"carried_memory needs redraw=null: a memory summed with other directions than those of the next {redraw} "
+            "steps would be noise to them"
+        )
 
     def make_kernel(number: int) -> LinearKernel:
         feature_class = RandomFourierFeatures if feature_kernel == "gaussian" else ArcCosineFeatures
         feature_map = feature_class(dim // heads, features, heads=heads, redraw=redraw)
         return LinearKernel(
-            feature_map, Causal(), rule=GatedRule() if update_rule == "gated" else SumRule(), floor=FLOOR
+            feature_map,
+            Causal(),
+            rule=GatedRule() if update_rule == "gated" else SumRule(),
+            floor=FLOOR,
+            carried=carried_memory == "detached",
         )
 
     embed = sinusoidal_embedding(vocab, dim, dropout=dropout)

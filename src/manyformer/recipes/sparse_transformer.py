@@ -12,7 +12,7 @@ from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Mask, MaskByLayer, alternate_heads, alternate_layers, fixed_pattern, strided_pattern, union
 from manyformer.models import ClassHead, LanguageModel
-from manyformer.recipes.baselines import learned_embedding
+from manyformer.recipes.baselines import grid_embedding, learned_embedding
 from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import init_std, scale_residual_init, stack
@@ -47,14 +47,19 @@ def sparse_transformer(
     summary: Annotated[PositiveSize, "number of positions at the end of each block that later blocks attend to"] = 32,
     pattern: SparsePattern = "fixed",
     pattern_use: PatternUse = "merged",
+    position: Annotated[
+        Literal["learned", "grid"],
+        "a learned vector for each position (learned), or the sum of one for its row of stride and one for its column",
+    ] = "learned",
     dropout: float = 0.4,
 ) -> LanguageModel:
     """Pre-norm, x sigmoid(1.702 x), scaled-down initialization of branch outputs; defaults are those for enwik8.
 
     Sections 4.2, 5.2 and 5.4. With "fixed", later tokens attend to the last `summary` positions of each block of
     `stride`; with "strided", to every `stride`-th position. The two sets are merged in every head, alternate by layer,
-    or alternate by head. Each position has a learned vector instead of one for the row and one for the column; the
-    paper's gradient checkpointing and half precision are settings of the run."""
+    or alternate by head. With `position="grid"` each position has the sum of two learned vectors as in the paper, which
+    is then the published 95 M parameters, by default one of its own; the paper's gradient checkpointing and half
+    precision are settings of the run."""
     mask_of_layer = masks_by_layer(pattern, pattern_use, stride, summary, heads)
 
     def layer(number: int) -> dict[str, Layer]:
@@ -64,7 +69,10 @@ def sparse_transformer(
         }
 
     body = stack(depth, layer, order="pre", norm=partial(nn.LayerNorm, dim), dropout=dropout)
-    embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
+    if position == "grid":
+        embed = grid_embedding(vocab, dim, -(-max_length // stride), stride, dropout=dropout)
+    else:
+        embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
     scale_residual_init(body, depth, std=init_std(dim))
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
 

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from torch import nn
 
 from manyformer.core import Layer
 from manyformer.feedforward import FeedForward
-from manyformer.masks import Causal
+from manyformer.masks import Causal, Mask
 from manyformer.mixers import (
     DenseScores,
     DotProductScores,
@@ -27,10 +27,20 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 ScoreKindName = Annotated[
     Literal[
-        "dense", "random", "frozen", "factorized-dense", "factorized-random", "random+dense", "dense+dot", "random+dot"
+        "dense",
+        "random",
+        "frozen",
+        "factorized-dense",
+        "factorized-random",
+        "random+dense",
+        "dense+dot",
+        "random+dot",
+        "factorized-dense+dot",
+        "factorized-random+dot",
     ],
     "source of the attention scores: the query (dense), positions alone (random), query and key (dot), or a mix",
 ]
+SCORE_KINDS: tuple[str, ...] = get_args(get_args(ScoreKindName)[0])
 RANK = 8
 """The rank of a factorized table (section 3.3 of the paper)."""
 
@@ -60,14 +70,20 @@ def synthesizer(
     weights, "random+dot" being the paper's best."""
 
     def layer(number: int) -> dict[str, Layer]:
-        scores = [SCORES[name](dim, heads, max_length) for name in score_kind.split("+")]
         return {
-            "mixer": SynthesizerAttention(dim, scores, mask=Causal()),
+            "mixer": synthesized_attention(score_kind, dim, heads, max_length, Causal()),
             "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
         }
 
     embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
     return language_model(embed, depth, layer, dropout=dropout, norm_order=norm_order)
+
+
+def synthesized_attention(score_kind: str, dim: int, heads: int, max_length: int, mask: Mask) -> SynthesizerAttention:
+    """Attention with scores of one of `SCORE_KINDS`."""
+    return SynthesizerAttention(
+        dim, [SCORES[name](dim, heads, max_length) for name in score_kind.split("+")], mask=mask
+    )
 
 
 def _glorot_std(max_length: int) -> float:

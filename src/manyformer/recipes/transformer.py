@@ -2,20 +2,40 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Annotated, Literal
 
 from torch import nn
 
-from manyformer.attention import Attention
 from manyformer.core import Layer
-from manyformer.feedforward import FeedForward
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Causal
-from manyformer.models import ClassHead, EncoderDecoder, TokenEmbedding
-from manyformer.position import Position, SinusoidalPosition
+from manyformer.models import EncoderDecoder, TokenEmbedding
+from manyformer.position import LearnedPosition, Position, SinusoidalPosition
+from manyformer.recipes.attention_kernels import (
+    CROSS,
+    DECODER,
+    ENCODER,
+    WINDOW,
+    AttentionName,
+    AttentionRole,
+    AttentionSizes,
+    CrossKernel,
+    DecoderKernel,
+    EncoderKernel,
+    KernelWindow,
+    make_attention,
+)
+from manyformer.recipes.baselines import encoder_decoder
+from manyformer.recipes.keywords import DecoderDepth, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, stack
-from manyformer.sources import CrossAttentionSource
+from manyformer.recipes.stacks import NormOrder, check_heads, init_std
 from manyformer.tasks.translation import TRANSLATION
+
+EncoderDecoderPosition = Literal["sinusoid", "sinusoid-halves", "learned"]
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "gelu-tanh": partial(nn.GELU, "tanh"),
+    "silu": nn.SiLU,
+}
 
 
 @recipe(
@@ -23,7 +43,7 @@ from manyformer.tasks.translation import TRANSLATION
     paper="Vaswani et al. 2017, Attention Is All You Need, arXiv:1706.03762",
     summary="Attention alone carries information between positions: no recurrence, no convolution.",
     task=TRANSLATION,
-    cost="O(l^2 d + l d^2) per layer",
+    cost="O(l^2 d + l d^2) per layer with softmax kernels",
 )
 def transformer(
     vocab: int = 37000,
@@ -34,51 +54,91 @@ def transformer(
     ff_dim: int | None = None,
     dropout: float = 0.1,
     norm_order: NormOrder = "post",
+    max_length: int = 1024,
+    kernel: AttentionName = "softmax",
+    encoder_kernel: EncoderKernel = None,
+    decoder_kernel: DecoderKernel = None,
+    cross_kernel: CrossKernel = None,
+    window: KernelWindow = WINDOW,
+    *,
+    decoder_depth: DecoderDepth = None,
+    decoder_ff_dim: Annotated[PositiveSize | None, "ff_dim of the decoder; null means that of the encoder"] = None,
+    activation: Annotated[
+        Literal["relu", "gelu", "gelu-tanh", "silu"], "activation of feed-forward layers (BART: gelu, Marian: silu)"
+    ] = "relu",
+    position: Annotated[
+        EncoderDecoderPosition,
+        "positions added to embeddings: sinusoids, sinusoids with all sines first (Marian), or learned vectors up to "
+        "max_length, others for each side (BART)",
+    ] = "sinusoid",
+    scaled_embedding: Annotated[bool, "token vectors are multiplied by sqrt(dim)"] = True,
+    embedding_norm: Annotated[bool, "the embedding of each side ends in a norm (BART)"] = False,
+    output_bias: Annotated[bool, "logits have a bias (BART, Marian)"] = False,
 ) -> EncoderDecoder:
     """Base of table 3 by default; `depth` layers on each side, one matrix for both embeddings and the output.
 
     With `source_vocab` the source has a separate embedding, for languages that share no vocabulary. `ff_dim` is 4 dim
     unless given. Sections 3.1 to 3.5 and 5.4; the published model is post-norm, `norm_order="pre"` trains more easily
-    at larger depth."""
-    return encoder_decoder(vocab, source_vocab, dim, depth, heads, ff_dim, dropout, norm_order)
+    at larger depth. `kernel` and the keywords of each attention take the names that `compose` has, "linformer" (keys
+    projected to a quarter of `max_length`), "collaborative" (heads share a quarter of dim) and the scores of
+    `synthesizer`; a kernel that an attention cannot have is refused with the reason. The keywords after `window` make
+    it BART (Lewis et al. 2020, arXiv:1910.13461), mBART (Liu et al. 2020, arXiv:2001.08210, with `norm_order="pre"`),
+    Marian (Junczys-Dowmunt et al. 2018, arXiv:1804.00344) and Pegasus (Zhang et al. 2020, arXiv:1912.08777)."""
+    check_heads(dim, heads)
+    sizes = AttentionSizes(dim, heads, heads, max_length, window=window)
+
+    def attention(role: AttentionRole, own_kernel: str | None) -> Callable[[int], Layer]:
+        return lambda number: make_attention(role, own_kernel or kernel, sizes)
+
+    return encoder_decoder(
+        *(vocab, source_vocab, dim, depth, heads, ff_dim, dropout, norm_order),
+        make_encoder_attention=attention(ENCODER, encoder_kernel),
+        make_decoder_attention=attention(DECODER, decoder_kernel),
+        make_cross_attention=attention(CROSS, cross_kernel),
+        embeddings=_embeddings(
+            (source_vocab, vocab),
+            dim,
+            max_length,
+            dropout,
+            position,
+            is_scaled=scaled_embedding,
+            has_norm=embedding_norm,
+        ),
+        activation=ACTIVATIONS[activation],
+        decoder_depth=decoder_depth,
+        decoder_ff_dim=decoder_ff_dim,
+        output_bias=output_bias,
+    )
 
 
-def encoder_decoder(
-    vocab: int,
-    source_vocab: int | None,
+def _embeddings(
+    vocabularies: tuple[int | None, int],
     dim: int,
-    depth: int,
-    heads: int,
-    ff_dim: int | None,
+    max_length: int,
     dropout: float,
-    norm_order: NormOrder,
+    position: EncoderDecoderPosition,
     *,
-    make_position: Callable[[], Position] | None = None,
-    make_encoder_attention: Callable[[int], Layer] | None = None,
-    make_decoder_attention: Callable[[int], Layer] | None = None,
-) -> EncoderDecoder:
-    """The Transformer, optionally with positions other than sinusoids or another self-attention on either side."""
-    norm = partial(nn.LayerNorm, dim)
+    is_scaled: bool,
+    has_norm: bool,
+) -> tuple[TokenEmbedding, TokenEmbedding]:
+    """The embeddings of source and target, which share what is not learned for each side."""
+    std = None if is_scaled else init_std(dim)
 
-    encoder_attention = make_encoder_attention or (lambda number: Attention(dim, heads, SoftmaxKernel()))
-    decoder_attention = make_decoder_attention or (lambda number: Attention(dim, heads, SoftmaxKernel(Causal())))
+    def embedding(vocab: int) -> TokenEmbedding:
+        if position == "learned":
+            added: Position = LearnedPosition(dim, max_length, std=1.0 if is_scaled else init_std(dim))
+        else:
+            added = SinusoidalPosition(dim, layout="interleaved" if position == "sinusoid" else "halves")
+        norm = nn.LayerNorm(dim) if has_norm else None
+        scale = dim**0.5 if is_scaled else 1.0
+        return TokenEmbedding(vocab, dim, position=added, scale=scale, std=std, norm=norm, dropout=dropout)
 
-    def encoder_layer(number: int) -> dict[str, Layer]:
-        return {"attention": encoder_attention(number), "ff": FeedForward(dim, ff_dim)}
-
-    def decoder_layer(number: int) -> dict[str, Layer]:
-        return {
-            "attention": decoder_attention(number),
-            "cross": Attention(dim, heads, SoftmaxKernel(), source=CrossAttentionSource()),
-            "ff": FeedForward(dim, ff_dim),
-        }
-
-    def embedding(size: int) -> TokenEmbedding:
-        position = SinusoidalPosition(dim) if make_position is None else make_position()
-        return TokenEmbedding(size, dim, position=position, scale=dim**0.5, dropout=dropout)
-
-    embed = embedding(vocab)
-    embed_source = embed if source_vocab is None else embedding(source_vocab)
-    encoder = stack(depth, encoder_layer, order=norm_order, norm=norm, dropout=dropout)
-    decoder = stack(depth, decoder_layer, order=norm_order, norm=norm, dropout=dropout)
-    return EncoderDecoder(embed_source, encoder, embed, decoder, ClassHead(dim, vocab, tied=embed.token))
+    source_vocab, vocab = vocabularies
+    target = embedding(vocab)
+    if source_vocab is not None:
+        return embedding(source_vocab), target
+    if position != "learned" and not has_norm:
+        return target, target
+    source = embedding(vocab)
+    source.token = target.token
+    return source, target

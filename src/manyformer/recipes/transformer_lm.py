@@ -1,17 +1,25 @@
 """The decoder-only Transformer language model."""
 
+from functools import partial
+
 from torch import nn
 
 from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.feedforward import FeedForward, chunked
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Causal
 from manyformer.models import LanguageModel
+from manyformer.recipes.attention_kernels import (
+    WINDOW,
+    AttentionSizes,
+    KernelName,
+    KernelWindow,
+    SinkCount,
+    causal_kernel,
+)
 from manyformer.recipes.baselines import language_model, learned_embedding
-from manyformer.recipes.keywords import FeedForwardChunk, GeluApproximation
+from manyformer.recipes.keywords import FeedForwardChunk, GeluApproximation, NormEps
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, ResidualStreams
+from manyformer.recipes.stacks import NormOrder, ResidualStreams, check_heads
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
@@ -34,18 +42,29 @@ def transformer_lm(
     gelu_approximate: GeluApproximation = "none",
     residual_streams: ResidualStreams = "plain",
     ff_chunk: FeedForwardChunk = None,
+    norm_eps: NormEps = 1e-5,
+    kernel: KernelName = "softmax",
+    window: KernelWindow = WINDOW,
+    sinks: SinkCount = None,
+    kv_heads: int | None = None,
 ) -> LanguageModel:
     """Pre-norm, GELU, learned positions, tied output, as in GPT-2; `ff_dim` is 4 dim unless given.
 
     Attention weights have no dropout, unlike GPT-2's: on a CPU it costs six times the attention itself. GPT-2 takes
     `gelu_approximate="tanh"`, an approximation to within 5e-4 that on a CPU costs three times the exact function.
-    Reversible layers and chunked feed-forward layers (Kitaev et al. 2020, section 3) save memory."""
+    Reversible layers and chunked feed-forward layers (Kitaev et al. 2020, section 3) save memory. `kernel` and
+    `kv_heads` give a trained model another attention: see `manyformer convert`."""
+    check_heads(dim, heads)
+    sizes = AttentionSizes(dim, heads, kv_heads or heads, max_length, window=window, sinks=sinks or 0)
 
     def layer(number: int) -> dict[str, Layer]:
         return {
-            "attention": Attention(dim, heads, SoftmaxKernel(Causal())),
+            "attention": Attention(dim, heads, causal_kernel(kernel, sizes), kv_heads=kv_heads),
             "ff": chunked(FeedForward(dim, ff_dim, activation=nn.GELU(gelu_approximate)), ff_chunk),
         }
 
     embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
-    return language_model(embed, depth, layer, dropout=dropout, norm_order=norm_order, streams=residual_streams)
+    norm = partial(nn.LayerNorm, dim, eps=norm_eps)
+    return language_model(
+        embed, depth, layer, dropout=dropout, norm_order=norm_order, norm=norm, streams=residual_streams
+    )

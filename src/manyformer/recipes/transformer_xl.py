@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from torch import nn
 
@@ -14,7 +14,8 @@ from manyformer.kernels import Kernel, SoftmaxKernel
 from manyformer.masks import Causal, Window
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import Position, TransformerXLBiases, TransformerXLPosition
-from manyformer.recipes.keywords import ClampLength, MemoryContext, PositiveSize
+from manyformer.recipes.bert import ENCODER_ACTIVATIONS, EncoderActivation
+from manyformer.recipes.keywords import ClampLength, MemoryContext, MemoryLengthOrNone, NormEps
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, check_heads, init_std, stack
 from manyformer.residual import AddJoin, Residual
@@ -24,6 +25,19 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 BiasSharing = Annotated[
     Literal["all-layers", "per-layer"], "one pair of content and position biases for all layers, or one for each layer"
 ]
+
+
+class XLDetails(NamedTuple):
+    """What XLNet in one direction has otherwise than Transformer-XL: norms, activation, embedding and output bias."""
+
+    norm_eps: float = 1e-5
+    make_activation: Callable[[], nn.Module] = nn.ReLU
+    scaled_embedding: bool = True
+    head_bias: bool = False
+
+
+PUBLISHED_DETAILS = XLDetails()
+"""Those of Transformer-XL."""
 
 XLAttentionMaker = Callable[[Kernel, KVSource | None], Attention]
 """Makes the attention of a layer, given its kernel and source."""
@@ -44,14 +58,17 @@ def transformer_xl(
     depth: int = 12,
     heads: int = 8,
     ff_dim: int | None = None,
-    memory_length: Annotated[
-        PositiveSize | None, "number of earlier tokens whose states a layer caches as memory; null means no memory"
-    ] = 512,
+    memory_length: MemoryLengthOrNone = 512,
     context: MemoryContext = "growing",
     clamp_length: ClampLength = None,
     bias_sharing: BiasSharing = "all-layers",
     dropout: float = 0.1,
     norm_order: NormOrder = "post",
+    norm_eps: NormEps = 1e-5,
+    ff_activation: EncoderActivation = "relu",
+    *,
+    scaled_embedding: Annotated[bool, "embeddings are multiplied by sqrt(dim)"] = True,
+    head_bias: Annotated[bool, "the output has a bias for each token (XLNet)"] = False,
 ) -> LanguageModel:
     """The 12-layer model for enwik8 by default; `ff_dim` is 4 dim unless given; needs data with `packing: contiguous`.
 
@@ -70,7 +87,8 @@ def transformer_xl(
         return make_attention(SoftmaxKernel(mask), source)
 
     positions = xl_positions(dim, heads, clamp_length, bias_sharing, dropout)
-    return xl_model(vocab, dim, depth, heads, ff_dim, attention, positions, dropout, norm_order)
+    details = XLDetails(norm_eps, ENCODER_ACTIVATIONS[ff_activation], scaled_embedding, head_bias)
+    return xl_model(vocab, dim, depth, heads, ff_dim, attention, positions, dropout, norm_order, details)
 
 
 def xl_positions(
@@ -92,6 +110,7 @@ def xl_model(
     make_position: Callable[[], Position],
     dropout: float,
     norm_order: NormOrder,
+    details: XLDetails = PUBLISHED_DETAILS,
 ) -> LanguageModel:
     """A language model of Transformer-XL layers.
 
@@ -99,7 +118,7 @@ def xl_model(
     with a position from `make_position`. With norm orders other than post-norm the attention normalizes its own input,
     so that its memory holds the unnormalized stream."""
     check_heads(dim, heads)
-    layer_norm, std = partial(nn.LayerNorm, dim), init_std(dim)
+    layer_norm, std = partial(nn.LayerNorm, dim, eps=details.norm_eps), init_std(dim)
 
     def layer(number: int) -> dict[str, Layer]:
         position, pre_norm = make_position(), None if norm_order == "post" else layer_norm()
@@ -111,11 +130,11 @@ def xl_model(
         join = AddJoin(dropout=dropout) if dropout else None
         post_norm, inner_norm = (layer_norm() if norm_order == order else None for order in ("post", "sandwich"))
         attention = Residual(inner, inner_norm=inner_norm, post_norm=post_norm, join=join)
-        return {"attention": attention, "ff": FeedForward(dim, ff_dim)}
+        return {"attention": attention, "ff": FeedForward(dim, ff_dim, activation=details.make_activation())}
 
     body = stack(depth, layer, order=norm_order, norm=layer_norm, dropout=dropout)
     for module in body.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=std)
-    embed = TokenEmbedding(vocab, dim, scale=dim**0.5, std=std, dropout=dropout)
-    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
+    embed = TokenEmbedding(vocab, dim, scale=dim**0.5 if details.scaled_embedding else 1.0, std=std, dropout=dropout)
+    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token, bias=details.head_bias))

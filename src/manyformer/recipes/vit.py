@@ -5,13 +5,14 @@ from typing import Annotated, Literal
 
 from torch import nn
 
+from manyformer.errors import UserError
 from manyformer.kernels import SoftmaxKernel
 from manyformer.models import ClassHead, ImageClassifier
 from manyformer.models.image_classifier import Pooling
-from manyformer.models.patch_embedding import PatchEmbedding, count_patches
+from manyformer.models.patch_embedding import PatchEmbedding, PixelScalingName, count_patches
 from manyformer.position import ConcatenatedGridPosition, LearnedPosition, NoPosition, Position
 from manyformer.recipes.baselines import attention_layers
-from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide
+from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, NormEps, PatchSide
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import LayerMakers, init_std, stack
 from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
@@ -21,7 +22,17 @@ PatchPositionKind = Annotated[
 ]
 
 ImagePooling = Annotated[
-    Pooling, "representation of the whole image: a class token at the start, or the mean over patches"
+    Literal["first", "mean"],
+    "representation of the whole image: a class token at the start, or the mean over patches",
+]
+
+DistillationToken = Annotated[
+    Literal["none", "unread", "read"],
+    "DeiT's second learned token: none, one that the head does not read, or one that it reads beside the class token",
+]
+
+PixelScaling = Annotated[
+    PixelScalingName, "bytes of pixels become numbers from -1 to 1, or are normalized by ImageNet's mean and deviation"
 ]
 
 POSITION_STD = 0.5**0.5
@@ -51,16 +62,36 @@ def vit(
     positions: PatchPositionKind = "learned",
     pool: ImagePooling = "first",
     dropout: float = 0.1,
+    norm_eps: NormEps = 1e-6,
+    distillation_token: DistillationToken = "none",
+    pixel_scaling: PixelScaling = "symmetric",
 ) -> ImageClassifier:
     """ViT-B/16 by default: pre-norm, GELU, a class token, learned positions in one dimension; section 3.1.
 
     `positions="axes"` are two halves, one for the row and one for the column (appendix D.4). `pool="mean"` averages
     all patches and has no class token. The head is one projection initialized to 0, as the paper's for fine-tuning.
     Attention weights have no dropout. Positions are initialized with the deviation of sinusoids, the paper's with small
-    random numbers: so identical patches, as on a plain background, are distinguished from the first step."""
+    random numbers: so identical patches, as on a plain background, are distinguished from the first step. DeiT, of
+    Touvron et al. (2021, arXiv:2012.12877), has a `distillation_token`; in evaluation they average its head and that of
+    the class token, which is one head that reads both. Raises UserError for such a token with another `pool`."""
+    if distillation_token != "none" and pool != "first":
+        raise UserError(f"distillation_token ({distillation_token}) stands beside a class token: set pool to first")
     layer = attention_layers(dim, heads, ff_dim, lambda number: SoftmaxKernel())
     shape = (height, width, channels)
-    return image_classifier(classes, shape, patch, dim, depth, layer, positions=positions, pool=pool, dropout=dropout)
+    return image_classifier(
+        classes,
+        shape,
+        patch,
+        dim,
+        depth,
+        layer,
+        positions=positions,
+        pool="leading" if distillation_token == "read" else pool,
+        dropout=dropout,
+        norm_eps=norm_eps,
+        leading=2 if distillation_token != "none" else 1 if pool == "first" else 0,
+        pixel_scaling=pixel_scaling,
+    )
 
 
 def image_classifier(
@@ -74,14 +105,21 @@ def image_classifier(
     positions: PatchPositionKind,
     pool: Pooling,
     dropout: float,
+    norm_eps: float = 1e-6,
+    leading: int | None = None,
+    pixel_scaling: PixelScalingName = "symmetric",
 ) -> ImageClassifier:
-    """The Vision Transformer with these layers; norms have the epsilon of the published models."""
-    leading = 1 if pool == "first" else 0
+    """The Vision Transformer with these layers; norms have the epsilon of the paper's models unless given.
+
+    `leading` is the number of learned tokens at the start, by default one for a pool that reads it."""
+    leading = int(pool != "mean") if leading is None else leading
     position = patch_positions(positions, shape, patch, dim, leading)
-    embed = PatchEmbedding(shape, patch, dim, position=position, leading=leading, dropout=dropout)
-    norm = partial(nn.LayerNorm, dim, eps=1e-6)
+    embed = PatchEmbedding(
+        shape, patch, dim, position=position, leading=leading, dropout=dropout, pixel_scaling=pixel_scaling
+    )
+    norm = partial(nn.LayerNorm, dim, eps=norm_eps)
     body = stack(depth, layer, order="pre", norm=norm, dropout=dropout, std=init_std(dim))
-    return ImageClassifier(embed, body, zero_head(dim, classes), pool=pool)
+    return ImageClassifier(embed, body, zero_head(dim * (leading if pool == "leading" else 1), classes), pool=pool)
 
 
 def patch_positions(

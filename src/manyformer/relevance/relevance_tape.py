@@ -94,7 +94,8 @@ def _rule(
         return _norm_rule(func, args, kwargs)
     if name in ACTIVATIONS:
         return lambda relevances: relevances
-    if name in MOVES:
+    # zeros that take the place of elements have no relevance
+    if name in MOVES or (name == "masked_fill" and args[-1] == 0):
         return _move_rule(func, args, kwargs, inputs)
     if name == "add" and not kwargs:
         return _sum_rule(args, inputs, result)

@@ -17,6 +17,7 @@ from manyformer.core import (
 )
 from manyformer.masks import Causal, Mask, Window
 from manyformer.sources.kv_source import CacheSpec, KeysValues, KVSource, ProjectKV, require_no_grad
+from manyformer.sources.span_cache import SpanReach
 from manyformer.training_hooks import StatefulAcrossBatches
 
 
@@ -57,16 +58,22 @@ class SegmentMemorySource(KVSource, StatefulAcrossBatches):
     same as in training, for states from which training continues. The memory is initially empty; tokens of
     another document than the query's are masked by segment id, row by row. In rows with padding the memory holds the
     last `size` valid tokens. A state created with `capacity` is written in place and needs `torch.no_grad()`; it can be
-    rolled back by one token only. The kernel's mask decides which of these tokens a query sees.
+    rolled back by one token only. The kernel's mask decides which of these tokens a query sees. While training, tokens
+    beyond the current `reach` of all queries are kept but not projected.
     """
 
     def __init__(
-        self, size: int, dim: int, *, evaluation_state: Literal["keys-values", "inputs"] = "keys-values"
+        self,
+        size: int,
+        dim: int,
+        *,
+        evaluation_state: Literal["keys-values", "inputs"] = "keys-values",
+        reach: SpanReach | None = None,
     ) -> None:
         super().__init__()
         if size < 1:
             raise ValueError(f"SegmentMemorySource: size ({size}) must be at least 1; for no memory use no source")
-        self.size, self.dim, self.evaluation_state = size, dim, evaluation_state
+        self.size, self.dim, self.evaluation_state, self.reach = size, dim, evaluation_state, reach
 
     def init_state(self, spec: CacheSpec) -> State:
         if spec.recurrent:
@@ -112,9 +119,12 @@ class SegmentMemorySource(KVSource, StatefulAcrossBatches):
         tokens = x.detach() if fills_memory else torch.cat([state.x.to(x.dtype), x.detach()], 1)
         (inputs,), position_ids, segment_ids = last_tokens([tokens], all_positions, self.size)
         k, v = project(x, positions)
-        if size:
+        hidden = 0 if self.reach is None else max(0, size - self.reach.max_reach())
+        if hidden:
+            all_positions = all_positions.columns(hidden, size + x.shape[1])
+        if size > hidden:
             # projected separately, so that no gradient of the remembered inputs is computed
-            old = project(state.x.detach().to(x.dtype), all_positions.columns(0, size))
+            old = project(state.x[:, hidden:].detach().to(x.dtype), all_positions.columns(0, size - hidden))
             k, v = _concatenate_heads_first(old[0], k), _concatenate_heads_first(old[1], v)
         return KeysValues(k, v, all_positions, RememberedInputs(inputs, position_ids, segment_ids))
 

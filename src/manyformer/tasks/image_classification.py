@@ -1,7 +1,7 @@
 """The task of assigning one label to each image."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from manyformer.batches import ImageClassificationBatch, to_device
 from manyformer.errors import UserError
-from manyformer.models import ImageClassifier
+from manyformer.models import ImageClassifier, PatchEmbedding
 from manyformer.tasks.label_scores import (
     RowLabelTask,
     label_names,
@@ -105,16 +105,25 @@ class ImageClassification(RowLabelTask[ImageClassifier]):
     def image_pass(
         self, model: ImageClassifier, image: NDArray[np.uint8], tokenizer: ImageTokenizer | None
     ) -> ImagePass:
-        height, width, channels = model.embed.shape
-        if image.shape != model.embed.shape:
-            expected = f"{height} x {width} pixels with {channels} channels"
-            raise UserError(f"an image of shape {image.shape} must have {expected}, as the model was built")
-        pixels, size = torch.from_numpy(image)[None].to(model.device), model.embed.patch
-        patches = [(row, column) for row in range(0, height, size) for column in range(0, width, size)]
-        leading = model.embed.tokens - len(patches)
-        labels = ("class token",) * leading + tuple(f"{row // size}, {column // size}" for row, column in patches)
-        tokens = TextPass(lambda watch: model(pixels, watch=watch), labels, len(labels))
-        return ImagePass(tokens, (None,) * leading + tuple(patches), size)
+        return image_tokens(model.embed, image, model.device, model)
+
+
+def image_tokens(
+    embed: PatchEmbedding, image: NDArray[np.uint8], device: torch.device, run: Callable[..., object]
+) -> ImagePass:
+    """The pass of `run`, which is called with images and a `watch` callback, over the patches of an image.
+
+    Raises UserError for an image of another size."""
+    height, width, channels = embed.shape
+    if image.shape != embed.shape:
+        expected = f"{height} x {width} pixels with {channels} channels"
+        raise UserError(f"an image of shape {image.shape} must have {expected}, as the model was built")
+    pixels, size = torch.from_numpy(image)[None].to(device), embed.patch
+    patches = [(row, column) for row in range(0, height, size) for column in range(0, width, size)]
+    leading = embed.tokens - len(patches)
+    labels = ("class token",) * leading + tuple(f"{row // size}, {column // size}" for row, column in patches)
+    tokens = TextPass(lambda watch: run(pixels, watch=watch), labels, len(labels))
+    return ImagePass(tokens, (None,) * leading + tuple(patches), size)
 
 
 def _images(model: ImageClassifier, tokens: Int[Tensor, "b l"]) -> UInt8[Tensor, "b height width channels"]:

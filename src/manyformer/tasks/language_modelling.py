@@ -1,6 +1,7 @@
 """The task of predicting each next token of a text."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import final
 
@@ -29,7 +30,10 @@ class LanguageModelling(CausalTask):
     generates = "continuation"
 
     def evaluate(self, request: EvaluationRequest[LanguageModel]) -> EvaluationResult:
-        """Perplexity, bits per character and byte, token accuracy; each token is predicted once."""
+        """Perplexity, bits per character and byte, token accuracy; each token is predicted once.
+
+        The signatures tell how the text was cut, which decides the context of each token.
+        """
         sums = likelihood(request)
         assert request.batches is not None
         units = request.batches.units
@@ -41,7 +45,9 @@ class LanguageModelling(CausalTask):
             bits_per_byte(sums.nats, units.bytes),
             accuracy,
         ]
-        return EvaluationResult(scores, f"{sums.targets:,} tokens in rows of {request.row_length}")
+        reading, cut = describe_reading(request)
+        scores = [replace(score, signature="|".join([score.signature, *_pairs(reading)])) for score in scores]
+        return EvaluationResult(scores, f"{sums.targets:,} tokens {cut}", reading)
 
     def text_passes(self, model: LanguageModel, text: EncodedText) -> list[TextPass]:
         return [text_pass(self, model, [text.tokenizer.bos, *text.ids], text)]
@@ -52,6 +58,25 @@ class LanguageModelling(CausalTask):
 
     def variant(self, data_kind: str) -> Task[LanguageModel]:
         return IMAGE_GENERATION if data_kind == "images" else self
+
+
+def describe_reading(request: EvaluationRequest[LanguageModel]) -> tuple[Mapping[str, int], str]:
+    """The numbers of how the text was cut, for signatures, and a description."""
+    assert request.batches is not None
+    if request.windows is not None:
+        context, stride = request.windows
+        cut = f"in windows of {context}, {stride} apart: each is predicted from {context - stride + 1} tokens at least"
+        return request.windows._asdict(), f"{cut}, or from all of its document before it"
+    cut = f"in rows of {request.row_length}"
+    if not request.batches.rows_continue:
+        return {}, cut
+    # where the lanes of continuing rows begin, the context does
+    lanes = len(next(iter(request.batches))[0])
+    return {"lanes": lanes}, f"{cut}, each continuing the row before it in one of {lanes} lanes"
+
+
+def _pairs(reading: Mapping[str, int]) -> list[str]:
+    return [f"{name}:{number}" for name, number in reading.items()]
 
 
 LANGUAGE_MODELLING = LanguageModelling()

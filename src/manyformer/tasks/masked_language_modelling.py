@@ -2,16 +2,16 @@
 
 import math
 from collections.abc import Mapping
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Generator, Tensor
 
 from manyformer.batches import IGNORE_INDEX, MaskedLMBatch
-from manyformer.models import MaskedLM
-from manyformer.tasks.encoder_task import EncoderTask
+from manyformer.models import EncoderModel, MaskedLM
+from manyformer.tasks.encoder_task import ENCODER_HEADS, EncoderHeadSettings, EncoderTask, head_for
 from manyformer.tasks.likelihood import likelihood, token_scores
-from manyformer.tasks.task import EncodedText, EvaluationRequest, EvaluationResult, Inputs, TextPass, text_pass
+from manyformer.tasks.task import EncodedText, EvaluationRequest, EvaluationResult, Inputs, Task, TextPass, text_pass
 from manyformer.tasks.toy import SYMBOLS, Toy, ToyDraw
 
 MASKED_SHARE, MASK_ID = 0.15, 4
@@ -19,12 +19,13 @@ MASKED_SHARE, MASK_ID = 0.15, 4
 
 @final
 class MaskedLanguageModelling(EncoderTask[MaskedLM]):
-    """Predicts the tokens of a text that are masked."""
+    """Predicts the tokens of a text that are masked; on other data its recipes have the head of another task."""
 
     name = "masked-lm"
     title = "masked language modelling"
     model = MaskedLM
     data_forms: Mapping[str, str] = {"text": "masked"}
+    has_labels = False
 
     def batch(self, model: MaskedLM, inputs: Inputs, targets: Tensor) -> MaskedLMBatch:
         return MaskedLMBatch(inputs.tokens, targets, inputs.segments)
@@ -43,6 +44,17 @@ class MaskedLanguageModelling(EncoderTask[MaskedLM]):
         """Perplexity and accuracy of the masked tokens."""
         sums = likelihood(request)
         return EvaluationResult(token_scores(sums), f"{sums.targets:,} hidden tokens, the same in every evaluation")
+
+    def variant(self, data_kind: str) -> Task[Any]:
+        return head_for(data_kind) or self
+
+    def data_kinds(self) -> tuple[str, ...]:
+        heads = sorted(ENCODER_HEADS.values(), key=lambda task: task is not self)
+        return tuple(dict.fromkeys(kind for task in heads for kind in task.data_forms))
+
+    def with_head(self, encoder: EncoderModel, settings: EncoderHeadSettings) -> MaskedLM:
+        assert isinstance(encoder, MaskedLM)
+        return encoder
 
     def text_passes(self, model: MaskedLM, text: EncodedText) -> list[TextPass]:
         return [text_pass(self, model, [text.tokenizer.bos, *text.ids, text.tokenizer.eos], text)]

@@ -2,28 +2,26 @@
 
 import math
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any, final
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
-from manyformer.batches import ClippedObjective, RolloutBatch, TextUnits
+from manyformer.batches import TextUnits
 from manyformer.core import MemorySequence, State, WatchFn, no_watch
+from manyformer.episode_batches import ClippedObjective, RolloutBatch
 from manyformer.models import ModelOutput, PolicyModel
 from manyformer.models.next_token_step import NextTokenFn
 from manyformer.models.policy_actor import PolicyActor
 from manyformer.rollouts import EpisodeBatch
 from manyformer.scores import ScoreKind, mean_length, mean_return, success_rate
-from manyformer.spaces import ObservationSpace, PixelSpace
+from manyformer.spaces import PixelSpace
 from manyformer.tasks.score_sums import ScoreSums
+from manyformer.tasks.stand_in_vectors import STAND_IN_IDS, stand_in_vectors
 from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Task
 from manyformer.tasks.toy import Toy, ToyDraw
-
-OBSERVATION_IDS = 32
-"""The number of different observations that stand for token ids in contracts and measurements."""
 
 GUESSED_SIGN_LOSS = 0.5 * math.log(2 * math.pi) + 0.5
 """The loss of an action of -1 or 1 under the normal distribution with mean 0 and deviation 1."""
@@ -51,7 +49,7 @@ class PolicyTask(Task[PolicyModel]):
     }
 
     def token_ids(self, model: PolicyModel) -> int:
-        return OBSERVATION_IDS
+        return STAND_IN_IDS
 
     def arguments(self, model: PolicyModel, inputs: Inputs) -> tuple[Any, ...]:
         previous_actions, previous_rewards = _stand_in_inputs(model, inputs.tokens)
@@ -143,23 +141,16 @@ def _episode_scores(sums: ScoreSums) -> dict[str, float]:
     }
 
 
-@lru_cache(maxsize=16)
-def _stand_in_observations(space: ObservationSpace, device: torch.device) -> nn.Embedding:
-    """A flat observation for each token id, the same in every process."""
-    generator, size = torch.Generator().manual_seed(OBSERVATION_IDS), math.prod(space.shape)
-    with torch.inference_mode(mode=False):
-        if isinstance(space, PixelSpace):
-            table = torch.randint(256, (OBSERVATION_IDS, size), generator=generator, device="cpu").float()
-        else:
-            table = torch.randn(OBSERVATION_IDS, size, generator=generator, device="cpu")
-        return nn.Embedding(OBSERVATION_IDS, size, _weight=table.to(device)).requires_grad_(requires_grad=False)
-
-
 def _observations(model: PolicyModel, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l *shape"]:
-    # an embedding, so that contracts can differentiate by its output
-    table = _stand_in_observations(model.embed.space, tokens.device)
-    observations: Tensor = table(tokens)
-    return observations.view(*tokens.shape, *model.embed.space.shape)
+    space = model.embed.space
+    draw = _draw_bytes if isinstance(space, PixelSpace) else torch.randn
+    observations: Tensor = stand_in_vectors(draw, math.prod(space.shape), tokens.device)(tokens)
+    return observations.view(*tokens.shape, *space.shape)
+
+
+def _draw_bytes(*shape: int, generator: torch.Generator, device: str) -> Float[Tensor, "ids size"]:
+    """Brightness levels as floating point numbers."""
+    return torch.randint(256, shape, generator=generator, device=device).float()
 
 
 def _actions(model: PolicyModel, tokens: Int[Tensor, "b l"]) -> Shaped[Tensor, "b l *a"]:
@@ -175,7 +166,7 @@ def _stand_in_inputs(
     """The previous action and reward of each step, which follow from its own token; None if the model reads neither."""
     if model.embed.action is None:
         return None, None
-    return _actions(model, tokens), tokens / OBSERVATION_IDS - 0.5
+    return _actions(model, tokens), tokens / STAND_IN_IDS - 0.5
 
 
 POLICY = PolicyTask()

@@ -8,6 +8,7 @@ from typing import Any
 from manyformer.errors import UserError, suggest_names
 from manyformer.models import Model
 from manyformer.plugins import TASK_GROUP, import_entry_point
+from manyformer.tasks.encoder_task import ENCODER_HEADS, EncoderTask
 from manyformer.tasks.task import Task
 
 TASKS: dict[str, Task] = {}
@@ -20,6 +21,8 @@ def register(task: Task) -> None:
         raise UserError(
             f"the task '{task.name}' of {type(task).__module__} exists already, in {type(other).__module__}: rename it"
         )
+    if isinstance(task, EncoderTask):
+        ENCODER_HEADS.setdefault(task.name, task)
 
 
 def task_named(name: str) -> Task:

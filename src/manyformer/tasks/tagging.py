@@ -11,9 +11,10 @@ from torch import Generator, Tensor
 from manyformer.batches import IGNORE_INDEX, TaggingBatch, to_device
 from manyformer.core import PADDING_SEGMENT
 from manyformer.dependency_trees import NO_NODE, ROOT, preorder_columns
-from manyformer.models import Tagger
+from manyformer.dropout import Dropout
+from manyformer.models import ClassHead, EncoderModel, Tagger
 from manyformer.scores import ScoreKind, accuracy, f1
-from manyformer.tasks.encoder_task import EncoderTask
+from manyformer.tasks.encoder_task import EncoderHeadSettings, EncoderTask
 from manyformer.tasks.label_scores import label_names, labels_of_batches, ranked_labels
 from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Prediction, PredictionRequest
 from manyformer.tasks.toy import FIRST_SYMBOL, PERIOD, SYMBOLS, Toy, ToyDraw
@@ -46,6 +47,11 @@ class Tagging(EncoderTask[Tagger]):
         targets = (tokens.roll(1, 1) >= FIRST_SYMBOL + SYMBOLS // 2).long()
         targets[:, 0] = IGNORE_INDEX
         return Toy(TaggingBatch(tokens, targets, None, _chains(tokens)), math.log(2))
+
+    def with_head(self, encoder: EncoderModel, settings: EncoderHeadSettings) -> Tagger:
+        """BERT's head: dropout and a projection of every token (Devlin et al. 2019, section 5.3)."""
+        dim, dropout = encoder.dim, Dropout(encoder.embed.dropout.p)
+        return Tagger(encoder.embed, encoder.body, ClassHead(dim, settings.classes, transform=dropout, bias=True))
 
     def evaluate(self, request: EvaluationRequest[Tagger]) -> EvaluationResult:
         """Accuracy and F1 over the labels of words."""

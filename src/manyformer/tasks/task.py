@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 from typing_extensions import TypeVar
 
 from manyformer.batches import Batch, TextUnits
+from manyformer.context_windows import ContextWindows
 from manyformer.core import State, WatchFn, no_watch
 from manyformer.errors import UserError
 from manyformer.models import GenerativeModel, Model, ModelOutput
@@ -57,13 +58,16 @@ class TextTokenizer(Protocol):
     @property
     def pad(self) -> int: ...
     def encode(self, text: str) -> list[int]: ...
+    def decode(self, tokens: list[int]) -> str: ...
 
 
 class TaskTokenizers(Protocol):
-    """The tokenizer of the input, and the names of the labels by class id if the task has labels."""
+    """The tokenizers of input and output text, and the names of the labels by class id if the task has labels."""
 
     @property
     def source(self) -> TextTokenizer: ...
+    @property
+    def target(self) -> TextTokenizer: ...
     @property
     def labels(self) -> tuple[str, ...] | None: ...
 
@@ -80,18 +84,21 @@ class ScoredBatches(Protocol):
 
 
 class Example(Protocol):
-    """A held-out pair, or a text and its label, as strings."""
+    """A held-out pair, or a text and its label, as strings; `more` are texts between the two."""
 
     @property
     def source(self) -> str: ...
     @property
     def target(self) -> str: ...
+    @property
+    def more(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
     """How translations are searched for and compared; `tokenize` and `lowercase` are sacrebleu's.
 
+    `lengths` are the ascending limits of ranges of source words, for each of which BLEU is computed too.
     `wanted` are the returns that a model of trajectories is asked for, and `environment` where; without them those of
     the run."""
 
@@ -99,6 +106,7 @@ class EvaluationSettings:
     length_penalty: float = 0.6
     tokenize: str | None = None
     lowercase: bool = False
+    lengths: tuple[int, ...] = ()
     wanted: tuple[float, ...] = ()
     environment: str | None = None
 
@@ -107,8 +115,9 @@ class EvaluationSettings:
 class EvaluationRequest(Generic[M]):
     """A model and the data to score it on: batches, or examples as strings, or both.
 
-    `row_length` is the maximum length of a row of tokens, `section` the data section of the run. `translate` translates
-    texts with the model under `settings`. `on_progress` is called with the completed share, 0 to 1.
+    `row_length` is the maximum length of a row of tokens, unless a text was cut to `windows`; `section` is the data
+    section of the run. `translate` translates texts with the model under `settings`, and `answer_sources` writes texts
+    for sources that are no text, given with their segment ids. `on_progress` is called with the completed share.
     """
 
     model: M
@@ -116,28 +125,35 @@ class EvaluationRequest(Generic[M]):
     batches: ScoredBatches | None
     examples: Sequence[Example]
     row_length: int
+    windows: ContextWindows | None = None
     section: object
     settings: EvaluationSettings
     translate: Callable[[Iterable[str]], Iterable[str]]
+    answer_sources: Callable[[Tensor, Tensor | None], Sequence[str]]
     on_progress: Callable[[float], None] = lambda share: None
 
 
 class EvaluationResult(NamedTuple):
-    """The scores, and a description of how they were computed."""
+    """The scores, and a description of how they were computed, with the numbers of how a text was `reading` cut."""
 
     scores: list[ScoreRecord]
     description: str
+    reading: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionRequest(Generic[M]):
-    """A model and its inputs: batches in the order of the data, or texts. `top` is the number of labels to predict."""
+    """A model and its inputs: batches in the order of the data, texts, or pairs of texts.
+
+    `section` is the data section of the run, `top` the number of labels to predict."""
 
     model: M
     tokenizers: TaskTokenizers
     batches: Iterable[Batch] | None = None
     texts: Iterable[str] = ()
+    pairs: Iterable[tuple[str, str]] = ()
     row_length: int
+    section: object = None
     top: int = 1
 
 
@@ -213,7 +229,8 @@ class Task(ABC, Generic[M]):
     are the scores of `evaluate` beyond the likelihood. `metrics` may rank checkpoints; True means lower is better.
     `measured_anyway` are contracts that are measured though they are not promised. The logits are (b, l, v) if
     `per_token`, else (b, v). Models that are asked for a return in an environment have `plays_for_returns`. `generates`
-    is what the models generate, if anything, and `command` uses a trained one, with an `argument` such as FILE.
+    is what the models generate, if anything ("answer" is a text for a text, "text" one for anything else), and
+    `command` uses a trained one, with an `argument` such as FILE.
     """
 
     name: str
@@ -227,8 +244,8 @@ class Task(ABC, Generic[M]):
     per_token: bool = True
     takes_source: bool = False
     plays_for_returns: bool = False
-    generates: Literal["continuation", "answer", "images"] | None = None
-    command: Literal["generate", "translate", "predict", "evaluate"] = "evaluate"
+    generates: Literal["continuation", "answer", "text", "images"] | None = None
+    command: Literal["generate", "translate", "caption", "transcribe", "predict", "evaluate"] = "evaluate"
     argument: str = ""
 
     @abstractmethod
@@ -310,9 +327,13 @@ class Task(ABC, Generic[M]):
         """Commands that use the model trained in the folder `run` on `data`, a run's data section."""
         return () if self.command == "evaluate" else (f"manyformer {self.command} {run} {self.argument}".rstrip(),)
 
-    def variant(self, data_kind: str) -> "Task[M]":
-        """The task that a model of this task has on another kind of data."""
+    def variant(self, data_kind: str) -> "Task[Any]":
+        """The task that a recipe of this task has on another kind of data."""
         return self
+
+    def data_kinds(self) -> tuple[str, ...]:
+        """The kinds of data that a recipe of this task learns from, the default first."""
+        return tuple(self.data_forms)
 
 
 def text_pass(task: Task[M], model: M, ids: Sequence[int], text: EncodedText) -> TextPass:

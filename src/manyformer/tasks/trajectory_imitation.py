@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Int
 from torch import Generator, Tensor, nn
 
-from manyformer.batches import IGNORE_INDEX, TextUnits, TrajectoryBatch
+from manyformer.batches import IGNORE_INDEX, TextUnits
 from manyformer.core import State, WatchFn, no_watch
+from manyformer.episode_batches import TrajectoryBatch
 from manyformer.errors import UserError
 from manyformer.models import DecisionTransformer, ModelOutput
 from manyformer.models.decision_transformer import Trajectory

@@ -5,14 +5,16 @@ from collections.abc import Mapping
 from typing import Any, final
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from manyformer.batches import Seq2SeqBatch
-from manyformer.core import PADDING_SEGMENT, State, WatchFn, no_watch
-from manyformer.models import EncoderDecoder, ModelOutput
-from manyformer.scores import ScoreKind, bleu, chrf, exact_match, ter
+from manyformer.core import PADDING_SEGMENT, WatchFn
+from manyformer.errors import UserError
+from manyformer.models import EncoderDecoder, ModelOutput, TokenEmbedding
+from manyformer.scores import ScoreKind, bleu, bleu_by_length, chrf, exact_match, ter
+from manyformer.tasks.encoder_decoder_task import EncoderDecoderTask
 from manyformer.tasks.likelihood import likelihood, token_scores
-from manyformer.tasks.task import EncodedText, EvaluationRequest, EvaluationResult, Inputs, Task, TextPass, token_row
+from manyformer.tasks.task import EncodedText, EvaluationRequest, EvaluationResult, Inputs, TextPass, token_row
 from manyformer.tasks.toy import SYMBOLS, Toy, ToyDraw
 
 LIKELIHOOD_SHARE = 0.1
@@ -20,12 +22,11 @@ LIKELIHOOD_SHARE = 0.1
 
 
 @final
-class Translation(Task[EncoderDecoder]):
-    """Predicts each next token of a target given a source; the state is the encoded source and the decoder's state."""
+class Translation(EncoderDecoderTask):
+    """Writes a text for a text, such as its translation."""
 
     name = "translation"
     title = "translation"
-    model = EncoderDecoder
     data_forms: Mapping[str, str] = {"pairs": "pairs"}
     score_kinds: Mapping[str, ScoreKind] = {
         "bleu": ScoreKind(),
@@ -33,40 +34,16 @@ class Translation(Task[EncoderDecoder]):
         "ter": ScoreKind(lower_is_better=True),
         "exact": ScoreKind("%"),
     }
-    takes_source = True
     generates = "answer"
     command = "translate"
     argument = '"TEXT"'
 
     def token_ids(self, model: EncoderDecoder) -> int:
-        return min(model.embed_source.vocab, model.embed_target.vocab)
+        return min(_source_vocab(model), model.embed_target.vocab)
 
-    def example(self, model: EncoderDecoder, tokens: Tensor) -> Inputs:
-        return Inputs(tokens, source=tokens)
-
-    def arguments(self, model: EncoderDecoder, inputs: Inputs) -> tuple[Any, ...]:
-        return inputs.source, inputs.tokens, inputs.source_segments, inputs.segments
-
-    def call(
-        self, model: EncoderDecoder, inputs: Inputs, state: State = None, *, watch: WatchFn = no_watch
-    ) -> ModelOutput:
-        if state is None:
-            return super().call(model, inputs, watch=watch)
-        memory, decoder_state = state
-        output = model.decode(inputs.tokens, memory, inputs.segments, decoder_state, watch=watch)
-        return output._replace(state=(memory, output.state))
-
-    def init_state(self, model: EncoderDecoder, inputs: Inputs, *, capacity: int | None = None) -> State:
+    def source(self, model: EncoderDecoder, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         assert inputs.source is not None
-        memory = model.encode(inputs.source, inputs.source_segments)
-        return memory, model.init_state(inputs.tokens.shape[0], capacity=capacity)
-
-    def batch(self, model: EncoderDecoder, inputs: Inputs, targets: Tensor) -> Seq2SeqBatch:
-        assert inputs.source is not None
-        return Seq2SeqBatch(inputs.source, inputs.tokens, targets, inputs.source_segments, inputs.segments)
-
-    def random_targets(self, model: EncoderDecoder, inputs: Inputs, generator: Generator) -> Tensor:
-        return inputs.tokens.roll(-1, 1)
+        return inputs.source, inputs.source_segments
 
     def toy(self, model: EncoderDecoder, draw: ToyDraw) -> Toy:
         """The target is the source in reverse order."""
@@ -75,15 +52,19 @@ class Translation(Task[EncoderDecoder]):
         return Toy(Seq2SeqBatch(draw.period, target, reversed_source), math.log(SYMBOLS))
 
     def evaluate(self, request: EvaluationRequest[EncoderDecoder]) -> EvaluationResult:
-        """BLEU, chrF, TER and exact matches of translations by beam search; perplexity and accuracy of references."""
+        """BLEU (also by source length), chrF, TER and exact matches by beam search; perplexity of the references."""
         sums = likelihood(request, final_progress=LIKELIHOOD_SHARE)
         references, settings = [example.target for example in request.examples], request.settings
         texts: list[str] = []
         for text in request.translate(example.source for example in request.examples):
             texts.append(text)
             request.on_progress(LIKELIHOOD_SHARE + (1 - LIKELIHOOD_SHARE) * len(texts) / len(references))
+        options: dict[str, Any] = {"tokenize": settings.tokenize, "lowercase": settings.lowercase}
+        sources = [example.source for example in request.examples]
+        by_length = bleu_by_length(texts, references, sources, settings.lengths, **options) if settings.lengths else []
         scores = [
-            bleu(texts, references, tokenize=settings.tokenize, lowercase=settings.lowercase),
+            bleu(texts, references, **options),
+            *by_length,
             chrf(texts, references),
             ter(texts, references),
             exact_match(texts, references),
@@ -100,7 +81,7 @@ class Translation(Task[EncoderDecoder]):
         target = [answer.tokenizer.bos, *answer.ids]
         # one more padding token if both sides have equal lengths: the number of keys then identifies the side
         padding = int(len(source) == len(target))
-        source_tokens = token_row(model, [*source, *[text.tokenizer.pad] * padding], model.embed_source.vocab)
+        source_tokens = token_row(model, [*source, *[text.tokenizer.pad] * padding], _source_vocab(model))
         segments = torch.tensor([[0] * len(source) + [PADDING_SEGMENT] * padding], device=model.device)
         target_tokens = token_row(model, target, model.embed_target.vocab)
 
@@ -126,6 +107,13 @@ class Translation(Task[EncoderDecoder]):
                 source_tokens=tuple(source),
             ),
         ]
+
+
+def _source_vocab(model: EncoderDecoder) -> int:
+    """The number of tokens of the source. Raises UserError for a model that reads no tokens."""
+    if not isinstance(model.embed_source, TokenEmbedding):
+        raise UserError(f"this model reads its source by {type(model.embed_source).__name__}, and a text is tokens")
+    return model.embed_source.vocab
 
 
 TRANSLATION = Translation()

@@ -37,9 +37,10 @@ NO_WEIGHT_COLOR = "#e9ecf0"
 """The color of a weight that is exactly 0: masked, or not computed."""
 
 
-KeyKind = Literal["tokens", "source", "memory", "neighbours", "summaries", "slots", "blocks"]
+KeyKind = Literal["tokens", "source", "memory", "neighbours", "contexts", "summaries", "slots", "blocks"]
 """What the columns of a map are: tokens of the text or of a source, a memory and then those of the text, tokens that
-were looked up, summary tokens and then those of the text, slots that mix tokens, or blocks of tokens."""
+were looked up, contexts of a datastore, summary tokens and then those of the text, slots that mix tokens, or blocks of
+tokens."""
 
 
 class AttentionMap(NamedTuple):

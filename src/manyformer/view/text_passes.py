@@ -57,7 +57,7 @@ def passes_over_text(
     if not task.takes_source and answer is not None:
         raise UserError(f"only an encoder-decoder writes an answer; a {type(model).__name__} reads the text alone")
     encoded = _encode(text, tokenizers.read, labels)
-    if task.takes_source:
+    if task.generates == "answer":
         if answer is None:
             answer = translate(model, [text], tokenizer=(tokenizers.read, tokenizers.write))[0]  # type: ignore[arg-type]
         encoded = encoded._replace(answer=_encode(answer, tokenizers.write, labels))

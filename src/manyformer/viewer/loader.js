@@ -7,11 +7,12 @@ function inflate(text) {
   return new Response(stream).arrayBuffer();
 }
 
-async function runProgram() {
-  const program = document.createElement("script");
-  program.textContent = new TextDecoder().decode(await inflate(document.getElementById("program").textContent));
-  document.body.append(program);
+/** Adds an element with the content that the page has compressed in the element with this id. */
+async function unpack(name, id) {
+  const target = document.createElement(name);
+  target.textContent = new TextDecoder().decode(await inflate(document.getElementById(id).textContent));
+  document.body.append(target);
 }
 
-if ("DecompressionStream" in window) runProgram();
+if ("DecompressionStream" in window) unpack("style", "style").then(() => unpack("script", "program"));
 else document.body.append("This page needs a browser of 2023 or newer.");

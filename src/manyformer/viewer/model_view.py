@@ -24,6 +24,7 @@ from manyformer.view.attention_maps import AttentionMap, all_pass_maps, module_n
 from manyformer.view.text_passes import full_token_labels, passes_over_text
 from manyformer.view.token_counts import TokenCounts
 from manyformer.view.token_work import pass_counts
+from manyformer.viewer.retrieved_contexts import retrieved_map
 from manyformer.viewer.weight_encoding import deflate, encode_weights
 
 MAX_TOKENS = 2048
@@ -35,6 +36,7 @@ HeadLabels = Mapping[str, Sequence[str]]
 TITLES = {
     "memory": "self-attention, and to a memory left of the bar",
     "neighbours": "looked-up tokens, each after the tokens before it: shares among them",
+    "contexts": "nearest contexts of the datastore, each with the token that followed: shares among all neighbours",
     "tokens": "self-attention",
     "source": "attention to the source",
     "summaries": "self-attention, of summary tokens too",
@@ -100,7 +102,6 @@ class ModelView:
                 "columns": sequences.setdefault(columns, len(sequences)),
                 "memory": attention_map.memory // encoded.pooling,
                 "heads": len(levels.levels),
-                "signed": levels.is_signed,
                 "note": self.notes.get(attention_map.part, ""),
                 "labels": list(self.labels.get(part, ())),
                 "gated": part in self.gated_parts,
@@ -158,7 +159,7 @@ def image_task(model: Model) -> Task[Any] | None:
     task = task_of(model)
     # a language model may have been trained on the values of pixels
     task = task.variant("images") if isinstance(model.tokenizer, PixelTokenizer) else task
-    return task if next(iter(task.data_forms)) == "images" else None
+    return None if type(task).image_pass is Task.image_pass else task
 
 
 def view_image(model: Model, image: ImageArray, *, name: str = "", labels: HeadLabels | None = None) -> ModelView:
@@ -177,6 +178,7 @@ def view_passes(model: Model, passes: Sequence[TextPass], *, name: str = "") -> 
     plans = _KernelPlans(model)
     with plans:
         maps = [attention_map for text_pass in passes for attention_map in all_pass_maps(model, text_pass)]
+    maps += [retrieved for text_pass in passes if (retrieved := retrieved_map(model, text_pass)) is not None]
     counts = pass_counts(model, passes)
     if not maps and not counts:
         raise UserError(f"{model_name(model)} has no attention and does the same for every token: nothing to show")

@@ -79,13 +79,12 @@ function readMaps(run, buffer) {
     row += record.heads * rows;
     cell += record.heads * rows * columns;
     function decode(head) {
-      const scales = new Float32Array(buffer, 4 * (firstRow + head * rows), rows), highest = record.signed ? 127 : 255;
-      const Levels = record.signed ? Int8Array : Uint8Array;
-      const levels = new Levels(buffer, firstCell + head * rows * columns, rows * columns);
+      const scales = new Float32Array(buffer, 4 * (firstRow + head * rows), rows);
+      const levels = new Int8Array(buffer, firstCell + head * rows * columns, rows * columns);
       const weights = new Float32Array(rows * columns);
       for (let i = 0, q = 0; q < rows; q++) {
-        const scale = scales[q] / highest;
-        for (let k = 0; k < columns; k++, i++) weights[i] = levels[i] * scale;
+        const scale = scales[q] / 126.5;
+        for (let k = 0; k < columns; k++, i++) weights[i] = (levels[i] - Math.sign(levels[i]) / 2) * scale;
       }
       return {weights, largest: scales};
     }

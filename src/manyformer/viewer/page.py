@@ -23,7 +23,7 @@ NOTEBOOK_HEIGHT = 760
 LIVE_PROGRAM = "live.js"
 
 PROGRAM = ("page.js", "drawings.js", "start.js")
-"""The files of the page's program, in the order in which they run; the page contains them compressed."""
+"""The files of the page's program, in the order in which they run; the page contains them and its style compressed."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _fill_template(page_data: dict[str, Any], program_parts: Sequence[str], *, c
     )
     parts = {
         "policy": policy,
-        "style": style,
+        "style": deflate(style.encode()),
         "data": json_for_script(page_data),
         "program": deflate(program.encode()),
         "loader": loader,

@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int8
 from torch import Tensor
 
 from manyformer.view.attention_maps import row_shares
 
-POSITIVE_LEVELS, SIGNED_LEVELS = 255, 127
+LEVELS = 126.5
+"""The levels of one sign: 127 of equal width, and the largest weight is the middle of the last one."""
 
 MAX_ENCODED_CHARACTERS = 4 * 2**20
 """The most base64 characters of all weights of one model."""
@@ -23,17 +24,13 @@ MAX_WEIGHTS = 16 * 2**20
 
 
 class WeightLevels(NamedTuple):
-    """Weights as integers from -127 to 127, or from 0 to 255 if none is negative, and the scale of each row.
+    """Weights as integers from -127 to 127, and the scale of each row.
 
-    A weight is the level times the scale of its row over the highest level. Level 0 is exactly 0.
+    A weight other than 0 has the magnitude of its level less 0.5, over 126.5, times the scale of its row.
     """
 
     scales: Float[Tensor, "h l"]
-    levels: Int[Tensor, "h l s"]
-
-    @property
-    def is_signed(self) -> bool:
-        return self.levels.dtype == torch.int8
+    levels: Int8[Tensor, "h l s"]
 
 
 class EncodedWeights(NamedTuple):
@@ -75,11 +72,9 @@ def deflate(content: bytes) -> str:
 
 def quantize_weights(weights: Float[Tensor, "h l s"]) -> WeightLevels:
     """Each row as levels of its largest absolute weight; a weight that is not 0 has no level 0."""
-    scales, is_signed = weights.abs().amax(-1), bool((weights < 0).any())
-    highest = SIGNED_LEVELS if is_signed else POSITIVE_LEVELS
     shares = row_shares(weights)
-    levels = (shares.abs() * highest).round().clamp(min=1) * shares.sign()
-    return WeightLevels(scales, levels.to(torch.int8 if is_signed else torch.uint8))
+    levels = (shares.abs() * LEVELS).ceil().clamp(min=1) * shares.sign()
+    return WeightLevels(weights.abs().amax(-1), levels.to(torch.int8))
 
 
 def pool_largest(weights: Float[Tensor, "h l s"], size: int) -> Float[Tensor, "h m n"]:

@@ -6,21 +6,25 @@ import pytest
 
 import manyformer as mf
 from manyformer.recipes import compose
+from manyformer.recipes.attention_kernels import PAIRWISE as PAIR_SCORES
 
 APART = {"compile", "learns", "saving", "spec", "bfloat16", "float16"}
 """What has its own file, or cannot depend on the pair."""
 
 ADDED = {"sinusoid", "learned", "none"}
-TURNED = {"rope", "rope-linear", "rope-ntk", "rope-yarn"}
+TURNED = {"rope", "rope-linear", "rope-llama3", "rope-ntk", "rope-yarn"}
 PAIRWISE = {"xl", "da", "alibi", "t5", "shaw"}
-SOFTMAX = {"softmax", "window", "strided", "fixed", "random-blocks"}
+USUAL = {"learned", "rope", "rope-dynamic", "xl", "alibi", "shaw"}
+OF_PAIRS = {"softmax", "window", "strided", "fixed", "random-blocks", *PAIR_SCORES}
 
 POSITIONS, KERNELS = tuple(compose.POSITIONS), tuple(compose.KERNELS)
 
 
 def allowed(position: str, kernel: str) -> bool:
     """What the mechanisms allow: without pairs there is no score, and a summary keeps no keys that could turn again."""
-    return position in ADDED | TURNED or kernel in SOFTMAX
+    if position == "da" and kernel in ("gaussian", "laplace"):
+        return False  # it multiplies the positive part of scores, and these are never positive
+    return position in ADDED | TURNED or kernel in OF_PAIRS
 
 
 PAIRS = [(position, kernel) for position in POSITIONS for kernel in KERNELS if allowed(position, kernel)]
@@ -28,8 +32,10 @@ REFUSED = [(position, kernel) for position in POSITIONS for kernel in KERNELS if
 
 
 def each(pair: tuple[str, str]) -> Any:
-    """Positions with the plain softmax and some kernels with rotary ones every time, all others when asked for."""
-    usual = pair[1] == "softmax" or (pair[0] == "rope" and pair[1] in ("window", "linear", "cosine"))
+    """One position of each kind with the plain softmax and some kernels with rotary ones every time, all when asked."""
+    usual = pair in {(position, "softmax") for position in USUAL} or (
+        pair[0] == "rope" and pair[1] in ("window", "linear", "cosine", "relu-mean", "gaussian")
+    )
     return pytest.param(*pair, marks=() if usual else pytest.mark.slow)
 
 

@@ -1,0 +1,105 @@
+"""Checks of arrays in archives: shapes, labels with their names, and the indices of splits."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from manyformer.data.epochs import FIXED_SEED, random_generator
+from manyformer.errors import UserError
+
+NO_LABEL = -1
+"""The label of an item that has none."""
+MAX_CLASSES = 1 << 16
+"""The largest number of labels: an observation has as many outputs."""
+SPLIT_NAMES = ("train", "valid", "test")
+
+
+def whole_numbers(
+    arrays: Mapping[str, NDArray[Any]], key: str, shape: tuple[int | None, ...], name: str
+) -> NDArray[np.int64]:
+    """The array called `key`. Raises UserError unless it has whole numbers and this shape; None is any size."""
+    array = arrays[key]
+    if array.dtype.kind not in "iu" or not has_shape(array, shape):
+        raise UserError(
+            f"{name}: {key} must be whole numbers of shape {shape_text(shape)}, and is {describe_array(array)}"
+        )
+    return array.astype(np.int64)
+
+
+def check_numbers(array: NDArray[Any], key: str, shape: tuple[int | None, ...], unit: str, name: str) -> None:
+    """Raise UserError unless an array has finite numbers and this shape; None is any size."""
+    if array.dtype.kind not in "fiub" or not has_shape(array, shape) or 0 in array.shape:
+        raise UserError(f"{name}: {key} must be numbers of shape {shape_text(shape)}, and is {describe_array(array)}")
+    invalid = ~np.isfinite(array).reshape(len(array), -1).all(1)
+    if invalid.any():
+        raise UserError(f"{name}: the {key} of {unit} {int(invalid.argmax())} are no finite numbers")
+
+
+def check_labels(labels: NDArray[np.int64], arrays: Mapping[str, NDArray[Any]], name: str) -> tuple[str, ...]:
+    """The names of the labels. Raises UserError for labels that cannot be learned."""
+    highest = int(labels.max(initial=NO_LABEL))
+    if int(labels.min(initial=0)) < NO_LABEL or highest >= MAX_CLASSES:
+        raise UserError(f"{name}: labels must be 0 to {MAX_CLASSES - 1:,}, or -1 for none")
+    if len(np.unique(labels[labels != NO_LABEL])) < 2:
+        raise UserError(f"{name}: there must be two different labels at least, and there is nothing to learn")
+    if "label_names" not in arrays:
+        return tuple(map(str, range(highest + 1)))
+    names = arrays["label_names"]
+    if names.dtype.kind != "U" or names.shape != (max(len(names.ravel()), highest + 1),):
+        raise UserError(f"{name}: label_names must be a text for each of {highest + 1} labels")
+    return tuple(names.tolist())
+
+
+def read_splits(
+    arrays: Mapping[str, NDArray[Any]], labels: NDArray[np.int64], name: str
+) -> dict[str, NDArray[np.int64]]:
+    """The indices of each split. Raises UserError for those that are out of range, shared, or without any label."""
+    splits = {key: whole_numbers(arrays, key, (None,), name) for key in SPLIT_NAMES if key in arrays}
+    owners: dict[int, str] = {}
+    for split, index in splits.items():
+        if len(index) and not 0 <= index.min() <= index.max() < len(labels):
+            raise UserError(f"{name}: {split} must be numbers from 0 to {len(labels) - 1}")
+        for item in index.tolist():
+            if owners.setdefault(item, split) != split:
+                raise UserError(
+                    f"{name}: {split} and {owners[item]} share the number {item}, which may be in one of them"
+                )
+        if not (labels[index] != NO_LABEL).any():
+            raise UserError(f"{name}: there is no label to learn or to score in {split}")
+    return splits
+
+
+def complete_splits(
+    named: Mapping[str, NDArray[np.int64]], labelled: NDArray[np.int64], valid: float, path: str
+) -> dict[str, NDArray[np.int64]]:
+    """The splits that an archive names, and others drawn from the rest of the `labelled` items.
+
+    `valid` is the fraction that is validation data if none is named. Raises UserError if nothing is left to learn."""
+    splits = dict(named)
+    free = np.setdiff1d(labelled, np.concatenate([np.zeros(0, dtype=np.int64), *splits.values()]))
+    if "valid" not in splits:
+        pool = splits.get("train", free)
+        drawn = random_generator(FIXED_SEED).permutation(pool)
+        count = max(1, round(valid * len(pool)))
+        splits["valid"], splits["train"] = np.sort(drawn[:count]), np.sort(drawn[count:])
+    splits.setdefault("train", free)
+    if not len(splits["train"]):
+        raise UserError(f"{path}: there is no label to learn; too few are left when some are held out")
+    return {name: splits[name] for name in SPLIT_NAMES if name in splits}
+
+
+def has_shape(array: NDArray[Any], shape: tuple[int | None, ...]) -> bool:
+    """Whether an array has these sizes, None being any."""
+    return array.ndim == len(shape) and all(size in (None, actual) for size, actual in zip(shape, array.shape))
+
+
+def shape_text(shape: tuple[int | None, ...]) -> str:
+    """A shape for messages."""
+    return f"({', '.join('any' if size is None else str(size) for size in shape)})"
+
+
+def describe_array(array: NDArray[Any]) -> str:
+    """The type and shape of an array for messages."""
+    return f"{array.dtype} of shape {array.shape}"

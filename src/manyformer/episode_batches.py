@@ -1,0 +1,85 @@
+"""The batch records of episodes: what policies did in environments, and recorded trajectories."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+from jaxtyping import Float, Int64, Shaped
+from torch import Tensor
+
+from manyformer.batches import IGNORE_INDEX, count_valid
+from manyformer.core import PADDING_SEGMENT, State
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedObjective:
+    """The weights of the clipped objective of proximal policy optimization (Schulman et al. 2017, equations 7 and 9).
+
+    `clip` is epsilon, `value_weight` c_1 and `entropy_weight` c_2. With `normalize_advantages` a batch has advantages
+    of mean 0 and deviation 1, unless their deviation is below 1e-3, where that would only amplify noise."""
+
+    clip: float = 0.2
+    value_weight: float = 0.5
+    entropy_weight: float = 0.01
+    normalize_advantages: bool = True
+
+
+class RolloutBatch(NamedTuple):
+    """Rows of consecutive steps that a policy made in environments, one environment to a row.
+
+    `segments` numbers the episodes of a row in ascending order, -1 is no step. `state` is the state of the policy
+    before the first step (a tree of tensors, rows first), with which it acted. `log_probs` and `values` are those of
+    the acting policy; without log_probs the objective is the plain policy gradient. A previous action of -1 is none.
+    """
+
+    observations: Shaped[Tensor, "b l *shape"]
+    actions: Shaped[Tensor, "b l *a"]
+    advantages: Float[Tensor, "b l"]
+    returns: Float[Tensor, "b l"]
+    segments: Int64[Tensor, "b l"]
+    previous_actions: Shaped[Tensor, "b l *a"] | None = None
+    previous_rewards: Float[Tensor, "b l"] | None = None
+    log_probs: Float[Tensor, "b l"] | None = None
+    values: Float[Tensor, "b l"] | None = None
+    state: State = None
+    objective: ClippedObjective = ClippedObjective()
+
+    def target_count(self) -> int:
+        return count_valid(self.segments, self.segments)
+
+    def token_count(self) -> int:
+        return self.target_count()
+
+    def ignored(self) -> Self:
+        return self._replace(segments=torch.full_like(self.segments, PADDING_SEGMENT))
+
+
+class TrajectoryBatch(NamedTuple):
+    """Windows of episodes, a time step per column; a row may hold several windows, each a segment, -1 is padding.
+
+    `returns` are the sums of rewards from each step to the end of its episode. Discrete actions are whole numbers, and
+    targets that are not scored `IGNORE_INDEX`; other actions are vectors, and such targets are NaN. `timesteps` count
+    from the beginning of the episode."""
+
+    returns: Float[Tensor, "b l"]
+    observations: Float[Tensor, "b l f"]
+    actions: Int64[Tensor, "b l"] | Float[Tensor, "b l a"]
+    targets: Int64[Tensor, "b l"] | Float[Tensor, "b l a"]
+    timesteps: Int64[Tensor, "b l"]
+    segments: Int64[Tensor, "b l"]
+
+    def target_count(self) -> int:
+        return int(count_action_targets(self.targets))
+
+    def token_count(self) -> int:
+        return count_valid(self.timesteps, self.segments)
+
+    def ignored(self) -> Self:
+        ignored = math.nan if self.targets.is_floating_point() else IGNORE_INDEX
+        return self._replace(targets=torch.full_like(self.targets, ignored))
+
+
+def count_action_targets(targets: Int64[Tensor, "*b"] | Float[Tensor, "*b a"]) -> Int64[Tensor, ""]:
+    """The number of discrete or continuous actions that are scored."""
+    return (~targets[..., 0].isnan() if targets.is_floating_point() else targets != IGNORE_INDEX).sum()

@@ -1,0 +1,62 @@
+"""Images to text: the encoder of a Vision Transformer and a causal decoder that attends to its patches."""
+
+from functools import partial
+
+from torch import nn
+
+from manyformer.attention import Attention
+from manyformer.core import Layer
+from manyformer.feedforward import FeedForward
+from manyformer.kernels import SoftmaxKernel
+from manyformer.masks import Causal
+from manyformer.models import ClassHead, EncoderDecoder, PatchEmbedding
+from manyformer.recipes.baselines import attention_layers, sinusoidal_embedding
+from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import init_std, stack
+from manyformer.recipes.vit import TINY_IMAGES, PatchPositionKind, patch_positions
+from manyformer.sources import CrossAttentionSource
+from manyformer.tasks.captioning import CAPTIONING
+
+
+@recipe(
+    "Captioner",
+    paper="Dosovitskiy et al. 2021, arXiv:2010.11929, with the decoder of Vaswani et al. 2017, arXiv:1706.03762",
+    summary="An image is a source of patches, to which each token of its description attends.",
+    task=CAPTIONING,
+    cost="O((p + l)^2 d + (p + l) d^2) per layer, for p patches",
+    tiny_keywords=TINY_IMAGES,
+)
+def captioner(
+    vocab: int = 10000,
+    height: ImageHeight = 224,
+    width: ImageWidth = 224,
+    channels: ImageChannels = 3,
+    patch: PatchSide = 16,
+    dim: int = 384,
+    depth: int = 6,
+    heads: int = 6,
+    ff_dim: int | None = None,
+    positions: PatchPositionKind = "learned",
+    dropout: float = 0.1,
+) -> EncoderDecoder:
+    """The Vision Transformer's encoder without a class token (section 3.1), and a decoder with cross-attention.
+
+    Both sides are pre-norm with GELU; the decoder has sinusoidal positions, so captions have any length, and its
+    embedding is also the output matrix. Different from captioners of large data, nothing is trained beforehand."""
+    shape, norm, std = (height, width, channels), partial(nn.LayerNorm, dim, eps=1e-6), init_std(dim)
+
+    def decoder_layer(number: int) -> dict[str, Layer]:
+        return {
+            "attention": Attention(dim, heads, SoftmaxKernel(Causal())),
+            "cross": Attention(dim, heads, SoftmaxKernel(), source=CrossAttentionSource()),
+            "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
+        }
+
+    position = patch_positions(positions, shape, patch, dim, 0)
+    embed_source = PatchEmbedding(shape, patch, dim, position=position, dropout=dropout)
+    embed_target = sinusoidal_embedding(vocab, dim, dropout=dropout)
+    encoder_layer = attention_layers(dim, heads, ff_dim, lambda number: SoftmaxKernel())
+    encoder = stack(depth, encoder_layer, order="pre", norm=norm, dropout=dropout, std=std)
+    decoder = stack(depth, decoder_layer, order="pre", norm=norm, dropout=dropout, std=std)
+    return EncoderDecoder(embed_source, encoder, embed_target, decoder, ClassHead(dim, vocab, tied=embed_target.token))

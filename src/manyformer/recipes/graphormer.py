@@ -1,0 +1,97 @@
+"""Graphormer: full attention among the nodes of a graph, with scores by degrees and shortest paths."""
+
+from functools import partial
+from typing import Annotated
+
+from torch import nn
+
+from manyformer.core import Layer
+from manyformer.kernels import SoftmaxKernel
+from manyformer.models import ClassHead, GraphClassifier, NodeClassifier
+from manyformer.models.feature_embedding import FeatureEmbedding
+from manyformer.models.graphormer_encoding import GraphormerEncoding
+from manyformer.position.graph_pair_position import GraphPairPosition
+from manyformer.recipes.baselines import attention_layers
+from manyformer.recipes.graph_transformer import EdgeFeatureCount
+from manyformer.recipes.keywords import NodeFeatureCount, PositiveSize
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import check_heads, init_std, stack
+from manyformer.tasks.graph_nodes import GRAPH_NODES
+from manyformer.tasks.whole_graphs import WHOLE_GRAPHS
+
+PAPER = "Ying et al. 2021, Do Transformers Really Perform Bad for Graph Representation?, arXiv:2106.05234"
+COST = "O(n^2 d + n d^2) per layer and O(n e m) in all, for n nodes, e edges and paths of up to m edges"
+
+MaxDegree = Annotated[PositiveSize, "largest degree with a vector of its own"]
+MaxDistance = Annotated[PositiveSize, "longest shortest path with a score of its own, in edges"]
+
+
+@recipe(
+    "Graphormer",
+    paper=PAPER,
+    summary="All nodes attend to each other, with scores by the shortest path between them; a label for each node.",
+    task=GRAPH_NODES,
+    cost=COST,
+    tiny_keywords={"features": 6, "max_distance": 3},
+)
+def graphormer(
+    features: NodeFeatureCount = 1433,
+    classes: int = 7,
+    *,
+    edge_features: EdgeFeatureCount = 0,
+    dim: int = 64,
+    depth: int = 4,
+    heads: int = 8,
+    ff_dim: int | None = None,
+    max_degree: MaxDegree = 64,
+    max_distance: MaxDistance = 8,
+    dropout: float = 0.1,
+) -> NodeClassifier:
+    """Section 3.2: pre-norm with GELU, and feed-forward layers as wide as the model. The paper labels whole graphs.
+
+    Without its virtual node, as a row may hold several graphs; `graphormer-classifier` has it, for whole graphs."""
+    encoding = GraphormerEncoding(
+        dim, heads, max_degree=max_degree, max_distance=max_distance, edge_features=edge_features, virtual_node=False
+    )
+    embed, body, head = _parts(features, classes, dim, depth, heads, ff_dim, dropout)
+    return NodeClassifier(embed, body, head, self_loops=False, edge_features=edge_features, encoding=encoding)
+
+
+@recipe(
+    "Graphormer, whole graphs",
+    paper=PAPER,
+    summary="All nodes and a virtual one attend to each other, with scores by shortest paths; a label for each graph.",
+    task=WHOLE_GRAPHS,
+    cost=COST,
+    tiny_keywords={"features": 6, "max_distance": 3, "edge_features": 2},
+)
+def graphormer_classifier(
+    features: NodeFeatureCount = 16,
+    classes: int = 2,
+    *,
+    edge_features: EdgeFeatureCount = 0,
+    dim: int = 80,
+    depth: int = 12,
+    heads: int = 8,
+    ff_dim: int | None = None,
+    max_degree: MaxDegree = 64,
+    max_distance: MaxDistance = 8,
+    dropout: float = 0.1,
+) -> GraphClassifier:
+    """`graphormer` with the virtual node, from which the label is read; the sizes of Graphormer-slim by default."""
+    encoding = GraphormerEncoding(
+        dim, heads, max_degree=max_degree, max_distance=max_distance, edge_features=edge_features, virtual_node=True
+    )
+    embed, body, head = _parts(features, classes, dim, depth, heads, ff_dim, dropout)
+    return GraphClassifier(embed, body, head, self_loops=False, edge_features=edge_features, encoding=encoding)
+
+
+def _parts(
+    features: int, classes: int, dim: int, depth: int, heads: int, ff_dim: int | None, dropout: float
+) -> tuple[FeatureEmbedding, Layer, ClassHead]:
+    check_heads(dim, heads)
+    embed = FeatureEmbedding(features, dim, dropout=dropout, bias=True)
+    width = dim if ff_dim is None else ff_dim
+    layer = attention_layers(dim, heads, width, lambda number: SoftmaxKernel(), position=GraphPairPosition(heads))
+    body = stack(depth, layer, order="pre", norm=partial(nn.LayerNorm, dim), dropout=dropout, std=init_std(dim))
+    return embed, body, ClassHead(dim, classes, bias=True)

@@ -1,0 +1,180 @@
+"""Llama, and the decoders that vary its parts: Mistral, Qwen, Gemma 2 and SmolLM."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Literal
+
+from annotated_types import Gt
+from torch import nn
+
+from manyformer.attention import Attention
+from manyformer.core import Layer
+from manyformer.errors import UserError
+from manyformer.feedforward import GatedFeedForward
+from manyformer.kernels import Kernel, SoftmaxKernel
+from manyformer.masks import Causal
+from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.models.capped_head import CappedClassHead
+from manyformer.position import (
+    ComposedPosition,
+    HeadNorm,
+    LinearRotaryScaling,
+    Llama3RotaryScaling,
+    NoPosition,
+    NTKRotaryScaling,
+    Position,
+    RotaryPosition,
+    ScoreCap,
+    YaRNRotaryScaling,
+)
+from manyformer.position.rotary_scaling import RotaryScaling
+from manyformer.recipes.attention_kernels import (
+    WINDOW,
+    AttentionSizes,
+    KernelName,
+    SinkCount,
+    causal_kernel,
+    causal_window,
+)
+from manyformer.recipes.keywords import CausalWindowSize, HeadDim, MemoryLengthOrNone, NormEps, PositiveSize
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import NormOrder, check_heads, init_std, stack
+from manyformer.sources import SegmentMemorySource
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+
+RopeScaling = Annotated[
+    Literal["none", "linear", "ntk", "yarn", "llama3"],
+    "how rotary positions reach rope_factor times original_length tokens",
+]
+GATE_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+    "gelu-tanh": partial(nn.GELU, "tanh"),
+}
+Cap = Annotated[float, Gt(0)]
+
+
+@recipe(
+    "Llama",
+    paper="Touvron et al. 2023, LLaMA: Open and Efficient Foundation Language Models, arXiv:2302.13971",
+    summary="Pre-norm with RMSNorm, SwiGLU, rotary positions and grouped heads: the decoder of most open models.",
+    task=LANGUAGE_MODELLING,
+    cost="O(l^2 d + l d^2) per layer, O(l w d + l d^2) with windows of w",
+    tiny_keywords={"kv_heads": 1, "window": 5, "full_every": 2, "qk_norm": True},
+)
+def llama(
+    vocab: int = 32000,
+    dim: int = 512,
+    depth: int = 8,
+    heads: int = 8,
+    kv_heads: int | None = None,
+    head_dim: HeadDim = None,
+    ff_dim: int | None = None,
+    window: Annotated[CausalWindowSize | None, "positions in an attention window; null means all"] = None,
+    full_every: Annotated[
+        PositiveSize | None, "among layers of windows or of another kernel, every n-th has softmax over all tokens"
+    ] = None,
+    rope_base: Annotated[float, Gt(0), "base of the frequencies of rotary positions"] = 10_000.0,
+    rope_scaling: RopeScaling = "none",
+    rope_factor: Annotated[float, "factor by which rope_scaling extends original_length"] = 4.0,
+    original_length: Annotated[PositiveSize, "length before rope_scaling, which yarn and llama3 need"] = 2048,
+    unrotated_every: Annotated[PositiveSize | None, "every n-th layer has no rotary positions (SmolLM3: 4)"] = None,
+    kernel: KernelName = "softmax",
+    sinks: SinkCount = None,
+    memory_length: MemoryLengthOrNone = None,
+    *,
+    qk_norm: Annotated[bool, "queries and keys are normalized in each head (Qwen3)"] = False,
+    biases: Annotated[Literal["none", "qkv", "all"], "projections of attention with a bias (Qwen2: qkv)"] = "none",
+    ff_activation: Annotated[
+        Literal["silu", "gelu", "gelu-tanh"], "activation of the gate of the feed-forward"
+    ] = "silu",
+    norm_order: NormOrder = "pre",
+    norm_eps: NormEps = 1e-6,
+    tied: Annotated[bool, "the output has the matrix of the embedding"] = False,
+    scaled_embedding: Annotated[bool, "embeddings are multiplied by sqrt(dim) (Gemma)"] = False,
+    score_scale: Annotated[float | None, "factor of scores; null means 1 / sqrt(head_dim)"] = None,
+    score_cap: Annotated[Cap | None, "scores s become cap tanh(s / cap) (Gemma 2: 50)"] = None,
+    logit_cap: Annotated[Cap | None, "logits z become cap tanh(z / cap) (Gemma 2: 30)"] = None,
+    dropout: float = 0.0,
+) -> LanguageModel:
+    """Llama by default, smaller than published: 7B has dim=4096, depth=32, heads=32, ff_dim=11008 (table 2).
+
+    Section 2.2. Mistral has `window`; Gemma 2 has `window` with `full_every=2`, sandwich norms, caps, a tanh GELU gate
+    and a scaled, tied embedding; Llama 3.1 has `rope_scaling="llama3"`; Qwen2 has biases, Qwen3 norms of queries and
+    keys. `ff_dim` is 8/3 dim unless given. Rotated pairs are the halves of a head, as in all published weights.
+    `kernel`, `sinks` and `memory_length` give a trained model another attention: see `manyformer convert`. Raises
+    UserError for `full_every` and `sinks` without `window`, and for a scale of scores with a kernel that has its own.
+    """
+    _check_windows(window, full_every, sinks, kernel)
+    if kernel != "softmax" and score_scale is not None:
+        raise UserError(f"score_scale ({score_scale}) is one of softmax; kernel {kernel} has its own")
+    if head_dim is None:
+        check_heads(dim, heads)
+    width = dim // heads if head_dim is None else head_dim
+    scaling = _rotary_scaling(rope_scaling, rope_factor, original_length)
+    rotary = RotaryPosition(width, pairs="halves", base=rope_base, scaling=scaling)
+
+    def make_position(number: int) -> Position:
+        is_rotated = unrotated_every is None or (number + 1) % unrotated_every
+        position = rotary if is_rotated else NoPosition()
+        before = [HeadNorm(width, eps=norm_eps)] if qk_norm else []
+        after = [] if score_cap is None else [ScoreCap(score_cap)]
+        return ComposedPosition(*before, position, *after) if before or after else position
+
+    def make_kernel() -> Kernel:
+        if kernel != "softmax":
+            window_size = WINDOW if window is None else window
+            sizes = AttentionSizes(
+                width * heads, heads, kv_heads or heads, original_length, window=window_size, sinks=sinks or 0
+            )
+            if memory_length is not None and causal_kernel(kernel, sizes).recurrent:
+                raise UserError(f"memory_length ({memory_length}) is one of tokens, and kernel {kernel} keeps none")
+            return causal_kernel(kernel, sizes)
+        mask = Causal() if window is None else causal_window(window, sinks or 0)
+        return SoftmaxKernel(mask, scale=score_scale)
+
+    def layer(number: int) -> dict[str, Layer]:
+        sees_all = full_every is not None and (number + 1) % full_every == 0
+        attention = Attention(
+            dim,
+            heads,
+            SoftmaxKernel(Causal(), scale=score_scale) if sees_all else make_kernel(),
+            kv_heads=kv_heads,
+            head_dim=width,
+            value_dim=width,
+            position=make_position(number),
+            source=None if memory_length is None else SegmentMemorySource(memory_length, dim),
+            bias=biases != "none",
+            out_bias=biases == "all",
+        )
+        return {
+            "attention": attention,
+            "ff": GatedFeedForward(dim, ff_dim, activation=GATE_ACTIVATIONS[ff_activation]()),
+        }
+
+    std = init_std(dim)
+    embed = TokenEmbedding(vocab, dim, scale=dim**0.5 if scaled_embedding else 1.0, std=std, dropout=dropout)
+    norm = partial(nn.RMSNorm, dim, norm_eps)
+    body = stack(depth, layer, order=norm_order, norm=norm, dropout=dropout, std=std)
+    shared = embed.token if tied else None
+    if logit_cap is None:
+        return LanguageModel(embed, body, ClassHead(dim, vocab, tied=shared))
+    return LanguageModel(embed, body, CappedClassHead(dim, vocab, logit_cap, tied=shared))
+
+
+def _check_windows(window: int | None, full_every: int | None, sinks: int | None, kernel: str) -> None:
+    """Raise UserError for settings of windows where there are none."""
+    if full_every is not None and window is None and kernel == "softmax":
+        raise UserError(f"full_every ({full_every}) is for layers of windows: set window too, or another kernel")
+    if sinks is not None and window is None:
+        raise UserError(f"sinks ({sinks}) belong to windows: set window too")
+
+
+def _rotary_scaling(kind: str, factor: float, original_length: int) -> RotaryScaling | None:
+    if kind == "linear":
+        return LinearRotaryScaling(factor)
+    if kind == "ntk":
+        return NTKRotaryScaling(factor)
+    if kind == "llama3":
+        return Llama3RotaryScaling(factor, original_length)
+    return YaRNRotaryScaling(factor, original_length) if kind == "yarn" else None

@@ -1,0 +1,103 @@
+"""A classifier of examples that have an image, sound and a text, or some of them."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Literal
+
+from torch import nn
+
+from manyformer.attention import Attention
+from manyformer.core import Chain, Layer
+from manyformer.errors import UserError
+from manyformer.feedforward import FeedForward
+from manyformer.kernels import SoftmaxKernel
+from manyformer.mixers.modality_fusion import BottleneckFusion, CrossFusion, Fusion, JointFusion, MemoryIfPresent
+from manyformer.models import ClassHead
+from manyformer.models.multimodal_classifier import MultimodalClassifier
+from manyformer.recipes.keywords import FrameHalvings, PatchSide, PositiveSize
+from manyformer.recipes.modality_parts import (
+    ReadImageChannels,
+    ReadImageHeight,
+    ReadImageWidth,
+    ReadMelBands,
+    part_embedding,
+)
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import branch, check_heads, init_std, scale_residual_init
+from manyformer.sources import CrossAttentionSource
+from manyformer.tasks.multimodal_classification import MULTIMODAL_CLASSIFICATION
+
+FusionName = Annotated[
+    Literal["joint", "cross", "bottleneck"],
+    "attention of all parts to all (joint), of each part to itself and the others in turn (cross), or through a few "
+    "tokens alone (bottleneck)",
+]
+TINY_PARTS = {"height": 8, "width": 12, "channels": 2, "patch": 4, "mels": 6}
+
+
+@recipe(
+    "Multimodal Transformer",
+    paper="Nagrani et al. 2021, Attention Bottlenecks for Multimodal Fusion, arXiv:2107.00135; cross: Lu et al. 2019, "
+    "arXiv:1908.02265",
+    summary="Patches, frames and words are one kind of token, and parts exchange information in one of three ways.",
+    task=MULTIMODAL_CLASSIFICATION,
+    cost="O(l^2 d + l d^2) per layer for l tokens of all parts; bottleneck: the sum of l^2 of each part",
+    tiny_keywords=TINY_PARTS,
+)
+def multimodal_transformer(
+    classes: int = 10,
+    vocab: int | None = None,
+    height: ReadImageHeight = 224,
+    width: ReadImageWidth = 224,
+    channels: ReadImageChannels = 3,
+    mels: ReadMelBands = 128,
+    patch: PatchSide = 16,
+    halvings: FrameHalvings = 2,
+    dim: int = 768,
+    depth: int = 12,
+    heads: int = 12,
+    ff_dim: int | None = None,
+    fusion: FusionName = "bottleneck",
+    bottleneck_tokens: Annotated[PositiveSize, "number of tokens between parts, where fusion is bottleneck"] = 4,
+    fusion_layer: Annotated[
+        int | None, "first layer with bottleneck tokens, from 0, where fusion is bottleneck; null means 2/3 of depth"
+    ] = None,
+    dropout: float = 0.1,
+) -> MultimodalClassifier:
+    """Pre-norm layers with GELU; sections 3.1 and 3.2, with a mean of tokens in place of a class token of each part.
+
+    A part is an image, sound or a text; a learned vector tells which. An example without a part is classified as if the
+    model read the others alone. `cross` is the co-attention of ViLBERT, without its pre-training."""
+    check_heads(dim, heads)
+    if fusion_layer is not None and fusion != "bottleneck":
+        raise UserError(f"fusion_layer ({fusion_layer}) is for fusion=bottleneck, and fusion is {fusion}: leave it out")
+    image = (height, width, channels)
+    embed = part_embedding(dim, vocab=vocab, image=image, patch=patch, mels=mels, halvings=halvings, dropout=dropout)
+    names, norm = list(embed.parts), partial(nn.LayerNorm, dim, eps=1e-6)
+
+    def self_attention() -> dict[str, Layer]:
+        ff = FeedForward(dim, ff_dim, activation=nn.GELU())
+        return {"attention": Attention(dim, heads, SoftmaxKernel()), "ff": ff}
+
+    def cross_attention() -> dict[str, Layer]:
+        cross = MemoryIfPresent(Attention(dim, heads, SoftmaxKernel(), source=CrossAttentionSource()))
+        return {"cross": cross, "cross_ff": FeedForward(dim, ff_dim, activation=nn.GELU()), **self_attention()}
+
+    def layer_of(make_parts: Callable[[], dict[str, Layer]]) -> Chain:
+        add_branch = partial(branch, order="pre", norm=norm, dropout=dropout)
+        return Chain(**{name: add_branch(part) for name, part in make_parts().items()})
+
+    fused: Fusion
+    if fusion == "joint":
+        fused = JointFusion(Chain(**{str(number): layer_of(self_attention) for number in range(depth)}))
+    elif fusion == "cross":
+        fused = CrossFusion(names, depth, lambda number: layer_of(cross_attention))
+    else:
+        first = 2 * depth // 3 if fusion_layer is None else fusion_layer
+        fused = BottleneckFusion(
+            names, depth, lambda number: layer_of(self_attention), dim=dim, tokens=bottleneck_tokens, first=first
+        )
+    scale_residual_init(fused, depth, std=init_std(dim))
+    head = ClassHead(dim, classes, transform=norm(), bias=True)
+    nn.init.zeros_(head.weight)
+    return MultimodalClassifier(embed, fused, head)

@@ -1,0 +1,80 @@
+"""The Speech-Transformer: an encoder of frames of sound and a decoder that writes what they say."""
+
+from functools import partial
+from typing import Annotated
+
+from annotated_types import Ge, Lt
+from torch import nn
+
+from manyformer.attention import Attention
+from manyformer.core import Layer
+from manyformer.feedforward import FeedForward
+from manyformer.kernels import SoftmaxKernel
+from manyformer.masks import Causal
+from manyformer.models import ClassHead, EncoderDecoder
+from manyformer.models.encoder_ctc import EncoderCTC
+from manyformer.models.frame_embedding import FrameEmbedding
+from manyformer.position import SinusoidalPosition
+from manyformer.recipes.baselines import sinusoidal_embedding
+from manyformer.recipes.keywords import DecoderDepth, FrameChannels, FrameHalvings, MelBands
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import NormOrder, check_heads, init_std, stack
+from manyformer.sources import CrossAttentionSource
+from manyformer.tasks.transcription import ATTENTION_TRANSCRIPTION
+
+CTCWeight = Annotated[
+    float, Ge(0), Lt(1), "share of CTC of the encoder's output in the loss and in decoding; 0 is the decoder alone"
+]
+
+
+@recipe(
+    "Speech-Transformer",
+    paper="Dong et al. 2018, Speech-Transformer: A No-Recurrence Sequence-to-Sequence Model for Speech Recognition",
+    summary="Frames of sound, shortened by convolutions, are the source of an encoder-decoder that writes letters.",
+    task=ATTENTION_TRANSCRIPTION,
+    cost="O((s + l)^2 d + (s + l) d^2) per layer, for s = frames / 2^halvings",
+    tiny_keywords={"mels": 8, "channels": 4, "ctc_weight": 0.3},
+)
+def speech_transformer(
+    vocab: int = 1024,
+    mels: MelBands = 80,
+    dim: int = 256,
+    depth: int = 12,
+    decoder_depth: DecoderDepth = 6,
+    heads: int = 4,
+    ff_dim: int | None = 2048,
+    halvings: FrameHalvings = 2,
+    channels: FrameChannels = None,
+    ctc_weight: CTCWeight = 0.0,
+    dropout: float = 0.1,
+    norm_order: NormOrder = "pre",
+) -> EncoderDecoder:
+    """The big model of section 4.2 by default, without the paper's attention over time and frequency (section 3.3).
+
+    Two convolutions that halve time and frequency, sinusoids on both sides, pre-norm. The target's embedding is also
+    the output matrix. With a `ctc_weight` the encoder learns to label the sound, too, by CTC (Watanabe et al. 2017,
+    Hybrid CTC/Attention Architecture for End-to-End Speech Recognition), which teaches it sooner where words are;
+    `transcribe` and `evaluate` then rank what beam search finds by both, with the same weight (section II-D)."""
+    check_heads(dim, heads)
+    norm, std = partial(nn.LayerNorm, dim), init_std(dim)
+
+    def encoder_layer(number: int) -> dict[str, Layer]:
+        return {"attention": Attention(dim, heads, SoftmaxKernel()), "ff": FeedForward(dim, ff_dim)}
+
+    def decoder_layer(number: int) -> dict[str, Layer]:
+        return {
+            "attention": Attention(dim, heads, SoftmaxKernel(Causal())),
+            "cross": Attention(dim, heads, SoftmaxKernel(), source=CrossAttentionSource()),
+            "ff": FeedForward(dim, ff_dim),
+        }
+
+    embed_source = FrameEmbedding(
+        mels, dim, halvings=halvings, channels=channels, position=SinusoidalPosition(dim), dropout=dropout
+    )
+    embed_target = sinusoidal_embedding(vocab, dim, dropout=dropout)
+    encoder = stack(depth, encoder_layer, order=norm_order, norm=norm, dropout=dropout, std=std)
+    decoder_layers = depth if decoder_depth is None else decoder_depth
+    decoder = stack(decoder_layers, decoder_layer, order=norm_order, norm=norm, dropout=dropout, std=std)
+    head = ClassHead(dim, vocab, tied=embed_target.token)
+    ctc = EncoderCTC(dim, vocab, ctc_weight) if ctc_weight else None
+    return EncoderDecoder(embed_source, encoder, embed_target, decoder, head, ctc=ctc)

@@ -1,0 +1,49 @@
+"""What all tasks of encoder-decoders have in common: the state, and a source that token ids stand for."""
+
+from abc import abstractmethod
+from typing import Any
+
+from torch import Generator, Tensor
+
+from manyformer.batches import Seq2SeqBatch
+from manyformer.core import State, WatchFn, no_watch
+from manyformer.models import EncoderDecoder, ModelOutput
+from manyformer.tasks.task import Inputs, Task
+
+
+class EncoderDecoderTask(Task[EncoderDecoder]):
+    """Predicts each next token of a target given a source; the state is the encoded source and the decoder's state."""
+
+    model = EncoderDecoder
+    takes_source = True
+
+    @abstractmethod
+    def source(self, model: EncoderDecoder, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+        """What the encoder reads where the source of the inputs are token ids, and its segment ids."""
+
+    def example(self, model: EncoderDecoder, tokens: Tensor) -> Inputs:
+        return Inputs(tokens, source=tokens)
+
+    def arguments(self, model: EncoderDecoder, inputs: Inputs) -> tuple[Any, ...]:
+        source, segments = self.source(model, inputs)
+        return source, inputs.tokens, segments, inputs.segments
+
+    def call(
+        self, model: EncoderDecoder, inputs: Inputs, state: State = None, *, watch: WatchFn = no_watch
+    ) -> ModelOutput:
+        if state is None:
+            return super().call(model, inputs, watch=watch)
+        memory, decoder_state = state
+        output = model.decode(inputs.tokens, memory, inputs.segments, decoder_state, watch=watch)
+        return output._replace(state=(memory, output.state))
+
+    def init_state(self, model: EncoderDecoder, inputs: Inputs, *, capacity: int | None = None) -> State:
+        memory = model.encode(*self.source(model, inputs))
+        return memory, model.init_state(inputs.tokens.shape[0], capacity=capacity)
+
+    def batch(self, model: EncoderDecoder, inputs: Inputs, targets: Tensor) -> Seq2SeqBatch:
+        source, segments = self.source(model, inputs)
+        return Seq2SeqBatch(source, inputs.tokens, targets, segments, inputs.segments)
+
+    def random_targets(self, model: EncoderDecoder, inputs: Inputs, generator: Generator) -> Tensor:
+        return inputs.tokens.roll(-1, 1)
