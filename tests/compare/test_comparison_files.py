@@ -74,7 +74,7 @@ def test_one_base_serves_recipes_with_other_keywords(tmp_path: Path) -> None:
     )
     found = read_comparison(written(tmp_path, text))
     assert found.case("a").run.model == {"dim": 16, "heads": 2, "kv_heads": 1, "norm_kind": "rms"}
-    assert found.case("b").run.model == {"dim": 16, "heads": 2}
+    assert found.case("b").run.model == {"dim": 16, "heads": 2, "kv_heads": 1}
     assert refused(tmp_path, text.replace("norm_kind", "norm_knid")) == [
         "mine.yaml:2:47: model.norm_knid: no such setting in the recipe of any case"
     ]

@@ -41,8 +41,9 @@ class DerivedTensor(NamedTuple):
 class ModelPair:
     """A model before and after a conversion.
 
-    `tensors` are the trained ones of `source`, whose own may hold no numbers, `initial` those of `target`. `layers` has
-    for each layer of a deeper model the number of the layer that it is a copy of, and is empty if depths are equal."""
+    `tensors` are the trained ones of `source`, whose own may hold no numbers, `initial` those of `target`. `modules` and
+    `new_modules` have a shared module under each of its names. `layers` has for each layer of a deeper model the number
+    of the layer that it is a copy of, and is empty if depths are equal."""
 
     source: nn.Module
     target: Model
@@ -50,6 +51,7 @@ class ModelPair:
     tensors: Mapping[str, Tensor]
     initial: Mapping[str, Tensor]
     modules: Mapping[str, nn.Module]
+    new_modules: Mapping[str, nn.Module]
     layers: list[int]
 
     @classmethod
@@ -66,7 +68,7 @@ class ModelPair:
         is_resized = old_depth and depth and old_depth != depth
         layers = _copied_layers(old_depth, depth, options.growth) if is_resized else []
         tensors = source.state_dict() if tensors is None else tensors
-        return cls(source, target, options, tensors, target.state_dict(), dict(source.named_modules()), layers)
+        return cls(source, target, options, tensors, target.state_dict(), _modules(source), _modules(target), layers)
 
     def old_name(self, name: str) -> str:
         """The name in the old model of a module or a tensor of the new one."""
@@ -93,6 +95,10 @@ class ModelPair:
             and number > 0
             and self.layers[number] == self.layers[number - 1]
         )
+
+
+def _modules(model: nn.Module) -> dict[str, nn.Module]:
+    return dict(model.named_modules(remove_duplicate=False))
 
 
 def _depth(model: nn.Module) -> int:

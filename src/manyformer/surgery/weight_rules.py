@@ -83,9 +83,8 @@ SHAPE_RULES = (repeated_positions, added_gate_rows, pooled_key_heads)
 
 def is_of_new_kernel(pair: ModelPair, name: str) -> bool:
     """Whether a tensor of the new model belongs to a kernel of another kind than the old model has there."""
-    modules = dict(pair.target.named_modules())
     for path in _paths(name):
-        if isinstance(kernel := modules[path], Kernel):
+        if isinstance(kernel := pair.new_modules.get(path), Kernel):
             old_kernel = pair.old_module(path)
             return isinstance(old_kernel, Kernel) and _structure(old_kernel) != _structure(kernel)
     return False
@@ -93,10 +92,10 @@ def is_of_new_kernel(pair: ModelPair, name: str) -> bool:
 
 def is_of_replaced_kernel(pair: ModelPair, name: str) -> bool:
     """Whether a tensor of the old model belongs to a kernel that the new model has of another kind."""
-    modules = dict(pair.target.named_modules())
     for path in _paths(name):
-        if isinstance(kernel := pair.modules[path], Kernel):
-            return isinstance(modules.get(path), Kernel) and _structure(kernel) != _structure(modules[path])
+        if isinstance(kernel := pair.modules.get(path), Kernel):
+            new_kernel = pair.new_modules.get(path)
+            return isinstance(new_kernel, Kernel) and _structure(kernel) != _structure(new_kernel)
     return False
 
 
