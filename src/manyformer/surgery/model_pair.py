@@ -41,9 +41,9 @@ class DerivedTensor(NamedTuple):
 class ModelPair:
     """A model before and after a conversion.
 
-    `tensors` are the trained ones of `source`, whose own may hold no numbers, `initial` those of `target`. `modules` and
-    `new_modules` have a shared module under each of its names. `layers` has for each layer of a deeper model the number
-    of the layer that it is a copy of, and is empty if depths are equal."""
+    `tensors` are the trained ones of `source`, whose own may hold no numbers, `initial` those of `target`. `modules`
+    and `new_modules` have a shared module under each of its names. `layers` has for each layer of a deeper model the
+    number of the layer that it is a copy of, and is empty if depths are equal."""
 
     source: nn.Module
     target: Model
