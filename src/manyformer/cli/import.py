@@ -48,6 +48,8 @@ def import_folder(
         *((f"left out: {name}", reason) for name, reason in report.left_out.items()),
     ]
     print_table(("", folder), rows)
+    if report.new:
+        print_note(f"the head is new, with random weights, because {folder} has none: train it with init_from={out}")
     if imported.model.tokenizer is None:
         print_note("no tokenizer.json there: the model reads token ids alone")
     print_result(f"wrote {out}")

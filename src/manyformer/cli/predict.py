@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     "manyformer predict runs/tag-relations parsed.conllu > labelled.conllu",
     "manyformer predict runs/answer-questions questions.jsonl --top 3",
     "manyformer predict runs/images-vit photos/ --top 2 --json",
+    "manyformer predict downloads/bert-sentiment reviews.txt",
 )
 def predict(
-    run: Annotated[str, Argument(help="The folder of a run.")],
+    run: Annotated[str, Argument(help="The folder of a run or a model, also one of transformers.")],
     file: Annotated[
         str,
         Argument(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from manyformer.api import load
-from manyformer.config import RUN_FILE, RunConfig
+from manyformer.config import DATA_SECTIONS, RUN_FILE, RunConfig, TreesData
 from manyformer.context_windows import ContextWindows
 from manyformer.data import TokenizerPair, load_tokenizers
 from manyformer.data.kind import OpenRequest, kind_of, no_log
@@ -16,20 +16,30 @@ from manyformer.data.opened import EvaluationData, EvaluationPath
 from manyformer.data.opening import open_file, open_held_out
 from manyformer.errors import UserError
 from manyformer.files.verified_folder import VerifiedFolder
+from manyformer.interop.model_folders import read_recipe, read_tokenizers
+from manyformer.model_summary import build_on_meta
 from manyformer.models import Model
-from manyformer.recipes import get_recipe
+from manyformer.models.model_files import CONFIG_FILE
+from manyformer.recipes import Recipe, get_recipe
+from manyformer.recipes.encoder_heads import head_named_in
 from manyformer.tasks import Task
 from manyformer.temporary_folders import temporary_folder
 from manyformer.train.run_folder import as_run
 from manyformer.type_aliases import LogFn
 
+DEFAULT_ROW, MAX_ROW = 512, 4096
+"""Tokens in a row for a model alone: where it allows any number, and at most."""
+
 
 class TrainedRun(NamedTuple):
-    """A run that was trained: its folder, its settings, and the tokenizers of its final model."""
+    """A run that was trained: its folder, its settings, and the tokenizers of its final model.
+
+    A model that is saved alone is a run that `holds_data` no more: files can be read for it."""
 
     folder: Path
     config: RunConfig
     tokenizers: TokenizerPair
+    holds_data: bool = True
 
     def load_model(self, device: str | None, keywords: Mapping[str, Any] | None = None) -> Model:
         """The final model with other `keywords`, on `device` or, for None, on a GPU if there is one."""
@@ -61,7 +71,11 @@ class TrainedRun(NamedTuple):
             yield open_file(self.config.data, data_form(self.config), self.tokenizers, path, request)
 
     def load_split(self, split: str | None, *, windows: ContextWindows | None = None) -> EvaluationData:
-        """Load a held-out split of the run: `split`, by default test if the run has one, else valid."""
+        """Load a held-out split of the run: `split`, by default test if the run has one, else valid.
+
+        Raises UserError for a model without the data that it was trained on."""
+        if not self.holds_data:
+            raise UserError(f"{self.folder} holds a model without the data of a run: give a file, as with --data FILE")
         run, cache = self.config, self.folder / "data"
         request = OpenRequest(
             run.batch.tokens, cache, run.seed, belongs_to_model=True, tokenizers=self.tokenizers, windows=windows
@@ -73,11 +87,46 @@ def open_run(run: str | Path) -> TrainedRun:
     """The trained run in the folder `run`. Raises UserError if the folder holds none."""
     folder = Path(run)
     if not (folder / RUN_FILE).is_file():
+        if (folder / CONFIG_FILE).is_file():
+            raise UserError(f"{run} holds a model, and this needs a run with its data: {RUN_FILE} is missing there")
         raise UserError(f"{run} is not the folder of a run: {RUN_FILE} is missing, which describes the data")
     if not (folder / "model").is_dir():
         raise UserError(f"the run {run} has no final model yet: repeat its train command to continue it")
     settings = VerifiedFolder.open(folder / "model").file(RUN_FILE)
     return TrainedRun(folder, as_run(settings), load_tokenizers(folder / "model"))
+
+
+def open_run_or_model(folder: str | Path) -> TrainedRun:
+    """The trained run in a folder, or the model that is saved or was imported there, or is one of `transformers`.
+
+    Such a model reads files as the default settings of its kind of data say, in rows as long as it allows. Raises
+    UserError for a folder with neither, and for a model without a tokenizer."""
+    path = Path(folder)
+    if (path / RUN_FILE).is_file() or not (path / CONFIG_FILE).is_file():
+        return open_run(path)
+    recipe, keywords = read_recipe(path)
+    settings = {"recipe": recipe.card.name, "data": _assumed_data(path, recipe, keywords)}
+    config = RunConfig.model_validate(settings)
+    batch = config.batch.model_copy(update={"tokens": max(config.batch.tokens, config.data.row_length)})
+    return TrainedRun(path, config.model_copy(update={"batch": batch}), read_tokenizers(path), holds_data=False)
+
+
+def _assumed_data(folder: Path, recipe: Recipe, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of data that the model in a folder reads: those of the first kind of its task, with its lengths."""
+    kind = next(iter((head_named_in(keywords) or recipe.card.task).data_forms))
+    fields = DATA_SECTIONS[kind].model_fields
+    max_length = build_on_meta(recipe.card.name, dict(keywords)).max_length or DEFAULT_ROW
+    values = {
+        "path": str(folder),
+        "tokenizer_of": str(folder),
+        "length": min(max_length, MAX_ROW),
+        "max_length": min(max_length, MAX_ROW),
+        # labels of words that are no relations
+        "label": "xpos" if kind == TreesData.model_fields["kind"].default else None,
+        "size": keywords.get("height") if keywords.get("height") == keywords.get("width") else None,
+        "channels": keywords.get("channels"),
+    }
+    return {"kind": kind, **{name: value for name, value in values.items() if name in fields and value is not None}}
 
 
 def task_of_run(run: RunConfig) -> Task:

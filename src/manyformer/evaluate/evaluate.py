@@ -15,7 +15,7 @@ from manyformer.data.kind import no_log
 from manyformer.data.opened import EvaluationData
 from manyformer.device_memory import SMALLER_WORK, report_out_of_memory
 from manyformer.errors import UserError
-from manyformer.evaluate.eval_data import open_run, task_of_run
+from manyformer.evaluate.eval_data import open_run_or_model, task_of_run
 from manyformer.evaluate.window_reading import window_reader
 from manyformer.generate import SourceBatch, Translator, answer_sources, decoding_from_options
 from manyformer.models import Model
@@ -67,7 +67,8 @@ def evaluate(
     """
     if split is not None and data is not None:
         raise UserError("give either a split or data to score, not both")
-    _, config, tokenizers = trained = open_run(run)
+    trained = open_run_or_model(run)
+    config, tokenizers = trained.config, trained.tokenizers
     model = wrap(trained.load_model(device, keywords))
     if windows is not None:
         model = window_reader(model, windows, config.data.row_length)

@@ -10,7 +10,7 @@ from manyformer.batches import Batch, CausalLMBatch, ImageClassificationBatch, S
 from manyformer.config import ImagesData, ModalitiesData
 from manyformer.data.pixel_tokenizer import PixelTokenizer
 from manyformer.errors import UserError
-from manyformer.evaluate.eval_data import open_run
+from manyformer.evaluate.eval_data import open_run_or_model
 from manyformer.type_aliases import ImageArray
 
 
@@ -19,7 +19,7 @@ def held_images(run: str | Path, count: int, *, data: str | None = None) -> Imag
 
     `data` are other images, in any format of training data. The order is always the same. Raises UserError.
     """
-    trained = open_run(run)
+    trained = open_run_or_model(run)
     if not isinstance(trained.config.data, ImagesData | ModalitiesData):
         raise UserError(f"the run in {run} ({trained.config.recipe}) was not trained on images")
     with trained.open_data(None, data) as held_out:

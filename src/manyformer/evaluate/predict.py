@@ -10,7 +10,7 @@ from manyformer.data.kind import OpenRequest, kind_of, no_log
 from manyformer.data.opened import UnlabelledInput
 from manyformer.device_memory import SMALLER_WORK, report_out_of_memory
 from manyformer.errors import UserError
-from manyformer.evaluate.eval_data import open_run, task_of_run
+from manyformer.evaluate.eval_data import open_run_or_model, task_of_run
 from manyformer.tasks import Prediction, PredictionRequest
 from manyformer.temporary_folders import temporary_folder
 from manyformer.type_aliases import LogFn
@@ -35,7 +35,8 @@ def predict(
     """
     if top < 1:
         raise UserError(f"top is {top}; it must be at least 1")
-    _, record, tokenizers = trained = open_run(run)
+    trained = open_run_or_model(run)
+    record, tokenizers = trained.config, trained.tokenizers
     task, read_inputs = task_of_run(record), kind_of(record.data).unlabelled
     if task.command != "predict" or read_inputs is None:
         raise UserError(

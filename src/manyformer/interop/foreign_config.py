@@ -32,6 +32,17 @@ class ForeignConfig(NamedTuple):
             raise DamagedFile(f"{file} is damaged: it is not the description of a model")
         return cls(file, content)
 
+    @property
+    def architecture(self) -> str:
+        """The name of the model's class, "none" where the config names none."""
+        names = self.content.get("architectures")
+        return str(names[0]) if isinstance(names, list) and names else "none"
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether the model is an encoder without a head, such as a `BertModel`."""
+        return self.architecture.endswith("Model") and "LMHead" not in self.architecture
+
     def part(self, name: str) -> "ForeignConfig":
         """The settings in a field, none if it is missing or null."""
         value = self.content.get(name) or {}

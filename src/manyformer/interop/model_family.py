@@ -23,7 +23,7 @@ class ModelFamily:
     model without its head lack `prefix`. Tensors whose names match a key of `left_out` are not needed, for the reason
     that is its value; `old_names` replaces parts of names that match a key. `write_config` makes the config of an equal
     model from the keywords and `PAD_ID`, and raises UserError if there is none; `other_files` are the JSON files that
-    stand beside it.
+    stand beside it. Where `head_is_optional`, a model without a head gets a new one.
     """
 
     title: str
@@ -35,6 +35,7 @@ class ModelFamily:
     write_config: Callable[[Mapping[str, Any]], Keywords]
     left_out: Mapping[str, str] = field(default_factory=dict)
     old_names: Mapping[str, str] = field(default_factory=dict)
+    head_is_optional: bool = False
     other_files: Callable[[Mapping[str, Any]], Mapping[str, Keywords]] = lambda keywords: {}
 
     def reason_to_leave_out(self, name: str) -> str | None:

@@ -1,6 +1,7 @@
 """Folders that `transformers` wrote, as models of this library."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,27 +9,25 @@ import torch
 from torch import Tensor
 
 from manyformer.data import Tokenizer
-from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.errors import UserError, suggest_names
 from manyformer.interop.auto_classes import MODEL_TYPE
 from manyformer.interop.families import FAMILY_OF_TYPE
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.foreign_generation import ForeignGeneration
-from manyformer.interop.foreign_tokenizer_files import read_foreign_tokenizer
+from manyformer.interop.foreign_texts import TextSettings, read_text_settings
 from manyformer.interop.model_family import PAD_ID, ModelFamily
 from manyformer.interop.tensor_rules import TensorRule
 from manyformer.interop.weight_files import WeightFiles
 from manyformer.interop.wrapped_models import wrapped_family
 from manyformer.models import Model
 from manyformer.models.model_files import replacement_folder
-from manyformer.models.patch_embedding import MAX_PIXEL_VALUE
 from manyformer.recipes import build
-from manyformer.recipes.registry import get_recipe
 
 
 class ImportReport(NamedTuple):
-    """What became of a foreign model: the tensors that were read, and those left out with the reason for each."""
+    """What became of a foreign model: the tensors that were read, and those left out with the reason for each.
+
+    `new` are the tensors of ours that no file has: those of the head of an encoder that has none."""
 
     family: str
     recipe: str
@@ -36,6 +35,7 @@ class ImportReport(NamedTuple):
     tensors: int
     left_out: dict[str, str]
     parameters: int
+    new: tuple[str, ...] = ()
 
 
 class ImportedModel(NamedTuple):
@@ -45,6 +45,37 @@ class ImportedModel(NamedTuple):
     report: ImportReport
 
 
+class ForeignDescription(NamedTuple):
+    """What a folder says of its model besides the weights: its config and family, and the keywords of the recipe.
+
+    `names` are from those of the family's rules to those of the tensors in files."""
+
+    config: ForeignConfig
+    family: ModelFamily
+    names: dict[str, str]
+    keywords: dict[str, Any]
+
+    def read_texts(self) -> TextSettings:
+        """The tokenizers, labels and settings of generation."""
+        return read_text_settings(self.config, self.family, self.keywords)
+
+
+def read_foreign_description(folder: Path) -> ForeignDescription:
+    """What a folder that `transformers` wrote says of its model; of the weights only the names are read."""
+    with _opened(folder) as (description, _):
+        return description
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[tuple[ForeignDescription, WeightFiles]]:
+    """The description of a model and its weights; the family is judged first, whatever the weights are."""
+    config = ForeignConfig.read(folder)
+    family = family_of(config)
+    with WeightFiles(folder) as weights:
+        names = family.complete_names(weights.keys())
+        yield ForeignDescription(config, family, names, family.read_keywords(config, names.keys())), weights
+
+
 def import_model(folder: str | Path) -> ImportedModel:
     """The model in a folder that `save_pretrained` of Hugging Face's `transformers` wrote, as the equal recipe.
 
@@ -52,36 +83,28 @@ def import_model(folder: str | Path) -> ImportedModel:
     several, and converted to float32. Raises UserError for a family or settings that no recipe has, for weights that
     are no safetensors, and for a tensor that is missing, unknown or of another shape; the sentence names the file and
     the tensor or the setting.
+
+    An encoder without a head, such as a `BertModel`, gets a new one with random weights, which the report names:
+    `init_from` takes the rest for a head of any task.
     """
-    folder = Path(folder)
-    config = ForeignConfig.read(folder)
-    family = family_of(config)
-    with WeightFiles(folder) as weights:
-        names = family.complete_names(weights.keys())
-        keywords = family.read_keywords(config, names.keys())
+    with _opened(Path(folder)) as (description, weights):
+        config, family, names, keywords = description
+        texts = description.read_texts()
         try:
             model = build(family.recipe, **keywords)
         except ValueError as error:
             raise UserError(f"{config.file}: {error}") from None
         rules = list(family.rules({**model.spec.keywords, PAD_ID: config.whole_number("pad_token_id", 1)}))
+        new = _parts_of_new_head(rules) if config.is_bare and family.head_is_optional else ()
+        rules = [rule for rule in rules if not set(rule.ours) & set(new)]
         left_out = _left_over(family, names, rules, weights)
-        _fill(model, rules, names, weights)
+        _fill(model, rules, names, weights, new)
     parameters = sum(weight.numel() for weight in model.parameters())
     tensors = sum(len(rule.theirs) for rule in rules if rule.ours)
-    model.labels = config.labels() if keywords.get("classes") else None
-    if "vocab" in keywords:
-        left_out |= _read_text_settings(model, folder)
-    elif "channels" in keywords:
-        model.tokenizer = _pixel_tokenizer(keywords)
-    report = ImportReport(family.title, family.recipe, model.spec.keywords, tensors, left_out, parameters)
+    model.tokenizer, model.labels, model.generation = texts.tokenizer, texts.labels, texts.generation
+    left_out |= texts.left_out
+    report = ImportReport(family.title, family.recipe, model.spec.keywords, tensors, left_out, parameters, new)
     return ImportedModel(model.eval(), report)
-
-
-def _pixel_tokenizer(keywords: Mapping[str, Any]) -> PixelTokenizer:
-    """The tokenizer of images of a model's size, which stands beside the labels of a saved model."""
-    return PixelTokenizer(
-        MAX_PIXEL_VALUE + 1, ImageShape(*(keywords[name] for name in ("height", "width", "channels")))
-    )
 
 
 def save_imported(model: Model, folder: str | Path) -> None:
@@ -107,20 +130,6 @@ def family_of(config: ForeignConfig) -> ModelFamily:
     return FAMILY_OF_TYPE[model_type]
 
 
-def _read_text_settings(model: Model, folder: Path) -> dict[str, str]:
-    """Read the tokenizer of a model, and what begins and ends its texts; returns the settings that are left out."""
-    vocab: int = model.spec.keywords["vocab"]
-    tokenizer, generation = read_foreign_tokenizer(folder), ForeignGeneration(folder, vocab)
-    if tokenizer is not None and tokenizer.vocab > vocab:
-        raise UserError(f"{folder} has a tokenizer of {tokenizer.vocab:,} tokens, but its model has {vocab:,}")
-    model.tokenizer = tokenizer
-    if get_recipe(model.spec.recipe).card.task.takes_source:
-        model.generation = generation.settings()
-        if tokenizer is not None:
-            model.tokenizer = tokenizer.for_sources(), tokenizer.for_targets(model.generation.start)
-    return generation.search_options()
-
-
 def _left_over(
     family: ModelFamily, names: Mapping[str, str], rules: list[TensorRule], weights: WeightFiles
 ) -> dict[str, str]:
@@ -138,8 +147,15 @@ def _left_over(
     return left_out
 
 
-def _fill(model: Model, rules: list[TensorRule], names: Mapping[str, str], weights: WeightFiles) -> None:
-    """Copy the tensors into the weights of the model."""
+def _parts_of_new_head(rules: list[TensorRule]) -> tuple[str, ...]:
+    """The tensors that only the head has."""
+    return tuple(name for rule in rules for name in rule.ours if name.startswith("head."))
+
+
+def _fill(
+    model: Model, rules: list[TensorRule], names: Mapping[str, str], weights: WeightFiles, new: Collection[str]
+) -> None:
+    """Copy the tensors into the weights of the model, all but the `new` ones."""
     expected: dict[str, Tensor] = model.state_dict(keep_vars=True)
     filled: set[int] = set()
     for rule in (rule for rule in rules if rule.ours):
@@ -158,5 +174,5 @@ def _fill(model: Model, rules: list[TensorRule], names: Mapping[str, str], weigh
         with torch.no_grad():
             for target, value in zip(targets, rule.to_ours(sources), strict=True):
                 target.copy_(value)
-    unfilled = [name for name, target in expected.items() if id(target) not in filled]
+    unfilled = [name for name, target in expected.items() if id(target) not in filled and name not in new]
     assert not unfilled, f"no rule fills {unfilled}"

@@ -35,6 +35,8 @@ def load_initial_weights(model: Model, path: str, data: OpenedData) -> str:
     """
     folder = Path(path)
     folder = folder / "model" if (folder / "model").is_dir() else folder
+    # first, for its sentence about folders of another library
+    saved_recipe = read_spec(folder).recipe
     _check_tokenizers(folder, data)
     tensors, sentences = _read_without_heads(folder, model), [f"weights initialized from {path}"]
     head, saved_head = head_named_in(model.spec.keywords), _saved_head(folder)
@@ -47,7 +49,7 @@ def load_initial_weights(model: Model, path: str, data: OpenedData) -> str:
     saved = build_saved_structure(folder)
     if saved is not None:
         sentences += describe_changes(saved, model, new_part)
-    conversion = CONVERSIONS.get((read_spec(folder).recipe, model.spec.recipe))
+    conversion = CONVERSIONS.get((saved_recipe, model.spec.recipe))
     tensors, derivations = adapt_tensors(ModelPair.of(saved or nn.Module(), model, tensors), conversion)
     sentences += derivations
     fill_weights(model, _match_weights(model, tensors), f"init_from: {folder}{_different_keywords(folder, model)}")

@@ -47,6 +47,7 @@ BERT = ModelFamily(
     read_keywords=_read_keywords,
     rules=_rules,
     write_config=_write_config,
+    head_is_optional=True,
     left_out={
         r"bert\.pooler\.dense\.(weight|bias)": "the dense layer of a head for labels of texts",
         r"cls\.seq_relationship\.(weight|bias)": "the head of the next-sentence task, which the recipe does not have",

@@ -87,6 +87,7 @@ BIGBIRD = ModelFamily(
     read_keywords=_read_keywords,
     rules=_rules,
     write_config=_write_config,
+    head_is_optional=True,
     left_out={
         r"bert\.pooler\.(weight|bias)": "a dense layer that no head of the recipe uses",
         r"cls\.seq_relationship\.(weight|bias)": "the head of the next-sentence task, which the recipe does not have",

@@ -78,6 +78,7 @@ DISTILBERT = ModelFamily(
     read_keywords=_read_keywords,
     rules=_rules,
     write_config=_write_config,
+    head_is_optional=True,
     left_out={
         r"vocab_projector\.weight": "a copy of the embedding",
         r"distilbert\.embeddings\.position_ids": "the numbers of positions, which older versions stored",

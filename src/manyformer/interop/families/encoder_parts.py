@@ -121,9 +121,12 @@ def unused_types(names: EncoderNames, dim: int) -> TensorRule:
 def read_head(config: ForeignConfig, head_of_suffix: Mapping[str, str] = HEAD_OF_SUFFIX) -> Keywords:
     """The keywords of the head that the architecture of a config has, among those of the recipe.
 
-    Raises UserError for one without a head or with another, and for scores that are no probabilities of labels."""
-    architecture = str((config.content.get("architectures") or ["none"])[0])
-    head = next((head for suffix, head in head_of_suffix.items() if architecture.endswith(suffix)), None)
+    A model without a head gets the first of these. Raises UserError for another head, and for scores that are no
+    probabilities of labels."""
+    architecture, suffixes = config.architecture, dict(head_of_suffix)
+    if config.is_bare:
+        suffixes = {"Model": next(iter(head_of_suffix.values()))}
+    head = next((head for suffix, head in suffixes.items() if architecture.endswith(suffix)), None)
     if head is None:
         known = ", ".join(f"...{suffix}" for suffix in head_of_suffix)
         raise UserError(

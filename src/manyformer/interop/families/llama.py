@@ -38,7 +38,7 @@ def _read_keywords(config: ForeignConfig, tensors: Collection[str]) -> Keywords:
         "ff_dim": config.size("intermediate_size"),
         "ff_activation": ACTIVATIONS[_activation(config)],
         "norm_eps": config.number("rms_norm_eps", 1e-6),
-        "tied": "lm_head.weight" not in tensors,
+        "tied": _is_tied(config, tensors),
         "qk_norm": model_type in ("qwen3",),
         "biases": "qkv" if model_type == "qwen2" else "all" if config.flag("attention_bias", default=False) else "none",
     }
@@ -107,6 +107,19 @@ def _rotated_layers(config: ForeignConfig, depth: int) -> Keywords:
     if rotated != [int(number % interval != 0) for number in range(1, depth + 1)]:
         raise UserError(f"{config.file}: no_rope_layers must leave out every n-th of {depth} layers, as SmolLM3 does")
     return {"unrotated_every": interval}
+
+
+def _is_tied(config: ForeignConfig, tensors: Collection[str]) -> bool:
+    """Whether the output is the embedding, which the file decides. Raises UserError for a model without its head."""
+    if "lm_head.weight" in tensors:
+        return False
+    # the default differs from family to family, and configs with the default lack the field
+    if config.is_bare and config.content.get("tie_word_embeddings") is False:
+        raise UserError(
+            f"{config.file}: architectures is {config.architecture}, which lacks the head of a language model, "
+            "lm_head.weight"
+        )
+    return True
 
 
 def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:

@@ -81,6 +81,7 @@ LONGFORMER = ModelFamily(
     read_keywords=_read_keywords,
     rules=_rules,
     write_config=_write_config,
+    head_is_optional=True,
     left_out={
         r"longformer\.pooler\.dense\.(weight|bias)": "a dense layer that no head of Longformer uses",
         r"lm_head\.decoder\.(weight|bias)": "a copy of the embedding and of the bias",

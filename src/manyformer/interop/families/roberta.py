@@ -45,6 +45,7 @@ ROBERTA = ModelFamily(
     read_keywords=_read_keywords,
     rules=_rules,
     write_config=_write_config,
+    head_is_optional=True,
     left_out={
         r"roberta\.pooler\.dense\.(weight|bias)": "a dense layer that no head of RoBERTa uses",
         r"lm_head\.decoder\.(weight|bias)": "a copy of the embedding and of the bias",

@@ -204,6 +204,7 @@ def _family(title: str, model_type: str) -> ModelFamily:
         rules=_rules,
         write_config=lambda keywords: _write_config(keywords, is_deit=is_deit),
         other_files=_preprocessor,
+        head_is_optional=True,
         left_out={
             rf"{model_type}\.embeddings\.mask_token": "a vector for masked patches, which pretraining alone uses",
             rf"{model_type}\.pooler\.dense\.(weight|bias)": "a dense layer that this head does not use",
