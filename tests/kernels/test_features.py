@@ -21,8 +21,10 @@ from manyformer.kernels.features import (
     FavorPlusFeatures,
     FeatureMap,
     GeneralizedFavorFeatures,
+    HedgehogFeatures,
     HyperbolicFavorFeatures,
     RandomFourierFeatures,
+    T2RFeatures,
     TaylorFeatures,
     TrigonometricFavorFeatures,
 )
@@ -212,6 +214,23 @@ def test_closed_forms() -> None:
     # relu(x), relu(-x) = 1 0 3 0 2 0, each times the one before it
     assert found.tolist() == [0, 0, 0, 0, 0, 0]
     assert DPFPFeatures(reach=2)(x[None, None, None], place(1)).y[0, 0, 0].tolist() == [0] * 6 + [2, 0, 3, 0, 6, 0]
+
+
+def test_learned_maps_are_those_of_each_head() -> None:
+    x = torch.randn(2, 4, 5, KEY)
+    t2r, hedgehog = T2RFeatures(KEY, 7, heads=2), HedgehogFeatures(KEY, heads=2)
+    # at first the identity
+    torch.testing.assert_close(hedgehog(x, place(5)).y, torch.cat([x.softmax(-1), (-x).softmax(-1)], -1))
+    for parameter in (*t2r.parameters(), *hedgehog.parameters()):
+        torch.nn.init.normal_(parameter)
+    relu, exponential = t2r(x, place(5)).y, hedgehog(x, place(5)).y
+    for head in range(4):
+        group, inputs = head // 2, x[:, head]
+        expected = torch.nn.functional.linear(inputs, t2r.weight[group], t2r.bias[group]).relu()
+        torch.testing.assert_close(relu[:, head], expected)
+        scores = torch.nn.functional.linear(inputs, hedgehog.weight[group])
+        torch.testing.assert_close(exponential[:, head, :, KEY:], scores.neg().softmax(-1))
+        torch.testing.assert_close(exponential[:, head, :, :KEY], scores.softmax(-1))
 
 
 @pytest.mark.parametrize(

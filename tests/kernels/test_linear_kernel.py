@@ -1,5 +1,6 @@
 """Linear attention: pairs written out, chunks, single tokens and sums give the same, gradients too."""
 
+import itertools
 from typing import Any
 from unittest.mock import patch
 
@@ -21,7 +22,9 @@ from manyformer.kernels.features import (
     FavorPlusFeatures,
     FeatureMap,
     GeneralizedFavorFeatures,
+    HedgehogFeatures,
     RandomFourierFeatures,
+    T2RFeatures,
     TaylorFeatures,
 )
 from manyformer.kernels.memory_rules import DeltaRule, GatedRule, MemoryRule, SumRule
@@ -42,6 +45,8 @@ MAPS: dict[str, Any] = {
     "FAVOR+ ReLU": lambda groups: GeneralizedFavorFeatures(KEY, 16),
     "Fourier": lambda groups: RandomFourierFeatures(KEY, 64, heads=groups),
     "arc-cosine": lambda groups: ArcCosineFeatures(KEY, 16, heads=groups),
+    "T2R": lambda groups: T2RFeatures(KEY, 16, heads=groups),
+    "Hedgehog": lambda groups: HedgehogFeatures(KEY, heads=groups),
 }
 
 
@@ -121,6 +126,32 @@ def test_the_definition_itself(layout: str, causal: bool) -> None:
             weights = torch.einsum("he,hje->hj", phi[0][b, :, i], phi[1][b][:, seen])
             mean = torch.einsum("hj,hjf->hf", weights, v[b][:, seen]) / weights.sum(-1, keepdim=True)
             torch.testing.assert_close(y[b, :, i], mean, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("path", ["quadratic", "chunked", "recurrent", "summed"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_maps_of_queries_and_keys_by_the_definition(layout: str, path: Any) -> None:
+    """Zhang et al. 2024, equation 6 and section 4.1, one query of one head at a time, and the gradients of all maps."""
+    place, segments, groups, causal = place_of(layout), place_of(layout).segment_ids, 2, path != "summed"
+    maps = [HedgehogFeatures(KEY, heads=heads).double() for heads in (HEADS, groups)]
+    for features in maps:
+        torch.nn.init.normal_(features.weight)
+    kernel = LinearKernel(maps[0], Causal() if causal else None, key_features=maps[1], chunk=8, path=path)
+    q, k, v = tensors(HEADS, groups, KEY, VALUE)
+    expected = torch.zeros(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64)
+    for b, h, i in itertools.product(range(ROWS), range(HEADS), range(LENGTH)):
+        if segments[b, i] == PADDING_SEGMENT:
+            continue
+        g = h // (HEADS // groups)
+        keys = [j for j in range(LENGTH) if segments[b, j] == segments[b, i] and (j <= i or not causal)]
+        a = maps[0].weight[h] @ q[b, h, i]
+        c = k[b, g][keys] @ maps[1].weight[g].T
+        weights = a.softmax(0) @ c.softmax(1).T + (-a).softmax(0) @ (-c).softmax(1).T
+        expected[b, h, i] = weights @ v[b, g][keys] / weights.sum()
+    up = torch.randn_like(expected)
+    inputs = [q, k, v, *(features.weight for features in maps)]
+    y = kernel(KernelCall(q, k, v, place, place, NOWHERE)).y * real_of(layout)
+    assert apart(differentiated(y, up, inputs), differentiated(expected, up, inputs)) < 1e-10
 
 
 @pytest.mark.parametrize("features", ["elu + 1", "FAVOR+", "cosine"])
@@ -341,6 +372,18 @@ def test_it_says_how() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (
+            lambda: LinearKernel(
+                EluPlusOneFeatures(), Causal(), key_features=FavorPlusFeatures(4, 4, redraw=1), carried=True
+            ),
+            r"features that are never redrawn",
+        ),
+        (
+            lambda: LinearKernel(EluPlusOneFeatures(), Causal(), key_features=TaylorFeatures(), rule=DeltaRule()),
+            r"may be 0 for TaylorFeatures",
+        ),
+        (lambda: T2RFeatures(4, 0, heads=2), r"T2RFeatures: features \(0\) must be at least 1"),
+        (lambda: HedgehogFeatures(4, heads=0), r"HedgehogFeatures: heads \(0\) must be at least 1"),
         (
             lambda: LinearKernel(EluPlusOneFeatures(), ~Causal()),
             r"mask ~Causal\(\) must be Causal\(\), AllKeys\(\) or None",

@@ -61,7 +61,8 @@ class LinearResult(NamedTuple):
 class LinearKernel(Kernel, StatefulAcrossBatches):
     """Attention by sums of features (Katharopoulos et al. 2020), causal or to the whole document.
 
-    `features` replaces exp(q.k); there is no further scale. With `Causal()` pairs are formed within chunks of `chunk`
+    `features` replaces exp(q.k); there is no further scale. It maps queries, and keys where these have no map of their
+    own, `key_features`. With `Causal()` pairs are formed within chunks of `chunk`
     tokens, and a memory of constant size, in float32 at least, holds the sum of all earlier tokens; `rule` is its
     update rule, and decoding needs this memory alone. With `AllKeys()` keys are summed once for all queries, in
     cross-attention also for those of later calls. Other masks are refused: single keys cannot be removed from a sum.
@@ -80,6 +81,7 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
         features: FeatureMap,
         mask: Mask | None = None,
         *,
+        key_features: FeatureMap | None = None,
         rule: MemoryRule | None = None,
         chunk: int = 64,
         floor: float = 1e-6,
@@ -88,16 +90,18 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
     ) -> None:
         super().__init__()
         self.mask = AllKeys() if mask is None else mask
-        self.features, self.rule = features, SumRule() if rule is None else rule
+        self.features, self.key_features = features, key_features
+        self.rule = SumRule() if rule is None else rule
         self.chunk, self.floor, self.path, self.carries_across_batches = chunk, floor, path, carried
         self.gate_dim, self._causal = self.rule.gate_dim, self.mask == Causal()
         if not self._causal and self.mask != AllKeys():
             raise ValueError(f"LinearKernel sums over keys, so mask {mask!r} must be Causal(), AllKeys() or None")
         if not self._causal and not isinstance(self.rule, SumRule):
             raise ValueError(f"{type(self.rule).__name__} updates its memory token by token: it needs mask Causal()")
-        if features.signed and isinstance(self.rule, DeltaRule):
-            raise ValueError(f"DeltaRule divides features by their sum, which may be 0 for {type(features).__name__}")
-        if carried and (not self._causal or getattr(features, "redraw", None) is not None):
+        maps = [features] if key_features is None else [features, key_features]
+        if (signed := next((each for each in maps if each.signed), None)) and isinstance(self.rule, DeltaRule):
+            raise ValueError(f"DeltaRule divides features by their sum, which may be 0 for {type(signed).__name__}")
+        if carried and (not self._causal or any(getattr(each, "redraw", None) is not None for each in maps)):
             raise ValueError("LinearKernel: a carried memory needs mask Causal() and features that are never redrawn")
         if chunk < 1:
             raise ValueError(f"LinearKernel: chunk ({chunk}) must be at least 1 token")
@@ -115,7 +119,7 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
         compute = self._compute_causal if self._causal else self._compute_all_keys
         with autocast_disabled(call.q.device):
             query_features = self.features(call.q.to(compute_dtype), call.query_positions).y
-            key_features = self.features(call.k.to(compute_dtype), call.key_positions)
+            key_features = self._key_map(call.k.to(compute_dtype), call.key_positions)
             y, state, weights = compute(call._replace(v=call.v.to(compute_dtype)), query_features, key_features, path)
         if weights is not None:
             call.watch(self, "weights", weights)
@@ -127,14 +131,14 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
     def decode_attend(self, position: Position, *, heads: int, kv_heads: int, head_dim: int) -> AttendStep | None:
         if not self._causal or self.path not in ("auto", "recurrent") or heads != kv_heads:
             return None
-        features, rule, chunk, floor = self.features.forward, self.rule.forward, self.chunk, self.floor
-        gate_dim = self.gate_dim
+        features, map_keys = self.features.forward, self._key_map.forward
+        rule, chunk, floor, gate_dim = self.rule.forward, self.chunk, self.floor, self.gate_dim
 
         def attend(
             q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, positions: TokenPositions, state: LinearState
         ) -> tuple[Tensor, State]:
             compute_dtype, dtype = torch.promote_types(v.dtype, torch.float32), v.dtype
-            key_features, log_scale = features(k.to(compute_dtype), positions)
+            key_features, log_scale = map_keys(k.to(compute_dtype), positions)
             v = v.to(compute_dtype)
             v, gate = v.split_with_sizes([v.shape[-1] - gate_dim, gate_dim], -1) if gate_dim else (v, None)
             query_features = features(q.to(compute_dtype), positions).y
@@ -146,6 +150,10 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
 
     def extra_repr(self) -> str:
         return f"{self.mask!r}, chunk={self.chunk}, path={self.path}"
+
+    @property
+    def _key_map(self) -> FeatureMap:
+        return self.features if self.key_features is None else self.key_features
 
     def _select_path(self, call: KernelCall) -> tuple[LinearPath, str]:
         """The path of this call and the reason for it."""

@@ -14,7 +14,9 @@ from manyformer.kernels.features import (
     EluPlusOneFeatures,
     FavorPlusFeatures,
     GeneralizedFavorFeatures,
+    HedgehogFeatures,
     RandomFourierFeatures,
+    T2RFeatures,
     TaylorFeatures,
 )
 from manyformer.kernels.length_projection import LearnedLengthProjection
@@ -99,6 +101,15 @@ def _fourier_features(sizes: AttentionSizes) -> RandomFourierFeatures:
     return RandomFourierFeatures(sizes.head_dim, sizes.features, heads=sizes.kv_heads, redraw=1)
 
 
+def _t2r_kernel(sizes: AttentionSizes, mask: Mask) -> LinearKernel:
+    return LinearKernel(T2RFeatures(sizes.head_dim, sizes.head_dim, heads=sizes.kv_heads), mask)
+
+
+def _hedgehog_kernel(sizes: AttentionSizes, mask: Mask) -> LinearKernel:
+    features, key_features = (HedgehogFeatures(sizes.head_dim, heads=n) for n in (sizes.heads, sizes.kv_heads))
+    return LinearKernel(features, mask, key_features=key_features)
+
+
 def _linformer_kernel(sizes: AttentionSizes) -> LinformerKernel:
     """One projection to a quarter of the length for the keys and values of all heads (section 4, "key-value")."""
     return LinformerKernel(LearnedLengthProjection(sizes.max_length, max(1, sizes.max_length // 4)))
@@ -137,6 +148,8 @@ MASKED_KERNELS: dict[str, Callable[[AttentionSizes, Mask], Kernel]] = {
     "favor": lambda s, mask: LinearKernel(FavorPlusFeatures(s.head_dim, s.features, redraw=1000), mask),
     "favor-relu": lambda s, mask: LinearKernel(GeneralizedFavorFeatures(s.head_dim, s.features, redraw=1000), mask),
     "rfa": lambda s, mask: LinearKernel(_fourier_features(s), mask, floor=RFA_FLOOR),
+    "t2r": _t2r_kernel,
+    "hedgehog": _hedgehog_kernel,
     **{name: partial(_pairwise_kernel, name) for name in PAIRWISE},
 }
 """Kernels that attend to earlier tokens, to all tokens, and to another sequence alike."""

@@ -13,6 +13,7 @@ from manyformer.kernels.features.favor import (
     TrigonometricFavorFeatures,
 )
 from manyformer.kernels.features.feature_map import FeatureMap, FeatureValues, RandomFeatures
+from manyformer.kernels.features.learned import HedgehogFeatures, T2RFeatures
 from manyformer.kernels.features.random_fourier import ArcCosineFeatures, RandomFourierFeatures
 
 __all__ = [
@@ -24,9 +25,11 @@ __all__ = [
     "FeatureMap",
     "FeatureValues",
     "GeneralizedFavorFeatures",
+    "HedgehogFeatures",
     "HyperbolicFavorFeatures",
     "RandomFeatures",
     "RandomFourierFeatures",
+    "T2RFeatures",
     "TaylorFeatures",
     "TrigonometricFavorFeatures",
 ]

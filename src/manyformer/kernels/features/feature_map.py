@@ -24,7 +24,7 @@ class FeatureValues(NamedTuple):
 
 
 class FeatureMap(nn.Module, ABC):
-    """Maps queries or keys to features; the same map serves both. Raises ValueError for inputs it cannot map.
+    """Maps queries or keys to features. Raises ValueError for inputs it cannot map.
 
     `signed` says that features may be negative, so that sums of weights may be zero.
     """
@@ -76,15 +76,19 @@ class RandomFeatures(FeatureMap, PerHeadTensors, PostStepUpdate):
 
     def project(self, x: Float[Tensor, "b h l e"], scale: Tensor | float = 1.0) -> Float[Tensor, "b h l r"]:
         """The products of x with every direction times `scale`; groups of heads share one matrix."""
-        matrix = (self.matrix * scale).to(x.dtype)
-        heads = matrix.shape[0]
-        if heads == 1:
-            return x @ matrix[0].T
-        return x @ matrix.repeat_interleave(x.shape[1] // heads, dim=0).mT
+        return project_heads(x, self.matrix * scale)
 
     def extra_repr(self) -> str:
         heads, count, key_dim = self.matrix.shape
         return f"{count} of {key_dim} channels, {heads} heads, redraw={self.redraw}"
+
+
+def project_heads(x: Float[Tensor, "b h l e"], matrix: Float[Tensor, "g r e"]) -> Float[Tensor, "b h l r"]:
+    """The products of x with the rows of the matrix of each head; groups of heads, or all, share one."""
+    matrix, heads = matrix.to(x.dtype), len(matrix)
+    if heads == 1:
+        return x @ matrix[0].T
+    return x @ matrix.repeat_interleave(x.shape[1] // heads, dim=0).mT
 
 
 def independent_directions(count: int, key_dim: int, generator: torch.Generator) -> Float[Tensor, "r e"]:
