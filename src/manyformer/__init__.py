@@ -16,6 +16,7 @@ from manyformer.version import VERSION as __version__
 if TYPE_CHECKING:
     from manyformer.api import build, explain, load, recipes
     from manyformer.check import check
+    from manyformer.config import TransferConfig
     from manyformer.datastore import Datastore, knn_lm
     from manyformer.generate import generate
     from manyformer.head_sharing import collaborate
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "Datastore": "manyformer.datastore",
+    "TransferConfig": "manyformer.config",
     "build": "manyformer.api",
     "check": "manyformer.check",
     "collaborate": "manyformer.head_sharing",
@@ -48,6 +50,7 @@ _MODULES = {
 
 __all__ = [
     "Datastore",
+    "TransferConfig",
     "__version__",
     "build",
     "check",

@@ -43,6 +43,27 @@ def test_convert_says_what_became_of_each_weight(cli: Cli, text_run: Path, tmp_p
     assert "model.kernel=favor" in ended.out
 
 
+def test_convert_transfers_attention_to_a_new_kernel(cli: Cli, text_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("the cat sat on the mat. " * 60)
+    words = ["convert", str(text_run), "kernel=hedgehog", "--out", str(tmp_path / "new")]
+    for missing in (["--transfer", "2"], ["--data", str(tmp_path / "book.txt")]):
+        ended = cli(*words, *missing)
+        assert (ended.code, ended.err.count("\n")) == (2, 1)
+        assert "--transfer STEPS and --data FILE belong together" in ended.err
+    assert "--match weights says what --transfer STEPS imitates" in cli(*words, "--match", "weights").err
+    words += ["--transfer", "5", "--data", str(tmp_path / "book.txt"), "--match", "weights"]
+    ended = cli(*words, "--json")
+    assert ended.code == 0, ended.err
+    transfers = json.loads(ended.out)["transfers"]
+    assert [layer["name"] for layer in transfers] == [f"body.{n}.attention.inner" for n in range(len(transfers))]
+    assert all(layer["after"] < layer["before"] for layer in transfers)
+    ended = cli(*words[:-4], "--data", str(tmp_path / "book.txt"), "--out", str(tmp_path / "text"))
+    assert "divergence" not in ended.out
+    assert "squared error of its output, relative to the mean square" in ended.out
+    assert "arXiv:2402.04347" in ended.out
+    assert cli("generate", str(tmp_path / "text"), "the cat", "--greedy", "--max-new", "5").out.startswith("the cat")
+
+
 def test_heads_with_fewer_shared_dimensions_have_an_error(cli: Cli, text_run: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorly")
     words = ("convert", str(text_run), "--to", "collaborative", "shared_dim=3", "--out", str(tmp_path / "few"))

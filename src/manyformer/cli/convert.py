@@ -11,6 +11,7 @@ from manyformer.cli.console import print_json, print_note, print_result, print_t
 from manyformer.cli.model_arguments import check_new_folder, model_folder, read_keywords
 from manyformer.cli.shared_options import JsonOption, KeywordsArgument, NewFolderOption
 from manyformer.cli.split_arguments import suggest_options
+from manyformer.errors import UserError
 
 if TYPE_CHECKING:
     from manyformer.surgery import ConversionReport
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     "manyformer convert runs/bert --to longformer max_length=4096 window=256 --out models/longformer",
     "manyformer convert models/llama window=1024 sinks=4 --out models/llama-window",
     "manyformer convert runs/lm-stdlib kernel=favor --out runs/lm-favor",
+    "manyformer convert runs/lm kernel=hedgehog --transfer 200 --match weights --data book.txt --out runs/lm-hedgehog",
     "manyformer convert models/llama kv_heads=2 --pooling mean --out models/llama-gqa",
     "manyformer convert models/llama depth=40 --growth silent --out models/llama-40",
     "manyformer convert runs/lm-memory --to memorizing-transformer knn_memory_size=8192 --out models/memory",
@@ -41,34 +43,63 @@ def convert(
     pooling: Annotated[
         Literal["mean", "first"], Option(help="Fewer heads of keys and values: the mean of those replaced, or one.")
     ] = "mean",
+    transfer: Annotated[
+        int | None, Option(min=1, help="Steps in which new kernels learn to imitate the attention they replace.")
+    ] = None,
+    data: Annotated[str | None, Option(help="The text file that they learn on.")] = None,
+    match: Annotated[
+        Literal["outputs", "weights"], Option(help="What they imitate: outputs of attention, or its weights.")
+    ] = "outputs",
     as_json: JsonOption = False,
 ) -> None:
     """Give a trained model another attention, longer context, a memory, early exits, fewer heads or more layers.
 
     Says which weights are copied, derived, new or left behind, how far the new model is from the old one, and what the
-    paper found after further training: `manyformer train ... init_from=OUT`. Without --to only keywords change."""
+    paper found after further training: `manyformer train ... init_from=OUT`. Without --to only keywords change. With
+    --transfer new kernels first learn to imitate the old ones; Ctrl-C ends that, and nothing is written."""
     from manyformer.api import load
+    from manyformer.config import TransferConfig
     from manyformer.interop.model_import import save_imported
     from manyformer.models.model_files import is_hugging_face
     from manyformer.recipes import get_recipe
     from manyformer.surgery import convert as convert_model
+    from manyformer.surgery.attention_transfer import MATCH_LABELS
 
+    if (transfer is None) != (data is None):
+        raise UserError("--transfer STEPS and --data FILE belong together: new kernels learn on the text of the file")
+    if transfer is None and match != "outputs":
+        raise UserError(f"--match {match} says what --transfer STEPS imitates: set that too")
+    config = TransferConfig(steps=transfer, match=match)
     folder = model_folder(source)
     check_new_folder(out)
     model = load(folder)
     recipe, arguments = get_recipe(to or model.spec.recipe), keywords or []
     changed = suggest_options(context, arguments, lambda: read_keywords(recipe, arguments))
-    with status_line(f"converting {source}"):
-        converted = convert_model(model, to, growth=growth, pooling=pooling, **changed)
+    with status_line(f"converting {source}") as update:
+        converted = convert_model(
+            model,
+            to,
+            growth=growth,
+            pooling=pooling,
+            transfer=config,
+            data=data,
+            on_progress=lambda step, loss: update(f"attention transfer: step {step}/{transfer}, loss {loss:.4g}"),
+            **changed,
+        )
     if is_hugging_face(folder):
         save_imported(converted.model, out)
     else:
         converted.model.save(out, tokenizers_of=folder)
     if as_json:
         report = converted.report
-        print_json({"out": out, **report._asdict(), "origins": [origin._asdict() for origin in report.origins]})
+        records = {"origins": report.origins, "transfers": report.transfers}
+        tables = {name: [record._asdict() for record in rows] for name, rows in records.items()}
+        print_json({"out": out, **report._asdict(), **tables})
         return
     print_report(converted.report)
+    if converted.report.transfers:
+        rows = [(layer.name, f"{layer.before:.4f}", f"{layer.after:.4f}") for layer in converted.report.transfers]
+        print_table((f"{MATCH_LABELS[match]}", "before", "after"), rows, right=(1, 2))
     defaults = recipe.signature.parameters
     settings = {name: value for name, value in converted.report.keywords.items() if value != defaults[name].default}
     chosen = " ".join(f"model.{name}={value}" for name, value in settings.items() if name != "vocab")

@@ -152,7 +152,9 @@ def _training_hash(case: ComparisonCase, run: RunConfig) -> str:
 
 
 def _run_hash(run: RunConfig) -> str:
-    return _hash(run.model_dump(mode="json", exclude=IGNORED_SECTIONS))
+    # measurements from before there was such a section stay valid
+    unused = set() if run.transfer.steps is not None else {"transfer"}
+    return _hash(run.model_dump(mode="json", exclude=IGNORED_SECTIONS | unused))
 
 
 def _hash(content: Any) -> str:

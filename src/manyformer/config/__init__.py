@@ -37,6 +37,7 @@ from manyformer.config.training_sections import (
     LimitsConfig,
     NoamSchedule,
     OptimConfig,
+    TransferConfig,
 )
 
 __all__ = [
@@ -73,6 +74,7 @@ __all__ = [
     "TextData",
     "TokenizedData",
     "TrajectoriesData",
+    "TransferConfig",
     "TreesData",
     "describe_keywords",
     "describe_misfits",

@@ -29,6 +29,7 @@ from manyformer.config.training_sections import (
     OptimConfig,
     SaveConfig,
     ScheduleConfig,
+    TransferConfig,
 )
 
 MAX_DEVICES = 1024
@@ -66,6 +67,8 @@ class RunConfig(ConfigSection):
     """The training loss."""
     frozen: Annotated[tuple[PathText, ...], TupleOrText] = ()
     """Parts of the model whose weights stay as in `init_from`, such as decoder, by the names of their modules."""
+    transfer: TransferConfig = TransferConfig()
+    """Attention transfer from the weights of `init_from`, before the first step."""
     batch: BatchConfig = BatchConfig()
     """The size of a training step."""
     limits: LimitsConfig = LimitsConfig(steps=2000)
@@ -125,6 +128,12 @@ class RunConfig(ConfigSection):
             yield SettingConflict(("schedule", "warmup"), message, ("limits.steps",))
         if self.frozen and self.init_from is None:
             yield SettingConflict(("frozen",), "needs init_from: random weights would stay random", ("init_from",))
+        if self.transfer.steps is not None and self.init_from is None:
+            message = "needs init_from: attention is transferred from trained weights"
+            yield SettingConflict(("transfer", "steps"), message, ("init_from",))
+        if self.transfer.steps is not None and self.devices > 1:
+            message = "needs devices=1: `manyformer convert --transfer` makes the model that several devices train"
+            yield SettingConflict(("transfer", "steps"), message, ("devices",))
         if self.loss.gate_penalty is not None and self.save.keep_best:
             message = "must be 0 with loss.gate_penalty: the best loss is that of gates that are still open"
             yield SettingConflict(("save", "keep_best"), message, ("loss.gate_penalty",))

@@ -149,6 +149,19 @@ class LossConfig(ConfigSection):
             yield SettingConflict(("gated_part",), "needs loss.gate_penalty: without it there are no gates", ())
 
 
+class TransferConfig(ConfigSection):
+    """Attention transfer: kernels that replace those of trained weights learn to imitate them before the training."""
+
+    steps: PositiveInt | None = None
+    """Steps in which the tensors of new kernels alone learn, on the outputs of the attentions that they replace (Zhang
+    et al. 2024, LoLCATs, arXiv:2410.10254, section 3.1); null means none."""
+    match: Literal["outputs", "weights"] = "outputs"
+    """What a new attention imitates: the output (squared error, relative to the mean square), or the attention weights
+    (cross-entropy; Zhang et al. 2024, Hedgehog, arXiv:2402.04347, section 4.2)."""
+    lr: PositiveFloat = 0.01
+    """The learning rate of Adam at the first of these steps; it falls linearly to 0."""
+
+
 class BatchConfig(ConfigSection):
     """The size of a training step."""
 

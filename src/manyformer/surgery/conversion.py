@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from manyformer.models import Model
+from manyformer.surgery.attention_transfer import LayerTransfer
 from manyformer.surgery.model_pair import DerivedTensor, ModelPair
 
 RecipeKeywords = dict[str, Any]
@@ -25,7 +26,8 @@ class ConversionReport(NamedTuple):
     `origins` are those of all tensors, `left_behind` the tensors of the old model that the new one does not have with
     the reasons. `changes` are sentences on modules that compute another thing, `warnings` on what the conversion may
     spoil. `parameters` are the numbers before and after. `difference` is the largest difference of logits on random
-    tokens, None where the two models do not read the same inputs; `finding` is what the paper reports.
+    tokens, None where the two models do not read the same inputs; `finding` is what the paper reports. `transfers` has
+    the losses of attention transfer by layer, where there was one.
     """
 
     source: str
@@ -39,6 +41,7 @@ class ConversionReport(NamedTuple):
     difference: float | None
     paper: str
     finding: str
+    transfers: Sequence[LayerTransfer] = ()
 
 
 class ConvertedModel(NamedTuple):

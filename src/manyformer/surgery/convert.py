@@ -1,14 +1,22 @@
 """`mf.convert`: a trained model as one of another recipe, or of the same recipe with other keywords."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from manyformer.config import TransferConfig
 from manyformer.errors import UserError, suggest_names
 from manyformer.models import Model
 from manyformer.recipes import build, get_recipe
 from manyformer.recipes.registry import task_of
+from manyformer.surgery.attention_transfer import (
+    LayerTransfer,
+    TransferProgressFn,
+    attention_pairs,
+    transfer_attention,
+)
 from manyformer.surgery.conversion import (
     ConversionReport,
     ConvertedModel,
@@ -19,7 +27,8 @@ from manyformer.surgery.conversion import (
 )
 from manyformer.surgery.mechanism_changes import describe_changes
 from manyformer.surgery.model_pair import ConversionOptions, KeyHeadPooling, LayerGrowth, ModelPair
-from manyformer.surgery.recipe_conversions import ANY_RECIPE, CONVERSIONS
+from manyformer.surgery.recipe_conversions import ANY_RECIPE, CONVERSIONS, KERNEL_FINDINGS
+from manyformer.surgery.transfer_text import transfer_batches
 from manyformer.surgery.weight_transfer import transfer_weights
 from manyformer.training_hooks import eval_mode
 
@@ -33,6 +42,9 @@ def convert(
     *,
     growth: LayerGrowth = "silent",
     pooling: KeyHeadPooling = "mean",
+    transfer: TransferConfig | None = None,
+    data: str | Path | None = None,
+    on_progress: TransferProgressFn = lambda step, loss: None,
     **keywords: Any,
 ) -> ConvertedModel:
     """Convert a trained model to the recipe `to`, or give it other `keywords` of its own recipe.
@@ -42,15 +54,25 @@ def convert(
     those of the model pooled (`pooling`), more layers are copies (`growth`, see `ConversionOptions`), and a kernel of
     another kind has its own new tensors. What no rule explains is refused. `model` is not changed.
 
+    With `transfer` these new tensors learn to imitate the attention that they replace, on the text of the file `data`
+    (see `transfer_attention`); `on_progress` receives each step and its loss.
+
     Raises UserError where nothing would change, for recipes between which there is no conversion, for keywords that the
-    target does not have, and for tensors that nothing explains.
+    target does not have, for tensors that nothing explains, and for a transfer without data or new tensors to learn.
     """
+    config = TransferConfig() if transfer is None else transfer
+    if (config.steps is None) != (data is None):
+        lacks, needs = ("data", "a text to learn from") if data is None else ("transfer", "its number of steps")
+        raise UserError(f"attention transfer needs {lacks}: {needs}")
     target = model.spec.recipe if to is None else to
     if target == model.spec.recipe and not keywords:
         raise UserError(f"nothing would change: name another recipe than {target}, or keywords to change")
     conversion = None if target == model.spec.recipe else conversion_between(model.spec.recipe, target)
     options = ConversionOptions(growth=growth, pooling=pooling)
+    layer_transfers: list[LayerTransfer] = []
     if conversion is not None and conversion.transform is not None:
+        if config.steps is not None:
+            raise UserError(f"attention transfer is for new kernels, and a conversion to {target} makes none")
         transformed = conversion.transform(copy.deepcopy(model), keywords)
         new_model, origins, left_behind = transformed.model, *_compare_tensors(model, transformed)
     else:
@@ -60,8 +82,16 @@ def convert(
         new_weights = new_model.state_dict()
         for name, value in values.items():
             new_weights[name].copy_(value)
+        if config.steps is not None and data is not None:
+            attention_pairs(pair, config)  # what cannot be is refused before the text is read
+            with transfer_batches(model, data) as batches:
+                layer_transfers = transfer_attention(pair, batches, config, on_progress)
     new_model.tokenizer = model.tokenizer
     new_model.train(model.training)
+    swapped = new_model.spec.keywords.get("kernel") if "kernel" in keywords else None
+    paper, finding = KERNEL_FINDINGS.get(str(swapped), ("", ""))
+    if conversion is not None:
+        paper, finding = conversion.paper, conversion.finding
     report = ConversionReport(
         source=model.spec.recipe,
         target=target,
@@ -72,8 +102,9 @@ def convert(
         warnings=[] if conversion is None else conversion.warnings(model.spec.keywords, new_model.spec.keywords),
         parameters=(_count(model), _count(new_model)),
         difference=logit_difference(model, new_model),
-        paper="" if conversion is None else conversion.paper,
-        finding="" if conversion is None else conversion.finding,
+        paper=paper,
+        finding=finding,
+        transfers=layer_transfers,
     )
     return ConvertedModel(new_model, report)
 

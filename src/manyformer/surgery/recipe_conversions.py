@@ -21,6 +21,20 @@ LONGFORMER_FINDING = (
 )
 
 
+KERNEL_FINDINGS: dict[str, tuple[str, str]] = {
+    "t2r": (
+        "Kasai et al. 2021, Finetuning Pretrained Transformers into RNNs, arXiv:2103.13076",
+        "a model of 1 billion parameters then reaches 40.6 % of HellaSwag, and one made by SUPRA 57.0 % (Mercat et al. "
+        "2024, arXiv:2405.06640, table 3)",
+    ),
+    "hedgehog": (
+        "Zhang et al. 2024, The Hedgehog & the Porcupine, arXiv:2402.04347",
+        "perplexity of GPT-2 125M on WikiText-103 after transfer and fine-tuning: 16.7; fine-tuned softmax: 15.8",
+    ),
+}
+"""The paper and the finding of a softmax model that gets the kernel of this name."""
+
+
 def register(conversion: RecipeConversion) -> RecipeConversion:
     """Offer a conversion. Raises UserError if there is one between the same recipes."""
     pair = conversion.source, conversion.target

@@ -6,6 +6,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from manyformer.api import load
+from manyformer.config import TransferConfig
 from manyformer.data.opened import OpenedData
 from manyformer.errors import UserError, suggest_names
 from manyformer.head_pruning import parse_heads, remove_heads, subtract_heads
@@ -14,6 +15,7 @@ from manyformer.models.model_files import fill_weights, read_spec, read_tensors
 from manyformer.recipes import get_recipe, recipe_names
 from manyformer.recipes.encoder_heads import HEAD, head_named_in
 from manyformer.recipes.keywords import REMOVED_HEADS
+from manyformer.surgery.attention_transfer import describe_transfer, transfer_attention
 from manyformer.surgery.mechanism_changes import build_saved_structure, describe_changes
 from manyformer.surgery.model_pair import ModelPair
 from manyformer.surgery.recipe_conversions import CONVERSIONS
@@ -21,6 +23,7 @@ from manyformer.surgery.weight_transfer import adapt_tensors
 from manyformer.tasks.encoder_task import EncoderTask
 from manyformer.temporary_folders import temporary_folder
 from manyformer.training_hooks import OptionalOnLoad, RequiresPretrained, WrapsLoadedModule
+from manyformer.type_aliases import LogFn
 
 
 def load_initial_weights(model: Model, path: str, data: OpenedData) -> str:
@@ -54,6 +57,24 @@ def load_initial_weights(model: Model, path: str, data: OpenedData) -> str:
     sentences += derivations
     fill_weights(model, _match_weights(model, tensors), f"init_from: {folder}{_different_keywords(folder, model)}")
     return "; ".join(sentences)
+
+
+def transfer_from(path: str, model: Model, data: OpenedData, config: TransferConfig, log: LogFn) -> str:
+    """Transfer attention from a saved model, or from the final model of a run, to new kernels of `model`.
+
+    Returns what was learned, as a sentence; a tenth of the steps at a time is logged. Raises UserError (see
+    `transfer_attention`)."""
+    assert config.steps is not None
+    teacher, total = load(path).to(model.device), config.steps
+
+    def log_progress(step: int, loss: float) -> None:
+        if step * 10 // total > (step - 1) * 10 // total:
+            log(f"attention transfer: step {step}/{total}, loss {loss:.4g}")
+
+    # a share of all rows: the training begins with the first batch in any case
+    batches = data.train.shard(0, 1)
+    layers = transfer_attention(ModelPair.of(teacher, model), batches, config, log_progress)
+    return describe_transfer(layers, config)
 
 
 def _different_keywords(folder: Path, model: Model) -> str:

@@ -23,7 +23,7 @@ from manyformer.train.checkpoints import Checkpoint, CheckpointStore
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.events import EventListener, TrainingFinished, TrainingNote, TrainingStarted, TrainResult
 from manyformer.train.final_model import ResultRecord, WeightChoice, choose_weights
-from manyformer.train.init_from import check_random_init, freeze_parts, load_initial_weights
+from manyformer.train.init_from import check_random_init, freeze_parts, load_initial_weights, transfer_from
 from manyformer.train.metrics import MetricsFiles, TensorBoardSink
 from manyformer.train.model_card import model_card
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
@@ -96,6 +96,8 @@ class TrainingSession:
             check_random_init(self.model)
             return
         self._log(load_initial_weights(self.model, source, self.data))
+        if self.run.transfer.steps is not None:
+            self._log(transfer_from(source, self.model, self.data, self.run.transfer, self._log))
 
     def train(self) -> TrainResult:
         """Train to the end, choose the weights and save the model."""
