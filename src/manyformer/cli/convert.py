@@ -92,9 +92,9 @@ def convert(
         converted.model.save(out, tokenizers_of=folder)
     if as_json:
         report = converted.report
-        records = {"origins": report.origins, "transfers": report.transfers}
-        tables = {name: [record._asdict() for record in rows] for name, rows in records.items()}
-        print_json({"out": out, **report._asdict(), **tables})
+        origins = [origin._asdict() for origin in report.origins]
+        transfers = [transfer._asdict() for transfer in report.transfers]
+        print_json({"out": out, **report._asdict(), "origins": origins, "transfers": transfers})
         return
     print_report(converted.report)
     if converted.report.transfers:
