@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         load_initial_weights(wider, str(tmp_path / "1"), text)
     with pytest.raises(UserError, match="was trained with another tokenizer"):
         load_initial_weights(wider, str(tmp_path / "1"), source("language-model", kind=OtherWords))
-    with pytest.raises(UserError, match="holds no weights"):
+    with pytest.raises(UserError, match="holds no model"):
         load_initial_weights(wider, str(tmp_path), FakeSourceWithout("language-model"))
 
 

@@ -10,6 +10,7 @@ from manyformer.bench.clock import median_with_quartiles, take_turns
 from manyformer.bench.memory import extra_memory
 from manyformer.config import RunConfig
 from manyformer.models.model_files import read_weights
+from manyformer.train.adaptation import adapt_model
 from manyformer.train.build_model import build_model, choose_device, make_objective
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.parallel_strategy import DDPStrategy
@@ -49,6 +50,7 @@ class _Job:
         # a training that diverged has saved no model
         if (folder / "model").is_dir():
             read_weights(model, folder / "model")
+        adapt_model(model, run)
         objective = make_objective(run, model, device)
         data.train.attach(model)
         self._engine = TrainingEngine(objective, run.optim, DDPStrategy(), rows_continue=data.train.rows_continue)

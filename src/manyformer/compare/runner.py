@@ -11,7 +11,7 @@ from typing import Any
 from manyformer.compare.comparison_report import CaseMeasurement
 from manyformer.compare.progress import ProgressMeter
 from manyformer.compare.scoring import Rescorer, RescoreResult
-from manyformer.config import RUN_FILE, RunConfig
+from manyformer.config import RUN_FILE, EncodedTextData, RunConfig
 from manyformer.config.comparison import Comparison, ComparisonCase
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile, FileRecord
@@ -65,10 +65,15 @@ class ComparisonRunner:
 
     def run(self, case: ComparisonCase, seed: int) -> RunConfig:
         """The run of a case with the seed of index `seed`, in a separate folder."""
-        update = {"seed": case.run.seed + seed, "out": str(self.folder_of(case, seed))}
-        if case.init_from_case is not None:
-            update["init_from"] = str(self.folder_of(self.comparison.case(case.init_from_case), seed))
-        return case.run.model_copy(update=update)
+        return self._at_seed(case, case.run, seed).model_copy(update={"out": str(self.folder_of(case, seed))})
+
+    def _at_seed(self, case: ComparisonCase, run: RunConfig, seed: int) -> RunConfig:
+        """A run of the case with the seed of index `seed`, and the folder of the case that it begins with."""
+        seeded = run.model_copy(update={"seed": case.run.seed + seed})
+        if case.init_from_case is None:
+            return seeded
+        source = self.folder_of(self.comparison.case(case.init_from_case), seed)
+        return _renamed_source(seeded, case.init_from_case, str(source))
 
     def folder_of(self, case: ComparisonCase, seed: int) -> Path:
         """The folder of a case's run with the seed of index `seed`."""
@@ -86,7 +91,7 @@ class ComparisonRunner:
             if trainer is case:
                 train(run, on_event=meter.listener(name))
             scorer = Rescorer(folder, trained, self.comparison.file.score, self.comparison.file.split)
-            results = list(self._score(scorer, case, name, run.seed, meter))
+            results = list(self._score(scorer, case, name, seed, meter))
             parameters = count_parameters(scorer.model)
         except TrainingDiverged as error:
             # a divergence is a result too: dashes with the reason
@@ -108,7 +113,7 @@ class ComparisonRunner:
     ) -> Iterator[RescoreResult]:
         for value, point in zip(self.comparison.values, case.points, strict=True):
             meter.report_progress(f"{name}: scoring" + ("" if value is None else f" at {value}"), 1.0)
-            yield scorer(None if point is None else point.model_copy(update={"seed": seed}))
+            yield scorer(None if point is None else self._at_seed(case, point, seed))
 
     def _format_scores(self, measurement: CaseMeasurement) -> str:
         score = self.comparison.file.score[0]
@@ -148,7 +153,15 @@ class ComparisonRunner:
 def _training_hash(case: ComparisonCase, run: RunConfig) -> str:
     """A hash of the run with the name of the case whose weights it starts from, instead of that case's folder."""
     origin = case.init_from_case
-    return _run_hash(run if origin is None else run.model_copy(update={"init_from": origin}))
+    return _run_hash(run if origin is None else _renamed_source(run, run.init_from, origin))
+
+
+def _renamed_source(run: RunConfig, old: str | None, new: str) -> RunConfig:
+    """The run with `new` as `init_from`, and as `data.tokenizer_of` where that was `old` as well."""
+    data = run.data
+    if isinstance(data, EncodedTextData) and data.tokenizer_of == old:
+        data = data.model_copy(update={"tokenizer_of": new})
+    return run.model_copy(update={"init_from": new, "data": data})
 
 
 def _run_hash(run: RunConfig) -> str:

@@ -22,6 +22,7 @@ from manyformer.config.data_sections import (
     register_section,
 )
 from manyformer.config.describe import SettingHelp, describe_keywords, describe_settings, json_schema
+from manyformer.config.initial_model import InitialModel
 from manyformer.config.load import RUN_FILE, ImportFn, RecipeLookup, describe_misfits, load_run
 from manyformer.config.run import RunConfig
 from manyformer.config.run_diff import FREE_ON_RESUME, differences, dump_run
@@ -35,6 +36,7 @@ from manyformer.config.training_sections import (
     CosineSchedule,
     EvaluateConfig,
     LimitsConfig,
+    LoraConfig,
     NoamSchedule,
     OptimConfig,
     TransferConfig,
@@ -58,8 +60,10 @@ __all__ = [
     "GraphsData",
     "ImagesData",
     "ImportFn",
+    "InitialModel",
     "LabelsData",
     "LimitsConfig",
+    "LoraConfig",
     "ModalitiesData",
     "NoamSchedule",
     "OptimConfig",

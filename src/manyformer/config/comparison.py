@@ -1,7 +1,7 @@
 """Configuration of comparisons: the runs of the cases, the settings they are scored under, and the claims."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -130,12 +130,20 @@ def load_comparison(target: str | Path, overrides: Sequence[str] = (), *, recipe
     if errors or file is None:
         raise UserErrors(dict.fromkeys(map(str, errors)))
     import_named(stack(base_layers), recipes.import_modules)
-    reader = _CaseReader(base_layers, cases, file, overrides, recipes)
+    reader = _CaseReader(base_layers, cases, file, overrides, _without_cases(recipes, cases.data))
     loaded_cases = reader.read_cases()
     reader.check_keywords(loaded_cases, layer)
     if reader.errors:
         raise UserErrors(dict.fromkeys(reader.errors))
     return Comparison(name, run_description(path), file, loaded_cases)
+
+
+def _without_cases(recipes: RecipeLookup, cases: Container[str]) -> RecipeLookup:
+    """The lookup without saved models under the names of cases, which are trained later."""
+    describe = recipes.saved_model
+    if describe is None:
+        return recipes
+    return recipes._replace(saved_model=lambda path, out: None if path in cases else describe(path, out))
 
 
 @dataclass

@@ -70,7 +70,7 @@ def json_schema() -> dict[str, Any]:
         "extends": {"type": "string", "description": "A shipped run or a file whose settings these are laid over."},
         **schema["properties"],
     }
-    schema["anyOf"] = [{"required": [name]} for name in [*schema.pop("required"), "extends"]]
+    schema["anyOf"] = [{"required": [name]} for name in [*schema.pop("required"), "extends", "init_from"]]
     return schema
 
 

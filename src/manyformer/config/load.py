@@ -5,6 +5,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from manyformer.config.initial_model import InitialModelFn, find_saved_model, with_saved_keywords, with_saved_tokenizer
 from manyformer.config.overrides import SettingOverride, parse_overrides, place_overrides
 from manyformer.config.run import RunConfig
 from manyformer.config.run_file import read_run_file
@@ -45,12 +46,15 @@ class TaskProtocol(Protocol):
 class RecipeLookup(NamedTuple):
     """How to find a recipe's signature and its task by name, and the names to suggest; unknown names raise ValueError.
 
-    `import_modules` imports what a run names under `import`; with None the run is data and nothing is imported."""
+    `import_modules` imports what a run names under `import`; with None the run is data and nothing is imported.
+    `saved_model` describes the model that `init_from` names, whose recipe, keywords and tokenizer a run then has unless
+    it sets its own; with None nothing is read."""
 
     signature_of: Callable[[str], inspect.Signature]
     task_of: Callable[[str], TaskProtocol] | None = None
     names: Iterable[str] = ()
     import_modules: ImportFn | None = None
+    saved_model: InitialModelFn | None = None
 
     def problem(self, name: object) -> str:
         """The error message for an unknown recipe; empty for a value that is no text, which validation reports."""
@@ -94,7 +98,9 @@ def merge_run(target: RunTarget, overrides: Sequence[str] | Mapping[str, Any], r
     parsed_overrides, override_errors = parse_overrides(overrides)
     early = stack([*target.layers, _early_overrides(parsed_overrides)])
     imports = import_named(early, recipes.import_modules)
-    recipe = early.data.get("recipe")
+    saved = find_saved_model(early, f"runs/{target.name}", recipes.saved_model)
+    unnamed = {} if saved is None or "recipe" in early.data else {"recipe": saved.recipe}
+    recipe = early.data.get("recipe", unnamed.get("recipe"))
     lower = stack(_fit_keywords_to_recipe(target.layers, recipe, recipes))
     signature, task = None, None
     if problem := recipes.problem(recipe) if recipe else "":
@@ -103,10 +109,10 @@ def merge_run(target: RunTarget, overrides: Sequence[str] | Mapping[str, Any], r
         override_errors.append(SettingError(early.location_of(("recipe",)), "recipe", problem))
     elif isinstance(recipe, str) and recipe:
         signature, task = recipes.signature_of(recipe), recipes.task_of(recipe) if recipes.task_of else None
-    defaults = SettingLayer({} if task is None else _task_defaults(task))
+    defaults = SettingLayer(unnamed | ({} if task is None else _task_defaults(task)))
     base = stack([defaults, lower])
     upper, placement_errors = place_overrides(parsed_overrides, base, signature)
-    merged = stack([base, upper])
+    merged = with_saved_tokenizer(stack([base, upper]), saved)
     run, section_errors = validate(merged, signature, {error.path for error in target.errors} - {""})
     recipe_errors = _check_recipe_fits(merged, recipe, signature, task)
     if any(error.path == "data.kind" for error in recipe_errors):
@@ -118,6 +124,8 @@ def merge_run(target: RunTarget, overrides: Sequence[str] | Mapping[str, Any], r
         errors = [error for error in errors if not error.message.startswith("is missing")]
     if errors or run is None:
         raise UserErrors(dict.fromkeys(str(error) for error in sorted(errors, key=_sort_key)))
+    if saved is not None and signature is not None:
+        run = with_saved_keywords(run, saved, signature)
     recorded = {} if imports is None else {"imports": imports}
     return run.model_copy(update={**recorded, "out": run.out or f"runs/{target.name}"})
 
@@ -144,10 +152,10 @@ def import_named(layer: SettingLayer, import_modules: ImportFn | None) -> tuple[
 
 
 def _early_overrides(overrides: list[SettingOverride]) -> SettingLayer:
-    """The layer of the overrides of `import` and `recipe`, which decide what the others mean."""
+    """The layer of the overrides that decide what the others mean, or what is read for a run."""
     layer = SettingLayer()
     for override in overrides:
-        if override.key in ("import", "recipe"):
+        if override.key in ("import", "recipe", "init_from", "out"):
             layer.put((override.key,), override.value, {(): override.location})
     return layer
 

@@ -14,6 +14,7 @@ from manyformer.config.section import (
     PositiveInt,
     SettingConflict,
     TupleOrText,
+    accepted_forms,
 )
 from manyformer.config.training_sections import (
     DEFAULT_LR,
@@ -24,6 +25,7 @@ from manyformer.config.training_sections import (
     EvaluateConfig,
     LimitsConfig,
     LogConfig,
+    LoraConfig,
     LossConfig,
     NoamSchedule,
     OptimConfig,
@@ -54,9 +56,10 @@ class RunConfig(ConfigSection):
     model: dict[str, JsonValue] = Field(default_factory=dict)
     """Keywords of the recipe (see `manyformer show RECIPE`), except those that the data decides: vocab, classes."""
     init_from: PathText | None = None
-    """A run or a saved model with the same tokenizer whose weights initialize the model; in a comparison also one of
-    its cases, which is then trained first; null means random initialization.
-    Keywords that decide no weights, such as windows, may differ, and there may be more learned positions."""
+    """A run or a saved model whose weights initialize the model; in a comparison also one of its cases, which is then
+    trained first; null means random initialization. The recipe, its keywords and the tokenizer are those of the saved
+    model unless the run sets them. Keywords that decide no weights, such as windows, may differ, and there may be more
+    learned positions."""
     data: Annotated[DataSection, SectionByKind(), _default_member("data")] = TextData()
     """The training and validation data."""
     optim: Annotated[OptimConfig, Field(discriminator="name"), _default_member("optim")] = AdamWConfig()
@@ -67,6 +70,12 @@ class RunConfig(ConfigSection):
     """The training loss."""
     frozen: Annotated[tuple[PathText, ...], TupleOrText] = ()
     """Parts of the model whose weights stay as in `init_from`, such as decoder, by the names of their modules."""
+    frozen_layers: Annotated[PositiveInt | Literal["all"] | None, accepted_forms("a number of layers, all or null")] = (
+        None
+    )
+    """How many of the lowest layers stay as in `init_from`, with the embedding; `all` trains the head alone."""
+    lora: LoraConfig = LoraConfig()
+    """Low-rank adapters that are trained instead of the weights, such as `{rank: 8, parts: [q_proj, kv_proj]}`."""
     transfer: TransferConfig = TransferConfig()
     """Attention transfer from the weights of `init_from`, before the first step."""
     batch: BatchConfig = BatchConfig()
@@ -126,8 +135,17 @@ class RunConfig(ConfigSection):
             reason = "the rate would never reach its peak"
             message = f"{warmup} steps of warm-up do not fit in limits.steps {steps}; {reason}"
             yield SettingConflict(("schedule", "warmup"), message, ("limits.steps",))
-        if self.frozen and self.init_from is None:
-            yield SettingConflict(("frozen",), "needs init_from: random weights would stay random", ("init_from",))
+        random = "needs init_from: random weights would stay random"
+        for name in ("frozen", "frozen_layers"):
+            if getattr(self, name) and self.init_from is None:
+                yield SettingConflict((name,), random, ("init_from",))
+        if self.lora.rank is not None:
+            if self.init_from is None:
+                yield SettingConflict(("lora", "rank"), random, ("init_from",))
+            if self.loss.gate_penalty is not None:
+                yield SettingConflict(("lora", "rank"), "must be null with loss.gate_penalty", ("loss.gate_penalty",))
+            if self.strategy == "fsdp":
+                yield SettingConflict(("strategy",), "must not be fsdp with lora.rank", ("lora.rank",))
         if self.transfer.steps is not None and self.init_from is None:
             message = "needs init_from: attention is transferred from trained weights"
             yield SettingConflict(("transfer", "steps"), message, ("init_from",))

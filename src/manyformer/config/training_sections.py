@@ -13,6 +13,7 @@ from manyformer.config.section import (
     PositiveFloat,
     PositiveInt,
     SettingConflict,
+    TupleOrText,
     accepted_forms,
 )
 
@@ -21,7 +22,15 @@ DEFAULT_WARMUP = {"noam": 4000, "cosine": 100, "constant": 100}
 Betas = Annotated[tuple[Fraction, Fraction], accepted_forms("two numbers from 0 up to 1, such as [0.9, 0.98]")]
 
 
-class AdamWConfig(ConfigSection):
+class OptimizerSection(ConfigSection):
+    """The settings of all optimizers."""
+
+    layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Layer-wise learning rates (ELECTRA, arXiv:2003.10555): that of the head times this once for each layer from the
+    top down, and once more for the embedding; null means one rate for all. Needs a model of one stack of layers."""
+
+
+class AdamWConfig(OptimizerSection):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101)."""
 
     name: Literal["adamw"] = "adamw"
@@ -40,7 +49,7 @@ class AdamWConfig(ConfigSection):
     """Largest norm of the full gradient; null means no clipping."""
 
 
-class AdamConfig(ConfigSection):
+class AdamConfig(OptimizerSection):
     """Adam (Kingma and Ba 2015) with the settings of Vaswani et al. 2017, section 5.3."""
 
     name: Literal["adam"] = "adam"
@@ -57,7 +66,7 @@ class AdamConfig(ConfigSection):
     """Largest norm of the full gradient; null means no clipping."""
 
 
-class AdagradConfig(ConfigSection):
+class AdagradConfig(OptimizerSection):
     """Adagrad (Duchi et al. 2011) with the settings of Sukhbaatar et al. 2019 (arXiv:1905.07799), section 3."""
 
     name: Literal["adagrad"] = "adagrad"
@@ -72,7 +81,7 @@ class AdagradConfig(ConfigSection):
     """Largest norm of the full gradient; null means no clipping."""
 
 
-class AdadeltaConfig(ConfigSection):
+class AdadeltaConfig(OptimizerSection):
     """Adadelta (Zeiler 2012, arXiv:1212.5701) with the settings of Bahdanau et al. 2015, appendix B.2."""
 
     name: Literal["adadelta"] = "adadelta"
@@ -160,6 +169,26 @@ class TransferConfig(ConfigSection):
     (cross-entropy; Zhang et al. 2024, Hedgehog, arXiv:2402.04347, section 4.2)."""
     lr: PositiveFloat = 0.01
     """The learning rate of Adam at the first of these steps; it falls linearly to 0."""
+
+
+class LoraConfig(ConfigSection):
+    """Low-rank adapters (Hu et al. 2021, arXiv:2106.09685): trained in place of the weights, and merged at the end."""
+
+    rank: PositiveInt | None = None
+    """The rank of the matrices that are added to those of `lora.parts`, such as 8; null means no adapters. All weights
+    but the adapters' and the head's are frozen."""
+    alpha: PositiveFloat = 16.0
+    """What is added is multiplied by alpha / rank."""
+    input_dropout: Fraction = 0.0
+    """Dropout of the inputs of the adapters."""
+    parts: Annotated[tuple[PathText, ...], TupleOrText, Field(min_length=1)] = ("q_proj", "kv_proj")
+    """The linear layers with adapters, by the last part of their names, or by patterns of whole names, such as
+    `body.1.*`. A layer that projects keys and values has an adapter for each."""
+
+    def conflicts(self) -> Iterator[SettingConflict]:
+        for name in ("alpha", "input_dropout", "parts"):
+            if self.rank is None and getattr(self, name) != type(self).model_fields[name].default:
+                yield SettingConflict((name,), "needs lora.rank: without it there are no adapters", ("lora.rank",))
 
 
 class BatchConfig(ConfigSection):

@@ -1,19 +1,19 @@
 """Initialize a model with the weights of an earlier run, e.g. for the next stage of training with longer windows."""
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 
 from manyformer.api import load
 from manyformer.config import TransferConfig
 from manyformer.data.opened import OpenedData
-from manyformer.errors import UserError, suggest_names
+from manyformer.errors import UserError
 from manyformer.head_pruning import parse_heads, remove_heads, subtract_heads
 from manyformer.models import Model
 from manyformer.models.model_files import fill_weights, read_spec, read_tensors
 from manyformer.recipes import get_recipe, recipe_names
-from manyformer.recipes.encoder_heads import HEAD, head_named_in
+from manyformer.recipes.encoder_heads import CLASSES, HEAD, head_named_in
 from manyformer.recipes.keywords import REMOVED_HEADS
 from manyformer.surgery.attention_transfer import describe_transfer, transfer_attention
 from manyformer.surgery.mechanism_changes import build_saved_structure, describe_changes
@@ -22,6 +22,7 @@ from manyformer.surgery.recipe_conversions import CONVERSIONS
 from manyformer.surgery.weight_transfer import adapt_tensors
 from manyformer.tasks.encoder_task import EncoderTask
 from manyformer.temporary_folders import temporary_folder
+from manyformer.train.saved_settings import model_folder
 from manyformer.training_hooks import OptionalOnLoad, RequiresPretrained, WrapsLoadedModule
 from manyformer.type_aliases import LogFn
 
@@ -36,12 +37,12 @@ def load_initial_weights(model: Model, path: str, data: OpenedData) -> str:
     was loaded, what is new, and which modules compute another thing than the trained ones, as a sentence. Raises
     UserError for weights that do not fit.
     """
-    folder = Path(path)
-    folder = folder / "model" if (folder / "model").is_dir() else folder
+    folder = model_folder(path)
     # first, for its sentence about folders of another library
     saved_recipe = read_spec(folder).recipe
     _check_tokenizers(folder, data)
-    tensors, sentences = _read_without_heads(folder, model), [f"weights initialized from {path}"]
+    tensors = _read_without_heads(folder, model)
+    sentences = [f"weights initialized from {path}{_describe_keywords(folder, model)}"]
     head, saved_head = head_named_in(model.spec.keywords), _saved_head(folder)
     new_part = None
     if head is not None and saved_head is not None and head is not saved_head:
@@ -55,7 +56,9 @@ def load_initial_weights(model: Model, path: str, data: OpenedData) -> str:
     conversion = CONVERSIONS.get((saved_recipe, model.spec.recipe))
     tensors, derivations = adapt_tensors(ModelPair.of(saved or nn.Module(), model, tensors), conversion)
     sentences += derivations
-    fill_weights(model, _match_weights(model, tensors), f"init_from: {folder}{_different_keywords(folder, model)}")
+    saved_keywords = " ".join(f"{name}={value}" for name, value in _different_keywords(folder, model).items())
+    label = f"init_from: {folder}" + (f" ({saved_keywords})" if saved_keywords else "")
+    fill_weights(model, _match_weights(model, tensors), label)
     return "; ".join(sentences)
 
 
@@ -77,13 +80,21 @@ def transfer_from(path: str, model: Model, data: OpenedData, config: TransferCon
     return describe_transfer(layers, config)
 
 
-def _different_keywords(folder: Path, model: Model) -> str:
-    """The keywords of the saved model that differ from those of `model`, as settings, if both have one recipe."""
-    spec = read_spec(folder)
+def _different_keywords(folder: Path, model: Model) -> dict[str, Any]:
+    """The keywords of the saved model that differ from those of `model`, if both have one recipe."""
+    spec, keywords = read_spec(folder), model.spec.keywords
     if spec.recipe != model.spec.recipe:
+        return {}
+    return {name: value for name, value in spec.keywords.items() if keywords.get(name) != value}
+
+
+def _describe_keywords(folder: Path, model: Model) -> str:
+    """That the model has the saved keywords, but for the head's and those that are listed; empty for another recipe."""
+    if read_spec(folder).recipe != model.spec.recipe:
         return ""
-    different = [f"{name}={value}" for name, value in spec.keywords.items() if model.spec.keywords.get(name) != value]
-    return f" ({' '.join(different)})" if different else ""
+    different = [f"{name}={model.spec.keywords.get(name)}" for name in _different_keywords(folder, model)]
+    listed = ", ".join(text for text in different if not text.startswith((f"{HEAD}=", f"{CLASSES}=")))
+    return f" with its keywords{' but ' if listed else ''}{listed}"
 
 
 def _saved_head(folder: Path) -> EncoderTask | None:
@@ -108,15 +119,6 @@ def _read_without_heads(folder: Path, model: Model) -> dict[str, Tensor]:
     saved_model = load(folder)
     remove_heads(saved_model, subtract_heads(removed, parse_heads(saved_model.spec.keywords.get(REMOVED_HEADS) or "")))
     return saved_model.state_dict()
-
-
-def freeze_parts(model: Model, parts: Sequence[str]) -> None:
-    """Exclude the weights of the modules with these names from training. Raises UserError for unknown names."""
-    modules = dict(model.named_modules())
-    for part in parts:
-        if part not in modules:
-            raise UserError(f"frozen: the model has no part '{part}'; {suggest_names(part, filter(None, modules))}")
-        modules[part].requires_grad_(requires_grad=False)
 
 
 def check_random_init(model: Model) -> None:
@@ -153,5 +155,5 @@ def _check_tokenizers(folder: Path, data: OpenedData) -> None:
             model_file = folder / data_file.name
             if not model_file.is_file() or model_file.read_bytes() != data_file.read_bytes():
                 problem = f"{folder} was trained with another tokenizer, so its weights belong to other tokens"
-                remedy = f"use its tokenizer with data.tokenizer_of={folder}, or train both on the same data"
+                remedy = "leave data.tokenizer and data.vocab out to use its tokenizer, or train both on the same data"
                 raise UserError(f"init_from: {problem}; {remedy}")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from manyformer.config import AdadeltaConfig, AdagradConfig, AdamWConfig, OptimConfig
 from manyformer.files.json_records import DamagedFile
 from manyformer.position import Position
+from manyformer.train.layer_depths import layer_depths
 from manyformer.training_hooks import OwnLearningRate, OwnOptimizerEpsilon
 
 LR_SCALE = "lr_scale"
@@ -27,7 +28,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
 
     AdamW and Adam are fused, on a CPU five times faster than torch's default form. Only matrices have weight decay:
     biases, norms and lookup tables (embeddings, an output tied to one, positions) do not. Adam adds the gradient of its
-    L2 penalty to that of the loss.
+    L2 penalty to that of the loss. Raises UserError for `layer_decay` where layers have no depth.
     """
     own_scale = {
         weight: part.lr_scale
@@ -35,8 +36,9 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
         if isinstance(part, OwnLearningRate)
         for weight in part.parameters(recurse=False)
     }
+    scales = _learning_rate_scales(model, config.layer_decay, own_scale)
     if isinstance(config, AdagradConfig | AdadeltaConfig):
-        return _scaled_by_history(model, config, own_scale)
+        return _scaled_by_history(model, config, scales)
     decay = config.weight_decay if isinstance(config, AdamWConfig) else config.l2
     own_eps = {
         weight: part.optimizer_eps
@@ -48,7 +50,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
     for weights, group_decay in zip(weight_decay_groups(model), (decay, 0.0), strict=True):
         for weight in weights:
             weight_decay = 0.0 if weight in own_eps or weight in own_scale else group_decay
-            key = weight_decay, own_eps.get(weight, config.eps), own_scale.get(weight, 1.0)
+            key = weight_decay, own_eps.get(weight, config.eps), scales[weight]
             groups.setdefault(key, []).append(weight)
     param_groups = [
         {"params": weights, "weight_decay": decay, "eps": eps, LR_SCALE: scale}
@@ -58,14 +60,27 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
     return kind(param_groups, lr=0.0, betas=config.betas, fused=True)
 
 
+def _learning_rate_scales(
+    model: nn.Module, layer_decay: float | None, own_scale: Mapping[nn.Parameter, float]
+) -> dict[nn.Parameter, float]:
+    """The factor of each weight on the learning rate: that of its module, and `layer_decay` for each layer above it."""
+    if layer_decay is None:
+        return {weight: own_scale.get(weight, 1.0) for weight in model.parameters()}
+    depths = layer_depths(model, "optim.layer_decay")
+    return {
+        weight: own_scale.get(weight, 1.0) * layer_decay ** (depths.top - depths.by_weight[weight])
+        for weight in model.parameters()
+    }
+
+
 def _scaled_by_history(
-    model: nn.Module, config: AdagradConfig | AdadeltaConfig, own_scale: Mapping[nn.Parameter, float]
+    model: nn.Module, config: AdagradConfig | AdadeltaConfig, scales: Mapping[nn.Parameter, float]
 ) -> torch.optim.Optimizer:
     """Adagrad or Adadelta, one epsilon for all weights, without weight decay."""
     groups: dict[float, list[nn.Parameter]] = {}
     for weight in model.parameters():
         if weight.requires_grad:
-            groups.setdefault(own_scale.get(weight, 1.0), []).append(weight)
+            groups.setdefault(scales[weight], []).append(weight)
     param_groups = [{"params": weights, LR_SCALE: scale} for scale, weights in groups.items()]
     if isinstance(config, AdagradConfig):
         return torch.optim.Adagrad(param_groups, lr=0.0, eps=config.eps)

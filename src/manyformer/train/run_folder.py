@@ -15,6 +15,7 @@ from manyformer.config import (
     RUN_FILE,
     CosineSchedule,
     ImportFn,
+    InitialModel,
     RecipeLookup,
     RunConfig,
     describe_misfits,
@@ -26,6 +27,7 @@ from manyformer.errors import UserError, UserErrors
 from manyformer.files.atomic_files import atomic_write_text, remove_drafts, report_disk_full
 from manyformer.plugins import TASK_GROUP, import_entry_points, import_for_run, plugin_records
 from manyformer.recipes import get_recipe, modules_to_import, recipe_names
+from manyformer.train.saved_settings import describe_saved_model
 from manyformer.version import VERSION
 
 RESULT_FILE = "result.json"
@@ -110,7 +112,18 @@ def recipe_lookup(import_modules: ImportFn | None = None) -> RecipeLookup:
     """All recipes, as the configuration looks them up, after importing the kinds of data of installed packages."""
     import_entry_points(TASK_GROUP)
     signature_of, task_of = lambda name: get_recipe(name).signature, lambda name: get_recipe(name).card.task
-    return RecipeLookup(signature_of, task_of, recipe_names(), import_modules)
+    return RecipeLookup(signature_of, task_of, recipe_names(), import_modules, _describe_initial_model)
+
+
+def _describe_initial_model(path: str, out: str) -> InitialModel | None:
+    """The saved model in `path`; where it is gone, what the run in the folder `out` that began with it has recorded."""
+    if (saved := describe_saved_model(path)) is not None or not (Path(out) / RUN_FILE).is_file():
+        return saved
+    recorded = as_run(Path(out) / RUN_FILE)
+    if recorded.init_from != path:
+        return None
+    has_tokenizer = getattr(recorded.data, "tokenizer_of", None) == path
+    return InitialModel(path, recorded.recipe, recorded.model, has_tokenizer)
 
 
 def write_run_file(folder: Path, run: RunConfig, *, has_checkpoint: bool, log: Callable[[str], None]) -> None:

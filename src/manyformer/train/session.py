@@ -14,21 +14,24 @@ from manyformer.errors import UserError
 from manyformer.files.atomic_files import DiskFull, atomic_write_text, report_disk_full
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.hard_concrete import GATES_FILE, attach_gates, fold_gates
-from manyformer.models.model_files import replacement_folder
+from manyformer.models.model_files import read_spec, replacement_folder
 from manyformer.recipes import get_recipe
 from manyformer.stop_signals import StopSignal
+from manyformer.surgery.lora import merge_lora
+from manyformer.train.adaptation import adapt_model
 from manyformer.train.build_model import build_model, choose_device, choose_strategy, make_objective
 from manyformer.train.checkpoint_writer import CheckpointWriter
 from manyformer.train.checkpoints import Checkpoint, CheckpointStore
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.events import EventListener, TrainingFinished, TrainingNote, TrainingStarted, TrainResult
 from manyformer.train.final_model import ResultRecord, WeightChoice, choose_weights
-from manyformer.train.init_from import check_random_init, freeze_parts, load_initial_weights, transfer_from
+from manyformer.train.init_from import check_random_init, load_initial_weights, transfer_from
 from manyformer.train.metrics import MetricsFiles, TensorBoardSink
 from manyformer.train.model_card import model_card
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
 from manyformer.train.rng import seed_everything
 from manyformer.train.run_folder import RESULT_FILE, collect_environment, write_run_file
+from manyformer.train.saved_settings import model_folder
 from manyformer.train.schedules import make_schedule, make_warmup
 from manyformer.train.train_state import TrainState, end_reason
 from manyformer.train.training_loop import MetricsSink, TrainingLoop
@@ -59,6 +62,8 @@ class TrainingSession:
         strategy = choose_strategy(run.strategy, process_group)
         self.store = CheckpointStore(out / "checkpoints", process_group)
         checkpoint = self.store.newest(self._log)
+        if checkpoint is None and run.init_from is not None:
+            read_spec(model_folder(run.init_from))  # data may take long to prepare
         with process_group.raise_together():
             if process_group.is_main_process:
                 write_run_file(out, run, has_checkpoint=checkpoint is not None, log=self._log)
@@ -70,7 +75,7 @@ class TrainingSession:
         self.model = build_model(run, self.data, device)
         if checkpoint is None:
             self._init_weights(run.init_from)
-        freeze_parts(self.model, run.frozen)
+        adapt_model(self.model, run)
         if run.loss.gate_penalty is not None:
             loss = run.loss
             attach_gates(self.model, penalty=run.loss.gate_penalty, part=loss.gated_part, lr_scale=loss.gate_lr_scale)
@@ -114,6 +119,7 @@ class TrainingSession:
         full_model = self.engine.strategy.full_model(self.model)
         with self.process_group.raise_together(), report_disk_full(f"the final model in {self.out}"):
             if self.process_group.is_main_process:
+                merge_lora(full_model)
                 if self.run.loss.gate_penalty is not None:
                     fold_gates(full_model).write(self.out / GATES_FILE)
                 with replacement_folder(self.out / "model") as folder:
@@ -203,7 +209,9 @@ class TrainingSession:
 
     def _model_lines(self) -> Iterator[tuple[str, str]]:
         """Yield summary lines about the model, its carried state and the neighbours that it retrieves."""
-        yield "model", f"{self.model.spec.recipe}, {self.num_parameters:,} parameters"
+        trained = sum(weight.numel() for weight in self.engine.weights)
+        part = f", {trained:,} of them trained" if trained < self.num_parameters else ""
+        yield "model", f"{self.model.spec.recipe}, {self.num_parameters:,} parameters{part}"
         if self.model.carries_state:
             empty = "always empty in training: set data.packing=contiguous for rows that continue"
             yield "memory", "carried from batch to batch" if self.engine.carried_state.enabled else empty

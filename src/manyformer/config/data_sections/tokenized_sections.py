@@ -69,7 +69,8 @@ class EncodedTextData(TokenizedData):
     """Settings of texts whose tokenizer may be that of an earlier run."""
 
     tokenizer_of: PathText | None = None
-    """A run or a saved model whose tokenizer encodes the data, as weights of `init_from` need it; null trains one."""
+    """A run or a saved model whose tokenizer encodes the data, in a comparison also the case that is `init_from`; null
+    is the one of `init_from` unless `tokenizer` or `vocab` is set, and else trains one."""
 
     @classmethod
     def fill(cls, settings: dict[str, Any]) -> dict[str, Any]:
