@@ -124,6 +124,7 @@ HEAVY = {
 
 PUBLIC = {
     "Datastore",
+    "TransferConfig",
     "build",
     "check",
     "collaborate",
