@@ -92,6 +92,10 @@ REMOVED_HEADS = "removed_heads"
 RemovedHeadsKeyword = Annotated[
     str | None, "attention heads to build without, as manyformer prune writes them: layer:number,number layer:number"
 ]
+ATTENTION_DROPOUT = "attention_dropout"
+AttentionDropoutKeyword = Annotated[
+    float, Ge(0), Lt(1), "probability that a weight of softmax attention is dropped in training"
+]
 
 COMMON_KEYWORDS: dict[str, tuple[Any, ...]] = {
     "vocab": (Ge(1), "number of token ids; the data decides it in a run"),
@@ -140,15 +144,20 @@ def keyword_signature(function: Callable[..., Any]) -> inspect.Signature:
     return signature.replace(parameters=parameters)
 
 
-def with_removed_heads(signature: inspect.Signature) -> inspect.Signature:
-    """The signature of a recipe with `removed_heads` as its last keyword, if it chooses a number of heads."""
+def with_attention_keywords(signature: inspect.Signature) -> inspect.Signature:
+    """The signature of a recipe with the keywords of all attention, if it chooses a number of heads."""
     parameters = signature.parameters
     if not {"heads", "base_keywords"} & parameters.keys():
         return signature
-    removed = inspect.Parameter(
-        REMOVED_HEADS, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=RemovedHeadsKeyword
-    )
-    return signature.replace(parameters=[*parameters.values(), removed])
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        for name, default, annotation in (
+            (ATTENTION_DROPOUT, 0.0, AttentionDropoutKeyword),
+            (REMOVED_HEADS, None, RemovedHeadsKeyword),
+        )
+        if name not in parameters
+    ]
+    return signature.replace(parameters=[*parameters.values(), *added])
 
 
 def _record_parameters(record: type) -> Iterator[inspect.Parameter]:

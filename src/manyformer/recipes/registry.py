@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_or
 
 import torch
 
+from manyformer.attention_dropout import set_attention_dropout
 from manyformer.device_memory import SMALLER_MODEL, check_model_fits, report_out_of_memory
 from manyformer.errors import UserError, suggest_names
 from manyformer.head_pruning import parse_heads, remove_heads
@@ -17,7 +18,13 @@ from manyformer.models import Model, ModelSpec
 from manyformer.models.model_files import read_spec
 from manyformer.plugins import RECIPE_GROUP, entry_points, import_entry_point, import_entry_points, is_external
 from manyformer.recipes.encoder_heads import EncoderHead, head_named_in, with_head_keywords
-from manyformer.recipes.keywords import REMOVED_HEADS, check_keyword_value, keyword_signature, with_removed_heads
+from manyformer.recipes.keywords import (
+    ATTENTION_DROPOUT,
+    REMOVED_HEADS,
+    check_keyword_value,
+    keyword_signature,
+    with_attention_keywords,
+)
 from manyformer.tasks import Task, task_of_class
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 
@@ -149,7 +156,7 @@ def _with_spec(function: Callable[P, M], name: str, *, has_head: bool) -> Callab
     recipe_signature = keyword_signature(function)
     if has_head:
         recipe_signature = with_head_keywords(recipe_signature)
-    signature = with_removed_heads(recipe_signature)
+    signature = with_attention_keywords(recipe_signature)
 
     @wraps(function)
     def build_with_spec(*args: P.args, **kwargs: P.kwargs) -> M:
@@ -159,12 +166,14 @@ def _with_spec(function: Callable[P, M], name: str, *, has_head: bool) -> Callab
             check_keyword_value(keyword, value, with_choices(signature.parameters[keyword].annotation))
         keywords = dict(bound.arguments)
         removed = parse_heads(bound.arguments.pop(REMOVED_HEADS, None) or "")
+        attention_dropout = bound.arguments.pop(ATTENTION_DROPOUT, 0.0)
         head = EncoderHead.taken_from(bound.arguments) if has_head else None
 
         def build_unchecked() -> Any:
             model: Any = function(*bound.args, **bound.kwargs)
             model = model if head is None else head.put_on(model)
             remove_heads(model, removed)
+            set_attention_dropout(model, attention_dropout)
             return model
 
         cpu = torch.device("cpu")

@@ -139,6 +139,7 @@ def _write_config(keywords: Mapping[str, Any]) -> Keywords:
         "decoder_ffn_dim": keywords["decoder_ff_dim"] or ff_dim,
         "max_position_embeddings": keywords["max_length"],
         "dropout": keywords["dropout"],
+        "attention_dropout": keywords["attention_dropout"],
         "activation_function": {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}[keywords["activation"]],
         "scale_embedding": keywords["scaled_embedding"],
         "tie_word_embeddings": True,

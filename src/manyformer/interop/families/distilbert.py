@@ -64,7 +64,7 @@ def _write_config(keywords: Mapping[str, Any]) -> Keywords:
         "hidden_dim": keywords["ff_dim"],
         "max_position_embeddings": keywords["max_length"],
         "dropout": keywords["dropout"],
-        "attention_dropout": 0.0,
+        "attention_dropout": keywords["attention_dropout"],
         "activation": ACTIVATION_NAMES[keywords["activation"]],
         "tie_word_embeddings": True,
     }

@@ -186,7 +186,7 @@ def encoder_config(keywords: Mapping[str, Any], *, class_prefix: str, first_posi
         "max_position_embeddings": keywords["max_length"] + first_position,
         "type_vocab_size": keywords.get("sentence_types") or 2,
         "hidden_dropout_prob": keywords["dropout"],
-        "attention_probs_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": keywords["attention_dropout"],
         "layer_norm_eps": keywords["norm_eps"],
         "tie_word_embeddings": True,
     }

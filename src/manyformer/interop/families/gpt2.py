@@ -79,7 +79,7 @@ def _write_config(keywords: Mapping[str, Any]) -> Keywords:
         "layer_norm_epsilon": keywords["norm_eps"],
         "resid_pdrop": dropout,
         "embd_pdrop": dropout,
-        "attn_pdrop": 0.0,
+        "attn_pdrop": keywords["attention_dropout"],
         "tie_word_embeddings": True,
     }
 

@@ -165,7 +165,7 @@ def _write_config(keywords: Mapping[str, Any], *, is_deit: bool) -> Keywords:
         "intermediate_size": keywords["ff_dim"],
         "hidden_act": "gelu",
         "hidden_dropout_prob": keywords["dropout"],
-        "attention_probs_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": keywords["attention_dropout"],
         "layer_norm_eps": keywords["norm_eps"],
         "qkv_bias": True,
     }

@@ -1,0 +1,25 @@
+"""Dropout of attention weights (Vaswani et al. 2017 in their released code; Child et al. 2019, section 5.4)."""
+
+from torch import nn
+
+from manyformer.errors import UserError
+from manyformer.kernels import Kernel, SoftmaxKernel
+
+
+def set_attention_dropout(model: nn.Module, probability: float) -> None:
+    """Drop each softmax weight of a model with this probability in training.
+
+    Raises UserError for a model without softmax kernels, or with a kernel that forms no such weights."""
+    if not probability:
+        return
+    softmax_kernels = [module for module in model.modules() if isinstance(module, SoftmaxKernel)]
+    for name, module in model.named_modules():
+        if isinstance(module, Kernel) and not any(isinstance(part, SoftmaxKernel) for part in module.modules()):
+            raise UserError(
+                f"attention_dropout ({probability}) acts on the weights of softmax kernels, and {name} is a "
+                f"{type(module).__name__}; leave it at 0, dropout acts on the outputs of all attention"
+            )
+    if not softmax_kernels:
+        raise UserError(f"attention_dropout ({probability}) must be 0: the model has no softmax kernels")
+    for kernel in softmax_kernels:
+        kernel.dropout = probability
