@@ -49,7 +49,7 @@ LEVELS = [
     {"gated_joins", "head_gates"},
     {"ops"},
     {"kernels", "sources"},
-    {"attention_step", "head_pruning", "memory_attention_step"},
+    {"attention_dropout", "attention_step", "head_pruning", "memory_attention_step"},
     {"hard_concrete"},
     {"attention", "feedforward"},
     {"mixers", "depth"},
