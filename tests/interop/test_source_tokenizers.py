@@ -89,3 +89,35 @@ def test_settings_of_a_search_are_told(tmp_path: Path) -> None:
     left_out = import_model(tmp_path).report.left_out
     assert left_out["generation_config.json: num_beams 4"] == "each call decides it (--beam)"
     assert "generation_config.json: min_length 56" in left_out
+
+
+@pytest.mark.parametrize("case", ["mbart", "t5"])
+def test_further_training_keeps_tokenizers_and_generation(case: str, tmp_path: Path) -> None:
+    saved(case, tmp_path / "theirs")
+    write_tokenizer(tmp_path / "theirs", TEMPLATES[case])
+    imported = import_model(tmp_path / "theirs")
+    save_imported(imported.model, tmp_path / "saved")
+    (tmp_path / "pairs.tsv").write_text("".join(f"{a} b {b}\t{b} {a}\n" for a in "acegikm" for b in "bdfhjln"))
+    keywords = [f"model.{name}={json.dumps(value)}" for name, value in imported.report.keywords.items()]
+    settings = [f"data.path={tmp_path / 'pairs.tsv'}", "data.kind=pairs", f"data.tokenizer_of={tmp_path / 'saved'}"]
+    run = [*settings, f"init_from={tmp_path / 'saved'}", f"out={tmp_path / 'run'}", "batch.tokens=64", *keywords]
+    mf.train(imported.report.recipe, [*run, "limits.steps=2"])
+    tuned: Any = mf.load(tmp_path / "run")
+    first: Any = mf.load(tmp_path / "saved")
+    assert tuned.spec.keywords["vocab"] == 60 > tuned.tokenizer[1].vocab
+    assert tuned.generation == first.generation
+    # a run that is resumed reads it there
+    assert (tmp_path / "run/generation.json").read_bytes() == (tmp_path / "saved/generation.json").read_bytes()
+    assert [side.content() for side in tuned.tokenizer] == [side.content() for side in first.tokenizer]
+
+
+def test_one_vocabulary_or_two(tmp_path: Path) -> None:
+    saved("bart", tmp_path / "theirs")
+    write_tokenizer(tmp_path / "theirs", TEMPLATES["bart"])
+    save_imported(import_model(tmp_path / "theirs").model, tmp_path / "saved")
+    (tmp_path / "pairs.tsv").write_text("a b\tb a\n" * 9)
+    settings = [f"data.path={tmp_path / 'pairs.tsv'}", "data.kind=pairs", "data.shared=false"]
+    with pytest.raises(UserError, match=r"has one vocabulary for both sides, so data\.shared must be true"):
+        mf.train(
+            "transformer", [*settings, f"data.tokenizer_of={tmp_path / 'saved'}", f"out={tmp_path / 'run'}", "dim=32"]
+        )

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from manyformer.config import EncodedTextData
-from manyformer.data.saved_tokenizers import load_tokenizers
+from manyformer.data.saved_tokenizers import TokenizerPair, load_tokenizers
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.errors import UserError
@@ -15,11 +15,19 @@ def section_tokenizer(data: EncodedTextData, texts: Iterable[str]) -> Tokenizer:
     """The tokenizer of the run `data.tokenizer_of`, or one trained on `texts`. Raises UserError for no such run."""
     if data.tokenizer_of is None:
         return train_tokenizer(data.tokenizer, texts, data.vocab)
-    folder = Path(data.tokenizer_of)
+    return borrowed_tokenizers(data.tokenizer_of).source
+
+
+def borrowed_tokenizers(run: str) -> TokenizerPair:
+    """The tokenizers of a run or of a saved model. Raises UserError for a folder with neither."""
+    folder = Path(run)
     folder = folder / "model" if (folder / "model").is_dir() else folder
     if not (folder / MANIFEST).is_file():
-        raise UserError(f"data.tokenizer_of: {data.tokenizer_of} is neither a run with a final model nor a saved model")
-    return load_tokenizers(folder).source
+        raise UserError(
+            f"data.tokenizer_of: {run} is neither a run with a final model nor a saved model; "
+            "`manyformer import` makes one of a folder of transformers"
+        )
+    return load_tokenizers(folder)
 
 
 def describe_tokenizer(data: EncodedTextData) -> str:

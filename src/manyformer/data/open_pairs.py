@@ -7,6 +7,7 @@ import numpy as np
 
 from manyformer.batches import TextUnits
 from manyformer.config import PairsData
+from manyformer.data.borrowed_tokenizer import borrowed_tokenizers
 from manyformer.data.kind import register
 from manyformer.data.length_buckets import LengthBuckets
 from manyformer.data.opened import EvaluationData, EvaluationPath, LengthLimit, path_name, read_examples
@@ -19,9 +20,21 @@ from manyformer.data.table_pipeline import TablePipeline, examples_of_rows, trai
 from manyformer.data.token_shards import ShardWriter, TokenShard, shard_units
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.data.tokenizer_kinds import train_tokenizer
+from manyformer.errors import UserError
 
 # The share of the default corpus that is held out for testing, besides validation.
 _TEST_SHARE = 0.02
+
+
+def _borrowed_pair(run: str, *, is_shared: bool) -> TokenizerPair:
+    """The tokenizers of both sides of a run or a saved model. Raises UserError where two are one or one is two."""
+    source, target, _ = borrowed_tokenizers(run)
+    # the tokenizers of an imported model differ in the special tokens around a text alone
+    vocabularies = [side.content().get("tokenizers", side.content()) for side in (source, target)]
+    if is_shared != (vocabularies[0] == vocabularies[1]):
+        state, needed = ("two vocabularies", "false") if is_shared else ("one vocabulary for both sides", "true")
+        raise UserError(f"data.tokenizer_of: {run} has {state}, so data.shared must be {needed}")
+    return TokenizerPair(source, target)
 
 
 class PairsPipeline(TablePipeline[PairsData]):
@@ -44,6 +57,8 @@ class PairsPipeline(TablePipeline[PairsData]):
 
     def train_tokenizers(self, splits: Splits[RowTable]) -> TokenizerPair:
         data = self.data
+        if data.tokenizer_of is not None:
+            return _borrowed_pair(data.tokenizer_of, is_shared=data.shared)
         if data.shared:
             texts = chain.from_iterable(row.cells for row in training_rows(splits))
             tokenizer = train_tokenizer(data.tokenizer, texts, data.vocab)

@@ -1,11 +1,13 @@
 """The tokenizer in the folder of a foreign model."""
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from manyformer.data.foreign_tokenizer import ForeignTokenizer
 from manyformer.data.tokenizer_kinds import MAX_TOKENIZER_BYTES
 from manyformer.files.json_records import DamagedFile, read_json
+from manyformer.interop.converted_tokenizers import CONVERTED_FILES, convert_tokenizer
 from manyformer.interop.word_piece_files import BERT_SPECIAL_TOKENS, VOCABULARY, read_word_pieces
 
 TOKENIZER = "tokenizer.json"
@@ -16,19 +18,23 @@ KINDS = {"bos": "bos", "eos": "eos", "cls": "bos", "sep": "eos", "pad": "pad", "
 
 
 def read_foreign_tokenizer(folder: Path) -> ForeignTokenizer | None:
-    """The tokenizer that a tokenizer.json or, in its place, a vocabulary of word pieces describes; None without either.
+    """The tokenizer that a tokenizer.json or, in its place, the files of an older one describe; None without any.
 
     Special tokens are those of tokenizer_config.json and special_tokens_map.json, and what ends a text is what
     generation_config.json or config.json says. Raises DamagedFile for a file that is no tokenizer."""
-    file = next((folder / name for name in (TOKENIZER, VOCABULARY) if (folder / name).exists()), None)
+    files = (TOKENIZER, VOCABULARY, *CONVERTED_FILES)
+    file = next((folder / name for name in files if (folder / name).exists()), None)
     if file is None:
         return None
-    names = _special_tokens(folder)
+    names = _special_tokens([_read_object(folder / name) for name in SPECIAL_TOKEN_FILES])
     if file.name == TOKENIZER:
         content = read_json(file, "a tokenizer", max_bytes=MAX_TOKENIZER_BYTES)
-    else:
+    elif file.name == VOCABULARY:
         names = {**BERT_SPECIAL_TOKENS, **names}
         content = read_word_pieces(file, names, _read_object(folder / SPECIAL_TOKEN_FILES[0]))
+    else:
+        content, special_tokens = convert_tokenizer(file)
+        names = {**_special_tokens([special_tokens]), **names}
     stop_ids = next(filter(None, (_stop_ids(_read_object(folder / name)) for name in (GENERATION, CONFIG))), [])
     try:
         if not isinstance(content, dict):
@@ -38,11 +44,10 @@ def read_foreign_tokenizer(folder: Path) -> ForeignTokenizer | None:
         raise DamagedFile(f"{file} is no tokenizer that can be read: {error}") from None
 
 
-def _special_tokens(folder: Path) -> dict[str, str]:
-    """The special tokens by their kinds."""
+def _special_tokens(files: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """The special tokens by their kinds, those of the first files first."""
     names: dict[str, str] = {}
-    for name in SPECIAL_TOKEN_FILES:
-        settings = _read_object(folder / name)
+    for settings in files:
         for their_kind, kind in KINDS.items():
             token = settings.get(f"{their_kind}_token")
             token = token.get("content") if isinstance(token, dict) else token

@@ -1,7 +1,6 @@
 """Folders that `transformers` wrote, as models of this library."""
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,18 +61,16 @@ class ForeignDescription(NamedTuple):
 
 def read_foreign_description(folder: Path) -> ForeignDescription:
     """What a folder that `transformers` wrote says of its model; of the weights only the names are read."""
-    with _opened(folder) as (description, _):
-        return description
+    description, _ = _open_folder(folder)
+    return description
 
 
-@contextmanager
-def _opened(folder: Path) -> Iterator[tuple[ForeignDescription, WeightFiles]]:
+def _open_folder(folder: Path) -> tuple[ForeignDescription, WeightFiles]:
     """The description of a model and its weights; the family is judged first, whatever the weights are."""
     config = ForeignConfig.read(folder)
-    family = family_of(config)
-    with WeightFiles(folder) as weights:
-        names = family.complete_names(weights.keys())
-        yield ForeignDescription(config, family, names, family.read_keywords(config, names.keys())), weights
+    family, weights = family_of(config), WeightFiles(folder)
+    names = family.complete_names(weights.keys())
+    return ForeignDescription(config, family, names, family.read_keywords(config, names.keys())), weights
 
 
 def import_model(folder: str | Path) -> ImportedModel:
@@ -87,18 +84,18 @@ def import_model(folder: str | Path) -> ImportedModel:
     An encoder without a head, such as a `BertModel`, gets a new one with random weights, which the report names:
     `init_from` takes the rest for a head of any task.
     """
-    with _opened(Path(folder)) as (description, weights):
-        config, family, names, keywords = description
-        texts = description.read_texts()
-        try:
-            model = build(family.recipe, **keywords)
-        except ValueError as error:
-            raise UserError(f"{config.file}: {error}") from None
-        rules = list(family.rules({**model.spec.keywords, PAD_ID: config.whole_number("pad_token_id", 1)}))
-        new = _parts_of_new_head(rules) if config.is_bare and family.head_is_optional else ()
-        rules = [rule for rule in rules if not set(rule.ours) & set(new)]
-        left_out = _left_over(family, names, rules, weights)
-        _fill(model, rules, names, weights, new)
+    description, weights = _open_folder(Path(folder))
+    config, family, names, keywords = description
+    texts = description.read_texts()
+    try:
+        model = build(family.recipe, **keywords)
+    except ValueError as error:
+        raise UserError(f"{config.file}: {error}") from None
+    rules = list(family.rules({**model.spec.keywords, PAD_ID: config.whole_number("pad_token_id", 1)}))
+    new = _parts_of_new_head(rules) if config.is_bare and family.head_is_optional else ()
+    rules = [rule for rule in rules if not set(rule.ours) & set(new)]
+    left_out = _left_over(family, names, rules, weights)
+    _fill(model, rules, names, weights, new)
     parameters = sum(weight.numel() for weight in model.parameters())
     tensors = sum(len(rule.theirs) for rule in rules if rule.ours)
     model.tokenizer, model.labels, model.generation = texts.tokenizer, texts.labels, texts.generation

@@ -1,7 +1,7 @@
 """The tensors of a foreign model: one safetensors file or several, read tensor by tensor."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +25,24 @@ REFUSED = {
 class WeightFiles(Mapping[str, Tensor]):
     """The tensors of the model in a folder by name; each is read from its file when it is asked for.
 
-    The files are closed at the end of a `with` block. Raises UserError for a folder without readable weights, and
-    DamagedFile for a file that is missing or damaged, or has no tensor that the index says it has.
+    A file is closed after each tensor, so that memory holds no more of it than what is in use. Raises UserError for a
+    folder without readable weights, and DamagedFile for a file that is missing or damaged, or has no tensor that the
+    index says it has.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._stack, self._open = folder, ExitStack(), dict[str, Any]()
+        self._folder = folder
         if (folder / WEIGHTS).exists():
-            self._files = dict.fromkeys(self._opened(WEIGHTS).keys(), WEIGHTS)
+            with self._opened(WEIGHTS) as file:
+                self._files = dict.fromkeys(file.keys(), WEIGHTS)
         elif (folder / INDEX).exists():
             self._files = _read_index(folder / INDEX)
         else:
             raise _no_weights(folder)
 
-    def __enter__(self) -> "WeightFiles":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
     def __getitem__(self, name: str) -> Tensor:
-        file = self._files[name]
-        try:
-            tensor: Tensor = self._opened(file).get_tensor(name)
-        except SafetensorError as error:
-            raise DamagedFile(f"{self._folder / file} is damaged: {name}: {error}") from None
+        with self._opened(self._files[name], name) as file:
+            tensor: Tensor = file.get_tensor(name)
         return tensor
 
     def __iter__(self) -> Iterator[str]:
@@ -62,16 +55,17 @@ class WeightFiles(Mapping[str, Tensor]):
         """The file that holds a tensor."""
         return self._folder / self._files[name]
 
-    def _opened(self, name: str) -> Any:
-        if name not in self._open:
-            path = self._folder / name
-            if not path.is_file():
-                raise DamagedFile(f"{path} is missing, though {INDEX} lists its tensors")
-            try:
-                self._open[name] = self._stack.enter_context(safe_open(str(path), framework="pt"))
-            except (SafetensorError, OSError) as error:
-                raise DamagedFile(f"{path} is damaged: {error}") from None
-        return self._open[name]
+    @contextmanager
+    def _opened(self, name: str, tensor: str | None = None) -> Iterator[Any]:
+        """A file, in which a tensor is to be read."""
+        path = self._folder / name
+        if not path.is_file():
+            raise DamagedFile(f"{path} is missing, though {INDEX} lists its tensors")
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                yield file
+        except (SafetensorError, OSError) as error:
+            raise DamagedFile(f"{path} is damaged: {f'{tensor}: ' if tensor else ''}{error}") from None
 
 
 def _read_index(file: Path) -> dict[str, str]:

@@ -41,7 +41,10 @@ def build_model(run: RunConfig, data: OpenedData, device: torch.device) -> Model
         if name not in parameters:
             remedy = _KEYWORD_REMEDIES.get(name, "")
             raise UserError(f"{run.recipe} has no keyword {name}, which this data needs ({_format(value)}){remedy}")
-        if name in run.model and run.model[name] != value:
+        if name in ("vocab", "source_vocab") and _exceeds(run.model.get(name), value):
+            # the rows of an embedding that its tokenizer does not use, as many trained models have
+            data_keywords[name] = run.model[name]
+        elif name in run.model and run.model[name] != value:
             remedy = _CONFLICT_REMEDIES.get(name, "leave it out")
             raise UserError(f"model.{name} is {run.model[name]}, but the data makes it {_format(value)}; {remedy}")
     keywords: dict[str, Any] = {**run.model, **data_keywords}
@@ -63,6 +66,10 @@ def build_model(run: RunConfig, data: OpenedData, device: torch.device) -> Model
                     "data.packing=documents, or concat for one long text"
                 )
     return model
+
+
+def _exceeds(size: Any, least: int) -> bool:
+    return type(size) is int and size > least
 
 
 def _format(value: Any) -> str:

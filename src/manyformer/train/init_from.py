@@ -9,12 +9,15 @@ from manyformer.api import load
 from manyformer.config import TransferConfig
 from manyformer.data.opened import OpenedData
 from manyformer.errors import UserError
+from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.head_pruning import parse_heads, remove_heads, subtract_heads
 from manyformer.models import Model
+from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
 from manyformer.models.model_files import fill_weights, read_spec, read_tensors
 from manyformer.recipes import get_recipe, recipe_names
 from manyformer.recipes.encoder_heads import CLASSES, HEAD, head_named_in
 from manyformer.recipes.keywords import REMOVED_HEADS
+from manyformer.recipes.registry import task_of
 from manyformer.surgery.attention_transfer import describe_transfer, transfer_attention
 from manyformer.surgery.mechanism_changes import build_saved_structure, describe_changes
 from manyformer.surgery.model_pair import ModelPair
@@ -59,6 +62,7 @@ def load_initial_weights(model: Model, path: str, data: OpenedData) -> str:
     saved_keywords = " ".join(f"{name}={value}" for name, value in _different_keywords(folder, model).items())
     label = f"init_from: {folder}" + (f" ({saved_keywords})" if saved_keywords else "")
     fill_weights(model, _match_weights(model, tensors), label)
+    model.generation = _saved_generation(folder, model)
     return "; ".join(sentences)
 
 
@@ -78,6 +82,14 @@ def transfer_from(path: str, model: Model, data: OpenedData, config: TransferCon
     batches = data.train.shard(0, 1)
     layers = transfer_attention(ModelPair.of(teacher, model), batches, config, log_progress)
     return describe_transfer(layers, config)
+
+
+def _saved_generation(folder: Path, model: Model) -> GenerationSettings | None:
+    """What begins and ends the texts of an imported encoder-decoder, for another one; None without such settings."""
+    files = VerifiedFolder.open(folder)
+    if GENERATION_FILE not in files or not task_of(model).takes_source:
+        return None
+    return GenerationSettings.read(files.file(GENERATION_FILE))
 
 
 def _different_keywords(folder: Path, model: Model) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from manyformer.errors import UserError
 from manyformer.files.atomic_files import DiskFull, atomic_write_text, report_disk_full
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.hard_concrete import GATES_FILE, attach_gates, fold_gates
+from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
 from manyformer.models.model_files import read_spec, replacement_folder
 from manyformer.recipes import get_recipe
 from manyformer.stop_signals import StopSignal
@@ -75,6 +76,8 @@ class TrainingSession:
         self.model = build_model(run, self.data, device)
         if checkpoint is None:
             self._init_weights(run.init_from)
+        elif (out / GENERATION_FILE).is_file():
+            self.model.generation = GenerationSettings.read(out / GENERATION_FILE)
         adapt_model(self.model, run)
         if run.loss.gate_penalty is not None:
             loss = run.loss
@@ -103,6 +106,9 @@ class TrainingSession:
         self._log(load_initial_weights(self.model, source, self.data))
         if self.run.transfer.steps is not None:
             self._log(transfer_from(source, self.model, self.data, self.run.transfer, self._log))
+        if self.model.generation is not None and self.process_group.is_main_process:
+            # for a run that is resumed, where the first model may be gone
+            self.model.generation.write(self.out / GENERATION_FILE)
 
     def train(self) -> TrainResult:
         """Train to the end, choose the weights and save the model."""

@@ -128,7 +128,7 @@ class TextData(EncodedTextData):
 
 
 @register_section
-class PairsData(TokenizedData):
+class PairsData(EncodedTextData):
     """Pairs of a source and a target text, for translation."""
 
     kind: Literal["pairs"] = "pairs"

@@ -1,0 +1,99 @@
+"""Tokenizers in the files of older folders, without a tokenizer.json: the ids that these models were trained with."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers, trainers
+
+from manyformer.errors import UserError
+from manyformer.interop.foreign_tokenizer_files import read_foreign_tokenizer
+
+pytestmark = pytest.mark.oracle
+
+TEXTS = ["the cat sat on the mat", "a dog ran over the hills, and the cats sat", "Über den Hügel!"] * 8
+UNSEEN = ["the cats ran", " a  mat,", "hills and Hügel!", "dogs?", ""]
+
+
+def save_byte_pairs(folder: Path, special: list[str]) -> tokenizers.Tokenizer:
+    """The tokenizer whose vocabulary and merges are written."""
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    inner.train_from_iterator(
+        TEXTS, trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet)
+    )
+    inner.model.save(str(folder))
+    return inner
+
+
+def save_pieces(folder: Path, name: str, **options: Any) -> Any:
+    """A model of sentencepiece in a file, as its own library reads it."""
+    import sentencepiece
+
+    file = folder / "texts.txt"
+    file.write_text("\n".join(TEXTS))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(file), model_prefix=str(folder / "m"), vocab_size=60, hard_vocab_limit=False, minloglevel=2, **options
+    )
+    (folder / "m.model").rename(folder / name)
+    return sentencepiece.SentencePieceProcessor(model_file=str(folder / name))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "special", "prepends_bos"),
+    [
+        ("gpt2", ["<|endoftext|>"], False),
+        ("roberta", ["<s>", "<pad>", "</s>", "<unk>", "<mask>"], True),
+        ("bart", ["<s>", "<pad>", "</s>", "<unk>", "<mask>"], True),
+    ],
+)
+def test_byte_pairs_and_merges(model_type: str, special: list[str], prepends_bos: bool, tmp_path: Path) -> None:
+    inner = save_byte_pairs(tmp_path, special)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    tokenizer = read_foreign_tokenizer(tmp_path)
+    assert tokenizer is not None
+    assert tokenizer.prepends_bos is prepends_bos
+    assert tokenizer.token(tokenizer.bos) == special[0]
+    assert tokenizer.token(tokenizer.eos) == ("</s>" if prepends_bos else special[0])
+    for text in UNSEEN:
+        assert tokenizer.encode(text) == inner.encode(text).ids
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_sentence_pieces_of_t5(tmp_path: Path) -> None:
+    theirs = save_pieces(tmp_path, "spiece.model", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "eos_token_id": 1}))
+    tokenizer = read_foreign_tokenizer(tmp_path)
+    assert tokenizer is not None
+    assert (tokenizer.pad, tokenizer.eos, tokenizer.stop_ids) == (0, 1, (1,))
+    source = tokenizer.for_sources()
+    assert source.eos == 1
+    for text in UNSEEN:
+        assert tokenizer.encode(text) == theirs.encode(text)
+    assert tokenizer.decode(tokenizer.encode("the cats ran")) == "the cats ran"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("spiece.model", b"no model", r"spiece\.model cannot be read as a tokenizer"),
+        ("merges.txt", b"a b c d", "merges.txt cannot be read as a tokenizer"),
+    ],
+)
+def test_what_is_no_tokenizer(name: str, content: bytes, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5" if name.endswith("model") else "gpt2"}))
+    (tmp_path / "vocab.json").write_text("[")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=sentence):
+        read_foreign_tokenizer(tmp_path)
+
+
+def test_the_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_byte_pairs(tmp_path, ["<|endoftext|>"])
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UserError, match=r"merges\.txt .* the package transformers reads it: pip install"):
+        read_foreign_tokenizer(tmp_path)
