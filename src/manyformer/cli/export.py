@@ -17,13 +17,20 @@ if TYPE_CHECKING:
 @command(
     USE,
     "manyformer export runs/lm-stdlib --to hf --out exported/stdlib",
-    "manyformer export runs/labels --out exported/labels --json",
+    "manyformer export runs/labels --out exported/labels --dtype bfloat16 --json",
+    "manyformer export runs/lm-stdlib --out exported/stdlib --push my-name/stdlib",
 )
 def export(
     run: RunArgument,
     *,
     out: NewFolderOption,
     to: Annotated[Literal["hf"], Option(help="What reads the folder: Hugging Face's transformers.")] = "hf",
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], Option(help="The type of the weights in the file.")
+    ] = "float32",
+    push: Annotated[
+        str | None, Option(help="Also upload it to the Hugging Face hub as this model, private if it is new.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a trained model as a folder for Hugging Face's transformers: weights, tokenizer, settings, card.
@@ -33,9 +40,10 @@ def export(
     texts, tokens and images, and readers of answers can be exported."""
     check_new_folder(out)
     with status_line(f"exporting {run}"):
-        report = _export(model_folder(run), out)
+        report = _export(model_folder(run), out, dtype)
+    address = None if push is None else _push(out, push)
     if as_json:
-        print_json({"out": out, **report._asdict()})
+        print_json({"out": out, **report._asdict(), "address": address})
         return
     rows = [
         ("class", report.architecture),
@@ -48,14 +56,21 @@ def export(
         print_note(f"a class of manyformer, because {report.reason}")
     if report.tokenizer_reason is not None:
         print_note(f"no tokenizer: {report.tokenizer_reason}")
-    print_result(f"wrote {out}")
+    print_result(f"wrote {out}" if address is None else f"wrote {out} and {address}")
 
 
-def _export(folder: Path, out: str) -> "ExportReport":
+def _push(out: str, name: str) -> str:
+    from manyformer.interop.hub_upload import push_folder
+
+    with status_line(f"uploading {out}"):
+        return push_folder(out, name)
+
+
+def _export(folder: Path, out: str, dtype: str) -> "ExportReport":
     """Export the model in a folder with its card, if it has one."""
     from manyformer.api import load
     from manyformer.interop import export_model
 
     card = folder / "README.md"
     run_card = card.read_text(encoding="utf-8") if card.is_file() else None
-    return export_model(load(folder), out, run_card=run_card)
+    return export_model(load(folder), out, dtype=dtype, run_card=run_card)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -38,6 +39,13 @@ EXPORTED_RECIPES = {family.recipe for family in FAMILIES}
 """The recipes that equal a class of `transformers`."""
 
 
+DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+"""The types that weights may be written in."""
+
 TARGET_FOLDER = "target"
 """The folder of the tokenizer that writes, where it is not the one that reads."""
 
@@ -65,15 +73,21 @@ class ExportedParts(NamedTuple):
 
 
 def export_model(
-    model: Model, folder: str | Path, *, model_type: str | None = None, run_card: str | None = None
+    model: Model,
+    folder: str | Path,
+    *,
+    model_type: str | None = None,
+    dtype: str = "float32",
+    run_card: str | None = None,
 ) -> ExportReport:
     """Write a folder that `transformers` loads with the model's `AutoModel` class: weights, tokenizer, settings, card.
 
     It holds a class of `transformers` where one equals the recipe with these keywords, else a class of this library,
     which `trust_remote_code=True` or `import manyformer.interop.auto_model` loads. `model_type` chooses among several
     families that equal a recipe, such as "roberta" for the recipe bert; by default it is the first that has its
-    keywords. `run_card` is the card of a trained model. Raises UserError for a model of a kind that `transformers` has
-    no `AutoModel` class for here, and for one that is no `model_type`.
+    keywords. `dtype` is the type of the weights in the file, and `run_card` the card of a trained model. Raises
+    UserError for a model of a kind that `transformers` has no `AutoModel` class for here, for one that is no
+    `model_type`, and for weights that `dtype` cannot hold.
     """
     kind = auto_class_of(model)
     try:
@@ -92,10 +106,11 @@ def export_model(
     starts: Keywords = {
         name: generation[name] for name in ("decoder_start_token_id", "pad_token_id") if name in generation
     }
-    config: Keywords = {**special_tokens, **parts.config, **starts, "dtype": "float32"}
+    config: Keywords = {**special_tokens, **parts.config, **starts, "dtype": dtype}
+    tensors = {name: _converted(name, tensor, dtype) for name, tensor in parts.tensors.items()}
     with replacement_folder(Path(folder)) as draft:
         _write_json(draft / CONFIG, config)
-        save_file(parts.tensors, str(draft / WEIGHTS), metadata={"format": "pt"})
+        save_file(tensors, str(draft / WEIGHTS), metadata={"format": "pt"})
         for name, content in parts.other_files.items():
             _write_json(draft / name, content)
         if reason is not None:
@@ -113,6 +128,18 @@ def export_model(
     return ExportReport(
         config["architectures"][0], kind.auto_class, reason, parameters, len(parts.tensors), tokenizer_reason
     )
+
+
+def _converted(name: str, tensor: Tensor, dtype: str) -> Tensor:
+    """A tensor in the type of the file. Raises UserError for a type that is none, or that cannot hold the numbers."""
+    if dtype not in DTYPES:
+        raise UserError(f"dtype ({dtype}) must be one of {', '.join(DTYPES)}")
+    if not tensor.is_floating_point():
+        return tensor
+    converted = tensor.to(DTYPES[dtype])
+    if not converted.isfinite().all() and tensor.isfinite().all():
+        raise UserError(f"{name} has numbers beyond those of {dtype}; bfloat16 holds them")
+    return converted
 
 
 def _write_json(file: Path, content: object) -> None:

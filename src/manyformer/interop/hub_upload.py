@@ -1,0 +1,24 @@
+"""Exported folders on the Hugging Face hub."""
+
+from pathlib import Path
+
+from manyformer.errors import UserError
+
+
+def push_folder(folder: str | Path, name: str) -> str:
+    """Upload a folder to the hub as the model `name`, private if it is new, with the user's own login.
+
+    Returns the address. Raises UserError without the package that uploads, and where the hub does not take it."""
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise UserError("--push needs the package huggingface_hub: pip install 'manyformer[hf]'") from None
+    api = huggingface_hub.HfApi()
+    try:
+        address = api.create_repo(repo_id=name, private=True, exist_ok=True)
+        api.upload_folder(repo_id=name, folder_path=str(folder), commit_message="Export by manyformer")
+    # the package raises whatever its transport does
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"{folder} is written, but it could not be pushed to {name} on the hub: {reason}") from None
+    return str(address)
