@@ -137,6 +137,7 @@ def test_convert_transfers_on_the_text_of_a_file(tmp_path: Path) -> None:
         (None, {"kernel": "linear"}, "trains new kernels with weights, such as t2r and hedgehog: there is none"),
         (None, {"window": 8, "kernel": "window"}, "there is none"),
         (None, {"kernel": "t2r", "depth": 4}, "compares equal depths"),
+        (None, {"kernel": "t2r", "depth": 1, "loops": 2}, "is applied several times"),
         ("early-exit-lm", {}, "a conversion to early-exit-lm makes none"),
     ],
 )

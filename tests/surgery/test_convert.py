@@ -1,5 +1,6 @@
 """Conversions: what is equal stays equal, what is derived is what the papers say, and nothing is left unexplained."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +40,8 @@ def logits(model: Model, tokens: torch.Tensor = TOKENS) -> torch.Tensor:
         ("transformer-lm", {}, {"depth": 5}),
         ("llama", {}, {"depth": 3, "window": 12}),
         ("llama", {"norm_order": "sandwich"}, {"depth": 4}),
+        ("llama", {"loops": 2}, {"depth": 4, "loops": 1}),
+        ("transformer-lm", {"loops": 2}, {"kernel": "window", "window": 24}),
         ("llama", {"kv_heads": 2}, {"memory_length": 16}),
         ("llama", {"window": 16}, {"window": None}),
         ("llama", {"qk_norm": True}, {"kernel": "window", "window": 12}),
@@ -75,6 +78,31 @@ def test_global_projections_are_copies() -> None:
     for part in ("q_proj.weight", "kv_proj.bias"):
         expected = dict(model.named_parameters())[f"body.1.attention.inner.{part}"]
         assert torch.equal(weights[f"body.1.attention.inner.global_{part}"], expected)
+
+
+@pytest.mark.parametrize("sharing", ["mean", "stepwise"])
+@pytest.mark.parametrize("recipe", ["transformer-lm", "llama", "compose"])
+def test_layers_that_are_applied_twice_are_made_of_those_in_their_places(
+    recipe: str, sharing: Any, tmp_path: Path
+) -> None:
+    model = build(recipe, depth=6)
+    new_model, report = mf.convert(model, depth=3, loops=2, sharing=sharing)
+    old, new = model.state_dict(), new_model.state_dict()
+    chosen = {0: 0, 1: 2, 2: 5}
+    derived = [name for name in new if name.startswith("body.") and name[5].isdecimal()]
+    assert derived
+    for name in derived:
+        number, rest = int(name[5]), name[6:]
+        mean = (old[f"body.{number % 3}{rest}"] + old[f"body.{number % 3 + 3}{rest}"]) / 2
+        expected = mean if sharing == "mean" else old[f"body.{chosen[number % 3]}{rest}"]
+        torch.testing.assert_close(new[name], expected)
+    assert {origin.kind for origin in report.origins} == {"copied", "derived"}
+    assert sum(parameter.numel() for parameter in new_model.parameters()) == report.parameters[1] < report.parameters[0]
+    # the same as six layers whose weights are equal by threes
+    unrolled = mf.convert(new_model, depth=6, loops=1).model
+    torch.testing.assert_close(logits(unrolled), logits(new_model), atol=1e-6, rtol=0)
+    new_model.save(tmp_path / "model")
+    assert torch.equal(logits(mf.load(tmp_path / "model")), logits(new_model))
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first"])
@@ -177,6 +205,7 @@ def test_a_memory_is_added() -> None:
         ("bert", "transformer-lm", {}, "no conversion makes a transformer-lm of a bert"),
         ("bert", "longformer", {"windw": 8}, "longformer has no keyword windw"),
         ("bert", None, {"dim": 64}, r"position\.weight has the shape \(512, 32\) in the model and \(512, 64\)"),
+        ("llama", None, {"depth": 1, "loops": 3}, r"depth times loops \(3\) must be the number of layers"),
         ("llama", None, {"depth": 1}, r"depth \(1\) is below the 2 layers"),
         ("llama", None, {"kv_heads": 3}, "kv_heads"),
         ("llama", None, {"sinks": 4}, r"sinks \(4\) belong to windows"),

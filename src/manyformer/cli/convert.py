@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     "manyformer convert runs/lm kernel=hedgehog --transfer 200 --match weights --data book.txt --out runs/lm-hedgehog",
     "manyformer convert models/llama kv_heads=2 --pooling mean --out models/llama-gqa",
     "manyformer convert models/llama depth=40 --growth silent --out models/llama-40",
+    "manyformer convert models/llama depth=4 loops=8 --sharing stepwise --out models/llama-looped",
     "manyformer convert runs/lm-memory --to memorizing-transformer knn_memory_size=8192 --out models/memory",
     "manyformer train lm/stdlib kernel=favor init_from=runs/lm-favor",
     accepts_settings=True,
@@ -43,6 +44,10 @@ def convert(
     pooling: Annotated[
         Literal["mean", "first"], Option(help="Fewer heads of keys and values: the mean of those replaced, or one.")
     ] = "mean",
+    sharing: Annotated[
+        Literal["mean", "stepwise"],
+        Option(help="Layers applied several times: the mean of those in their places, or layers at even distances."),
+    ] = "stepwise",
     transfer: Annotated[
         int | None, Option(min=1, help="Steps in which new kernels learn to imitate the attention they replace.")
     ] = None,
@@ -81,6 +86,7 @@ def convert(
             to,
             growth=growth,
             pooling=pooling,
+            sharing=sharing,
             transfer=config,
             data=data,
             on_progress=lambda step, loss: update(f"attention transfer: step {step}/{transfer}, loss {loss:.4g}"),

@@ -113,11 +113,13 @@ def language_model(
     norm_order: NormOrder = "pre",
     norm: NormMaker | None = None,
     streams: ResidualStreams = "plain",
+    loops: int = 1,
 ) -> LanguageModel:
-    """GPT-2 with this embedding, tied to the output, and these layers."""
+    """GPT-2 with this embedding, tied to the output, and these layers, applied `loops` times."""
     vocab, dim = embed.token.weight.shape
     norm = partial(nn.LayerNorm, dim) if norm is None else norm
-    body = stack(depth, layer, order=norm_order, norm=norm, dropout=dropout, streams=streams, std=init_std(dim))
+    std = init_std(dim)
+    body = stack(depth, layer, order=norm_order, norm=norm, dropout=dropout, streams=streams, std=std, loops=loops)
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
 
 

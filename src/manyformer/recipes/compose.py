@@ -34,7 +34,7 @@ from manyformer.position import (
 from manyformer.recipes.attention_kernels import KERNELS, AttentionSizes, KernelName
 from manyformer.recipes.keywords import FeedForwardChunk, ResidualGate
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, ResidualStreams, stack
+from manyformer.recipes.stacks import LoopCount, NormOrder, ResidualStreams, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 FeedForwardName = Annotated[Literal["relu", "gelu", "swiglu", "geglu"], "kind of feed-forward layer and activation"]
@@ -117,6 +117,7 @@ def compose(
     residual_streams: ResidualStreams = "plain",
     ff_chunk: FeedForwardChunk = None,
     gate: ResidualGate = "residual",
+    loops: LoopCount = 1,
 ) -> LanguageModel:
     """A causal language model; learned positions and "cosine" are limited to `max_length`, other parts to no length.
 
@@ -144,5 +145,6 @@ def compose(
     embed = TokenEmbedding(vocab, dim, position=added_position, scale=dim**0.5, dropout=dropout)
     norm = partial(NORMS[norm_kind], dim)
     join = partial(make_join, gate, dim, dropout=dropout)
-    body = stack(depth, layer, order=norm_order, norm=norm, dropout=dropout, streams=residual_streams, join=join)
+    streams = residual_streams
+    body = stack(depth, layer, order=norm_order, norm=norm, dropout=dropout, streams=streams, join=join, loops=loops)
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))

@@ -38,7 +38,7 @@ from manyformer.recipes.attention_kernels import (
 )
 from manyformer.recipes.keywords import CausalWindowSize, HeadDim, MemoryLengthOrNone, NormEps, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, check_heads, init_std, stack
+from manyformer.recipes.stacks import LoopCount, NormOrder, check_heads, init_std, stack
 from manyformer.sources import SegmentMemorySource
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -82,6 +82,7 @@ def llama(
     kernel: KernelName = "softmax",
     sinks: SinkCount = None,
     memory_length: MemoryLengthOrNone = None,
+    loops: LoopCount = 1,
     *,
     qk_norm: Annotated[bool, "queries and keys are normalized in each head (Qwen3)"] = False,
     biases: Annotated[Literal["none", "qkv", "all"], "projections of attention with a bias (Qwen2: qkv)"] = "none",
@@ -102,7 +103,7 @@ def llama(
     Section 2.2. Mistral has `window`; Gemma 2 has `window` with `full_every=2`, sandwich norms, caps, a tanh GELU gate
     and a scaled, tied embedding; Llama 3.1 has `rope_scaling="llama3"`; Qwen2 has biases, Qwen3 norms of queries and
     keys. `ff_dim` is 8/3 dim unless given. Rotated pairs are the halves of a head, as in all published weights.
-    `kernel`, `sinks` and `memory_length` give a trained model another attention: see `manyformer convert`. Raises
+    `kernel`, `sinks`, `memory_length` and `loops` make a trained model another one: see `manyformer convert`. Raises
     UserError for `full_every` and `sinks` without `window`, and for a scale of scores with a kernel that has its own.
     """
     _check_windows(window, full_every, sinks, kernel)
@@ -155,7 +156,7 @@ def llama(
     std = init_std(dim)
     embed = TokenEmbedding(vocab, dim, scale=dim**0.5 if scaled_embedding else 1.0, std=std, dropout=dropout)
     norm = partial(nn.RMSNorm, dim, norm_eps)
-    body = stack(depth, layer, order=norm_order, norm=norm, dropout=dropout, std=std)
+    body = stack(depth, layer, order=norm_order, norm=norm, dropout=dropout, std=std, loops=loops)
     shared = embed.token if tied else None
     if logit_cap is None:
         return LanguageModel(embed, body, ClassHead(dim, vocab, tied=shared))

@@ -10,6 +10,7 @@ from torch import nn
 from manyformer.core import Chain, Layer, Pointwise
 from manyformer.depth import ReversibleStack
 from manyformer.errors import UserError
+from manyformer.recipes.keywords import PositiveSize
 from manyformer.residual import AddJoin, Residual, ResidualJoin
 
 NormOrder = Literal["post", "pre", "sandwich"]
@@ -17,6 +18,7 @@ ResidualStreams = Annotated[
     Literal["plain", "reversible"],
     "one residual stream (plain), or two reversible ones, for which no activations are stored",
 ]
+LoopCount = Annotated[PositiveSize, "how many times the layers are applied, with the same weights each time"]
 NormMaker = Callable[[], nn.Module]
 LayerMaker = Callable[[int], Mapping[str, Layer] | Layer]
 """Makes the layer of a number, counted from 0: its branches by name, or a complete layer."""
@@ -50,13 +52,18 @@ def stack(
     streams: ResidualStreams = "plain",
     std: float | None = None,
     join: Callable[[], ResidualJoin | None] = lambda: None,
+    loops: int = 1,
 ) -> Chain:
     """`depth` layers made by `layer`, or by several makers in turn; all orders but post-norm end in a final norm.
+
+    The layers are applied `loops` times, with the same weights (Bae et al. 2024, arXiv:2410.20672, section 2.2: CYCLE).
 
     A mapping becomes a chain of residual branches with norms and dropout, except parts that are residual branches
     already; a layer is taken as it is. With "reversible" streams, branches are added alternately to two streams, and no
     activations are stored (see `ReversibleStack`). `std` initializes the matrices with `scale_residual_init`. `join`
-    makes the join of each branch, None for the sum after `dropout`."""
+    makes the join of each branch, None for the sum after `dropout`. Raises UserError for reversible loops."""
+    if loops > 1 and streams == "reversible":
+        raise UserError(f"loops ({loops}) need residual_streams=plain: a reversible layer is applied once")
 
     def complete(parts: Mapping[str, Layer] | Layer) -> Layer:
         if isinstance(parts, Layer):
@@ -70,13 +77,14 @@ def stack(
         )
 
     makers = [layer] if callable(layer) else layer
-    layers = {str(number): complete(makers[number % len(makers)](number)) for number in range(depth)}
+    made = [complete(makers[number % len(makers)](number)) for number in range(depth)]
+    layers = {str(number): part for number, part in enumerate(made * loops)}
     body: dict[str, Layer] = {"layers": ReversibleStack(**layers)} if streams == "reversible" else layers
     if order != "post":
         body["norm"] = Pointwise(norm())
     chain = Chain(**body)
     if std is not None:
-        scale_residual_init(chain, depth, std=std)
+        scale_residual_init(chain, depth * loops, std=std)
     return chain
 
 

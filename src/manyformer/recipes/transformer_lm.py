@@ -19,7 +19,7 @@ from manyformer.recipes.attention_kernels import (
 from manyformer.recipes.baselines import language_model, learned_embedding
 from manyformer.recipes.keywords import FeedForwardChunk, GeluApproximation, NormEps
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, ResidualStreams, check_heads
+from manyformer.recipes.stacks import LoopCount, NormOrder, ResidualStreams, check_heads
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
@@ -47,13 +47,14 @@ def transformer_lm(
     window: KernelWindow = WINDOW,
     sinks: SinkCount = None,
     kv_heads: int | None = None,
+    loops: LoopCount = 1,
 ) -> LanguageModel:
     """Pre-norm, GELU, learned positions, tied output, as in GPT-2; `ff_dim` is 4 dim unless given.
 
     Attention weights have no dropout, unlike GPT-2's: on a CPU it costs six times the attention itself. GPT-2 takes
     `gelu_approximate="tanh"`, an approximation to within 5e-4 that on a CPU costs three times the exact function.
-    Reversible layers and chunked feed-forward layers (Kitaev et al. 2020, section 3) save memory. `kernel` and
-    `kv_heads` give a trained model another attention: see `manyformer convert`."""
+    Reversible layers and chunked feed-forward layers (Kitaev et al. 2020, section 3) save memory. `kernel`,
+    `kv_heads` and `loops` make a trained model another one: see `manyformer convert`."""
     check_heads(dim, heads)
     sizes = AttentionSizes(dim, heads, kv_heads or heads, max_length, window=window, sinks=sinks or 0)
 
@@ -66,5 +67,5 @@ def transformer_lm(
     embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
     norm = partial(nn.LayerNorm, dim, eps=norm_eps)
     return language_model(
-        embed, depth, layer, dropout=dropout, norm_order=norm_order, norm=norm, streams=residual_streams
+        embed, depth, layer, dropout=dropout, norm_order=norm_order, norm=norm, streams=residual_streams, loops=loops
     )

@@ -101,6 +101,8 @@ def attention_pairs(pair: ModelPair, config: TransferConfig) -> list[AttentionPa
         teacher = pair.old_module(name)
         if not isinstance(student, Attention) or not isinstance(teacher, Attention):
             continue
+        if pair.shared_places(name):
+            raise UserError(f"{name} is applied several times, and would have several attentions to imitate")
         parameters = student.kernel.named_parameters(f"{name}.kernel")
         if weights := [weight for path, weight in parameters if is_of_new_kernel(pair, path)]:
             signed = [part for part in student.kernel.modules() if isinstance(part, FeatureMap) and part.signed]

@@ -26,7 +26,7 @@ from manyformer.surgery.conversion import (
     TransformedModel,
 )
 from manyformer.surgery.mechanism_changes import describe_changes
-from manyformer.surgery.model_pair import ConversionOptions, KeyHeadPooling, LayerGrowth, ModelPair
+from manyformer.surgery.model_pair import ConversionOptions, KeyHeadPooling, LayerGrowth, LayerSharing, ModelPair
 from manyformer.surgery.recipe_conversions import ANY_RECIPE, CONVERSIONS, KERNEL_FINDINGS
 from manyformer.surgery.transfer_text import transfer_batches
 from manyformer.surgery.weight_transfer import transfer_weights
@@ -42,6 +42,7 @@ def convert(
     *,
     growth: LayerGrowth = "silent",
     pooling: KeyHeadPooling = "mean",
+    sharing: LayerSharing = "stepwise",
     transfer: TransferConfig | None = None,
     data: str | Path | None = None,
     on_progress: TransferProgressFn = lambda step, loss: None,
@@ -51,8 +52,9 @@ def convert(
 
     All keywords that both recipes have keep their values unless they are given. Weights of equal names and shapes are
     copied; longer tables of learned positions repeat the rows of the shorter one, fewer heads of keys and values are
-    those of the model pooled (`pooling`), more layers are copies (`growth`, see `ConversionOptions`), and a kernel of
-    another kind has its own new tensors. What no rule explains is refused. `model` is not changed.
+    those of the model pooled (`pooling`), more layers are copies (`growth`, see `ConversionOptions`), layers that are
+    applied several times are made of those in their places (`sharing`), and a kernel of another kind has its own new
+    tensors. What no rule explains is refused. `model` is not changed.
 
     With `transfer` these new tensors learn to imitate the attention that they replace, on the text of the file `data`
     (see `transfer_attention`); `on_progress` receives each step and its loss.
@@ -68,7 +70,7 @@ def convert(
     if target == model.spec.recipe and not keywords:
         raise UserError(f"nothing would change: name another recipe than {target}, or keywords to change")
     conversion = None if target == model.spec.recipe else conversion_between(model.spec.recipe, target)
-    options = ConversionOptions(growth=growth, pooling=pooling)
+    options = ConversionOptions(growth=growth, pooling=pooling, sharing=sharing)
     layer_transfers: list[LayerTransfer] = []
     if conversion is not None and conversion.transform is not None:
         if config.steps is not None:

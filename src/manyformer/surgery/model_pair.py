@@ -12,6 +12,7 @@ from manyformer.models import Model
 
 LayerGrowth = Literal["silent", "overlapping"]
 KeyHeadPooling = Literal["mean", "first"]
+LayerSharing = Literal["mean", "stepwise"]
 
 _LAYER = re.compile(r"((?:encoder|decoder)\.)?body\.(\d+)\b")
 
@@ -23,11 +24,14 @@ class ConversionOptions:
     A deeper model has copies of layers that write nothing at first ("silent", Wu et al. 2024, LLaMA Pro,
     arXiv:2401.02415), or the layers of two overlapping copies of the model ("overlapping", Kim et al. 2024, SOLAR,
     arXiv:2312.15166). Fewer heads of keys and values are the mean of those that they replace (Ainslie et al. 2023, GQA,
-    arXiv:2305.13245, section 2.1), or the first of them.
+    arXiv:2305.13245, section 2.1), or the first of them. Layers that are applied several times are the mean of those in
+    whose places they are ("mean"), or layers at even distances, with the first and the last ("stepwise", Bae et al.
+    2024, Relaxed Recursive Transformers, arXiv:2410.20672, section 2.3).
     """
 
     growth: LayerGrowth = "silent"
     pooling: KeyHeadPooling = "mean"
+    sharing: LayerSharing = "stepwise"
 
 
 class DerivedTensor(NamedTuple):
@@ -75,7 +79,7 @@ class ModelPair:
         match = _LAYER.match(name)
         if match is None or not self.layers:
             return name
-        return f"{match[1] or ''}body.{self.layers[int(match[2])]}{name[match.end() :]}"
+        return rename_layer(name, self.layers[int(match[2])])
 
     def trained(self, name: str) -> Tensor | None:
         """The tensor of the old model behind one of the new model, None if there is none."""
@@ -84,6 +88,16 @@ class ModelPair:
     def old_module(self, name: str) -> nn.Module | None:
         """The module of the old model behind one of the new model, None if there is none."""
         return self.modules.get(self.old_name(name))
+
+    def shared_places(self, name: str) -> list[int]:
+        """The numbers of the places in which the layer of a tensor of the new model is applied; empty for one place."""
+        match = _LAYER.match(name)
+        if match is None:
+            return []
+        layer = self.new_modules[match[0]]
+        others = [other for path in self.new_modules if (other := _LAYER.fullmatch(path)) and other[1] == match[1]]
+        places = sorted(int(other[2]) for other in others if self.new_modules[other[0]] is layer)
+        return places if len(places) > 1 else []
 
     def is_silent(self, name: str) -> bool:
         """Whether a tensor belongs to an inserted layer that writes nothing at first."""
@@ -97,13 +111,18 @@ class ModelPair:
         )
 
 
+def rename_layer(name: str, number: int) -> str:
+    """The name of the same module or tensor in the layer of this number."""
+    return _LAYER.sub(lambda match: f"{match[1] or ''}body.{number}", name, count=1)
+
+
 def _modules(model: nn.Module) -> dict[str, nn.Module]:
     return dict(model.named_modules(remove_duplicate=False))
 
 
 def _depth(model: nn.Module) -> int:
-    """The number of numbered layers."""
-    return len({match[2] for name, _ in model.named_modules() if (match := _LAYER.match(name))})
+    """The number of numbered layers, each as often as it is applied."""
+    return len({match[2] for name in _modules(model) if (match := _LAYER.match(name))})
 
 
 def _copied_layers(old_depth: int, depth: int, growth: LayerGrowth) -> list[int]:

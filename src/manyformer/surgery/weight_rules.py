@@ -9,7 +9,7 @@ from manyformer.feedforward import FeedForward, GatedFeedForward
 from manyformer.kernels import Kernel
 from manyformer.mixers.global_local import GlobalLocalAttention
 from manyformer.position import LearnedPosition
-from manyformer.surgery.model_pair import DerivedTensor, ModelPair
+from manyformer.surgery.model_pair import DerivedTensor, ModelPair, rename_layer
 
 
 def repeated_positions(pair: ModelPair, name: str) -> DerivedTensor | None:
@@ -61,6 +61,23 @@ def added_gate_rows(pair: ModelPair, name: str) -> DerivedTensor | None:
     if len(rows) != len(loaded):
         return None
     return DerivedTensor(pair.initial[name].index_copy(0, rows, loaded.to(pair.initial[name])), "rows of gates are new")
+
+
+def shared_layers(pair: ModelPair, name: str) -> DerivedTensor | None:
+    """A tensor of a layer that is applied in several places: the mean of those in its places, or that of one layer.
+
+    Raises UserError if the model has another number of layers than the new one has places."""
+    places = pair.shared_places(name)
+    if places and pair.layers:
+        raise UserError(f"depth times loops ({len(pair.layers)}) must be the number of layers of the model")
+    tensors = [tensor for place in places if (tensor := pair.tensors.get(rename_layer(name, place))) is not None]
+    if not tensors or len(tensors) < len(places) or all(torch.equal(tensor, tensors[0]) for tensor in tensors):
+        return None
+    if pair.options.sharing == "mean":
+        return DerivedTensor(torch.stack(tensors).mean(0), f"the mean of {len(places)} layers, which become one")
+    distance = places[1] - places[0]
+    number = places[0] * (distance * len(places) - 1) // max(1, distance - 1)
+    return DerivedTensor(pair.tensors[rename_layer(name, number)], "of layers at even distances, the others are left")
 
 
 def silent_layers(pair: ModelPair, name: str) -> DerivedTensor | None:

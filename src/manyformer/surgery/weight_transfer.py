@@ -11,7 +11,13 @@ from manyformer.errors import UserError
 from manyformer.surgery.conversion import RecipeConversion, TensorOrigin
 from manyformer.surgery.mechanism_changes import abbreviate
 from manyformer.surgery.model_pair import ModelPair
-from manyformer.surgery.weight_rules import SHAPE_RULES, is_of_new_kernel, is_of_replaced_kernel, silent_layers
+from manyformer.surgery.weight_rules import (
+    SHAPE_RULES,
+    is_of_new_kernel,
+    is_of_replaced_kernel,
+    shared_layers,
+    silent_layers,
+)
 
 
 class WeightTransfer(NamedTuple):
@@ -33,7 +39,8 @@ def transfer_weights(pair: ModelPair, conversion: RecipeConversion | None = None
         name = next((name for name in names if pair.trained(name) is not None), names[0])
         values[name], origin = _derive(pair, conversion, name)
         trained = {other: tensor for other in names if (tensor := pair.trained(other)) is not None}
-        if different := [other for other, tensor in trained.items() if not _equal(tensor, trained[name])]:
+        different = [other for other, tensor in trained.items() if not _equal(tensor, trained[name])]
+        if different and not pair.shared_places(name):
             raise UserError(f"{name} and {different[0]} differ in the model, and are one tensor in the new one")
         origins.append(origin)
     return WeightTransfer(values, origins, _left_behind(pair, conversion))
@@ -74,7 +81,12 @@ def _derive_if_known(
     if is_of_new_kernel(pair, name):
         return initial, TensorOrigin(name, "new", "tensors of a kernel of another kind")
     is_same_shape = trained is not None and trained.shape == initial.shape
-    for rule in (silent_layers, *(conversion.rules if conversion else ()), *(() if is_same_shape else SHAPE_RULES)):
+    for rule in (
+        shared_layers,
+        silent_layers,
+        *(conversion.rules if conversion else ()),
+        *(() if is_same_shape else SHAPE_RULES),
+    ):
         if (derived := rule(pair, name)) is not None and derived.value.shape == initial.shape:
             return derived.value, TensorOrigin(name, "derived", derived.how)
     if is_same_shape:

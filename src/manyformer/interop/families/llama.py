@@ -228,6 +228,7 @@ PLAIN = {
     "kernel": "softmax",
     "sinks": None,
     "memory_length": None,
+    "loops": 1,
     "norm_order": "pre",
     "qk_norm": False,
     "biases": "none",
