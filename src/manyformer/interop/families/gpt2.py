@@ -61,8 +61,8 @@ def gpt2_layer_rules(theirs: str, ours: str, dim: int) -> Iterator[TensorRule]:
 
 
 def _write_config(keywords: Mapping[str, Any]) -> Keywords:
-    expected = {"norm_order": "pre", "residual_streams": "plain", "kernel": "softmax", "sinks": None, "kv_heads": None}
-    expected |= {"loops": 1}
+    expected: Keywords = {"norm_order": "pre", "residual_streams": "plain", "kernel": "softmax", "sinks": None}
+    expected |= {"kv_heads": None, "loops": 1}
     for name, value in expected.items():
         if keywords[name] != value:
             raise UserError(f"{name} is {keywords[name]}, and a GPT-2 has {value} alone")
