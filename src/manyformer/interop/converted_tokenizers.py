@@ -17,7 +17,6 @@ CONVERTED_FILES = (
     "sentencepiece.bpe.model",
     "spm.model",
     "tokenizer.model",
-    "source.spm",
 )
 """Files by which a tokenizer is known that has no tokenizer.json."""
 
