@@ -312,7 +312,7 @@ def test_evaluate_says_what_is_missing(cli: Cli, text_run: Path, tmp_path: Path)
     assert "for models that write a text for a text" in cli("evaluate", str(text_run), "--lengths", "3").err
     assert "either a split or data" in cli("evaluate", str(text_run), "--split", "valid", "--data", "x").err
     mf.load(text_run).save(tmp_path / "bare")
-    assert "run.yaml is missing" in cli("evaluate", str(tmp_path / "bare")).err
+    assert "has no tokenizer" in cli("evaluate", str(tmp_path / "bare")).err
     assert "without a tokenizer" in cli("generate", str(tmp_path / "bare"), "x").err
     (tmp_path / "bare" / "model.safetensors").write_bytes(b"damaged")
     assert "is damaged" in cli("generate", str(tmp_path / "bare"), "x").err

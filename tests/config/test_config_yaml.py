@@ -95,7 +95,7 @@ def test_a_conflict_with_a_broken_setting_is_not_reported() -> None:
         ),
         ("loss: 0.1", "run.yaml:2:1: loss: must be a mapping of settings, got 0.1"),
         ("model: [1]", "run.yaml:2:1: model: must be a mapping of settings, got [1]"),
-        ("lr: 0.1", "run.yaml:2:1: lr: no such setting; did you mean optim.lr?"),
+        ("lr: 0.1", "run.yaml:2:1: lr: no such setting; did you mean optim.lr or transfer.lr?"),
         ("depth: 3", "run.yaml:2:1: depth: no such setting; did you mean model.depth?"),
         ("every: 3", "run.yaml:2:1: every: no such setting; did you mean evaluate.every or save.every or log.every?"),
         ("batch_size: 3", "run.yaml:2:1: batch_size: no such setting; did you mean batch.tokens?"),

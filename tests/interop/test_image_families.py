@@ -95,7 +95,11 @@ def test_bytes_become_the_same_numbers(mean: list[float], scaling: str, tmp_path
 @pytest.mark.parametrize(
     ("file", "fields", "sentence"),
     [
-        ("config.json", {"architectures": ["ViTModel"]}, "which has no head that the recipe has: ...ForImageClass"),
+        (
+            "config.json",
+            {"architectures": ["ViTForMaskedImageModeling"]},
+            "which has no head that the recipe has: ...ForImageClass",
+        ),
         ("config.json", {"image_size": [8]}, r"image_size \(\[8\]\) must be the side of an image"),
         ("config.json", {"image_size": 10}, "cannot be cut into patches"),
         ("config.json", {"qkv_bias": False}, "qkv_bias is False, and no recipe has that"),

@@ -53,7 +53,7 @@ def test_weighted_means_lie_in_the_hull_and_other_sums_do_not() -> None:
 
 def test_heads_that_share_values_are_compared_with_them() -> None:
     v = randn(1, 1, 5, 3)
-    assert convex_hull_excess(v, v.expand(1, 2, 5, 3), generator(), causal=False).tolist() == [0, 0]
+    assert convex_hull_excess(v, v.expand(1, 2, 5, 3), generator(), causal=False).max() <= 1e-12
 
 
 def test_weights_are_a_proof_only_if_they_are_a_mean() -> None:

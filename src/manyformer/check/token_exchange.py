@@ -93,7 +93,7 @@ class RowsInteract(Exception):
 
 def _measure_in_batches(forward: Forward, test: ExchangeTest, leak: Leak, rows: int) -> Leak:
     """Measure the exchanges in batches of exactly `rows` rows, one in each row."""
-    inputs = test.inputs.rows([0] * rows)
+    inputs, no_leak = test.inputs.rows([0] * rows), leak
     expected = forward(inputs)
 
     def changes_of(exchanges: Mapping[int, Exchange]) -> Float[Tensor, "b l"]:
@@ -107,9 +107,9 @@ def _measure_in_batches(forward: Forward, test: ExchangeTest, leak: Leak, rows: 
         changes = changes_of(exchanges)
         for row, exchange in exchanges.items():
             row_leak = _add_changes(leak, exchange, changes[row])
-            if leak.exchange is None and row_leak.exchange is not None and len(exchanges) > 1:
+            if row_leak.exchange is exchange and len(exchanges) > 1:
                 alone = changes_of({row: exchange})[row]
-                if _add_changes(leak, exchange, alone).exchange is None:
+                if _add_changes(no_leak, exchange, alone).exchange is None:
                     raise RowsInteract
             leak = row_leak
     return leak
