@@ -3,8 +3,8 @@
     python benchmarks/import_cost.py              # GPT-2 small and BERT base, random weights, one file and several
     python benchmarks/import_cost.py --only bert
 
-Each import runs in a process of its own (on Linux, which tells the largest resident memory since a moment). The memory of
-the packages that it needs is not counted. The goal is 10 s and 1.5 times the size of the weights.
+Each import runs in a process of its own, on Linux, which tells the largest resident memory since a moment. The memory
+of the packages that it needs is not counted. The goal is 10 s and 1.5 times the size of the weights.
 """
 
 import argparse
