@@ -24,8 +24,8 @@ LONGFORMER_FINDING = (
 KERNEL_FINDINGS: dict[str, tuple[str, str]] = {
     "t2r": (
         "Kasai et al. 2021, Finetuning Pretrained Transformers into RNNs, arXiv:2103.13076",
-        "a model of 1 billion parameters then reaches 40.6 % of HellaSwag, and one made by SUPRA 57.0 % (Mercat et al. "
-        "2024, arXiv:2405.06640, table 3)",
+        "kernels are swapped and the model is then fine-tuned, which costs less training than such a model from random "
+        "weights and keeps most of the accuracy in language modelling and translation (abstract)",
     ),
     "hedgehog": (
         "Zhang et al. 2024, The Hedgehog & the Porcupine, arXiv:2402.04347",
