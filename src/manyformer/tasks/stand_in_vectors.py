@@ -16,6 +16,6 @@ def stand_in_vectors(draw: Callable[..., Tensor], size: int, device: torch.devic
 
     An embedding, so that contracts can differentiate by its output."""
     generator = torch.Generator().manual_seed(STAND_IN_IDS)
-    with torch.inference_mode(mode=False):
+    with torch.inference_mode(False):  # noqa: FBT003 - torch.compile takes no keyword
         table = draw(STAND_IN_IDS, size, generator=generator, device="cpu")
         return nn.Embedding(STAND_IN_IDS, size, _weight=table.to(device)).requires_grad_(requires_grad=False)
