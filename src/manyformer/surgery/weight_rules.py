@@ -1,5 +1,7 @@
 """Rules by which tensors of a converted model follow from trained ones."""
 
+from collections.abc import Callable, Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -100,19 +102,22 @@ SHAPE_RULES = (repeated_positions, added_gate_rows, pooled_key_heads)
 
 def is_of_new_kernel(pair: ModelPair, name: str) -> bool:
     """Whether a tensor of the new model belongs to a kernel of another kind than the old model has there."""
-    for path in _paths(name):
-        if isinstance(kernel := pair.new_modules.get(path), Kernel):
-            old_kernel = pair.old_module(path)
-            return isinstance(old_kernel, Kernel) and _structure(old_kernel) != _structure(kernel)
-    return False
+    return _is_of_changed_kernel(name, pair.new_modules, pair.old_module)
 
 
 def is_of_replaced_kernel(pair: ModelPair, name: str) -> bool:
     """Whether a tensor of the old model belongs to a kernel that the new model has of another kind."""
+    return _is_of_changed_kernel(name, pair.modules, pair.new_modules.get)
+
+
+def _is_of_changed_kernel(
+    name: str, modules: Mapping[str, nn.Module], counterpart: Callable[[str], nn.Module | None]
+) -> bool:
+    """Whether the smallest kernel around a tensor has a kernel of another kind as its counterpart."""
     for path in _paths(name):
-        if isinstance(kernel := pair.modules.get(path), Kernel):
-            new_kernel = pair.new_modules.get(path)
-            return isinstance(new_kernel, Kernel) and _structure(kernel) != _structure(new_kernel)
+        if isinstance(kernel := modules.get(path), Kernel):
+            changed = counterpart(path)
+            return isinstance(changed, Kernel) and _structure(changed) != _structure(kernel)
     return False
 
 
