@@ -30,6 +30,8 @@ DRAWS: dict[DirectionSampling, Callable[[int, int, torch.Generator], Tensor]] = 
 class _FavorFeatures(RandomFeatures):
     """Features plus `floor` from orthogonal or independent directions, the same for all heads."""
 
+    features_per_direction = 1
+
     def __init__(
         self,
         key_dim: int,
@@ -39,8 +41,10 @@ class _FavorFeatures(RandomFeatures):
         redraw: int | None = None,
         floor: float = 1e-6,
     ) -> None:
+        if features % self.features_per_direction:
+            raise ValueError(f"{type(self).__name__}: features ({features}) must be even, two for each direction")
         self.directions, self.floor = directions, floor
-        super().__init__(key_dim, features, heads=1, redraw=redraw)
+        super().__init__(key_dim, features // self.features_per_direction, heads=1, redraw=redraw)
 
     def draw(self, count: int, key_dim: int, generator: torch.Generator) -> Float[Tensor, "r e"]:
         return DRAWS[self.directions](count, key_dim, generator)
@@ -61,28 +65,13 @@ class FavorPlusFeatures(_FavorFeatures):
         return FeatureValues(*_FavorPlusFunction.apply(x, matrix, self.floor))  # type: ignore[no-untyped-call]
 
 
-class _PairedFavorFeatures(_FavorFeatures):
-    """Two features for each direction."""
-
-    def __init__(
-        self,
-        key_dim: int,
-        features: int,
-        *,
-        directions: DirectionSampling = "orthogonal",
-        redraw: int | None = None,
-        floor: float = 1e-6,
-    ) -> None:
-        if features % 2:
-            raise ValueError(f"{type(self).__name__}: features ({features}) must be even, two for each direction")
-        super().__init__(key_dim, features // 2, directions=directions, redraw=redraw, floor=floor)
-
-
 @final
-class HyperbolicFavorFeatures(_PairedFavorFeatures):
+class HyperbolicFavorFeatures(_FavorFeatures):
     """`FavorPlusFeatures` of half as many directions and of the opposite ones (Choromanski et al. 2021, lemma 1).
 
     The mean of exp(w.z) and exp(-w.z) has a smaller variance than two independent directions (lemma 2)."""
+
+    features_per_direction = 2
 
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
         matrix = torch.cat([self.matrix[0], -self.matrix[0]]).to(x.dtype)
@@ -90,12 +79,13 @@ class HyperbolicFavorFeatures(_PairedFavorFeatures):
 
 
 @final
-class TrigonometricFavorFeatures(_PairedFavorFeatures):
+class TrigonometricFavorFeatures(_FavorFeatures):
     """exp(|x|^2 / 2) times sin(w.x) and cos(w.x), for contrast (Choromanski et al. 2021, section 2.3, equation 4).
 
     Its estimate of exp(q.k / sqrt(e)) is unbiased, too, but may be negative, and its error is largest where the
     kernel is small (lemma 2): sums of weights may vanish. `floor` has no effect."""
 
+    features_per_direction = 2
     signed = True
 
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
