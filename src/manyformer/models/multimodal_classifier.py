@@ -3,7 +3,6 @@
 from typing import final
 
 import torch
-from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from manyformer.batches import ModalitiesBatch
@@ -11,32 +10,22 @@ from manyformer.core import LayerOutput, State, WatchFn, no_watch
 from manyformer.mixers.modality_fusion import Fusion, has_tokens
 from manyformer.models.classifier import mean_over_tokens
 from manyformer.models.head import ClassHead
-from manyformer.models.model import Model, ModelOutput
-from manyformer.models.part_embedding import PartEmbedding, batch_of_parts
+from manyformer.models.modalities_model import ModalitiesModel
+from manyformer.models.model import ModelOutput
+from manyformer.models.part_embedding import PartEmbedding
 from manyformer.models.token_inputs import apply_head
 
 
 @final
-class MultimodalClassifier(Model[ModalitiesBatch]):
+class MultimodalClassifier(ModalitiesModel):
     """Classifies examples by the mean of the parts that each has, a part being the mean of its tokens after fusion."""
 
     def __init__(self, embed: PartEmbedding, fusion: Fusion, head: ClassHead) -> None:
         super().__init__()
         self.embed, self.fusion, self.head = embed, fusion, head
 
-    def forward(
-        self,
-        images: UInt8[Tensor, "b height width channels"] | None = None,
-        frames: Float[Tensor, "b f m"] | None = None,
-        tokens: Int[Tensor, "b t"] | None = None,
-        image_segments: Int[Tensor, " b"] | None = None,
-        frame_segments: Int[Tensor, "b f"] | None = None,
-        token_segments: Int[Tensor, "b t"] | None = None,
-        *,
-        watch: WatchFn = no_watch,
-    ) -> ModelOutput:
-        """The logits (b, classes) of examples, of whose parts one at least is given; segments of -1 are padding."""
-        batch = batch_of_parts(images, frames, tokens, image_segments, frame_segments, token_segments)
+    def output(self, batch: ModalitiesBatch, watch: WatchFn) -> ModelOutput:
+        """The logits (b, classes) of examples."""
         hidden = self._pool(batch, watch)
         return ModelOutput(apply_head(self.head, hidden.y), None, hidden.loss)
 

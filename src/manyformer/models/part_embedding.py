@@ -3,8 +3,7 @@
 from typing import final
 
 import torch
-from jaxtyping import Float, Int, UInt8
-from torch import Tensor, nn
+from torch import nn
 
 from manyformer.batches import ModalitiesBatch
 from manyformer.core import MemorySequence
@@ -49,17 +48,3 @@ class PartEmbedding(nn.Module):
         if not sequences:
             raise UserError(f"this model reads {', '.join(self.parts)}, and the batch has no part")
         return sequences
-
-
-def batch_of_parts(
-    images: UInt8[Tensor, "b height width channels"] | None,
-    frames: Float[Tensor, "b f m"] | None,
-    tokens: Int[Tensor, "b t"] | None,
-    image_segments: Int[Tensor, " b"] | None,
-    frame_segments: Int[Tensor, "b f"] | None,
-    token_segments: Int[Tensor, "b t"] | None,
-) -> ModalitiesBatch:
-    """Examples without labels, in whose place zeros stand."""
-    given = next(part for part in (images, frames, tokens, torch.zeros(0, 0)) if part is not None)
-    labels = torch.zeros(len(given), dtype=torch.long, device=given.device)
-    return ModalitiesBatch(labels, images, frames, tokens, image_segments, frame_segments, token_segments)

@@ -5,16 +5,17 @@ from typing import final
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX, ModalitiesBatch
 from manyformer.core import Context, Layer, MemorySequence, State, WatchFn, no_watch
 from manyformer.errors import UserError
 from manyformer.models.classifier import mean_over_tokens
-from manyformer.models.model import Model, ModelOutput
+from manyformer.models.modalities_model import ModalitiesModel
+from manyformer.models.model import ModelOutput
 from manyformer.models.output_head import BatchLoss, BatchScore
-from manyformer.models.part_embedding import PartEmbedding, batch_of_parts
+from manyformer.models.part_embedding import PartEmbedding
 from manyformer.models.token_inputs import apply_layer
 
 INITIAL_SCALE, MAX_SCALE = 1 / 0.07, 100.0
@@ -39,7 +40,7 @@ class PairSimilarity(nn.Module):
 
 
 @final
-class TwoTowers(Model[ModalitiesBatch]):
+class TwoTowers(ModalitiesModel):
     """Embeds the two parts of examples in one space, where those of an example are nearer than those of two.
 
     Radford et al. 2021, section 2.3 and figure 3: the cosines of all pairs of a batch, times a learned inverse
@@ -56,19 +57,8 @@ class TwoTowers(Model[ModalitiesBatch]):
             nn.init.normal_(projection.weight, std=dim**-0.5)  # type: ignore[arg-type]
         self.similarity = PairSimilarity()
 
-    def forward(
-        self,
-        images: UInt8[Tensor, "b height width channels"] | None = None,
-        frames: Float[Tensor, "b f m"] | None = None,
-        tokens: Int[Tensor, "b t"] | None = None,
-        image_segments: Int[Tensor, " b"] | None = None,
-        frame_segments: Int[Tensor, "b f"] | None = None,
-        token_segments: Int[Tensor, "b t"] | None = None,
-        *,
-        watch: WatchFn = no_watch,
-    ) -> ModelOutput:
+    def output(self, batch: ModalitiesBatch, watch: WatchFn) -> ModelOutput:
         """The embeddings of both parts (b, 2 e), times the root of the scale: their products are logits of pairs."""
-        batch = batch_of_parts(images, frames, tokens, image_segments, frame_segments, token_segments)
         embedded = torch.cat(self.embeddings(batch, watch), -1)
         return ModelOutput(embedded * self.similarity.scale.sqrt())
 
