@@ -4,16 +4,14 @@ from collections.abc import Callable
 from typing import final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from manyformer.batches import ClassificationBatch
 from manyformer.core import PADDING_SEGMENT, Layer, LayerOutput, State, TokenPositions, WatchFn, no_watch
 from manyformer.models.embedding import TokenEmbedding
-from manyformer.models.encoder_model import EncoderModel
+from manyformer.models.encoder_model import TextEncoderModel
 from manyformer.models.head import ClassHead
-from manyformer.models.model import ModelOutput
-from manyformer.models.token_inputs import apply_head
 
 TokenPooling = Callable[[Float[Tensor, "b l d"], TokenPositions], Float[Tensor, "b d"]]
 """Makes one vector of the tokens of a row."""
@@ -34,7 +32,7 @@ def first_token(x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[T
 
 
 @final
-class TextClassifier(EncoderModel[ClassificationBatch]):
+class TextClassifier(TextEncoderModel[ClassificationBatch]):
     """Classifies each row from one vector, that `pool` makes of its tokens; logits are (b, classes).
 
     `roles` and `parts` are as of `MaskedLM`."""
@@ -45,22 +43,9 @@ class TextClassifier(EncoderModel[ClassificationBatch]):
         super().__init__(embed, body, head)
         self.pool = pool
 
-    def forward(
-        self,
-        tokens: Int[Tensor, "b l"],
-        segments: Int[Tensor, "b l"] | None = None,
-        roles: Int[Tensor, "b l"] | None = None,
-        parts: Int[Tensor, "b l"] | None = None,
-        *,
-        watch: WatchFn = no_watch,
-    ) -> ModelOutput:
-        positions = self._token_positions(tokens, segments, roles=roles, parts=parts)
-        pooled = self._pool(tokens, positions, watch)
-        return ModelOutput(apply_head(self.head, pooled.y), None, pooled.loss)
-
     def head_inputs(self, batch: ClassificationBatch, state: State) -> tuple[LayerOutput, Tensor]:
-        return self._pool(batch.tokens, self._data_positions(batch), no_watch), batch.labels
+        return self._hidden(batch.tokens, self._data_positions(batch), no_watch), batch.labels
 
-    def _pool(self, tokens: Tensor, positions: TokenPositions, watch: WatchFn) -> LayerOutput:
+    def _hidden(self, tokens: Tensor, positions: TokenPositions, watch: WatchFn) -> LayerOutput:
         hidden = self._encode(tokens, positions, watch)
         return LayerOutput(self.pool(hidden.y, positions), None, hidden.loss)

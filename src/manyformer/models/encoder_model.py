@@ -4,7 +4,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX, AnswerSpanBatch, ClassificationBatch
-from manyformer.core import SUMMARY_ROLE, Context, Layer, LayerOutput, TokenPositions, WatchFn
+from manyformer.core import SUMMARY_ROLE, Context, Layer, LayerOutput, TokenPositions, WatchFn, no_watch
 from manyformer.errors import UserError
 from manyformer.kernels import Kernel
 from manyformer.masks import SamePart, WithRole
@@ -12,8 +12,8 @@ from manyformer.masks.mask import any_node
 from manyformer.mixers.global_summaries import PartSummaries, SummaryPrefixedLayer
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.head import ClassHead
-from manyformer.models.model import B, Model, max_length_of
-from manyformer.models.token_inputs import apply_layer
+from manyformer.models.model import B, Model, ModelOutput, max_length_of
+from manyformer.models.token_inputs import apply_head, apply_layer
 from manyformer.models.token_positions import positions_of
 from manyformer.position import SentenceTypePosition
 from manyformer.token_structures import DependencyTree
@@ -77,6 +77,28 @@ class EncoderModel(Model[B]):
 
     def _encode(self, tokens: Int[Tensor, "b l"], positions: TokenPositions, watch: WatchFn) -> LayerOutput:
         return apply_layer(self.body, self.embed(tokens, positions), Context(positions, watch=watch))
+
+
+class TextEncoderModel(EncoderModel[B]):
+    """An encoder of texts whose tokens may have roles (1 for global tokens) and parts (numbered from 0).
+
+    Both raise UserError for models that do not use them."""
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "b l"],
+        segments: Int[Tensor, "b l"] | None = None,
+        roles: Int[Tensor, "b l"] | None = None,
+        parts: Int[Tensor, "b l"] | None = None,
+        *,
+        watch: WatchFn = no_watch,
+    ) -> ModelOutput:
+        hidden = self._hidden(tokens, self._token_positions(tokens, segments, roles=roles, parts=parts), watch)
+        return ModelOutput(apply_head(self.head, hidden.y), None, hidden.loss)
+
+    def _hidden(self, tokens: Int[Tensor, "b l"], positions: TokenPositions, watch: WatchFn) -> LayerOutput:
+        """What the head reads: by default a vector for each token."""
+        return self._encode(tokens, positions, watch)
 
 
 def select_targets(hidden: LayerOutput, targets: Int[Tensor, "b l"]) -> tuple[LayerOutput, Int[Tensor, " n"]]:

@@ -2,23 +2,20 @@
 
 from typing import final
 
-from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.batches import MaskedLMBatch
-from manyformer.core import Layer, LayerOutput, State, TokenPositions, WatchFn, no_watch
+from manyformer.core import Layer, LayerOutput, State, TokenPositions, no_watch
 from manyformer.mixers.global_summaries import PartSummaries, SummaryPrefixedLayer
 from manyformer.models.contrastive_loss import PartContrastiveLoss
 from manyformer.models.embedding import TokenEmbedding
-from manyformer.models.encoder_model import EncoderModel, select_targets
+from manyformer.models.encoder_model import TextEncoderModel, select_targets
 from manyformer.models.head import ClassHead
-from manyformer.models.model import ModelOutput
 from manyformer.models.output_head import BatchLoss
-from manyformer.models.token_inputs import apply_head
 
 
 @final
-class MaskedLM(EncoderModel[MaskedLMBatch]):
+class MaskedLM(TextEncoderModel[MaskedLMBatch]):
     """Predicts masked tokens (Devlin et al. 2019, section 3.1): `logits[:, i]` are the logits of token i itself.
 
     `roles` are 1 for global tokens, and `parts` number the parts (such as sentences) of a document from 0; both raise
@@ -33,18 +30,6 @@ class MaskedLM(EncoderModel[MaskedLMBatch]):
         if contrast is not None and not has_part_summaries:
             raise ValueError(f"the contrastive loss needs summaries of parts, and a {type(body).__name__} has none")
         self.contrast = contrast
-
-    def forward(
-        self,
-        tokens: Int[Tensor, "b l"],
-        segments: Int[Tensor, "b l"] | None = None,
-        roles: Int[Tensor, "b l"] | None = None,
-        parts: Int[Tensor, "b l"] | None = None,
-        *,
-        watch: WatchFn = no_watch,
-    ) -> ModelOutput:
-        hidden = self._encode(tokens, self._token_positions(tokens, segments, roles=roles, parts=parts), watch)
-        return ModelOutput(apply_head(self.head, hidden.y), None, hidden.loss)
 
     def head_inputs(self, batch: MaskedLMBatch, state: State) -> tuple[LayerOutput, Tensor]:
         hidden = self._encode(batch.tokens, self._batch_positions(batch), no_watch)

@@ -7,33 +7,21 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX, AnswerSpanBatch
-from manyformer.core import PADDING_SEGMENT, State, WatchFn, no_watch
+from manyformer.core import PADDING_SEGMENT, State, no_watch
 from manyformer.errors import UserError
-from manyformer.models.encoder_model import EncoderModel
+from manyformer.models.encoder_model import TextEncoderModel
 from manyformer.models.model import ModelOutput
 from manyformer.models.output_head import BatchLoss, BatchScore, count_targets
 from manyformer.models.token_inputs import apply_head
 
 
 @final
-class SpanReader(EncoderModel[AnswerSpanBatch]):
+class SpanReader(TextEncoderModel[AnswerSpanBatch]):
     """Scores every token as the first and as the last one of an answer (Devlin et al. 2019, section 4.2).
 
     Logits are (b, l, 2). Both softmaxes are over the tokens of a row, so that the losses of a row are two. A question
     without an answer has the first token of the row as its span (section 4.3). `roles` are 1 for global tokens, such as
     those of the question, `parts` number the sentences; both raise ValueError for models that do not use them."""
-
-    def forward(
-        self,
-        tokens: Int[Tensor, "b l"],
-        segments: Int[Tensor, "b l"] | None = None,
-        roles: Int[Tensor, "b l"] | None = None,
-        parts: Int[Tensor, "b l"] | None = None,
-        *,
-        watch: WatchFn = no_watch,
-    ) -> ModelOutput:
-        hidden = self._encode(tokens, self._token_positions(tokens, segments, roles=roles, parts=parts), watch)
-        return ModelOutput(apply_head(self.head, hidden.y), None, hidden.loss)
 
     def row_logits(self, batch: AnswerSpanBatch) -> ModelOutput:
         """The logits (b, 2, l) of a batch, minus infinity at padding, in float32."""
