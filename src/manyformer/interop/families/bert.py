@@ -8,7 +8,6 @@ from manyformer.interop.families.encoder_parts import (
     bert_config,
     bert_keywords,
     encoder_rules,
-    unused_types,
 )
 from manyformer.interop.foreign_config import ForeignConfig
 from manyformer.interop.model_family import Keywords, ModelFamily
@@ -29,9 +28,7 @@ def _read_keywords(config: ForeignConfig, tensors: Collection[str]) -> Keywords:
 
 
 def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
-    yield from encoder_rules(BERT_NAMES, keywords)
-    if keywords["sentence_types"] is None:
-        yield unused_types(BERT_NAMES, keywords["dim"])
+    return encoder_rules(BERT_NAMES, keywords)
 
 
 def _write_config(keywords: Mapping[str, Any]) -> Keywords:

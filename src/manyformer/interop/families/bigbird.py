@@ -12,7 +12,6 @@ from manyformer.interop.families.encoder_parts import (
     bert_keywords,
     encoder_config,
     encoder_rules,
-    unused_types,
 )
 from manyformer.interop.foreign_config import ForeignConfig
 from manyformer.interop.model_family import Keywords, ModelFamily
@@ -47,9 +46,7 @@ def _full_length(block: int, random: int) -> int:
 
 
 def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
-    yield from encoder_rules(NAMES, keywords)
-    if keywords["sentence_types"] is None:
-        yield unused_types(NAMES, keywords["dim"])
+    return encoder_rules(NAMES, keywords)
 
 
 def _write_config(keywords: Mapping[str, Any]) -> Keywords:

@@ -20,6 +20,7 @@ NAMES = EncoderNames(
     ff_norm="output_layer_norm",
     masked_lm=("vocab_transform", "vocab_layer_norm", "vocab_projector"),
     text_labels=("pre_classifier", "classifier"),
+    has_token_types=False,
 )
 
 NORM_EPS = 1e-12

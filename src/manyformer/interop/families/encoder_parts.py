@@ -3,13 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from manyformer.errors import UserError
 from manyformer.interop.foreign_config import ForeignConfig
 from manyformer.interop.model_family import Keywords
-from manyformer.interop.tensor_rules import PARAMETERS, TensorRule, each_parameter, padded_rows, same, stacked
+from manyformer.interop.tensor_rules import PARAMETERS, TensorRule, each_parameter, padded_rows, same, stacked, unused
 
 HEAD_OF_SUFFIX = {
     "ForMaskedLM": "masked-lm",
@@ -39,7 +36,8 @@ class EncoderNames(NamedTuple):
 
     Those of layers and embeddings are below `prefix`; those of heads are complete. `attention` are the projections of
     queries, keys, values and outputs; `masked_lm` the dense layer, the norm and the module with the bias;
-    `text_labels` the dense layer and the projection; `token_labels` and `spans` a projection."""
+    `text_labels` the dense layer and the projection; `token_labels` and `spans` a projection. `has_token_types` says
+    whether there is a table of types of tokens."""
 
     prefix: str
     layers: str
@@ -52,6 +50,7 @@ class EncoderNames(NamedTuple):
     text_labels: tuple[str, str]
     token_labels: str = "classifier"
     spans: str = "qa_outputs"
+    has_token_types: bool = True
 
 
 BERT_NAMES = EncoderNames(
@@ -78,8 +77,8 @@ def encoder_rules(names: EncoderNames, keywords: Mapping[str, Any], *, first_pos
     embeddings, dim = f"{names.prefix}embeddings", keywords["dim"]
     yield same(f"{embeddings}.word_embeddings.weight", "embed.token.weight")
     yield padded_rows(f"{embeddings}.position_embeddings.weight", "embed.position.weight", first_position)
-    if keywords.get("sentence_types") is not None:
-        yield same(f"{embeddings}.token_type_embeddings.weight", "embed.types.weight")
+    if names.has_token_types:
+        yield _token_types(f"{embeddings}.token_type_embeddings.weight", keywords)
     yield from each_parameter(f"{embeddings}.LayerNorm", "embed.norm")
     for layer in range(keywords["depth"]):
         theirs, ours = f"{names.prefix}{names.layers}.{layer}", f"body.{layer}"
@@ -95,6 +94,13 @@ def encoder_rules(names: EncoderNames, keywords: Mapping[str, Any], *, first_pos
     yield from _head_rules(names, keywords["head"])
 
 
+def _token_types(theirs: str, keywords: Mapping[str, Any]) -> TensorRule:
+    """The vectors of sentences; where a model of ours has none, the two of theirs are 0."""
+    if keywords["sentence_types"] is None:
+        return unused(theirs, (2, keywords["dim"]))
+    return same(theirs, "embed.types.weight")
+
+
 def _head_rules(names: EncoderNames, head: str) -> Iterator[TensorRule]:
     if head == "masked-lm":
         dense, norm, output = names.masked_lm
@@ -107,15 +113,6 @@ def _head_rules(names: EncoderNames, head: str) -> Iterator[TensorRule]:
         yield from each_parameter(output, "head")
     else:
         yield from each_parameter(names.token_labels if head == "tagging" else names.spans, "head")
-
-
-def unused_types(names: EncoderNames, dim: int) -> TensorRule:
-    """Two vectors of sentences that are 0, for a model of ours that has none."""
-
-    def zeros(_: object) -> list[Tensor]:
-        return [torch.zeros(2, dim)]
-
-    return TensorRule((f"{names.prefix}embeddings.token_type_embeddings.weight",), (), lambda x: [], zeros)
 
 
 def read_head(config: ForeignConfig, head_of_suffix: Mapping[str, str] = HEAD_OF_SUFFIX) -> Keywords:

@@ -10,7 +10,6 @@ from manyformer.interop.families.encoder_parts import (
     bert_config,
     bert_keywords,
     encoder_rules,
-    unused_types,
 )
 from manyformer.interop.foreign_config import ForeignConfig
 from manyformer.interop.model_family import PAD_ID, Keywords, ModelFamily
@@ -47,8 +46,6 @@ def _window(config: ForeignConfig, depth: int) -> int:
 
 def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     yield from encoder_rules(NAMES, keywords, first_position=keywords[PAD_ID] + 1)
-    if keywords["sentence_types"] is None:
-        yield unused_types(NAMES, keywords["dim"])
     for layer in range(keywords["depth"]):
         theirs, ours = f"longformer.encoder.layer.{layer}.attention.self", f"body.{layer}.attention.inner"
         yield from each_parameter(f"{theirs}.query_global", f"{ours}.global_q_proj")

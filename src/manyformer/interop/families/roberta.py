@@ -10,7 +10,6 @@ from manyformer.interop.families.encoder_parts import (
     bert_config,
     bert_keywords,
     encoder_rules,
-    unused_types,
 )
 from manyformer.interop.foreign_config import ForeignConfig
 from manyformer.interop.model_family import PAD_ID, Keywords, ModelFamily
@@ -25,9 +24,7 @@ def _read_keywords(config: ForeignConfig, tensors: Collection[str]) -> Keywords:
 
 
 def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
-    yield from encoder_rules(NAMES, keywords, first_position=keywords[PAD_ID] + 1)
-    if keywords["sentence_types"] is None:
-        yield unused_types(NAMES, keywords["dim"])
+    return encoder_rules(NAMES, keywords, first_position=keywords[PAD_ID] + 1)
 
 
 def _write_config(keywords: Mapping[str, Any]) -> Keywords:
