@@ -7,6 +7,7 @@ from manyformer.interop.families.encoder_parts import (
     BERT_NAMES,
     bert_config,
     bert_keywords,
+    derived_tensors,
     encoder_rules,
 )
 from manyformer.interop.foreign_config import ForeignConfig
@@ -48,8 +49,7 @@ BERT = ModelFamily(
     left_out={
         r"bert\.pooler\.dense\.(weight|bias)": "the dense layer of a head for labels of texts",
         r"cls\.seq_relationship\.(weight|bias)": "the head of the next-sentence task, which the recipe does not have",
-        r"cls\.predictions\.decoder\.(weight|bias)": "a copy of the embedding and of the bias",
-        r"bert\.embeddings\.position_ids": "the numbers of positions, which older versions stored",
+        **derived_tensors(BERT_NAMES),
     },
     old_names={r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "LayerNorm.bias"},
 )

@@ -10,6 +10,7 @@ from manyformer.interop.families.encoder_parts import (
     HEAD_OF_SUFFIX,
     SUFFIX_OF_HEAD,
     bert_keywords,
+    derived_tensors,
     encoder_config,
     encoder_rules,
 )
@@ -88,8 +89,7 @@ BIGBIRD = ModelFamily(
     left_out={
         r"bert\.pooler\.(weight|bias)": "a dense layer that no head of the recipe uses",
         r"cls\.seq_relationship\.(weight|bias)": "the head of the next-sentence task, which the recipe does not have",
-        r"cls\.predictions\.decoder\.(weight|bias)": "a copy of the embedding and of the bias",
-        r"bert\.embeddings\.position_ids": "the numbers of positions, which older versions stored",
+        **derived_tensors(NAMES),
     },
 )
 """Longer texts differ on purpose: the class draws no random blocks in evaluation, and its last block is global."""

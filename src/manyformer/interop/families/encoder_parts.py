@@ -1,5 +1,6 @@
 """What the families of encoders like BERT share: the rules of their tensors, and which head an architecture has."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -113,6 +114,15 @@ def _head_rules(names: EncoderNames, head: str) -> Iterator[TensorRule]:
         yield from each_parameter(output, "head")
     else:
         yield from each_parameter(names.token_labels if head == "tagging" else names.spans, "head")
+
+
+def derived_tensors(names: EncoderNames) -> dict[str, str]:
+    """Patterns of the names of tensors that follow from others, in files of all families, with the reason for each."""
+    output, embeddings = re.escape(names.masked_lm[-1]), re.escape(f"{names.prefix}embeddings")
+    return {
+        rf"{output}\.decoder\.(weight|bias)": "a copy of the embedding and of the bias",
+        rf"{embeddings}\.position_ids": "the numbers of positions, which older versions stored",
+    }
 
 
 def read_head(config: ForeignConfig, head_of_suffix: Mapping[str, str] = HEAD_OF_SUFFIX) -> Keywords:

@@ -9,6 +9,7 @@ from manyformer.interop.families.encoder_parts import (
     ROBERTA_HEADS,
     bert_config,
     bert_keywords,
+    derived_tensors,
     encoder_rules,
 )
 from manyformer.interop.foreign_config import ForeignConfig
@@ -81,8 +82,7 @@ LONGFORMER = ModelFamily(
     head_is_optional=True,
     left_out={
         r"longformer\.pooler\.dense\.(weight|bias)": "a dense layer that no head of Longformer uses",
-        r"lm_head\.decoder\.(weight|bias)": "a copy of the embedding and of the bias",
-        r"longformer\.embeddings\.position_ids": "the numbers of positions, which older versions stored",
+        **derived_tensors(NAMES),
     },
 )
 """Tokens are global where `roles` is 1, what `transformers` calls `global_attention_mask`."""

@@ -9,6 +9,7 @@ from manyformer.interop.families.encoder_parts import (
     ROBERTA_HEADS,
     bert_config,
     bert_keywords,
+    derived_tensors,
     encoder_rules,
 )
 from manyformer.interop.foreign_config import ForeignConfig
@@ -45,8 +46,7 @@ ROBERTA = ModelFamily(
     head_is_optional=True,
     left_out={
         r"roberta\.pooler\.dense\.(weight|bias)": "a dense layer that no head of RoBERTa uses",
-        r"lm_head\.decoder\.(weight|bias)": "a copy of the embedding and of the bias",
-        r"roberta\.embeddings\.position_ids": "the numbers of positions, which older versions stored",
+        **derived_tensors(NAMES),
     },
 )
 """Positions are numbered from the id of padding plus 1, and the rows before that are left out."""
