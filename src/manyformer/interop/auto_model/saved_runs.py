@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,16 @@ class SavedModel:
                 return cls(folder) if isinstance(content, dict) and "recipe" in content else None
         return None
 
+    @cached_property
     def tokenizers(self) -> TokenizerPair | None:
         """Its tokenizers and the names of its labels; None if it was saved without."""
         files = VerifiedFolder.open(self.folder)
         return load_tokenizers(self.folder) if SHARED_TOKENIZER in files or SOURCE_TOKENIZER in files else None
 
+    @cached_property
     def empty_model(self) -> Model:
         """The model without values, with its tokenizers, labels and settings of generation."""
-        (recipe, keywords), pair = read_saved_recipe(self.folder), self.tokenizers()
+        (recipe, keywords), pair = read_saved_recipe(self.folder), self.tokenizers
         with torch.device("meta"):
             model = build(recipe.card.name, **keywords)
         if pair is not None:
@@ -61,17 +64,17 @@ class SavedModel:
 
     def config(self) -> dict[str, Any]:
         """The fields of its config."""
-        pair = self.tokenizers()
-        return config_fields(self.empty_model()) | special_token_ids(pair.target if pair else None)
+        pair = self.tokenizers
+        return config_fields(self.empty_model) | special_token_ids(pair.target if pair else None)
 
     def generation_config(self) -> GenerationConfig | None:
         """How it generates; None if it does not."""
-        model = self.empty_model()
+        model = self.empty_model
         return GenerationConfig(**generation_fields(model)) if isinstance(model, GenerativeModel) else None
 
     def write_tokenizer(self, folder: Path) -> None:
         """Write the tokenizer of its inputs. Raises UserError if it has none."""
-        pair, model = self.tokenizers(), self.empty_model()
+        pair, model = self.tokenizers, self.empty_model
         if pair is None or not isinstance(pair.source, Tokenizer):
             raise UserError(f"{self.folder} was saved without a tokenizer")
         write_tokenizer(folder, pair.source, auto_class_of(model), model.max_length)
