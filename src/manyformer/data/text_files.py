@@ -97,7 +97,8 @@ def visible_files(folder: Path) -> list[Path]:
 
 def describe_folder(folder: Path, files: Collection[Path]) -> str:
     """How many files of a folder are read, and which other ones are not."""
-    others = [path for path in visible_files(folder) if path not in set(files)]
+    read_files = set(files)
+    others = [path for path in visible_files(folder) if path not in read_files]
     read = f"{len(files):,} file{'s' * (len(files) != 1)} read of {folder} ({_list_names(folder, files)})"
     return f"{read}, {len(others):,} not read ({_list_names(folder, others)})" if others else f"{read}, all there are"
 
