@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from manyformer.batches import IGNORE_INDEX, AudioClassificationBatch, TranscriptionBatch
 from manyformer.config import AudioData
 from manyformer.data import OpenedData, load_tokenizers, open_data
-from manyformer.data.audio_reading import decode_mu_law
+from manyformer.data.audio_reading import decode_mu_law, read_audio_file
 from manyformer.data.kind import OpenRequest, kind_of
 from manyformer.data.log_mel import FrameSettings, LogMelFrontEnd, log_mel, mel_filters
 from manyformer.data.opening import open_file, open_held_out
@@ -159,6 +159,24 @@ def test_an_open_quote_in_a_table_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.wav").touch()
     with pytest.raises(UserError, match=r"table.csv:2: this line has no cells that are separated by commas"):
         opened(tmp_path / "table.csv", tmp_path / "cache")
+
+
+def test_a_recording_is_read_for_the_split_of_its_group_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = []
+    for number in range(8):
+        files.append(tmp_path / "recordings" / f"speaker{number % 4}" / f"label{number % 2}" / f"{number}.wav")
+        files[-1].parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(files[-1], tone(number), RATE)
+    read: list[Path] = []
+
+    def read_and_note(path: Path) -> tuple[Samples, int]:
+        read.append(path)
+        return read_audio_file(path)
+
+    monkeypatch.setattr("manyformer.data.audio_files.read_audio_file", read_and_note)
+    settings: dict[str, Any] = {"valid_groups": ["speaker1"], "test_groups": ["speaker2", "speaker3"], "batch": 20}
+    opened(tmp_path / "recordings", tmp_path / "cache", group="folder", **settings)
+    assert sorted(read) == sorted(files)
 
 
 def test_groups_are_held_out_whole(tmp_path: Path) -> None:

@@ -15,10 +15,12 @@ from manyformer.data.array_archives import array_sizes, read_array
 from manyformer.data.audio_reading import (
     AUDIO_SUFFIXES,
     INT16_SCALE,
+    GroupTest,
     Recording,
     RecordingSource,
     SampleArray,
     decode_mu_law,
+    every_group,
     read_audio_file,
 )
 from manyformer.data.image_reading import files_stamp
@@ -53,8 +55,9 @@ class FileRecording(RecordingSource):
     def stamp(self) -> list[str | int]:
         return file_stamp(self._path)
 
-    def recordings(self) -> Iterator[Recording]:
-        yield Recording(*read_audio_file(self._path), None, None, self.name)
+    def recordings(self, selects: GroupTest = every_group) -> Iterator[Recording]:
+        if selects(None):
+            yield Recording(*read_audio_file(self._path), None, None, self.name)
 
 
 @final
@@ -79,11 +82,13 @@ class FolderRecordings(RecordingSource):
     def stamp(self) -> list[str | int]:
         return files_stamp(self._root, self._files)
 
-    def recordings(self) -> Iterator[Recording]:
+    def recordings(self, selects: GroupTest = every_group) -> Iterator[Recording]:
         for file in self._files:
             folders = file.relative_to(self._root).parts[:-1]
             target = name_label(folders[-1], self._data.names, str(file)) if folders else None
-            yield Recording(*read_audio_file(file), target, folders[0] if folders else None, str(file))
+            group = folders[0] if folders else None
+            if selects(group):
+                yield Recording(*read_audio_file(file), target, group, str(file))
 
 
 @final
@@ -104,12 +109,14 @@ class TableRecordings(RecordingSource):
             hasher.update(f"{row.cells[0]}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
         return [*file_stamp(self._path), *self._columns, hasher.hexdigest()]
 
-    def recordings(self) -> Iterator[Recording]:
+    def recordings(self, selects: GroupTest = every_group) -> Iterator[Recording]:
         for row in read_rows(self._path, self._columns):
             _, target, *groups = row.cells
             location = f"{row.location} ({row.cells[0]})"
             named = name_label(target, self._names, location)
-            yield Recording(*read_audio_file(self._file(row)), named, groups[0] if groups else None, location)
+            group = groups[0] if groups else None
+            if selects(group):
+                yield Recording(*read_audio_file(self._file(row)), named, group, location)
 
     def _file(self, row: TableRow) -> Path:
         file = Path(row.cells[0]).expanduser()
@@ -134,7 +141,7 @@ class ArchiveRecordings(RecordingSource):
     def stamp(self) -> list[str | int]:
         return [*file_stamp(self._path), self._label, str(self._data.group), str(self._data.archive_rate)]
 
-    def recordings(self) -> Iterator[Recording]:
+    def recordings(self, selects: GroupTest = every_group) -> Iterator[Recording]:
         samples, lengths = self._array("samples"), self._array("lengths")
         bounds = self._bounds(samples, lengths)
         rate = self._rate()
@@ -144,7 +151,8 @@ class ArchiveRecordings(RecordingSource):
             location = f"{self.name}: recording {number}"
             target = name_label(str(targets[number]), self._data.names, location)
             group = None if groups is None else str(groups[number])
-            yield Recording(_as_samples(samples[start:stop]), rate, target, group, location)
+            if selects(group):
+                yield Recording(_as_samples(samples[start:stop]), rate, target, group, location)
 
     def _bounds(self, samples: NDArray[Any], lengths: NDArray[Any]) -> NDArray[np.int64]:
         if samples.ndim != 1 or (samples.dtype not in (np.uint8, np.int16) and samples.dtype.kind != "f"):

@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
@@ -15,6 +15,8 @@ from manyformer.errors import UserError
 
 SampleArray = NDArray[np.float32]
 """Samples from -1 to 1."""
+GroupTest = Callable[[str | None], bool]
+"""Whether recordings of a group, None for those without one, are selected."""
 
 AUDIO_SUFFIXES = frozenset({".wav", ".flac", ".ogg", ".opus", ".mp3"})
 """Suffixes of the recordings that are read from a folder."""
@@ -37,12 +39,17 @@ class Recording(NamedTuple):
     location: str
 
 
+def every_group(group: str | None) -> bool:
+    """Select the recordings of all groups."""
+    return True
+
+
 class RecordingSource(DataSource):
     """Recordings of a file or folder in a fixed order."""
 
     @abstractmethod
-    def recordings(self) -> Iterator[Recording]:
-        """Stream the recordings in order."""
+    def recordings(self, selects: GroupTest = every_group) -> Iterator[Recording]:
+        """Stream the recordings in order whose group is one that `selects` accepts; samples of others are not read."""
 
 
 @final
@@ -58,12 +65,14 @@ class SelectedRecordings(RecordingSource):
     def stamp(self) -> list[str | int]:
         return [*self._source.stamp(), "without" if self._excluded else "with", *self._values]
 
-    def recordings(self) -> Iterator[Recording]:
+    def recordings(self, selects: GroupTest = every_group) -> Iterator[Recording]:
         groups = set()
-        for recording in self._source.recordings():
-            groups.add(str(recording.group))
-            if (recording.group in self._values) != self._excluded:
-                yield recording
+
+        def selects_values(group: str | None) -> bool:
+            groups.add(str(group))
+            return (group in self._values) != self._excluded and selects(group)
+
+        yield from self._source.recordings(selects_values)
         if missing := [value for value in self._values if value not in groups]:
             values = ", ".join(sorted(groups)[:20])
             raise UserError(f"{self.name}: no recording is of group {missing[0]!r} (data.group); there are {values}")
