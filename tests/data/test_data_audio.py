@@ -164,7 +164,7 @@ def test_an_open_quote_in_a_table_is_named(tmp_path: Path) -> None:
 def test_a_recording_is_read_for_the_split_of_its_group_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = []
     for number in range(8):
-        files.append(tmp_path / "recordings" / f"speaker{number % 4}" / f"label{number % 2}" / f"{number}.wav")
+        files.append(tmp_path / "recordings" / f"speaker{number % 4}" / f"label{number // 4}" / f"{number}.wav")
         files[-1].parent.mkdir(parents=True, exist_ok=True)
         soundfile.write(files[-1], tone(number), RATE)
     read: list[Path] = []
