@@ -29,7 +29,9 @@ from manyformer.head_selection import (
 from manyformer.kernels import Kernel, KernelCall
 from manyformer.masks.eviction import can_evict
 from manyformer.memory_attention_step import MemoryAttentionParts, MemoryProjections, memory_attention_step
+from manyformer.output_stages import OutputStage
 from manyformer.position import NoPosition, Position
+from manyformer.short_convolution import ShortConvolution
 from manyformer.sources import KVSource, SelfSource, WindowSource
 from manyformer.sources.kv_source import CacheSpec, KVShape, ProjectKV
 
@@ -44,8 +46,14 @@ class Attention(MultiHeadLayer):
     caches the tokens that the kernel's mask can still make visible. If `kernel.tied_qk`, the queries are the keys of
     the same tokens. `pre_norm` normalizes everything that is projected, including the inputs that a source remembers,
     for branches whose memory holds the stream before the norm. `bias` gives all projections a bias, but `out_bias`
-    decides for the output's. Raises ValueError if widths do not divide, or if the
-    position encoding needs a seam (a place where positions enter the computation) that the kernel does not have."""
+    decides for the output's.
+
+    Three parts are those of recurrent layers, and of some with softmax. `short_convolution` mixes the projected
+    queries, keys and values with those of the tokens before, before they become heads. `key_heads` below `heads` are
+    the heads of queries and keys, which adjacent heads of values and gates share. `output_stage` maps the outputs of
+    the heads to those that the output projection reads. Raises ValueError if widths do not divide, if the
+    position encoding needs a seam (a place where positions enter the computation) that the kernel does not have, or if
+    parts exclude each other."""
 
     def __init__(
         self,
@@ -54,12 +62,15 @@ class Attention(MultiHeadLayer):
         kernel: Kernel,
         *,
         kv_heads: int | None = None,
+        key_heads: int | None = None,
         head_dim: int | None = None,
         value_dim: int | None = None,
         out_dim: int | None = None,
         position: Position | None = None,
         source: KVSource | None = None,
         pre_norm: nn.Module | None = None,
+        short_convolution: ShortConvolution | None = None,
+        output_stage: OutputStage | None = None,
         bias: bool = True,
         out_bias: bool | None = None,
     ) -> None:
@@ -83,19 +94,26 @@ class Attention(MultiHeadLayer):
             raise ValueError(f"{conflict} below 0: no score of this kernel is above 0")
         self.kernel, self.source = kernel, default_source(kernel) if source is None else source
         self.heads, self.pre_norm = heads, pre_norm
+        self.key_heads = kv_heads if key_heads is None else key_heads
+        self.short_convolution, self.output_stage = short_convolution, output_stage
         head_dim = dim // heads if head_dim is None else head_dim
         value_dim = dim // heads if value_dim is None else value_dim
         # the gates that a kernel needs for each token are projected and cached together with the values
         self.kv_shape = KVShape(kv_heads, head_dim, value_dim + kernel.gate_dim)
-        self.q_proj = None if kernel.tied_qk else nn.Linear(dim, heads * (head_dim + kernel.extra_query_dim), bias=bias)
-        self.kv_proj = nn.Linear(dim, kv_heads * (head_dim + value_dim + kernel.gate_dim), bias=bias)
+        query_heads = heads if key_heads is None else key_heads
+        query_dim = query_heads * (head_dim + kernel.extra_query_dim)
+        self.q_proj = None if kernel.tied_qk else nn.Linear(dim, query_dim, bias=bias)
+        projected_gates = kernel.gate_dim if kernel.gate_projection is None else 0
+        kv_dim = self.key_heads * head_dim + kv_heads * (value_dim + projected_gates)
+        self.kv_proj = nn.Linear(dim, kv_dim, bias=bias)
+        self._check_recurrent_parts(kv_heads, uses_own_source=source is None)
         out_bias = bias if out_bias is None else out_bias
         self.out_proj = nn.Linear(heads * value_dim, dim if out_dim is None else out_dim, bias=out_bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Initialize each projection separately with Glorot's uniform distribution."""
-        num_key_rows = self.kv_shape.kv_heads * self.kv_shape.head_dim
+        num_key_rows = self.key_heads * self.kv_shape.head_dim
         for layer in (self.q_proj, self.kv_proj, self.out_proj):
             if layer is None:
                 continue
@@ -106,15 +124,23 @@ class Attention(MultiHeadLayer):
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         spec = CacheSpec(batch, self.kv_shape, capacity, device, dtype, self.kernel.recurrent)
-        return AttentionState(self.source.init_state(spec), self.kernel.init_state(batch, device=device, dtype=dtype))
+        convolution = self.short_convolution
+        convolved = None if convolution is None else convolution.init_state(batch, device=device, dtype=dtype)
+        kernel_state = self.kernel.init_state(batch, device=device, dtype=dtype)
+        return AttentionState(self.source.init_state(spec), kernel_state, convolved)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        source_state, kernel_state = (None, None) if state is None else state
-        q, project_kv = self._project_queries(x, ctx.positions)
+        source_state, kernel_state, convolved = (None, None, None) if state is None else state
+        if self.short_convolution is None:
+            q, project_kv = self._project_queries(x, ctx.positions)
+        else:
+            q, project_kv, convolved = self._project_convolved(x, ctx.positions, self.short_convolution, convolved)
         k, v, key_positions, source_state, loss = self.source(x, ctx, project_kv, source_state)
         call = KernelCall(q, k, v, ctx.positions, key_positions, self.position, kernel_state, ctx.watch)
         y, kernel_state, kernel_loss = self.kernel(call)
-        next_state = None if state is None else AttentionState(source_state, kernel_state)
+        next_state = None if state is None else AttentionState(source_state, kernel_state, convolved)
+        if self.output_stage is not None:
+            y = self.output_stage(y, x if self.pre_norm is None else self.pre_norm(x))
         y = self.out_proj(self.merge_heads(y))
         return LayerOutput(y, next_state, loss + kernel_loss + self.position.penalty())
 
@@ -124,21 +150,47 @@ class Attention(MultiHeadLayer):
         """The queries, and the function that projects keys and values."""
         if self.q_proj is not None:
             normed = x if self.pre_norm is None else self.pre_norm(x)
-            q = split_heads(self.q_proj(normed), self.heads)
-            if not self.kernel.extra_query_dim:
-                return self.position.query(q, positions), self.project_kv
-            q, extra_queries = torch.split(q, [self.kv_shape.head_dim, self.kernel.extra_query_dim], -1)
-            return torch.cat([self.position.query(q, positions), extra_queries], -1), self.project_kv
+            return self._split_queries(self.q_proj(normed), positions), self.project_kv
         keys_values = self.project_kv(x, positions)
         return keys_values[0], lambda *_: keys_values
 
+    def _project_convolved(
+        self, x: Float[Tensor, "b l d"], positions: TokenPositions, convolution: ShortConvolution, state: State
+    ) -> tuple[Float[Tensor, "b h l e"], ProjectKV, State]:
+        """The convolved queries, a function that returns the convolved keys and values, and the next state."""
+        assert self.q_proj is not None
+        normed = x if self.pre_norm is None else self.pre_norm(x)
+        q, keys_values = self.q_proj(normed), self.kv_proj(normed)
+        mixed, state = convolution(torch.cat([q, keys_values], -1), positions, state)
+        q, keys_values = torch.split(mixed, [q.shape[-1], keys_values.shape[-1]], -1)
+        projected = self._split_keys_values(keys_values, normed, positions)
+        return self._split_queries(q, positions), lambda *_: projected, state
+
     def project_kv(self, x: Float[Tensor, "b s d"], positions: TokenPositions) -> tuple[Tensor, Tensor]:
         """Keys (b, g, s, e) and values (b, g, s, f) of tokens at these positions."""
-        heads, key, value = self.kv_shape
+        normed = x if self.pre_norm is None else self.pre_norm(x)
+        return self._split_keys_values(self.kv_proj(normed), normed, positions)
+
+    def _split_queries(self, q: Float[Tensor, "b l n"], positions: TokenPositions) -> Float[Tensor, "b h l e"]:
+        """Queries of all heads, with the position applied."""
+        width = self.kv_shape.head_dim + self.kernel.extra_query_dim
+        q = split_heads(q, q.shape[-1] // width)
+        if not self.kernel.extra_query_dim:
+            return _repeat_heads(self.position.query(q, positions), self.heads)
+        q, extra_queries = torch.split(q, [self.kv_shape.head_dim, self.kernel.extra_query_dim], -1)
+        return torch.cat([self.position.query(q, positions), extra_queries], -1)
+
+    def _split_keys_values(
+        self, keys_values: Float[Tensor, "b s n"], x: Float[Tensor, "b s d"], positions: TokenPositions
+    ) -> tuple[Float[Tensor, "b g s e"], Float[Tensor, "b g s f"]]:
+        """Keys, with the position applied, and values with the kernel's gates, which it may project itself of `x`."""
+        kv_heads, key_dim = self.kv_shape.kv_heads, self.key_heads * self.kv_shape.head_dim
         # one split, not two slices: its gradient is a single concatenation
-        keys_values = self.kv_proj(x if self.pre_norm is None else self.pre_norm(x))
-        k, v = keys_values.split([heads * key, heads * value], dim=-1)
-        return self.position.key(split_heads(k, heads), positions), split_heads(v, heads)
+        k, v = torch.split(keys_values, [key_dim, keys_values.shape[-1] - key_dim], dim=-1)
+        v = split_heads(v, kv_heads)
+        if self.kernel.gate_projection is not None:
+            v = torch.cat([v, self.kernel.gate_projection(x).to(v.dtype)], -1)
+        return _repeat_heads(self.position.key(split_heads(k, self.key_heads), positions), kv_heads), v
 
     @property
     def head_group(self) -> int:
@@ -146,6 +198,10 @@ class Attention(MultiHeadLayer):
         return 1 if self.kv_shape.kv_heads == 1 else self.heads // self.kv_shape.kv_heads
 
     def select_heads(self, heads: tuple[int, ...]) -> HeadSelection:
+        if self.output_stage is not None and self.output_stage.couples_heads:
+            raise ValueError("the norm of the outputs is one of several heads together: none of them can be removed")
+        if self.key_heads != self.kv_shape.kv_heads:
+            raise ValueError(f"{self.heads} heads share {self.key_heads} heads of keys: none of them can be removed")
         kv_heads, group = self.kv_shape.kv_heads, self.heads // self.kv_shape.kv_heads
         counts = Counter(head // group for head in heads)
         if len(set(counts.values())) > 1:
@@ -157,10 +213,16 @@ class Attention(MultiHeadLayer):
         (kv_total, key, value), groups = self.kv_shape, selection.kv_heads
         if self.q_proj is not None:
             select_head_outputs(self.q_proj, selection)
+        value = value if self.kernel.gate_projection is None else value - self.kernel.gate_dim
         value_channels = [kv_total * key + channel for channel in head_channels(groups, value)]
-        select_outputs(self.kv_proj, head_channels(groups, key) + value_channels)
+        channels = head_channels(groups, key) + value_channels
+        select_outputs(self.kv_proj, channels)
+        if self.short_convolution is not None:
+            queries = selection.total * key
+            mixed = head_channels(selection.heads, key) + [queries + channel for channel in channels]
+            self.short_convolution.keep_channels(mixed)
         select_head_inputs(self.out_proj, selection)
-        self.kv_shape = self.kv_shape._replace(kv_heads=len(groups))
+        self.kv_shape, self.key_heads = self.kv_shape._replace(kv_heads=len(groups)), len(groups)
 
     def without_heads(self) -> Layer:
         if self.source.needs_heads:
@@ -177,7 +239,7 @@ class Attention(MultiHeadLayer):
     def decode_parts(self) -> AttentionStep | None:
         """The layer's parts for one new token per row; None if the source or the kernel decodes by `forward` only."""
         kernel, mask = self.kernel, self.kernel.cache_mask
-        if self.q_proj is None or self.pre_norm is not None or kernel.extra_query_dim:
+        if self.q_proj is None or self.pre_norm is not None or kernel.extra_query_dim or self._has_recurrent_parts:
             return None
         if any(map(has_hooks, (*self.source.modules(), *kernel.modules()))):
             return None
@@ -199,13 +261,31 @@ class Attention(MultiHeadLayer):
     def extra_repr(self) -> str:
         return f"{self.heads} heads"
 
+    @property
+    def _has_recurrent_parts(self) -> bool:
+        """Whether the layer has parts of recurrent layers, which only `forward` applies."""
+        parts = (self.short_convolution, self.output_stage, self.kernel.gate_projection)
+        return any(part is not None for part in parts) or self.key_heads != self.kv_shape.kv_heads
+
+    def _check_recurrent_parts(self, kv_heads: int, *, uses_own_source: bool) -> None:
+        """Raise ValueError for parts that exclude each other."""
+        kernel, key_heads, heads = self.kernel, self.key_heads, self.heads
+        if key_heads != kv_heads and (kv_heads != heads or key_heads < 1 or heads % key_heads):
+            raise ValueError(f"heads ({heads}) must be a multiple of key_heads ({key_heads}), without kv_heads")
+        if key_heads != kv_heads and (kernel.tied_qk or kernel.extra_query_dim):
+            raise ValueError(f"{type(kernel).__name__} needs as many key_heads ({key_heads}) as heads ({heads})")
+        if self.short_convolution is not None and (kernel.tied_qk or not uses_own_source):
+            raise ValueError("a short convolution mixes queries and keys of the same tokens: it needs self-attention")
+        if self.short_convolution is not None and kernel.gate_dim and kernel.gate_projection is None:
+            raise ValueError(f"the gates of {type(kernel).__name__} must not be convolved: it needs a gate_projection")
+
     def _memory_parts(self) -> MemoryAttentionParts | None:
         """The parts of a step for a source that remembers inputs; None for other sources and kernels."""
         size = self.source.remembered_inputs(self.kernel.cache_mask)
         scale = self.kernel.decode_scale(self.kv_shape.head_dim)
         if size is None or scale is None or self.q_proj is None or self.kv_shape.kv_heads != self.heads:
             return None
-        if self.head_gates is not None:
+        if self.head_gates is not None or self._has_recurrent_parts:
             return None
         projections = MemoryProjections(self.pre_norm, self.q_proj, self.kv_proj, self.out_proj)
         return MemoryAttentionParts(projections, self.project_kv, self.position, self.kv_shape, size, scale)
@@ -222,3 +302,8 @@ def default_source(kernel: Kernel) -> KVSource:
 def split_heads(x: Float[Tensor, "b l he"], heads: int) -> Float[Tensor, "b h l e"]:
     """The channels of `x` split into `heads` contiguous groups, with the head axis before the sequence axis."""
     return x.view(*x.shape[:2], heads, x.shape[2] // heads).transpose(1, 2)
+
+
+def _repeat_heads(x: Float[Tensor, "b n l e"], heads: int) -> Float[Tensor, "b h l e"]:
+    """Each head as often as needed for `heads` of them; adjacent ones share."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)

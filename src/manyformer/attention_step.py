@@ -13,10 +13,11 @@ from manyformer.sources.kv_source import KVShape, ProjectKV, ReadMemory, StoredK
 
 
 class AttentionState(NamedTuple):
-    """The states of an attention layer: that of its source (cached keys and values) and that of its kernel."""
+    """The states of an attention layer's source (cached keys and values), its kernel and its short convolution."""
 
     source: State
     kernel: State
+    convolution: State = None
 
 
 ProjectToken = Callable[[Tensor, TokenPositions], tuple[Tensor, Tensor, Tensor]]

@@ -38,7 +38,7 @@ class HaltedKVStore:
         self, attention_state: State, states: Float[Tensor, "b l d"], group: TokenSubset, step: int
     ) -> AttentionState:
         """The attention state for the tokens in `group`, which includes the keys and values of halted tokens."""
-        source_state, kernel_state = (None, ()) if attention_state is None else attention_state
+        source_state, kernel_state = (None, ()) if attention_state is None else attention_state[:2]
         k, v = self._keys_values_at(states, ~group.chosen, step)
         indices = group.token_index, group.packed_index, group.row_index
         return AttentionState(HaltedKV(source_state, k, v, self.positions, *indices), kernel_state)

@@ -56,10 +56,12 @@ class Kernel(nn.Module, ABC):
     `supports` names the seams at which a position may act; `Attention` refuses a position that acts at another one.
     `recurrent` says that the kernel keeps a summary of earlier keys in its state instead of the keys themselves.
     `gate_dim` is the number of channels per token and key head that the layer projects in addition to the values; they
-    are the last channels of `v`. `extra_query_dim` is the same for queries; no position changes these channels.
-    `tied_qk` says that the queries are the keys of the same tokens, with one projection for both. `content_based` says
-    that the pairs to compute depend on the content of the tokens, so the cost cannot be derived from shapes.
-    `scores_at_most_zero` says that no score is positive, so their positive part is empty."""
+    are the last channels of `v`. The projection of the values makes them, or the kernel's own `gate_projection`, which
+    maps what the layer projects (b, l, d) to (b, g, l, gate_dim). `extra_query_dim` is the same for queries; no
+    position changes these channels. `tied_qk` says that the queries are the keys of the same tokens, with one
+    projection for both. `content_based` says that the pairs to compute depend on the content of the tokens, so the cost
+    cannot be derived from shapes. `scores_at_most_zero` says that no score is positive, so their positive part is
+    empty."""
 
     supports: frozenset[str]
     recurrent: bool = False
@@ -70,6 +72,11 @@ class Kernel(nn.Module, ABC):
     scores_at_most_zero: bool = False
     cache_mask: Mask | None = None
     """The mask of a kernel that has one: a cache may evict keys that no later query can see under it."""
+
+    @property
+    def gate_projection(self) -> nn.Module | None:
+        """The kernel's own projection of its gates; None if the layer projects them with its values."""
+        return None
 
     @abstractmethod
     def forward(self, call: KernelCall) -> LayerOutput:

@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple, final
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyformer.autocast import autocast_disabled
 from manyformer.core import (
@@ -147,6 +147,11 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
             return y.to(dtype), LinearState(memory, positions.segment_ids[:, -1])
 
         return AttendStep(attend, _has_memory)
+
+    @property
+    def gate_projection(self) -> nn.Module | None:
+        """The rule's own projection of its gates, if it has one."""
+        return self.rule.gate_projection
 
     def extra_repr(self) -> str:
         return f"{self.mask!r}, chunk={self.chunk}, path={self.path}"

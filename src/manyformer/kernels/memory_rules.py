@@ -46,8 +46,9 @@ class MemoryResult(NamedTuple):
 
 
 class MemoryRule(nn.Module, ABC):
-    """The update and readout of a memory; the layer projects `gate_dim` gate channels per token and head for it.
+    """The update and readout of a memory, with `gate_dim` gate channels per token and head.
 
+    The layer projects them with its values unless the rule has a `gate_projection` (see `Kernel`).
     One channel may gate a whole memory; `head_dim` channels each row of it (see `manyformer.ops.channel_decay`).
 
     `forms` are the supported algorithms; "quadratic", where supported, is the definition.
@@ -55,6 +56,10 @@ class MemoryRule(nn.Module, ABC):
 
     gate_dim: int = 0
     forms: frozenset[RecurrenceForm]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_projection: nn.Module | None = None
 
     @abstractmethod
     def forward(

@@ -13,13 +13,17 @@ from manyformer.core import (
     ContiguousLayout,
     Layer,
     LayerOutput,
-    PackedLayout,
     State,
     TokenPositions,
 )
 from manyformer.errors import UserError
 from manyformer.feedforward import init_glorot
-from manyformer.mixers.separable_conv import ConvolutionTokens, convolve_neighbours
+from manyformer.ops.neighbour_convolution import (
+    ConvolutionTokens,
+    convolve_neighbours,
+    convolve_rows,
+    one_document_rows,
+)
 
 ConvolutionNorm = Literal["batch", "layer"]
 
@@ -51,18 +55,12 @@ class ConvolutionModule(Layer):
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         gated = F.glu(self.gate_and_up(x), -1)
-        rows = None if state is not None else _one_document_rows(gated, ctx.positions)
+        rows = None if state is not None else one_document_rows(gated, ctx.positions)
         if rows is None:
             y, state = convolve_neighbours(gated, self.depthwise, ctx.positions, state, causal=self.causal)
         else:
-            y = self._convolve_rows(rows)
+            y = convolve_rows(rows, self.depthwise, causal=self.causal)
         return LayerOutput(self.down(F.silu(self._normalize(y, ctx.positions))), state)
-
-    def _convolve_rows(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
-        """The convolution of rows that are one document each, by torch's fused kernel."""
-        padding = self.size - 1 if self.causal else self.size // 2
-        y = F.conv1d(x.transpose(1, 2), self.depthwise.mT[:, None], padding=padding, groups=x.shape[2])
-        return y[..., : x.shape[1]].transpose(1, 2)
 
     def _normalize(self, y: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
         if isinstance(self.norm, nn.LayerNorm) or not self.training or isinstance(positions.layout, ContiguousLayout):
@@ -73,12 +71,3 @@ class ConvolutionModule(Layer):
 
     def extra_repr(self) -> str:
         return f"size={self.size}, {'causal' if self.causal else 'bidirectional'}"
-
-
-def _one_document_rows(x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b l d"] | None:
-    """The rows with zeros in place of padding, if each row is known to be one document that begins it; else None."""
-    if isinstance(positions.layout, ContiguousLayout):
-        return x
-    if isinstance(positions.layout, PackedLayout) and positions.layout.right_padded:
-        return x.masked_fill((positions.segment_ids == PADDING_SEGMENT)[..., None], 0.0)
-    return None

@@ -1,49 +1,14 @@
-"""Depthwise separable convolutions along a text, over neighbours by position ids rather than by columns."""
+"""Depthwise separable convolutions along a text."""
 
-from typing import NamedTuple, final
+from typing import final
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.core import (
-    PADDING_SEGMENT,
-    AlignedLayout,
-    Context,
-    ContiguousLayout,
-    Layer,
-    LayerOutput,
-    State,
-    TokenPositions,
-)
+from manyformer.core import Context, Layer, LayerOutput, State
 from manyformer.feedforward import init_glorot
-
-
-class ConvolutionTokens(NamedTuple):
-    """Tokens with their positions and documents: those of a call, or as a state the last `size` - 1 of each row."""
-
-    x: Float[Tensor, "b n d"]
-    position_ids: Int[Tensor, "b n"]
-    segment_ids: Int[Tensor, "b n"]
-
-    @classmethod
-    def empty(
-        cls, rows: int, columns: int, dim: int, *, device: torch.device, dtype: torch.dtype
-    ) -> "ConvolutionTokens":
-        """Padding, as before any token."""
-        zeros = torch.zeros(rows, columns, dtype=torch.long, device=device)
-        x = torch.zeros(rows, columns, dim, device=device, dtype=dtype)
-        return cls(x, zeros, torch.full_like(zeros, PADDING_SEGMENT))
-
-    def gather(self, columns: Int[Tensor, "b m"]) -> "ConvolutionTokens":
-        """The tokens in these columns of each row."""
-        x = self.x.gather(1, columns[..., None].expand(-1, -1, self.x.shape[2]))
-        return ConvolutionTokens(x, self.position_ids.gather(1, columns), self.segment_ids.gather(1, columns))
-
-    def append(self, new: "ConvolutionTokens") -> "ConvolutionTokens":
-        """These tokens followed by `new` ones."""
-        return ConvolutionTokens(*(torch.cat([old.to(field.dtype), field], 1) for old, field in zip(self, new)))
+from manyformer.ops.neighbour_convolution import ConvolutionTokens, convolve_neighbours
 
 
 @final
@@ -72,56 +37,3 @@ class SeparableConv(Layer):
 
     def extra_repr(self) -> str:
         return f"size={self.size}, {'causal' if self.causal else 'bidirectional'}"
-
-
-def convolve_neighbours(
-    x: Float[Tensor, "b l d"],
-    weight: Float[Tensor, "n d"],
-    positions: TokenPositions,
-    state: ConvolutionTokens | None,
-    *,
-    causal: bool,
-) -> tuple[Float[Tensor, "b l d"], ConvolutionTokens | None]:
-    """Each channel convolved over its neighbours in the same document, and the next state if there is one.
-
-    The n neighbours include the token itself: if `causal`, the token and earlier ones; else equally many on either
-    side. Missing ones count as zeros. Raises ValueError for a state unless causal."""
-    size = len(weight)
-    if state is not None and not causal:
-        raise ValueError(
-            "a later token changes earlier outputs of this convolution; only a causal one can continue from a state"
-        )
-    position_ids, segment_ids = (ids.expand(x.shape[:2]) for ids in positions[:2])
-    tokens, order = ConvolutionTokens(x, position_ids, segment_ids), None
-    if not isinstance(positions.layout, ContiguousLayout | AlignedLayout):
-        # padding between tokens of a document must not separate them: move it to the end
-        order = (segment_ids == PADDING_SEGMENT).byte().argsort(dim=1, stable=True)
-        tokens = tokens.gather(order)
-    context: ConvolutionTokens = tokens if state is None else state.append(tokens)
-    y = _convolve_tokens(tokens, context, weight, first_offset=1 - size if causal else -(size // 2))
-    if order is not None:
-        y = torch.zeros_like(y).scatter(1, order[..., None].expand(y.shape), y)
-    if state is not None:
-        # the columns in `context` of the last valid tokens of each row
-        valid_count = (tokens.segment_ids != PADDING_SEGMENT).sum(1, keepdim=True)
-        state = context.gather(valid_count + torch.arange(size - 1, device=x.device))
-    return y, state
-
-
-def _convolve_tokens(
-    tokens: ConvolutionTokens, context: ConvolutionTokens, weight: Float[Tensor, "n d"], first_offset: int
-) -> Float[Tensor, "b l d"]:
-    """The convolution at `tokens`, which are the last columns of `context`, found by position ids, tap by tap."""
-    x, length = context.x, tokens.x.shape[1]
-    prefix = x.shape[1] - length
-    y = x.new_zeros(x.shape[0], length, x.shape[2])
-    for tap, offset in enumerate(range(first_offset, first_offset + len(weight))):
-        # columns [start, stop) are those of the neighbours of tokens `rows`
-        start, stop = max(0, prefix + offset), min(x.shape[1], prefix + offset + length)
-        rows = slice(start - prefix - offset, stop - prefix - offset)
-        if start < stop:
-            is_next = context.position_ids[:, start:stop] == tokens.position_ids[:, rows] + offset
-            is_neighbour = is_next & (context.segment_ids[:, start:stop] == tokens.segment_ids[:, rows])
-            tap_output = torch.where(is_neighbour[..., None], x[:, start:stop], 0.0) * weight[tap]
-            y = y + F.pad(tap_output, (0, 0, rows.start, length - rows.stop))
-    return y

@@ -57,6 +57,8 @@ def added_gate_rows(pair: ModelPair, name: str) -> DerivedTensor | None:
     layer = pair.target.get_submodule(path) if path else None
     if loaded is None or not isinstance(layer, Attention) or not layer.kernel.gate_dim:
         return None
+    if layer.kernel.gate_projection is not None:
+        return None
     heads, key_dim, value_dim = layer.kv_shape
     rows = torch.arange(heads * value_dim).view(heads, value_dim)[:, : value_dim - layer.kernel.gate_dim]
     rows = torch.cat([torch.arange(heads * key_dim), heads * key_dim + rows.flatten()])

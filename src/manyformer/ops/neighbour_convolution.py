@@ -1,0 +1,107 @@
+"""Depthwise convolutions along a text, over neighbours by position ids rather than by columns."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from manyformer.core import PADDING_SEGMENT, AlignedLayout, ContiguousLayout, PackedLayout, TokenPositions
+
+
+class ConvolutionTokens(NamedTuple):
+    """Tokens with their positions and documents: those of a call, or as a state the last `size` - 1 of each row."""
+
+    x: Float[Tensor, "b n d"]
+    position_ids: Int[Tensor, "b n"]
+    segment_ids: Int[Tensor, "b n"]
+
+    @classmethod
+    def empty(
+        cls, rows: int, columns: int, dim: int, *, device: torch.device, dtype: torch.dtype
+    ) -> "ConvolutionTokens":
+        """Padding, as before any token."""
+        zeros = torch.zeros(rows, columns, dtype=torch.long, device=device)
+        x = torch.zeros(rows, columns, dim, device=device, dtype=dtype)
+        return cls(x, zeros, torch.full_like(zeros, PADDING_SEGMENT))
+
+    def gather(self, columns: Int[Tensor, "b m"]) -> "ConvolutionTokens":
+        """The tokens in these columns of each row."""
+        x = self.x.gather(1, columns[..., None].expand(-1, -1, self.x.shape[2]))
+        return ConvolutionTokens(x, self.position_ids.gather(1, columns), self.segment_ids.gather(1, columns))
+
+    def append(self, new: "ConvolutionTokens") -> "ConvolutionTokens":
+        """These tokens followed by `new` ones."""
+        return ConvolutionTokens(*(torch.cat([old.to(field.dtype), field], 1) for old, field in zip(self, new)))
+
+
+def convolve_neighbours(
+    x: Float[Tensor, "b l d"],
+    weight: Float[Tensor, "n d"],
+    positions: TokenPositions,
+    state: ConvolutionTokens | None,
+    *,
+    causal: bool,
+) -> tuple[Float[Tensor, "b l d"], ConvolutionTokens | None]:
+    """Each channel convolved over its neighbours in the same document, and the next state if there is one.
+
+    The n neighbours include the token itself: if `causal`, the token and earlier ones; else equally many on either
+    side. Missing ones count as zeros. Raises ValueError for a state unless causal."""
+    size = len(weight)
+    if state is not None and not causal:
+        raise ValueError(
+            "a later token changes earlier outputs of this convolution; only a causal one can continue from a state"
+        )
+    position_ids, segment_ids = (ids.expand(x.shape[:2]) for ids in positions[:2])
+    tokens, order = ConvolutionTokens(x, position_ids, segment_ids), None
+    is_aligned = isinstance(positions.layout, AlignedLayout) and (state is None or x.shape[1] == 1)
+    if not is_aligned and not isinstance(positions.layout, ContiguousLayout):
+        # padding must neither separate tokens of a document nor precede the last ones of a row: move it to the end
+        order = (segment_ids == PADDING_SEGMENT).byte().argsort(dim=1, stable=True)
+        tokens = tokens.gather(order)
+    context: ConvolutionTokens = tokens if state is None else state.append(tokens)
+    y = _convolve_tokens(tokens, context, weight, first_offset=1 - size if causal else -(size // 2))
+    if order is not None:
+        y = torch.zeros_like(y).scatter(1, order[..., None].expand(y.shape), y)
+    if state is not None:
+        # the columns in `context` of the last valid tokens of each row
+        valid_count = (tokens.segment_ids != PADDING_SEGMENT).sum(1, keepdim=True)
+        state = context.gather(valid_count + torch.arange(size - 1, device=x.device))
+    return y, state
+
+
+def _convolve_tokens(
+    tokens: ConvolutionTokens, context: ConvolutionTokens, weight: Float[Tensor, "n d"], first_offset: int
+) -> Float[Tensor, "b l d"]:
+    """The convolution at `tokens`, which are the last columns of `context`, found by position ids, tap by tap."""
+    x, length = context.x, tokens.x.shape[1]
+    prefix = x.shape[1] - length
+    y = x.new_zeros(x.shape[0], length, x.shape[2])
+    for tap, offset in enumerate(range(first_offset, first_offset + len(weight))):
+        # columns [start, stop) are those of the neighbours of tokens `rows`
+        start, stop = max(0, prefix + offset), min(x.shape[1], prefix + offset + length)
+        rows = slice(start - prefix - offset, stop - prefix - offset)
+        if start < stop:
+            is_next = context.position_ids[:, start:stop] == tokens.position_ids[:, rows] + offset
+            is_neighbour = is_next & (context.segment_ids[:, start:stop] == tokens.segment_ids[:, rows])
+            tap_output = torch.where(is_neighbour[..., None], x[:, start:stop], 0.0) * weight[tap]
+            y = y + F.pad(tap_output, (0, 0, rows.start, length - rows.stop))
+    return y
+
+
+def convolve_rows(x: Float[Tensor, "b l d"], weight: Float[Tensor, "n d"], *, causal: bool) -> Float[Tensor, "b l d"]:
+    """`convolve_neighbours` of rows that are one document each, by torch's fused kernel; zeros in place of padding."""
+    size = len(weight)
+    padding = size - 1 if causal else size // 2
+    y = F.conv1d(x.transpose(1, 2), weight.mT[:, None], padding=padding, groups=x.shape[2])
+    return y[..., : x.shape[1]].transpose(1, 2)
+
+
+def one_document_rows(x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b l d"] | None:
+    """The rows with zeros in place of padding, if each row is known to be one document that begins it; else None."""
+    if isinstance(positions.layout, ContiguousLayout):
+        return x
+    if isinstance(positions.layout, PackedLayout) and positions.layout.right_padded:
+        return x.masked_fill((positions.segment_ids == PADDING_SEGMENT)[..., None], 0.0)
+    return None

@@ -1,0 +1,67 @@
+"""The short convolution of today's recurrent layers: queries, keys and values see the few tokens before them."""
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyformer.core import State, TokenPositions
+from manyformer.head_selection import select_entries
+from manyformer.ops.neighbour_convolution import (
+    ConvolutionTokens,
+    convolve_neighbours,
+    convolve_rows,
+    one_document_rows,
+)
+
+
+@final
+class ShortConvolution(nn.Module):
+    """A causal depthwise convolution over `size` tokens of the same document, then SiLU (Gu and Dao 2023, section 3.4).
+
+    `Attention` applies it to the projected queries, keys and values side by side, `channels` in total, before they
+    become heads. Tokens of other documents and padding count as zeros. The state of a row is its last `size` - 1
+    inputs. Raises ValueError for a size below 1."""
+
+    def __init__(self, channels: int, size: int = 4, *, bias: bool = False) -> None:
+        super().__init__()
+        if size < 1:
+            raise ValueError(f"ShortConvolution: size ({size}) must be at least 1 token")
+        self.weight = nn.Parameter(torch.empty(size, channels))
+        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialize like torch's convolutions: uniform up to 1 / sqrt(size)."""
+        limit = len(self.weight) ** -0.5
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -limit, limit)
+
+    def init_state(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> State:
+        """The state before any token."""
+        size, channels = self.weight.shape
+        return ConvolutionTokens.empty(batch, size - 1, channels, device=device, dtype=dtype)
+
+    def forward(
+        self, x: Float[Tensor, "b l n"], positions: TokenPositions, state: ConvolutionTokens | None
+    ) -> tuple[Float[Tensor, "b l n"], ConvolutionTokens | None]:
+        """The convolved channels; a `state` is continued and the next one returned."""
+        weight = self.weight.to(x.dtype)
+        rows = None if state is not None else one_document_rows(x, positions)
+        if rows is None:
+            y, state = convolve_neighbours(x, weight, positions, state, causal=True)
+        else:
+            y = convolve_rows(rows, weight, causal=True)
+        return F.silu(y if self.bias is None else y + self.bias.to(y.dtype)), state
+
+    def keep_channels(self, channels: Sequence[int]) -> None:
+        """Remove all channels but these, in place."""
+        select_entries(self, "weight", channels, 1)
+        if self.bias is not None:
+            select_entries(self, "bias", channels, 0)
+
+    def extra_repr(self) -> str:
+        return f"size={len(self.weight)}, channels={self.weight.shape[1]}"
