@@ -27,6 +27,7 @@ from manyformer.head_selection import (
     select_outputs,
 )
 from manyformer.kernels import Kernel, KernelCall
+from manyformer.masks import Causal
 from manyformer.masks.eviction import can_evict
 from manyformer.memory_attention_step import MemoryAttentionParts, MemoryProjections, memory_attention_step
 from manyformer.output_stages import OutputStage
@@ -92,6 +93,9 @@ class Attention(MultiHeadLayer):
         if self.position.uses_positive_scores and kernel.scores_at_most_zero:
             conflict = f"{type(kernel).__name__} does not support {type(self.position).__name__}, which drops scores"
             raise ValueError(f"{conflict} below 0: no score of this kernel is above 0")
+        if self.position.needs_every_key and kernel.cache_mask != Causal():
+            reason = f"which compares a query with every earlier token: only a softmax with the mask {Causal()!r} does"
+            raise ValueError(f"{type(kernel).__name__} does not support {type(self.position).__name__}, {reason}")
         self.kernel, self.source = kernel, default_source(kernel) if source is None else source
         self.heads, self.pre_norm = heads, pre_norm
         self.key_heads = kv_heads if key_heads is None else key_heads

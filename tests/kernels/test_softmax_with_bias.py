@@ -14,7 +14,14 @@ from manyformer.kernels import KernelCall, SoftmaxKernel, biased_softmax_plan, s
 from manyformer.masks import AllKeys, Causal, Mask, PerHead
 from manyformer.models.token_positions import positions_of
 from manyformer.ops import attention_with_lse, band, toeplitz_attention
-from manyformer.position import AlibiPosition, Position, ShawPosition, T5BiasPosition
+from manyformer.position import (
+    AlibiPosition,
+    FirePosition,
+    KerplePosition,
+    Position,
+    ShawPosition,
+    T5BiasPosition,
+)
 from token_rows import segment_positions
 
 HEADS, KEY, VALUE = 4, 6, 5
@@ -44,6 +51,8 @@ POSITIONS: dict[str, Callable[[], Position]] = {
     "alibi": lambda: AlibiPosition(HEADS),
     "t5": lambda: T5BiasPosition(HEADS, buckets=8, max_distance=9),
     "t5 past": lambda: T5BiasPosition(HEADS, buckets=8, max_distance=9, direction="past"),
+    "kerple": lambda: KerplePosition(HEADS),
+    "fire": lambda: FirePosition(HEADS, width=5, length=6.0),
     "shaw": lambda: ShawPosition(KEY, 3, value_width=VALUE),
     "shaw past": lambda: ShawPosition(KEY, 3, value_width=VALUE, heads=HEADS, direction="past"),
     "bent": Bent,
@@ -136,7 +145,7 @@ def test_every_path_is_the_definition(name: str, layout: str, mask: Mask) -> Non
     for path, groups in (("blocked", 2), ("auto", HEADS)):
         said = assert_paths_agree(mask, position, place, place, groups, path)
         assert said.startswith("blocked: ")
-    cut = name == "bent" or isinstance(mask, PerHead) or layout == "in pieces"
+    cut = name in ("bent", "kerple", "fire") or isinstance(mask, PerHead) or layout == "in pieces"
     if not (mask == AllKeys() and "past" in name):
         assert ("computed in" in said) == cut, said
 
@@ -159,7 +168,7 @@ def test_queries_of_another_sequence(name: str) -> None:
         assert_paths_agree(mask, POSITIONS[name]().double(), a, b, HEADS)
 
 
-@pytest.mark.parametrize("name", sorted(POSITIONS.keys() - {"bent"}))
+@pytest.mark.parametrize("name", sorted(POSITIONS.keys() - {"bent", "fire"}))
 def test_only_distances_count(name: str) -> None:
     place = segment_positions(LAYOUTS["packed"])
     later = place._replace(position_ids=place.position_ids + 1000, layout=None)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, TokenPositions
 from manyformer.ops.softmax_attention import softmax_attention_reference
-from manyformer.position import AlibiPosition, Position, ShawPosition, T5BiasPosition
+from manyformer.position import AlibiPosition, KerplePosition, Position, ShawPosition, T5BiasPosition
 from manyformer.position.distance_bias import bucket_edges
 from token_rows import segment_positions
 
@@ -90,6 +90,8 @@ POSITIONS = {
     "alibi": lambda: AlibiPosition(3),
     "t5": lambda: T5BiasPosition(3, buckets=8, max_distance=9),
     "t5 past": lambda: T5BiasPosition(3, buckets=8, max_distance=9, direction="past"),
+    "kerple": lambda: KerplePosition(3),
+    "kerple power": lambda: KerplePosition(3, "power"),
     "shaw": lambda: ShawPosition(4, 3),
     "shaw past": lambda: ShawPosition(4, 3, heads=3, direction="past"),
 }

@@ -2,6 +2,7 @@
 
 from manyformer.position.absolute import AbsolutePosition, LearnedPosition, SinusoidalPosition
 from manyformer.position.composed import ComposedPosition
+from manyformer.position.contextual_position import ContextualPosition
 from manyformer.position.distance_aware import DistanceAwarePosition
 from manyformer.position.distance_bias import AlibiPosition, T5BiasPosition
 from manyformer.position.distance_terms import DistanceTerms
@@ -9,6 +10,7 @@ from manyformer.position.grid_position import ConcatenatedGridPosition, SummedGr
 from manyformer.position.head_norm import HeadNorm
 from manyformer.position.key_distance import KeyDistancePosition
 from manyformer.position.layerwise import LearnedQKPosition, PositionLayer
+from manyformer.position.learned_distance_bias import FirePosition, KerplePosition
 from manyformer.position.position import NoPosition, Position
 from manyformer.position.relative import ShawPosition
 from manyformer.position.relative_labels import RelativeLabelPosition
@@ -39,11 +41,14 @@ __all__ = [
     "AlibiPosition",
     "ComposedPosition",
     "ConcatenatedGridPosition",
+    "ContextualPosition",
     "DistanceAwarePosition",
     "DistanceTerms",
     "DynamicNTKRotaryScaling",
+    "FirePosition",
     "FusedTreePosition",
     "HeadNorm",
+    "KerplePosition",
     "KeyDistancePosition",
     "LearnedPosition",
     "LearnedQKPosition",

@@ -16,6 +16,7 @@ class ComposedPosition(Position):
     def __init__(self, *parts: Position) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
+        self.needs_every_key = any(part.needs_every_key for part in parts)
         self.max_length = min((part.max_length for part in parts if part.max_length is not None), default=None)
 
     def embed(self, x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b l d"]:

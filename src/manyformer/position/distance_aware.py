@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.core import ContiguousLayout, TokenPositions
+from manyformer.core import TokenPositions
 from manyformer.head_selection import PerHeadTensors
-from manyformer.position.distance_terms import broadcast_pairs, signed_distances
+from manyformer.position.distance_terms import evaluate_distances
 from manyformer.position.position import Keys, PairScores, Position, Queries
 
 
@@ -37,13 +37,7 @@ class DistanceAwarePosition(Position, PerHeadTensors):
     def score(
         self, logits: PairScores, q: Queries, k: Keys, query_positions: TokenPositions, key_positions: TokenPositions
     ) -> PairScores:
-        if isinstance(query_positions.layout, ContiguousLayout) and isinstance(key_positions.layout, ContiguousLayout):
-            # evaluated once per distance, of which there are fewer than pairs
-            start_difference, query_count = key_positions.layout.start - query_positions.layout.start, logits.shape[2]
-            first, stop = start_difference - query_count + 1, start_difference + logits.shape[3]
-            distances = torch.arange(first, stop, device=logits.device)
-            return logits.relu() * broadcast_pairs(self.factor(distances), query_count)
-        return logits.relu() * self.factor(signed_distances(query_positions, key_positions)).transpose(0, 1)
+        return logits.relu() * evaluate_distances(self.factor, query_positions, key_positions)
 
     def factor(self, distances: Int[Tensor, "*p"]) -> Float[Tensor, "h *p"]:
         """The factor of scores at these distances, for each head; written so that no exponential overflows."""

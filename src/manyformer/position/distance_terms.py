@@ -1,7 +1,9 @@
 """Terms of positions that depend on the distance between query and key alone."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -28,6 +30,20 @@ def signed_distances(query_positions: TokenPositions, key_positions: TokenPositi
     if isinstance(query_positions.layout, ContiguousLayout) and isinstance(key_positions.layout, ContiguousLayout):
         return key_positions.position_ids[:1, None, :] - query_positions.position_ids[:1, :, None]
     return key_positions.position_ids[:, None, :] - query_positions.position_ids[:, :, None]
+
+
+def evaluate_distances(
+    function: Callable[[Tensor], Tensor], query_positions: TokenPositions, key_positions: TokenPositions
+) -> Float[Tensor, "#b h l s"]:
+    """`function` of the signed distances of all pairs; it maps distances (*p) to a number for each head, (h, *p)."""
+    query_layout, key_layout = query_positions.layout, key_positions.layout
+    if isinstance(query_layout, ContiguousLayout) and isinstance(key_layout, ContiguousLayout):
+        # evaluated once per distance, of which there are fewer than pairs
+        start_difference, query_count = key_layout.start - query_layout.start, query_positions.position_ids.shape[1]
+        first, stop = start_difference - query_count + 1, start_difference + key_positions.position_ids.shape[1]
+        distances = torch.arange(first, stop, device=key_positions.position_ids.device)
+        return broadcast_pairs(function(distances), query_count)[None]
+    return function(signed_distances(query_positions, key_positions)).transpose(0, 1)
 
 
 def toeplitz_view(by_distance: Float[Tensor, "*b l n"], key_count: int) -> Float[Tensor, "*b l s"]:

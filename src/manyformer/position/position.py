@@ -31,6 +31,8 @@ class Position(nn.Module):
     """The distance beyond which `distance_terms` gives every key the same terms; None if all distances differ."""
     uses_positive_scores: ClassVar[bool] = False
     """Whether `score` depends on the positive part of the scores alone."""
+    needs_every_key: bool = False
+    """Whether `score` compares a query with every earlier key of its document, so that a mask may hide none."""
 
     @property
     def query_vector(self) -> Float[Tensor, "h e"] | None:

@@ -15,8 +15,11 @@ from manyformer.kernels import DynamicRotaryKernel
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import (
     AlibiPosition,
+    ContextualPosition,
     DistanceAwarePosition,
     DynamicNTKRotaryScaling,
+    FirePosition,
+    KerplePosition,
     LearnedPosition,
     LinearRotaryScaling,
     Llama3RotaryScaling,
@@ -70,6 +73,10 @@ POSITIONS: dict[str, Callable[[AttentionSizes], Callable[[], Position]]] = {
     "alibi": lambda s: _shared_position(AlibiPosition(s.heads)),
     # the paper shares one table among all layers
     "t5": lambda s: _shared_position(T5BiasPosition(s.heads, direction="past")),
+    "kerple": lambda s: lambda: KerplePosition(s.heads),
+    "kerple-power": lambda s: lambda: KerplePosition(s.heads, "power"),
+    "fire": lambda s: lambda: FirePosition(s.heads),
+    "cope": lambda s: lambda: ContextualPosition(s.head_dim),
     "shaw": lambda s: lambda: ShawPosition(s.head_dim, direction="past"),
     # its angles depend on the query, so the kernel rotates the keys
     "rope-dynamic": lambda s: NoPosition,
