@@ -1,9 +1,12 @@
 """Generate the pages of the documentation that follow from the code: `python docs/make.py`, or `--check` to compare."""
 
 import sys
+from collections.abc import Container
 from pathlib import Path
 
 from manyformer.config import describe_keywords, describe_settings
+from manyformer.config.data_sections import DataSection
+from manyformer.config.section import ConfigSection
 from manyformer.config.setting_names import UNION_TAGS, section_members
 from manyformer.recipes import RECIPES, RecipeCard
 from manyformer.recipes.registry import PROMISES
@@ -63,13 +66,23 @@ def settings_page() -> str:
         for member in section_members(section):
             name = str(member.model_fields[tag].default)
             if name != usual:
-                lines += ["", f"## {section}.{tag}={name}", "", (member.__doc__ or "").strip(), ""]
-                lines += ["| setting | default | meaning |", "| --- | --- | --- |"]
-                for key, field in member.model_fields.items():
-                    default = "required" if field.is_required() else field.default
-                    meaning = " ".join(str(field.description or "").split())
-                    lines.append(f"| `{section}.{key}` | {_cell(str(default))} | {_cell(meaning)} |")
+                lines += ["", f"## {section}.{tag}={name}", "", *_about_section(section, member, set())]
+                variants = member.variants if issubclass(member, DataSection) else {}
+                for variant, settings in variants.items():
+                    lines += ["", f"### {section}.{member.variant_setting}={variant}", ""]
+                    lines += _about_section(section, settings, member.model_fields.keys())
     return "\n".join(lines) + "\n"
+
+
+def _about_section(section: str, member: type[ConfigSection], described: Container[str]) -> list[str]:
+    """What a section is, and a table of its settings without those `described` elsewhere with the same default."""
+    lines = [" ".join((member.__doc__ or "").split()), "", "| setting | default | meaning |", "| --- | --- | --- |"]
+    for key, field in member.model_fields.items():
+        if key not in described:
+            default = "required" if field.is_required() else field.default
+            meaning = " ".join(str(field.description or "").split())
+            lines.append(f"| `{section}.{key}` | {_cell(str(default))} | {_cell(meaning)} |")
+    return lines
 
 
 def _cell(text: str) -> str:

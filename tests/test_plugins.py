@@ -12,7 +12,8 @@ import pytest
 import manyformer as mf
 from manyformer import plugins
 from manyformer.cli import run
-from manyformer.config import dump_run
+from manyformer.config import SyntheticData, dump_run
+from manyformer.data.synthetic import RULES
 from manyformer.errors import UserError
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Window
@@ -138,6 +139,31 @@ def test_a_module_that_the_caller_has_imported_is_recorded(new_process: Callable
     with pytest.raises(UserError, match=r"there is no recipe 'outside-five'.*name them with --import"):
         as_run(scratch)
     assert as_training_run(scratch) == run, "a process of the run imports what its run file names"
+
+
+def test_a_rule_from_outside_is_trained_on_swept_and_refused_like_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    """The rule of the documentation."""
+    page = (Path(__file__).parents[1] / "docs/adding-a-recipe.md").read_text()
+    (rule,) = [block for block in page.split("```") if "class CoinsRule" in block]
+    Path("outside_coins.py").write_text(rule.removeprefix("python\n"))
+    try:
+        small = ["--import", "outside_coins.py", *SMALL, "data.rule=coins", "dim=16", "depth=1", "heads=2"]
+        assert run(["train", "transformer-lm", *small, "data.last=2", "--quiet"]) == 0
+        assert run(["train", "transformer-lm", *small, "data.lats=2"]) == 2
+        assert "did you mean data.last?" in capsys.readouterr().err
+        comparison = (
+            "title: Coins\nrun: {recipe: transformer-lm, import: outside_coins, model: {dim: 16, depth: 1, heads: 2}, "
+            "data: {kind: synthetic, rule: coins, length: 16, valid: 16}, batch: {tokens: 64}, limits: {steps: 1}}\n"
+            "cases: {lm: {}}\nsweep: {SETTING: [16, 20]}\n"
+        )
+        Path("coins.yaml").write_text(comparison.replace("SETTING", "data.length"))
+        assert run(["compare", "coins.yaml", "--dry-run"]) == 0
+        Path("coins.yaml").write_text(comparison.replace("SETTING", "data.last"))
+        assert run(["compare", "coins.yaml", "--dry-run"]) == 2
+        assert "'data.last' cannot be changed after training" in capsys.readouterr().err
+    finally:
+        SyntheticData.variants.pop("coins", None)
+        RULES.pop("coins", None)
 
 
 def test_an_override_imports_a_file(new_process: Callable[[], None]) -> None:

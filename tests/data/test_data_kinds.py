@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 import pytest
 
-from manyformer.config import DATA_SECTIONS, DataSection, RunConfig, SyntheticData, TextData, json_schema
+from manyformer.config import DATA_SECTIONS, DataSection, RunConfig, TextData, json_schema
+from manyformer.config.data_sections import MarkovData
 from manyformer.config.setting_layers import SettingLayer
 from manyformer.config.validation_errors import validate
 from manyformer.data import open_data
@@ -26,7 +27,7 @@ class NumbersData(DataSection):
     """How many."""
 
 
-RULE = SyntheticData(length=8, valid=64)
+RULE = MarkovData(length=8, valid=64)
 
 
 def _open(data: NumbersData, form: str, request: OpenRequest) -> OpenedData:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from test_data_rows import documents, pairs_of, shard_of
 
 from manyformer.batches import IGNORE_INDEX
-from manyformer.config import SyntheticData, TextData
+from manyformer.config import TextData
+from manyformer.config.data_sections import MarkedData, PeriodicData
 from manyformer.data import open_data
 from manyformer.data.epochs import random_generator
 from manyformer.data.lanes import LaneLayout
@@ -80,8 +82,9 @@ def test_ranks_have_lanes_of_their_own() -> None:
 
 @pytest.mark.parametrize("rule", ["periodic", "marked"])
 def test_a_rule_s_sequences_in_parts(rule: str, tmp_path: Path) -> None:
-    words: dict[str, Any] = {"rule": rule, "symbols": 17, "length": 8, "valid": 640, "period": 5}
-    parts, whole = (SyntheticData(**words, rows_per_sequence=4), SyntheticData(**{**words, "length": 32}))
+    section = MarkedData if rule == "marked" else partial(PeriodicData, period=5)
+    parts = section(symbols=17, length=8, valid=640, rows_per_sequence=4)
+    whole = section(symbols=17, length=32, valid=640)
     cut, one = (
         open_data(data, "next-token", batch_tokens=3 * data.length, cache=tmp_path, seed=0) for data in (parts, whole)
     )

@@ -10,19 +10,29 @@ import pytest
 import torch
 
 from manyformer.batches import IGNORE_INDEX
-from manyformer.config import SyntheticData
+from manyformer.config import RunConfig, SyntheticData
+from manyformer.config.data_sections import (
+    AdditionData,
+    DuplicateData,
+    HopsData,
+    MarkovData,
+)
+from manyformer.config.setting_layers import SettingLayer, overlay
+from manyformer.config.validation_errors import validate
 from manyformer.data import OpenedData, open_data
-from manyformer.data.synthetic_rules import RULES, MarkovRule
+from manyformer.data.synthetic import make_rule
+from manyformer.data.synthetic.markov_rule import MarkovRule
 from manyformer.errors import UserError
 
 
 def opened(tmp_path: Path, *, batch: int = 640, seed: int = 0, **settings: Any) -> OpenedData:
-    data = SyntheticData(**{"length": 32, "valid": 4096, **settings})
+    section = {"kind": "synthetic", "length": 32, "valid": 4096, **settings}
+    data = RunConfig.model_validate({"recipe": "x", "data": section}).data
     return open_data(data, "next-token", batch_tokens=batch, cache=tmp_path, seed=seed)
 
 
 def test_every_two_symbols_have_four_successors_with_their_chances() -> None:
-    rule = MarkovRule(SyntheticData(symbols=6, length=200))
+    rule = MarkovRule(MarkovData(symbols=6, length=200))
     made = rule.rows(np.random.default_rng(1), 2000)
     assert made.symbols.shape == made.targets.shape == (2000, 200)
     assert np.array_equal(made.symbols[:, 1:], made.targets[:, :-1])
@@ -119,12 +129,12 @@ def test_a_word_comes_twice_and_is_scored_once(tmp_path: Path) -> None:
     assert bool((batch[1][:, 15] == IGNORE_INDEX).all())
     assert "a word of 7 out of 8 symbols, repeated once" in data.describe()[0]
     with pytest.raises(ValueError, match="must be even"):
-        SyntheticData(rule="duplicate", length=15)
+        DuplicateData(length=15)
 
 
 def test_hops_lead_where_the_pointers_say() -> None:
-    data = SyntheticData(rule="hops", symbols=5, hops=3, length=12)
-    made = RULES["hops"](data).rows(np.random.default_rng(2), 40)
+    data = HopsData(symbols=5, hops=3, length=12)
+    made = make_rule(data).rows(np.random.default_rng(2), 40)
     for symbols, targets in zip(made.symbols.tolist(), made.targets.tolist()):
         points = dict(divmod(symbol, 5) for symbol in symbols[:5])
         assert sorted(points) == sorted(points.values()) == list(range(5))
@@ -134,14 +144,12 @@ def test_hops_lead_where_the_pointers_say() -> None:
             for _ in range(hops + 1):
                 node = points[node]
             assert answer == node
-    alike = RULES["hops"](data.model_copy(update={"num_hops": 2})).rows(np.random.default_rng(2), 4)
+    alike = make_rule(data.model_copy(update={"num_hops": 2})).rows(np.random.default_rng(2), 4)
     assert ((alike.symbols[:, 5:] - 25) // 5 == 1).all()
 
 
 def test_sums_are_those_of_the_numbers() -> None:
-    made = RULES["addition"](SyntheticData(rule="addition", symbols=4, digits=9, length=20)).rows(
-        np.random.default_rng(3), 200
-    )
+    made = make_rule(AdditionData(digits=9, length=20)).rows(np.random.default_rng(3), 200)
     for symbols, targets in zip(made.symbols, made.targets):
         scored = np.flatnonzero(targets >= 0)
         assert len(scored) == 9
@@ -152,15 +160,64 @@ def test_sums_are_those_of_the_numbers() -> None:
         one, other = ((symbols[first : last + 1] >> shift) & 1 for shift in (1, 0))
         total = int(one @ weights + other @ weights)
         assert [(total >> place) & 1 for place in range(9)] == targets[first : last + 1].tolist()
-    with pytest.raises(ValueError, match="must be 4"):
-        SyntheticData(rule="addition")
+    with pytest.raises(ValueError, match="less than or equal to 4"):
+        AdditionData(symbols=12)
     with pytest.raises(ValueError, match=r"must be at most data\.length"):
-        SyntheticData(rule="addition", symbols=4, digits=70)
+        AdditionData(digits=70)
     with pytest.raises(ValueError, match=r"must be above data\.symbols"):
-        SyntheticData(rule="hops", length=12)
+        HopsData(length=12)
     with pytest.raises(ValueError, match=r"must be at most data\.hops"):
-        SyntheticData(rule="hops", num_hops=4)
+        HopsData(num_hops=4)
 
 
 def test_the_letters_of_a_rule_are_its_symbols(tmp_path: Path) -> None:
     assert opened(tmp_path, rule="hops", symbols=4, hops=2).required_keywords == {"vocab": 4 * 4 + 2 * 4 + 5}
+
+
+def problems(**data: Any) -> list[str]:
+    section = {"kind": "synthetic", **data}
+    return [str(error) for error in validate(SettingLayer({"recipe": "x", "data": section}), None)[1]]
+
+
+def test_a_setting_of_another_rule_is_refused_in_a_sentence() -> None:
+    assert problems(rule="markov", period=3) == ["data.period: is a setting of data.rule=periodic, not of markov"]
+    assert problems(period=3) == ["data.period: is a setting of data.rule=periodic, not of markov"]
+    assert problems(rule="mqar", pairz=3) == ["data.pairz: no such setting; did you mean data.pairs?"]
+    (problem,) = problems(rule="mqra", pairs=3)
+    assert problem.startswith("data.rule: 'mqra' is not one of markov, periodic,")
+    assert problem.endswith("did you mean mqar?")
+    assert len(problems(rule=["mqar"])) == len(problems(rule=3)) == 1
+
+
+def test_a_run_that_was_saved_when_rules_shared_their_settings_is_read() -> None:
+    joint = {"symbols": 17, "period": 24, "hops": 3, "num_hops": None, "digits": 16, "rows_per_sequence": 4}
+    data = RunConfig.model_validate({"recipe": "x", "data": {"kind": "synthetic", "rule": "marked", **joint}}).data
+    assert data.model_dump()["symbols"] == 17
+    assert "period" not in data.model_dump()
+    assert problems(rule="marked", period=24) == ["data.period: is a setting of data.rule=periodic, not of marked"]
+
+
+def test_another_rule_drops_the_settings_of_the_first() -> None:
+    lower = SettingLayer({"data": {"kind": "synthetic", "rule": "hops", "hops": 2, "length": 20}})
+    upper = SettingLayer({"data": {"rule": "periodic"}})
+    assert overlay(lower, upper).data["data"] == {"kind": "synthetic", "rule": "periodic"}
+    again = SettingLayer({"data": {"rule": "hops", "num_hops": 1}})
+    assert overlay(lower, again).data["data"] == {**lower.data["data"], "num_hops": 1}
+
+
+@pytest.mark.parametrize("name", SyntheticData.variants)
+def test_batches_depend_on_their_number_alone(name: str, tmp_path: Path) -> None:
+    """As a worker, a rank and a resumed run make them."""
+    first, resumed = (opened(tmp_path, rule=name, length=64) for _ in range(2))
+    for _ in range(3):
+        next(first.train)
+    resumed.train.load_state_dict(first.train.state_dict())
+    ranks = [resumed.train.shard(rank, 2) for rank in range(2)]
+    batch, parts = next(first.train), [next(rank) for rank in ranks]
+    assert torch.equal(next(resumed.train)[0], batch[0])
+    for part, rank in zip(parts, range(2)):
+        assert torch.equal(part[0], batch[0][rank::2])
+        assert torch.equal(part[1], batch[1][rank::2])
+    assert int(batch[0].max()) < first.required_keywords["vocab"]
+    assert int(batch[1].max()) < first.required_keywords["vocab"]
+    assert batch.target_count() > 0

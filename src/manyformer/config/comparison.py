@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, ValidationError
 
+from manyformer.config.data_sections import swept_settings
 from manyformer.config.load import (
     RecipeLookup,
     RunTarget,
@@ -29,11 +30,6 @@ from manyformer.config.yaml_scalars import format_value
 from manyformer.errors import UserError, UserErrors, suggest_names
 
 CostName = Literal["parameters", "minutes", "tokens", "step", "memory"]
-
-_SWEPT_DATA = ("length", "max_length", "packing", "masking", "context", "num_hops", "digits", "wanted")
-SWEPT_DATA = tuple(f"data.{name}" for name in _SWEPT_DATA)
-"""Data settings that may be swept: they only arrange the data, or decide how a model is played; any other would score a
-model on different data."""
 
 
 class ComparisonFile(ConfigSection):
@@ -63,10 +59,15 @@ class ComparisonFile(ConfigSection):
         return next(iter(self.sweep), None)
 
     def conflicts(self) -> Iterator[SettingConflict]:
-        if self.setting and not self.setting.startswith("model.") and self.setting not in SWEPT_DATA:
-            can_change = f"model.KEYWORD and {', '.join(SWEPT_DATA)} can"
-            message = f"'{self.setting}' cannot be changed after training; {can_change}"
-            yield SettingConflict(("sweep",), renamed_setting(self.setting, SWEPT_DATA) or message)
+        if self.setting and not self.setting.startswith(("model.", "data.")):
+            yield SettingConflict(("sweep",), cannot_sweep(self.setting, swept_settings()))
+
+
+def cannot_sweep(setting: str, swept: Sequence[str]) -> str:
+    """The error message for a setting that cannot be swept, where the data settings `swept` can."""
+    names = [f"data.{name}" for name in swept]
+    message = f"'{setting}' cannot be changed after training; model.KEYWORD and {', '.join(names)} can"
+    return renamed_setting(setting, [f"data.{name}" for name in swept_settings()]) or message
 
 
 @dataclass(frozen=True)
@@ -130,9 +131,9 @@ def load_comparison(target: str | Path, overrides: Sequence[str] = (), *, recipe
     if errors or file is None:
         raise UserErrors(dict.fromkeys(map(str, errors)))
     import_named(stack(base_layers), recipes.import_modules)
-    reader = _CaseReader(base_layers, cases, file, overrides, _without_cases(recipes, cases.data))
+    reader = _CaseReader(base_layers, cases, file, layer, overrides, _without_cases(recipes, cases.data))
     loaded_cases = reader.read_cases()
-    reader.check_keywords(loaded_cases, layer)
+    reader.check_keywords(loaded_cases)
     if reader.errors:
         raise UserErrors(dict.fromkeys(reader.errors))
     return Comparison(name, run_description(path), file, loaded_cases)
@@ -157,6 +158,7 @@ class _CaseReader:
     base_layers: list[SettingLayer]
     settings: SettingLayer
     file: ComparisonFile
+    file_layer: SettingLayer
     overrides: Sequence[str]
     recipes: RecipeLookup
     errors: list[str] = field(default_factory=list)
@@ -170,7 +172,7 @@ class _CaseReader:
             self._check_init_order(case, by_name)
         return cases
 
-    def check_keywords(self, cases: Sequence[ComparisonCase], file_layer: SettingLayer) -> None:
+    def check_keywords(self, cases: Sequence[ComparisonCase]) -> None:
         """Check that every model keyword of the base run, and a swept one, is a keyword of some case's recipe."""
         valid_names = [f"model.{name}" for case in cases for name in self.recipes.keywords(case.run.recipe)]
         unknown_names = [
@@ -180,7 +182,7 @@ class _CaseReader:
         ]
         swept = self.file.setting
         if swept is not None and swept.startswith("model.") and cases and swept not in valid_names:
-            unknown_names.append((file_layer.location_of(("sweep", swept)), swept))
+            unknown_names.append((self.file_layer.location_of(("sweep", swept)), swept))
         for location, name in unknown_names:
             renamed = renamed_setting(name, valid_names)
             reason = "no such setting in the recipe of any case" + (f"; {renamed}" if renamed else "")
@@ -190,6 +192,11 @@ class _CaseReader:
         layers, trained_by = self._case_layers(name)
         run = self._merge(name, layers)
         if run is None:
+            return None
+        swept = self.file.setting or ""
+        if swept.startswith("data.") and swept.removeprefix("data.") not in run.data.swept:
+            location = self.file_layer.location_of(("sweep",))
+            self.errors.append(location.format_error("sweep", cannot_sweep(swept, run.data.swept)))
             return None
         points: list[RunConfig | None] = [run]
         for setting, values in self.file.sweep.items():

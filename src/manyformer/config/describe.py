@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from pydantic.fields import FieldInfo
 
+from manyformer.config.data_sections import DATA_SECTIONS, DataSection
 from manyformer.config.keywords import meaning_of, type_text
 from manyformer.config.run import UNION_TAGS, RunConfig
 from manyformer.config.section import ConfigSection
@@ -79,7 +80,15 @@ def _setting_row(key: str, field: FieldInfo, value: Any) -> SettingHelp:
     type_description = type_text(field.annotation, tuple(field.metadata))
     if section in UNION_TAGS and name == UNION_TAGS[section][0]:
         type_description = f"one of {', '.join(tag_of(member, name) for member in section_members(section))}"
+    elif section == "data" and (variants := _variants(name)):
+        type_description = f"one of {', '.join(variants)}"
     return SettingHelp(key, type_description, _default_text(value), " ".join(str(field.description or "").split()))
+
+
+def _variants(setting: str) -> dict[str, type[DataSection]]:
+    """The variants that a data setting selects; none if it selects none."""
+    kinds = DATA_SECTIONS.values()
+    return next((section.variants for section in kinds if section.variant_setting == setting), {})
 
 
 def _keyword_rows(values: Mapping[str, Any], signature: inspect.Signature | None) -> list[SettingHelp]:

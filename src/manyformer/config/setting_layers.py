@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from manyformer.config.data_sections import DATA_SECTIONS
 from manyformer.config.run import UNION_TAGS
 
 SettingPath = tuple[str | int, ...]
@@ -71,7 +72,8 @@ def overlay(lower: SettingLayer, upper: SettingLayer) -> SettingLayer:
     """Overlay the lower layer's settings with the upper layer's, section by section.
 
     An upper layer that selects another member of a union (another optimizer, another kind of data) starts from that
-    member's defaults: the lower layer's section is dropped, so that no setting silently changes its meaning.
+    member's defaults: the lower layer's section is dropped, so that no setting silently changes its meaning. So does
+    one that selects another variant of the same kind of data.
     """
     data = {name: dict(section) if isinstance(section, dict) else section for name, section in lower.data.items()}
     merged = SettingLayer(data, dict(lower.locations))
@@ -81,6 +83,8 @@ def overlay(lower: SettingLayer, upper: SettingLayer) -> SettingLayer:
             merged.put((name,), section, upper.locations_below((name,)))
         elif not isinstance(lower_section, dict) or _selects_other_member(name, lower_section, section):
             merged.put((name,), dict(section), upper.locations_below((name,)))
+        elif name == "data" and _selects_other_variant(lower_section, section):
+            merged.put((name,), {"kind": lower_section["kind"], **section}, upper.locations_below((name,)))
         else:
             if (name,) in upper.locations:
                 merged.locations[name,] = upper.locations[name,]
@@ -103,3 +107,9 @@ def _selects_other_member(section: str, lower: dict[str, Any], upper: dict[str, 
     tag, default = UNION_TAGS.get(section, ("", ""))
     member = lower.get(tag, default)
     return bool(upper.get(tag, member) != member)
+
+
+def _selects_other_variant(lower: dict[str, Any], upper: dict[str, Any]) -> bool:
+    kind = lower.get("kind")
+    setting = DATA_SECTIONS[kind].variant_setting if isinstance(kind, str) and kind in DATA_SECTIONS else None
+    return setting is not None and setting in lower and bool(upper.get(setting, lower[setting]) != lower[setting])

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from manyformer.config.data_sections import DATA_SECTIONS
+from manyformer.config.data_sections import DATA_SECTIONS, DataSection, select_section
 from manyformer.config.run import UNION_TAGS, RunConfig
 from manyformer.config.section import ConfigSection
 
@@ -116,6 +116,8 @@ def selected_member(section: str, data: dict[str, Any]) -> type[ConfigSection] |
     tag, default = UNION_TAGS[section]
     section_data = data.get(section)
     tag_value = section_data.get(tag, default) if isinstance(section_data, dict) else default
+    if section == "data":
+        return select_section({tag: tag_value, **(section_data if isinstance(section_data, dict) else {})})
     return next((member for member in members if tag_of(member, tag) == tag_value), None)
 
 
@@ -131,6 +133,23 @@ def valid_settings(data: dict[str, Any], signature: inspect.Signature | None) ->
         else:
             names.append(name)
     return names
+
+
+def variant_of_setting(data: dict[str, Any], name: str) -> str:
+    """`is a setting of data.rule=hops, not of markov` for a data setting that only other variants of its kind have.
+
+    An empty text for any other setting."""
+    section = selected_member("data", data)
+    if (
+        section is None
+        or not issubclass(section, DataSection)
+        or section.variant_setting is None
+        or name in section.model_fields
+    ):
+        return ""
+    tag, variants = section.variant_setting, section.variants
+    owners = [variant for variant, member in variants.items() if name in member.model_fields]
+    return f"is a setting of data.{tag}={' and '.join(owners)}, not of {tag_of(section, tag)}" if owners else ""
 
 
 def leaf(name: str) -> str:

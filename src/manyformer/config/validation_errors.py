@@ -8,10 +8,17 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from manyformer.config.data_sections import DATA_SECTIONS
 from manyformer.config.keywords import check_keyword, choice_error_text
 from manyformer.config.run import UNION_TAGS, RunConfig
 from manyformer.config.setting_layers import SettingError, SettingLayer, SettingPath
-from manyformer.config.setting_names import section_members, suggest_setting, tag_of, valid_settings
+from manyformer.config.setting_names import (
+    section_members,
+    suggest_setting,
+    tag_of,
+    valid_settings,
+    variant_of_setting,
+)
 from manyformer.config.yaml_scalars import format_value
 
 _TYPES = {
@@ -82,8 +89,15 @@ def _setting_path(details: ErrorDetails) -> SettingPath:
     if len(path) > 1 and path[0] in ("optim", "schedule") and path[1] in _member_tags(str(path[0])):
         path = path[:1] + path[2:]
     if details["type"] == "union_tag_invalid":
-        path = (*path, UNION_TAGS[str(path[0])][0])
+        path = (*path, details["ctx"]["discriminator"].strip("'"))
     return path
+
+
+def _tags(section: str) -> set[str]:
+    """The settings that select the member of a section, and the variant of a kind of data."""
+    tags = {UNION_TAGS[section][0]} if section in UNION_TAGS else set()
+    variants = {member.variant_setting for member in DATA_SECTIONS.values()} if section == "data" else set()
+    return tags | {setting for setting in variants if setting is not None}
 
 
 def _member_tags(section: str) -> list[str]:
@@ -107,7 +121,7 @@ def _remove_setting(data: dict[str, Any], path: SettingPath, *, missing: bool) -
     container, name = (data[section], str(path[1])) if in_section else (data, section)
     if missing:
         container[name] = "?"
-    elif in_section and section in UNION_TAGS and name == UNION_TAGS[section][0]:
+    elif in_section and name in _tags(section):
         # Which member was meant is unknown, so its settings cannot be judged.
         del data[section]
         return section
@@ -123,7 +137,10 @@ def _setting_error(
     if details["type"] == "missing" and len(path) > 1 and path[0] in UNION_TAGS:
         location = layer.locations.get(path[:1]) or layer.location_of((path[0], UNION_TAGS[str(path[0])][0]))
     names = tuple(name for name in path if isinstance(name, str))
-    return SettingError(location, _dotted(names), error_text(details, path, valid_names))
+    message = error_text(details, path, valid_names)
+    if details["type"] == "extra_forbidden" and path[0] == "data":
+        message = variant_of_setting(layer.data, str(path[-1])) or message
+    return SettingError(location, _dotted(names), message)
 
 
 def error_text(details: ErrorDetails, path: SettingPath, valid_names: list[str]) -> str:

@@ -89,4 +89,4 @@ def data_kinds() -> Mapping[str, DataKind[Any]]:
 
 def kind_of(section: DataSection) -> DataKind[Any]:
     """The kind of data of a section."""
-    return _KINDS[type(section)]
+    return next(_KINDS[base] for base in type(section).__mro__ if base in _KINDS)

@@ -1,6 +1,13 @@
 """Data sections of a run and their registry; the order of the imports is that of registration."""
 
-from manyformer.config.data_sections.data_section import DATA_SECTIONS, DataSection, SectionByKind, register_section
+from manyformer.config.data_sections.data_section import (
+    DATA_SECTIONS,
+    DataSection,
+    SectionByKind,
+    register_section,
+    select_section,
+    swept_settings,
+)
 
 from manyformer.config.data_sections.tokenized_sections import (  # isort: skip
     EncodedTextData,
@@ -16,7 +23,17 @@ from manyformer.config.data_sections.tabular_sections import (  # isort: skip
 )
 from manyformer.config.data_sections.trees_section import TreesData  # isort: skip
 from manyformer.config.data_sections.images_section import ImagesData  # isort: skip
-from manyformer.config.data_sections.synthetic_section import SyntheticData  # isort: skip
+from manyformer.config.data_sections.synthetic_section import SyntheticData, register_rule_section  # isort: skip
+from manyformer.config.data_sections.sequence_rule_sections import (  # isort: skip
+    AdditionData,
+    DuplicateData,
+    HopsData,
+    MarkedData,
+    MarkovData,
+    PeriodicData,
+)
+from manyformer.config.data_sections.recall_rule_sections import CopyData, MQARData, NeedleData  # isort: skip
+from manyformer.config.data_sections.state_rule_sections import StateTrackingData  # isort: skip
 from manyformer.config.data_sections.trajectories_section import TrajectoriesData  # isort: skip
 from manyformer.config.data_sections.environment_section import EnvironmentData  # isort: skip
 from manyformer.config.data_sections.graphs_section import GraphsData  # isort: skip
@@ -25,23 +42,36 @@ from manyformer.config.data_sections.modalities_section import ModalitiesData  #
 
 __all__ = [
     "DATA_SECTIONS",
+    "AdditionData",
     "AudioData",
+    "CopyData",
     "DataSection",
+    "DuplicateData",
     "EncodedTextData",
     "EnvironmentData",
     "GraphsData",
+    "HopsData",
     "ImagesData",
     "LabelsData",
+    "MQARData",
+    "MarkedData",
+    "MarkovData",
     "ModalitiesData",
+    "NeedleData",
     "PairsData",
+    "PeriodicData",
     "QuestionsData",
     "SectionByKind",
     "SentencePairsData",
+    "StateTrackingData",
     "SyntheticData",
     "TabularTextData",
     "TextData",
     "TokenizedData",
     "TrajectoriesData",
     "TreesData",
+    "register_rule_section",
     "register_section",
+    "select_section",
+    "swept_settings",
 ]

@@ -1,7 +1,7 @@
 """The base of the data sections of a run, and their registry by `kind`."""
 
-from collections.abc import Container
-from typing import Annotated, Any, NamedTuple, TypeVar
+from collections.abc import Container, Mapping
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
@@ -45,9 +45,17 @@ class ExpectedData(NamedTuple):
 
 
 class DataSection(ConfigSection):
-    """The data of a run; a subclass is one kind of data, selected by the default of its `kind`."""
+    """The data of a run; a subclass is one kind of data, selected by the default of its `kind`.
+
+    A kind may have `variants`, subclasses with settings of their own, selected by the setting `variant_setting`."""
 
     kind: str
+
+    variant_setting: ClassVar[str | None] = None
+    default_variant: ClassVar[str] = ""
+    variants: ClassVar[dict[str, type["DataSection"]]] = {}
+    swept: ClassVar[tuple[str, ...]] = ("length", "max_length")
+    """Settings that a comparison may sweep: they only arrange the data; others would be different data."""
 
     @property
     def row_length(self) -> int:
@@ -77,6 +85,22 @@ def register_section(section: type[RegisteredSection]) -> type[RegisteredSection
     return section
 
 
+def swept_settings() -> tuple[str, ...]:
+    """The settings of all kinds of data that a comparison may sweep, each once."""
+    kinds = [kind for section in DATA_SECTIONS.values() for kind in (section, *section.variants.values())]
+    return tuple(dict.fromkeys(name for kind in kinds for name in kind.swept))
+
+
+def select_section(settings: Mapping[str, Any]) -> type[DataSection] | None:
+    """The class that the kind in the settings, and the variant of that kind, select; None if there is no such kind."""
+    kind = settings.get("kind")
+    section = DATA_SECTIONS.get(kind) if isinstance(kind, str) else None
+    if section is None or section.variant_setting is None:
+        return section
+    variant = settings.get(section.variant_setting, section.default_variant)
+    return section.variants.get(variant) if isinstance(variant, str) else None
+
+
 class SectionByKind:
     """Validation of a data section by the registered class of its `kind`; the JSON schema lists all of them."""
 
@@ -86,8 +110,15 @@ class SectionByKind:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """The union of all kinds, selected by `kind`."""
-        members = {kind: section.__pydantic_core_schema__ for kind, section in DATA_SECTIONS.items()}
+        members = {kind: self._core_schema(section) for kind, section in DATA_SECTIONS.items()}
         return handler(core_schema.tagged_union_schema(members, discriminator="kind"))
+
+    @staticmethod
+    def _core_schema(section: type[DataSection]) -> CoreSchema:
+        if section.variant_setting is None:
+            return section.__pydantic_core_schema__
+        variants = {name: variant.__pydantic_core_schema__ for name, variant in section.variants.items()}
+        return core_schema.tagged_union_schema(variants, discriminator=section.variant_setting)
 
     @staticmethod
     def _validate(settings: Any) -> DataSection:
@@ -95,9 +126,14 @@ class SectionByKind:
             return settings
         if not isinstance(settings, dict):
             raise PydanticKnownError("model_attributes_type")
-        section = DATA_SECTIONS.get(kind) if isinstance(kind := settings.get("kind"), str) else None
+        section = select_section(settings)
         if section is None:
-            expected = ", ".join(f"'{name}'" for name in DATA_SECTIONS)
-            details = {"discriminator": "'kind'", "tag": str(kind), "expected_tags": expected}
+            kind = settings.get("kind")
+            # hashable values only: a list is no name
+            base = DATA_SECTIONS.get(kind) if isinstance(kind, str) else None
+            tag, names = ("kind", DATA_SECTIONS) if base is None else (base.variant_setting, base.variants)
+            assert tag is not None
+            expected = ", ".join(f"'{name}'" for name in names)
+            details = {"discriminator": f"'{tag}'", "tag": str(settings.get(tag)), "expected_tags": expected}
             raise PydanticKnownError("union_tag_invalid", details)
         return section.model_validate(settings)

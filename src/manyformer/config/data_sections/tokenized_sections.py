@@ -125,6 +125,7 @@ class TextData(EncodedTextData):
     the text, which end after . ! ? and at an empty line (ETC, section on pre-training)."""
 
     default_vocab: ClassVar[int] = 2000
+    swept: ClassVar[tuple[str, ...]] = ("length", "packing", "masking")
 
 
 @register_section

@@ -1,7 +1,7 @@
 """Recorded episodes of actions, for models that imitate them."""
 
 from collections.abc import Container, Iterator
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -54,6 +54,8 @@ class TrajectoriesData(DataSection):
     all."""
     episodes: Annotated[PositiveInt, Field(le=MAX_EPISODES)] = 100
     """Number of episodes that are played for each wanted return, side by side."""
+
+    swept: ClassVar[tuple[str, ...]] = ("length", "wanted")
 
     def conflicts(self) -> Iterator[SettingConflict]:
         if self.environment is not None and self.wanted in (None, ()):

@@ -1,0 +1,17 @@
+"""Rules that generate sequences of tasks with known answers; a file is one rule, and importing it registers it."""
+
+import importlib
+import pkgutil
+
+from manyformer.data.synthetic.synthetic_rule import (
+    RULES,
+    SyntheticRows,
+    SyntheticRule,
+    make_rule,
+    register_rule,
+)
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["RULES", "SyntheticRows", "SyntheticRule", "make_rule", "register_rule"]
