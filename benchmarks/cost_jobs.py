@@ -28,11 +28,10 @@ from manyformer.ops import (
     attention_with_lse,
     band,
     block_cover,
-    channel_decay,
     chunk_gather_attention,
     distance_vector_attention,
     distance_vector_blocks,
-    linear_attention,
+    matrix_recurrence,
     plan_search,
     small_batch_attention,
     span_attention,
@@ -111,10 +110,10 @@ def sequence(*jobs: Job) -> Job:
 
 
 def channel_decays() -> Job:
-    """Linear attention with one decay for each channel."""
+    """A recurrence with one decay for each channel, too strong for products of matrices."""
     a, c, v = (torch.randn(1, HEADS, 2048, WIDTH, requires_grad=True) for _ in range(3))
-    decay = -torch.rand(1, HEADS, 2048, WIDTH)
-    return lambda: linear_attention.chunked(a, c, v, decay).y.sum().backward()
+    decay = -40.0 * torch.rand(1, HEADS, 2048, WIDTH)
+    return lambda: matrix_recurrence.chunked(a, c, v, decay).y.sum().backward()
 
 
 def small_batches() -> Job:
@@ -205,7 +204,9 @@ SWEEPS: dict[str, Sweep] = {
             SoftmaxKernel(m.Causal(), dropout=0.1), 1024, position=TransformerXLPosition(HEADS * WIDTH, HEADS)
         ),
     ),
-    "channel_decay_block": Sweep([Place(channel_decay, "BLOCK")], near(USED.channel_decay_block), channel_decays),
+    "channel_decay_block": Sweep(
+        [Place(matrix_recurrence, "MIN_CHUNK")], near(USED.channel_decay_block), channel_decays
+    ),
     "scores_per_step": Sweep(
         [Place(tile_steps, "SCORES_PER_STEP")],
         near(USED.scores_per_step),

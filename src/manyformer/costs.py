@@ -104,7 +104,7 @@ class CostModel:
     saved_distance_vector_weights: int = budget(1 << 23, "elements", "2026-11-21")
     """Up to this many weights, 32 MB, are saved for the gradient, which saves a sixth of the time."""
     channel_decay_block: int = measured(16, "tokens", "2026-11-21")
-    """Tokens whose pairs have one factor for each channel; other pairs are products of matrices."""
+    """The shortest chunks of a recurrence with strong decays per channel, whose pairs cost a product per channel."""
 
     pairs_per_thread: int = measured(1 << 17, "pairs", "2026-11-21")
     """Token pairs per thread and call: as many as fit its caches."""

@@ -12,7 +12,7 @@ from manyformer.kernels import KernelCall, LinearKernel
 from manyformer.kernels.features import EluPlusOneFeatures
 from manyformer.kernels.memory_rules import MemoryResult, MemoryRule, RecurrenceForm, RecurrentMemory, TokenFeatures
 from manyformer.masks import Causal
-from manyformer.ops import channel_decay, linear_attention
+from manyformer.ops import linear_attention, matrix_recurrence
 from manyformer.position import NoPosition
 
 HEADS, KEY, VALUE = 4, 6, 5
@@ -37,13 +37,13 @@ class ChannelGatedRule(MemoryRule):
         if form == "chunked":
             y, matrix = linear_attention.chunked(a, c, v, decay, tokens.run, memory.matrix, chunk=chunk)
         else:
-            y, matrix = linear_attention.recurrent(a, c, v, decay, tokens.run, memory.matrix)
+            y, matrix = matrix_recurrence.recurrent(a, c, v, decay, tokens.run, memory.matrix)
         return MemoryResult(y, RecurrentMemory(matrix))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_form_of_gated_linear_attention_is_the_definition(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_decay, "BLOCK", 3)
+    monkeypatch.setattr(matrix_recurrence, "MIN_CHUNK", 3)
     place, real = place_of(layout), real_of(layout)
     qkv = tensors(HEADS, 2, KEY, VALUE + KEY)
     up = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
@@ -75,7 +75,7 @@ def leaves(length: int) -> list[Tensor]:
 def test_one_decay_is_the_same_decay_in_each_channel() -> None:
     a, c, v = leaves(20)
     decay = -torch.rand(2, 3, 20, 1, dtype=torch.float64)
-    for form in (linear_attention.quadratic, linear_attention.chunked, linear_attention.recurrent):
+    for form in (linear_attention.quadratic, linear_attention.chunked, matrix_recurrence.recurrent):
         one, channels = (form(a, c, v, x)[:2] for x in (decay, decay.expand(-1, -1, -1, 4)))
         torch.testing.assert_close(channels, one, atol=1e-12, rtol=1e-12)
 
@@ -85,7 +85,7 @@ def test_the_strongest_decay_neither_overflows_nor_stops_the_gradient() -> None:
     a, c, v = leaves(64)
     decay = (-100 * torch.rand(2, 3, 64, 4, dtype=torch.float64)).requires_grad_()
     results = []
-    for form in (linear_attention.recurrent, linear_attention.chunked):
+    for form in (matrix_recurrence.recurrent, linear_attention.chunked):
         y, memory = form(a, c, v, decay)
         results.append((y, memory, *torch.autograd.grad(y.square().sum() + memory.sum(), decay)))
     assert all(x.isfinite().all() for x in results[1])

@@ -29,7 +29,7 @@ from manyformer.kernels.features import (
 )
 from manyformer.kernels.memory_rules import DeltaRule, GatedRule, MemoryRule, SumRule
 from manyformer.masks import AllKeys, Causal
-from manyformer.ops import channel_decay, delta_rule, linear_attention
+from manyformer.ops import linear_attention, matrix_recurrence
 from manyformer.position import NoPosition
 from manyformer.sources import CrossAttentionSource
 
@@ -185,34 +185,11 @@ def test_chunks_are_steps_whatever_there_is(data: st.DataObject) -> None:
     leaves = [x for x in (a, c, v, decay, memory) if x is not None]
     up, last = torch.randn(2, 3, length, 5, dtype=torch.float64), torch.randn(2, 3, 4, 5, dtype=torch.float64)
     found = []
-    with patch.object(channel_decay, "BLOCK", block):
+    with patch.object(matrix_recurrence, "MIN_CHUNK", block):
         in_chunks = linear_attention.chunked(a, c, v, decay, run, memory, chunk=chunk)
-    for summed in (linear_attention.recurrent(a, c, v, decay, run, memory), in_chunks):
+    for summed in (matrix_recurrence.recurrent(a, c, v, decay, run, memory), in_chunks):
         loss = (summed.y * up).sum() + (summed.memory * last).sum()
         found.append((*summed, *torch.autograd.grad(loss, leaves)))
-    torch.testing.assert_close(found[1], found[0], atol=1e-10, rtol=1e-10)
-
-
-@given(st.data())
-@settings(max_examples=40, deadline=None)
-def test_corrections_in_chunks_are_corrections_in_steps(data: st.DataObject) -> None:
-    length, chunk = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 9))
-
-    def leaf(*shape: int) -> Tensor:
-        return torch.rand(2, 3, *shape, dtype=torch.float64).div(2).requires_grad_()
-
-    a, c, v, strength = leaf(length, 4), leaf(length, 4), leaf(length, 5), leaf(length)
-    memory = leaf(4, 5) if data.draw(st.booleans()) else None
-    run = torch.tensor(data.draw(st.lists(st.integers(0, 1), min_size=length, max_size=length))).cumsum(0)
-    number = run.expand(2, -1) if data.draw(st.booleans()) else None
-    leaves = [x for x in (a, c, v, strength, memory) if x is not None]
-    up = torch.randn(2, 3, length, 5, dtype=torch.float64)
-    found = []
-    for y, last in (
-        delta_rule.recurrent(a, c, v, strength, number, memory),
-        delta_rule.chunked(a, c, v, strength, number, memory, chunk=chunk),
-    ):
-        found.append((y, last, *torch.autograd.grad((y * up).sum() + last.sum(), leaves)))
     torch.testing.assert_close(found[1], found[0], atol=1e-10, rtol=1e-10)
 
 
@@ -221,7 +198,7 @@ def test_a_correction_replaces_what_was_said() -> None:
     keys = torch.eye(3, dtype=torch.float64)[[0, 1, 0, 2, 1]].expand(1, 1, -1, -1)
     values = torch.randn(1, 1, 5, 2, dtype=torch.float64)
     strength = torch.ones(1, 1, 5, dtype=torch.float64)
-    _, memory = delta_rule.chunked(keys, keys, values, strength)
+    _, memory = matrix_recurrence.chunked(keys, keys, values, strength=strength)
     torch.testing.assert_close(memory[0, 0], values[0, 0, [2, 4, 3]])
     # a sum would have added them
     _, added = linear_attention.chunked(keys, keys, values)

@@ -29,6 +29,7 @@ NO_COSTS = {
     "NO_PATH",
     "MASK_BIAS",
     "MAX_BUCKETS",
+    "MAX_EXPONENT",
     "MAX_FACTOR",
     "MIN_SHARE",
     "NEGLIGIBLE",

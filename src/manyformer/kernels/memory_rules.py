@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyformer.ops import delta_rule, linear_attention
+from manyformer.ops import linear_attention, matrix_recurrence
 from manyformer.ops.linear_attention import divide_by_normalizer
 from manyformer.ops.segment_runs import running_max
 
@@ -49,7 +49,7 @@ class MemoryRule(nn.Module, ABC):
     """The update and readout of a memory, with `gate_dim` gate channels per token and head.
 
     The layer projects them with its values unless the rule has a `gate_projection` (see `Kernel`).
-    One channel may gate a whole memory; `head_dim` channels each row of it (see `manyformer.ops.channel_decay`).
+    One channel may gate a whole memory; `head_dim` channels each row of it (see `manyformer.ops.matrix_recurrence`).
 
     `forms` are the supported algorithms; "quadratic", where supported, is the definition.
     """
@@ -130,11 +130,11 @@ class DeltaRule(MemoryRule):
         query_features, key_features = (
             x / x.sum(-1, keepdim=True).clamp(min=floor) for x in (tokens.query_features, tokens.key_features)
         )
-        inputs = query_features, key_features, tokens.v, strength, tokens.run, memory.matrix
+        inputs = query_features, key_features, tokens.v, None, tokens.run, memory.matrix
         if form == "chunked":
-            y, matrix = delta_rule.chunked(*inputs, chunk=chunk)
+            y, matrix = matrix_recurrence.chunked(*inputs, strength=strength, chunk=chunk)
         else:
-            y, matrix = delta_rule.recurrent(*inputs)
+            y, matrix = matrix_recurrence.recurrent(*inputs, strength=strength)
         return MemoryResult(y, RecurrentMemory(matrix))
 
 
@@ -169,7 +169,7 @@ def _weighted_mean(
     if form == "chunked":
         y, matrix = linear_attention.chunked(*inputs, chunk=chunk)
     else:
-        y, matrix = linear_attention.recurrent(*inputs)
+        y, matrix = matrix_recurrence.recurrent(*inputs)
     return MemoryResult(divide_by_normalizer(y, floor), RecurrentMemory(matrix, log_scale))
 
 

@@ -17,14 +17,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from manyformer.ops.channel_decay import channel_decay_pairs, chunked_channel_decay
-
-
-class LinearAttentionResult(NamedTuple):
-    """Outputs, and the memory after the last token."""
-
-    y: Float[Tensor, "b h l f"]
-    memory: Float[Tensor, "b h r f"]
+from manyformer.ops import matrix_recurrence
+from manyformer.ops.matrix_recurrence import RecurrenceResult, channel_decay_pairs, zero_memory
 
 
 def quadratic(
@@ -54,28 +48,6 @@ def quadratic(
     return pairs @ v, c.mT @ (v * decay_factor[..., -1, :, None]), pairs
 
 
-def recurrent(
-    a: Float[Tensor, "b h l r"],
-    c: Float[Tensor, "b h l r"],
-    v: Float[Tensor, "b h l f"],
-    decay: Float[Tensor, "b h l #r"] | None = None,
-    run: Int[Tensor, "b l"] | None = None,
-    memory: Float[Tensor, "b h r f"] | None = None,
-) -> LinearAttentionResult:
-    """The definition of the memory: a loop over tokens, also used for decoding."""
-    memory = _zero_memory(c, v) if memory is None else memory
-    outputs, current = [], 0
-    for i in range(a.shape[2]):
-        if run is not None:
-            same = run[:, i] == (run[:, i - 1] if i else current)
-            memory = memory.where(same[:, None, None, None], 0.0)
-        if decay is not None:
-            memory = memory * decay[:, :, i, :, None].exp()
-        memory = torch.addcmul(memory, c[:, :, i, :, None], v[:, :, i, None, :])
-        outputs.append((a[:, :, i, None, :] @ memory)[:, :, 0])
-    return LinearAttentionResult(torch.stack(outputs, dim=2), memory)
-
-
 def chunked(
     a: Float[Tensor, "b h l r"],
     c: Float[Tensor, "b h l r"],
@@ -85,25 +57,24 @@ def chunked(
     memory: Float[Tensor, "b h r f"] | None = None,
     *,
     chunk: int = 64,
-) -> LinearAttentionResult:
+) -> RecurrenceResult:
     """Chunks of tokens in parallel: pairs within a chunk, and a memory of all earlier chunks.
 
     With one decay for all channels the gradient is handwritten: it saves the inputs, the pairs and the memories, each
     about as large as an input.
     """
+    if decay is not None and decay.shape[-1] > 1:
+        return matrix_recurrence.chunked(a, c, v, decay, run, memory, chunk=chunk)
     length = a.shape[2]
     chunk = min(chunk, length)
     if padding := -length % chunk:
         a, c, v = (torch.nn.functional.pad(x, (0, 0, 0, padding)) for x in (a, c, v))
         decay = None if decay is None else torch.nn.functional.pad(decay, (0, 0, 0, padding))
         run = None if run is None else torch.cat([run, run[:, -1:].expand(-1, padding)], dim=1)
-    memory = _zero_memory(c, v) if memory is None else memory
-    if decay is not None and decay.shape[-1] > 1:
-        y, memory = chunked_channel_decay(a, c, v, decay, run, memory, chunk)
-    else:
-        scalar_decay = None if decay is None else decay[..., 0]
-        y, memory = _ChunkedLinearAttention.apply(a, c, v, scalar_decay, run, memory, chunk)  # type: ignore[no-untyped-call]
-    return LinearAttentionResult(y[:, :, :length] if padding else y, memory)
+    memory = zero_memory(c, v) if memory is None else memory
+    scalar_decay = None if decay is None else decay[..., 0]
+    y, memory = _ChunkedLinearAttention.apply(a, c, v, scalar_decay, run, memory, chunk)  # type: ignore[no-untyped-call]
+    return RecurrenceResult(y[:, :, :length] if padding else y, memory)
 
 
 def divide_by_normalizer(y: Float[Tensor, "b h l fp1"], floor: float) -> Float[Tensor, "b h l f"]:
@@ -138,10 +109,6 @@ class _DivideByNormalizer(torch.autograd.Function):
         grad_sum = (grad_result * result).sum(-1, keepdim=True).neg_().masked_fill_(is_small, 0.0)
         torch.div(grad_sum, divisor, out=grad_y[..., -1:])
         return grad_y, None
-
-
-def _zero_memory(c: Tensor, v: Tensor) -> Tensor:
-    return v.new_zeros(*c.shape[:2], c.shape[-1], v.shape[-1])
 
 
 class _ChunkGates(NamedTuple):

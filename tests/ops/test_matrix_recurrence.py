@@ -1,0 +1,140 @@
+"""The recurrence of decayed, corrected memories: chunks give what the loop over tokens gives, which is its formula."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from manyformer.ops import matrix_recurrence
+from manyformer.ops.matrix_recurrence import Correction
+
+ROWS, HEADS, R, W = 2, 3, 5, 4
+LENGTHS = [1, 2, 15, 16, 17, 63, 64, 65, 131, 200]
+FORMS = ["decay", "delta", "general"]
+WIDTHS = {"none": 0, "per token": 1, "per channel": R}
+
+
+def draw(length: int, *channels: int) -> Tensor:
+    return torch.randn(ROWS, HEADS, length, *channels, dtype=torch.float64)
+
+
+def drawn_inputs(form: str, width: int, length: int, strongest: float) -> dict[str, Any]:
+    torch.manual_seed(length)
+    k = F.normalize(draw(length, R), dim=-1)
+    inputs: dict[str, Any] = {"q": draw(length, R), "k": k, "v": draw(length, W)}
+    inputs["memory"] = torch.randn(ROWS, HEADS, R, W, dtype=torch.float64)
+    inputs["decay"] = -strongest * torch.rand_like(draw(length, width)) if width else None
+    if form == "delta":
+        inputs["strength"] = 2 * torch.rand_like(draw(length))
+    if form == "general":
+        inputs["correction"] = Correction(-k * torch.rand_like(k), k + 0.1 * draw(length, R))
+    return inputs
+
+
+def written_out(inputs: dict[str, Any], run: Tensor | None) -> Tensor:
+    """The formula for one head of one row at a time, with matrices D, I - b k k^T and D + u w^T D."""
+    rows = []
+    for b in range(ROWS):
+        for h in range(HEADS):
+            q, k, v = (inputs[name][b, h] for name in ("q", "k", "v"))
+            state = inputs["memory"][b, h]
+            for i in range(len(q)):
+                if run is not None and run[b, i] != (run[b, i - 1] if i else 0):
+                    state = torch.zeros_like(state)
+                if inputs["decay"] is not None:
+                    state = torch.diag(inputs["decay"][b, h, i].exp().expand(R)) @ state
+                b_i = inputs["strength"][b, h, i] if "strength" in inputs else 1.0
+                if "strength" in inputs:
+                    state = (torch.eye(R, dtype=q.dtype) - b_i * torch.outer(k[i], k[i])) @ state
+                if "correction" in inputs:
+                    u, w = (x[b, h, i] for x in inputs["correction"])
+                    state = state + torch.outer(u, w) @ state
+                state = state + b_i * torch.outer(k[i], v[i])
+                rows.append(state.T @ q[i])
+    return torch.stack(rows).view(ROWS, HEADS, -1, W)
+
+
+def drawn_run(length: int) -> Tensor:
+    starts = torch.rand(ROWS, length, generator=torch.Generator().manual_seed(length)) < 0.1
+    return starts.long().cumsum(1)
+
+
+def differentiated(form: Any, inputs: dict[str, Any], run: Tensor | None) -> list[Tensor]:
+    """Outputs, the last memory and the gradients of all inputs."""
+    leaves: list[Tensor] = []
+
+    def leaf(x: Any) -> Any:
+        if isinstance(x, Correction):
+            return Correction(leaf(x.u), leaf(x.w))
+        leaves.append(x.detach().requires_grad_())
+        return leaves[-1]
+
+    y, last = form(**{name: None if x is None else leaf(x) for name, x in inputs.items()}, run=run)
+    up = torch.randn(y.shape, dtype=y.dtype, generator=torch.Generator().manual_seed(0))
+    return [y, last, *torch.autograd.grad((y * up).sum() + last.square().sum(), leaves)]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("form", FORMS)
+def test_chunks_are_steps_with_gradients(form: str, width: str, length: int) -> None:
+    """With documents, a memory before them, and decays that need short chunks or pairs of their own."""
+    for strongest, run in ((1.0, None), (1.0, drawn_run(length)), (40.0, drawn_run(length))):
+        inputs = drawn_inputs(form, WIDTHS[width], length, strongest)
+        stepped, in_chunks = (
+            differentiated(function, inputs, run)
+            for function in (matrix_recurrence.recurrent, matrix_recurrence.chunked)
+        )
+        torch.testing.assert_close(in_chunks, stepped, atol=1e-11, rtol=1e-11)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("form", FORMS)
+def test_the_loop_is_the_formula(form: str, width: str) -> None:
+    inputs, run = drawn_inputs(form, WIDTHS[width], 17, 1.0), drawn_run(17)
+    y, _ = matrix_recurrence.recurrent(**inputs, run=run)
+    torch.testing.assert_close(y, written_out(inputs, run), atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_are_those_of_finite_differences(form: str) -> None:
+    inputs = {
+        name: Correction(*(y[:1, :1] for y in x)) if name == "correction" else x[:1, :1]
+        for name, x in drawn_inputs(form, R, 5, 1.0).items()
+    }
+    names = [name for name in inputs if name != "correction"]
+
+    def call(*values: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(names, values)) | ({"correction": inputs["correction"]} if "correction" in inputs else {})
+        return tuple(matrix_recurrence.chunked(**given, chunk=3))
+
+    assert torch.autograd.gradcheck(call, [inputs[name].requires_grad_() for name in names])
+
+
+@pytest.mark.parametrize("mean", [0.03, 1.6])
+@pytest.mark.parametrize("width", [1, 16])
+@pytest.mark.parametrize("form", ["decay", "delta"])
+def test_float32_over_8192_steps(form: str, width: int, mean: float) -> None:
+    """A product q e^G k e^-G over the whole text would be infinite after 47 tokens of the strongest decay."""
+    torch.manual_seed(0)
+    shape = (1, 1, 8192)
+    q, v = (torch.randn(*shape, 16) for _ in range(2))
+    k, decay = F.normalize(torch.randn(*shape, 16), dim=-1), -2 * mean * torch.rand(*shape, width)
+    strength = 2 * torch.rand(shape) if form == "delta" else None
+    exact = (x.double() for x in (q, k, v, decay))
+    expected, _ = matrix_recurrence.recurrent(*exact, strength=None if strength is None else strength.double())
+    for function in (matrix_recurrence.chunked, matrix_recurrence.recurrent):
+        y, _ = function(q, k, v, decay, strength=strength)
+        assert ((y.double() - expected).abs().amax() / expected.abs().amax()) < 1e-5
+
+
+def test_a_strength_of_two_makes_a_sign_of_each_bit() -> None:
+    """The eigenvalue 1 - b of the transition is -1 at b = 2, so that a memory tracks parity (arXiv:2411.12537)."""
+    bits = torch.randint(0, 2, (1, 1, 50), generator=torch.Generator().manual_seed(0)).double()
+    key = torch.tensor([1.0, 0.0], dtype=torch.float64).expand(1, 1, 50, 2)
+    memory = torch.tensor([[[[1.0], [0.0]]]], dtype=torch.float64)
+    zeros = torch.zeros(1, 1, 50, 1, dtype=torch.float64)
+    y, _ = matrix_recurrence.chunked(key, key, zeros, memory=memory, strength=2 * bits, chunk=8)
+    torch.testing.assert_close(y[0, 0, :, 0], 1 - 2 * (bits[0, 0].cumsum(0) % 2))
