@@ -1,10 +1,11 @@
 """Longformer: window attention with a few global tokens, as an encoder and as a language model."""
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 from torch import nn
 
+from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.kernels import SoftmaxKernel
@@ -12,11 +13,12 @@ from manyformer.masks import FirstTokens, Mask, PerHead, Window, WithRole, growi
 from manyformer.mixers.global_local import GlobalLocalAttention
 from manyformer.models import ClassHead, LanguageModel, MaskedLM, TokenEmbedding
 from manyformer.position import RotaryPosition
-from manyformer.recipes.baselines import attention_layers
+from manyformer.recipes.baselines import attention_layers, gelu_layers
 from manyformer.recipes.bert import masked_encoder
 from manyformer.recipes.keywords import NormEps, PositiveSize, SentenceTypeCount, WindowOnEachSide
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import init_std, scale_residual_init, stack
+from manyformer.recipes.transformer_xl import xl_positions
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 
@@ -100,13 +102,17 @@ def longformer_lm(
         PositiveSize | None, "number of heads with a dilated window, in the upper half of the layers"
     ] = 2,
     dropout: float = 0.2,
+    position: Annotated[
+        Literal["rotary", "transformer-xl"],
+        "rotated queries and keys, or the paper's projected sinusoids of distances in the scores, which cost more",
+    ] = "rotary",
 ) -> LanguageModel:
     """Causal windows from `window` tokens in the lowest layer to `top_window` in the highest, sections 3.1 and 4.1.
 
     In the upper half of the layers, `dilated_heads` heads attend to every second, third, and at the top every fourth
     position (appendix A). The paper trains in stages, with windows and sequences twice as long in each: windows are not
-    weights, so a run with larger ones can `init_from` one with smaller. Positions are rotary where the paper has
-    Transformer-XL's, whose scores would have to be computed for all pairs of positions in a window."""
+    weights, so a run with larger ones can `init_from` one with smaller. Positions are rotary unless `position` is
+    "transformer-xl", as in the paper: its scores are products of each query with a vector for each distance."""
     if dilated_heads is not None and dilated_heads > heads:
         raise UserError(f"dilated_heads ({dilated_heads}) must be at most heads ({heads})")
     window_of_layer = growing_windows(depth, window, window if top_window is None else top_window)
@@ -115,7 +121,15 @@ def longformer_lm(
     def kernel(number: int) -> SoftmaxKernel:
         return SoftmaxKernel(layer_mask(window_of_layer(number), number, depth, dilated_heads or 0))
 
-    layer = attention_layers(dim, heads, ff_dim, kernel, position=RotaryPosition(dim // heads))
+    if position == "rotary":
+        layer = attention_layers(dim, heads, ff_dim, kernel, position=RotaryPosition(dim // heads))
+    else:
+        make_position = xl_positions(dim, heads, None, "all-layers", dropout)
+        layer = gelu_layers(
+            dim,
+            ff_dim,
+            lambda number: Attention(dim, heads, kernel(number), position=make_position(), bias=False),
+        )
     body = stack(depth, layer, order="pre", norm=partial(nn.LayerNorm, dim), dropout=dropout)
     embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
     scale_residual_init(body, depth, std=std)
