@@ -10,7 +10,7 @@ from torch import nn
 from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.errors import UserError
-from manyformer.feedforward import FeedForward
+from manyformer.feedforward import FeedForward, chunked
 from manyformer.kernels import Kernel, SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.mixers.global_summaries import SummaryPrefixedLayer, SummaryTokens
@@ -169,6 +169,8 @@ def encoder_decoder(
     decoder_depth: int | None = None,
     decoder_ff_dim: int | None = None,
     output_bias: bool = False,
+    streams: ResidualStreams = "plain",
+    ff_chunk: int | None = None,
 ) -> EncoderDecoder:
     """The Transformer, optionally with positions other than sinusoids or other kinds of attention.
 
@@ -181,14 +183,17 @@ def encoder_decoder(
         lambda number: Attention(dim, heads, SoftmaxKernel(), source=CrossAttentionSource())
     )
 
+    def feed_forward(hidden_dim: int | None) -> Layer:
+        return chunked(FeedForward(dim, hidden_dim, activation=activation()), ff_chunk)
+
     def encoder_layer(number: int) -> dict[str, Layer]:
-        return {"attention": encoder_attention(number), "ff": FeedForward(dim, ff_dim, activation=activation())}
+        return {"attention": encoder_attention(number), "ff": feed_forward(ff_dim)}
 
     def decoder_layer(number: int) -> dict[str, Layer]:
         return {
             "attention": decoder_attention(number),
             "cross": cross_attention(number),
-            "ff": FeedForward(dim, decoder_ff_dim or ff_dim, activation=activation()),
+            "ff": feed_forward(decoder_ff_dim or ff_dim),
         }
 
     def embedding(size: int) -> TokenEmbedding:
@@ -199,7 +204,7 @@ def encoder_decoder(
         embed = embedding(vocab)
         embeddings = embed if source_vocab is None else embedding(source_vocab), embed
     embed_source, embed = embeddings
-    encoder = stack(depth, encoder_layer, order=norm_order, norm=norm, dropout=dropout)
-    decoder = stack(decoder_depth or depth, decoder_layer, order=norm_order, norm=norm, dropout=dropout)
+    make_stack = partial(stack, order=norm_order, norm=norm, dropout=dropout, streams=streams)
+    encoder, decoder = make_stack(depth, encoder_layer), make_stack(decoder_depth or depth, decoder_layer)
     head = ClassHead(dim, vocab, tied=embed.token, bias=output_bias)
     return EncoderDecoder(embed_source, encoder, embed, decoder, head)

@@ -28,7 +28,7 @@ SUMMARY = (
 COST = "O(num_hashes l (chunk_length + num_buckets) d + l d^2) per layer; activation memory does not grow with depth"
 TINY = {"num_buckets": 2, "chunk_length": 8, "num_hashes": 4, "position": "learned"}
 SELF_ATTENTION_ONLY = (
-    "queries and keys are the same vectors of one sequence; the paper's translation model has full cross-attention"
+    "queries and keys are the same vectors of one sequence; the paper's translation model is `reformer-seq2seq`"
 )
 
 ReformerPosition = Annotated[
