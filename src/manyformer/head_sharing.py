@@ -12,7 +12,7 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.mixers.collaborative_attention import CollaborativeAttention
 from manyformer.models import Model
 from manyformer.recipes import build, get_recipe
-from manyformer.recipes.keywords import REMOVED_HEADS
+from manyformer.recipes.keywords import REMOVED_HEADS, SHARED_QK_DIM
 from manyformer.type_aliases import FloatArray
 
 COUNTERPART_RECIPES = {"transformer-lm": "collaborative", "bert": "collaborative-encoder"}
@@ -35,22 +35,28 @@ class CanonicalFactors(NamedTuple):
     error: float
 
 
-def collaborate(model: Model, *, shared: int, rounds: int = 100, starts: int = 2, seed: int = 0) -> HeadSharingResult:
+def collaborate(
+    model: Model, *, shared: int, recipe: str | None = None, rounds: int = 100, starts: int = 2, seed: int = 0
+) -> HeadSharingResult:
     """Convert `model` so that all heads of a layer share `shared` query and key dimensions; nothing else changes.
+
+    The result is a model of the same recipe with `shared_qk_dim`, or of `recipe`, its counterpart with `shared_dim`.
 
     Cordonnier et al. (2020, arXiv:2006.16362), section 3.2: the products of the heads' projections form one tensor,
     which is decomposed by alternating least squares of at most `rounds` iterations. Of `starts` initializations, the
     first from the heads' largest singular vectors, the others random, the best result is used. With as many dimensions
-    as the model has the result is exact; with fewer, tensorly is needed. Raises UserError for a recipe without such a
-    counterpart, and for too many dimensions."""
-    counterpart = _build_counterpart(model, shared)
-    errors: dict[str, float] = {}
+    as the model has the result is exact; with fewer, tensorly is needed. Raises UserError for a model whose heads
+    cannot share, and for too many dimensions."""
+    counterpart = _build_counterpart(model, recipe or model.spec.recipe, shared)
+    errors, converted = dict[str, float](), set[Attention]()
     copied_weights = dict(model.state_dict())
-    for name, layer in model.named_modules():
+    for name, layer in model.named_modules(remove_duplicate=False):
         if isinstance(layer, Attention):
             shared_layer = counterpart.get_submodule(name)
             assert isinstance(shared_layer, CollaborativeAttention)
-            errors[name] = share_dimensions(layer, shared_layer, rounds=rounds, starts=starts, seed=seed)
+            if layer not in converted:
+                converted.add(layer)
+                errors[name] = share_dimensions(layer, shared_layer, rounds=rounds, starts=starts, seed=seed)
             copied_weights = {key: value for key, value in copied_weights.items() if not key.startswith(f"{name}.")}
     for key, value in counterpart.state_dict().items():
         if key in copied_weights:
@@ -69,9 +75,8 @@ def share_dimensions(layer: Attention, target: CollaborativeAttention, *, rounds
     assert isinstance(kernel, SoftmaxKernel)
     assert target.kernel.scale is not None
     assert layer.q_proj is not None
-    groups, key, value = layer.kv_shape
-    assert groups == heads
-    q, (k, v) = layer.q_proj.weight, torch.split(layer.kv_proj.weight, [heads * key, heads * value])
+    key = layer.kv_shape.head_dim
+    q, k = layer.q_proj.weight, layer.kv_proj.weight[: heads * key]
     factors = factorize(
         _rows_by_head(q, heads), _rows_by_head(k, heads), target.shared, rounds=rounds, starts=starts, seed=seed
     )
@@ -86,9 +91,7 @@ def share_dimensions(layer: Attention, target: CollaborativeAttention, *, rounds
     target.mixing.mul_(scale)
     bias = torch.zeros_like(q[:, 0]) if layer.q_proj.bias is None else layer.q_proj.bias
     target.key_bias.weight.copy_(scale * torch.einsum("ha,had->hd", bias.view(heads, key), k.view(heads, key, -1)))
-    target.v_proj.weight.copy_(v)
-    target.v_proj.bias.copy_(0.0 if layer.kv_proj.bias is None else layer.kv_proj.bias[heads * key :])
-    target.out_proj.load_state_dict(layer.out_proj.state_dict())
+    target.copy_values(layer)
     return factors.error
 
 
@@ -147,22 +150,22 @@ def _rows_by_head(weight: Tensor, heads: int) -> FloatArray:
     return rows_by_head
 
 
-def _build_counterpart(model: Model, shared: int) -> Model:
-    """A new model of the counterpart recipe with shared dimensions, on the device and of the dtype of `model`."""
+def _build_counterpart(model: Model, target: str, shared: int) -> Model:
+    """A new model of the target recipe with shared dimensions, on the device and of the dtype of `model`."""
     recipe, keywords, _ = model.spec
-    if recipe not in COUNTERPART_RECIPES:
-        raise UserError(f"the heads of {recipe} cannot share dimensions; those of {', '.join(COUNTERPART_RECIPES)} can")
-    if keywords[REMOVED_HEADS]:
+    own_parameters = get_recipe(recipe).signature.parameters
+    if SHARED_QK_DIM not in own_parameters or not any(isinstance(module, Attention) for module in model.modules()):
+        raise UserError(f"the heads of {recipe} cannot share dimensions: no layer has queries and keys for each head")
+    if keywords.get(REMOVED_HEADS):
         raise UserError("heads were removed from this model: let the heads of the full model share dimensions")
-    if not 1 <= shared <= keywords["dim"]:
-        raise UserError(f"shared ({shared}) must be at least 1 and at most dim ({keywords['dim']}), which is exact")
-    valid_names = get_recipe(COUNTERPART_RECIPES[recipe]).signature.parameters
-    defaults = get_recipe(recipe).signature.parameters
+    width = max(layer.heads * layer.kv_shape.head_dim for layer in model.modules() if isinstance(layer, Attention))
+    if not 1 <= shared <= width:
+        raise UserError(f"shared ({shared}) must be at least 1 and at most dim ({width}), which is exact")
+    valid_names = get_recipe(target).signature.parameters
     for name, value in keywords.items():
-        if name not in valid_names and value != defaults[name].default:
-            raise UserError(f"{COUNTERPART_RECIPES[recipe]} has no keyword {name}, which this model sets to {value}")
+        if name not in valid_names and value != own_parameters[name].default:
+            raise UserError(f"{target} has no keyword {name}, which this model sets to {value}")
     shared_keywords = {name: value for name, value in keywords.items() if name in valid_names}
     parameter = next(model.parameters())
-    return build(COUNTERPART_RECIPES[recipe], **shared_keywords, shared_dim=shared).to(
-        device=parameter.device, dtype=parameter.dtype
-    )
+    shared_name = SHARED_QK_DIM if target == recipe else "shared_dim"
+    return build(target, **shared_keywords | {shared_name: shared}).to(device=parameter.device, dtype=parameter.dtype)

@@ -1,5 +1,6 @@
 """Heads that share dimensions: what their scores are, and trained heads made to share."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,16 +10,36 @@ from torch import Tensor
 
 import manyformer as mf
 from manyformer.attention import Attention
+from manyformer.check.own_subject import OwnSubject
+from manyformer.check.tiny_models import build_tiny
+from manyformer.check.trial import ContractTrial
 from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, MemorySequence, TokenPositions
 from manyformer.errors import UserError
 from manyformer.head_sharing import factorize
 from manyformer.masks import Causal
 from manyformer.mixers.collaborative_attention import CollaborativeAttention
+from manyformer.recipes import get_recipe
 from manyformer.sources import CrossAttentionSource
 from perturbing import perturb
 
 DIM, HEADS, SHARED, LENGTH = 12, 3, 8, 7
 WORDS: dict[str, Any] = {"vocab": 19, "dim": DIM, "depth": 2, "heads": HEADS, "ff_dim": 16, "max_length": 32}
+
+SHARING = [
+    *("audio-transformer-classifier", "bert", "bigbird-seq2seq", "captioner", "clip", "compose", "compose-images"),
+    *("decision-transformer", "depth-adaptive-transformer", "early-exit-lm", "image-transformer-2d"),
+    *("multimodal-transformer", "reformer-seq2seq", "sparse-transformer", "speech-transformer", "transformer"),
+    *("transformer-classifier", "transformer-lm", "vit"),
+]
+"""Recipes with softmax attention and positions in the stream: nearly all."""
+
+
+def takes_dropout(recipe: str) -> bool:
+    return "dropout" in get_recipe(recipe).signature.parameters
+
+
+def widest_attention(model: Any) -> int:
+    return max(m.heads * m.kv_shape.head_dim for m in model.modules() if isinstance(m, Attention))
 
 
 def place(length: int) -> TokenPositions:
@@ -101,12 +122,13 @@ def rebuilt(found: Any) -> np.ndarray:
     return np.einsum("xr,hr,yr->hxy", found.query, found.mixing, found.key)
 
 
-def test_what_heads_share_is_found() -> None:
+@pytest.mark.parametrize("rank", [4, 7])
+def test_what_heads_share_is_found(rank: int) -> None:
     pytest.importorskip("tensorly")
-    q, k = planted(4, 6)
+    q, k = planted(rank, 8)
     products = np.einsum("hax,hay->hxy", q, k)
     errors = []
-    for shared in (1, 2, 3, 4):
+    for shared in (1, 2, 3, rank):
         found = factorize(q, k, shared, rounds=400, starts=3, seed=0)
         apart = np.linalg.norm(rebuilt(found) - products) / np.linalg.norm(products)
         assert found.error == pytest.approx(apart, abs=1e-9)
@@ -143,15 +165,71 @@ def test_fewer_dimensions_come_near_and_say_how_near(tmp_path: Any) -> None:
     torch.testing.assert_close(logits, model(tokens).logits, atol=2e-2, rtol=0)
     found.model.save(tmp_path / "model")
     torch.testing.assert_close(mf.load(tmp_path / "model")(tokens).logits, logits)
-    assert found.model.spec.keywords["shared_dim"] == 4
+    assert found.model.spec.keywords["shared_qk_dim"] == 4
 
 
-def test_what_cannot_share_is_refused() -> None:
-    with pytest.raises(UserError, match="heads of performer cannot share dimensions"):
-        mf.collaborate(mf.build("performer", vocab=5, dim=4, depth=1, heads=2, features=4), shared=2)
+@pytest.mark.parametrize(
+    ("recipe", "keywords", "reason"),
+    [
+        ("performer", {"features": 4}, "body.0.attention cannot share dimensions, its kernel is LinearKernel"),
+        ("roformer", {}, "RotaryPosition acts on queries, keys or scores"),
+        ("fnet", {}, "must be null: no layer of this model has heads|no layer has queries and keys for each head"),
+        ("longformer", {}, "no layer has queries and keys for each head"),
+        ("universal-transformer-lm", {}, "its keys are those of halted tokens, too"),
+        ("gcn", {}, "the heads of gcn cannot share dimensions: no layer has queries and keys for each head"),
+        ("collaborative", {}, "no layer has queries and keys for each head"),
+    ],
+)
+def test_heads_that_cannot_share_are_refused(recipe: str, keywords: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        mf.collaborate(build_tiny(recipe, keywords, 0), shared=2)
+
+
+def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UserError, match=r"shared \(13\) must be at least 1 and at most dim \(12\)"):
         mf.collaborate(mf.build("transformer-lm", **WORDS), shared=13)
-    with pytest.raises(
-        UserError, match="collaborative has no keyword residual_streams, which this model sets to reversible"
-    ):
-        mf.collaborate(mf.build("transformer-lm", **WORDS, residual_streams="reversible"), shared=4)
+    with pytest.raises(UserError, match="collaborative has no keyword residual_streams, which this model sets"):
+        mf.convert(mf.build("transformer-lm", **WORDS, residual_streams="reversible"), "collaborative", shared_dim=4)
+    model = mf.build("transformer-lm", **WORDS, removed_heads="body.0.attention:1")
+    with pytest.raises(UserError, match="let the heads of the full model share dimensions"):
+        mf.convert(model, shared_qk_dim=4)
+
+
+@pytest.mark.parametrize("recipe", SHARING)
+def test_heads_of_every_recipe_share(recipe: str, tmp_path: Path) -> None:
+    """With all dimensions a converted model computes the same, and it is built again from its keywords."""
+    model = perturb(build_tiny(recipe, {"dropout": 0.0} if takes_dropout(recipe) else {}, 0), 0.1).double().eval()
+    converted, errors = mf.collaborate(model, shared=widest_attention(model))
+    assert set(errors.values()) == {0.0}
+    shared_layers = [layer for layer in converted.modules() if isinstance(layer, CollaborativeAttention)]
+    assert shared_layers
+    assert not any(isinstance(layer, Attention) for layer in converted.modules())
+    trial = ContractTrial(OwnSubject(model), torch.Generator().manual_seed(1), 24, 24, None, 1e-9)
+    inputs = trial.draw(2, trial.round_length(12))
+    expected = OwnSubject(model)(inputs).logits
+    torch.testing.assert_close(OwnSubject(converted)(inputs).logits, expected, atol=1e-9, rtol=1e-9)
+    converted.save(tmp_path / "model")
+    loaded: Any = mf.load(tmp_path / "model").eval()
+    torch.testing.assert_close(OwnSubject(loaded.double())(inputs).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("recipe", sorted({"transformer", "vit", "transformer-classifier", "captioner"}))
+def test_new_models_have_shared_heads(recipe: str) -> None:
+    model = build_tiny(recipe, {"shared_qk_dim": 3}, 0)
+    layers = [layer for layer in model.modules() if isinstance(layer, CollaborativeAttention)]
+    assert {layer.shared for layer in layers} == {3}
+    report = mf.check(model, length=24, only=["repeatable", "gradients", "batch", "saving", "spec"])
+    assert not report.failed, str(report)
+
+
+def test_a_conversion_gives_a_recipe_its_keyword() -> None:
+    model = perturb(mf.build("transformer", vocab=19, dim=DIM, depth=1, heads=HEADS, dropout=0.0), 0.3).eval()
+    converted, report = mf.convert(model, shared_qk_dim=DIM)
+    assert converted.spec.recipe == "transformer"
+    assert converted.spec.keywords["shared_qk_dim"] == DIM
+    assert report.difference is not None
+    assert report.difference < 1e-4
+    derived = {origin.name.rpartition(".attention")[0] for origin in report.origins if origin.kind == "derived"}
+    assert {"encoder.0", "decoder.0"} <= derived
+    with pytest.raises(UserError, match="no layer has queries and keys for each head"):
+        mf.collaborate(converted, shared=4)

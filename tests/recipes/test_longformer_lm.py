@@ -1,4 +1,4 @@
-"""Longformer's language model with the paper's positions: each layer is the formula (up to sines of 32 bits), within its heads' windows."""
+"""Longformer's language model with the paper's positions: each layer is the formula within its heads' windows."""
 
 import pytest
 import torch

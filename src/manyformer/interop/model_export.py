@@ -33,11 +33,17 @@ from manyformer.interop.wrapped_models import PREFIX, stored_names
 from manyformer.models import GenerativeModel, Model
 from manyformer.models.model_files import replacement_folder
 from manyformer.models.patch_embedding import PatchEmbedding
-from manyformer.recipes.keywords import REMOVED_HEADS
+from manyformer.recipes.keywords import REMOVED_HEADS, SHARED_QK_DIM
 
 EXPORTED_RECIPES = {family.recipe for family in FAMILIES}
 """The recipes that equal a class of `transformers`."""
 
+
+HEADS_OF_OUR_OWN = {
+    REMOVED_HEADS: "classes of transformers have all",
+    SHARED_QK_DIM: "heads of classes of transformers share no dimensions",
+}
+"""Keywords of attention without a counterpart, with the reasons."""
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -185,10 +191,9 @@ def _families_of(model: Model, model_type: str | None) -> list[ModelFamily]:
     name = model.spec.recipe
     if name not in EXPORTED_RECIPES:
         raise UserError(f"no class of transformers equals the recipe {name}")
-    if model.spec.keywords.get(REMOVED_HEADS) is not None:
-        raise UserError(
-            f"{REMOVED_HEADS} is {model.spec.keywords[REMOVED_HEADS]}, and classes of transformers have all"
-        )
+    for keyword, reason in HEADS_OF_OUR_OWN.items():
+        if (value := model.spec.keywords.get(keyword)) is not None:
+            raise UserError(f"{keyword} is {value}, and {reason}")
     families = [family for family in FAMILIES if family.recipe == name]
     if model_type is None:
         return families

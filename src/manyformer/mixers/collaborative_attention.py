@@ -6,11 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.attention import default_source, split_heads
+from manyformer.attention import Attention, default_source, split_heads
 from manyformer.attention_step import AttentionState
 from manyformer.core import Context, LayerOutput, State, TokenPositions
+from manyformer.errors import UserError
 from manyformer.feedforward import init_glorot
-from manyformer.head_gates import MultiHeadLayer
+from manyformer.head_gates import MultiHeadLayer, attention_heads
 from manyformer.head_selection import (
     HeadSelection,
     select_entries,
@@ -21,7 +22,7 @@ from manyformer.head_selection import (
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import Mask
 from manyformer.position import NoPosition
-from manyformer.sources import KVSource
+from manyformer.sources import HaltedTokenSource, KVSource
 from manyformer.sources.kv_source import CacheSpec, KVShape
 
 
@@ -58,6 +59,15 @@ class CollaborativeAttention(MultiHeadLayer):
         init_glorot(self.q_proj, self.k_proj, self.key_bias, self.v_proj, self.out_proj)
         nn.init.normal_(self.mixing, std=0.2)
 
+    def copy_values(self, layer: Attention) -> None:
+        """Take the weights of values and of the output of a layer of the same width."""
+        for projection, weight, bias in (
+            (self.v_proj, layer.kv_proj.weight[-layer.out_proj.in_features :], layer.kv_proj.bias),
+            (self.out_proj, layer.out_proj.weight, layer.out_proj.bias),
+        ):
+            projection.weight.copy_(weight)
+            projection.bias.copy_(torch.zeros_like(projection.bias) if bias is None else bias[-len(weight) :])
+
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         shape = KVShape(1, self.shared + self.heads, self.v_proj.out_features)
         source_state = self.source.init_state(CacheSpec(batch, shape, capacity, device, dtype))
@@ -90,3 +100,51 @@ class CollaborativeAttention(MultiHeadLayer):
 
     def _project(self, x: Float[Tensor, "b s d"], positions: TokenPositions) -> tuple[Tensor, Tensor]:
         return torch.cat([self.k_proj(x), self.key_bias(x)], dim=-1)[:, None], self.v_proj(x)[:, None]
+
+
+def share_query_key_dims(model: nn.Module, shared: int) -> None:
+    """Replace the attention of each layer of `model`, in place, by one whose heads share so many dimensions.
+
+    Values and output projections keep their weights, queries and keys get new ones. Raises UserError for a model with
+    other layers with heads than softmax attention without positions in its scores."""
+    layers = attention_heads(model)
+    if not layers:
+        raise UserError(f"shared_qk_dim ({shared}) must be null: no layer of this model has heads")
+    replacements: dict[nn.Module, CollaborativeAttention] = {}
+    for name, layer in layers.items():
+        if not isinstance(layer, Attention) or (reason := _why_not_shared(layer)) is not None:
+            reason = f"it is a {type(layer).__name__}" if not isinstance(layer, Attention) else reason
+            raise UserError(
+                f"shared_qk_dim ({shared}) must be null: the heads of {name} cannot share dimensions, {reason}"
+            )
+        replacements[layer] = _with_shared_dims(layer, shared)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if child in replacements:
+                setattr(parent, name, replacements[child])
+
+
+def _why_not_shared(layer: Attention) -> str | None:
+    """Why heads cannot share the dimensions of queries and keys; None if they can."""
+    heads, _, value_dim = layer.kv_shape
+    if not isinstance(layer.kernel, SoftmaxKernel):
+        return f"its kernel is {type(layer.kernel).__name__}, which is no softmax of products"
+    if layer.position.required_seams() - {"embed"}:
+        return f"{type(layer.position).__name__} acts on queries, keys or scores, and positions must be in the stream"
+    if isinstance(layer.source, HaltedTokenSource):
+        return "its keys are those of halted tokens, too"
+    if heads != layer.heads or layer.pre_norm is not None:
+        return "it shares its keys among heads, or normalizes its own inputs, already"
+    if not layer.kv_proj.in_features == layer.out_proj.out_features == heads * value_dim:
+        return "its values are not as wide as its inputs and outputs"
+    return None
+
+
+def _with_shared_dims(layer: Attention, shared: int) -> CollaborativeAttention:
+    """A layer with the mask, the source, the values and the output of `layer`."""
+    assert isinstance(layer.kernel, SoftmaxKernel)
+    dim = layer.kv_proj.in_features
+    target = CollaborativeAttention(dim, layer.heads, layer.kernel.mask, shared=shared, source=layer.source)
+    with torch.no_grad():
+        target.copy_values(layer)
+    return target

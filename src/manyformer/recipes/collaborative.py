@@ -48,8 +48,8 @@ def collaborative(
     """`transformer-lm` with the attention of section 3; `shared_dim` is a quarter of dim unless given.
 
     With a quarter the paper's translation models lose 0.2 BLEU (section 4.2). It saves parameters and cache, not
-    operations: every head multiplies queries and keys of the whole shared width. `manyformer collaborate` converts a
-    trained `transformer-lm` into one."""
+    operations: every head multiplies queries and keys of the whole shared width. `manyformer convert` makes one of a
+    trained `transformer-lm`; other recipes have `shared_qk_dim` as a keyword."""
     width = default_shared_dim(dim, shared_dim)
 
     def layer(number: int) -> dict[str, Layer]:
@@ -83,7 +83,7 @@ def collaborative_encoder(
 ) -> MaskedLM:
     """`bert` with the attention of section 3 and a third of the dimensions, which costs 1.5 percent of GLUE (4.3).
 
-    `shared_dim` null is a quarter of dim. `manyformer collaborate` converts a trained `bert` into one."""
+    `shared_dim` null is a quarter of dim. `manyformer convert` makes one of a trained `bert`."""
     width = default_shared_dim(dim, shared_dim)
 
     def attention(number: int) -> Layer:

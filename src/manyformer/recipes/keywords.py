@@ -96,6 +96,12 @@ ATTENTION_DROPOUT = "attention_dropout"
 AttentionDropoutKeyword = Annotated[
     float, Ge(0), Lt(1), "probability that a weight of softmax attention is dropped in training"
 ]
+SHARED_QK_DIM = "shared_qk_dim"
+SharedQKDimKeyword = Annotated[
+    PositiveSize | None,
+    "number of query and key dimensions that all heads of a layer share (collaborative attention); null means that "
+    "each head has its own",
+]
 
 COMMON_KEYWORDS: dict[str, tuple[Any, ...]] = {
     "vocab": (Ge(1), "number of token ids; the data decides it in a run"),
@@ -154,6 +160,7 @@ def with_attention_keywords(signature: inspect.Signature) -> inspect.Signature:
         for name, default, annotation in (
             (ATTENTION_DROPOUT, 0.0, AttentionDropoutKeyword),
             (REMOVED_HEADS, None, RemovedHeadsKeyword),
+            (SHARED_QK_DIM, None, SharedQKDimKeyword),
         )
         if name not in parameters
     ]

@@ -14,6 +14,7 @@ from manyformer.attention_dropout import set_attention_dropout
 from manyformer.device_memory import SMALLER_MODEL, check_model_fits, report_out_of_memory
 from manyformer.errors import UserError, suggest_names
 from manyformer.head_pruning import parse_heads, remove_heads
+from manyformer.mixers.collaborative_attention import share_query_key_dims
 from manyformer.models import Model, ModelSpec
 from manyformer.models.model_files import read_spec
 from manyformer.plugins import RECIPE_GROUP, entry_points, import_entry_point, import_entry_points, is_external
@@ -21,6 +22,7 @@ from manyformer.recipes.encoder_heads import EncoderHead, head_named_in, with_he
 from manyformer.recipes.keywords import (
     ATTENTION_DROPOUT,
     REMOVED_HEADS,
+    SHARED_QK_DIM,
     check_keyword_value,
     keyword_signature,
     with_attention_keywords,
@@ -167,11 +169,14 @@ def _with_spec(function: Callable[P, M], name: str, *, has_head: bool) -> Callab
         keywords = dict(bound.arguments)
         removed = parse_heads(bound.arguments.pop(REMOVED_HEADS, None) or "")
         attention_dropout = bound.arguments.pop(ATTENTION_DROPOUT, 0.0)
+        shared_qk_dim = bound.arguments.pop(SHARED_QK_DIM, None)
         head = EncoderHead.taken_from(bound.arguments) if has_head else None
 
         def build_unchecked() -> Any:
             model: Any = function(*bound.args, **bound.kwargs)
             model = model if head is None else head.put_on(model)
+            if shared_qk_dim is not None:
+                share_query_key_dims(model, shared_qk_dim)
             remove_heads(model, removed)
             set_attention_dropout(model, attention_dropout)
             return model

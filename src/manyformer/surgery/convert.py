@@ -10,6 +10,7 @@ from manyformer.config import TransferConfig
 from manyformer.errors import UserError, suggest_names
 from manyformer.models import Model
 from manyformer.recipes import build, get_recipe
+from manyformer.recipes.keywords import SHARED_QK_DIM
 from manyformer.recipes.registry import task_of
 from manyformer.surgery.attention_transfer import (
     LayerTransfer,
@@ -27,7 +28,7 @@ from manyformer.surgery.conversion import (
 )
 from manyformer.surgery.mechanism_changes import describe_changes
 from manyformer.surgery.model_pair import ConversionOptions, KeyHeadPooling, LayerGrowth, LayerSharing, ModelPair
-from manyformer.surgery.recipe_conversions import ANY_RECIPE, CONVERSIONS, KERNEL_FINDINGS
+from manyformer.surgery.recipe_conversions import ANY_RECIPE, CONVERSIONS, KERNEL_FINDINGS, SHARED_HEADS
 from manyformer.surgery.transfer_text import transfer_batches
 from manyformer.surgery.weight_transfer import transfer_weights
 from manyformer.training_hooks import eval_mode
@@ -69,7 +70,7 @@ def convert(
     target = model.spec.recipe if to is None else to
     if target == model.spec.recipe and not keywords:
         raise UserError(f"nothing would change: name another recipe than {target}, or keywords to change")
-    conversion = None if target == model.spec.recipe else conversion_between(model.spec.recipe, target)
+    conversion = _find_conversion(model, target, keywords)
     options = ConversionOptions(growth=growth, pooling=pooling, sharing=sharing)
     layer_transfers: list[LayerTransfer] = []
     if conversion is not None and conversion.transform is not None:
@@ -109,6 +110,13 @@ def convert(
         transfers=layer_transfers,
     )
     return ConvertedModel(new_model, report)
+
+
+def _find_conversion(model: Model, target: str, keywords: RecipeKeywords) -> RecipeConversion | None:
+    """The conversion to a recipe, or to shared heads of the same; None where keywords alone change."""
+    if target != model.spec.recipe:
+        return conversion_between(model.spec.recipe, target)
+    return SHARED_HEADS if keywords.get(SHARED_QK_DIM) and not model.spec.keywords.get(SHARED_QK_DIM) else None
 
 
 def conversion_between(source: str, target: str) -> RecipeConversion:

@@ -1,10 +1,14 @@
 """The registry of conversions between recipes."""
 
+from dataclasses import replace
+from functools import partial
+
 from manyformer.errors import UserError
 from manyformer.head_sharing import COUNTERPART_RECIPES, collaborate
 from manyformer.knn_memory import COUNTERPART_KEYWORDS, DEFAULT_GATE, MEMORIZING_RECIPE, memorize
 from manyformer.models import Model
 from manyformer.models.with_early_exit import early_exit
+from manyformer.recipes.keywords import SHARED_QK_DIM
 from manyformer.surgery.conversion import RecipeConversion, RecipeKeywords, TransformedModel
 from manyformer.surgery.weight_rules import copied_global_projections
 
@@ -55,11 +59,12 @@ def _check_repeated_positions(reach: str, source: RecipeKeywords, target: Recipe
     ]
 
 
-def _make_collaborative(model: Model, asked: RecipeKeywords) -> TransformedModel:
-    keywords = {"shared_dim": model.spec.keywords["dim"], **asked}
-    shared = keywords.pop("shared_dim")
-    _refuse_others(keywords, "shared_dim")
-    result = collaborate(model, shared=shared)
+def _make_collaborative(recipe: str | None, model: Model, asked: RecipeKeywords) -> TransformedModel:
+    name = SHARED_QK_DIM if recipe is None else "shared_dim"
+    keywords = {name: model.spec.keywords.get("dim"), **asked}
+    shared = keywords.pop(name)
+    _refuse_others(keywords, name)
+    result = collaborate(model, shared=shared, recipe=recipe)
     derivations = {
         f"{name}.": f"heads decomposed, relative error of their products {error:.4f}"
         for name, error in result.errors.items()
@@ -112,17 +117,18 @@ register(
         warnings=lambda source, target: _check_repeated_positions("block", source, target),
     )
 )
+SHARED_HEADS = RecipeConversion(
+    source=ANY_RECIPE,
+    target=ANY_RECIPE,
+    paper="Cordonnier et al. 2020, Multi-Head Attention: Collaborate Instead of Concatenate, arXiv:2006.16362",
+    finding="a third of the dimensions of queries and keys can be shared with a small loss after fine-tuning "
+    "(section 4)",
+    transform=partial(_make_collaborative, None),
+)
+"""What gives a model of any recipe the keyword `shared_qk_dim`."""
+
 for _source, _target in COUNTERPART_RECIPES.items():
-    register(
-        RecipeConversion(
-            source=_source,
-            target=_target,
-            paper="Cordonnier et al. 2020, Multi-Head Attention: Collaborate Instead of Concatenate, arXiv:2006.16362",
-            finding="a third of the dimensions of queries and keys can be shared with a small loss after fine-tuning "
-            "(section 4)",
-            transform=_make_collaborative,
-        )
-    )
+    register(replace(SHARED_HEADS, source=_source, target=_target, transform=partial(_make_collaborative, _target)))
 for _source in COUNTERPART_KEYWORDS:
     register(
         RecipeConversion(
