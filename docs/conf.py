@@ -1,0 +1,121 @@
+"""The site: `sphinx-build -W -b html docs OUT`; docs/site_pages.py writes the pages that follow from the code."""
+
+import re
+import sys
+from pathlib import Path
+
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+from sphinx.writers.html5 import HTML5Translator
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import recipe_cards  # noqa: E402 - modules of this folder
+import site_pages  # noqa: E402
+
+from manyformer.version import VERSION  # noqa: E402
+
+project = "manyformer"
+author = "the maintainers of manyformer"
+copyright = author
+version = release = VERSION
+
+extensions = ["myst_nb", "sphinx.ext.autodoc"]
+exclude_patterns = ["OUT", "_build", "generated/parts"]
+highlight_language = "none"
+myst_enable_extensions = ["dollarmath", "colon_fence"]
+myst_heading_anchors = 3
+nb_execution_mode = "auto"
+nb_execution_timeout = 120
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+nb_mime_priority_overrides = [("html", "text/html", 0)]
+
+autodoc_typehints = "description"
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False
+
+# a name that several classes have, such as `bytes`, is not linked
+suppress_warnings = ["ref.python"]
+
+html_theme = "pydata_sphinx_theme"
+html_title = f"manyformer {VERSION}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_theme_options = {
+    "navbar_end": ["theme-switcher"],
+    "show_toc_level": 2,
+    "navigation_with_keys": False,
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}
+
+
+def link_files_of_the_repository(app: Sphinx, page: str, source: list[str]) -> None:
+    """Show links to files outside of docs/ by their names: the site stands alone."""
+    up = page.count("/") + 1
+    source[0] = re.sub(rf"\[([^\]]+)\]\((?:\.\./){{{up}}}(?!\.\.)([^)]+)\)", _file_name, source[0])
+
+
+def _file_name(match: re.Match[str]) -> str:
+    label, path = match.groups()
+    label = label.strip("`")
+    return f"`{path}`" if label in path else f"{label} (`{path}`)"
+
+
+class RecipeCards(SphinxDirective):
+    """The cards of the recipes whose names match these patterns, a pattern a line."""
+
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        """Read the cards as if they stood in the page."""
+        root = "../" * self.env.docname.count("/")
+        return self.parse_text_to_nodes("\n".join(recipe_cards.cards(list(self.content), root)))
+
+
+def restructure_docstring(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
+    """Docstrings are written in Markdown: code in single backticks, lists with dashes, no other marks."""
+    paragraphs = "\n".join(lines).strip().split("\n\n")
+    lines[:] = [*"\n\n".join(map(_restructure, paragraphs)).splitlines(), ""]
+
+
+def _restructure(paragraph: str) -> str:
+    if paragraph.startswith(("    ", ">>> ")):
+        return paragraph if paragraph.startswith(">>> ") else f"::\n\n{paragraph}"
+    items = re.split(r"\n(?=- )", paragraph)
+    return "\n\n".join(" ".join(_escape(item).split()) for item in items)
+
+
+def _escape(text: str) -> str:
+    """Text as reStructuredText, in which nothing but code has a meaning."""
+    parts = re.split(r"(`[^`]+`)", text)
+    code = [f"`{part}`\\ " if number % 2 else re.sub(r"([\\*|_`])", r"\\\1", part) for number, part in enumerate(parts)]
+    return "".join(code)
+
+
+def write_math(translator: HTML5Translator, node: nodes.math | nodes.math_block) -> None:
+    """MathML, which browsers draw without a script."""
+    block = isinstance(node, nodes.math_block)
+    element = tex2mathml(node.astext(), as_block=block)
+    translator.body.append(f'<div class="math">{element}</div>' if block else str(element))
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> None:
+    """Connect what this file defines."""
+    app.connect("builder-inited", lambda app: site_pages.write(HERE / "generated"))
+    app.connect("autodoc-process-docstring", restructure_docstring)
+    app.connect("source-read", link_files_of_the_repository)
+    app.add_directive("recipe-cards", RecipeCards)
+    app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))
+
+
+html_math_renderer = "mathml"

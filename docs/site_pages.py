@@ -1,0 +1,182 @@
+"""Write the pages of the site that follow from the code: commands, API, comparisons, the map of imports.
+
+docs/conf.py calls `write` before each build; none of these pages is kept in git."""
+
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import import_map
+import recipe_cards
+import typer
+import yaml
+
+import manyformer
+from manyformer.cli import import_commands
+from manyformer.cli.app import app
+from manyformer.config import run_description, shipped_comparisons, shipped_runs
+
+SINGLE_MODULES = (
+    *("core", "attention", "feedforward", "residual", "gated_joins", "batches", "knn_memory", "head_sharing"),
+    *("head_gates", "head_selection", "head_pruning", "errors", "plugins"),
+)
+"""The public modules that are not packages."""
+
+
+def write(folder: Path) -> None:
+    """Write all pages into `folder`, and remove those of an earlier build."""
+    docs = folder.parent
+    pages = {"commands.md": commands_page(), "shipped.md": shipped_page(), "map.svg": import_map.draw(), **api_pages()}
+    pages |= {"further-recipes.md": further_recipes_page(docs), "more.md": further_pages(docs)}
+    for stale in {path for path in folder.glob("**/*") if path.is_file()} - {folder / name for name in pages}:
+        stale.unlink()
+    for name, text in pages.items():
+        write_if_changed(folder / name, text)
+
+
+def write_if_changed(path: Path, text: str) -> None:
+    """Write a file unless it has that text already, so that only pages that changed are built again."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+
+
+def further_recipes_page(docs: Path) -> str:
+    """The cards of all recipes that no page of a family names."""
+    patterns = set[str]()
+    for page in (docs / "mechanisms").glob("*.md"):
+        for block in re.findall(r"^```{recipe-cards}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+            patterns |= set(block.split())
+    names = recipe_cards.names_without(patterns)
+    cards = ["```{recipe-cards}", *names, "```"] if names else ["All recipes stand on the page of their family."]
+    return "\n".join(["# Further recipes", "", *cards, ""])
+
+
+def further_pages(docs: Path) -> str:
+    """A page that leads to those of docs/ that no other page has in its table of contents."""
+    listed = set[str]()
+    for page in docs.glob("*.md"):
+        for block in re.findall(r"^```{toctree}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
+            listed |= set(block.split())
+    names = sorted({page.stem for page in docs.glob("*.md")} - listed - {"index"})
+    contents = ["```{toctree}", *(f"../{name}" for name in names), "```"]
+    return "\n".join(["# Further pages", "", *(contents if names else ["All pages stand in the navigation."]), ""])
+
+
+def command_tree(group: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command with the words that call it; groups are left out."""
+    if not isinstance(group, typer.core.TyperGroup):
+        yield prefix, group
+        return
+    for name, command in group.commands.items():
+        yield from command_tree(command, (*prefix, name))
+
+
+def all_commands() -> dict[tuple[str, ...], Any]:
+    """Every command of the command line by the words that call it."""
+    import_commands()
+    return dict(command_tree(typer.main.get_command(app)))
+
+
+def commands_page() -> str:
+    """Every command with its arguments, options and examples."""
+    lines = ["# Commands", "", "All commands with their options, as `manyformer COMMAND --help` shows them."]
+    for words, command in all_commands().items():
+        lines += ["", f"## {' '.join(words)}", "", *_help_text(command.help or command.short_help or "")]
+        rows = [(_spelling(parameter), _meaning(parameter)) for parameter in command.params]
+        lines += ["", *table(("argument or option", "meaning"), [row for row in rows if row[1]])]
+        if examples := _plain(command.epilog or "").removeprefix("Examples").strip():
+            lines += ["", "```", examples, "```"]
+    return "\n".join(lines) + "\n"
+
+
+def _help_text(text: str) -> Iterator[str]:
+    for paragraph in inspect.cleandoc(_plain(text)).split("\n\n"):
+        yield from (" ".join(paragraph.split()), "")
+
+
+def _plain(text: str) -> str:
+    """Text without the marks of rich."""
+    return re.sub(r"(?<!\\)\[/?bold\]", "", text).replace("\\[", "[")
+
+
+def _spelling(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return f"`{parameter.name}`"
+    return ", ".join(f"`{option}`" for option in (*parameter.opts, *parameter.secondary_opts))
+
+
+def _meaning(parameter: Any) -> str:
+    return _plain(" ".join((getattr(parameter, "help", None) or "").split()))
+
+
+def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Iterator[str]:
+    """The lines of a Markdown table."""
+    heads = tuple(heads)
+    for row in (heads, ["---"] * len(heads), *rows):
+        yield "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) + " |"
+
+
+def shipped_page() -> str:
+    """The runs and comparisons of the package, each with its purpose and the command that starts it."""
+    lines = ["# Shipped runs and comparisons", "", "## Runs", ""]
+    lines += ["`manyformer train NAME` starts one, `manyformer runs show NAME` prints its file.", ""]
+    rows = [(f"`{name}`", run_description(path)) for name, path in shipped_runs().items()]
+    lines += [*table(("run", "purpose"), rows), "", "## Comparisons", ""]
+    lines += ["Each says which results are expected; its report says which of them hold."]
+    for name, path in shipped_comparisons().items():
+        lines += ["", f"### {name}", "", *_comparison(name, path)]
+    return "\n".join(lines) + "\n"
+
+
+def _comparison(name: str, path: Path) -> Iterator[str]:
+    text = path.read_text(encoding="utf-8")
+    settings = yaml.safe_load(text)
+    comment = " ".join(line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
+    yield from (f"**{settings['title']}.** {comment}", "")
+    yield from ("```", f"manyformer compare {name}", "```", "")
+    yield f"Cases: {', '.join(f'`{case}`' for case in settings['cases'])}."
+    if claims := settings.get("claims"):
+        claims = [claims] if isinstance(claims, str) else claims
+        yield from ("", "Expected:", "", *(f"- `{claim}`" for claim in claims))
+
+
+def public_modules() -> dict[str, str]:
+    """Every public module with the first sentence of its description: the packages with names, and single modules."""
+    packages = [
+        info.name
+        for info in pkgutil.walk_packages(manyformer.__path__, "manyformer.")
+        if info.ispkg and hasattr(importlib.import_module(info.name), "__all__")
+    ]
+    names = ["manyformer", *sorted([*packages, *(f"manyformer.{name}" for name in SINGLE_MODULES)])]
+    return {name: _first_sentence(importlib.import_module(name)) for name in names}
+
+
+def _first_sentence(module: Any) -> str:
+    return (inspect.getdoc(module) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def api_pages() -> dict[str, str]:
+    """A page for each public module with all its names, each described where it is exported first, and their list."""
+    modules = public_modules()
+    rows = [(f"[{name}]({name}.rst)", sentence) for name, sentence in modules.items()]
+    index = ["# API", "", "Every public name: those that `manyformer` and its packages export.", ""]
+    index += [*table(("module", "contents"), rows), "", "```{toctree}", ":hidden:", "", *modules, "```"]
+    pages, described = {"api/index.md": "\n".join(index) + "\n"}, dict[int, str]()
+    for name in modules:
+        module = importlib.import_module(name)
+        objects = {member: getattr(module, member) for member in getattr(module, "__all__", ())}
+        # small numbers and the like are shared by chance
+        elsewhere = {
+            key: described[id(value)] for key, value in objects.items() if callable(value) and id(value) in described
+        }
+        described |= {id(value): name for value in objects.values() if id(value) not in described}
+        lines = [name, "=" * len(name), "", f".. automodule:: {name}", "   :members:", "   :show-inheritance:"]
+        lines += [f"   :exclude-members: {', '.join(elsewhere)}"] * bool(elsewhere)
+        lines += ["", *(f"- ``{member}``: see :mod:`{module}`" for member, module in elsewhere.items()), ""]
+        pages[f"api/{name}.rst"] = "\n".join(lines)
+    return pages
