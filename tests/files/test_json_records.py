@@ -10,6 +10,7 @@ import pytest
 from manyformer.errors import UserError
 from manyformer.files import json_records
 from manyformer.files.json_records import Count, DamagedFile, FileName, FileRecord, Sha256
+from manyformer.version import VERSION
 
 
 class ExampleRecord(FileRecord):
@@ -37,7 +38,7 @@ def test_a_record_comes_back_as_it_was_written(file: Path) -> None:
         record.write(file)
         assert ExampleRecord.read(file) == record
     content = json.loads(file.read_text())
-    assert (content["format"], content["manyformer"]) == (3, "0.1.0")
+    assert (content["format"], content["manyformer"]) == (3, VERSION)
 
 
 def test_every_flipped_bit_is_named(file: Path) -> None:
