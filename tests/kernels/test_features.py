@@ -321,3 +321,8 @@ class TestRedrawing:
         for one in (model, again):
             run_post_step_updates(one, 8)
         assert torch.equal(again(tokens).logits, model(tokens).logits)
+
+
+def test_signed_features_have_no_floor() -> None:
+    with pytest.raises(TypeError, match="floor"):
+        TrigonometricFavorFeatures(KEY, 8, floor=1e-3)  # type: ignore[call-arg]

@@ -179,7 +179,8 @@ def _similar_names(unknown_name: str, valid_names: Sequence[str]) -> list[str]:
         name for name in valid_names if leaf(name) == leaf(unknown_name) or unknown_name.startswith(f"{name}.")
     ]
     if same_leaf:
-        return same_leaf
+        # what other programs have, too, such as limits.steps, is meant more often than a step of one part of a run
+        return [name for name in same_leaf if name in SYNONYMS.values()] or same_leaf
     scores = {name: _path_similarity(unknown_name, name) for name in dict.fromkeys([*valid_names, *SECTIONS, "model"])}
     scores |= {
         name: _similarity(leaf(unknown_name), foreign_name)

@@ -83,10 +83,15 @@ class TrigonometricFavorFeatures(_FavorFeatures):
     """exp(|x|^2 / 2) times sin(w.x) and cos(w.x), for contrast (Choromanski et al. 2021, section 2.3, equation 4).
 
     Its estimate of exp(q.k / sqrt(e)) is unbiased, too, but may be negative, and its error is largest where the
-    kernel is small (lemma 2): sums of weights may vanish. `floor` has no effect."""
+    kernel is small (lemma 2): sums of weights may vanish, and a floor of signed features would not change that."""
 
     features_per_direction = 2
     signed = True
+
+    def __init__(
+        self, key_dim: int, features: int, *, directions: DirectionSampling = "orthogonal", redraw: int | None = None
+    ) -> None:
+        super().__init__(key_dim, features, directions=directions, redraw=redraw)
 
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
         angles = self.project(x, x.shape[-1] ** -0.25)
