@@ -75,8 +75,8 @@ def test_a_bare_keyword_that_could_mean_two_settings() -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["lr=1e-4"], "--lr 1e-4: no such setting; did you mean optim.lr or transfer.lr?"),
-        (["steps=10"], "--steps 10: no such setting; did you mean schedule.steps or transfer.steps or limits.steps?"),
+        (["lr=1e-4"], "--lr 1e-4: no such setting; did you mean optim.lr?"),
+        (["steps=10"], "--steps 10: no such setting; did you mean limits.steps?"),
         (["--d-model", "8"], "--d-model 8: no such setting; did you mean model.dim?"),
         (["detph=8"], "--detph 8: no such setting; did you mean model.depth?"),
         (["modle.depth=8"], "--modle.depth 8: no such setting; did you mean model.depth?"),

@@ -15,6 +15,7 @@ from manyformer.errors import UserError
 from manyformer.head_gates import attention_heads
 from manyformer.recipes.registry import task_of
 from manyformer.relevance import head_relevance, layer_relevance
+from manyformer.relevance.kernel_rule import recorded_kernels, recorded_rotations
 from manyformer.relevance.relevance_tape import RelevanceTape
 
 TOKENS = torch.tensor([[1, 7, 3, 9, 4, 8]])
@@ -24,6 +25,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "bert": {},
     "transformer": {},
     "transformer ": {"norm_order": "pre"},
+    "alibi": {},
+    "t5": {},
+    "shaw": {},
+    "transformer-xl": {},
+    "linear-transformer": {},
+    "performer": {},
+    "roformer": {},
+    "llama": {},
 }
 
 
@@ -45,7 +54,7 @@ def test_relevance_is_conserved(name: str) -> None:
     for module in model.modules():
         if type(module).__name__ == "TokenEmbedding":
             module.register_forward_hook(track)
-    with torch.no_grad(), tape:
+    with torch.no_grad(), recorded_kernels(model, tape), recorded_rotations(model, tape), tape:
         logits = task_of(model).call(model, inputs).logits
     relevance = torch.zeros(1, *logits.shape, dtype=torch.float64)
     relevance.view(-1)[int(logits.flatten().argmax())] = 1
@@ -112,7 +121,10 @@ def test_every_recipe_has_relevance_or_a_sentence() -> None:
             with suppress(UserError):
                 head_relevance(model, task_of(model).example(model, TOKENS))
                 explained.append(name)
-    assert {"transformer", "transformer-lm", "bert", "roformer", "sparse-transformer", "bigbird"} <= set(explained)
+    expected = {"transformer", "transformer-lm", "bert", "roformer", "sparse-transformer", "bigbird", "vit", "llama"}
+    expected |= {"alibi", "t5", "shaw", "transformer-xl", "linear-transformer", "performer", "rfa", "linformer"}
+    assert expected | {"audio-transformer-classifier", "captioner"} <= set(explained)
+    assert not {"reformer", "routing-transformer", "universal-transformer-lm"} & set(explained)
 
 
 def test_what_has_no_rule_is_said() -> None:

@@ -1,7 +1,9 @@
 """The relevance of each head for the predictions of a model, by layer-wise propagation (Voita et al. 2019, sec. 4)."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -11,14 +13,20 @@ from manyformer.errors import UserError
 from manyformer.head_gates import MultiHeadLayer, attention_heads
 from manyformer.models import Model
 from manyformer.models.embedding import TokenEmbedding
+from manyformer.models.frame_embedding import FrameEmbedding
 from manyformer.models.model import model_name
+from manyformer.models.patch_embedding import PatchEmbedding
+from manyformer.models.source_embedding import EmbeddedSource
 from manyformer.recipes.registry import task_of
+from manyformer.relevance.kernel_rule import recorded_kernels, recorded_rotations
 from manyformer.relevance.relevance_tape import RelevanceTape
 from manyformer.tasks import Inputs
 from manyformer.training_hooks import eval_mode
 
 TARGETS_PER_PASS = 16
 """Predictions that are explained at a time, which bounds the memory for long texts."""
+
+ReadPiece = Callable[..., tuple[EmbeddedSource, Any]]
 
 
 def head_relevance(model: Model, inputs: Inputs) -> dict[str, Float[Tensor, "t h"]]:
@@ -27,13 +35,17 @@ def head_relevance(model: Model, inputs: Inputs) -> dict[str, Float[Tensor, "t h
     The sum of the absolute relevance of the head's outputs before the output projection, where that of the logit is 1,
     by the names of `attention_heads`; Voita et al. (2019, section 4), whose head relevance is that divided by the
     largest one of the layer, averaged over the predictions: `layer_relevance`. Relevance stops at the embeddings.
-    Raises UserError for a model with operations that have no rule: attention must be softmax of scaled products."""
+    Raises UserError for a model with operations that have no rule, such as attention that chooses keys by hashing."""
     layers = attention_heads(model)
     if not layers:
         raise UserError(f"{model_name(model)} has no attention heads")
     with torch.no_grad(), eval_mode(model):
         tape = RelevanceTape()
-        with _recorded_heads(layers) as merged, _tracked_embeddings(model, tape), tape:
+        with ExitStack() as stack:
+            merged = stack.enter_context(_recorded_heads(layers))
+            for record in (_tracked_embeddings, recorded_kernels, recorded_rotations):
+                stack.enter_context(record(model, tape))
+            stack.enter_context(tape)
             logits = task_of(model).call(model, inputs).logits
         rows = logits.reshape(-1, logits.shape[-1])
         best = rows.argmax(-1)
@@ -86,12 +98,25 @@ def _recorded_heads(layers: dict[str, MultiHeadLayer]) -> Iterator[dict[str, lis
 @contextmanager
 def _tracked_embeddings(model: nn.Module, tape: RelevanceTape) -> Iterator[None]:
     """Track the outputs of all embeddings inside the block."""
-    embeddings = [module for module in model.modules() if isinstance(module, TokenEmbedding)]
-    if not embeddings:
-        raise UserError(f"relevance begins at embeddings of tokens, which {model_name(model)} does not have")
+    embeddings = [module for module in model.modules() if isinstance(module, TokenEmbedding | PatchEmbedding)]
+    sounds = [module for module in model.modules() if isinstance(module, FrameEmbedding)]
+    if not embeddings + sounds:
+        raise UserError(
+            f"relevance begins at embeddings of tokens, patches or frames, which {model_name(model)} does not have"
+        )
     handles = [embed.register_forward_hook(lambda module, args, output: tape.track(output)) for embed in embeddings]
+    for embed in sounds:
+        embed.read_piece = partial(_read_tracked, tape, embed.read_piece)  # type: ignore[method-assign]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+        for embed in sounds:
+            del embed.read_piece
+
+
+def _read_tracked(tape: RelevanceTape, read_piece: ReadPiece, *args: Any) -> tuple[EmbeddedSource, Any]:
+    source, state = read_piece(*args)
+    tape.track(source.x)
+    return source, state

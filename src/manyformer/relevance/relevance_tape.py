@@ -1,7 +1,8 @@
 """A record of the operations of a forward pass, along which relevance moves back from outputs to inputs."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -52,20 +53,40 @@ class RelevanceTape(TorchFunctionMode):
         super().__init__()
         self._tracked: dict[int, Tensor] = {}
         self._operations: list[RecordedOperation] = []
+        self._is_paused = False
 
     def track(self, tensor: Tensor) -> None:
         """Record operations on `tensor`, and on what is computed from it."""
         self._tracked[id(tensor)] = tensor
 
+    def is_tracked(self, tensor: Tensor) -> bool:
+        """Whether `tensor` depends on a tracked one."""
+        return id(tensor) in self._tracked
+
+    def record(self, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], propagate: Propagate) -> None:
+        """Record an operation, or several as one, with its rule."""
+        self._operations.append(RecordedOperation(inputs, outputs, propagate))
+        for output in outputs:
+            self.track(output)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Record no operation inside the block, which `record` stands for."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        if self._is_paused:
+            return result
         inputs = tuple(x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and id(x) in self._tracked)
         outputs = tuple(x for x in tree_leaves(result) if isinstance(x, Tensor) and x.is_floating_point())
         if inputs and outputs and outputs[0] is not inputs[0] and _operation_name(func) not in CREATIONS:
-            self._operations.append(RecordedOperation(inputs, outputs, _rule(func, args, kwargs, inputs, outputs[0])))
-            for output in outputs:
-                self.track(output)
+            self.record(inputs, outputs, _rule(func, args, kwargs, inputs, outputs[0]))
         return result
 
     @torch.no_grad()
@@ -75,9 +96,10 @@ class RelevanceTape(TorchFunctionMode):
         for inputs, outputs, propagate in reversed(self._operations):
             if not any(id(x) in relevances for x in outputs):
                 continue
-            received = [relevances.get(id(x), relevance.new_zeros(len(relevance), *x.shape)) for x in outputs]
+            received = [relevances.get(id(x), x.new_zeros(len(relevance), *x.shape)) for x in outputs]
             for x, part in zip(inputs, propagate(received), strict=True):
-                relevances[id(x)] = relevances[id(x)] + part if id(x) in relevances else part
+                # streams of reversible layers are wider than their branches
+                relevances[id(x)] = relevances[id(x)] + part if id(x) in relevances else part.to(x.dtype)
         return relevances
 
 
@@ -101,8 +123,9 @@ def _rule(
         return _sum_rule(args, inputs, result)
     if name in ("mul", "div", "truediv") and not kwargs and inputs[0] is args[0]:
         return _product_rule(name, result, inputs)
-    if name == "sum" and inputs[0].ndim == 3 and (*args[1:], *kwargs.values()) == (1,):
-        return lambda relevances: [pooled_relevance(relevances[0], inputs[0])]
+    if name in ("sum", "mean") and inputs[0].ndim == 3 and (*args[1:], *kwargs.values()) == (1,):
+        terms = inputs[0] if name == "sum" else inputs[0] / inputs[0].shape[1]
+        return lambda relevances: [pooled_relevance(relevances[0], terms)]
     if name == "scaled_dot_product_attention":
         return _attention_rule(args, kwargs, inputs)
     raise UserError(f"relevance has no rule for the operation {name}, which this model computes")

@@ -1,0 +1,138 @@
+"""Rules of relevance for parts of attention as a whole: kernels that are no plain softmax, and rotations."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyformer.core import LayerOutput, TokenPositions, no_watch
+from manyformer.errors import UserError
+from manyformer.kernels import Kernel, KernelCall, SoftmaxKernel
+from manyformer.position import RotaryPosition
+from manyformer.relevance.propagation_rules import EPSILON, MAX_IMPACTS, linear_relevance, rescaled
+from manyformer.relevance.relevance_tape import RelevanceTape
+
+
+@contextmanager
+def recorded_kernels(model: nn.Module, tape: RelevanceTape) -> Iterator[None]:
+    """Record each call of a kernel inside the block as one operation, where no cheaper rule serves it.
+
+    That is every kernel but softmax without terms in its scores. Raises UserError for kernels that choose pairs by
+    content, whose outputs jump where a choice changes."""
+    kernels = _outer_kernels(model)
+    for name, kernel in kernels.items():
+
+        def record(call: KernelCall, name: str = name, kernel: Kernel = kernel) -> LayerOutput:
+            if isinstance(kernel, SoftmaxKernel) and not call.position.required_seams() & {"score", "value"}:
+                return type(kernel).forward(kernel, call)
+            if any(part.content_based for part in kernel.modules() if isinstance(part, Kernel)):
+                raise UserError(
+                    f"relevance has no rule for {type(kernel).__name__} ({name}), which chooses pairs by their content"
+                )
+            if len(call.q) != 1:
+                raise UserError(f"relevance of {type(kernel).__name__} ({name}) is that of one row, not {len(call.q)}")
+            with tape.paused():
+                output = type(kernel).forward(kernel, call)
+            inputs = tuple(x for x in (call.q, call.k, call.v) if tape.is_tracked(x))
+            if inputs:
+                tape.record(inputs, (output.y,), lambda parts: _relevance_of(inputs, kernel, call, parts[0]))
+            return output
+
+        kernel.forward = record  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for kernel in kernels.values():
+            del kernel.forward
+
+
+@contextmanager
+def recorded_rotations(model: nn.Module, tape: RelevanceTape) -> Iterator[None]:
+    """Record the rotation of queries and keys as one linear map, a sample being one head of one token."""
+    rotations = [module for module in model.modules() if isinstance(module, RotaryPosition)]
+    for position in rotations:
+        for name in ("query", "key"):
+            setattr(position, name, partial(_recorded_rotation, tape, getattr(position, name)))
+    try:
+        yield
+    finally:
+        for position in rotations:
+            del position.query, position.key
+
+
+def _recorded_rotation(
+    tape: RelevanceTape, rotate: Callable[[Tensor, TokenPositions], Tensor], x: Tensor, positions: TokenPositions
+) -> Tensor:
+    with tape.paused():
+        y = rotate(x, positions)
+        basis = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+        columns = [rotate(row.expand(len(x), 1, *x.shape[2:]).clone(), positions) for row in basis]
+        jacobian = torch.stack(columns, -1).expand(*x.shape, -1)
+    if tape.is_tracked(x):
+        tape.record((x,), (y,), lambda parts: [linear_relevance(parts[0], x, jacobian, None)])
+    return y
+
+
+def _relevance_of(inputs: tuple[Tensor, ...], kernel: Kernel, call: KernelCall, relevance: Tensor) -> list[Tensor]:
+    """The relevance of those of queries, keys and values that are tracked."""
+    parts = kernel_relevance(relevance, kernel, call)
+    tensors = (call.q, call.k, call.v)
+    # queries that are the keys get both parts
+    return [sum(part for part, x in zip(parts, tensors) if x is tracked) for tracked in inputs]  # type: ignore[misc]
+
+
+def _outer_kernels(model: nn.Module) -> dict[str, Kernel]:
+    """The kernels that are no parts of other kernels, by their names."""
+    kernels = {name: module for name, module in model.named_modules() if isinstance(module, Kernel)}
+    inner = {part for kernel in kernels.values() for part in kernel.modules() if part is not kernel}
+    return {name: kernel for name, kernel in kernels.items() if kernel not in inner}
+
+
+def kernel_relevance(
+    relevance: Float[Tensor, "t 1 h l f"], kernel: Kernel, call: KernelCall
+) -> tuple[Float[Tensor, "t 1 h l e"], Float[Tensor, "t 1 g s e"], Float[Tensor, "t 1 g s f"]]:
+    """The relevance of queries, keys and values of a kernel, by the Jacobian of each head's outputs.
+
+    Heads do not depend on each other, so that one backward pass serves all of them, and copies of the row several
+    outputs at a time. Keys that heads share get the sum of what they get from each."""
+    groups = call.q.shape[1] // call.k.shape[1]
+    inputs = [call.q[0], *(x[0].repeat_interleave(groups, dim=0) for x in (call.k, call.v))]
+    heads, length, width = relevance.shape[2:]
+    run = partial(_run, kernel, call)
+    count = sum(x[0].numel() for x in inputs)
+    with torch.no_grad():
+        offset = run([torch.zeros_like(x)[None] for x in inputs])[0].flatten(1) / count
+    flat, totals = relevance.flatten(3)[:, 0], [relevance.new_zeros(len(relevance), *x.shape) for x in inputs]
+    size = max(1, MAX_IMPACTS // (heads * max(count, length * call.k.shape[2])))
+    for outputs in torch.split(torch.arange(length * width), size):
+        impacts = torch.cat([part.flatten(2) for part in _impacts(run, inputs, outputs, width)], dim=2)
+        impacts += offset[:, outputs].T[..., None]
+        received = flat[:, :, outputs].permute(1, 0, 2)  # h t c
+        above, below = impacts.clamp(min=0).transpose(0, 1), impacts.clamp(max=0).transpose(0, 1)  # h c n
+        shares = (received / (above.sum(-1)[:, None] + EPSILON)) @ above
+        shares += (received / (below.sum(-1)[:, None] - EPSILON)) @ below
+        for total, part in zip(totals, torch.split(shares.transpose(0, 1), [x[0].numel() for x in inputs], dim=-1)):
+            total += part.view_as(total) / 2
+    q, *shared = rescaled(totals, relevance[:, 0], 2)
+    k, v = (torch.unflatten(part, 1, (-1, groups)).sum(2)[:, None] for part in shared)
+    return q[:, None], k, v
+
+
+def _run(kernel: Kernel, call: KernelCall, inputs: list[Tensor]) -> Float[Tensor, "c h l f"]:
+    """The outputs of the kernel for copies of the row with other queries, keys and values."""
+    q, k, v = inputs
+    output = type(kernel).forward(kernel, call._replace(q=q, k=k, v=v, state=None, watch=no_watch))
+    return output.y
+
+
+def _impacts(run: partial[Tensor], inputs: list[Tensor], outputs: Tensor, width: int) -> list[Tensor]:
+    """The Jacobian rows (c, h, *input) of these outputs, by number in (l f), times the inputs."""
+    with torch.enable_grad():
+        copies = [x.expand(len(outputs), *x.shape).clone().requires_grad_() for x in inputs]
+        y = run(copies)
+        selected = y[torch.arange(len(outputs)), :, outputs // width, outputs % width].sum()
+        gradients = torch.autograd.grad(selected, copies, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g * x.detach() for g, x in zip(gradients, copies)]
