@@ -110,7 +110,7 @@ def test_what_is_done_is_not_done_again(
     done: tuple[Path, ComparisonResult, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, found, _ = done
-    monkeypatch.setattr("manyformer.compare.runner.train", lambda *a, **k: pytest.fail("trained again"))
+    monkeypatch.setattr("manyformer.compare.training_task.train", lambda *a, **k: pytest.fail("trained again"))
     again = compare(folder / "mine.yaml", out=folder / "out")
     assert again.measurements == found.measurements
     fewer = compare(folder / "mine.yaml", out=folder / "out", seeds=1)

@@ -13,7 +13,9 @@ from manyformer.errors import UserError
 
 if TYPE_CHECKING:
     from manyformer.compare import ComparisonResult
+    from manyformer.compare.suite import SuiteOptions
     from manyformer.config.comparison import Comparison
+    from manyformer.config.suite import Suite
 
 
 @command(
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     "manyformer compare positions/extrapolation --dry-run      what would be trained",
     "manyformer compare positions/extrapolation --seeds 3",
     "manyformer compare mine.yaml limits.steps=100 --out try",
+    "manyformer compare suite/quick --jobs 2 --dry-run         how long it takes",
+    "manyformer compare suite/quick --recipes transformer-lm,rfa --jobs 2",
     accepts_settings=True,
 )
 def compare(
@@ -38,7 +42,20 @@ def compare(
     *,
     seeds: Annotated[int | None, Option(min=1, help="Trainings of each case; from the file unless given.")] = None,
     out: Annotated[str | None, Option(help="The folder of all runs, the table and the picture.")] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be trained and scored, and stop.")] = False,
+    jobs: Annotated[int, Option(min=1, help="Trainings at once, each in a process with one thread.")] = 1,
+    recipes: Annotated[
+        str | None,
+        Option(
+            metavar="A,B,...",
+            help="Of a suite: only these of its cases, and any other recipes; 'all' adds every recipe that fits.",
+        ),
+    ] = None,
+    max_hours: Annotated[
+        float | None, Option(help="Of a suite: begin no training that would end later; the same command continues.")
+    ] = None,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Print what would be trained and scored (of a suite: and how long), and stop.")
+    ] = False,
     show: Annotated[bool, Option("--show", help="Print the comparison's file and stop.")] = False,
     fresh: Annotated[bool, Option("--fresh", help="Start over; the earlier comparison is moved aside.")] = False,
     as_json: JsonOption = False,
@@ -49,8 +66,11 @@ def compare(
     [bold]cases:[/bold], each a name and the settings in which it differs; a case with [bold]trained: CASE[/bold] takes
     the weights of that case. [bold]seeds:[/bold] is the number of trainings of each, [bold]score:[/bold] the scores
     (loss, accuracy, bleu, ...), [bold]sweep:[/bold] one setting with values under which the trained models are scored
-    again, such as data.length, [bold]cost:[/bold] the costs in the table (parameters, minutes, tokens, step, memory),
-    [bold]claims:[/bold] the expected results, such as 'alibi@256 <= alibi@64 + 0.03'.
+    again, such as data.length, [bold]trials:[/bold] settings such as optim.lr with values that each case is trained
+    with, of which the best counts, [bold]cost:[/bold] the costs in the table (parameters, minutes, tokens, step,
+    memory), [bold]claims:[/bold] the expected results, such as 'alibi@256 <= alibi@64 + 0.03'.
+
+    A suite has [bold]tasks:[/bold] as well, and compares its cases, of equal size, on each of them.
 
     A score that a model cannot have, for example beyond its max_length, is a dash with the reason in a note. All
     trainings are saved: after Ctrl-C or a kill the same command continues. Results are in comparisons/NAME unless --out
@@ -62,15 +82,27 @@ def compare(
         _list(as_json=as_json)
         return
     if show:
-        from manyformer.config.comparison import find_comparison
+        from manyformer.config.load_comparison import find_comparison
 
         print_result(find_comparison(target or "")[1].read_text(encoding="utf-8").rstrip())
         return
+    if target is not None and _is_suite(target):
+        chosen = [name.strip() for name in (recipes or "").split(",") if name.strip()]
+        suite = suggest_options(context, overrides, lambda: _read_suite(target, overrides, chosen))
+        options = _suite_options(seeds, jobs, max_hours)
+        if dry_run:
+            _print_suite_plan(suite, options, out)
+        else:
+            _run_suite(suite, options, out=out, fresh=fresh, as_json=as_json)
+        return
+    for name, value in (("--recipes", recipes), ("--max-hours", max_hours)):
+        if value is not None:
+            raise UserError(f"{name} is for suites, which have tasks; {target or 'this'} is none")
     comparison = suggest_options(context, overrides, lambda: _read(target, overrides))
     if dry_run:
         _print_plan(comparison, seeds or comparison.file.seeds)
     else:
-        _compare(comparison, seeds=seeds, out=out, fresh=fresh, as_json=as_json)
+        _compare(comparison, seeds=seeds, out=out, fresh=fresh, jobs=jobs, as_json=as_json)
 
 
 def _list(*, as_json: bool) -> None:
@@ -95,7 +127,7 @@ def _read(target: str | None, overrides: list[str]) -> "Comparison":
 def _print_plan(comparison: "Comparison", seeds: int) -> None:
     from manyformer.config import differences
 
-    trainings = sum(case.trained_by is None for case in comparison.cases) * seeds
+    trainings = sum(len(case.trials) + seeds - 1 for case in comparison.cases if case.trained_by is None)
     print_result(f"{comparison.file.title}: {trainings} trainings", "")
     first = comparison.cases[0]
     rows = []
@@ -111,11 +143,13 @@ def _print_plan(comparison: "Comparison", seeds: int) -> None:
         print_result(f"claim: {claim}")
 
 
-def _compare(comparison: "Comparison", *, seeds: int | None, out: str | None, fresh: bool, as_json: bool) -> None:
+def _compare(
+    comparison: "Comparison", *, seeds: int | None, out: str | None, fresh: bool, jobs: int, as_json: bool
+) -> None:
     from manyformer.compare import compare as carry_out
 
     with status_line(f"comparing {comparison.name}") as status:
-        result = carry_out(comparison, seeds=seeds, out=out, fresh=fresh, on_progress=status, log=print_note)
+        result = carry_out(comparison, seeds=seeds, out=out, fresh=fresh, jobs=jobs, on_progress=status, log=print_note)
     print_result(result.to_json().rstrip()) if as_json else _print(result)
 
 
@@ -124,3 +158,52 @@ def _print(result: "ComparisonResult") -> None:
     print_table(result.headers, result.rows, right=range(1, len(result.headers)))
     claims = [f"claim {verdict.summary_line}" for verdict in result.verdicts]
     print_result("", *(f"note: {line}" for line in result.notes), *claims, *(f"wrote {file}" for file in result.files))
+
+
+def _is_suite(target: str) -> bool:
+    from manyformer.config.suite import is_suite
+
+    return is_suite(target)
+
+
+def _read_suite(target: str, overrides: list[str], chosen: list[str]) -> "Suite":
+    from manyformer.compare.suite import read_suite
+
+    return read_suite(target, overrides, chosen)
+
+
+def _suite_options(seeds: int | None, jobs: int, max_hours: float | None) -> "SuiteOptions":
+    from manyformer.compare.suite import SuiteOptions
+
+    return SuiteOptions(seeds, jobs, max_hours)
+
+
+def _print_suite_plan(suite: "Suite", options: "SuiteOptions", out: str | None) -> None:
+    from manyformer.compare.planner import spell_duration
+    from manyformer.compare.suite import plan_suite
+
+    with status_line(f"timing {suite.name}") as status:
+        plan = plan_suite(suite, options, out, on_progress=status)
+    print_result(suite.file.title, "")
+    rows = []
+    for name in suite.cases:
+        cases = [case for case in plan.cases if case.case == name]
+        trainings, seconds = sum(case.trainings for case in cases), sum(case.trainings * case.seconds for case in cases)
+        rows.append((name, str(trainings), spell_duration(seconds)))
+    print_table(("case", "trainings", "time of one job"), rows, right=(1,))
+    print_result("", f"tasks: {', '.join(task.name for task in suite.tasks)}", plan.summary_line)
+
+
+def _run_suite(suite: "Suite", options: "SuiteOptions", *, out: str | None, fresh: bool, as_json: bool) -> None:
+    from manyformer.compare.suite import run_suite
+
+    with status_line(f"comparing {suite.name}") as status:
+        result = run_suite(suite, options, out=out, fresh=fresh, on_progress=status, log=print_note)
+    if as_json:
+        print_result(result.to_json().rstrip())
+        return
+    for table in result.tables:
+        print_result(table.title, "")
+        print_table(table.headers, table.rows, right=range(1, len(table.headers)))
+        print_result("")
+    print_result(*(f"note: {line}" for line in result.notes), *(f"wrote {file}" for file in result.files))

@@ -4,6 +4,7 @@
 """
 
 from manyformer.compare.compare import compare
-from manyformer.compare.comparison_report import CaseMeasurement, ComparisonResult
+from manyformer.compare.comparison_report import ComparisonResult
+from manyformer.compare.measurement import CaseMeasurement
 
 __all__ = ["CaseMeasurement", "ComparisonResult", "compare"]

@@ -1,6 +1,7 @@
 """`compare`: runs a comparison, given by name or file, and writes its report."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,16 +12,17 @@ from manyformer.compare.claims import parse_claim
 from manyformer.compare.comparison_report import ComparisonResult
 from manyformer.compare.cost import StepCost, measure_steps
 from manyformer.compare.draw_comparison import write_comparison
+from manyformer.compare.job_pool import describe_machine, run_jobs, worker_pool
 from manyformer.compare.progress import ProgressMeter
-from manyformer.compare.runner import ComparisonRunner
+from manyformer.compare.runner import ComparisonRunner, TrainingJob
 from manyformer.compare.scoring import check_score
-from manyformer.config.comparison import Comparison, load_comparison
+from manyformer.config.comparison import Comparison
+from manyformer.config.load_comparison import load_comparison
 from manyformer.errors import UserError, UserErrors
 from manyformer.model_summary import build_on_meta
 from manyformer.plugins import import_for_run
 from manyformer.stop_signals import resumable
 from manyformer.train.run_folder import recipe_lookup, rename_aside
-from manyformer.version import VERSION
 
 DEFAULT_FOLDER = "comparisons"
 
@@ -28,25 +30,29 @@ DEFAULT_FOLDER = "comparisons"
 def read_comparison(target: str | Path, overrides: Sequence[str] = ()) -> Comparison:
     """Load a comparison and check its runs, scores and claims without training. Raises UserErrors."""
     comparison = load_comparison(target, overrides, recipes=recipe_lookup(import_for_run))
+    if errors := list(comparison_errors(comparison)):
+        raise UserErrors(dict.fromkeys(errors))
+    return comparison
+
+
+def comparison_errors(comparison: Comparison) -> Iterator[str]:
+    """What is wrong with the scores, the claims and the models of a comparison, found without training."""
     names = [case.name for case in comparison.cases]
     file = comparison.file
     checks: list[tuple[str, Callable[[], object]]] = [
         *(("", partial(parse_claim, text, names, comparison.values, file.score, file.cost)) for text in file.claims),
         *(("", partial(check_score, score, case.run)) for case in comparison.cases for score in file.score),
         *(
-            (f"case {case.name}: ", partial(build_on_meta, case.run.recipe, case.run.model))
+            (f"case {case.name}: ", partial(build_on_meta, trial.run.recipe, trial.run.model))
             for case in comparison.cases
+            for trial in case.trials
         ),
     ]
-    errors = []
     for prefix, check in checks:
         try:
             check()
         except ValueError as error:
-            errors.append(f"{prefix}{error}")
-    if errors:
-        raise UserErrors(dict.fromkeys(errors))
-    return comparison
+            yield f"{prefix}{error}"
 
 
 @resumable()
@@ -57,6 +63,7 @@ def compare(
     seeds: int | None = None,
     out: str | Path | None = None,
     fresh: bool = False,
+    jobs: int = 1,
     on_progress: Callable[[str], None] = lambda text: None,
     log: Callable[[str], None] = lambda text: None,
 ) -> ComparisonResult:
@@ -64,23 +71,32 @@ def compare(
 
     `target` is a shipped comparison's name or a file; `overrides` such as `["limits.steps=100"]` apply to the runs of
     all cases. Finished trainings in the same folder are reused, and an interrupted training resumes; `fresh` moves them
-    aside. `on_progress` gets a line about the current activity, `log` one about each finished training. Raises
-    UserError for invalid settings, `TrainingInterrupted` after Ctrl-C or SIGTERM.
+    aside. `jobs` processes of one thread each train at once; with 1 this process trains. `on_progress` gets a line
+    about the current activity, `log` one about each finished training. Raises UserError for invalid settings,
+    `TrainingInterrupted` after Ctrl-C or SIGTERM.
     """
     comparison = target if isinstance(target, Comparison) else read_comparison(target, overrides)
     folder = Path(out) if out is not None else Path(DEFAULT_FOLDER) / comparison.name.replace("/", "-")
     seed_count = comparison.file.seeds if seeds is None else seeds
-    if seed_count < 1:
-        raise UserError(f"seeds ({seed_count}) must be at least 1")
+    for name, number in (("seeds", seed_count), ("jobs", jobs)):
+        if number < 1:
+            raise UserError(f"{name} ({number}) must be at least 1")
     if fresh and folder.exists():
         log(f"the earlier comparison is now in {rename_aside(folder)}")
     runner = ComparisonRunner(comparison, folder, seed_count)
     runner.check()
     meter = ProgressMeter(runner.count_missing(), on_progress, log)
-    order = [case.name for case in comparison.cases]
-    measurements = sorted(runner.measure_all(meter), key=lambda measurement: order.index(measurement.case))
-    costs = _measure_costs(comparison, runner, meter)
-    result = ComparisonResult(comparison, seed_count, tuple(measurements), costs, _describe_machine())
+    with ExitStack() as stack:
+        imports = comparison.cases[0].run.imports
+        run_jobs([runner], meter, stack.enter_context(worker_pool(jobs, imports)) if jobs > 1 else None)
+    result = ComparisonResult(
+        comparison,
+        seed_count,
+        tuple(runner.measurements()),
+        _measure_costs(comparison, runner, meter),
+        describe_machine(1 if jobs > 1 else torch.get_num_threads()),
+        trials=tuple(runner.trial_measurements()),
+    )
     return replace(result, files=tuple(write_comparison(result, folder)))
 
 
@@ -88,11 +104,6 @@ def _measure_costs(comparison: Comparison, runner: ComparisonRunner, meter: Prog
     if not {"step", "memory"} & set(comparison.file.cost):
         return {}
     meter.report_progress("measuring steps", 1.0)
-    cases = [case for case in comparison.cases if case.trained_by is None]
-    return measure_steps({case.name: (runner.run(case, 0), runner.folder_of(case, 0)) for case in cases})
-
-
-def _describe_machine() -> str:
-
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
-    return f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}, manyformer {VERSION}"
+    best = {case.name: runner.best_trial(case) for case in comparison.cases if case.trained_by is None}
+    jobs = {name: TrainingJob(name, trial or 0, 0) for name, trial in best.items()}
+    return measure_steps({name: (runner.run(job), runner.folder_of(job)) for name, job in jobs.items()})

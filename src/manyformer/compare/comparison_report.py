@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pydantic import ConfigDict
-
 from manyformer.compare.claims import ClaimVerdict, TableCell, judge_claim, parse_claim
 from manyformer.compare.cost import StepCost
+from manyformer.compare.measurement import CaseMeasurement
 from manyformer.compare.scoring import score_kind
 from manyformer.config.comparison import Comparison
 from manyformer.printable_text import printable
@@ -22,26 +21,10 @@ NO_VALUE = "–"
 
 
 @dataclass(frozen=True)
-class CaseMeasurement:
-    """The measurement of a case with one seed: scores for each value of the sweep, or the reason why one is missing."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    case: str
-    seed: int
-    scores: tuple[dict[str, float | None], ...]
-    reasons: tuple[str | None, ...]
-    minutes: float | None
-    steps: int
-    tokens: int
-    parameters: int | None
-
-
-@dataclass(frozen=True)
 class ComparisonResult:
     """A comparison and its measurements; `steps` holds the cost of a training step of each case, if requested.
 
-    `files` are the files that were written.
+    `measurements` are those of the best trials, `trials` those of all trials, and `files` the files that were written.
     """
 
     comparison: Comparison
@@ -50,6 +33,7 @@ class ComparisonResult:
     steps: dict[str, StepCost] = field(default_factory=dict)
     machine: str = ""
     files: tuple[Path, ...] = ()
+    trials: tuple[CaseMeasurement, ...] = ()
 
     def measurements_of(self, case: str) -> list[CaseMeasurement]:
         """The measurements of a case, one per seed."""
@@ -97,16 +81,34 @@ class ComparisonResult:
         seeds = f"mean ± standard deviation over {self.seeds} seeds" if self.seeds > 1 else "one seed"
         cases = [case for case in self.comparison.cases if case.trained_by]
         shared_weights = [f"{case.name} has the weights of {case.trained_by}" for case in cases]
-        return [f"{seeds}; scored on the {self.comparison.file.split} data", *shared_weights, *self._missing_reasons()]
+        trained = [f"{seeds}; scored on the {self.comparison.file.split} data", *self._trial_notes()]
+        return [*trained, *shared_weights, *self._missing_reasons()]
+
+    def _trial_notes(self) -> Iterator[str]:
+        """What the trials of each case scored on the validation data, and which is the best."""
+        if not self.trials:
+            return
+        score = self.comparison.file.score[0].replace("_", " ")
+        yield f"trials are trained with one seed; the best by the validation {score} is trained with every seed"
+        for case in self.cases:
+            trials = [trial for trial in self.trials if trial.case == case]
+            best = {measurement.trial for measurement in self.measurements_of(case)}
+            texts = [
+                f"{trial.trial}: {NO_VALUE if trial.selection is None else f'{trial.selection:.4g}'}"
+                f"{' (best)' if trial.trial in best else ''}"
+                for trial in trials
+            ]
+            if texts:
+                yield f"trials of {case}: {'; '.join(texts)}"
 
     def to_markdown(self) -> str:
         """The report as Markdown, with a link to the figure in the same folder."""
         lines = [f"# {self.comparison.file.title}", "", *([self.comparison.about, ""] if self.comparison.about else [])]
-        lines += ["| " + " | ".join(_escape_cells(self.headers)) + " |"]
+        lines += ["| " + " | ".join(escape_cells(self.headers)) + " |"]
         lines += ["| " + " | ".join(["---", *["---:"] * (len(self.headers) - 1)]) + " |"]
-        lines += ["| " + " | ".join(_escape_cells(row)) + " |" for row in self.rows]
+        lines += ["| " + " | ".join(escape_cells(row)) + " |" for row in self.rows]
         lines += ["", *(f"- {note}" for note in self.notes), ""]
-        lines += [f"- claim {_escape_cells([verdict.summary_line])[0]}" for verdict in self.verdicts]
+        lines += [f"- claim {escape_cells([verdict.summary_line])[0]}" for verdict in self.verdicts]
         return printable("\n".join([*lines, "", "![picture](picture.png)", "", f"Measured on {self.machine}.", ""]))
 
     def to_json(self) -> str:
@@ -121,6 +123,7 @@ class ComparisonResult:
             "table": [self._case_record(case) for case in self.cases],
             "claims": [verdict._asdict() for verdict in self.verdicts],
             "measured": [asdict(measurement) for measurement in self.measurements],
+            "trials": [asdict(measurement) for measurement in self.trials],
             "runs": {case.name: case.run.model_dump(mode="json", by_alias=True) for case in comparison.cases},
             "machine": self.machine,
         }
@@ -210,5 +213,6 @@ def score_label(score: str) -> str:
     return f"{name} ({unit})" if unit else name
 
 
-def _escape_cells(cells: Sequence[str]) -> list[str]:
+def escape_cells(cells: Sequence[str]) -> list[str]:
+    """The cells of a row of a Markdown table, with their bars escaped."""
     return [cell.replace("|", "\\|") for cell in cells]

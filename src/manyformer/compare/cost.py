@@ -30,7 +30,7 @@ class StepCost(NamedTuple):
 
 def measure_steps(runs: Mapping[str, tuple[RunConfig, Path]], rounds: int = ROUNDS) -> dict[str, StepCost]:
     """Measure a training step of each run on a batch of its data; the path is the run's folder."""
-    jobs = {name: _Job(run, folder) for name, (run, folder) in runs.items()}
+    jobs = {name: StepJob(run, folder) for name, (run, folder) in runs.items()}
     device = choose_device(next(iter(runs.values()))[0].device, SINGLE_PROCESS_GROUP)
     for job in jobs.values():
         job()
@@ -39,7 +39,7 @@ def measure_steps(runs: Mapping[str, tuple[RunConfig, Path]], rounds: int = ROUN
     return {name: StepCost(median_with_quartiles(times[name]).median, memories[name]) for name in jobs}
 
 
-class _Job:
+class StepJob:
     """One training step of the trained model at learning rate 0; its computation may depend on the weights."""
 
     def __init__(self, run: RunConfig, folder: Path) -> None:
@@ -53,8 +53,8 @@ class _Job:
         adapt_model(model, run)
         objective = make_objective(run, model, device)
         data.train.attach(model)
-        self._engine = TrainingEngine(objective, run.optim, DDPStrategy(), rows_continue=data.train.rows_continue)
+        self.engine = TrainingEngine(objective, run.optim, DDPStrategy(), rows_continue=data.train.rows_continue)
         self._batches = [next(data.train) for _ in range(run.batch.accumulate)]
 
     def __call__(self) -> None:
-        self._engine.step(self._batches, 0.0)
+        self.engine.step(self._batches, 0.0)

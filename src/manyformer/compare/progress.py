@@ -7,17 +7,11 @@ from manyformer.train.reporter import format_duration
 from manyformer.type_aliases import LogFn
 
 
-class ProgressMeter:
-    """Counts the finished trainings of a comparison and estimates the time left.
+class TaskProgress:
+    """Lines about one training, for `on_progress`."""
 
-    `on_progress` gets a line for every progress event, `log` one for every finished training; `total` trainings are to
-    be done.
-    """
-
-    def __init__(self, total: int, on_progress: LogFn, log: LogFn) -> None:
-        self.total, self.completed = total, 0
-        self._on_progress, self.log = on_progress, log
-        self._started = time.perf_counter()
+    def __init__(self, on_progress: LogFn) -> None:
+        self._on_progress = on_progress
 
     def listener(self, name: str) -> EventListener:
         """A listener for the events of the training called `name`."""
@@ -30,8 +24,26 @@ class ProgressMeter:
 
     def report_progress(self, activity: str, fraction: float = 0.0) -> None:
         """Report the current activity; `fraction` is the completed share of the current training."""
+        self._on_progress(activity)
+
+
+class ProgressMeter(TaskProgress):
+    """Counts the finished trainings of a comparison and estimates the time left.
+
+    `on_progress` gets a line for every progress event, `log` one for every finished training; `total` trainings are to
+    be done.
+    """
+
+    def __init__(self, total: int, on_progress: LogFn, log: LogFn) -> None:
+        self.total, self.completed = total, 0
+        super().__init__(on_progress)
+        self.log = log
+        self._started = time.perf_counter()
+
+    def report_progress(self, activity: str, fraction: float = 0.0) -> None:
+        """Report the current activity; `fraction` is the completed share of the current training."""
         current = f"{min(self.completed + 1, self.total)} of {self.total}"
-        self._on_progress(f"{activity}; {current}, {self._time_left(fraction)} left")
+        super().report_progress(f"{activity}; {current}, {self._time_left(fraction)} left")
 
     def finish_training(self, outcome: str) -> None:
         """Count a training that is finished and scored, and log its outcome."""

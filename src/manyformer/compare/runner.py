@@ -1,159 +1,277 @@
-"""Runs a comparison: trains and scores every case with every seed, and saves each measurement at once."""
+"""The trainings of a comparison: which are to be done, in which folders, and which have been measured already."""
 
 import hashlib
-import itertools
 import json
+import math
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from manyformer.compare.comparison_report import CaseMeasurement
-from manyformer.compare.progress import ProgressMeter
-from manyformer.compare.scoring import Rescorer, RescoreResult
+from manyformer.compare.measurement import ArchivedMeasurement, CaseMeasurement, MeasurementArchive
+from manyformer.compare.scoring import score_kind
+from manyformer.compare.training_task import TrainingTask
 from manyformer.config import RUN_FILE, EncodedTextData, RunConfig
 from manyformer.config.comparison import Comparison, ComparisonCase
 from manyformer.errors import UserError
-from manyformer.files.json_records import DamagedFile, FileRecord
-from manyformer.model_summary import count_parameters
-from manyformer.train import TrainingDiverged, train
-from manyformer.train.metrics import read_rows
 from manyformer.train.run_folder import as_run
-
-MEASUREMENT_FILE = "measured.json"
+from manyformer.version import VERSION
 
 IGNORED_SECTIONS = {"out", "log", "save", "trackers", "device", "imports", "process_timeout"}
 """Sections of a run that do not affect its measurement."""
 
 
-class MeasurementRecord(FileRecord):
-    """The measurement of a case with one seed, and a hash of all that it depends on."""
+class TrainingJob(NamedTuple):
+    """A trial of a case, by its number, with the seed of index `seed`."""
 
-    title = "the measurement of a comparison"
-    key: str
-    measurement: CaseMeasurement
+    case: str
+    trial: int
+    seed: int
 
 
 class ComparisonRunner:
-    """Trains and scores the cases in subfolders of `folder`; existing measurements are reused."""
+    """The trainings of a comparison in subfolders of `folder`; existing measurements are reused.
 
-    def __init__(self, comparison: Comparison, folder: Path, seeds: int) -> None:
-        self.comparison, self.folder, self.seeds = comparison, folder, seeds
+    With an archive, measurements are also looked for and added there, and the folder of a training is removed once it
+    and those that start from its weights are measured."""
+
+    def __init__(
+        self, comparison: Comparison, folder: Path, seeds: int, archive: MeasurementArchive | None = None
+    ) -> None:
+        self.comparison, self.folder, self.seeds, self.archive = comparison, folder, seeds, archive
         self._folders = _folder_names([case.name for case in comparison.cases])
+        self._measured: dict[TrainingJob, CaseMeasurement] = {}
+        self._missing: set[TrainingJob] = set()
+        stage = comparison.stage
+        self._cases = sorted(comparison.cases, key=lambda case: (case.trained_by is not None, stage(case)))
 
-    def measure_all(self, meter: ProgressMeter) -> Iterator[CaseMeasurement]:
-        """Measure all cases, seed by seed, in the order in which they depend on each other."""
-        stage = self.comparison.stage
-        cases = sorted(self.comparison.cases, key=lambda case: (case.trained_by is not None, stage(case)))
+    def known_jobs(self) -> Iterator[TrainingJob]:
+        """All jobs, seed by seed, in the order in which they depend on each other; the trials of a case come first.
+
+        Those with the other seeds are known once the best trial is."""
         for seed in range(self.seeds):
-            for case in cases:
-                yield self._load_measurement(case, seed) or self._measure(case, seed, meter)
+            for case in self._cases:
+                if seed == 0 and case.trained_by is None:
+                    yield from (TrainingJob(case.name, trial, 0) for trial in range(len(case.trials)))
+                elif (trial := self.best_trial(case)) is not None:
+                    yield TrainingJob(case.name, trial, seed)
+
+    def ready_jobs(self) -> Iterator[TrainingJob]:
+        """The jobs without a measurement whose weights to start from are there."""
+        for job in self.known_jobs():
+            is_finished = self.measurement(job) is not None and (
+                self.archive is None or not self._needs_weights(job) or self._has_weights(job)
+            )
+            if not is_finished and self._is_ready(job):
+                yield job
+
+    def count_missing(self) -> int:
+        """The number of trainings without a measurement."""
+        return sum(map(self.count_missing_of, self.comparison.cases))
+
+    def count_missing_of(self, case: ComparisonCase) -> int:
+        """The number of trainings of a case without a measurement; its best trial may not be known yet."""
+        if case.trained_by is not None:
+            return 0
+        best = self.best_trial(case)
+        trials = [TrainingJob(case.name, trial, 0) for trial in range(len(case.trials))]
+        seeds = [None if best is None else TrainingJob(case.name, best, seed) for seed in range(1, self.seeds)]
+        return sum(job is None or self.measurement(job) is None for job in [*trials, *seeds])
+
+    def best_trial(self, case: ComparisonCase) -> int | None:
+        """The number of the trial with the best first score on the validation data; None until all are measured."""
+        if case.trained_by is not None:
+            return self.best_trial(self.comparison.case(case.trained_by))
+        if len(case.trials) == 1:
+            return 0
+        trials = [self.measurement(TrainingJob(case.name, trial, 0)) for trial in range(len(case.trials))]
+        sign = 1 if score_kind(self.comparison.file.score[0]).lower_is_better else -1
+        if any(measurement is None for measurement in trials):
+            return None
+        selected = [measurement.selection for measurement in trials if measurement is not None]
+        # a trial that diverged has no score
+        return min(range(len(trials)), key=lambda trial: math.inf if (x := selected[trial]) is None else sign * x)
+
+    def measurement(self, job: TrainingJob) -> CaseMeasurement | None:
+        """The measurement of a job, if there is one."""
+        if job in self._missing:
+            return None
+        if job not in self._measured:
+            if self._case(job).init_from_case is not None and self._source(job) is None:
+                return None  # the weights that it starts from are not chosen yet
+            task = self.task(job)
+            entry = self.archive.entries.get(task.key) if self.archive else None
+            measurement = task.load() or (entry.measurement if entry else None)
+            if measurement is None or not task.is_answered_by(measurement):
+                # files are read once: others are only added by `add`
+                self._missing.add(job)
+                return None
+            self._measured[job] = measurement
+        return self._measured[job]
+
+    def add(self, job: TrainingJob, measurement: CaseMeasurement, machine: str, date: str) -> None:
+        """Take the measurement of a job that has been carried out, and archive it."""
+        self._measured[job] = measurement
+        self._missing.discard(job)
+        if self.archive is None:
+            return
+        task = self.task(job)
+        settings = run_settings(task.run)
+        self.archive.add(
+            ArchivedMeasurement(task.key, self.comparison.name, settings, measurement, machine, VERSION, date)
+        )
+        for finished in filter(None, (job, self._source(job))):
+            if not self._needs_weights(finished):
+                shutil.rmtree(self.folder_of(finished), ignore_errors=True)
+
+    def measurements(self) -> list[CaseMeasurement]:
+        """The measurements of the best trial of every case with all seeds, as far as they are there."""
+        best = [(case, self.best_trial(case)) for case in self.comparison.cases]
+        jobs = [
+            TrainingJob(case.name, trial, seed)
+            for case, trial in best
+            if trial is not None
+            for seed in range(self.seeds)
+        ]
+        return [measurement for job in jobs if (measurement := self.measurement(job)) is not None]
+
+    def trial_measurements(self) -> list[CaseMeasurement]:
+        """The measurements of all trials of the cases that have several, as far as they are there."""
+        jobs = [
+            TrainingJob(case.name, trial, 0)
+            for case in self.comparison.cases
+            if len(case.trials) > 1 and case.trained_by is None
+            for trial in range(len(case.trials))
+        ]
+        return [measurement for job in jobs if (measurement := self.measurement(job)) is not None]
 
     def check(self) -> None:
         """Raise UserError if a folder contains a training with different settings."""
-        for case, seed in self._trainings():
-            file = self.folder_of(case, seed) / RUN_FILE
-            if file.is_file() and _training_hash(case, as_run(file)) != _training_hash(case, self.run(case, seed)):
+        for job in self.known_jobs():
+            case, file = self._case(job), self.folder_of(job) / RUN_FILE
+            if case.trained_by is not None or not file.is_file():
+                continue
+            if _training_hash(case, as_run(file)) != _training_hash(case, self.run(job)):
                 raise UserError(
                     f"{file.parent} was trained with other settings or another budget, those of {file}; choose another "
                     "--out, or start over with --fresh"
                 )
 
-    def count_missing(self) -> int:
-        """The number of trainings without a measurement."""
-        return sum(self._load_measurement(case, seed) is None for case, seed in self._trainings())
+    def task(self, job: TrainingJob) -> TrainingTask:
+        """All that a process needs to carry out the job."""
+        case, run = self._case(job), self.run(job)
+        trained = run if case.trained_by is None else self.run(self._trained(job))
+        points = tuple(None if point is None else self._at_seed(job, point) for point in case.trials[job.trial].points)
+        file, values = self.comparison.file, self.comparison.values
+        selects = self._selects(job)
+        label = case.trials[job.trial].label
+        key = self._measurement_key(job)
+        folder = self.folder_of(job)
+        return TrainingTask(
+            case.name, label, run, trained, points, values, file.score, file.split, selects, folder, key
+        )
 
-    def run(self, case: ComparisonCase, seed: int) -> RunConfig:
-        """The run of a case with the seed of index `seed`, in a separate folder."""
-        return self._at_seed(case, case.run, seed).model_copy(update={"out": str(self.folder_of(case, seed))})
+    def run(self, job: TrainingJob) -> RunConfig:
+        """The run of a job, in a folder of its own."""
+        run = self._at_seed(job, self._case(job).trials[job.trial].run)
+        return run.model_copy(update={"out": str(self.folder_of(job))})
 
-    def _at_seed(self, case: ComparisonCase, run: RunConfig, seed: int) -> RunConfig:
-        """A run of the case with the seed of index `seed`, and the folder of the case that it begins with."""
-        seeded = run.model_copy(update={"seed": case.run.seed + seed})
-        if case.init_from_case is None:
-            return seeded
-        source = self.folder_of(self.comparison.case(case.init_from_case), seed)
-        return _renamed_source(seeded, case.init_from_case, str(source))
+    def folder_of(self, job: TrainingJob) -> Path:
+        """The folder of a job's run."""
+        if self.archive is not None:
+            return self.folder / "trainings" / self._measurement_key(job)
+        case = self._case(job)
+        trial = case.trials[job.trial].label
+        folder = self.folder / self._folders[case.name] / (_slug(trial) if trial else "")
+        return folder / f"seed-{case.run.seed + job.seed}"
 
-    def folder_of(self, case: ComparisonCase, seed: int) -> Path:
-        """The folder of a case's run with the seed of index `seed`."""
-        return self.folder / self._folders[case.name] / f"seed-{case.run.seed + seed}"
+    def _case(self, job: TrainingJob) -> ComparisonCase:
+        return self.comparison.case(job.case)
 
-    def _trainings(self) -> Iterator[tuple[ComparisonCase, int]]:
-        cases = [case for case in self.comparison.cases if case.trained_by is None]
-        return itertools.product(cases, range(self.seeds))
+    def _trained(self, job: TrainingJob) -> TrainingJob:
+        """The job that trains the weights of another one's case."""
+        trainer = self._case(job).trained_by
+        assert trainer is not None
+        return job._replace(case=trainer)
 
-    def _measure(self, case: ComparisonCase, seed: int, meter: ProgressMeter) -> CaseMeasurement:
-        run, name = self.run(case, seed), f"{case.name}, seed {case.run.seed + seed}"
-        trainer = case if case.trained_by is None else self.comparison.case(case.trained_by)
-        trained, folder = self.run(trainer, seed), self.folder_of(trainer, seed)
-        try:
-            if trainer is case:
-                train(run, on_event=meter.listener(name))
-            scorer = Rescorer(folder, trained, self.comparison.file.score, self.comparison.file.split)
-            results = list(self._score(scorer, case, name, seed, meter))
-            parameters = count_parameters(scorer.model)
-        except TrainingDiverged as error:
-            # a divergence is a result too: dashes with the reason
-            no_scores = dict.fromkeys(self.comparison.file.score)
-            results, parameters = [RescoreResult(no_scores, f"seed {run.seed}: {error}")] * len(case.points), None
-        scores, reasons = tuple(result.scores for result in results), tuple(result.reason for result in results)
-        rows = list(read_rows(folder / "metrics.jsonl"))
-        last = rows[-1] if rows else {"step": 0, "tokens": 0}
-        minutes = last["seconds"] / 60 if rows and trainer is case else None
-        effort = minutes, last["step"], last["tokens"]
-        measurement = CaseMeasurement(case.name, run.seed, scores, reasons, *effort, parameters)
-        self._save_measurement(case, seed, measurement)
-        if trainer is case:
-            meter.finish_training(f"{name}: {self._format_scores(measurement)}")
-        return measurement
-
-    def _score(
-        self, scorer: Rescorer, case: ComparisonCase, name: str, seed: int, meter: ProgressMeter
-    ) -> Iterator[RescoreResult]:
-        for value, point in zip(self.comparison.values, case.points, strict=True):
-            meter.report_progress(f"{name}: scoring" + ("" if value is None else f" at {value}"), 1.0)
-            yield scorer(None if point is None else self._at_seed(case, point, seed))
-
-    def _format_scores(self, measurement: CaseMeasurement) -> str:
-        score = self.comparison.file.score[0]
-        values = [scores[score] for scores in measurement.scores]
-        return f"{score} {', '.join('none' if value is None else f'{value:.4g}' for value in values)}"
-
-    def _load_measurement(self, case: ComparisonCase, seed: int) -> CaseMeasurement | None:
-        """The saved measurement, if it is of exactly the same run, scores and settings. Raises DamagedFile."""
-        file = self.folder_of(case, seed) / MEASUREMENT_FILE
-        if not file.exists():
+    def _source(self, job: TrainingJob) -> TrainingJob | None:
+        """The job whose weights it starts from; None if there is none, or its best trial is not known yet."""
+        source = self._case(job).init_from_case
+        if source is None or (trial := self.best_trial(self.comparison.case(source))) is None:
             return None
-        try:
-            record = MeasurementRecord.read(file)
-        except DamagedFile as damage:
-            raise DamagedFile(f"{damage}; remove it, and the trained model is measured again") from None
-        return record.measurement if record.key == self._measurement_key(case, seed) else None
+        return TrainingJob(source, trial, job.seed)
 
-    def _save_measurement(self, case: ComparisonCase, seed: int, measurement: CaseMeasurement) -> None:
-        record = MeasurementRecord(key=self._measurement_key(case, seed), measurement=measurement)
-        record.write(self.folder_of(case, seed) / MEASUREMENT_FILE)
+    def _selects(self, job: TrainingJob) -> bool:
+        case = self._case(job)
+        return job.seed == 0 and len(case.trials) > 1 and case.trained_by is None
 
-    def _measurement_key(self, case: ComparisonCase, seed: int) -> str:
+    def _is_ready(self, job: TrainingJob) -> bool:
+        """Whether the weights that a job needs are there."""
+        case = self._case(job)
+        if case.trained_by is not None:
+            return self._has_weights(self._trained(job))
+        if case.init_from_case is not None:
+            return (source := self._source(job)) is not None and self._has_weights(source)
+        return True
+
+    def _has_weights(self, job: TrainingJob) -> bool:
+        return self.measurement(job) is not None and (self.folder_of(job) / "model").is_dir()
+
+    def _needs_weights(self, job: TrainingJob) -> bool:
+        """Whether a job without a measurement uses or starts from the weights of this one."""
+        best = self.best_trial(self._case(job))
+        if best is not None and best != job.trial:
+            return False
+        users = [case for case in self.comparison.cases if job.case in (case.trained_by, case.init_from_case)]
+        for case in users:
+            trials = range(len(case.trials)) if job.seed == 0 and case.trained_by is None else [self.best_trial(case)]
+            if any(
+                trial is None or self.measurement(TrainingJob(case.name, trial, job.seed)) is None for trial in trials
+            ):
+                return True
+        return False
+
+    def _at_seed(self, job: TrainingJob, run: RunConfig) -> RunConfig:
+        """A run of the job's case with the seed of the job, and the folder of the training that it begins with."""
+        case = self._case(job)
+        seeded = run.model_copy(update={"seed": case.run.seed + job.seed})
+        source = self._source(job)
+        if case.init_from_case is None or source is None:
+            return seeded
+        return _renamed_source(seeded, case.init_from_case, str(self.folder_of(source)))
+
+    def _measurement_key(self, job: TrainingJob) -> str:
         """A hash of all that a measurement depends on: the run, its scores and the settings of scoring."""
-        trained = None if case.trained_by is None else self._training_key(self.comparison.case(case.trained_by), seed)
-        points = [None if point is None else _run_hash(point) for point in case.points]
+        case = self._case(job)
+        trained = None if case.trained_by is None else self._training_key(self._trained(job))
+        points = [None if point is None else run_settings(point) for point in case.trials[job.trial].points]
         file = self.comparison.file
-        return _hash([self._training_key(case, seed), trained, points, file.score, file.split])
+        return _hash([self._training_key(job), trained, points, file.score, file.split])
 
-    def _training_key(self, case: ComparisonCase, seed: int) -> Any:
+    def _training_key(self, job: TrainingJob) -> Any:
         """A hash of the training, and of the trainings whose weights it starts from."""
-        key = _training_hash(case, self.run(case, seed))
-        if case.init_from_case is None:
-            return key
-        return [self._training_key(self.comparison.case(case.init_from_case), seed), key]
+        case = self._case(job)
+        run = case.trials[job.trial].run
+        key = _training_hash(case, run.model_copy(update={"seed": case.run.seed + job.seed}))
+        source = self._source(job)
+        return key if source is None else [self._training_key(source), key]
+
+
+def run_settings(run: RunConfig) -> dict[str, Any]:
+    """The settings that affect a measurement, without those that have their defaults.
+
+    A setting that is added later, whose default changes nothing, leaves measurements valid."""
+    kinds = {"data": run.data.model_dump(include={"kind", "rule"})}
+    kinds |= {"optim": {"name": run.optim.name}, "schedule": {"name": run.schedule.name}}
+    settings = run.model_dump(mode="json", exclude=IGNORED_SECTIONS, exclude_defaults=True)
+    return settings | {section: settings.get(section, {}) | kind for section, kind in kinds.items()}
 
 
 def _training_hash(case: ComparisonCase, run: RunConfig) -> str:
     """A hash of the run with the name of the case whose weights it starts from, instead of that case's folder."""
     origin = case.init_from_case
-    return _run_hash(run if origin is None else _renamed_source(run, run.init_from, origin))
+    return _hash(run_settings(run if origin is None else _renamed_source(run, run.init_from, origin)))
 
 
 def _renamed_source(run: RunConfig, old: str | None, new: str) -> RunConfig:
@@ -164,14 +282,13 @@ def _renamed_source(run: RunConfig, old: str | None, new: str) -> RunConfig:
     return run.model_copy(update={"init_from": new, "data": data})
 
 
-def _run_hash(run: RunConfig) -> str:
-    # measurements from before there was such a section stay valid
-    unused = set() if run.transfer.steps is not None else {"transfer"}
-    return _hash(run.model_dump(mode="json", exclude=IGNORED_SECTIONS | unused))
-
-
 def _hash(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def _slug(name: str) -> str:
+    """A folder name of letters, digits, dots and hyphens."""
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
 
 
 def _folder_names(cases: list[str]) -> dict[str, str]:

@@ -1,0 +1,129 @@
+"""Carry out the trainings of comparisons, in this process or in several at once."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from datetime import date
+from multiprocessing.connection import wait as wait_for_sentinel
+from typing import TypeVar
+
+import torch
+
+from manyformer.compare.measurement import CaseMeasurement
+from manyformer.compare.progress import ProgressMeter, TaskProgress
+from manyformer.compare.runner import ComparisonRunner, TrainingJob
+from manyformer.compare.training_task import TrainingTask
+from manyformer.plugins import import_modules
+from manyformer.version import VERSION
+
+ResultT = TypeVar("ResultT")
+MayBegin = Callable[[ComparisonRunner, TrainingJob], bool]
+"""Whether a training may begin now; False leaves it for a later call."""
+
+
+class WorkerPool:
+    """Processes with one thread each that carry out functions; they end with this process, however it ends."""
+
+    def __init__(self, executor: ProcessPoolExecutor, size: int) -> None:
+        self.size = size
+        self._executor = executor
+
+    def submit(self, function: Callable[..., ResultT], *args: object) -> "Future[ResultT]":
+        """Carry out `function(*args)` in a process of the pool; all of it must be picklable."""
+        return self._executor.submit(function, *args)
+
+
+@contextmanager
+def worker_pool(size: int, imports: Sequence[str] = ()) -> Iterator[WorkerPool]:
+    """A pool of `size` processes, which import the modules of these names first.
+
+    Leaving the block by an exception stops their trainings, which save a checkpoint."""
+    context = multiprocessing.get_context("spawn")
+    before = set(multiprocessing.active_children())
+    executor = ProcessPoolExecutor(size, mp_context=context, initializer=_begin_worker, initargs=(tuple(imports),))
+    try:
+        yield WorkerPool(executor, size)
+    except BaseException:
+        for process in set(multiprocessing.active_children()) - before:
+            process.terminate()
+        raise
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+
+
+def run_jobs(
+    runners: Sequence[ComparisonRunner],
+    meter: ProgressMeter,
+    pool: WorkerPool | None = None,
+    may_begin: MayBegin = lambda runner, job: True,
+) -> None:
+    """Carry out all trainings of the runners that are not measured yet, as far as they may begin.
+
+    Without a pool they are carried out one after the other in this process."""
+    machine = describe_machine(1 if pool else torch.get_num_threads())
+    if pool is None:
+        while (ready := next(_ready(runners, may_begin), None)) is not None:
+            runner, job = ready
+            _finish(runner, job, runner.task(job).measure(meter), meter, machine)
+        return
+    running: dict[Future[CaseMeasurement], tuple[ComparisonRunner, TrainingJob]] = {}
+    while True:
+        begun = set(running.values())
+        for runner, job in _ready(runners, may_begin):
+            if len(running) == pool.size:
+                break
+            if (runner, job) not in begun:
+                task = runner.task(job)
+                running[pool.submit(_measure, task)] = runner, job
+                meter.report_progress(f"{task.name}: begun")
+        if not running:
+            return
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            _finish(*running.pop(future), future.result(), meter, machine)
+
+
+def _ready(runners: Sequence[ComparisonRunner], may_begin: MayBegin) -> Iterator[tuple[ComparisonRunner, TrainingJob]]:
+    return ((runner, job) for runner in runners for job in runner.ready_jobs() if may_begin(runner, job))
+
+
+def _finish(
+    runner: ComparisonRunner, job: TrainingJob, measurement: CaseMeasurement, meter: ProgressMeter, machine: str
+) -> None:
+    task = runner.task(job)
+    runner.add(job, measurement, machine, date.today().isoformat())
+    if task.trains:
+        score = runner.comparison.file.score[0]
+        values = [scores[score] for scores in measurement.scores]
+        shown = ", ".join("none" if value is None else f"{value:.4g}" for value in values)
+        meter.finish_training(f"{task.name}: {score} {shown}")
+
+
+def _measure(task: TrainingTask) -> CaseMeasurement:
+    return task.measure(TaskProgress(lambda text: None))
+
+
+def _begin_worker(imports: tuple[str, ...]) -> None:
+    """Prepare a process of the pool: one thread, plug-ins, and an end with the parent process."""
+    torch.set_num_threads(1)
+    # Ctrl-C reaches all processes of a terminal: a training saves and ends by its own handler, and an idle worker is
+    # ended by the parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end_with_parent(sentinel: int) -> None:
+        wait_for_sentinel([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, args=(parent.sentinel,), daemon=True).start()
+    import_modules(imports)
+
+
+def describe_machine(threads: int) -> str:
+    """The device, the number of threads and the versions that measurements depend on."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
+    return f"{device}, {threads} thread{'s' * (threads > 1)}, torch {torch.__version__}, manyformer {VERSION}"

@@ -1,0 +1,65 @@
+"""The measurement of a training, in the file of its run and in an archive that other machines read."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict
+
+from manyformer.files.json_lines import JsonLines
+from manyformer.files.json_records import FileRecord
+
+
+@dataclass(frozen=True)
+class CaseMeasurement:
+    """The measurement of a case with one seed: scores for each value of the sweep, or the reason why one is missing.
+
+    `trial` names the trial of the case that was trained, and `selection` is its first score on the validation data, by
+    which the best trial is chosen; they are empty and None for a case without trials."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    case: str
+    seed: int
+    scores: tuple[dict[str, float | None], ...]
+    reasons: tuple[str | None, ...]
+    minutes: float | None
+    steps: int
+    tokens: int
+    parameters: int | None
+    trial: str = ""
+    selection: float | None = None
+
+
+class MeasurementRecord(FileRecord):
+    """The measurement of a case with one seed, and a hash of all that it depends on."""
+
+    title = "the measurement of a comparison"
+    key: str
+    measurement: CaseMeasurement
+
+
+@dataclass(frozen=True)
+class ArchivedMeasurement:
+    """A measurement with the hash of all that it depends on, and where and when it was made.
+
+    `settings` are those of the run that differ from the defaults, for people: the hash alone decides."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    key: str
+    comparison: str
+    settings: dict[str, Any]
+    measurement: CaseMeasurement
+    machine: str
+    version: str
+    date: str
+
+
+MeasurementArchive = JsonLines[ArchivedMeasurement]
+"""A file of measurements that any checkout and machine can read and continue."""
+
+
+def open_archive(path: Path) -> MeasurementArchive:
+    """The archive in a file, empty where there is none. Raises DamagedFile."""
+    return JsonLines(path, ArchivedMeasurement, "a line of an archive of measurements")

@@ -1,0 +1,167 @@
+"""How long the trainings of comparisons take: a few steps and scored batches of each case are timed beforehand."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import ConfigDict
+
+from manyformer.compare.cost import StepJob
+from manyformer.compare.job_pool import WorkerPool, describe_machine
+from manyformer.compare.progress import TaskProgress
+from manyformer.compare.runner import ComparisonRunner, TrainingJob, run_settings
+from manyformer.compare.training_task import TrainingTask
+from manyformer.files.json_lines import JsonLines
+from manyformer.flops import count_flops
+from manyformer.temporary_folders import temporary_folder
+
+MIN_SECONDS, MIN_STEPS, MAX_STEPS = 1.0, 2, 50
+"""Steps are timed for this long, at least and at most so many."""
+
+
+@dataclass(frozen=True)
+class TrainingTiming:
+    """The time on this machine of a training of one step with its scores, and of a step; and a step's operations."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    key: str
+    machine: str
+    first_seconds: float
+    step_seconds: float
+    step_flops: int
+
+    def seconds(self, steps: int) -> float:
+        """The time of a training with so many steps and its scores."""
+        return self.first_seconds + (steps - 1) * self.step_seconds
+
+
+TimingStore = JsonLines[TrainingTiming]
+
+
+def open_timings(path: Path) -> TimingStore:
+    """The timings in a file, none where there is no file. Raises DamagedFile."""
+    return JsonLines(path, TrainingTiming, "a line of timings")
+
+
+@dataclass(frozen=True)
+class PlannedCase:
+    """The trainings of a case that are missing: their number, and the seconds of each."""
+
+    comparison: str
+    case: str
+    trainings: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """The missing trainings of several comparisons on `jobs` processes."""
+
+    cases: tuple[PlannedCase, ...]
+    jobs: int
+
+    @property
+    def trainings(self) -> int:
+        return sum(case.trainings for case in self.cases)
+
+    @property
+    def seconds(self) -> float:
+        """The time of all: the work shared by the processes, and half of the longest training, which ends alone."""
+        work = sum(case.trainings * case.seconds for case in self.cases)
+        longest = max((case.seconds for case in self.cases if case.trainings), default=0.0)
+        return work / self.jobs + (longest / 2 if self.jobs > 1 else 0.0)
+
+    def seconds_of(self, comparison: str, case: str) -> float:
+        """The time of the longest training of a case."""
+        return max((c.seconds for c in self.cases if (c.comparison, c.case) == (comparison, case)), default=0.0)
+
+    @property
+    def summary_line(self) -> str:
+        """The number of trainings and their time, as a sentence."""
+        jobs = "1 job" if self.jobs == 1 else f"{self.jobs} jobs"
+        trainings = "1 training" if self.trainings == 1 else f"{self.trainings} trainings"
+        return f"this takes {spell_duration(self.seconds)} on {jobs}: {trainings}"
+
+
+def spell_duration(seconds: float) -> str:
+    """A duration in hours and minutes, or in seconds below two minutes."""
+    if seconds < 120:
+        return f"{seconds:.0f} seconds"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    parts = [
+        f"{number} {unit}{'s' * (number > 1)}" for number, unit in ((hours, "hour"), (minutes, "minute")) if number
+    ]
+    return " ".join(parts)
+
+
+def time_cases(
+    runners: Sequence[ComparisonRunner],
+    store: TimingStore,
+    pool: WorkerPool,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> dict[tuple[str, str], TrainingTiming]:
+    """The timing of each case of each comparison, by their names; timings in the store are not repeated.
+
+    They are made with as many processes at once as the trainings, so that both share the machine in the same way."""
+    machine = f"{describe_machine(1)}, {pool.size} at once"
+    tasks = {
+        (runner.comparison.name, case.name): runner.task(TrainingJob(case.name, 0, 0))
+        for runner in runners
+        for case in runner.comparison.cases
+        if case.trained_by is None
+    }
+    keys = {name: _timing_key(task, machine) for name, task in tasks.items()}
+    missing = {keys[name]: task for name, task in tasks.items() if keys[name] not in store.entries}
+    futures = {key: pool.submit(time_training, task, key, machine) for key, task in missing.items()}
+    for number, (key, task) in enumerate(missing.items(), start=1):
+        on_progress(f"timing {task.case}; {number} of {len(missing)}")
+        store.add(futures[key].result())
+    return {name: store.entries[key] for name, key in keys.items()}
+
+
+def plan_trainings(
+    runners: Sequence[ComparisonRunner], timings: dict[tuple[str, str], TrainingTiming], jobs: int
+) -> TrainingPlan:
+    """The plan for the missing trainings, from the timings of their cases."""
+    cases = []
+    for runner in runners:
+        for case in runner.comparison.cases:
+            count = runner.count_missing_of(case)
+            timing = timings[runner.comparison.name, case.name]
+            cases.append(
+                PlannedCase(runner.comparison.name, case.name, count, timing.seconds(case.run.limits.steps or 0))
+            )
+    return TrainingPlan(tuple(cases), jobs)
+
+
+def time_training(task: TrainingTask, key: str, machine: str) -> TrainingTiming:
+    """Time a training of one step with its scores, and further steps."""
+    with temporary_folder() as folder:
+        limits = task.run.limits.model_copy(update={"steps": 1})
+        run = task.run.model_copy(update={"out": str(folder / "run"), "init_from": None, "limits": limits})
+        points = tuple(None if point is None else point.model_copy(update={"init_from": None}) for point in task.points)
+        short = replace(task, run=run, trained=run, points=points, folder=folder / "run")
+        started = time.perf_counter()
+        short.measure(TaskProgress(lambda text: None))
+        first_seconds = time.perf_counter() - started
+        job = StepJob(run, folder / "run")
+        job()
+        step_flops = count_flops(job)
+        started, steps = time.perf_counter(), 0
+        while steps < MIN_STEPS or (time.perf_counter() - started < MIN_SECONDS and steps < MAX_STEPS):
+            job()
+            steps += 1
+        step_seconds = (time.perf_counter() - started) / steps
+    return TrainingTiming(key, machine, first_seconds, step_seconds, step_flops)
+
+
+def _timing_key(task: TrainingTask, machine: str) -> str:
+    settings = run_settings(task.run.model_copy(update={"init_from": None}))
+    points = [None if point is None else run_settings(point).get("data") for point in task.points]
+    for section in ("optim", "limits", "seed", "init_from"):
+        settings.pop(section, None)
+    return hashlib.sha256(json.dumps([settings, points, machine], sort_keys=True).encode()).hexdigest()[:24]

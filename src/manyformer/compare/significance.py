@@ -1,0 +1,41 @@
+"""Whether cases differ over seeds: paired t-tests, adjusted for the number of comparisons."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+SIGNIFICANCE_LEVEL = 0.05
+
+
+def paired_t_test(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """The two-sided p-value of Student's t-test on the paired differences; None for fewer than two pairs."""
+    differences = [a - b for a, b in zip(first, second, strict=True)]
+    if len(differences) < 2:
+        return None
+    mean, deviation = statistics.fmean(differences), statistics.stdev(differences)
+    if deviation == 0:
+        return 1.0 if mean == 0 else 0.0
+    return student_t_tails(mean / (deviation / math.sqrt(len(differences))), len(differences) - 1)
+
+
+def student_t_tails(t: float, degrees: int) -> float:
+    """The probability of a value at least as far from 0 as `t` (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4)."""
+    angle = math.atan(abs(t) / math.sqrt(degrees))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    is_odd = degrees % 2
+    term, total = cosine if is_odd else 1.0, 0.0
+    for k in range(1 + is_odd, degrees, 2):
+        total += term
+        term *= k / (k + 1) * cosine**2
+    inside = 2 / math.pi * (angle + sine * total) if is_odd else sine * total
+    return max(0.0, 1.0 - inside)
+
+
+def holm_adjusted(p_values: Mapping[str, float]) -> dict[str, float]:
+    """The p-values of several tests, adjusted so that one level holds for all together (Holm 1979)."""
+    adjusted: dict[str, float] = {}
+    largest = 0.0
+    for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[name]))
+        adjusted[name] = largest
+    return adjusted

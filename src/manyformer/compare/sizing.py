@@ -1,0 +1,127 @@
+"""Equal numbers of parameters: a size keyword of each case is solved for, so that all models are as large as one."""
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from manyformer.config import RunConfig
+from manyformer.config.comparison import CaseTrial, Comparison, ComparisonCase
+from manyformer.errors import UserError
+from manyformer.model_summary import build_on_meta, count_parameters
+from manyformer.recipes import get_recipe
+
+TOLERANCE = 0.03
+"""The largest difference of the numbers of parameters, as a share of the reference's."""
+
+MAX_SIZE = 1 << 16
+"""The largest value of a size keyword that is tried."""
+
+_OTHER_VOCAB = 64
+
+
+class SizeKeyword(NamedTuple):
+    """A keyword that decides a model's size, solved for in even numbers, and in multiples of twice another keyword."""
+
+    name: str
+    divisor: str | None = None
+
+
+SIZE_KEYWORDS = (SizeKeyword("ff_dim"), SizeKeyword("hidden_dim"), SizeKeyword("dim", "heads"))
+"""The keywords that are solved for: the first that a recipe has and that suffices."""
+
+
+def match_sizes(comparison: Comparison, reference: str) -> Comparison:
+    """The comparison with each case's model as large as that of the case `reference`.
+
+    Counted are the parameters besides those for each token of the vocabulary (embedding and output). A case whose own
+    settings are within `TOLERANCE` is left as it is. Raises UserError where no size keyword suffices."""
+    target = body_parameters(comparison.case(reference).run)
+    return replace(comparison, cases=tuple(_matched_case(case, target, reference) for case in comparison.cases))
+
+
+def body_parameters(run: RunConfig) -> int:
+    """The number of parameters of a run's model besides those for each token of the vocabulary."""
+    parameters = get_recipe(run.recipe).signature.parameters
+    keywords = {**run.data.expected_keywords(set(parameters)).keywords, **run.model}
+    return _count_body(run.recipe, json.dumps(keywords, sort_keys=True))
+
+
+@functools.cache
+def _count_body(recipe: str, keywords_text: str) -> int:
+    keywords = json.loads(keywords_text)
+    vocab = keywords.get("vocab")
+    total = count_parameters(build_on_meta(recipe, keywords))
+    if not isinstance(vocab, int):
+        return total
+    # linear in the vocabulary: embedding, output projection and its bias, tied or not
+    larger = count_parameters(build_on_meta(recipe, keywords | {"vocab": vocab + _OTHER_VOCAB}))
+    return total - vocab * (larger - total) // _OTHER_VOCAB
+
+
+def _matched_case(case: ComparisonCase, target: int, reference: str) -> ComparisonCase:
+    count = body_parameters(case.run)
+    if _is_close(count, target):
+        return case
+    for keyword in _size_keywords(case.run):
+        value = _solve(partial(_body_at, case.run, keyword.name), target, _step(case.run, keyword))
+        if value is not None:
+            return replace(case, trials=tuple(_resized(trial, keyword.name, value) for trial in case.trials))
+    names = " or ".join(keyword.name for keyword in SIZE_KEYWORDS)
+    raise UserError(
+        f"case {case.name}: it has {count:,} parameters besides its embedding, {reference} has {target:,}, and no "
+        f"value of {names} brings it within {TOLERANCE:.0%}; set other sizes in cases.{case.name}.model"
+    )
+
+
+def _size_keywords(run: RunConfig) -> Iterator[SizeKeyword]:
+    parameters = get_recipe(run.recipe).signature.parameters
+    return (keyword for keyword in SIZE_KEYWORDS if keyword.name in parameters)
+
+
+def _step(run: RunConfig, keyword: SizeKeyword) -> int:
+    """The step between the values of a size keyword."""
+    if keyword.divisor is None:
+        return 2
+    parameters = get_recipe(run.recipe).signature.parameters
+    heads = run.model.get(keyword.divisor, parameters[keyword.divisor].default if keyword.divisor in parameters else 1)
+    # an even width of each head, for rotations
+    return 2 * heads if isinstance(heads, int) else 2
+
+
+def _solve(count: Callable[[int], int], target: int, step: int) -> int | None:
+    """The multiple of `step` whose count is nearest to the target, None if it is not close; counts must increase."""
+    try:
+        low, high = 1, 2
+        while count(high * step) < target:
+            low, high = high, 2 * high
+            if high * step > MAX_SIZE:
+                return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if count(middle * step) < target else (low, middle)
+        nearest = min((low, high), key=lambda number: abs(count(number * step) - target))
+        return nearest * step if _is_close(count(nearest * step), target) else None
+    except ValueError:
+        # the recipe refuses some of the values
+        return None
+
+
+def _is_close(count: int, target: int) -> bool:
+    return abs(count - target) <= TOLERANCE * target
+
+
+def _body_at(run: RunConfig, keyword: str, value: int) -> int:
+    """The number of parameters with that value of a size keyword."""
+    return body_parameters(_with_size(run, keyword, value))
+
+
+def _with_size(run: RunConfig, keyword: str, value: int) -> RunConfig:
+    return run.model_copy(update={"model": {**run.model, keyword: value}})
+
+
+def _resized(trial: CaseTrial, keyword: str, value: int) -> CaseTrial:
+    points = tuple(None if point is None else _with_size(point, keyword, value) for point in trial.points)
+    return CaseTrial(trial.label, _with_size(trial.run, keyword, value), points)

@@ -1,0 +1,217 @@
+"""Run a suite: the comparisons of all tasks with models of equal size, in parallel, from and into one archive."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from manyformer.compare.compare import DEFAULT_FOLDER, comparison_errors
+from manyformer.compare.comparison_report import ComparisonResult
+from manyformer.compare.draw_suite import write_suite
+from manyformer.compare.job_pool import WorkerPool, describe_machine, run_jobs, worker_pool
+from manyformer.compare.measurement import MeasurementArchive, open_archive
+from manyformer.compare.planner import TrainingPlan, TrainingTiming, open_timings, plan_trainings, time_cases
+from manyformer.compare.progress import ProgressMeter
+from manyformer.compare.runner import ComparisonRunner, TrainingJob
+from manyformer.compare.sizing import match_sizes
+from manyformer.compare.suite_budgets import with_budget
+from manyformer.compare.suite_costs import measure_case_costs, open_costs
+from manyformer.compare.suite_report import EQUAL_STEPS, SuiteResult, TaskResult
+from manyformer.config.comparison import Comparison
+from manyformer.config.suite import BudgetName, Suite, SuiteTask, load_suite
+from manyformer.errors import UserError, UserErrors
+from manyformer.plugins import import_for_run
+from manyformer.recipes.registry import all_recipes
+from manyformer.stop_signals import resumable
+from manyformer.train.run_folder import recipe_lookup, rename_aside
+from manyformer.type_aliases import LogFn
+
+ARCHIVE_FILE, TIMINGS_FILE, COSTS_FILE = "measurements.jsonl", "timings.jsonl", "costs.jsonl"
+"""The files of a suite's folder from which it goes on: they may be copied to another machine."""
+
+ALL = "all"
+"""Chosen in place of names: every recipe that can do the tasks, besides the cases of the suite."""
+
+PRETRAINED = "equal steps after pretraining"
+
+
+@dataclass(frozen=True)
+class SuiteOptions:
+    """How a suite is carried out: the seeds (None: its own), the processes, and the hours after which none begins."""
+
+    seeds: int | None = None
+    jobs: int = 1
+    max_hours: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "jobs", "max_hours"):
+            if (number := getattr(self, name)) is not None and number <= 0:
+                raise UserError(f"{name} ({number}) must be above 0")
+
+
+def read_suite(target: str | Path, overrides: Sequence[str] = (), chosen: Sequence[str] = ()) -> Suite:
+    """Load a suite, solve for equal sizes and check its runs, scores and claims without training.
+
+    `chosen` names its cases and other recipes, `all` means every recipe that fits. Raises UserErrors."""
+    recipes = recipe_lookup(import_for_run)
+    suite = load_suite(target, overrides, recipes=recipes, chosen=[name for name in chosen if name != ALL])
+    if ALL in chosen:
+        names = [*suite.cases, *fitting_recipes(suite)]
+        suite = load_suite(target, overrides, recipes=recipes, chosen=list(dict.fromkeys(names)))
+    tasks = tuple(_with_equal_sizes(task, suite.file.reference) for task in suite.tasks)
+    errors = [error for task in tasks for error in comparison_errors(task.comparison)]
+    errors += [
+        f"case {case.name}: a suite needs limits.steps as its only limit (task {task.name})"
+        for task in tasks
+        for case in task.comparison.cases
+        if [name for name, limit in case.run.limits if limit is not None] != ["steps"]
+    ]
+    if errors:
+        raise UserErrors(dict.fromkeys(errors))
+    return replace(suite, tasks=tasks)
+
+
+def fitting_recipes(suite: Suite) -> list[str]:
+    """The causal recipes that learn from the data of all tasks of a suite."""
+    kinds = {task.comparison.cases[0].run.data.kind for task in suite.tasks}
+    task_name = all_recipes()[suite.tasks[0].comparison.cases[0].run.recipe].card.task.name
+    return [
+        name
+        for name, recipe in all_recipes().items()
+        if recipe.card.task.name == task_name
+        and "causal" in recipe.card.promises
+        and kinds <= set(recipe.card.task.data_kinds())
+    ]
+
+
+def _with_equal_sizes(task: SuiteTask, reference: str) -> SuiteTask:
+    pretrained = None if task.pretrained is None else match_sizes(task.pretrained, reference)
+    return replace(task, comparison=match_sizes(task.comparison, reference), pretrained=pretrained)
+
+
+class SuiteRunner:
+    """Plans and carries out the trainings of a suite in a folder."""
+
+    def __init__(self, suite: Suite, folder: Path, options: SuiteOptions, on_progress: LogFn, log: LogFn) -> None:
+        self.suite, self.folder, self.options = suite, folder, options
+        self.on_progress, self.log = on_progress, log
+        self.seeds = suite.file.seeds if options.seeds is None else options.seeds
+        self.archive: MeasurementArchive = open_archive(folder / ARCHIVE_FILE)
+        self.timings_store, self.costs_store = open_timings(folder / TIMINGS_FILE), open_costs(folder / COSTS_FILE)
+        self.runners = [self._runner(task.comparison) for task in suite.tasks]
+        self.pretrained_runners = {
+            task.name: self._runner(task.pretrained) for task in suite.tasks if task.pretrained is not None
+        }
+
+    @property
+    def first_runners(self) -> list[ComparisonRunner]:
+        """The runners of equal steps, with and without pretraining."""
+        return [*self.runners, *self.pretrained_runners.values()]
+
+    def plan(self, pool: WorkerPool) -> tuple[TrainingPlan, dict[tuple[str, str], TrainingTiming]]:
+        """The plan for all missing trainings, and the timings that it rests on."""
+        timings = time_cases(self.first_runners, self.timings_store, pool, self.on_progress)
+        budgeted = [runner for runners in self.budget_runners(timings).values() for runner in runners]
+        plan = plan_trainings([*self.first_runners, *budgeted], timings, self.options.jobs)
+        return plan, timings
+
+    def budget_runners(
+        self, timings: dict[tuple[str, str], TrainingTiming]
+    ) -> dict[BudgetName, list[ComparisonRunner]]:
+        """The runners of the budgets besides equal steps, with the best trials as far as they are known."""
+        runners: dict[BudgetName, list[ComparisonRunner]] = {}
+        for budget in self.suite.file.budgets:
+            if budget == "steps":
+                continue
+            runners[budget] = []
+            for runner in self.runners:
+                best = {case.name: runner.best_trial(case) or 0 for case in runner.comparison.cases}
+                comparison = with_budget(runner.comparison, budget, self.suite.file.reference, timings, best)
+                runners[budget].append(self._runner(comparison))
+        return runners
+
+    def run(self, pool: WorkerPool) -> SuiteResult:
+        """Carry out all trainings that fit into the hours, and measure the costs."""
+        started = time.monotonic()
+        plan, timings = self.plan(pool)
+        self.log(plan.summary_line)
+        may_begin = self._deadline(plan)
+        meter = ProgressMeter(plan.trainings, self.on_progress, self.log)
+        run_jobs(self.first_runners, meter, pool, may_begin)
+        budgets = self.budget_runners(timings)
+        run_jobs([runner for runners in budgets.values() for runner in runners], meter, pool, may_begin)
+        seconds = time.monotonic() - started
+        tasks = tuple(self._task_result(index, task, budgets) for index, task in enumerate(self.suite.tasks))
+        runs = {case.name: case.run for case in self.suite.tasks[0].comparison.cases}
+        costs = measure_case_costs(runs, self.suite.file.lengths, self.costs_store, self.on_progress)
+        missing = sum(runner.count_missing() for runner in self.first_runners)
+        missing += sum(runner.count_missing() for runners in budgets.values() for runner in runners)
+        machine = describe_machine(1) + (f", {self.options.jobs} trainings at once" if self.options.jobs > 1 else "")
+        return SuiteResult(self.suite, self.seeds, tasks, costs, missing, machine, plan.seconds, seconds)
+
+    def _runner(self, comparison: Comparison) -> ComparisonRunner:
+        return ComparisonRunner(comparison, self.folder, self.seeds, self.archive)
+
+    def _deadline(self, plan: TrainingPlan) -> Callable[[ComparisonRunner, TrainingJob], bool]:
+        """Whether a training would end within the hours, by the plan."""
+        if self.options.max_hours is None:
+            return lambda runner, job: True
+        end = time.monotonic() + 3600 * self.options.max_hours
+        return lambda runner, job: time.monotonic() + plan.seconds_of(runner.comparison.name, job.case) <= end
+
+    def _task_result(
+        self, index: int, task: SuiteTask, budgets: dict[BudgetName, list[ComparisonRunner]]
+    ) -> TaskResult:
+        columns = {EQUAL_STEPS: self.runners[index]}
+        columns |= {f"equal {budget}": runners[index] for budget, runners in budgets.items()}
+        if task.name in self.pretrained_runners:
+            columns[PRETRAINED] = self.pretrained_runners[task.name]
+        return TaskResult(task, {column: self._result(runner) for column, runner in columns.items()})
+
+    def _result(self, runner: ComparisonRunner) -> ComparisonResult:
+        measured, trials = tuple(runner.measurements()), tuple(runner.trial_measurements())
+        return ComparisonResult(runner.comparison, self.seeds, measured, trials=trials)
+
+
+def suite_folder(suite: Suite, out: str | Path | None) -> Path:
+    """The folder of a suite's results."""
+    return Path(out) if out is not None else Path(DEFAULT_FOLDER) / suite.name.replace("/", "-")
+
+
+def plan_suite(
+    suite: Suite, options: SuiteOptions, out: str | Path | None = None, on_progress: LogFn = lambda text: None
+) -> TrainingPlan:
+    """The plan for the missing trainings of a suite: a few steps of each case are timed, and nothing is trained."""
+    with _pool(suite, options) as pool:
+        return SuiteRunner(suite, suite_folder(suite, out), options, on_progress, lambda text: None).plan(pool)[0]
+
+
+@resumable()
+def run_suite(
+    suite: Suite,
+    options: SuiteOptions,
+    *,
+    out: str | Path | None = None,
+    fresh: bool = False,
+    on_progress: LogFn = lambda text: None,
+    log: LogFn = lambda text: None,
+) -> SuiteResult:
+    """Train and score all cases of a suite on all tasks and write its tables and pictures below `out`.
+
+    Measurements in the folder's files are reused, whatever machine they come from; `fresh` moves them aside. A killed
+    suite goes on with the same call. Raises UserError, and `TrainingInterrupted` after Ctrl-C or SIGTERM."""
+    folder = suite_folder(suite, out)
+    if fresh and folder.exists():
+        log(f"the earlier results are now in {rename_aside(folder)}")
+    with _pool(suite, options) as pool:
+        result = SuiteRunner(suite, folder, options, on_progress, log).run(pool)
+    return write_suite(result, folder)
+
+
+@contextmanager
+def _pool(suite: Suite, options: SuiteOptions) -> Iterator[WorkerPool]:
+    """The processes of a suite, with one thread each also if there is only one, so that scores do not depend on it."""
+    imports = dict.fromkeys(name for case in suite.tasks[0].comparison.cases for name in case.run.imports)
+    with worker_pool(options.jobs, tuple(imports)) as pool:
+        yield pool

@@ -1,0 +1,219 @@
+"""The result of a suite: tables with ranges, significance, floors and costs, as text, Markdown or JSON."""
+
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from manyformer.compare.comparison_report import NO_VALUE, ComparisonResult, escape_cells
+from manyformer.compare.planner import spell_duration
+from manyformer.compare.scoring import score_kind
+from manyformer.compare.significance import SIGNIFICANCE_LEVEL, holm_adjusted, paired_t_test
+from manyformer.compare.suite_costs import CaseCosts
+from manyformer.config.suite import Suite, SuiteTask
+from manyformer.printable_text import printable
+
+EQUAL_STEPS = "equal steps"
+"""The results of the trainings with the steps of the suite's run; the others have the names of their budgets."""
+
+
+class Table(NamedTuple):
+    """A titled table of text, the first column of which names the rows."""
+
+    title: str
+    headers: list[str]
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """The results of a task by what is equal for all cases: `equal steps`, and other budgets or pretraining."""
+
+    task: SuiteTask
+    results: dict[str, ComparisonResult]
+
+    @property
+    def score(self) -> str:
+        """The main score."""
+        return self.task.file.score[0]
+
+    def best_case(self, cases: Sequence[str], column: str = EQUAL_STEPS) -> str | None:
+        """The case with the best mean."""
+        means = {case: mean for case in cases if (mean := self.results[column].mean(case, self.score)) is not None}
+        choose = min if score_kind(self.score).lower_is_better else max
+        return choose(means, key=lambda case: means[case]) if means else None
+
+    def p_values(self, cases: Sequence[str], column: str = EQUAL_STEPS) -> dict[str, float]:
+        """The adjusted p-value of each other case against the best, paired over seeds, if it has all seeds."""
+        best = self.best_case(cases, column)
+        if best is None:
+            return {}
+        reference = self.results[column].values(best, self.score)
+        values = {case: self.results[column].values(case, self.score) for case in cases if case != best}
+        tests = {
+            case: paired_t_test(reference, scores) for case, scores in values.items() if len(scores) == len(reference)
+        }
+        return holm_adjusted({case: p_value for case, p_value in tests.items() if p_value is not None})
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    """A suite and what was measured; `missing` is the number of trainings that are not measured yet."""
+
+    suite: Suite
+    seeds: int
+    tasks: tuple[TaskResult, ...]
+    costs: dict[str, CaseCosts] = field(default_factory=dict)
+    missing: int = 0
+    machine: str = ""
+    planned_seconds: float = 0.0
+    seconds: float = 0.0
+    files: tuple[Path, ...] = ()
+
+    @property
+    def cases(self) -> list[str]:
+        return self.suite.cases
+
+    @property
+    def tables(self) -> list[Table]:
+        """A table of the main score of all tasks for each budget, and one of the costs."""
+        columns = dict.fromkeys(column for task in self.tasks for column in task.results)
+        tables = [self._score_table(column) for column in columns]
+        return [*tables, *([self._cost_table()] if self.costs else [])]
+
+    @property
+    def notes(self) -> list[str]:
+        """What the numbers are, and what is missing."""
+        split = self.suite.file.split
+        notes = [
+            f"mean (lowest-highest) over {self.seeds} seeds on the {split} data; the best of the trials, of which all "
+            "cases have equally many, is chosen on the validation data of the first seed",
+            f"*: the best, and those that a paired t-test over the seeds does not separate from it (p >= "
+            f"{SIGNIFICANCE_LEVEL} after Holm's adjustment)",
+        ]
+        notes += [
+            f"{task.task.name}: {task.task.file.expectation}" for task in self.tasks if task.task.file.expectation
+        ]
+        if self.missing:
+            notes.append(f"{self.missing} trainings are not measured yet; the same command continues")
+        elif self.seconds:
+            planned = spell_duration(self.planned_seconds)
+            notes.append(f"planned: {planned}; trained in {spell_duration(self.seconds)}")
+        return notes
+
+    def to_markdown(self) -> str:
+        """The report as Markdown, with links to the figures in the same folder."""
+        lines = [f"# {self.suite.file.title}", "", *([self.suite.about, ""] if self.suite.about else [])]
+        for table in [*self.tables, *map(self._task_table, self.tasks)]:
+            lines += [f"## {table.title}", "", "| " + " | ".join(escape_cells(table.headers)) + " |"]
+            lines += ["| " + " | ".join(["---", *["---:"] * (len(table.headers) - 1)]) + " |"]
+            lines += ["| " + " | ".join(escape_cells(row)) + " |" for row in table.rows] + [""]
+        lines += [f"- {note}" for note in self.notes] + [""]
+        lines += [f"- {text}" for text in self._claims()] + [""]
+        lines += [f"![{path.stem}]({path.name})\n" for path in self.files if path.suffix == ".png"]
+        return printable("\n".join([*lines, f"Measured on {self.machine}.", ""]))
+
+    def to_json(self) -> str:
+        """All results as JSON: for each task and budget the scores of each case, the tests, and the costs."""
+        content = {
+            "name": self.suite.name,
+            "title": self.suite.file.title,
+            "seeds": self.seeds,
+            "missing": self.missing,
+            "machine": self.machine,
+            "planned_seconds": self.planned_seconds,
+            "seconds": self.seconds,
+            "tasks": [
+                {
+                    "task": task.task.name,
+                    "score": task.score,
+                    "floors": task.task.file.floors,
+                    "expectation": task.task.file.expectation,
+                    "results": {column: self._column_record(task, column) for column in task.results},
+                }
+                for task in self.tasks
+            ],
+            "costs": {case: asdict(costs) for case, costs in self.costs.items()},
+        }
+        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+    def _column_record(self, task: TaskResult, column: str) -> dict[str, Any]:
+        result = task.results[column]
+        return {
+            "best": task.best_case(self.cases, column),
+            "p_values": task.p_values(self.cases, column),
+            "measured": [asdict(m) for case in self.cases for m in result.measurements_of(case)],
+            "trials": [asdict(trial) for trial in result.trials],
+            "claims": [verdict._asdict() for verdict in result.verdicts],
+        }
+
+    def _score_table(self, column: str) -> Table:
+        tasks = [task for task in self.tasks if column in task.results]
+        rows = [[case, *(self._cell(task, column, case) for task in tasks)] for case in self.cases]
+        floors = dict.fromkeys(name for task in tasks for name in task.task.file.floors)
+        rows += [[f"floor: {name}", *(_number(task.task.file.floors.get(name)) for task in tasks)] for name in floors]
+        title = f"{self.suite.file.score[0].replace('_', ' ').capitalize()} at {column}"
+        return Table(title, ["case", *(task.task.name for task in tasks)], rows)
+
+    def _cell(self, task: TaskResult, column: str, case: str) -> str:
+        values = task.results[column].values(case, task.score)
+        if not values:
+            return NO_VALUE
+        mark = " *" if self._is_best(task, column, case) else ""
+        digits = score_kind(task.score).digits
+        span = f" ({min(values):.{digits}f}-{max(values):.{digits}f})" if len(values) > 1 else ""
+        return f"{statistics.fmean(values):.{digits}f}{span}{mark}"
+
+    def _is_best(self, task: TaskResult, column: str, case: str) -> bool:
+        """Whether no case is significantly better."""
+        p_value = task.p_values(self.cases, column).get(case)
+        return case == task.best_case(self.cases, column) or (p_value is not None and p_value >= SIGNIFICANCE_LEVEL)
+
+    def _task_table(self, task: TaskResult) -> Table:
+        """The table of one task: every score at every value of the sweep, the best trial, and the p-value."""
+        result = task.results[EQUAL_STEPS]
+        p_values, rows = task.p_values(self.cases), []
+        for case, cells in zip(result.cases, result.rows, strict=True):
+            trial = next((m.trial for m in result.measurements_of(case)), "")
+            p_value = p_values.get(case)
+            rows.append([*cells, trial or NO_VALUE, NO_VALUE if p_value is None else f"{p_value:.3f}"])
+        return Table(f"Task: {task.task.name}", [*result.headers, "best trial", "p against the best"], rows)
+
+    def _cost_table(self) -> Table:
+        lengths = sorted({cost.length for costs in self.costs.values() for cost in costs.lengths})
+        headers = ["case", "parameters"]
+        for title in ("state kB", "forward ms", "step ms", "step MB", "M operations"):
+            headers += [f"{title} at {length:,}" for length in lengths]
+        rows = []
+        for case in self.cases:
+            costs = [self.costs[case].at(length) if case in self.costs else None for length in lengths]
+            cells: list[float | None] = []
+            for attribute, factor in (
+                ("state_bytes", 1e-3),
+                ("forward_seconds", 1e3),
+                ("step_seconds", 1e3),
+                ("step_memory", 1e-6),
+                ("flops", 1e-6),
+            ):
+                values = [None if cost is None else getattr(cost, attribute) for cost in costs]
+                cells += [None if value is None else value * factor for value in values]
+            rows.append([case, self._parameters(case), *map(_number, cells)])
+        return Table("Costs of one sequence, by its length", headers, rows)
+
+    def _parameters(self, case: str) -> str:
+        measurements = self.tasks[0].results[EQUAL_STEPS].measurements_of(case)
+        return next((f"{m.parameters:,}" for m in measurements if m.parameters is not None), NO_VALUE)
+
+    def _claims(self) -> Iterator[str]:
+        for task in self.tasks:
+            for verdict in task.results[EQUAL_STEPS].verdicts:
+                yield f"{task.task.name}: claim {verdict.summary_line}"
+
+
+def _number(value: float | None) -> str:
+    """Three significant digits, or all digits before the point."""
+    if value is None:
+        return NO_VALUE
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
