@@ -159,6 +159,46 @@ def test_a_case_may_begin_with_the_weights_of_another(tmp_path: Path) -> None:
     assert again.measurements == found.measurements
 
 
+TRIALS = FILE.replace("claims: [rope@16 <= learned@16 + 9, rope@32 < 0, learned@32 <= 9]\n", "").replace(
+    "  optim: {lr: 0.01}\n", ""
+)
+
+
+def test_the_best_trial_is_trained_with_the_other_seeds(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(TRIALS + "trials: {optim.lr: [1.0e-20, 0.01], optim.weight_decay: [0.0]}\n")
+    said: list[str] = []
+    found = compare(tmp_path / "mine.yaml", out=tmp_path / "out", log=said.append)
+    # the others are the trials of the first seed
+    assert len(said) == 6
+    best = "optim.lr 0.01, optim.weight_decay 0.0"
+    assert {one.trial for one in found.measurements} == {best}
+    assert [(one.case, one.seed) for one in found.measurements] == [
+        (case, seed) for case in ("learned", "rope", "rope, YaRN") for seed in (0, 1)
+    ]
+    trials = {one.trial: one for one in found.trials if one.case == "learned"}
+    assert len(trials) == 2
+    assert trials[best] == found.measurements_of("learned")[0]
+    assert trials[best].selection == pytest.approx(found.values("learned", "loss")[0], abs=1e-6)
+    assert any(note.startswith("trials of rope: optim.lr 1e-20") and note.endswith("(best)") for note in found.notes)
+    again = compare(tmp_path / "mine.yaml", out=tmp_path / "out", jobs=2)
+    assert again.measurements == found.measurements
+
+
+def test_all_trials_are_cases_and_two_processes_give_the_same(tmp_path: Path) -> None:
+    text = TRIALS.replace("seeds: 2", "seeds: 1") + "trials: {optim.lr: [0.001, 0.01]}\nselect: all\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    found = compare(tmp_path / "mine.yaml", out=tmp_path / "out", jobs=2)
+    names = ["learned", "rope", "rope, YaRN"]
+    assert found.cases == [f"{name}, optim.lr {lr}" for name in names for lr in ("0.001", "0.01")]
+    assert all(found.mean(case, "loss") is not None for case in found.cases)
+    (tmp_path / "mine.yaml").write_text(
+        TRIALS.replace("seeds: 2", "seeds: 1").replace("limits:", "optim: {lr: 0.01}\n  limits:")
+    )
+    alone = compare(tmp_path / "mine.yaml", out=tmp_path / "alone")
+    for name in names:
+        assert found.values(f"{name}, optim.lr 0.01", "loss") == pytest.approx(alone.values(name, "loss"), abs=1e-5)
+
+
 def test_a_training_that_diverges_is_a_dash(tmp_path: Path) -> None:
     text = FILE.replace(
         "rope: {model: {position: rope}}", "rope: {model: {position: rope}, optim: {lr: 1.0e+30, max_grad_norm: null}}"
