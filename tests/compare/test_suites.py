@@ -16,9 +16,9 @@ from manyformer.compare.measurement import open_archive
 from manyformer.compare.planner import PlannedCase, TrainingPlan, TrainingTiming, spell_duration
 from manyformer.compare.significance import holm_adjusted, paired_t_test, student_t_tails
 from manyformer.compare.sizing import TOLERANCE, body_parameters
-from manyformer.compare.suite import SuiteOptions, fitting_recipes, read_suite, run_suite
 from manyformer.compare.suite_budgets import with_budget
 from manyformer.compare.suite_report import EQUAL_STEPS, SuiteResult
+from manyformer.compare.suite_runner import SuiteOptions, fitting_recipes, read_suite, run_suite
 from manyformer.errors import UserError, UserErrors
 from manyformer.files.json_records import DamagedFile
 

@@ -13,7 +13,7 @@ from manyformer.errors import UserError
 
 if TYPE_CHECKING:
     from manyformer.compare import ComparisonResult
-    from manyformer.compare.suite import SuiteOptions
+    from manyformer.compare.suite_runner import SuiteOptions
     from manyformer.config.comparison import Comparison
     from manyformer.config.suite import Suite
 
@@ -167,20 +167,20 @@ def _is_suite(target: str) -> bool:
 
 
 def _read_suite(target: str, overrides: list[str], chosen: list[str]) -> "Suite":
-    from manyformer.compare.suite import read_suite
+    from manyformer.compare.suite_runner import read_suite
 
     return read_suite(target, overrides, chosen)
 
 
 def _suite_options(seeds: int | None, jobs: int, max_hours: float | None) -> "SuiteOptions":
-    from manyformer.compare.suite import SuiteOptions
+    from manyformer.compare.suite_runner import SuiteOptions
 
     return SuiteOptions(seeds, jobs, max_hours)
 
 
 def _print_suite_plan(suite: "Suite", options: "SuiteOptions", out: str | None) -> None:
     from manyformer.compare.planner import spell_duration
-    from manyformer.compare.suite import plan_suite
+    from manyformer.compare.suite_runner import plan_suite
 
     with status_line(f"timing {suite.name}") as status:
         plan = plan_suite(suite, options, out, on_progress=status)
@@ -195,7 +195,7 @@ def _print_suite_plan(suite: "Suite", options: "SuiteOptions", out: str | None) 
 
 
 def _run_suite(suite: "Suite", options: "SuiteOptions", *, out: str | None, fresh: bool, as_json: bool) -> None:
-    from manyformer.compare.suite import run_suite
+    from manyformer.compare.suite_runner import run_suite
 
     with status_line(f"comparing {suite.name}") as status:
         result = run_suite(suite, options, out=out, fresh=fresh, on_progress=status, log=print_note)

@@ -23,7 +23,7 @@ _OTHER_VOCAB = 64
 
 
 class SizeKeyword(NamedTuple):
-    """A keyword that decides a model's size, solved for in even numbers, and in multiples of twice another keyword."""
+    """A keyword that decides a model's size: even, or a multiple of twice another keyword if the recipe has that."""
 
     name: str
     divisor: str | None = None
@@ -86,9 +86,10 @@ def _step(run: RunConfig, keyword: SizeKeyword) -> int:
     if keyword.divisor is None:
         return 2
     parameters = get_recipe(run.recipe).signature.parameters
-    heads = run.model.get(keyword.divisor, parameters[keyword.divisor].default if keyword.divisor in parameters else 1)
+    if keyword.divisor not in parameters:
+        return 1
     # an even width of each head, for rotations
-    return 2 * heads if isinstance(heads, int) else 2
+    return 2 * int(run.model.get(keyword.divisor, parameters[keyword.divisor].default))
 
 
 def _solve(count: Callable[[int], int], target: int, step: int) -> int | None:

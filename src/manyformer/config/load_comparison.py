@@ -17,7 +17,7 @@ from manyformer.config.validation_errors import error_text
 from manyformer.config.yaml_scalars import format_value
 from manyformer.errors import UserError, UserErrors, suggest_names
 
-SectionT = TypeVar("SectionT", bound=ConfigSection)
+ValidatedSection = TypeVar("ValidatedSection", bound=ConfigSection)
 
 
 def load_comparison(target: str | Path, overrides: Sequence[str] = (), *, recipes: RecipeLookup) -> Comparison:
@@ -99,8 +99,8 @@ def read_base(base: SettingLayer, path: Path, errors: list[SettingError]) -> lis
 
 
 def validate_section(
-    kind: type[SectionT], layer: SettingLayer, others: Sequence[str], errors: list[SettingError]
-) -> SectionT | None:
+    kind: type[ValidatedSection], layer: SettingLayer, others: Sequence[str], errors: list[SettingError]
+) -> ValidatedSection | None:
     """The layer as a section, None with the errors collected; `others` are names that were taken from it before."""
     valid_names = [*kind.model_fields, *others]
     try:
