@@ -14,6 +14,11 @@ from manyformer.models import MaskedLM, Model
 
 def language_step(model: nn.Module, tokens: Tensor) -> Step:
     """Every token is to be told from what a model makes of the one before it, or, masked, of all."""
+    return train(model, language_loss(model, tokens))
+
+
+def language_loss(model: nn.Module, tokens: Tensor) -> Callable[[], Tensor]:
+    """The loss of a language model on these tokens, each of which is predicted from those before it."""
     targets = tokens.roll(-1, 1)
 
     def loss() -> Tensor:
@@ -25,7 +30,7 @@ def language_step(model: nn.Module, tokens: Tensor) -> Step:
         found = model(tokens)
         return F.cross_entropy(getattr(found, "logits", found).flatten(0, 1), targets.flatten())
 
-    return train(model, loss)
+    return loss
 
 
 def rows_step(model: Model, rows: Iterator[CausalLMBatch]) -> Step:

@@ -37,6 +37,7 @@ LEVELS = [
         "environments",
         "flops",
         "graph_laplacian",
+        "hardware",
         "pixel_order",
         "plugins",
         "recompute",

@@ -7,17 +7,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from manyformer.bench import LargestTensorMode
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions
 from manyformer.kernels import KernelCall, SoftmaxKernel, biased_softmax_plan, softmax_with_bias
-from manyformer.masks import AllKeys, Causal, Mask, PerHead
+from manyformer.masks import AllKeys, Causal, Mask, PerHead, Window
 from manyformer.models.token_positions import positions_of
 from manyformer.ops import attention_with_lse, band, toeplitz_attention
 from manyformer.position import (
     AlibiPosition,
     FirePosition,
     KerplePosition,
+    NoPosition,
     Position,
     ShawPosition,
     T5BiasPosition,
@@ -235,3 +237,15 @@ def test_no_tensor_grows_with_the_square_of_the_length(name: str, mask: Mask) ->
         sizes.append(largest.elements)
     assert sizes[2] <= 2.1 * sizes[1] <= 4.5 * sizes[0]
     assert sizes[2] < HEADS * 2048**2 / 4
+
+
+@pytest.mark.parametrize("width", [8, 16])
+def test_narrow_heads_have_no_compiled_kernel_on_a_gpu(width: int) -> None:
+    """Shapes alone stand for tensors on a GPU; torch 2.13 compiles FlexAttention from 16 channels on."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q = torch.empty(1, HEADS, 512, width, device="cuda")
+        place = positions_of(torch.zeros(1, 512, dtype=torch.long, device="cuda"), None, None)[0]
+        masked = SoftmaxKernel(Causal() & Window(64)).explain(KernelCall(q, q, q, place, place, NoPosition()))
+        biased = SoftmaxKernel(Causal()).explain(KernelCall(q, q, q, place, place, AlibiPosition(HEADS)))
+    assert masked.startswith("flex") is biased.startswith("flex") is (width == 16)
+    assert ("FlexAttention needs 16 channels" in masked) is (width == 8)

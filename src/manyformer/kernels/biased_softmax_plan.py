@@ -8,6 +8,7 @@ from manyformer.kernels.kernel import KernelCall
 from manyformer.masks import AllKeys, Causal, Mask, union
 from manyformer.ops import distance_vector_attention, toeplitz_attention
 from manyformer.ops.distance_vector_blocks import SegmentPair
+from manyformer.ops.flex_bias_attention import MIN_FLEX_WIDTH, has_flex_width
 from manyformer.ops.plan_records import SparsePlan
 from manyformer.ops.sparse_plan import make_sparse_plan
 from manyformer.ops.static_layout import can_plan
@@ -63,7 +64,8 @@ def select_plan(softmax: SoftmaxCall, path: str) -> BiasedSoftmaxPlan:
         if path == "flex":
             raise ValueError(
                 f"SoftmaxKernel: path 'flex' needs a position that adds to scores by distance alone, no dropout of "
-                f"weights, and one contiguous document under the mask Causal() or AllKeys(); here {seams}"
+                f"weights, {MIN_FLEX_WIDTH} channels a head on a GPU, and one contiguous document under the mask "
+                f"Causal() or AllKeys(); here {seams}"
             )
     plan = _select_blocked_plan(softmax, seams)
     queries, pairs = q.shape[2], q.shape[2] * k.shape[2]
@@ -181,6 +183,8 @@ def _find_flex_offset(softmax: SoftmaxCall) -> QueryOffset | None:
     query_offset, packed_layout = _find_offset(softmax)
     terms = softmax.call.position.distance_terms(1, 1)
     if packed_layout is not None or terms is None or terms.values is not None or softmax.dropout:
+        return None
+    if not has_flex_width(softmax.call.q, softmax.call.v):
         return None
     # there would be as many distance terms as scores
     if _has_distance_vectors(softmax.call.position, terms):

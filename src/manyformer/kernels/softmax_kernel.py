@@ -18,6 +18,7 @@ from manyformer.kernels.softmax_with_bias import run_plan
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.ops import block_sparse_attention, flex_mask_attention
 from manyformer.ops import softmax_attention as ops
+from manyformer.ops.flex_bias_attention import MIN_FLEX_WIDTH, has_flex_width
 from manyformer.ops.plan_records import SparsePlan
 from manyformer.ops.sparse_plan import make_sparse_plan
 from manyformer.ops.static_layout import can_plan, has_roles_or_parts, layout_is_complete, materialize
@@ -152,6 +153,8 @@ class SoftmaxKernel(Kernel):
         if self.path in ("sparse", "flex"):
             if drops_weights:
                 raise ValueError(f"SoftmaxKernel: path '{self.path}' does not form the weights that dropout acts on")
+            if self.path == "flex" and not has_flex_width(call.q, call.v):
+                raise ValueError(f"SoftmaxKernel: path 'flex' needs heads of {MIN_FLEX_WIDTH} channels or more")
             if self.path == "flex":
                 return SoftmaxPathChoice("flex", "forced")
             plan = make_sparse_plan(self.mask, call.query_positions, call.key_positions, call.q.shape[1])
@@ -161,7 +164,9 @@ class SoftmaxKernel(Kernel):
         if self.path == "auto" and fused.needs_dense_mask and device in ("cpu", "meta"):
             return self._select_cpu_path(fused, call)
         if self.path == "auto" and fused.needs_dense_mask and device == "cuda" and not drops_weights:
-            return SoftmaxPathChoice("flex", f"{self.mask!r} compiled, for its visible blocks")
+            if has_flex_width(call.q, call.v):
+                return SoftmaxPathChoice("flex", f"{self.mask!r} compiled, for its visible blocks")
+            return fused._replace(reason=f"{fused.reason}: FlexAttention needs {MIN_FLEX_WIDTH} channels a head")
         return fused
 
     def _select_cpu_path(self, fused: SoftmaxPathChoice, call: KernelCall) -> SoftmaxPathChoice:

@@ -14,6 +14,14 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from manyformer.ops.toeplitz_attention import QueryOffset
 
+MIN_FLEX_WIDTH = 16
+"""The fewest channels of keys and of values that the compiled kernel of torch 2.13 computes."""
+
+
+def has_flex_width(q: Float[Tensor, "b h l e"], v: Float[Tensor, "b g s f"]) -> bool:
+    """Whether FlexAttention has a kernel for this number of channels; its eager form, on a CPU, serves any."""
+    return q.device.type == "cpu" or min(q.shape[-1], v.shape[-1]) >= MIN_FLEX_WIDTH
+
 
 def flex_bias_attention(
     q: Float[Tensor, "b h l e"],

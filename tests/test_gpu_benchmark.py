@@ -1,0 +1,135 @@
+"""The logic of `benchmarks/gpu.py`, rehearsed on a CPU: what it keeps, how it goes on, and what it calls a failure."""
+
+import json
+import os
+import sys
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+import gpu
+from gpu_parts import all_items, attention_speed, correctness, workers
+from gpu_parts.kept_results import KeptItem, KeptResults
+from gpu_parts.outcome import Outcome, Setting
+
+import manyformer as mf
+from manyformer.errors import UserError
+
+REHEARSAL = Setting(torch.device("cpu"), tiny=True)
+
+
+def serve_faults(connection: Connection, setting: Setting) -> None:
+    """A worker that dies at the item "crash" and hangs at "hang"."""
+    while name := connection.recv_bytes().decode():
+        if name == "crash":
+            os._exit(7)
+        if name == "hang":
+            time.sleep(60)
+        connection.send_bytes(json.dumps(["passed", name, {}, []]).encode())
+
+
+def test_a_rehearsal_runs_to_its_end_and_goes_on_where_it_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "gpu.json"
+    words = ["--device", "cpu", "--tiny", "--only", "correct", "--out", str(out)]
+    assert gpu.main([*words, "--minutes", "0"]) == gpu.INCOMPLETE
+    assert "8 of 8 items are left" in capsys.readouterr().out
+    assert gpu.main(words) == 0
+    items = json.loads(out.read_text())["items"]
+    assert len(items) == 8
+    assert {item["verdict"] for item in items.values()} == {"passed"}
+    assert any("sdpa" in path for path in items["correct/transformer-lm float32"]["paths"])
+    text = out.with_suffix(".md").read_text()
+    assert "A rehearsal" in text
+    assert "| linear-transformer bfloat16 | passed |" in text
+    capsys.readouterr()
+    # all is kept: nothing is run again
+    assert gpu.main(words) == 0
+    assert "1/" not in capsys.readouterr().out.split("wrote")[0]
+
+
+def test_crashes_and_hangs_are_failures_and_the_next_item_goes_on() -> None:
+    with workers.Workers(REHEARSAL, serve_faults) as pool:
+        verdicts = {name: pool.run(name, 20.0).verdict for name in ("first", "crash", "second")}
+        assert verdicts == {"first": "passed", "crash": "failed", "second": "passed"}
+        assert "exit code 7" in pool.run("crash", 20.0).sentence
+        assert pool.run("hang", 0.5).sentence == "not finished after 0 s"
+        assert pool.run("third", 20.0).verdict == "passed"
+
+
+def test_exceptions_are_failures_with_their_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Outcome:
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    monkeypatch.setattr("gpu_parts.all_items", lambda setting: {"part/broken": broken})
+    outcome, can_go_on = workers.run_item(REHEARSAL, "part/broken")
+    assert outcome.verdict == "failed"
+    assert "illegal memory access (broken, test_gpu_benchmark.py" in outcome.sentence
+    assert not can_go_on
+
+
+def test_failed_items_are_run_again_after_new_ones(tmp_path: Path) -> None:
+    results = KeptResults(tmp_path / "gpu.json", REHEARSAL)
+    results.add("a", KeptItem("failed", "", {}, [], 1.0, ""))
+    results.add("b", KeptItem("passed", "", {"error": float("nan")}, [], 1.0, ""))
+    again = KeptResults(tmp_path / "gpu.json", REHEARSAL)
+    assert again.remaining(["a", "b", "c"]) == ["c", "a"]
+
+
+def test_results_of_another_machine_and_damaged_ones_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    KeptResults(path, REHEARSAL).add("a", KeptItem("passed", "", {}, [], 1.0, ""))
+    content: dict[str, Any] = json.loads(path.read_text())
+    for damaged, message in (
+        (content | {"machine": {"device": "NVIDIA H200"}}, "was measured on"),
+        (content | {"items": {"a": {"verdict": 3}}}, "items|verdict"),
+        (content | {"format": 9}, "not a result of gpu.py in format 1"),
+    ):
+        path.write_text(json.dumps(damaged))
+        with pytest.raises(UserError, match=message):
+            KeptResults(path, REHEARSAL)
+
+
+def test_a_wrong_weight_is_noticed() -> None:
+    model, data = correctness.prepared("transformer-lm")
+    expected = correctness.result_of(model, data)
+    assert correctness.judge(correctness.result_of(model, data), expected, []).verdict == "passed"
+    with torch.no_grad():
+        next(model.parameters())[0, 0] += 0.1
+    outcome = correctness.judge(correctness.result_of(model, data), expected, [])
+    assert outcome.verdict == "failed"
+    assert "differ by more than" in outcome.sentence
+
+
+def test_missed_goals_of_attention_are_named() -> None:
+    times = {"flash": 1.0, "flex": 1.1, "sdpa": 1.0, "our linear": 0.9}
+    assert attention_speed.goals(times, 8192) == []
+    (miss,) = attention_speed.goals(times | {"flex": 1.5}, 1024)
+    assert "0.67 of FlashAttention's speed" in miss
+    (miss,) = attention_speed.goals(times | {"our linear": 1.2}, 8192)
+    assert "1.20 of SDPA's time" in miss
+
+
+def test_a_cpu_is_only_for_rehearsals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        gpu.main(["--device", "cpu", "--out", str(tmp_path / "gpu.json")])
+    assert "needs --tiny" in capsys.readouterr().err
+
+
+def test_a_gpu_would_be_asked_about_every_recipe() -> None:
+    names = all_items(Setting(torch.device("cuda"), tiny=False))
+    for part in ("check", "compile", "correct"):
+        tested = {name.partition("/")[2].partition(" ")[0] for name in names if name.startswith(f"{part}/")}
+        assert tested == set(mf.recipes())
+    assert "flex/t5 bias, 1025 tokens, bfloat16" in names
+
+
+@pytest.mark.slow
+def test_every_part_is_rehearsed(tmp_path: Path) -> None:
+    assert gpu.main(["--device", "cpu", "--tiny", "--out", str(tmp_path / "gpu.json")]) == 0
