@@ -3,9 +3,13 @@
 import ast
 import importlib.util
 import inspect
+import itertools
 import re
 import shlex
+import sys
+import textwrap
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ from manyformer.cli.app import app
 from manyformer.config import shipped_runs
 from manyformer.config.comparison import ComparisonFile
 from manyformer.config.setting_names import RUN_SETTINGS, SECTIONS, section_members
+from manyformer.train.run_folder import as_training_run
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -52,18 +57,25 @@ make = importlib.util.module_from_spec(_spec)
 assert _spec.loader is not None
 _spec.loader.exec_module(make)
 
+sys.path.insert(0, str(ROOT / "docs"))
+import site_pages  # noqa: E402 - a module of docs/
+
 import_commands()
 COMMANDS = dict(command_tree(typer.main.get_command(app)))
 
 
 def code_blocks(page: Path, language: str) -> Iterator[str]:
-    return iter(re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL))
+    """The code in a language, also in lists; "" is for blocks without a language, such as commands."""
+    blocks = re.findall(rf"^ *```{language}\n(.*?)^ *```", page.read_text(), re.MULTILINE | re.DOTALL)
+    return map(textwrap.dedent, blocks)
 
 
 def command_lines(page: Path) -> Iterator[str]:
     """The commands of code blocks, and of inline code."""
     blocks = [line for block in code_blocks(page, "") for line in block.splitlines()]
-    inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL))
+    inline = re.findall(
+        r"`([^`\n]+)`", re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    )
     return (line for line in (*blocks, *inline) if line.startswith("manyformer "))
 
 
@@ -123,6 +135,60 @@ def test_documented_commands_have_these_options(page: Path) -> None:
         has_settings = COMMANDS[names].context_settings.get("ignore_unknown_options", False)
         options = [word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)]
         assert has_settings or set(options) <= known, f"{line}: {set(options) - known}"
+
+
+PLACEHOLDER = re.compile(r"\.\.\.|\b[A-Z]{2,}\b|init_from=|start=|--import|teacher=")
+"""In commands that cannot be resolved as they stand: names to fill in, and files that have to exist."""
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=page_id)
+def test_documented_runs_and_recipes_resolve(page: Path) -> None:
+    """The first word after a command is a recipe, a shipped run or a path, and settings of `train` are valid."""
+    for line in command_lines(page):
+        words = shlex.split(re.split(r"\s{2,}|\s[|>]\s", line)[0])[1:]
+        if len(words) < 2 or words[0] not in ("train", "show", "check", "bench") or PLACEHOLDER.search(line):
+            continue
+        names = [word.partition(":")[0] for word in words[1 : 2 if words[0] == "train" else None]]
+        names = list(itertools.takewhile(lambda word: not re.search(r"^-|=|^$", word), names))
+        for name in names:
+            is_path = name.endswith((".yaml", "/")) or name.startswith(("runs/", "models/", "downloads/"))
+            assert is_path or name in mf.recipes() or name in shipped_runs(), line
+        if words[0] == "train" and names and names[0] in (*mf.recipes(), *shipped_runs()):
+            as_training_run(names[0], [word for word in words[2:] if re.match(r"[\w.]+=", word)])
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_option_says_what_it_means(words: tuple[str, ...]) -> None:
+    """The page of commands, which is built from them, so describes each."""
+    section = site_pages.commands_page().split(f"\n## {' '.join(words)}\n")[1].split("\n## ")[0]
+    for parameter in COMMANDS[words].params:
+        if parameter.param_type_name == "option":
+            assert re.search(rf"`{parameter.opts[0]}`.* \| \S", section), parameter.name
+
+
+@pytest.mark.parametrize("module", site_pages.public_modules())
+def test_every_public_name_has_a_description(module: str) -> None:
+    """The pages of the API, which are built from the modules, so describe each."""
+    loaded = importlib.import_module(module)
+    public = {name: getattr(loaded, name) for name in getattr(loaded, "__all__", ())}
+    defined = {name: value for name, value in public.items() if inspect.isclass(value) or inspect.isfunction(value)}
+    assert [name for name, value in defined.items() if not inspect.getdoc(value)] == []
+    assert f"automodule:: {module}\n" in site_pages.api_pages()[f"api/{module}.rst"]
+
+
+def test_every_recipe_stands_on_one_page_of_the_mechanisms() -> None:
+    further = site_pages.further_recipes_page(DOCS)
+    pages = [*(DOCS / "mechanisms").glob("*.md")]
+    blocks = [
+        block for page in pages for block in re.findall(r"^```{recipe-cards}\n(.*?)^```", page.read_text(), re.M | re.S)
+    ]
+    patterns = [
+        pattern
+        for block in (*blocks, *re.findall(r"{recipe-cards}\n(.*?)```", further, re.S))
+        for pattern in block.split()
+    ]
+    assert [name for name in mf.recipes() if not any(fnmatch(name, pattern) for pattern in patterns)] == []
+    assert [pattern for pattern in patterns if not any(fnmatch(name, pattern) for name in mf.recipes())] == []
 
 
 def test_the_table_of_contracts_has_their_names() -> None:

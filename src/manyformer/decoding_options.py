@@ -30,6 +30,10 @@ class DecodingOptions(TypedDict, total=False):
         Le(1_000_000),
         "At most this many new tokens; 256 (a translation: source + 50), or fewer at the model's max_length.",
     ]
+    crop: Annotated[
+        bool | None,
+        "Leave out the beginning of a prompt with which the new tokens would exceed the model's max_length.",
+    ]
     seed: Annotated[int | None, Ge(0), Le(2**63 - 1), "The same seed gives the same text."]
     samples: Annotated[int | None, Ge(0), Le(100_000), "Number of texts that are sampled for each prompt."]
     stop: Annotated[str | tuple[str, ...], "Stop before this text; \\n means a new line. May be given several times."]

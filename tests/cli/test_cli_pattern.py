@@ -26,3 +26,25 @@ def test_summaries_stand_before_the_text(cli: Cli) -> None:
 def test_a_causal_mask_is_a_triangle(cli: Cli) -> None:
     ended = cli("show", "transformer-lm", "--pattern", "--length", "3")
     assert ended.out.splitlines()[-4:-1] == ["█··", "██·", "███"]
+
+
+def test_the_first_of_many_masks_is_drawn_and_the_others_are_named(cli: Cli, tmp_path: Path) -> None:
+    words = ["show", "longformer-lm", "depth=3", "window=2", "top_window=4", "--pattern", "--length", "6"]
+    first = cli(*words)
+    assert first.out.splitlines()[0] == "Window(2)"
+    assert len(first.out.splitlines()) < 12
+    assert first.err.count("--all draws it") == 2
+    assert "Window(3)" in first.err
+    every = cli(*words, "--all")
+    assert every.err == ""
+    assert "Window(3)" in every.out
+    assert len(list(tmp_path.iterdir())) == 0
+    cli(*words, "--out", str(tmp_path / "mask.png"))
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_options_of_the_pattern_alone_are_refused(cli: Cli) -> None:
+    for option in (["--all"], ["--out", "picture.png"], ["--properties", "--all"]):
+        ended = cli("show", "transformer-lm", *option)
+        assert ended.code == 2
+        assert "is for --pattern" in ended.err

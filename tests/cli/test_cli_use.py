@@ -108,6 +108,10 @@ def test_generate_several_texts(cli: Cli, text_run: Path) -> None:
     ("words", "said"),
     [
         (("--greedy", "--top-k", "3"), "--top-k is for sampling"),
+        (("--beam", "3", "--temperature", "0.5"), "--temperature is for sampling, and --beam does not sample"),
+        (("--greedy", "--temperature", "0.5"), "--temperature is for sampling, and --greedy does not sample"),
+        (("--greedy", "--samples", "2"), "--samples is for sampling"),
+        (("--greedy", "--beam", "2"), "--greedy and --beam choose tokens in two ways"),
         (("--beam", "2", "--top-p", "0.5"), "--top-p is for sampling"),
         (("--top-p", "7"), "7"),
         (("--max-new", "1000"), "the model allows 64"),
@@ -120,6 +124,16 @@ def test_generate_refuses_what_makes_no_sense(cli: Cli, text_run: Path, words: t
     assert ended.code == 2
     assert said in ended.err
     assert ended.out == ""
+
+
+def test_a_prompt_that_is_too_long_is_cropped_on_request(cli: Cli, text_run: Path) -> None:
+    prompt = "the cat sat on the mat " * 40
+    refused = cli("generate", str(text_run), prompt, "--greedy", "--max-new", "4")
+    assert refused.code == 2
+    assert "leave out its beginning with crop" in refused.err
+    cropped = cli("generate", str(text_run), prompt, "--greedy", "--max-new", "4", "--crop")
+    assert cropped.code == 0, cropped.err
+    assert cropped.out.startswith(prompt)
 
 
 def test_models_are_used_for_what_they_can_do(cli: Cli, text_run: Path, pairs_run: Path, labels_run: Path) -> None:

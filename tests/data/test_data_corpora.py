@@ -4,6 +4,7 @@ import datetime
 import re
 import sysconfig
 from collections import Counter
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -149,3 +150,12 @@ def test_a_stripped_standard_library_is_refused(tmp_path: Path) -> None:
     (tmp_path / "os.py").write_text("x = 1\n")
     with pytest.raises(UserError, match=r"holds only 6 bytes of source text, .* data\.path=FILE_OR_FOLDER"):
         stdlib_corpus.stdlib_files(tmp_path)
+
+
+def test_without_locale_data_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(pair_tables, "version", version)
+    with pytest.raises(UserError, match=r"babel and unicode-rbnf: pip install 'manyformer\[translate\]'"):
+        pair_tables.open_table("normalization", [None, None], ["source", "target"], tmp_path)

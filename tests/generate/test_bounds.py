@@ -35,3 +35,19 @@ def test_decoding_that_does_not_fit_says_what_is_smaller(monkeypatch: pytest.Mon
     sentence = r"out of memory in the decoding of 2 prompts with 3 sequences each, of up to 5 new tokens \(.* at once\)"
     with pytest.raises(OutOfMemory, match=f"{sentence}; make the beam, the samples, the batch or max_new smaller"):
         mf.generate(model, [[5, 6], [7]], max_new=5, samples=3, seed=1)
+
+
+def test_cropped_prompts_continue_as_their_last_tokens() -> None:
+    torch.manual_seed(0)
+    model = mf.build("compose", vocab=20, dim=16, depth=1, heads=2, position="learned", max_length=12).eval()
+    prompt = [*range(3, 20), *range(3, 9)]
+    with pytest.raises(UserError, match=r"prompt 0 has 23 tokens.* leave out its beginning with crop"):
+        mf.generate(model, prompt, max_new=4)
+    cropped = mf.generate(model, [prompt, [5, 6]], max_new=4, crop=True).tokens
+    assert cropped == mf.generate(model, [prompt[-8:], [5, 6]], max_new=4).tokens
+    assert len(mf.generate(model, prompt, crop=True, stop_ids=()).tokens[0]) == 6  # half of the max_length
+    with pytest.raises(UserError, match="the model allows 12 tokens with the prompt"):
+        mf.generate(model, prompt, max_new=12, crop=True)
+    translator = build_tiny("transformer", {}, 0)
+    with pytest.raises(UserError, match="a translation needs its whole source"):
+        mf.generate(translator, [5, 6], crop=True)

@@ -3,9 +3,11 @@
 import math
 import random
 import re
+import sys
 
 import pytest
 
+from manyformer.errors import UserError
 from manyformer.scores import (
     ScoreRecord,
     accuracy,
@@ -146,3 +148,10 @@ def test_mistakes_are_told(make: object, message: str) -> None:
     assert callable(make)
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_without_sacrebleu_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("sacrebleu")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UserError, match=r"need sacrebleu: pip install 'manyformer\[translate\]'"):
+        bleu(["a"], ["a"])

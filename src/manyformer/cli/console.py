@@ -85,6 +85,9 @@ def print_table(
         # Text, because rich would parse brackets in a cell as markup
         table.add_row(*(Text(printable(str(cell).translate(VISIBLE_WHITESPACE))) for cell in row))
     console = Console(width=None if sys.stdout.isatty() else width)
+    # names stay whole where they leave half of the width to the other columns
+    names = max((len(str(cell)) for cell in table.columns[0].cells), default=0)
+    table.columns[0].min_width = min(names, console.width // 2)
     with console.capture() as captured:
         console.print(table)
     for line in captured.get().splitlines():

@@ -11,7 +11,7 @@ from typer import Option
 from manyformer.cli.app import F
 from manyformer.decoding_options import DecodingOptions
 
-ALIASES = {"max_new": ("--max-new", "--length")}
+ALIASES = {"max_new": ("--max-new", "--length"), "crop": ("--crop",)}
 
 
 def decoding_option(name: str, note: str = "") -> Any:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 CheckStatus = Literal["ok", "absent", "broken"]
 
 EXTRAS = (
+    ("translate", "sacrebleu", "BLEU, chrF and TER"),
+    ("translate", "babel", "generated dates and numbers in many languages"),
     ("hf", "transformers", "tokenizers and models of Hugging Face"),
     ("data", "datasets", "Hugging Face data sets by name"),
     ("data", "conllu", "treebanks in CoNLL-U"),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TEMPERATURE = 0.8
 """The default sampling temperature: below 1 favors probable tokens without the repetitions of greedy decoding."""
 
-TEXT_DECODING = ("top_k", "top_p", "min_p", "repetition_penalty", "beam", "length_penalty", "max_new", "stop")
+TEXT_DECODING = ("top_k", "top_p", "min_p", "repetition_penalty", "beam", "length_penalty", "max_new", "crop", "stop")
 TEXT_OPTIONS = (
     *("prompt", "greedy", "lines", "no_cache", "datastore", "weight", "retriever", "calibration", "as_json"),
     *TEXT_DECODING,
@@ -116,9 +116,13 @@ def _text_decoding(
     samples, temperature, beam = options.get("samples"), options.get("temperature"), options.get("beam")
     if samples == 0:
         raise UserError("--samples is 0, but there must be at least one text")
-    if greedy or beam or temperature == 0:
-        message = f"{{option}} is for sampling, and {'--beam' if beam else '--greedy'} does not sample"
-        _refuse(context, ("top_k", "top_p", "min_p"), f"{message}: leave one of them out")
+    choices = {"--greedy": greedy, "--beam": bool(beam), "--temperature 0": temperature == 0}
+    if selected := [option for option, is_selected in choices.items() if is_selected]:
+        if len(selected) > 1:
+            raise UserError(f"{selected[0]} and {selected[1]} choose tokens in two ways: leave one of them out")
+        sampling_options = ("temperature", "top_k", "top_p", "min_p", *(() if beam else ("samples",)))
+        message = f"{{option}} is for sampling, and {selected[0]} does not sample"
+        _refuse(context, sampling_options, f"{message}: leave one of them out")
         options |= {"temperature": None, "seed": None, "samples": None, "best": samples if beam else None}
     elif temperature is None:
         options["temperature"] = TEMPERATURE

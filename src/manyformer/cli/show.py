@@ -40,6 +40,9 @@ def show(
     *,
     length: Annotated[int | None, Option(min=2, help="Length in tokens for the cost; 512 unless given.")] = None,
     pattern: Annotated[bool, Option("--pattern", help="Draw the attention mask instead.")] = False,
+    draw_all: Annotated[
+        bool, Option("--all", help="With --pattern: draw the masks of all layers, not only the first.")
+    ] = False,
     properties: Annotated[
         bool, Option("--properties", help="Measure properties of its attention instead: convex hull, symmetries, rank.")
     ] = False,
@@ -55,6 +58,8 @@ def show(
 
     arguments = keywords or []
     recipe, model_keywords = suggest_options(context, arguments, lambda: model_of(name, arguments))
+    if not pattern and (draw_all or out):
+        raise UserError(f"{'--all' if draw_all else '--out'} is for --pattern")
     if properties:
         if pattern:
             raise UserError("give either --pattern or --properties, not both")
@@ -64,14 +69,15 @@ def show(
         return
     model = build_on_meta(recipe.card.name, model_keywords)
     if pattern:
-        _draw(model, length or PATTERN_LENGTH, out)
+        _draw(model, length or PATTERN_LENGTH, out, draw_all=draw_all)
     elif as_json:
         print_json(_record(recipe, model, _cost(model, length)))
     else:
         print_page(recipe, model, _cost(model, length))
 
 
-def _draw(model: "Model", length: int, out: Path | None) -> None:
+def _draw(model: "Model", length: int, out: Path | None, *, draw_all: bool) -> None:
+    """Print the first mask, or all, with a list of those that are not printed; a file is written for each of them."""
     from manyformer.view import attention_masks, draw
 
     masks = attention_masks(model)
@@ -84,8 +90,11 @@ def _draw(model: "Model", length: int, out: Path | None) -> None:
         path = out if out is None or len(masks) == 1 else out.with_stem(f"{out.stem}-{number + 1}")
         others_note = f" and {len(names) - 1} more" if len(names) > 1 else ""
         axes_note = f"{summary_note}{length} tokens, queries downwards, keys to the right"
-        print_result(repr(mask), f"{names[0]}{others_note}, {axes_note}")
-        print_result(draw(mask, length, heads=heads, path=path, layout=layout), "")
+        picture = draw(mask, length, heads=heads, path=path, layout=layout) if path or draw_all or not number else ""
+        if draw_all or not number:
+            print_result(repr(mask), f"{names[0]}{others_note}, {axes_note}", picture, "")
+        else:
+            print_note(f"{names[0]}{others_note}: {mask!r}; --all draws it")
         if path is not None:
             print_note(f"wrote {path}")
 

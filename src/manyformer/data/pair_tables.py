@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache as cache_result
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from manyformer.data.hub import HubDataset, is_hub_dataset
@@ -32,6 +32,15 @@ class RowTable(DataSource):
         return self._stamp
 
 
+def _locale_data_versions() -> tuple[str, str]:
+    try:
+        return version("babel"), version("unicode-rbnf")
+    except PackageNotFoundError:
+        raise UserError(
+            f"data.path {NORMALIZATION_CORPUS} needs babel and unicode-rbnf: pip install 'manyformer[translate]'"
+        ) from None
+
+
 def open_table(
     path: str | Sequence[str], columns: Sequence[ColumnKey | None], names: Sequence[str], cache: Path
 ) -> RowTable:
@@ -46,7 +55,7 @@ def open_table(
         stamp = [*file_stamp(first), *file_stamp(second)]
         return RowTable(f"{first} and {second}", partial(read_parallel, first, second), stamp)
     if path == NORMALIZATION_CORPUS:
-        stamp = [NORMALIZATION_CORPUS, version("babel"), version("unicode-rbnf")]
+        stamp = [NORMALIZATION_CORPUS, *_locale_data_versions()]
         # generated when they are first read
         return RowTable(_NORMALIZATION_NAME, partial(_normalization_rows, cache_result(generate_pairs)), stamp)
     if is_hub_dataset(path):

@@ -39,8 +39,9 @@ class Decoding:
 
     `max_new` None allows 256 tokens after a prompt, or the source length plus 50 in a translation, and never more than
     the model's `max_length`. `stop` holds strings, which need a tokenizer; `stop_ids` None means the tokenizer's end
-    token (2 for an encoder-decoder without a tokenizer), `ban` None its padding and start tokens. `use_cache` None uses
-    the decoding state if the recipe promises that it does not change the results. Raises UserError.
+    token (2 for an encoder-decoder without a tokenizer), `ban` None its padding and start tokens. `crop` leaves out the
+    beginning of prompts that are too long for the model. `use_cache` None uses the decoding state if the recipe
+    promises that it does not change the results. Raises UserError.
     """
 
     choice: TokenChoice = field(default_factory=GreedyChoice)
@@ -49,6 +50,7 @@ class Decoding:
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] | None = None
     ban: tuple[int, ...] | None = None
+    crop: bool = False
     use_cache: bool | None = None
 
     def __post_init__(self) -> None:
@@ -110,6 +112,7 @@ def decoding_from_options(**options: Unpack[DecodingOptions]) -> Decoding:
         max_new=options.get("max_new"),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         stop_ids=options.get("stop_ids"),
+        crop=bool(options.get("crop")),
         use_cache=options.get("use_cache"),
     )
 

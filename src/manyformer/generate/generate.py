@@ -9,7 +9,7 @@ from manyformer.generate.decode_job import DecodeJob, TokenizerChoice, read_writ
 from manyformer.generate.decoder_prompts import SourceBatch, SourcePrompts, TokenPrompts
 from manyformer.generate.decoding import Decoding, decoding_from_options
 from manyformer.generate.joint_ranking import joint_ranking
-from manyformer.generate.prompts import PromptBatch, check_tokens, read_prompts, read_vocab
+from manyformer.generate.prompts import PromptBatch, check_tokens, crop_prompts, read_prompts, read_vocab
 from manyformer.generate.protocol import GenerativeModelProtocol, TranslatesText
 from manyformer.generate.result import GenerationResult, StreamPiece
 
@@ -93,4 +93,6 @@ def _decode_job(
     tokenizers = read_write_tokenizers(getattr(model, "tokenizer", None) if tokenizer is None else tokenizer)
     rows = read_prompts(prompts, tokenizers.read, source=isinstance(model, TranslatesText), begin=begin)
     check_tokens(rows, read_vocab(model))
+    if decoding.crop:
+        rows = crop_prompts(model, rows, decoding)
     return DecodeJob(model, TokenPrompts(rows), decoding, tokenizers.write, batch_size=batch, streaming=streaming)

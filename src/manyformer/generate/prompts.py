@@ -114,6 +114,22 @@ def check_tokens(rows: list[list[int]], vocab: int) -> None:
             raise UserError(f"prompt {index} has token {invalid_ids[0]}, but the model's tokens are 0 to {vocab - 1}")
 
 
+def crop_prompts(model: GenerativeModelProtocol, rows: list[list[int]], decoding: Decoding) -> list[list[int]]:
+    """The last tokens of each prompt that leave space for `max_new` tokens in the model's `max_length`.
+
+    Without `max_new` that is 256 tokens, or half of the `max_length`. Raises UserError for a translation, whose source
+    is needed as a whole, and where `max_new` leaves no token of the prompt."""
+    if isinstance(model, TranslatesText) or isinstance(decoding.max_new, SourceLengthLimit):
+        raise UserError("crop is for language models: a translation needs its whole source")
+    if model.max_length is None:
+        return rows
+    max_new = min(DEFAULT_MAX_NEW, model.max_length // 2) if decoding.max_new is None else decoding.max_new
+    capacity = model.max_length - max_new
+    if capacity < 1:
+        raise UserError(f"max_new is {max_new}, but the model allows {model.max_length} tokens with the prompt")
+    return [row[-capacity:] for row in rows]
+
+
 def new_token_limits(model: GenerativeModelProtocol, rows: list[list[int]], decoding: Decoding) -> list[int]:
     """The most new tokens of each row, with the end token. Raises UserError beyond the model's `max_length`."""
     if isinstance(model, TranslatesText):
@@ -130,12 +146,12 @@ def _text_limit(index: int, length: int, max_length: int | None, max_new: int | 
     if capacity < 1:
         raise UserError(
             f"prompt {index} has {length} tokens, and the model allows {max_length} in all: "
-            f"shorten it to {max_length - 1}"
+            f"shorten it to {max_length - 1}, or leave out its beginning with crop"
         )
     if max_new is not None and max_new > capacity:
         raise UserError(
             f"prompt {index} has {length} tokens and max_new is {max_new}, but the model allows {max_length} in all: "
-            f"ask for at most {capacity}"
+            f"ask for at most {capacity}, or leave out its beginning with crop"
         )
     return min(DEFAULT_MAX_NEW, capacity) if max_new is None else max_new
 

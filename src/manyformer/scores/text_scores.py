@@ -1,5 +1,6 @@
 """Scores of texts against references, computed by sacrebleu, with its signatures."""
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -22,12 +23,11 @@ def bleu(
     `tokenize` is sacrebleu's: "13a" by default, "none" for text that is already tokenized, "char", "intl", "zh", ...
     Raises UserError for unequal lengths, for empty input and for an unknown tokenizer.
     """
-    from sacrebleu.metrics.bleu import BLEU
-
-    if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
-        raise UserError(f"tokenize must be one of {', '.join(sorted(BLEU.TOKENIZERS))}, got '{tokenize}'")
+    bleu_class = _sacrebleu("bleu").BLEU
+    if tokenize is not None and tokenize not in bleu_class.TOKENIZERS:
+        raise UserError(f"tokenize must be one of {', '.join(sorted(bleu_class.TOKENIZERS))}, got '{tokenize}'")
     # force only silences the warning about text that looks tokenized
-    metric = BLEU(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
+    metric = bleu_class(tokenize=tokenize, lowercase=lowercase, force=tokenize == "none")
     return _corpus_score("BLEU", metric, texts, references)
 
 
@@ -54,18 +54,14 @@ def bleu_by_length(
 
 def chrf(texts: Sequence[str], references: References, *, word_order: int = 0) -> ScoreRecord:
     """chrF of a corpus (Popović 2015), 0 to 100; `word_order` 2 is chrF++ (Popović 2017). Raises as `bleu`."""
-    from sacrebleu.metrics.chrf import CHRF
-
     if word_order < 0:
         raise UserError(f"word_order must be 0 (chrF), 2 (chrF++) or another length of n-grams, got {word_order}")
-    return _corpus_score("chrF" + "+" * word_order, CHRF(word_order=word_order), texts, references)
+    return _corpus_score("chrF" + "+" * word_order, _sacrebleu("chrf").CHRF(word_order=word_order), texts, references)
 
 
 def ter(texts: Sequence[str], references: References, *, case_sensitive: bool = False) -> ScoreRecord:
     """Translation edit rate of texts (Snover et al. 2006): edits per 100 words, lower is better; raises as `bleu`."""
-    from sacrebleu.metrics.ter import TER
-
-    return _corpus_score("TER", TER(case_sensitive=case_sensitive), texts, references)
+    return _corpus_score("TER", _sacrebleu("ter").TER(case_sensitive=case_sensitive), texts, references)
 
 
 def exact_match(texts: Sequence[str], references: Sequence[str]) -> ScoreRecord:
@@ -73,6 +69,14 @@ def exact_match(texts: Sequence[str], references: Sequence[str]) -> ScoreRecord:
     check_pairs(texts, references, "texts")
     correct = sum(text == reference for text, reference in zip(texts, references))
     return ScoreRecord("exact", 100 * correct / len(texts), f"items:{len(texts)}")
+
+
+def _sacrebleu(metric: str) -> Any:
+    """The module of one of sacrebleu's metrics. Raises UserError if sacrebleu is not installed."""
+    try:
+        return importlib.import_module(f"sacrebleu.metrics.{metric}")
+    except ImportError:
+        raise UserError("BLEU, chrF and TER need sacrebleu: pip install 'manyformer[translate]'") from None
 
 
 def _corpus_score(name: str, metric: "Metric", texts: Sequence[str], references: References) -> ScoreRecord:

@@ -1,0 +1,46 @@
+"""The code of the tutorials runs; the site, which runs it as well, builds without a warning and needs no network."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+QUICK = "from-scratch"
+TUTORIALS = [
+    pytest.param(page, marks=() if page.stem == QUICK else pytest.mark.slow, id=page.stem)
+    for page in sorted((DOCS / "tutorials").glob("*.md"))
+    if "code-cell" in page.read_text()
+]
+
+
+@pytest.mark.parametrize("page", TUTORIALS)
+def test_a_tutorial_runs(page: Path, tmp_path: Path) -> None:
+    cells = re.findall(r"^```{code-cell} python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert cells
+    # in a process of its own: tutorials import modules that they write
+    command = [sys.executable, "-c", "\n".join(cells)]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx", reason="the site needs pip install 'manyformer[docs]'")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", DOCS, tmp_path]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    assert len(pages) > 80
+    for page in pages:
+        text = page.read_text()
+        assert 'name="viewport"' in text
+        loaded = re.findall(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="(https?:[^"]+)"', text)
+        assert loaded == [], page
+        for link, anchor in re.findall(r'href="([^":#]*)#([^"]+)"', text):
+            target = (page.parent / link).resolve() if link else page
+            if target.suffix == ".html":
+                assert f'id="{anchor}"' in target.read_text(), f"{page}: {link}#{anchor}"
