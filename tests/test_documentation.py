@@ -96,10 +96,16 @@ def test_runs_and_links_exist(page: Path) -> None:
         assert target.exists() or target in BUILT, link
 
 
+def section_classes(section: str) -> Iterator[Any]:
+    """All classes of a section of settings, those of the rules of synthetic data among them."""
+    for member in section_members(section):
+        yield from (member, *getattr(member, "variants", {}).values())
+
+
 @pytest.mark.parametrize("page", WRITTEN, ids=page_id)
 def test_documented_settings_exist(page: Path) -> None:
     """`section.key=value` anywhere, `section.key` alone in inline code, and the keys of files."""
-    keys = {f"{name}.{key}" for name in SECTIONS for member in section_members(name) for key in member.model_fields}
+    keys = {f"{name}.{key}" for name in SECTIONS for member in section_classes(name) for key in member.model_fields}
     dotted = rf"(?:{'|'.join(sorted(SECTIONS))})\.\w+"
     documented = re.findall(rf"(?<![\w./-])({dotted})=", page.read_text()) + re.findall(
         rf"`({dotted})`", page.read_text()
