@@ -14,6 +14,17 @@ def test_a_run_gives_a_page(cli: Cli, pairs_run: Path, tmp_path: Path) -> None:
     assert str(pairs_run) in content
 
 
+def test_a_tagger_shows_a_held_out_sentence_or_one_of_a_file(cli: Cli, trees_run: Path, tmp_path: Path) -> None:
+    page, data = tmp_path / "page.html", trees_run.parents[1] / "trees.conllu"
+    for arguments in ((), (str(data),)):
+        result = cli("view", str(trees_run), *arguments, "--out", str(page))
+        assert result.code == 0, result.err
+        assert "body.0.attention" in page.read_text(encoding="utf-8")
+        page.unlink()
+    refused = cli("view", str(trees_run), "--serve")
+    assert (refused.code, "is shown without --serve and --answer" in refused.err) == (2, True)
+
+
 def test_mistakes_write_nothing(cli: Cli, text_run: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     result = cli("view", str(text_run), "the", "--answer", "cat", "--out", str(page))

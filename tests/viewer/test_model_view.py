@@ -5,6 +5,7 @@ import json
 import re
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,15 @@ import torch
 from pages import ALPHABET, trained
 
 import manyformer as mf
+from manyformer.batches import GraphBatch
 from manyformer.check.tiny_models import build_tiny
 from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
 from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.errors import UserError
 from manyformer.recipes.registry import task_of
 from manyformer.tasks import Task
-from manyformer.viewer.model_view import view_image, view_text
+from manyformer.tasks.task import Inputs
+from manyformer.viewer.model_view import shows_rows_of_data, view_image, view_row, view_text
 
 WITHOUT_ATTENTION = {"fnet"}
 
@@ -117,6 +120,40 @@ def test_the_tokens_of_a_generated_image_are_its_pixels() -> None:
     assert view.image.corners[:6] == (None, (0, 0), (0, 1), (1, 0), (1, 1), (0, 2))
     assert view.maps[0].rows[:3] == ("start", "0, 0", "0, 1")
     assert mf.view(model, np.zeros((4, 4, 1), dtype=np.uint8)).html.startswith("<!doctype html>")
+
+
+ROWS = {
+    "structural": "w3 A",
+    "decision-transformer": "return 0",
+    "graphormer-classifier": "summary 0",
+    "graph-transformer-classifier": "node 0",
+    "gat": "node 0",
+    "graph-transformer": "node 0",
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_what_reads_no_text_shows_a_row_of_its_data(name: str) -> None:
+    model = build_tiny(name, {}, 0).eval()
+    task, tokens = task_of(model), torch.tensor([[3, 4, 5, 6, 7]])
+    batch = task.batch(model, Inputs(tokens), task.random_targets(model, Inputs(tokens), torch.Generator()))
+    tokenizers: Any = SimpleNamespace(labels=("A", "B", "C"), source=SimpleNamespace(token=lambda token: f"w{token}"))
+    assert shows_rows_of_data(model)
+    view = view_row(model, batch, tokenizers)
+    assert view.maps[0].rows[0] == ROWS[name]
+    for attention_map in view.maps:
+        torch.testing.assert_close(attention_map.weights.sum(-1), torch.ones(attention_map.weights.shape[:2]))
+
+
+def test_a_graph_shows_the_weights_of_its_edges_alone() -> None:
+    """The weights of `gat` by its definition: softmax over a node and those that have an edge to it."""
+    model: Any = build_tiny("gat", {}, 0).eval()
+    features, edges = torch.randn(1, 4, model.embed.features), torch.tensor([[[0, 1], [2, 1], [3, 2]]])
+    batch = GraphBatch(features, edges, torch.zeros(1, 4, dtype=torch.long))
+    weights = view_row(model, batch, SimpleNamespace()).maps[0].weights  # type: ignore[arg-type]
+    has_edge = torch.eye(4, dtype=torch.bool)
+    has_edge[edges[0, :, 1], edges[0, :, 0]] = True
+    assert torch.equal(weights[0] > 0, has_edge)
 
 
 def test_models_without_attention_or_images_say_so() -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     'manyformer view runs/translate-multi30k "two men are sitting on a bench ." --out page.html',
     'manyformer view runs/one "a dog runs ." --compare runs/two --answer "ein hund rennt ."',
     "manyformer view runs/images-digits                    a held-out image, or those of a file",
+    "manyformer view runs/tag-relations                    a held-out sentence with its labels, or one of a file",
     'manyformer view runs/lm-stdlib "def add(a, b):" --serve      other texts, and heads switched off',
     'manyformer view runs/lm-stdlib "def add(" --datastore runs/lm-stdlib/datastores/train',
 )
@@ -29,7 +30,9 @@ def view(
     run: RunArgument,
     text: Annotated[
         str | None,
-        Argument(help="The input text, - for standard input; for a run on images, a file of them instead of its own."),
+        Argument(
+            help="The input text, - for standard input; for a run on other inputs, a file of them instead of its own."
+        ),
     ] = None,
     *,
     answer: AnswerOption = None,
@@ -49,10 +52,11 @@ def view(
     The page is one file for any browser, which needs no network. With --serve, the page takes other texts, and heads
     can be switched off.
     """
+    from manyformer.evaluate.held_out_batch import held_batch
     from manyformer.evaluate.held_out_images import held_images
     from manyformer.heads import read_head_labels
     from manyformer.viewer.live_view import ServedModel
-    from manyformer.viewer.model_view import image_task, view_image, view_text
+    from manyformer.viewer.model_view import image_task, shows_rows_of_data, view_image, view_row, view_text
 
     if serve and out is not None:
         raise UserError("--out writes a page and --serve writes none: give one of them")
@@ -70,6 +74,13 @@ def view(
             raise UserError("a model of images is shown without --serve and --answer: it reads no text")
         image = held_images(run, 1, data=text)[0]
         views = [view_image(model, image, name=name, labels=labels) for name, model, labels in models]
+        _write(views, "", out)
+        return
+    if all(shows_rows_of_data(model) for _, model, _ in models):
+        if serve or answer is not None:
+            raise UserError("a model that reads no plain text is shown without --serve and --answer")
+        batch, tokenizers = held_batch(run, data=text)
+        views = [view_row(model, batch, tokenizers, name=name, labels=labels) for name, model, labels in models]
         _write(views, "", out)
         return
     if text is None:

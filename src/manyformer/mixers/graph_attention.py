@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.core import Context, Layer, LayerOutput, State, TokenPositions
+from manyformer.core import Context, Layer, LayerOutput, State, TokenPositions, no_watch
 from manyformer.dropout import Dropout
 from manyformer.ops.edge_attention import edge_softmax, sum_over_edges
 from manyformer.token_structures import GraphEdges
@@ -96,10 +96,20 @@ class GraphAttention(Layer):
         edges = edges_of(ctx.positions)
         scores, values = self.scores(x.reshape(rows * length, self.heads, -1), edges)
         weights = edge_softmax(scores, edges)
-        ctx.watch(self, "edge_weights", weights)
+        watch_edge_weights(ctx, self, weights, edges)
         y = sum_over_edges(self.dropout(weights), self.dropout(values), edges)
         merged = y.flatten(1) if self.merge == "concat" else y.mean(1)
         return LayerOutput((merged + self.bias).view(rows, length, -1))
+
+
+def watch_edge_weights(ctx: Context, layer: nn.Module, weights: Float[Tensor, "edges h"], edges: GraphEdges) -> None:
+    """Report the weights of edges to `ctx.watch` as those of all pairs of nodes (b, h, l, l), 0 without an edge."""
+    if ctx.watch is no_watch:
+        return
+    rows, length = ctx.positions.position_ids.shape
+    pairs = weights.new_zeros(rows * length * length, weights.shape[1])
+    pairs.index_add_(0, edges.targets * length + edges.sources % length, weights)
+    ctx.watch(layer, "weights", pairs.view(rows, length, length, -1).permute(0, 3, 1, 2))
 
 
 def edges_of(positions: TokenPositions) -> GraphEdges:

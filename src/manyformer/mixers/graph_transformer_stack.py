@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from manyformer.core import Context, Layer, LayerOutput, State
 from manyformer.dropout import Dropout
-from manyformer.mixers.graph_attention import edges_of
+from manyformer.mixers.graph_attention import edges_of, watch_edge_weights
 from manyformer.ops.edge_attention import edge_softmax, sum_over_edges
 from manyformer.token_structures import GraphEdges
 
@@ -44,7 +44,7 @@ class GraphTransformerStack(Layer):
                 raise ValueError("this model reads features of edges, and the edges have none")
             stream = self.edge_embed(edges.features.to(x.dtype))
         for layer in self.layers:
-            nodes, stream = layer(nodes, stream, edges)
+            nodes, stream = layer(nodes, stream, edges, ctx)
         return LayerOutput(nodes.view_as(x))
 
 
@@ -63,13 +63,14 @@ class _EdgeTransformerLayer(nn.Module):
         self.edge_update = _StreamUpdate(dim, ff_dim, dropout) if updates_edges else None
 
     def forward(
-        self, nodes: Float[Tensor, "n d"], stream: Float[Tensor, "edges d"] | None, edges: GraphEdges
+        self, nodes: Float[Tensor, "n d"], stream: Float[Tensor, "edges d"] | None, edges: GraphEdges, ctx: Context
     ) -> tuple[Float[Tensor, "n d"], Float[Tensor, "edges d"] | None]:
         q, k, v = self.projection(nodes).view(len(nodes), 3, self.heads, -1).unbind(1)
         products = q.index_select(0, edges.targets) * k.index_select(0, edges.sources) * q.shape[-1] ** -0.5
         if self.edge_projection is not None:
             products = products * self.edge_projection(stream).view_as(products)
         weights = edge_softmax(products.sum(-1), edges)
+        watch_edge_weights(ctx, self, weights, edges)
         nodes = self.node_update(nodes, sum_over_edges(weights, v, edges).flatten(1))
         if self.edge_update is not None:
             stream = self.edge_update(stream, products.flatten(1))

@@ -8,13 +8,13 @@ import torch
 from jaxtyping import Int
 from torch import Generator, Tensor
 
-from manyformer.batches import IGNORE_INDEX, GraphBatch
-from manyformer.models import NodeClassifier
+from manyformer.batches import IGNORE_INDEX, Batch, GraphBatch, to_device
+from manyformer.models import GraphClassifier, NodeClassifier
 from manyformer.scores import ScoreKind, accuracy, f1
 from manyformer.tasks.drawn_graphs import batch_of_tokens
 from manyformer.tasks.label_scores import labels_of_batches
 from manyformer.tasks.stand_in_vectors import STAND_IN_IDS
-from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Task
+from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Task, TaskTokenizers, TextPass
 from manyformer.tasks.toy import FIRST_SYMBOL, PERIOD, SYMBOLS, Toy, ToyDraw
 
 GRAPH_REASONS: Mapping[str, str] = {
@@ -69,6 +69,21 @@ class GraphNodes(Task[NodeClassifier]):
         predicted, references = labels_of_batches(request, logits_and_targets)
         scores = [accuracy(predicted, references), f1(predicted, references)]
         return EvaluationResult(scores, f"{len(predicted):,} nodes")
+
+    def example_pass(self, model: NodeClassifier, batch: Batch, tokenizers: TaskTokenizers) -> TextPass:
+        """The nodes of the first row of graphs."""
+        return pass_over_nodes(model, batch)
+
+
+def pass_over_nodes(model: NodeClassifier | GraphClassifier, batch: Batch) -> TextPass:
+    """The pass of a model over the first row of a batch of graphs, with its nodes as numbers."""
+    assert isinstance(batch, GraphBatch)
+    moved: Any = to_device(batch, model.device)
+    row = [None if part is None else part[:1] for part in moved]
+    length = moved.features.shape[1]
+    count = length if moved.segments is None else int((moved.segments[0] >= 0).sum())
+    labels = tuple(f"node {number}" for number in range(count))
+    return TextPass(lambda watch: model(*row[:2], *row[3:], watch=watch), labels, length)
 
 
 GRAPH_NODES = GraphNodes()

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Generator, Tensor
 
-from manyformer.batches import IGNORE_INDEX, TaggingBatch, to_device
+from manyformer.batches import IGNORE_INDEX, Batch, TaggingBatch, to_device
 from manyformer.core import PADDING_SEGMENT
 from manyformer.dependency_trees import NO_NODE, ROOT, preorder_columns
 from manyformer.dropout import Dropout
@@ -16,7 +16,15 @@ from manyformer.models import ClassHead, EncoderModel, Tagger
 from manyformer.scores import ScoreKind, accuracy, f1
 from manyformer.tasks.encoder_task import EncoderHeadSettings, EncoderTask
 from manyformer.tasks.label_scores import label_names, labels_of_batches, ranked_labels
-from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Prediction, PredictionRequest
+from manyformer.tasks.task import (
+    EvaluationRequest,
+    EvaluationResult,
+    Inputs,
+    Prediction,
+    PredictionRequest,
+    TaskTokenizers,
+    TextPass,
+)
 from manyformer.tasks.toy import FIRST_SYMBOL, PERIOD, SYMBOLS, Toy, ToyDraw
 
 
@@ -73,6 +81,21 @@ class Tagging(EncoderTask[Tagger]):
             logits = request.model(moved.tokens, moved.segments, moved.trees).logits
             for row, is_word in zip(logits, moved.targets != IGNORE_INDEX):
                 yield tuple(ranked_labels(row[is_word], names, request.top))
+
+    def example_pass(self, model: Tagger, batch: Batch, tokenizers: TaskTokenizers) -> TextPass:
+        """The words of the first sentence, each followed by its label where it has one."""
+        assert isinstance(batch, TaggingBatch)
+        moved: Any = to_device(batch, model.device)
+        segments = torch.zeros_like(moved.tokens) if moved.segments is None else moved.segments
+        length = int((segments[0] == segments[0, 0]).sum())
+        tokens, trees = moved.tokens[:1, :length], None if moved.trees is None else moved.trees[:1, :length]
+        words: Any = tokenizers.source
+        names = label_names(tokenizers)
+        labels = [
+            f"{words.token(token)} {names[target]}" if target != IGNORE_INDEX else str(words.token(token))
+            for token, target in zip(tokens[0].tolist(), moved.targets[0, :length].tolist())
+        ]
+        return TextPass(lambda watch: model(tokens, None, trees, watch=watch), tuple(labels), length)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -323,6 +323,10 @@ class Task(ABC, Generic[M]):
         """The pass of the model over an image (h, w, c), for display. Raises UserError if the model reads no image."""
         raise UserError(f"{self.title} reads no image, so there is nothing to show for one")
 
+    def example_pass(self, model: M, batch: Batch, tokenizers: TaskTokenizers) -> TextPass:
+        """The pass of the model over the first row of a batch, for display. Raises UserError if it has none to show."""
+        raise UserError(f"{self.title} is shown for its own inputs, not for a row of its data")
+
     def next_commands(self, run: Path, data: object) -> tuple[str, ...]:
         """Commands that use the model trained in the folder `run` on `data`, a run's data section."""
         return () if self.command == "evaluate" else (f"manyformer {self.command} {run} {self.argument}".rstrip(),)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Generator, Tensor, nn
 
-from manyformer.batches import IGNORE_INDEX, TextUnits
+from manyformer.batches import IGNORE_INDEX, Batch, TextUnits, to_device
 from manyformer.core import State, WatchFn, no_watch
 from manyformer.episode_batches import TrajectoryBatch
 from manyformer.errors import UserError
@@ -20,7 +20,7 @@ from manyformer.scores import ScoreKind, ScoreRecord, mean_return
 from manyformer.tasks.achieved_returns import PlayedSection, achieved_returns
 from manyformer.tasks.likelihood import likelihood
 from manyformer.tasks.score_sums import ScoreSums
-from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Task
+from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Task, TaskTokenizers, TextPass
 from manyformer.tasks.toy import ROWS, Toy, ToyDraw
 
 STEP_IDS = 29
@@ -71,6 +71,17 @@ class TrajectoryImitation(Task[DecisionTransformer]):
             fractions = targets.float().masked_fill(targets == IGNORE_INDEX, math.nan) / model.embed.actions
             return TrajectoryBatch(*steps, fractions[..., None].expand_as(steps.actions), starts, segments)
         return TrajectoryBatch(*steps, targets, starts, segments)
+
+    def example_pass(self, model: DecisionTransformer, batch: Batch, tokenizers: TaskTokenizers) -> TextPass:
+        """The first window: a return, an observation and an action for each time step."""
+        assert isinstance(batch, TrajectoryBatch)
+        moved: Any = to_device(batch, model.device)
+        length = int((moved.segments[0] == moved.segments[0, 0]).sum())
+        steps = [part[:1, :length] for part in (moved.returns, moved.observations, moved.actions)]
+        timesteps = moved.timesteps[:1, :length]
+        kinds = ("return", "observation", "action")[-model.embed.tokens_per_step :]
+        labels = tuple(f"{kind} {time}" for time in timesteps[0].tolist() for kind in kinds)
+        return TextPass(lambda watch: model(*steps, timesteps=timesteps, watch=watch), labels, len(labels))
 
     def random_targets(self, model: DecisionTransformer, inputs: Inputs, generator: Generator) -> Int[Tensor, "b l"]:
         return inputs.tokens % model.embed.actions

@@ -8,14 +8,14 @@ import torch
 from jaxtyping import Int
 from torch import Generator, Tensor
 
-from manyformer.batches import GraphBatch
+from manyformer.batches import Batch, GraphBatch
 from manyformer.models import GraphClassifier
 from manyformer.scores import ScoreKind
 from manyformer.tasks.drawn_graphs import batch_of_tokens
-from manyformer.tasks.graph_nodes import GRAPH_REASONS
+from manyformer.tasks.graph_nodes import GRAPH_REASONS, pass_over_nodes
 from manyformer.tasks.label_scores import labels_of_batches, row_label_scores
 from manyformer.tasks.stand_in_vectors import STAND_IN_IDS
-from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Task
+from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Task, TaskTokenizers, TextPass
 from manyformer.tasks.toy import FIRST_SYMBOL, PERIOD, Toy, ToyDraw
 
 
@@ -59,6 +59,10 @@ class WholeGraphs(Task[GraphClassifier]):
         clockwise = torch.stack([columns, columns.roll(1)], -1)
         ring = torch.cat([clockwise, clockwise.flip(-1)]).expand(len(tokens), -1, -1)
         return Toy(batch_of_tokens(model, Inputs(tokens), labels)._replace(edges=ring), math.log(2))
+
+    def example_pass(self, model: GraphClassifier, batch: Batch, tokenizers: TaskTokenizers) -> TextPass:
+        """The nodes of the first graph."""
+        return pass_over_nodes(model, batch)
 
     def evaluate(self, request: EvaluationRequest[GraphClassifier]) -> EvaluationResult:
         """Accuracy and F1 over the labels of graphs."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from manyformer.batches import Batch
 from manyformer.core import WatchFn
 from manyformer.data.pixel_tokenizer import PixelTokenizer
 from manyformer.errors import UserError
@@ -18,6 +19,7 @@ from manyformer.models import Model, ModelOutput
 from manyformer.models.model import model_name
 from manyformer.recipes.registry import RECIPES, task_of
 from manyformer.tasks import Inputs, Task, TextPass
+from manyformer.tasks.task import TaskTokenizers
 from manyformer.training_hooks import eval_mode
 from manyformer.type_aliases import ImageArray
 from manyformer.view.attention_maps import AttentionMap, all_pass_maps, module_names
@@ -168,6 +170,20 @@ def view_image(model: Model, image: ImageArray, *, name: str = "", labels: HeadL
     with torch.no_grad(), eval_mode(model):
         view = view_passes(model, [image_pass.tokens], name=name)
     return replace(view, labels=labels or {}, image=ViewedImage(image, image_pass.corners, image_pass.size))
+
+
+def shows_rows_of_data(model: Model) -> bool:
+    """Whether the task of a model shows a row of its data, because its inputs are no plain texts."""
+    return type(task_of(model)).example_pass is not Task.example_pass
+
+
+def view_row(
+    model: Model, batch: Batch, tokenizers: TaskTokenizers, *, name: str = "", labels: HeadLabels | None = None
+) -> ModelView:
+    """What `model` computes for the first row of a batch. Raises UserError for a task that reads texts or images."""
+    with torch.no_grad(), eval_mode(model):
+        view = view_passes(model, [task_of(model).example_pass(model, batch, tokenizers)], name=name)
+    return replace(view, labels=labels or {})
 
 
 def view_passes(model: Model, passes: Sequence[TextPass], *, name: str = "") -> ModelView:
