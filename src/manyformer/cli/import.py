@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from typer import Argument
+from typer import Argument, Option
 
 from manyformer.cli.app import USE, command
 from manyformer.cli.console import print_json, print_note, print_result, print_table, status_line
@@ -15,12 +15,16 @@ from manyformer.cli.shared_options import JsonOption, NewFolderOption
     "manyformer import downloads/gpt2 --out models/gpt2",
     'manyformer generate models/gpt2 "The meaning of life is"',
     "manyformer check models/gpt2",
+    "manyformer import adapters --base downloads/gpt2 --out models/adapted",
     name="import",
 )
 def import_folder(
     folder: Annotated[str, Argument(help="A folder with config.json and safetensors that transformers wrote.")],
     *,
     out: NewFolderOption,
+    base: Annotated[
+        str | None, Option(help="For a folder of LoRA adapters that peft wrote: the folder of their model.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Convert a model of Hugging Face's transformers to the recipe that equals it.
@@ -34,7 +38,7 @@ def import_folder(
 
     check_new_folder(out)
     with status_line(f"reading {folder}"):
-        imported = import_model(folder)
+        imported = import_model(folder, base=base)
     save_imported(imported.model, out)
     report = imported.report
     if as_json:

@@ -15,12 +15,16 @@ from manyformer.interop.families import FAMILY_OF_TYPE
 from manyformer.interop.foreign_config import ForeignConfig
 from manyformer.interop.foreign_texts import TextSettings, read_text_settings
 from manyformer.interop.model_family import PAD_ID, ModelFamily
+from manyformer.interop.peft_adapters import ADAPTER_CONFIG, AdaptedWeights, is_adapter
 from manyformer.interop.tensor_rules import TensorRule
 from manyformer.interop.weight_files import WeightFiles
 from manyformer.interop.wrapped_models import wrapped_family
 from manyformer.models import Model
 from manyformer.models.model_files import replacement_folder
 from manyformer.recipes import build
+
+ForeignWeights = WeightFiles | AdaptedWeights
+"""The tensors of a foreign model, as they are or with adapters."""
 
 
 class ImportReport(NamedTuple):
@@ -65,15 +69,24 @@ def read_foreign_description(folder: Path) -> ForeignDescription:
     return description
 
 
-def _open_folder(folder: Path) -> tuple[ForeignDescription, WeightFiles]:
-    """The description of a model and its weights; the family is judged first, whatever the weights are."""
-    config = ForeignConfig.read(folder)
-    family, weights = family_of(config), WeightFiles(folder)
+def _open_folder(folder: Path, base: Path | None = None) -> tuple[ForeignDescription, ForeignWeights]:
+    """The description of a model and its weights; the family is judged first, whatever the weights are.
+
+    With `base` the folder has adapters, which are merged into the model in `base`."""
+    if base is None and is_adapter(folder):
+        raise UserError(f"{folder} holds adapters, no model: give the folder of the model as base (--base FOLDER)")
+    if base is not None and not is_adapter(folder):
+        raise UserError(
+            f"{folder} holds no adapters (an {ADAPTER_CONFIG} without a config.json), so base does not belong here"
+        )
+    config = ForeignConfig.read(folder if base is None else base)
+    family = family_of(config)
+    weights = WeightFiles(folder) if base is None else AdaptedWeights(base, folder)
     names = family.complete_names(weights.keys())
     return ForeignDescription(config, family, names, family.read_keywords(config, names.keys())), weights
 
 
-def import_model(folder: str | Path) -> ImportedModel:
+def import_model(folder: str | Path, *, base: str | Path | None = None) -> ImportedModel:
     """The model in a folder that `save_pretrained` of Hugging Face's `transformers` wrote, as the equal recipe.
 
     Its tokenizer, if there is one, keeps its token ids. Weights are read tensor by tensor, from one safetensors file or
@@ -82,9 +95,10 @@ def import_model(folder: str | Path) -> ImportedModel:
     the tensor or the setting.
 
     An encoder without a head, such as a `BertModel`, gets a new one with random weights, which the report names:
-    `init_from` takes the rest for a head of any task.
+    `init_from` takes the rest for a head of any task. A folder with LoRA adapters of `peft` is merged into the model
+    in the folder `base`, which they were trained on.
     """
-    description, weights = _open_folder(Path(folder))
+    description, weights = _open_folder(Path(folder), None if base is None else Path(base))
     config, family, names, keywords = description
     texts = description.read_texts()
     try:
@@ -128,7 +142,7 @@ def family_of(config: ForeignConfig) -> ModelFamily:
 
 
 def _left_over(
-    family: ModelFamily, names: Mapping[str, str], rules: list[TensorRule], weights: WeightFiles
+    family: ModelFamily, names: Mapping[str, str], rules: list[TensorRule], weights: ForeignWeights
 ) -> dict[str, str]:
     """The tensors that are not needed, with the reasons. Raises UserError for one of which nothing is known."""
     read = {name for rule in rules if rule.ours for name in rule.theirs}
@@ -150,7 +164,7 @@ def _parts_of_new_head(rules: list[TensorRule]) -> tuple[str, ...]:
 
 
 def _fill(
-    model: Model, rules: list[TensorRule], names: Mapping[str, str], weights: WeightFiles, new: Collection[str]
+    model: Model, rules: list[TensorRule], names: Mapping[str, str], weights: ForeignWeights, new: Collection[str]
 ) -> None:
     """Copy the tensors into the weights of the model, all but the `new` ones."""
     expected: dict[str, Tensor] = model.state_dict(keep_vars=True)
