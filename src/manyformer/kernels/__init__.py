@@ -1,6 +1,7 @@
 """Attention kernels: the algorithms that compute outputs from queries, keys and values."""
 
 from manyformer.kernels.dynamic_rotary import DynamicRotaryKernel
+from manyformer.kernels.forgetting_kernel import ForgettingKernel
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.kernels.linear_kernel import LinearKernel
 from manyformer.kernels.linformer_kernel import LinformerKernel
@@ -15,6 +16,7 @@ from manyformer.kernels.sum_kernel import SumKernel
 
 __all__ = [
     "DynamicRotaryKernel",
+    "ForgettingKernel",
     "Kernel",
     "KernelCall",
     "LSHKernel",

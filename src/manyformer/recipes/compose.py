@@ -11,7 +11,7 @@ from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward, GatedFeedForward, chunked
 from manyformer.gated_joins import make_join
-from manyformer.kernels import DynamicRotaryKernel
+from manyformer.kernels import DynamicRotaryKernel, ForgettingKernel
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import (
     AlibiPosition,
@@ -78,6 +78,8 @@ POSITIONS: dict[str, Callable[[AttentionSizes], Callable[[], Position]]] = {
     "fire": lambda s: lambda: FirePosition(s.heads),
     "cope": lambda s: lambda: ContextualPosition(s.head_dim),
     "shaw": lambda s: lambda: ShawPosition(s.head_dim, direction="past"),
+    # its gates are projected by the kernel
+    "fox": lambda s: NoPosition,
     # its angles depend on the query, so the kernel rotates the keys
     "rope-dynamic": lambda s: NoPosition,
 }
@@ -132,6 +134,8 @@ def compose(
     length. Gates begin with the bias 2 (Parisotto et al. 2020)."""
     if gate != "residual" and residual_streams == "reversible":
         raise UserError(f"gate '{gate}' needs residual_streams=plain: reversible streams are sums")
+    if position == "fox" and kernel != "softmax":
+        raise UserError(f"kernel {kernel} does not support position fox, whose gates change the scores of softmax")
     sizes = AttentionSizes(dim, heads, kv_heads or heads, max_length, length_scale)
     make_position = POSITIONS[position](sizes)
     first_position = make_position()
@@ -142,6 +146,8 @@ def compose(
         if position == "rope-dynamic":
             scaling = DynamicNTKRotaryScaling(length_scale, max_length)
             base_kernel = DynamicRotaryKernel(base_kernel, sizes.head_dim, scaling)
+        if position == "fox":
+            base_kernel = ForgettingKernel(dim, sizes.kv_heads)
         layer_position = make_position() if in_attention else None
         return Attention(dim, heads, base_kernel, kv_heads=kv_heads, position=layer_position)
 

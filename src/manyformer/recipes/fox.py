@@ -1,0 +1,50 @@
+"""The Forgetting Transformer: a decoder whose heads decay their attention by learned gates, without positions."""
+
+from functools import partial
+
+from torch import nn
+
+from manyformer.attention import Attention
+from manyformer.core import Layer
+from manyformer.feedforward import GatedFeedForward
+from manyformer.kernels.forgetting_kernel import ForgettingKernel
+from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import NormOrder, check_heads, init_std, stack
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+
+
+@recipe(
+    "Forgetting Transformer",
+    paper="Lin et al. 2025, Forgetting Transformer: Softmax Attention with a Forget Gate, arXiv:2503.02130",
+    summary="A forget gate for each token and head makes attention decay by content, which replaces positions.",
+    task=LANGUAGE_MODELLING,
+    cost="O(l^2 d + l d^2) per layer",
+)
+def fox(
+    vocab: int = 256,
+    dim: int = 512,
+    depth: int = 8,
+    heads: int = 8,
+    kv_heads: int | None = None,
+    ff_dim: int | None = None,
+    dropout: float = 0.0,
+    norm_order: NormOrder = "pre",
+) -> LanguageModel:
+    """FoX in the paper's first block, that of Llama: RMSNorm, SwiGLU, no biases, and gates instead of rotary positions.
+
+    Section 3. The "Pro" block, which adds a norm of queries and keys, an output gate and a shift of keys and values, is
+    not built. `ff_dim` is 8/3 dim unless given."""
+    check_heads(dim, heads)
+
+    def layer(number: int) -> dict[str, Layer]:
+        kernel = ForgettingKernel(dim, kv_heads or heads)
+        return {
+            "attention": Attention(dim, heads, kernel, kv_heads=kv_heads, bias=False),
+            "ff": GatedFeedForward(dim, ff_dim),
+        }
+
+    std = init_std(dim)
+    embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
+    body = stack(depth, layer, order=norm_order, norm=partial(nn.RMSNorm, dim), dropout=dropout, std=std)
+    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=None))
