@@ -21,6 +21,7 @@ from manyformer.kernels.features import (
 )
 from manyformer.kernels.length_projection import LearnedLengthProjection
 from manyformer.kernels.memory_rules import DeltaRule, GatedRule
+from manyformer.kernels.moba_kernel import MoBAKernel
 from manyformer.kernels.pair_scores import (
     AdditiveScore,
     BilinearScore,
@@ -182,6 +183,7 @@ KERNELS: dict[str, KernelMaker] = {
     "strided": lambda s: SoftmaxKernel(union(strided_pattern(s.block))),
     "fixed": lambda s: SoftmaxKernel(union(fixed_pattern(s.block, max(1, s.block // 4)))),
     "random-blocks": lambda s: SoftmaxKernel(causal_pattern(s.block, 2, -(-s.max_length // s.block), 0)),
+    "moba": lambda s: MoBAKernel(s.block, 3),
     "delta": lambda s: LinearKernel(DPFPFeatures(), Causal(), rule=DeltaRule()),
     "rfa-gate": lambda s: LinearKernel(_fourier_features(s), Causal(), rule=GatedRule(), floor=RFA_FLOOR),
     "lsh": lambda s: LSHKernel(num_buckets=BUCKETS, chunk_length=s.block, num_hashes=4),
@@ -225,7 +227,7 @@ ATTENTION_LAYERS: dict[str, MaskedLayer] = {
 _PAST_ONLY = "its pattern is one of earlier tokens, for decoders"
 _TOKEN_BY_TOKEN = "its memory is updated token by token, in the order of generation"
 _ONE_SEQUENCE = "its pattern compares positions within one sequence, and source and target have different ones"
-_PAST_PATTERNS, _RECURRENT = ("strided", "fixed", "random-blocks"), ("delta", "rfa-gate")
+_PAST_PATTERNS, _RECURRENT = ("strided", "fixed", "random-blocks", "moba"), ("delta", "rfa-gate")
 
 
 class AttentionRole(NamedTuple):
