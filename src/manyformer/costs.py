@@ -43,6 +43,10 @@ class CostModel:
     """At most this many queries of adaptive spans use the reference computation: a block of the band is larger."""
     max_rotated_queries: int = budget(16, "queries", "2026-11-21")
     """Queries per kernel call for each of which all keys are rotated separately."""
+    forget_gate_block: int = budget(128, "queries", "2026-11-23")
+    """Queries of one fused call with forget gates, whose sums are counted from its first token to stay exact."""
+    max_block_choice_queries: int = budget(64, "queries", "2026-11-23")
+    """Queries of one chosen block of keys that are computed together; the last ones of a block are padded."""
     min_buffer_columns: int = measured(16, "tokens", "2026-11-21")
     """The smallest number of free columns in a new buffer."""
 

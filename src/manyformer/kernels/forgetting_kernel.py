@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, TokenPositions, no_watch
+from manyformer.costs import COSTS
 from manyformer.head_projection import HeadProjection
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.masks import Causal
@@ -16,7 +17,7 @@ from manyformer.ops import softmax_attention as ops
 
 ForgettingPath = Literal["naive", "fused"]
 
-BLOCK = 128
+BLOCK = COSTS.forget_gate_block
 """Queries of one fused call: the sums of its gates are counted from its first token, so that float32 stays exact."""
 
 LOW_PRECISION_PARTS = 3

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-MAX_CHUNK = 64
+from manyformer.costs import COSTS
+
+MAX_CHUNK = COSTS.max_block_choice_queries
 """Queries of one block that are computed together; the last chunk of a block is padded."""
 
 

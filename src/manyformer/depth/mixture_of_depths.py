@@ -1,0 +1,116 @@
+"""Mixture-of-Depths: only the tokens of a document that a router prefers pass through a block of layers."""
+
+from typing import Literal, NamedTuple, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from manyformer.core import PADDING_SEGMENT, Context, Layer, LayerOutput, State, TokenPositions
+from manyformer.recompute import choose_once
+
+DepthRouting = Literal["top-k", "predictor"]
+"""Who chooses tokens after training: the router among all of a document, or a predictor that sees one token."""
+
+PREDICTION_WEIGHT = 0.01
+"""Weight of the predictor's loss, which reaches no other weights."""
+
+
+class ChosenTokens(NamedTuple):
+    """The chosen tokens of each row, in order and packed to the left: their columns, and which entries are tokens."""
+
+    columns: Int[Tensor, "b n"]
+    valid: Bool[Tensor, "b n"]
+
+
+@final
+class MixtureOfDepths(Layer):
+    """A block of layers for the tokens whose scores r = w x are the largest of their document (Raposo et al. 2024).
+
+    arXiv:2404.02258, section 3: of n tokens, ceil(`share` n) become x + r (block(x) - x), where the block's attention
+    sees chosen tokens alone; the others stay x. The choice depends on later tokens, so a text cannot be generated with
+    it: section 3.5 trains a small predictor of each token's being chosen, on its detached stream, and with `routing`
+    "predictor" this decides outside training. With "top-k" nothing can be decoded from a state. The state of the block
+    holds the chosen tokens. Raises ValueError for a share that is not above 0 and at most 1.
+    """
+
+    def __init__(self, block: Layer, dim: int, *, share: float = 0.125, routing: DepthRouting = "predictor") -> None:
+        super().__init__()
+        if not 0 < share <= 1:
+            raise ValueError(f"MixtureOfDepths: share ({share}) must be above 0 and at most 1")
+        self.block, self.share, self.routing = block, share, routing
+        self.router = nn.Linear(dim, 1, bias=False)
+        self.predictor = nn.Sequential(nn.Linear(dim, dim // 2), nn.GELU(), nn.Linear(dim // 2, 1))
+
+    def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
+        if self.routing == "top-k":
+            raise ValueError("MixtureOfDepths: routing 'top-k' needs all tokens of a document at once; use 'predictor'")
+        return self.block.init_state(batch, capacity=capacity, device=device, dtype=dtype)
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
+        scores, prediction = self.router(x)[..., 0], self.predictor(x.detach())[..., 0]
+        uses_top = self.training or self.routing == "top-k"
+        if uses_top and state is not None:
+            raise ValueError("MixtureOfDepths: the choice of training needs all tokens at once, without a state")
+        valid = (ctx.positions.segment_ids != PADDING_SEGMENT).expand(scores.shape)
+        loss: Tensor | float = 0.0
+        chosen = choose_once(lambda: valid & (prediction > 0))
+        if state is None:
+            best = choose_once(lambda: top_of_documents(scores.detach(), ctx.positions, self.share))
+            losses = F.binary_cross_entropy_with_logits(prediction, best.to(prediction.dtype), reduction="none")
+            loss = PREDICTION_WEIGHT * (losses * valid).sum() / valid.sum().clamp(min=1)
+            chosen = best if uses_top else chosen
+        ctx.watch(self, "chosen", chosen)
+        tokens = pack_chosen(chosen)
+        if not tokens.columns.shape[1]:
+            # the router still takes part in the sum, with a gradient of zero
+            return LayerOutput(x + 0.0 * scores[..., None], state, loss)
+        selected = _gather(x, tokens)
+        positions = packed_positions(ctx.positions, tokens)
+        y, next_state, block_loss = self.block(selected, Context(positions, ctx.memory, ctx.watch), state)
+        weights = (scores.gather(1, tokens.columns) * tokens.valid)[..., None]
+        index = tokens.columns[..., None].expand(selected.shape)
+        return LayerOutput(x.scatter_add(1, index, weights * (y - selected)), next_state, loss + block_loss)
+
+    def extra_repr(self) -> str:
+        return f"share={self.share:g}, routing={self.routing}"
+
+
+def top_of_documents(scores: Float[Tensor, "b l"], positions: TokenPositions, share: float) -> Bool[Tensor, "b l"]:
+    """Whether each token is among the ceil(`share` n) of the largest scores of its document of n tokens.
+
+    Of equal scores the earlier one comes first; padding is never chosen."""
+    segments = positions.segment_ids.expand(scores.shape)
+    by_score = scores.argsort(dim=1, descending=True, stable=True)
+    order = by_score.gather(1, segments.gather(1, by_score).argsort(dim=1, stable=True))
+    sorted_segments = segments.gather(1, order)
+    column = torch.arange(scores.shape[1], device=scores.device).expand(scores.shape)
+    is_first = F.pad(sorted_segments[:, 1:] != sorted_segments[:, :-1], (1, 0), value=True)
+    first = torch.where(is_first, column, 0).cummax(1).values
+    # the next document's first column, or the end of the row
+    is_last = F.pad(is_first[:, 1:], (0, 1), value=True)
+    end = torch.where(is_last, column + 1, scores.shape[1]).flip(1).cummin(1).values.flip(1)
+    counts = ((end - first).double() * share - 1e-9).ceil()
+    chosen = (column - first < counts) & (sorted_segments != PADDING_SEGMENT)
+    return torch.zeros_like(chosen).scatter(1, order, chosen)
+
+
+def pack_chosen(chosen: Bool[Tensor, "b l"]) -> ChosenTokens:
+    """The chosen tokens of each row, as many columns as the row with the most of them has."""
+    width = int(chosen.sum(1).max())
+    columns = (~chosen).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]
+    return ChosenTokens(columns, chosen.gather(1, columns))
+
+
+def packed_positions(positions: TokenPositions, tokens: ChosenTokens) -> TokenPositions:
+    """The positions of chosen tokens, which are their positions among all tokens; the other entries are padding."""
+    position_ids, segment_ids = (
+        ids.expand(len(tokens.columns), -1).gather(1, tokens.columns)
+        for ids in (positions.position_ids, positions.segment_ids)
+    )
+    return TokenPositions(position_ids, torch.where(tokens.valid, segment_ids, PADDING_SEGMENT))
+
+
+def _gather(x: Float[Tensor, "b l d"], tokens: ChosenTokens) -> Float[Tensor, "b n d"]:
+    return x.gather(1, tokens.columns[..., None].expand(*tokens.columns.shape, x.shape[-1]))

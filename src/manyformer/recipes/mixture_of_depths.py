@@ -1,0 +1,67 @@
+"""Mixture-of-Depths: a language model in which half of the layers see an eighth of the tokens."""
+
+from functools import partial
+from typing import Annotated
+
+from annotated_types import Gt, Le
+from torch import nn
+
+from manyformer.attention import Attention
+from manyformer.core import Chain, Layer
+from manyformer.depth.mixture_of_depths import DepthRouting, MixtureOfDepths
+from manyformer.feedforward import FeedForward
+from manyformer.kernels import SoftmaxKernel
+from manyformer.masks import Causal
+from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.position import RotaryPosition
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import NormOrder, branch, check_heads, init_std, stack
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+
+
+@recipe(
+    "Mixture-of-Depths",
+    paper="Raposo et al. 2024, Mixture-of-Depths: Dynamically Allocating Compute in Transformer-Based Language Models, "
+    "arXiv:2404.02258",
+    summary="Every second layer computes only the tokens that a router prefers; the others pass by.",
+    task=LANGUAGE_MODELLING,
+    cost="O((1 + share^2) l^2 d + (1 + share) l d^2) per two layers",
+    reasons={"causal-training": "in training a layer takes the best tokens of a whole document, so later ones compete"},
+    tiny_keywords={"share": 0.5},
+)
+def mixture_of_depths(
+    vocab: int = 256,
+    dim: int = 512,
+    depth: int = 8,
+    heads: int = 8,
+    ff_dim: int | None = None,
+    share: Annotated[
+        float, Gt(0), Le(1), "share of the tokens of a document that pass through every second layer"
+    ] = 0.125,
+    routing: Annotated[
+        DepthRouting,
+        "outside training the router's best tokens of a document (top-k, not causal), or those of a causal predictor",
+    ] = "predictor",
+    dropout: float = 0.0,
+    norm_order: NormOrder = "pre",
+) -> LanguageModel:
+    """`transformer-lm` with rotary positions, whose second, fourth, ... layer has an eighth of the tokens. Section 3.
+
+    What training sees, `manyformer check mixture-of-depths routing=top-k` shows: the choice of a token depends on later
+    ones. The predictor that replaces it for generation learns the choice from single tokens (section 3.5)."""
+    check_heads(dim, heads)
+    position, norm = RotaryPosition(dim // heads), partial(nn.LayerNorm, dim)
+
+    def layer(number: int) -> dict[str, Layer]:
+        kernel = SoftmaxKernel(Causal())
+        return {"attention": Attention(dim, heads, kernel, position=position), "ff": FeedForward(dim, ff_dim)}
+
+    def routed_layer(number: int) -> Layer:
+        parts = layer(number).items()
+        block = Chain(**{name: branch(part, order=norm_order, norm=norm, dropout=dropout) for name, part in parts})
+        return MixtureOfDepths(block, dim, share=share, routing=routing)
+
+    std = init_std(dim)
+    embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
+    body = stack(depth, [layer, routed_layer], order=norm_order, norm=norm, dropout=dropout, std=std)
+    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
