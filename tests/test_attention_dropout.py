@@ -19,7 +19,7 @@ from manyformer.recipes import RECIPES, get_recipe
 REFUSED = {"fnet", "gat", "graph-transformer", "graph-transformer-classifier", "synthesizer"} | {
     *("adaptive-span", "linear-transformer", "linformer", "performer", "performer-encoder", "relu-vit", "rfa"),
     *("reformer", "reformer-encoder", "reformer-strict", "routing-transformer", "routing-transformer-strict"),
-    *("sinkhorn-encoder", "sinkhorn-transformer"),
+    *("sinkhorn-encoder", "sinkhorn-transformer", "fox", "moba", "nystromformer"),
 }
 """Recipes with heads whose attention has no softmax weights of all visible pairs."""
 

@@ -26,7 +26,15 @@ from manyformer.tasks import EncodedText
 CHARACTERS = train_tokenizer("char", ["abcdefgh ijkl"])
 TEXT_DATA = {"text", "pairs", "labels", "trees"}
 """The kinds of data that have plain text to analyse."""
-NO_PAIR_WEIGHTS = {"fnet", "linformer", "sinkhorn-encoder", "sinkhorn-transformer", "etc", "bigbird-etc"}
+NO_PAIR_WEIGHTS = {
+    "fnet",
+    "linformer",
+    "nystromformer",
+    "sinkhorn-encoder",
+    "sinkhorn-transformer",
+    "etc",
+    "bigbird-etc",
+}
 """Recipes without weights for pairs of tokens of the text."""
 NEEDS_TREES = {"structural"}
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from manyformer.core import PADDING_SEGMENT, Context, Layer, LayerOutput, State, TokenPositions
+from manyformer.core import PADDING_SEGMENT, Context, Layer, LayerOutput, State, TokenPositions, WatchFn, no_watch
 from manyformer.recompute import choose_once
 
 DepthRouting = Literal["top-k", "predictor"]
@@ -68,7 +68,8 @@ class MixtureOfDepths(Layer):
             return LayerOutput(x + 0.0 * scores[..., None], state, loss)
         selected = _gather(x, tokens)
         positions = packed_positions(ctx.positions, tokens)
-        y, next_state, block_loss = self.block(selected, Context(positions, ctx.memory, ctx.watch), state)
+        watch = ctx.watch if ctx.watch is no_watch or state is not None else _watch_all_tokens(ctx.watch, tokens, x)
+        y, next_state, block_loss = self.block(selected, Context(positions, ctx.memory, watch), state)
         weights = (scores.gather(1, tokens.columns) * tokens.valid)[..., None]
         index = tokens.columns[..., None].expand(selected.shape)
         return LayerOutput(x.scatter_add(1, index, weights * (y - selected)), next_state, loss + block_loss)
@@ -110,6 +111,19 @@ def packed_positions(positions: TokenPositions, tokens: ChosenTokens) -> TokenPo
         for ids in (positions.position_ids, positions.segment_ids)
     )
     return TokenPositions(position_ids, torch.where(tokens.valid, segment_ids, PADDING_SEGMENT))
+
+
+def _watch_all_tokens(watch: WatchFn, tokens: ChosenTokens, x: Float[Tensor, "b l d"]) -> WatchFn:
+    """`watch` with weights of pairs of chosen tokens as those of all pairs, zero where a token is not chosen."""
+    length, width = x.shape[1], tokens.columns.shape[1]
+    selection = F.one_hot(tokens.columns, length) * tokens.valid[..., None]
+
+    def watch_all(module: nn.Module, name: str, value: Tensor) -> None:
+        if name == "weights" and value.shape[-2:] == (width, width):
+            value = selection.to(value.dtype).mT[:, None] @ value @ selection.to(value.dtype)[:, None]
+        watch(module, name, value)
+
+    return watch_all
 
 
 def _gather(x: Float[Tensor, "b l d"], tokens: ChosenTokens) -> Float[Tensor, "b n d"]:

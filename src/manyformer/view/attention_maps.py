@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from manyformer.errors import UserError, suggest_names
 from manyformer.head_gates import part_name
 from manyformer.kernels.linformer_kernel import LinformerKernel
+from manyformer.kernels.nystrom_kernel import NystromKernel
 from manyformer.models import Model
 from manyformer.models.model import model_name
 from manyformer.tasks import TextPass
@@ -188,7 +189,7 @@ def _weights_map(text_pass: TextPass, module: nn.Module, weights: Float[Tensor, 
     """The map of attention weights, without a name."""
     labels, source_labels = text_pass.labels, text_pass.source_labels
     queries, keys = weights.shape[-2:]
-    if isinstance(module, LinformerKernel):
+    if isinstance(module, LinformerKernel | NystromKernel):
         slots = tuple(f"slot {number}" for number in range(keys))
         return AttentionMap("", labels, slots, weights[:, : len(labels)], is_cross_attention=False, keys="slots")
     if source_labels and keys == text_pass.source_length:

@@ -1,0 +1,48 @@
+"""Nystroemformer: an encoder whose attention matrix is rebuilt from the means of neighbouring tokens."""
+
+from typing import Annotated
+
+from manyformer.kernels.nystrom_kernel import NystromKernel
+from manyformer.models import MaskedLM
+from manyformer.recipes.baselines import attention_layers, learned_embedding, masked_lm
+from manyformer.recipes.keywords import PositiveSize
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import NormOrder
+from manyformer.tasks.masked_language_modelling import MASKED_LM
+
+
+@recipe(
+    "Nystroemformer",
+    paper="Xiong et al. 2021, Nystroemformer: A Nystroem-Based Algorithm for Approximating Self-Attention, "
+    "arXiv:2102.03902",
+    summary="Means of neighbouring tokens are landmarks, from which the whole attention matrix is rebuilt.",
+    task=MASKED_LM,
+    cost="O(l landmarks d + landmarks^3 + l d^2) per layer",
+    reasons={"causal": "landmarks are means of all tokens, so later ones cannot be masked"},
+    tiny_keywords={"landmarks": 6, "inverse_steps": 8, "convolution": 3},
+)
+def nystromformer(
+    vocab: int = 30522,
+    dim: int = 768,
+    depth: int = 12,
+    heads: int = 12,
+    ff_dim: int | None = None,
+    max_length: int = 512,
+    landmarks: Annotated[PositiveSize, "number of landmarks, the means of as many runs of tokens"] = 64,
+    inverse_steps: Annotated[PositiveSize, "steps of the iteration that inverts the landmarks' matrix"] = 6,
+    convolution: Annotated[
+        PositiveSize | None, "odd number of neighbouring values added with learned weights; null means none"
+    ] = 33,
+    dropout: float = 0.1,
+    norm_order: NormOrder = "post",
+) -> MaskedLM:
+    """`bert` with Nystroem attention; a document of at most `landmarks` tokens has plain softmax. Sections 3 and 5.
+
+    Each document has its own landmarks, of its tokens alone, so that padding and packing change nothing."""
+
+    def kernel(number: int) -> NystromKernel:
+        return NystromKernel(heads, landmarks, iterations=inverse_steps, convolution=convolution)
+
+    embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
+    layer = attention_layers(dim, heads, ff_dim, kernel)
+    return masked_lm(embed, depth, layer, dropout=dropout, norm_order=norm_order)
