@@ -11,7 +11,8 @@ from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward, GatedFeedForward, chunked
 from manyformer.gated_joins import make_join
-from manyformer.kernels import DynamicRotaryKernel, ForgettingKernel
+from manyformer.kernels import DynamicRotaryKernel, ForgettingKernel, Kernel
+from manyformer.kernels.path_kernel import PaTHKernel
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import (
     AlibiPosition,
@@ -78,14 +79,21 @@ POSITIONS: dict[str, Callable[[AttentionSizes], Callable[[], Position]]] = {
     "fire": lambda s: lambda: FirePosition(s.heads),
     "cope": lambda s: lambda: ContextualPosition(s.head_dim),
     "shaw": lambda s: lambda: ShawPosition(s.head_dim, direction="past"),
-    # its gates are projected by the kernel
+    # their gates and reflections are projected by the kernel
     "fox": lambda s: NoPosition,
+    "path": lambda s: NoPosition,
     # its angles depend on the query, so the kernel rotates the keys
     "rope-dynamic": lambda s: NoPosition,
 }
 """From sizes to a function that makes the position of the embedding, or of each layer's attention in turn.
 
 A plug-in may add names, here and to `KERNELS`."""
+
+SOFTMAX_KERNELS: dict[str, Callable[[AttentionSizes], Kernel]] = {
+    "fox": lambda s: ForgettingKernel(s.dim, s.kv_heads),
+    "path": lambda s: PaTHKernel(s.dim, s.kv_heads, s.head_dim),
+}
+"""The kernels of positions that are a form of softmax attention."""
 
 FEEDFORWARDS: dict[FeedForwardName, Callable[[int, int | None], Layer]] = {
     "relu": FeedForward,
@@ -134,8 +142,8 @@ def compose(
     length. Gates begin with the bias 2 (Parisotto et al. 2020)."""
     if gate != "residual" and residual_streams == "reversible":
         raise UserError(f"gate '{gate}' needs residual_streams=plain: reversible streams are sums")
-    if position == "fox" and kernel != "softmax":
-        raise UserError(f"kernel {kernel} does not support position fox, whose gates change the scores of softmax")
+    if position in SOFTMAX_KERNELS and kernel != "softmax":
+        raise UserError(f"kernel {kernel} does not support position {position}, which changes the scores of softmax")
     sizes = AttentionSizes(dim, heads, kv_heads or heads, max_length, length_scale)
     make_position = POSITIONS[position](sizes)
     first_position = make_position()
@@ -146,8 +154,8 @@ def compose(
         if position == "rope-dynamic":
             scaling = DynamicNTKRotaryScaling(length_scale, max_length)
             base_kernel = DynamicRotaryKernel(base_kernel, sizes.head_dim, scaling)
-        if position == "fox":
-            base_kernel = ForgettingKernel(dim, sizes.kv_heads)
+        if position in SOFTMAX_KERNELS:
+            base_kernel = SOFTMAX_KERNELS[position](sizes)
         layer_position = make_position() if in_attention else None
         return Attention(dim, heads, base_kernel, kv_heads=kv_heads, position=layer_position)
 

@@ -13,8 +13,8 @@ APART = {"compile", "learns", "saving", "spec", "bfloat16", "float16"}
 
 ADDED = {"sinusoid", "learned", "none"}
 TURNED = {"rope", "rope-linear", "rope-llama3", "rope-ntk", "rope-yarn"}
-PAIRWISE = {"xl", "da", "alibi", "t5", "shaw", "kerple", "kerple-power", "fire", "cope", "fox"}
-USUAL = {"learned", "rope", "rope-dynamic", "xl", "alibi", "shaw", "kerple", "fire", "cope", "fox"}
+PAIRWISE = {"xl", "da", "alibi", "t5", "shaw", "kerple", "kerple-power", "fire", "cope", "fox", "path"}
+USUAL = {"learned", "rope", "rope-dynamic", "xl", "alibi", "shaw", "kerple", "fire", "cope", "fox", "path"}
 OF_PAIRS = {"softmax", "window", "strided", "fixed", "random-blocks", *PAIR_SCORES}
 
 POSITIONS, KERNELS = tuple(compose.POSITIONS), tuple(compose.KERNELS)
@@ -24,7 +24,7 @@ def allowed(position: str, kernel: str) -> bool:
     """What the mechanisms allow: without pairs there is no score, and a summary keeps no keys that could turn again."""
     if position == "da" and kernel in ("gaussian", "laplace"):
         return False  # it multiplies the positive part of scores, and these are never positive
-    if position in ("cope", "fox"):
+    if position in ("cope", "fox", "path"):
         return kernel == "softmax"  # they count every earlier token
     return position in ADDED | TURNED or kernel in OF_PAIRS
 
