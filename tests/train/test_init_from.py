@@ -1,6 +1,7 @@
 """A run that begins with the weights of another: the next stage of a training with longer windows (Longformer)."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from fakes import FakeSource, FakeSpan, a_run
 from runs import Heard, go, learned
 
 import manyformer as mf
+from manyformer.check.tiny_models import build_tiny
 from manyformer.config import LabelsData, RunConfig, TreesData
 from manyformer.data.characters import CharTokenizer
 from manyformer.errors import UserError
@@ -143,6 +145,21 @@ def test_a_masked_model_begins_a_classifier_and_a_tagger(tmp_path: Path) -> None
         result = go(run, heard, opened=opened(source(task)))
         assert report in heard.notes
         assert result.load().spec.keywords["head"] == task
+
+
+@pytest.mark.parametrize(
+    "recipe", ["vit", "transformer-classifier", "audio-transformer-classifier", "multimodal-transformer"]
+)
+def test_a_classifier_begins_one_with_other_labels(recipe: str, tmp_path: Path) -> None:
+    saved, model = (build_tiny(recipe, {"classes": classes}, seed) for seed, classes in enumerate((4, 7)))
+    saved.save(tmp_path / "model")
+    new_head = {name: value.clone() for name, value in model.state_dict().items() if name.startswith("head.")}
+    data: Any = SimpleNamespace(save=lambda folder: None)
+    report = load_initial_weights(model, str(tmp_path / "model"), data)
+    assert "the head for 7 labels is new, that for 4 is left" in report
+    assert new_head
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, new_head[name] if name in new_head else saved.state_dict()[name]), name
 
 
 def test_fewer_positions_are_the_first_ones(tmp_path: Path) -> None:

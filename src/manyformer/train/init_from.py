@@ -19,6 +19,7 @@ from manyformer.recipes.encoder_heads import CLASSES, HEAD, head_named_in
 from manyformer.recipes.keywords import REMOVED_HEADS
 from manyformer.recipes.registry import task_of
 from manyformer.surgery.attention_transfer import describe_transfer, transfer_attention
+from manyformer.surgery.lora import is_head
 from manyformer.surgery.mechanism_changes import build_saved_structure, describe_changes
 from manyformer.surgery.model_pair import ModelPair
 from manyformer.surgery.recipe_conversions import CONVERSIONS
@@ -36,9 +37,9 @@ def load_initial_weights(model: Model, path: str, data: OpenedData) -> str:
     Settings that decide no weights may differ: windows, dropout, the data, and added modules. A position table may have
     fewer rows, or more: the loaded rows are then repeated until it is filled (Beltagy et al. 2020, section 5). Another
     recipe may have the weights of a conversion (`mf.convert`), and more layers or fewer heads those of its rules. An
-    encoder with the head of another task keeps its new head, a kernel of another kind its own new tensors. Returns what
-    was loaded, what is new, and which modules compute another thing than the trained ones, as a sentence. Raises
-    UserError for weights that do not fit.
+    encoder with the head of another task, and a classifier with another number of labels, keep their new heads, a
+    kernel of another kind its own new tensors. Returns what was loaded, what is new, and which modules compute another
+    thing than the trained ones, as a sentence. Raises UserError for weights that do not fit.
     """
     folder = model_folder(path)
     # first, for its sentence about folders of another library
@@ -53,6 +54,9 @@ def load_initial_weights(model: Model, path: str, data: OpenedData) -> str:
         sentences[0] += (
             f": embedding and layers are copied, the head for {head.title} is new, that for {saved_head.title} is left"
         )
+    elif (counts := _other_class_counts(folder, model)) is not None:
+        tensors, new_part = _with_new_head(model, tensors), "head"
+        sentences[0] += f": the head for {counts[1]} labels is new, that for {counts[0]} is left"
     saved = build_saved_structure(folder)
     if saved is not None:
         sentences += describe_changes(saved, model, new_part)
@@ -116,11 +120,19 @@ def _saved_head(folder: Path) -> EncoderTask | None:
     return head_named_in({HEAD: parameters[HEAD].default, **spec.keywords}) if HEAD in parameters else None
 
 
+def _other_class_counts(folder: Path, model: Model) -> tuple[int, int] | None:
+    """The numbers of labels of the saved model and of `model`, of the same recipe; None if they are equal."""
+    saved, spec = read_spec(folder), model.spec
+    old, new = (keywords.get(CLASSES) for keywords in (saved.keywords, spec.keywords))
+    if saved.recipe != spec.recipe or old is None or new is None or old == new:
+        return None
+    return old, new
+
+
 def _with_new_head(model: Model, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of the saved embedding and layers, and those of everything else from `model`."""
-    shared = ("embed.", "body.")
-    trunk = {name: value for name, value in tensors.items() if name.startswith(shared)}
-    return trunk | {name: value for name, value in model.state_dict().items() if not name.startswith(shared)}
+    """The tensors of the saved model but for its head, which is that of `model`."""
+    trunk = {name: value for name, value in tensors.items() if not is_head(name.partition(".")[0])}
+    return trunk | {name: value for name, value in model.state_dict().items() if is_head(name.partition(".")[0])}
 
 
 def _read_without_heads(folder: Path, model: Model) -> dict[str, Tensor]:
