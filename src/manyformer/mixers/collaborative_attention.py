@@ -74,14 +74,16 @@ class CollaborativeAttention(MultiHeadLayer):
         return AttentionState(source_state, self.kernel.init_state(batch, device=device, dtype=dtype))
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        source_state, kernel_state = (None, None) if state is None else state
-        keys = self.source(x, ctx, self._project, source_state)
+        attention_state = AttentionState(None, None) if state is None else state
+        keys = self.source(x, ctx, self._project, attention_state.source)
         v = split_heads(keys.v[:, 0], self.heads)
         k = keys.k.expand(-1, self.heads, -1, -1)
         q = self._queries(x)
-        y = self.kernel(KernelCall(q, k, v, ctx.positions, keys.positions, self.position, kernel_state, ctx.watch)).y
+        y = self.kernel(
+            KernelCall(q, k, v, ctx.positions, keys.positions, self.position, attention_state.kernel, ctx.watch)
+        ).y
         y = self.out_proj(self.merge_heads(y))
-        return LayerOutput(y, None if state is None else AttentionState(keys.state, kernel_state), keys.loss)
+        return LayerOutput(y, None if state is None else AttentionState(keys.state, attention_state.kernel), keys.loss)
 
     def select_projections(self, selection: HeadSelection) -> None:
         select_outputs(self.key_bias, selection.heads)
