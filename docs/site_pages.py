@@ -31,7 +31,11 @@ def write(folder: Path) -> None:
     """Write all pages into `folder`, and remove those of an earlier build."""
     docs = folder.parent
     pages = {"commands.md": commands_page(), "shipped.md": shipped_page(), "map.svg": import_map.draw(), **api_pages()}
-    pages |= {"further-recipes.md": further_recipes_page(docs), "more.md": further_pages(docs)}
+    pages |= {
+        "further-recipes.md": further_recipes_page(docs),
+        "more.md": further_pages(docs),
+        "gallery.md": recipe_cards.gallery_page(),
+    }
     for stale in {path for path in folder.glob("**/*") if path.is_file()} - {folder / name for name in pages}:
         stale.unlink()
     for name, text in pages.items():

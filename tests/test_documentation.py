@@ -28,7 +28,10 @@ from manyformer.train.run_folder import as_training_run
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-BUILT = {DOCS / "generated" / name for name in ("commands.md", "shipped.md", "api/index.md", "further-recipes.md")}
+BUILT = {
+    DOCS / "generated" / name
+    for name in ("commands.md", "shipped.md", "api/index.md", "further-recipes.md", "gallery.md")
+}
 """The pages that docs/conf.py writes before it builds the site."""
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
