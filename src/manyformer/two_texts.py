@@ -1,4 +1,6 @@
-"""Two texts in one row: start token, first text, end token, second text, end token (Devlin et al. 2019, section 3)."""
+"""Two texts in one row: start token, first text, end token, second text, end token (Devlin et al. 2019, section 3).
+
+Tokenizers of other models may have more than one end token between the texts, such as RoBERTa's."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -10,8 +12,6 @@ from torch import Tensor
 
 from manyformer.core import GLOBAL_ROLE, PADDING_SEGMENT
 
-FRAME_TOKENS = 3
-"""The start token and the two end tokens."""
 MAX_QUESTION_SHARE = 4
 """A question takes at most one of so many tokens of a row, so that the document has room."""
 
@@ -26,6 +26,8 @@ class FramingTokenizer(Protocol):
     def bos(self) -> int: ...
     @property
     def eos(self) -> int: ...
+    @property
+    def pair_separators(self) -> int: ...
     def encode(self, text: str) -> Sequence[int]: ...
 
 
@@ -49,7 +51,7 @@ class TwoTextTensors(NamedTuple):
 def frame_pair(first: Sequence[int], second: Sequence[int], tokenizer: FramingTokenizer, limit: int) -> FramedTexts:
     """A row of two sentences, parts 0 and 1; the longer one loses its last tokens until the row has `limit` tokens."""
     first_length, second_length = len(first), len(second)
-    while first_length + second_length > max(0, limit - FRAME_TOKENS):
+    while first_length + second_length > max(0, limit - _frame_length(tokenizer)):
         if first_length > second_length:
             first_length -= 1
         else:
@@ -106,16 +108,22 @@ def frame_question(question: str, words: DocumentWords, encode: WordEncoder, lim
     kept_ids = question_ids[: limit // MAX_QUESTION_SHARE]
     document_ids = [token for word in words.words for token in encode(word)]
     parts = [sentence + 1 for word, sentence in zip(words.words, words.sentences) for _ in encode(word)]
-    room = max(0, limit - FRAME_TOKENS - len(kept_ids))
+    room = max(0, limit - _frame_length(encode.tokenizer) - len(kept_ids))
     is_cut = len(document_ids) > room or len(question_ids) > len(kept_ids)
     return _frame(kept_ids, document_ids[:room], parts[:room], encode.tokenizer, is_cut=is_cut)
+
+
+def _frame_length(tokenizer: FramingTokenizer) -> int:
+    """The number of tokens around two texts: the start token, those between the texts, and the end token."""
+    return 2 + tokenizer.pair_separators
 
 
 def _frame(
     first: Sequence[int], second: Sequence[int], second_parts: list[int], tokenizer: FramingTokenizer, *, is_cut: bool
 ) -> FramedTexts:
-    tokens = [tokenizer.bos, *first, tokenizer.eos, *second, tokenizer.eos]
-    start = len(first) + 2
+    separators = [tokenizer.eos] * tokenizer.pair_separators
+    tokens = [tokenizer.bos, *first, *separators, *second, tokenizer.eos]
+    start = 1 + len(first) + len(separators)
     return FramedTexts(tokens, [0] * start + second_parts + (second_parts[-1:] or [1]), start, is_cut)
 
 

@@ -59,6 +59,7 @@ class ForeignTokenizer(Tokenizer):
             raise ValueError(f"its special tokens {tokens} must be tokens, from 0 to {self._vocab - 1}")
         self.pad, self.bos, self.eos, self.unk, self.mask = special
         self.stop_ids, self.prepends_bos, self._affixes = tuple(stop_ids), prepends_bos, affixes
+        self.pair_separators = _count_separators(inner, self.eos)
 
     @property
     def vocab(self) -> int:
@@ -169,6 +170,16 @@ class _ForeignStreamDecoder(StreamDecoder):
 
     def finish(self) -> str:
         return self._tokenizer.decode(self._tokens)[self._written :]
+
+
+def _count_separators(inner: tokenizers.Tokenizer, eos: int) -> int:
+    """How many end tokens the template of a tokenizer puts between two texts; 1 where it puts anything else there."""
+    encoding = inner.encode("a", "a")
+    texts = [index for index, is_special in enumerate(encoding.special_tokens_mask) if not is_special]
+    between = encoding.ids[texts[0] : texts[-1]] if texts else []
+    mask = encoding.special_tokens_mask[texts[0] : texts[-1]] if texts else []
+    separators = [token for token, is_special in zip(between, mask) if is_special]
+    return len(separators) if separators and set(separators) == {eos} else 1
 
 
 def _read_inner(content: Mapping[str, Any]) -> tokenizers.Tokenizer:

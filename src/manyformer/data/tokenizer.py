@@ -48,6 +48,8 @@ class Tokenizer(ABC):
     """The tokens that end a generated text."""
     prepends_bos: bool = True
     """Whether a text that a model reads begins with `bos`."""
+    pair_separators: int = 1
+    """The number of `eos` between two texts in one row."""
 
     @property
     @abstractmethod
