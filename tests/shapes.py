@@ -18,6 +18,7 @@ CHECKED = [
     f"manyformer.{part}"
     for part in (
         *("core", "masks", "position", "kernels", "sources", "ops", "attention", "feedforward", "head_gates"),
+        "experts",
         *("depth", "mixers", "models", "residual"),
         *("generate.beam_search", "generate.next_token", "generate.sampling"),
     )

@@ -59,7 +59,7 @@ LEVELS = [
         "short_convolution",
     },
     {"hard_concrete"},
-    {"attention", "feedforward"},
+    {"attention", "experts", "feedforward"},
     {"mixers", "depth"},
     {"models", "scores"},
     {"tasks"},

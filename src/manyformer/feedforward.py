@@ -47,7 +47,7 @@ class GatedFeedForward(Layer):
         self, dim: int, ff_dim: int | None = None, *, activation: nn.Module | None = None, bias: bool = False
     ) -> None:
         super().__init__()
-        ff_dim = (8 * dim // 3 + 7) // 8 * 8 if ff_dim is None else ff_dim
+        ff_dim = default_gated_dim(dim) if ff_dim is None else ff_dim
         self.gate, self.up = nn.Linear(dim, ff_dim, bias=bias), nn.Linear(dim, ff_dim, bias=bias)
         self.down = nn.Linear(ff_dim, dim, bias=bias)
         self.activation = nn.SiLU() if activation is None else activation
@@ -97,6 +97,11 @@ class ChunkedLayer(Layer):
 def chunked(layer: Layer, size: int | None) -> Layer:
     """`layer` applied to chunks of `size` tokens; None leaves it as it is."""
     return layer if size is None else ChunkedLayer(layer, size)
+
+
+def default_gated_dim(dim: int) -> int:
+    """8/3 dim rounded up to a multiple of 8, so that three matrices have as many parameters as two of 4 dim."""
+    return (8 * dim // 3 + 7) // 8 * 8
 
 
 def init_glorot(*layers: nn.Linear) -> None:

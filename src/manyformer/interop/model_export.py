@@ -220,6 +220,7 @@ def _complete_keywords(model: Model) -> Keywords:
     keywords[PAD_ID] = model.tokenizer.pad if isinstance(model.tokenizer, Tokenizer) else 1
     if keywords["ff_dim"] is None:
         weights = model.state_dict()
-        name = next(name for name in weights if name.endswith(".0.ff.inner.up.weight"))
-        keywords["ff_dim"] = weights[name].shape[0]
+        names = (".0.ff.inner.up.weight", ".0.ff.inner.experts.up.weight")
+        name = next(name for name in weights if name.endswith(names))
+        keywords["ff_dim"] = weights[name].shape[-2]
     return keywords

@@ -29,6 +29,9 @@ ActionCount = Annotated[
     PositiveSize, "number of actions, or of the numbers of a continuous action; the environment decides it in a run"
 ]
 BlockLength = Annotated[PositiveSize, "number of positions in a block"]
+BalanceWeight = Annotated[
+    float, Ge(0), "weight of the loss that spreads tokens over experts, in each layer; 0 means none"
+]
 ClampLength = Annotated[
     PositiveSize | None, "relative distances are clamped to this many tokens; null means not clamped"
 ]
@@ -36,6 +39,8 @@ ContinuousActions = Annotated[
     bool, "actions are vectors with a normal distribution instead of a choice; the environment decides it in a run"
 ]
 DecoderDepth = Annotated[PositiveSize | None, "number of layers of the decoder; null means as many as the encoder has"]
+ExpertCount = Annotated[PositiveSize, "number of experts, feed-forward networks among which a router chooses"]
+ExpertsPerToken = Annotated[PositiveSize, "number of experts that process a token"]
 HeadDim = Annotated[PositiveSize | None, "width of a head; null means dim / heads"]
 FeedForwardChunk = Annotated[
     PositiveSize | None, "number of tokens that a feed-forward layer computes at a time, to save memory; null means all"
@@ -84,6 +89,8 @@ PreviousInputs = Annotated[bool, "the policy also reads the previous action and 
 SentenceTypeCount = Annotated[
     PositiveSize | None, "number of vectors for the sentences of a row, 2 in BERT; null means none"
 ]
+RopeBase = Annotated[float, Gt(0), "base of the frequencies of rotary positions"]
+RouterZWeight = Annotated[float, Ge(0), "weight of the loss that keeps the logits of routers small; 0 means none"]
 ResidualGate = Annotated[GateName, "how a branch joins the residual stream: as a sum (residual) or by a gate"]
 WindowOnEachSide = Annotated[PositiveSize, "number of positions in the attention window on each side of a token"]
 CausalWindowSize = Annotated[PositiveSize, "number of positions in the attention window: a token and those before it"]

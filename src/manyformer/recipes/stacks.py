@@ -10,6 +10,7 @@ from torch import nn
 from manyformer.core import Chain, Layer, Pointwise
 from manyformer.depth import ReversibleStack
 from manyformer.errors import UserError
+from manyformer.experts import ExpertLinear
 from manyformer.recipes.keywords import PositiveSize
 from manyformer.residual import AddJoin, Residual, ResidualJoin
 
@@ -106,7 +107,7 @@ def scale_residual_init(body: nn.Module, depth: int, *, std: float) -> None:
 
     Radford et al. 2019, section 2.3: the sum of 2 x depth branches then starts at the scale of one."""
     for name, module in body.named_modules():
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear | ExpertLinear):
             is_branch_output = name.endswith((".out_proj", ".down"))
             nn.init.normal_(module.weight, std=std / (2 * depth) ** 0.5 if is_branch_output else std)
             if module.bias is not None:

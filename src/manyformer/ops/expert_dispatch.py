@@ -1,0 +1,68 @@
+"""Tokens sent to some of many experts, and the weighted sum of what these return."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+NO_EXPERT = -1
+"""The expert of an assignment that is not carried out."""
+
+RunExperts = Callable[[Tensor, Sequence[int]], Tensor]
+"""Experts for tokens (n, d) sorted by expert, of which each expert has so many; the result is (n, d)."""
+
+
+def dispatch_reference(
+    x: Float[Tensor, "n d"],
+    experts: Int[Tensor, "n k"],
+    weights: Float[Tensor, "n k"],
+    run_experts: RunExperts,
+    num_experts: int,
+) -> Float[Tensor, "n d"]:
+    """The definition: all experts process all tokens, and weights of 0 remove what was not chosen."""
+    dense_weights = weights.new_zeros(len(x), num_experts + 1).scatter_add(1, experts + 1, weights)[:, 1:]
+    counts = [[len(x) if number == expert else 0 for number in range(num_experts)] for expert in range(num_experts)]
+    outputs = torch.stack([run_experts(x, count) for count in counts])
+    return torch.einsum("end,ne->nd", outputs, dense_weights.to(outputs.dtype))
+
+
+# numbers of tokens for each expert are data, which graphs of a compiler cannot hold
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def dispatch(
+    x: Float[Tensor, "n d"],
+    experts: Int[Tensor, "n k"],
+    weights: Float[Tensor, "n k"],
+    run_experts: RunExperts,
+    num_experts: int,
+) -> Float[Tensor, "n d"]:
+    """The same for chosen pairs alone: assignments sorted by expert, so that each expert is one matrix product.
+
+    Nothing is dropped, and no buffer has an axis of experts (Gale et al. 2022, MegaBlocks, arXiv:2211.15841, has
+    kernels of it for a GPU)."""
+    assigned = experts.flatten()
+    not_run, *counts = torch.bincount(assigned + 1, minlength=num_experts + 1).tolist()
+    order = assigned.argsort(stable=True)[not_run:]
+    tokens = order // experts.shape[1]
+    y = run_experts(x.index_select(0, tokens), counts)
+    weighted = y * weights.flatten()[order][:, None].to(y.dtype)
+    return y.new_zeros(len(x), y.shape[1]).index_add(0, tokens, weighted)
+
+
+def drop_overflow(
+    experts: Int[Tensor, "n k"], documents: Int[Tensor, " n"], num_experts: int, factor: float
+) -> Int[Tensor, "n k"]:
+    """`experts` with `NO_EXPERT` for assignments beyond each expert's capacity for a document.
+
+    The capacity is `factor` times the expert's share of T tokens with k experts each, T k / E, rounded up (Fedus et al.
+    2021, section 2.2). Earlier tokens come first, whatever their choice, so that no later token displaces one."""
+    per_token = experts.shape[1]
+    owners = documents[:, None].expand_as(experts).flatten()
+    groups = owners * (num_experts + 1) + experts.flatten() + 1
+    order = groups.argsort(stable=True)
+    sorted_groups = groups[order]
+    first = torch.searchsorted(sorted_groups, sorted_groups)
+    ranks = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device) - first)
+    capacity = (torch.bincount(documents) * (factor * per_token / num_experts)).ceil()
+    overflows = ranks >= capacity[owners]
+    return experts.masked_fill(overflows.view_as(experts), NO_EXPERT)

@@ -1,0 +1,97 @@
+"""Mixtral: a decoder whose feed-forward layers are mixtures of experts."""
+
+from functools import partial
+from typing import Annotated
+
+from annotated_types import Ge, Gt
+from torch import nn
+
+from manyformer.attention import Attention
+from manyformer.core import Layer
+from manyformer.errors import UserError
+from manyformer.experts import GatedExperts, LoadBalanceLoss, MixtureOfExperts, RouterZLoss, RoutingLoss, SoftmaxRouter
+from manyformer.feedforward import default_gated_dim
+from manyformer.kernels import SoftmaxKernel
+from manyformer.masks import Causal, Window
+from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.position import RotaryPosition
+from manyformer.recipes.keywords import (
+    BalanceWeight,
+    CausalWindowSize,
+    ExpertCount,
+    ExpertsPerToken,
+    HeadDim,
+    NormEps,
+    RopeBase,
+    RouterZWeight,
+)
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import check_heads, init_std, stack
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+
+
+@recipe(
+    "Mixtral",
+    paper="Jiang et al. 2024, Mixtral of Experts, arXiv:2401.04088",
+    summary="Mistral with eight feed-forward experts in each layer, of which a router chooses two for each token.",
+    task=LANGUAGE_MODELLING,
+    cost="O(l^2 d + l d^2) per layer with the experts of a token alone",
+    tiny_keywords={"kv_heads": 1, "num_experts": 4},
+)
+def mixtral(
+    vocab: int = 32000,
+    dim: int = 512,
+    depth: int = 8,
+    heads: int = 8,
+    kv_heads: int | None = None,
+    head_dim: HeadDim = None,
+    ff_dim: int | None = None,
+    num_experts: ExpertCount = 8,
+    experts_per_token: ExpertsPerToken = 2,
+    window: Annotated[CausalWindowSize | None, "positions in an attention window; null means all"] = None,
+    rope_base: RopeBase = 1e6,
+    balance_weight: BalanceWeight = 0.01,
+    router_z_weight: RouterZWeight = 0.0,
+    *,
+    norm_eps: NormEps = 1e-5,
+    tied: Annotated[bool, "the output has the matrix of the embedding"] = False,
+    dropout: float = 0.0,
+) -> LanguageModel:
+    """Section 2, smaller than published: 8x7B has dim=4096, depth=32, heads=32, kv_heads=8, ff_dim=14336 (table 1).
+
+    `ff_dim` is the width of one expert, 8/3 dim unless given. A token has the `experts_per_token` experts with the
+    largest probabilities, whose weights sum to 1; no token is dropped. The paper names no loss of balance: ours is the
+    Switch Transformer's, `balance_weight` per layer where the load is balanced. Raises UserError for experts per token
+    that do not fit."""
+    if head_dim is None:
+        check_heads(dim, heads)
+    if not 2 <= experts_per_token <= num_experts:
+        raise UserError(
+            f"experts_per_token ({experts_per_token}) must be from 2 to num_experts ({num_experts}): the weights of a "
+            "token sum to 1, so that with 1 expert the router would not learn"
+        )
+    width = dim // heads if head_dim is None else head_dim
+    ff_width = default_gated_dim(dim) if ff_dim is None else ff_dim
+    rotary = RotaryPosition(width, pairs="halves", base=rope_base)
+    losses: list[RoutingLoss] = [LoadBalanceLoss(balance_weight)] if balance_weight else []
+    losses += [RouterZLoss(router_z_weight)] if router_z_weight else []
+
+    def layer(number: int) -> dict[str, Layer]:
+        attention = Attention(
+            dim,
+            heads,
+            SoftmaxKernel(Causal() if window is None else Window(window)),
+            kv_heads=kv_heads,
+            head_dim=width,
+            value_dim=width,
+            position=rotary,
+            bias=False,
+        )
+        router = SoftmaxRouter(dim, num_experts, experts_per_token)
+        experts = GatedExperts(num_experts, dim, ff_width)
+        return {"attention": attention, "ff": MixtureOfExperts(router, experts, losses=losses)}
+
+    std, norm = init_std(dim), partial(nn.RMSNorm, dim, norm_eps)
+    embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
+    body = stack(depth, layer, order="pre", norm=norm, dropout=dropout, std=std)
+    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token if tied else None))
