@@ -51,7 +51,7 @@ def test_the_same_logits_after_import_and_export(case: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("case", ["gpt2", "mistral", "qwen3", "smollm3", "gemma2"])
+@pytest.mark.parametrize("case", ["gpt2", "mistral", "qwen3", "smollm3", "gemma2", "mixtral"])
 def test_padding(case: str, side: str, tmp_path: Path) -> None:
     theirs = saved(case, tmp_path)
     tokens, lengths = torch.randint(0, VOCAB, (3, LENGTH)), torch.tensor([LENGTH, 7, 15])

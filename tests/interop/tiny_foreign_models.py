@@ -57,6 +57,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 3.0,
         },
     ),
+    "mixtral": ("Mixtral", {**SIZES, "num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral-window": ("Mixtral", {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 8}),
 }
 """A class and its config, by the name of the case."""
 

@@ -28,7 +28,7 @@ class ExpertLinear(nn.Module):
         Weights are split at once, because the gradient of single ones would be as large as all of them each."""
         weights = self.weight.unbind()
         biases = [None] * len(weights) if self.bias is None else self.bias.unbind()
-        parts = zip(x.split(list(counts)), weights, biases, counts, strict=True)
+        parts = zip(torch.split(x, list(counts)), weights, biases, counts, strict=True)
         outputs = [F.linear(tokens, weight, bias) for tokens, weight, bias, count in parts if count]
         # no token at all: a product without rows, so that the result depends on the weights like any other
         return torch.cat(outputs) if outputs else F.linear(x, weights[0], biases[0])
@@ -47,7 +47,8 @@ class GatedUnit(nn.Module):
         self.activation = nn.SiLU() if activation is None else activation
 
     def forward(self, gate: Float[Tensor, "n m"], up: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
-        return self.activation(gate) * up
+        y: Tensor = self.activation(gate) * up
+        return y
 
 
 @final
@@ -85,7 +86,8 @@ class GatedExperts(nn.Module):
         self.unit = GatedUnit() if unit is None else unit
 
     def forward(self, x: Float[Tensor, "n d"], counts: Sequence[int]) -> Float[Tensor, "n d"]:
-        return self.down(self.unit(self.gate(x, counts), self.up(x, counts)), counts)
+        y: Tensor = self.down(self.unit(self.gate(x, counts), self.up(x, counts)), counts)
+        return y
 
 
 @final
@@ -102,4 +104,5 @@ class FeedForwardExperts(nn.Module):
         self.activation = nn.ReLU() if activation is None else activation
 
     def forward(self, x: Float[Tensor, "n d"], counts: Sequence[int]) -> Float[Tensor, "n d"]:
-        return self.down(self.activation(self.up(x, counts)), counts)
+        y: Tensor = self.down(self.activation(self.up(x, counts)), counts)
+        return y

@@ -116,4 +116,5 @@ def _documents(
         return rows.expand(x.shape[:2]).flatten()
     segments = positions.segment_ids.expand(x.shape[:2])
     keys = (rows * (segments.max() + 1) + segments).flatten()[valid]
-    return torch.unique(keys, return_inverse=True)[1]
+    numbers: Tensor = torch.unique(keys, return_inverse=True)[1]
+    return numbers

@@ -82,6 +82,11 @@ def stacked(theirs: Sequence[str], ours: str, sizes: Sequence[int]) -> TensorRul
     return TensorRule(tuple(theirs), (ours,), lambda x: [torch.cat(list(x))], lambda x: torch.split(x[0], list(sizes)))
 
 
+def stacked_experts(theirs: Sequence[str], ours: str) -> TensorRule:
+    """Our tensor has an axis more, along which theirs stand: a matrix of each expert."""
+    return TensorRule(tuple(theirs), (ours,), lambda x: [torch.stack(list(x))], lambda x: x[0].unbind())
+
+
 def divided(theirs: str, ours: Sequence[str], sizes: Sequence[int], *, is_transposed: bool = False) -> TensorRule:
     """Their tensor has the rows of ours, of which there are so many; a matrix may be stored as (inputs, outputs)."""
 

@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Annotated
 
-from annotated_types import Ge, Gt
 from torch import nn
 
 from manyformer.attention import Attention

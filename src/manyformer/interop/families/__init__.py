@@ -8,6 +8,7 @@ from manyformer.interop.families.distilbert import DISTILBERT
 from manyformer.interop.families.gpt2 import GPT2
 from manyformer.interop.families.llama import LLAMA
 from manyformer.interop.families.longformer import LONGFORMER
+from manyformer.interop.families.mixtral import MIXTRAL
 from manyformer.interop.families.reformer import REFORMER
 from manyformer.interop.families.roberta import ROBERTA
 from manyformer.interop.families.t5 import T5
@@ -30,6 +31,7 @@ FAMILIES: tuple[ModelFamily, ...] = (
     BART,
     DECISION_TRANSFORMER,
     REFORMER,
+    MIXTRAL,
 )
 
 FAMILY_OF_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}

@@ -4,23 +4,12 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from manyformer.errors import UserError
+from manyformer.interop.families.decoder_parts import attention_rules, is_tied, rotary_config, rotary_keywords
 from manyformer.interop.foreign_config import ForeignConfig
 from manyformer.interop.model_family import Keywords, ModelFamily
-from manyformer.interop.tensor_rules import PARAMETERS, WEIGHT, TensorRule, same, shifted, stacked
+from manyformer.interop.tensor_rules import TensorRule, same, shifted
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu-tanh"}
-ROPE_TYPES = {"default": "none", "linear": "linear", "yarn": "yarn", "llama3": "llama3"}
-FIXED_ROPE_FIELDS: dict[str, Any] = {
-    "attention_factor": None,
-    "mscale": None,
-    "mscale_all_dim": None,
-    "beta_fast": 32,
-    "beta_slow": 1,
-    "truncate": True,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-}
-"""The settings of rotary scaling that the recipe has with these values alone."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -38,12 +27,12 @@ def _read_keywords(config: ForeignConfig, tensors: Collection[str]) -> Keywords:
         "ff_dim": config.size("intermediate_size"),
         "ff_activation": ACTIVATIONS[_activation(config)],
         "norm_eps": config.number("rms_norm_eps", 1e-6),
-        "tied": _is_tied(config, tensors),
+        "tied": is_tied(config, tensors),
         "qk_norm": model_type in ("qwen3",),
         "biases": "qkv" if model_type == "qwen2" else "all" if config.flag("attention_bias", default=False) else "none",
     }
     gemma = _gemma_keywords(config) if model_type == "gemma2" else {}
-    return common | _rotary_keywords(config) | _window_keywords(config, depth) | _rotated_layers(config, depth) | gemma
+    return common | rotary_keywords(config) | _window_keywords(config, depth) | _rotated_layers(config, depth) | gemma
 
 
 def _activation(config: ForeignConfig) -> str:
@@ -59,21 +48,6 @@ def _gemma_keywords(config: ForeignConfig) -> Keywords:
         "score_cap": config.optional_number("attn_logit_softcapping"),
         "logit_cap": config.optional_number("final_logit_softcapping"),
     }
-
-
-def _rotary_keywords(config: ForeignConfig) -> Keywords:
-    """Rotary settings, which versions before 5 had in `rope_theta` and `rope_scaling`."""
-    rope = config.part("rope_parameters") if "rope_parameters" in config.content else config.part("rope_scaling")
-    base = rope if "rope_theta" in rope.content else config
-    kind = rope.choice("rope_type" if "rope_type" in rope.content else "type", "default", ROPE_TYPES)
-    keywords = {"rope_base": base.number("rope_theta", 10_000.0), "rope_scaling": ROPE_TYPES[kind]}
-    if kind == "default":
-        return keywords
-    for name, expected in FIXED_ROPE_FIELDS.items():
-        rope.require(name, expected=expected, default=expected)
-    length = rope if "original_max_position_embeddings" in rope.content else config
-    field = "original_max_position_embeddings" if length is rope else "max_position_embeddings"
-    return keywords | {"rope_factor": rope.number("factor", 1.0), "original_length": length.size(field, 2048)}
 
 
 def _window_keywords(config: ForeignConfig, depth: int) -> Keywords:
@@ -109,24 +83,10 @@ def _rotated_layers(config: ForeignConfig, depth: int) -> Keywords:
     return {"unrotated_every": interval}
 
 
-def _is_tied(config: ForeignConfig, tensors: Collection[str]) -> bool:
-    """Whether the output is the embedding, which the file decides. Raises UserError for a model without its head."""
-    if "lm_head.weight" in tensors:
-        return False
-    # the default differs from family to family, and configs with the default lack the field
-    if config.is_bare and config.content.get("tie_word_embeddings") is False:
-        raise UserError(
-            f"{config.file}: architectures is {config.architecture}, which lacks the head of a language model, "
-            "lm_head.weight"
-        )
-    return True
-
-
 def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     is_gemma = keywords["norm_order"] == "sandwich"
     width = keywords["head_dim"] or keywords["dim"] // keywords["heads"]
     kv_rows = [width * (keywords["kv_heads"] or keywords["heads"])] * 2
-    biased = {"none": (), "qkv": ("q_proj",), "all": ("q_proj", "o_proj")}[keywords["biases"]]
     norms = {"input_layernorm": "attention.pre_norm", "post_attention_layernorm": "ff.pre_norm"}
     if is_gemma:
         norms = {
@@ -139,12 +99,7 @@ def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     for layer in range(keywords["depth"]):
         theirs, ours = f"model.layers.{layer}", f"body.{layer}"
         attention = f"{ours}.attention.inner"
-        for part, our_part in {"q_proj": "q_proj", "o_proj": "out_proj"}.items():
-            for kind in PARAMETERS if part in biased else WEIGHT:
-                yield same(f"{theirs}.self_attn.{part}.{kind}", f"{attention}.{our_part}.{kind}")
-        for kind in PARAMETERS if biased else WEIGHT:
-            pair = [f"{theirs}.self_attn.{part}.{kind}" for part in ("k_proj", "v_proj")]
-            yield stacked(pair, f"{attention}.kv_proj.{kind}", kv_rows)
+        yield from attention_rules(f"{theirs}.self_attn", attention, kv_rows, keywords["biases"])
         if keywords["qk_norm"]:
             for part in ("query", "key"):
                 name = f"{theirs}.self_attn.{part[0]}_norm.weight"
@@ -167,15 +122,6 @@ def _write_config(keywords: Mapping[str, Any]) -> Keywords:
     model_type, architecture = _class_of(keywords)
     dim, heads = keywords["dim"], keywords["heads"]
     width = keywords["head_dim"] or dim // heads
-    rope = {"rope_type": "default", "rope_theta": keywords["rope_base"]}
-    if keywords["rope_scaling"] != "none":
-        rope |= {
-            "rope_type": {ours: theirs for theirs, ours in ROPE_TYPES.items()}[keywords["rope_scaling"]],
-            "factor": keywords["rope_factor"],
-            "original_max_position_embeddings": keywords["original_length"],
-        }
-    if keywords["rope_scaling"] == "llama3":
-        rope |= {name: FIXED_ROPE_FIELDS[name] for name in ("low_freq_factor", "high_freq_factor")}
     config = {
         "architectures": [architecture],
         "model_type": model_type,
@@ -190,7 +136,7 @@ def _write_config(keywords: Mapping[str, Any]) -> Keywords:
         "rms_norm_eps": keywords["norm_eps"],
         "tie_word_embeddings": keywords["tied"],
         "attention_bias": keywords["biases"] == "all",
-        "rope_parameters": rope,
+        "rope_parameters": rotary_config(keywords),
     }
     return config | _layer_config(keywords) | (_gemma_config(keywords) if model_type == "gemma2" else {})
 
