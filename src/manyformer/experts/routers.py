@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.autocast import autocast_disabled
+from manyformer.errors import UserError
 from manyformer.experts.selection_bias import SelectionBias
 from manyformer.ops.expert_dispatch import NO_EXPERT
 from manyformer.recompute import choose_once
@@ -54,7 +55,7 @@ class SoftmaxRouter(Router):
     With the weighting "scores" and one expert it is the Switch Transformer's (Fedus et al. 2021, arXiv:2101.03961,
     section 2.1), "renormalized" Mixtral's (Jiang et al. 2024, arXiv:2401.04088, section 2.1), which equals a softmax
     over the logits of the chosen experts. `jitter` multiplies inputs in training by random numbers from 1 - `jitter` to
-    1 + `jitter` (Fedus et al.). Raises ValueError for numbers of experts that do not fit, and for a
+    1 + `jitter` (Fedus et al.). Raises UserError for numbers of experts that do not fit, and for a
     renormalized weight of one expert, which would be 1 whatever the router does."""
 
     def __init__(
@@ -91,7 +92,7 @@ class SigmoidRouter(Router):
 
     DeepSeek-V3 (2024, arXiv:2412.19437, equations 12 to 16). Experts are in `groups` of equal size, and all come from
     the `groups_per_token` of them whose two best are best in sum, so that a token visits few machines. `selection_bias`
-    is the b that balances the load, None for none. Raises ValueError for numbers that do not fit."""
+    is the b that balances the load, None for none. Raises UserError for numbers that do not fit."""
 
     def __init__(
         self,
@@ -108,9 +109,9 @@ class SigmoidRouter(Router):
         super().__init__()
         _check_counts(num_experts, per_token, weighting)
         if groups < 1 or num_experts % groups or (groups > 1 and num_experts < 2 * groups):
-            raise ValueError(f"SigmoidRouter: {num_experts} experts are not {groups} groups of 2 or more")
+            raise UserError(f"SigmoidRouter: {num_experts} experts are not {groups} groups of 2 or more")
         if not 1 <= groups_per_token <= groups or per_token > groups_per_token * (num_experts // groups):
-            raise ValueError(
+            raise UserError(
                 f"SigmoidRouter: {per_token} experts must fit into {groups_per_token} groups per token, of {groups} "
                 f"groups of {num_experts // groups} experts"
             )
@@ -186,11 +187,11 @@ def _weights(scores: Float[Tensor, "n k"], weighting: ExpertWeighting) -> Float[
 
 def _check_counts(num_experts: int, per_token: int, weighting: ExpertWeighting) -> None:
     if not 1 <= per_token <= num_experts:
-        raise ValueError(f"experts per token ({per_token}) must be from 1 to the number of experts ({num_experts})")
+        raise UserError(f"experts per token ({per_token}) must be from 1 to the number of experts ({num_experts})")
     if weighting not in ("scores", "renormalized"):
-        raise ValueError(f"weighting ('{weighting}') must be scores or renormalized")
+        raise UserError(f"weighting ('{weighting}') must be scores or renormalized")
     if per_token == 1 and weighting == "renormalized":
-        raise ValueError(
+        raise UserError(
             "the renormalized weight of 1 expert per token is 1 whatever the router does, so that it would not learn: "
             "choose 2 or more, or the weighting scores"
         )

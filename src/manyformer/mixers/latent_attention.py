@@ -1,0 +1,155 @@
+"""Multi-head latent attention: keys and values of all heads from one narrow vector of each token, which is cached."""
+
+from typing import Literal, final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyformer.attention import default_source, split_heads
+from manyformer.attention_step import AttentionState
+from manyformer.core import Context, LayerOutput, State, TokenPositions
+from manyformer.feedforward import init_glorot
+from manyformer.head_gates import MultiHeadLayer
+from manyformer.head_selection import HeadSelection, select_head_inputs, select_head_outputs
+from manyformer.kernels import KernelCall, SoftmaxKernel
+from manyformer.masks import Mask
+from manyformer.position import NoPosition, Position
+from manyformer.sources.kv_source import CacheSpec, KVShape
+
+LatentForm = Literal["expanded", "absorbed"]
+
+
+@final
+class LatentAttention(MultiHeadLayer):
+    """Multi-head latent attention (DeepSeek-V2, 2024, arXiv:2405.04434, section 2.1; DeepSeek-V3, section 2.1.1).
+
+    A token has one latent of `latent_dim` channels, normalized, from which the keys (`head_dim`) and values
+    (`value_dim`) of all heads are projected, and one key of `rotary_dim` channels with `position`, which all heads
+    share; queries have both parts and come from a latent of `query_latent_dim` channels, or from the input with None.
+    The cache holds latent and shared key, `latent_dim` + `rotary_dim` numbers for each token.
+
+    A call takes the cheaper of two forms, which compute the same (see `form`): "expanded" projects keys and values of
+    all tokens, "absorbed" projects the queries into the latent space instead, where all heads share keys and values.
+    `path` forces one. The scale of scores is 1 / sqrt(head_dim + rotary_dim) by default. Raises ValueError for sizes
+    below 1 and a position that does not act on queries and keys alone."""
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        mask: Mask | None = None,
+        *,
+        latent_dim: int,
+        query_latent_dim: int | None,
+        head_dim: int,
+        rotary_dim: int,
+        value_dim: int,
+        position: Position | None = None,
+        scale: float | None = None,
+        norm_eps: float = 1e-6,
+        bias: bool = False,
+        path: Literal["auto"] | LatentForm = "auto",
+    ) -> None:
+        super().__init__()
+        sizes = {"latent_dim": latent_dim, "head_dim": head_dim, "rotary_dim": rotary_dim, "value_dim": value_dim}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"LatentAttention: {name} ({size}) must be at least 1")
+        if path not in ("auto", "expanded", "absorbed"):
+            raise ValueError(f"LatentAttention: path ('{path}') must be auto, expanded or absorbed")
+        self.position = NoPosition() if position is None else position
+        if seams := self.position.required_seams() - {"query", "key"}:
+            raise ValueError(f"LatentAttention does not support {sorted(seams)}, which {self.position} needs")
+        self.heads, self.latent_dim, self.rotary_dim, self.path = heads, latent_dim, rotary_dim, path
+        self.head_dim, self.value_dim = head_dim, value_dim
+        self.kernel = SoftmaxKernel(mask, scale=(head_dim + rotary_dim) ** -0.5 if scale is None else scale)
+        self.source = default_source(self.kernel)
+        self.q_down_proj = None if query_latent_dim is None else nn.Linear(dim, query_latent_dim, bias=bias)
+        self.q_norm = None if query_latent_dim is None else nn.RMSNorm(query_latent_dim, norm_eps)
+        self.q_proj = nn.Linear(query_latent_dim or dim, heads * (head_dim + rotary_dim), bias=False)
+        self.kv_down_proj = nn.Linear(dim, latent_dim + rotary_dim, bias=bias)
+        self.kv_norm = nn.RMSNorm(latent_dim, norm_eps)
+        self.kv_proj = nn.Linear(latent_dim, heads * (head_dim + value_dim), bias=False)
+        self.out_proj = nn.Linear(heads * value_dim, dim, bias=bias)
+        projections = (self.q_down_proj, self.q_proj, self.kv_down_proj, self.kv_proj, self.out_proj)
+        init_glorot(*(projection for projection in projections if projection is not None))
+
+    def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
+        # the cached keys hold the values too
+        shape = KVShape(1, self.latent_dim + self.rotary_dim, 0)
+        source_state = self.source.init_state(CacheSpec(batch, shape, capacity, device, dtype))
+        return AttentionState(source_state, self.kernel.init_state(batch, device=device, dtype=dtype))
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
+        source_state, kernel_state = (None, None) if state is None else state[:2]
+        q = split_heads(self._project_queries(x), self.heads)
+        q, rotary = q.split([self.head_dim, self.rotary_dim], -1)
+        rotary = self.position.query(rotary, ctx.positions)
+        cached, _, key_positions, source_state, loss = self.source(x, ctx, self.project_latent, source_state)
+        is_absorbed = self.form(q.shape[2], cached.shape[2]) == "absorbed"
+        to_keys, to_values = self._matrices_by_head()
+        if is_absorbed:
+            q, k, v = torch.einsum("bhle,hec->bhlc", q, to_keys), cached, cached[..., : self.latent_dim]
+        else:
+            k, v = self._expand(cached)
+        q = torch.cat([q, rotary], -1)
+        call = KernelCall(q, k, v, ctx.positions, key_positions, NoPosition(), kernel_state, ctx.watch)
+        y, kernel_state, _ = self.kernel(call)
+        if is_absorbed:
+            y = torch.einsum("bhlc,hfc->bhlf", y, to_values)
+        y = self.out_proj(self.merge_heads(y))
+        return LayerOutput(y, None if state is None else AttentionState(source_state, kernel_state), loss)
+
+    def form(self, queries: int, keys: int) -> LatentForm:
+        """The form with fewer multiplications for a call; both forms have the same scores."""
+        if self.path != "auto":
+            return self.path
+        absorbed, expanded = self._products(queries, keys)
+        return "absorbed" if absorbed < expanded else "expanded"
+
+    def explain(self, queries: int, keys: int) -> str:
+        """One sentence: the form for a call with so many queries and keys, and the reason."""
+        absorbed, expanded = self._products(queries, keys)
+        reason = "forced" if self.path != "auto" else f"{absorbed:,} products a head absorbed, {expanded:,} expanded"
+        return f"{self.form(queries, keys)}: {reason}"
+
+    def project_latent(self, x: Float[Tensor, "b s d"], positions: TokenPositions) -> tuple[Tensor, Tensor]:
+        """What is cached of tokens: the normalized latent and the shared key (b, 1, s, c + r), and no values."""
+        latent, key = self.kv_down_proj(x)[:, None].split([self.latent_dim, self.rotary_dim], -1)
+        cached = torch.cat([self.kv_norm(latent).to(key.dtype), self.position.key(key, positions)], -1)
+        return cached, cached[..., :0]
+
+    def _project_queries(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b l he"]:
+        if self.q_down_proj is None or self.q_norm is None:
+            return self.q_proj(x)
+        return self.q_proj(self.q_norm(self.q_down_proj(x)))
+
+    def _products(self, queries: int, keys: int) -> tuple[int, int]:
+        """The multiplications for each head of both forms, without those that they share."""
+        narrow = self.head_dim + self.value_dim
+        absorbed = queries * self.latent_dim * (narrow + 2 * keys)
+        return absorbed, keys * self.latent_dim * narrow + queries * keys * narrow
+
+    def _expand(
+        self, cached: Float[Tensor, "b 1 s c"]
+    ) -> tuple[Float[Tensor, "b h s e"], Float[Tensor, "b h s f"]]:
+        """The keys of all heads, with the shared one at their end, and the values."""
+        latent, shared_key = cached.split([self.latent_dim, self.rotary_dim], -1)
+        keys_values = split_heads(self.kv_proj(latent[:, 0]), self.heads)
+        k, v = keys_values.split([self.head_dim, self.value_dim], -1)
+        return torch.cat([k, shared_key.expand(-1, self.heads, -1, -1)], -1), v
+
+    def _matrices_by_head(self) -> tuple[Float[Tensor, "h e c"], Float[Tensor, "h f c"]]:
+        """The matrices of each head from the latent to keys and to values."""
+        by_head = self.kv_proj.weight.view(self.heads, self.head_dim + self.value_dim, self.latent_dim)
+        to_keys, to_values = by_head.split([self.head_dim, self.value_dim], 1)
+        return to_keys, to_values
+
+    def select_projections(self, selection: HeadSelection) -> None:
+        select_head_outputs(self.q_proj, selection)
+        select_head_outputs(self.kv_proj, selection)
+        select_head_inputs(self.out_proj, selection)
+
+    def extra_repr(self) -> str:
+        return f"{self.heads} heads, latent={self.latent_dim}, path={self.path}"

@@ -1,0 +1,131 @@
+"""DeepSeek-V3: latent attention, and a mixture of many small experts that a bias balances."""
+
+from functools import partial
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt
+from torch import nn
+
+from manyformer.core import Layer
+from manyformer.errors import UserError
+from manyformer.experts import GatedExperts, MixtureOfExperts, SelectionBias, SequenceBalanceLoss, SigmoidRouter
+from manyformer.feedforward import GatedFeedForward
+from manyformer.masks import Causal
+from manyformer.mixers.latent_attention import LatentAttention
+from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.position import RotaryPosition
+from manyformer.recipes.keywords import (
+    BalanceWeight,
+    ExpertCount,
+    ExpertsPerToken,
+    NormEps,
+    PositiveSize,
+    RopeBase,
+)
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import init_std, stack
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+
+LATENT_EPS = 1e-6
+
+
+@recipe(
+    "DeepSeek-V3",
+    paper="DeepSeek-AI 2024, DeepSeek-V3 Technical Report, arXiv:2412.19437",
+    summary="Attention that caches one narrow latent per token, and many small experts balanced without a loss.",
+    task=LANGUAGE_MODELLING,
+    cost="O(l^2 d + l d^2) per layer with the experts of a token alone; a cache of latent_dim + rotary_dim per token",
+    tiny_keywords={
+        "head_dim": 8,
+        "rotary_dim": 4,
+        "value_dim": 6,
+        "latent_dim": 12,
+        "query_latent_dim": 16,
+        "expert_dim": 16,
+        "num_experts": 8,
+        "experts_per_token": 3,
+        "expert_groups": 4,
+        "groups_per_token": 2,
+        "dense_layers": 1,
+    },
+)
+def deepseek(
+    vocab: int = 32000,
+    dim: int = 512,
+    depth: int = 8,
+    heads: int = 8,
+    head_dim: Annotated[PositiveSize, "width of the part of a head's keys and queries without positions"] = 64,
+    rotary_dim: Annotated[PositiveSize, "width of the key with rotary positions, which all heads share"] = 32,
+    value_dim: Annotated[PositiveSize, "width of a head's values"] = 64,
+    latent_dim: Annotated[PositiveSize, "width of the latent of keys and values, which is cached"] = 128,
+    query_latent_dim: Annotated[PositiveSize | None, "width of the latent of queries; null means none"] = 256,
+    ff_dim: int | None = None,
+    expert_dim: Annotated[PositiveSize, "width of the hidden layer of an expert"] = 128,
+    num_experts: ExpertCount = 16,
+    experts_per_token: ExpertsPerToken = 4,
+    shared_experts: Annotated[PositiveSize, "number of experts that process every token, as one of their width"] = 1,
+    expert_groups: Annotated[PositiveSize, "number of groups of experts; a token's experts come from few of them"] = 1,
+    groups_per_token: Annotated[PositiveSize, "number of groups that a token's experts come from"] = 1,
+    dense_layers: Annotated[int, Ge(0), "number of first layers without experts"] = 1,
+    expert_scale: Annotated[float, Gt(0), "factor of the weights of a token's experts"] = 2.5,
+    expert_weighting: Annotated[
+        Literal["scores", "renormalized"], "weights of a token's experts: their scores, or their shares of the sum"
+    ] = "renormalized",
+    bias_rate: Annotated[float, Ge(0), "change of the bias that balances experts, after each training step"] = 1e-3,
+    balance_weight: BalanceWeight = 1e-4,
+    rope_base: RopeBase = 10_000.0,
+    rope_pairs: Annotated[
+        Literal["interleaved", "halves"], "channels that are rotated together; weights of V2 and V3 have interleaved"
+    ] = "interleaved",
+    *,
+    norm_eps: NormEps = 1e-6,
+    tied: Annotated[bool, "the output has the matrix of the embedding"] = False,
+    dropout: float = 0.0,
+) -> LanguageModel:
+    """Section 2.1, smaller than published, without the multi-token prediction of section 2.2 and without YaRN.
+
+    DeepSeek-V3 has dim=7168, depth=61, heads=128, head_dim=128, rotary_dim=64, value_dim=128, latent_dim=512,
+    query_latent_dim=1536, ff_dim=18432, expert_dim=2048, num_experts=256, experts_per_token=8, expert_groups=8,
+    groups_per_token=4, dense_layers=3 (section 4.2). `ff_dim` is the width in `dense_layers`, 8/3 dim unless given.
+    Raises UserError for experts, groups and widths that do not fit."""
+    if rotary_dim % 2:
+        raise UserError(f"rotary_dim ({rotary_dim}) must be even: its channels are rotated in pairs")
+    position = RotaryPosition(rotary_dim, pairs=rope_pairs, base=rope_base)
+    losses = [SequenceBalanceLoss(balance_weight)] if balance_weight else []
+
+    def feedforward(number: int) -> Layer:
+        if number < dense_layers:
+            return GatedFeedForward(dim, ff_dim)
+        router = SigmoidRouter(
+            dim,
+            num_experts,
+            experts_per_token,
+            groups=expert_groups,
+            groups_per_token=groups_per_token,
+            weighting=expert_weighting,
+            scale=expert_scale,
+            selection_bias=SelectionBias(num_experts, bias_rate),
+        )
+        shared = GatedFeedForward(dim, shared_experts * expert_dim)
+        return MixtureOfExperts(router, GatedExperts(num_experts, dim, expert_dim), shared=shared, losses=losses)
+
+    def layer(number: int) -> dict[str, Layer]:
+        attention = LatentAttention(
+            dim,
+            heads,
+            Causal(),
+            latent_dim=latent_dim,
+            query_latent_dim=query_latent_dim,
+            head_dim=head_dim,
+            rotary_dim=rotary_dim,
+            value_dim=value_dim,
+            position=position,
+            norm_eps=LATENT_EPS,
+        )
+        return {"attention": attention, "ff": feedforward(number)}
+
+    std, norm = init_std(dim), partial(nn.RMSNorm, dim, norm_eps)
+    embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
+    body = stack(depth, layer, order="pre", norm=norm, dropout=dropout, std=std)
+    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token if tied else None))
+
