@@ -204,6 +204,8 @@ class Attention(MultiHeadLayer):
     def select_heads(self, heads: tuple[int, ...]) -> HeadSelection:
         if self.output_stage is not None and self.output_stage.couples_heads:
             raise ValueError("the norm of the outputs is one of several heads together: none of them can be removed")
+        if self.kernel.couples_heads:
+            raise ValueError(f"{type(self.kernel).__name__} computes heads from one another: none can be removed")
         if self.key_heads != self.kv_shape.kv_heads:
             raise ValueError(f"{self.heads} heads share {self.key_heads} heads of keys: none of them can be removed")
         kv_heads, group = self.kv_shape.kv_heads, self.heads // self.kv_shape.kv_heads

@@ -23,6 +23,30 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 5e5, "original_max_pos
 LLAMA3 = {**YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
 GPT2_TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
+DEEPSEEK = {
+    **SIZES,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 20,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 2,
+    "kv_lora_rank": 12,
+    "q_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 10,
+    "v_head_dim": 6,
+}
+GPT_OSS = {
+    **SIZES,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "head_dim": 8,
+    "sliding_window": 7,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1.5e5},
+}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {**GPT2, **GPT2_TOKENS}),
@@ -59,6 +83,29 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mixtral": ("Mixtral", {**SIZES, "num_local_experts": 5, "num_experts_per_tok": 2}),
     "mixtral-window": ("Mixtral", {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 8}),
+    "deepseek": ("DeepseekV3", DEEPSEEK),
+    "deepseek-yarn": (
+        "DeepseekV3",
+        {
+            **DEEPSEEK,
+            "q_lora_rank": None,
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+            "first_k_dense_replace": 0,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "gpt-oss": ("GptOss", GPT_OSS),
+    "gpt-oss-yarn": (
+        "GptOss",
+        {
+            **GPT_OSS,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {**YARN, "truncate": False},
+        },
+    ),
+    "diffllama": ("DiffLlama", SIZES),
+    "diffllama-full": ("DiffLlama", {**SIZES, "num_key_value_heads": 4, "head_dim": 12, "tie_word_embeddings": True}),
 }
 """A class and its config, by the name of the case."""
 
@@ -74,6 +121,9 @@ def foreign_model(case: str) -> Any:
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight) * 0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(std=0.2)
     return model
 
 

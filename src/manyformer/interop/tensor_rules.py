@@ -100,10 +100,23 @@ def divided(theirs: str, ours: Sequence[str], sizes: Sequence[int], *, is_transp
     return TensorRule((theirs,), tuple(ours), to_ours, to_theirs)
 
 
+def interleaved(theirs: str, ours: Sequence[str]) -> TensorRule:
+    """Their channels alternate between our two tensors; matrices of experts are stored as (inputs, outputs)."""
+
+    def to_ours(x: Sequence[Tensor]) -> Sequence[Tensor]:
+        parts = (x[0][..., 0::2], x[0][..., 1::2])
+        return [part.mT if part.ndim == 3 else part for part in parts]
+
+    def to_theirs(x: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [torch.stack([part.mT if part.ndim == 3 else part for part in x], -1).flatten(-2)]
+
+    return TensorRule((theirs,), tuple(ours), to_ours, to_theirs)
+
+
 def each_parameter(theirs: str, ours: str, kinds: Iterable[str] = PARAMETERS) -> list[TensorRule]:
     """Equal parameters of two modules."""
     return [same(f"{theirs}.{kind}", f"{ours}.{kind}") for kind in kinds]
 
 
 def _transpose(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    return [tensors[0].T]
+    return [tensors[0].mT]

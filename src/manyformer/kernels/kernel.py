@@ -61,7 +61,7 @@ class Kernel(nn.Module, ABC):
     position changes these channels. `tied_qk` says that the queries are the keys of the same tokens, with one
     projection for both. `content_based` says that the pairs to compute depend on the content of the tokens, so the cost
     cannot be derived from shapes. `scores_at_most_zero` says that no score is positive, so their positive part is
-    empty."""
+    empty, `couples_heads` that outputs of one head depend on those of others, so that no head can be removed."""
 
     supports: frozenset[str]
     recurrent: bool = False
@@ -70,6 +70,7 @@ class Kernel(nn.Module, ABC):
     tied_qk: bool = False
     content_based: bool = False
     scores_at_most_zero: bool = False
+    couples_heads: bool = False
     cache_mask: Mask | None = None
     """The mask of a kernel that has one: a cache may evict keys that no later query can see under it."""
 

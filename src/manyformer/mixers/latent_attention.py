@@ -131,9 +131,7 @@ class LatentAttention(MultiHeadLayer):
         absorbed = queries * self.latent_dim * (narrow + 2 * keys)
         return absorbed, keys * self.latent_dim * narrow + queries * keys * narrow
 
-    def _expand(
-        self, cached: Float[Tensor, "b 1 s c"]
-    ) -> tuple[Float[Tensor, "b h s e"], Float[Tensor, "b h s f"]]:
+    def _expand(self, cached: Float[Tensor, "b 1 s c"]) -> tuple[Float[Tensor, "b h s e"], Float[Tensor, "b h s f"]]:
         """The keys of all heads, with the shared one at their end, and the values."""
         latent, shared_key = cached.split([self.latent_dim, self.rotary_dim], -1)
         keys_values = split_heads(self.kv_proj(latent[:, 0]), self.heads)

@@ -98,15 +98,17 @@ class YaRNRotaryScaling(RotaryScaling):
 
     arXiv:2309.00071, section 3.2, and the temperature of section 3.4 as `attention_factor` = 0.1 ln(factor) + 1.
     Frequencies are high for pairs with more than `beta_fast` rotations within `original_length` tokens, low for those
-    with fewer than `beta_slow`. The ramp is linear in the index of the pair, as in the authors' code and in every
-    released checkpoint; with `ramp="turns"` it is linear in the number of rotations, as in the paper.
+    with fewer than `beta_slow`. The ramp is linear in the index of the pair, as in the authors' code and in released
+    checkpoints, with ends rounded to whole pairs, in gpt-oss unrounded; with `ramp="turns"` it is linear in the number
+    of rotations, as in the paper. `magnitude` replaces the temperature.
     """
 
     factor: float
     original_length: int
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    ramp: Literal["pairs", "turns"] = "pairs"
+    ramp: Literal["pairs", "unrounded-pairs", "turns"] = "pairs"
+    magnitude: float | None = None
 
     def __post_init__(self) -> None:
         _check_scaling("YaRNRotaryScaling", self.factor, self.original_length)
@@ -115,14 +117,15 @@ class YaRNRotaryScaling(RotaryScaling):
                 f"YaRNRotaryScaling: beta_fast ({self.beta_fast}) must be greater than beta_slow ({self.beta_slow}), "
                 "and beta_slow greater than 0"
             )
-        if self.ramp not in ("pairs", "turns"):
+        if self.ramp not in ("pairs", "unrounded-pairs", "turns"):
             raise ValueError(
-                f"YaRNRotaryScaling: ramp ('{self.ramp}') must be pairs (as in the code) or turns (as in the paper)"
+                f"YaRNRotaryScaling: ramp ('{self.ramp}') must be pairs or unrounded-pairs (as in code), or turns (as "
+                "in the paper)"
             )
 
     @property
     def attention_factor(self) -> float:
-        return 0.1 * math.log(self.factor) + 1
+        return yarn_temperature(self.factor) if self.magnitude is None else self.magnitude
 
     def frequencies(self, width: int, base: float) -> Float64[Tensor, " p"]:
         unscaled = rotary_frequencies(width, base)
@@ -138,8 +141,10 @@ class YaRNRotaryScaling(RotaryScaling):
             """The fractional index of the pair with this number of rotations within `original_length` tokens."""
             return width * math.log(self.original_length / (2 * math.pi * turns)) / (2 * math.log(base))
 
-        ramp_start = max(0, math.floor(pair_of(self.beta_fast)))
-        ramp_stop = min(width - 1, math.ceil(pair_of(self.beta_slow)))
+        ramp_start, ramp_stop = pair_of(self.beta_fast), pair_of(self.beta_slow)
+        if self.ramp == "pairs":
+            ramp_start, ramp_stop = math.floor(ramp_start), math.ceil(ramp_stop)
+        ramp_start, ramp_stop = max(0, ramp_start), min(width - 1, ramp_stop)
         # if both fall on one pair the ramp is a step, of the same width as in the authors' code
         ramp_width = ramp_stop - ramp_start or 0.001
         pair = torch.arange(width // 2, dtype=torch.float64, device="cpu")
@@ -203,6 +208,11 @@ class LongRoPERotaryScaling(RotaryScaling):
         if len(self.divisors) != len(unscaled):
             raise ValueError(f"LongRoPERotaryScaling: {len(self.divisors)} divisors, but {len(unscaled)} pairs")
         return unscaled / unscaled.new_tensor(self.divisors)
+
+
+def yarn_temperature(factor: float) -> float:
+    """0.1 ln(factor) + 1, by which queries and keys grow with the context (Peng et al. 2023, section 3.4)."""
+    return 0.1 * math.log(factor) + 1
 
 
 def _check_scaling(name: str, factor: float, original_length: int = 1) -> None:

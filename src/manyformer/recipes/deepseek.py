@@ -13,7 +13,8 @@ from manyformer.feedforward import GatedFeedForward
 from manyformer.masks import Causal
 from manyformer.mixers.latent_attention import LatentAttention
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
-from manyformer.position import RotaryPosition
+from manyformer.position import RotaryPosition, YaRNRotaryScaling
+from manyformer.position.rotary_scaling import yarn_temperature
 from manyformer.recipes.keywords import (
     BalanceWeight,
     ExpertCount,
@@ -74,6 +75,8 @@ def deepseek(
     bias_rate: Annotated[float, Ge(0), "change of the bias that balances experts, after each training step"] = 1e-3,
     balance_weight: BalanceWeight = 1e-4,
     rope_base: RopeBase = 10_000.0,
+    rope_factor: Annotated[float, Ge(1), "factor by which YaRN extends original_length; 1 means no scaling"] = 1.0,
+    original_length: Annotated[PositiveSize, "length before the scaling of rotary positions"] = 4096,
     rope_pairs: Annotated[
         Literal["interleaved", "halves"], "channels that are rotated together; weights of V2 and V3 have interleaved"
     ] = "interleaved",
@@ -82,7 +85,7 @@ def deepseek(
     tied: Annotated[bool, "the output has the matrix of the embedding"] = False,
     dropout: float = 0.0,
 ) -> LanguageModel:
-    """Section 2.1, smaller than published, without the multi-token prediction of section 2.2 and without YaRN.
+    """Section 2.1, smaller than published, without the multi-token prediction of section 2.2.
 
     DeepSeek-V3 has dim=7168, depth=61, heads=128, head_dim=128, rotary_dim=64, value_dim=128, latent_dim=512,
     query_latent_dim=1536, ff_dim=18432, expert_dim=2048, num_experts=256, experts_per_token=8, expert_groups=8,
@@ -90,7 +93,10 @@ def deepseek(
     Raises UserError for experts, groups and widths that do not fit."""
     if rotary_dim % 2:
         raise UserError(f"rotary_dim ({rotary_dim}) must be even: its channels are rotated in pairs")
-    position = RotaryPosition(rotary_dim, pairs=rope_pairs, base=rope_base)
+    scaling = YaRNRotaryScaling(rope_factor, original_length, magnitude=1.0) if rope_factor > 1 else None
+    position = RotaryPosition(rotary_dim, pairs=rope_pairs, base=rope_base, scaling=scaling)
+    # the temperature of YaRN acts on all channels, not on rotated ones alone
+    score_scale = yarn_temperature(rope_factor) ** 2 * (head_dim + rotary_dim) ** -0.5
     losses = [SequenceBalanceLoss(balance_weight)] if balance_weight else []
 
     def feedforward(number: int) -> Layer:
@@ -120,6 +126,7 @@ def deepseek(
             rotary_dim=rotary_dim,
             value_dim=value_dim,
             position=position,
+            scale=score_scale,
             norm_eps=LATENT_EPS,
         )
         return {"attention": attention, "ff": feedforward(number)}
@@ -128,4 +135,3 @@ def deepseek(
     embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
     body = stack(depth, layer, order="pre", norm=norm, dropout=dropout, std=std)
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token if tied else None))
-

@@ -4,8 +4,11 @@ from manyformer.interop.families.bart import BART
 from manyformer.interop.families.bert import BERT
 from manyformer.interop.families.bigbird import BIGBIRD
 from manyformer.interop.families.decision_transformer_family import DECISION_TRANSFORMER
+from manyformer.interop.families.deepseek import DEEPSEEK
+from manyformer.interop.families.diffllama import DIFFLLAMA
 from manyformer.interop.families.distilbert import DISTILBERT
 from manyformer.interop.families.gpt2 import GPT2
+from manyformer.interop.families.gpt_oss import GPT_OSS
 from manyformer.interop.families.llama import LLAMA
 from manyformer.interop.families.longformer import LONGFORMER
 from manyformer.interop.families.mixtral import MIXTRAL
@@ -32,6 +35,9 @@ FAMILIES: tuple[ModelFamily, ...] = (
     DECISION_TRANSFORMER,
     REFORMER,
     MIXTRAL,
+    DEEPSEEK,
+    GPT_OSS,
+    DIFFLLAMA,
 )
 
 FAMILY_OF_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}

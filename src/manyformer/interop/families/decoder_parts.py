@@ -6,7 +6,7 @@ from typing import Any
 from manyformer.errors import UserError
 from manyformer.interop.foreign_config import ForeignConfig
 from manyformer.interop.model_family import Keywords
-from manyformer.interop.tensor_rules import PARAMETERS, WEIGHT, TensorRule, same, stacked
+from manyformer.interop.tensor_rules import PARAMETERS, WEIGHT, TensorRule, same, stacked, stacked_experts
 
 ROPE_TYPES = {"default": "none", "linear": "linear", "yarn": "yarn", "llama3": "llama3"}
 FIXED_ROPE_FIELDS: dict[str, Any] = {
@@ -20,6 +20,7 @@ FIXED_ROPE_FIELDS: dict[str, Any] = {
     "high_freq_factor": 4.0,
 }
 """The settings of rotary scaling that the recipe has with these values alone."""
+EXPERT_PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 
 
 def size_keywords(config: ForeignConfig, tensors: Collection[str], *, norm_eps: float) -> Keywords:
@@ -62,22 +63,34 @@ def frame_rules(keywords: Mapping[str, Any], norm: Callable[[str, str], TensorRu
         yield same("lm_head.weight", "head.weight")
 
 
-def rotary_keywords(config: ForeignConfig, *, default_base: float = 10_000.0) -> Keywords:
-    """Rotary settings, which versions before 5 had in `rope_theta` and `rope_scaling`."""
+def rotary_keywords(
+    config: ForeignConfig, *, default_base: float = 10_000.0, fixed: Mapping[str, Any] | None = None
+) -> Keywords:
+    """Rotary settings, which versions before 5 had in `rope_theta` and `rope_scaling`.
+
+    `fixed` are those that a recipe has with other values than `FIXED_ROPE_FIELDS`."""
     rope = config.part("rope_parameters") if "rope_parameters" in config.content else config.part("rope_scaling")
     base = rope if "rope_theta" in rope.content else config
     kind = rope.choice("rope_type" if "rope_type" in rope.content else "type", "default", ROPE_TYPES)
     keywords = {"rope_base": base.number("rope_theta", default_base), "rope_scaling": ROPE_TYPES[kind]}
     if kind == "default":
         return keywords
-    for name, expected in FIXED_ROPE_FIELDS.items():
-        rope.require(name, expected=expected, default=expected)
+    for name, default in FIXED_ROPE_FIELDS.items():
+        rope.require(name, expected=(fixed or {}).get(name, default), default=default)
     length = rope if "original_max_position_embeddings" in rope.content else config
     field = "original_max_position_embeddings" if length is rope else "max_position_embeddings"
     return keywords | {"rope_factor": rope.number("factor", 1.0), "original_length": length.size(field, 2048)}
 
 
-def rotary_config(keywords: Mapping[str, Any]) -> Keywords:
+def yarn_keywords(config: ForeignConfig, rotary: Keywords) -> Keywords:
+    """Rotary settings for recipes with YaRN or no scaling. Raises UserError for another one."""
+    if rotary["rope_scaling"] not in ("none", "yarn"):
+        raise UserError(f"{config.file}: rope_type is {rotary['rope_scaling']}, and the recipe has yarn alone")
+    keywords = {name: value for name, value in rotary.items() if name != "rope_scaling"}
+    return {"rope_factor": 1.0, **keywords}
+
+
+def rotary_config(keywords: Mapping[str, Any], *, fixed: Mapping[str, Any] | None = None) -> Keywords:
     """The entry `rope_parameters` of a config."""
     rope: Keywords = {"rope_type": "default", "rope_theta": keywords["rope_base"]}
     if keywords["rope_scaling"] != "none":
@@ -85,6 +98,7 @@ def rotary_config(keywords: Mapping[str, Any]) -> Keywords:
             "rope_type": {ours: theirs for theirs, ours in ROPE_TYPES.items()}[keywords["rope_scaling"]],
             "factor": keywords["rope_factor"],
             "original_max_position_embeddings": keywords["original_length"],
+            **(fixed or {}),
         }
     if keywords["rope_scaling"] == "llama3":
         rope |= {name: FIXED_ROPE_FIELDS[name] for name in ("low_freq_factor", "high_freq_factor")}
@@ -121,3 +135,32 @@ def attention_rules(theirs: str, ours: str, kv_rows: Sequence[int], biases: str)
     for kind in PARAMETERS if biased else WEIGHT:
         pair = [f"{theirs}.{part}.{kind}" for part in ("k_proj", "v_proj")]
         yield stacked(pair, f"{ours}.kv_proj.{kind}", kv_rows)
+
+
+def gated_rules(theirs: str, ours: str) -> Iterator[TensorRule]:
+    """The matrices of a gated feed-forward layer."""
+    for part in ("gate", "up", "down"):
+        yield same(f"{theirs}.{part}_proj.weight", f"{ours}.{part}.weight")
+
+
+def expert_rules(
+    theirs: str, ours: str, num_experts: int, parts: Mapping[str, str] = EXPERT_PARTS
+) -> Iterator[TensorRule]:
+    """The matrices of gated experts, which stand in the file one by one."""
+    for part, our_part in parts.items():
+        yield stacked_experts(
+            [f"{theirs}.{expert}.{part}.weight" for expert in range(num_experts)], f"{ours}.{our_part}.weight"
+        )
+
+
+def layer_pattern(config: ForeignConfig, letters: Mapping[str, str], *, default: Sequence[str]) -> str:
+    """The kinds of layers in `layer_types` as letters, without repetition; `default` stands for a missing field.
+
+    Raises UserError unless there is a known kind for each layer."""
+    depth = config.size("num_hidden_layers")
+    kinds = config.content.get("layer_types") or [default[number % len(default)] for number in range(depth)]
+    if not isinstance(kinds, list) or len(kinds) != depth or not all(kind in letters for kind in kinds):
+        raise UserError(f"{config.file}: layer_types must name {' or '.join(letters)} for each of {depth} layers")
+    pattern = "".join(letters[kind] for kind in kinds)
+    periods = (pattern[:length] for length in range(1, depth + 1))
+    return next(period for period in periods if (period * depth)[:depth] == pattern)

@@ -4,7 +4,13 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from manyformer.errors import UserError
-from manyformer.interop.families.decoder_parts import attention_rules, is_tied, rotary_config, rotary_keywords
+from manyformer.interop.families.decoder_parts import (
+    attention_rules,
+    gated_rules,
+    is_tied,
+    rotary_config,
+    rotary_keywords,
+)
 from manyformer.interop.foreign_config import ForeignConfig
 from manyformer.interop.model_family import Keywords, ModelFamily
 from manyformer.interop.tensor_rules import TensorRule, same, shifted
@@ -104,8 +110,7 @@ def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
             for part in ("query", "key"):
                 name = f"{theirs}.self_attn.{part[0]}_norm.weight"
                 yield same(name, f"{attention}.position.parts.0.{part}_norm.weight")
-        for part in ("gate", "up", "down"):
-            yield same(f"{theirs}.mlp.{part}_proj.weight", f"{ours}.ff.inner.{part}.weight")
+        yield from gated_rules(f"{theirs}.mlp", f"{ours}.ff.inner")
         for part, our_part in norms.items():
             yield _norm(f"{theirs}.{part}.weight", f"{ours}.{our_part}.weight", is_gemma=is_gemma)
     yield _norm("model.norm.weight", "body.norm.inner.weight", is_gemma=is_gemma)

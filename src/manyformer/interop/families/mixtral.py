@@ -5,6 +5,7 @@ from typing import Any
 
 from manyformer.interop.families.decoder_parts import (
     attention_rules,
+    expert_rules,
     frame_rules,
     plain_rotary_base,
     size_config,
@@ -12,7 +13,7 @@ from manyformer.interop.families.decoder_parts import (
 )
 from manyformer.interop.foreign_config import ForeignConfig
 from manyformer.interop.model_family import Keywords, ModelFamily
-from manyformer.interop.tensor_rules import TensorRule, same, stacked_experts
+from manyformer.interop.tensor_rules import TensorRule, same
 
 EXPERT_PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
 
@@ -40,10 +41,8 @@ def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
         theirs, ours = f"model.layers.{layer}", f"body.{layer}"
         yield from attention_rules(f"{theirs}.self_attn", f"{ours}.attention.inner", kv_rows, "none")
         yield same(f"{theirs}.block_sparse_moe.gate.weight", f"{ours}.ff.inner.router.proj.weight")
-        experts = [f"{theirs}.block_sparse_moe.experts.{expert}" for expert in range(keywords["num_experts"])]
-        for part, our_part in EXPERT_PARTS.items():
-            names = [f"{expert}.{part}.weight" for expert in experts]
-            yield stacked_experts(names, f"{ours}.ff.inner.experts.{our_part}.weight")
+        experts = (f"{theirs}.block_sparse_moe.experts", f"{ours}.ff.inner.experts")
+        yield from expert_rules(*experts, keywords["num_experts"], EXPERT_PARTS)
 
 
 def _write_config(keywords: Mapping[str, Any]) -> Keywords:

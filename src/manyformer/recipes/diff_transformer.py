@@ -1,0 +1,74 @@
+"""The Differential Transformer: attention is the difference of two softmaxes."""
+
+from functools import partial
+from typing import Annotated
+
+from torch import nn
+
+from manyformer.attention import Attention
+from manyformer.core import Layer
+from manyformer.errors import UserError
+from manyformer.feedforward import GatedFeedForward
+from manyformer.kernels import SoftmaxKernel
+from manyformer.kernels.differential_kernel import DifferentialKernel
+from manyformer.masks import Causal
+from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.position import RotaryPosition
+from manyformer.recipes.keywords import HeadDim, NormEps, RopeBase
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import check_heads, init_std, stack
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+
+
+@recipe(
+    "Differential Transformer",
+    paper="Ye et al. 2024, Differential Transformer, arXiv:2410.05258",
+    summary="Attention as the difference of two softmaxes, by which what both attend to cancels.",
+    task=LANGUAGE_MODELLING,
+    cost="O(l^2 d + l d^2) per layer",
+    tiny_keywords={"heads": 4, "kv_heads": 2},
+)
+def diff_transformer(
+    vocab: int = 32000,
+    dim: int = 512,
+    depth: int = 8,
+    heads: int = 8,
+    kv_heads: int | None = None,
+    head_dim: HeadDim = None,
+    ff_dim: int | None = None,
+    rope_base: RopeBase = 10_000.0,
+    *,
+    norm_eps: NormEps = 1e-5,
+    tied: Annotated[bool, "the output has the matrix of the embedding"] = False,
+    dropout: float = 0.0,
+) -> LanguageModel:
+    """Section 2, smaller than published: 3B has dim=3072, depth=28, heads=24 of width 128, of which 2 are a pair.
+
+    `heads` counts softmaxes: the paper's h differential heads are 2 h here. Pairs are heads i and i + h, as in the
+    class of `transformers`; the authors' code pairs neighbours and has a weight in the norm. `ff_dim` is 8/3 dim unless
+    given. Raises UserError for odd numbers of heads."""
+    if head_dim is None:
+        check_heads(dim, heads)
+    for name, count in (("heads", heads), ("kv_heads", heads if kv_heads is None else kv_heads)):
+        if count % 2:
+            raise UserError(f"{name} ({count}) must be even: each head of differential attention is a pair")
+    width = dim // heads if head_dim is None else head_dim
+    rotary = RotaryPosition(width, pairs="halves", base=rope_base)
+
+    def layer(number: int) -> dict[str, Layer]:
+        attention = Attention(
+            dim,
+            heads,
+            DifferentialKernel(SoftmaxKernel(Causal()), width, number, eps=norm_eps),
+            kv_heads=kv_heads,
+            head_dim=width,
+            value_dim=width,
+            position=rotary,
+            bias=False,
+        )
+        return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}
+
+    std, norm = init_std(dim), partial(nn.RMSNorm, dim, norm_eps)
+    embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
+    body = stack(depth, layer, order="pre", norm=norm, dropout=dropout, std=std)
+    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token if tied else None))
