@@ -84,7 +84,7 @@ class LatentAttention(MultiHeadLayer):
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         source_state, kernel_state = (None, None) if state is None else state[:2]
         q = split_heads(self._project_queries(x), self.heads)
-        q, rotary = q.split([self.head_dim, self.rotary_dim], -1)
+        q, rotary = torch.split(q, [self.head_dim, self.rotary_dim], -1)
         rotary = self.position.query(rotary, ctx.positions)
         cached, _, key_positions, source_state, loss = self.source(x, ctx, self.project_latent, source_state)
         is_absorbed = self.form(q.shape[2], cached.shape[2]) == "absorbed"
@@ -116,14 +116,16 @@ class LatentAttention(MultiHeadLayer):
 
     def project_latent(self, x: Float[Tensor, "b s d"], positions: TokenPositions) -> tuple[Tensor, Tensor]:
         """What is cached of tokens: the normalized latent and the shared key (b, 1, s, c + r), and no values."""
-        latent, key = self.kv_down_proj(x)[:, None].split([self.latent_dim, self.rotary_dim], -1)
+        latent, key = torch.split(self.kv_down_proj(x)[:, None], [self.latent_dim, self.rotary_dim], -1)
         cached = torch.cat([self.kv_norm(latent).to(key.dtype), self.position.key(key, positions)], -1)
         return cached, cached[..., :0]
 
     def _project_queries(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b l he"]:
         if self.q_down_proj is None or self.q_norm is None:
-            return self.q_proj(x)
-        return self.q_proj(self.q_norm(self.q_down_proj(x)))
+            y: Tensor = self.q_proj(x)
+        else:
+            y = self.q_proj(self.q_norm(self.q_down_proj(x)))
+        return y
 
     def _products(self, queries: int, keys: int) -> tuple[int, int]:
         """The multiplications for each head of both forms, without those that they share."""
@@ -133,15 +135,15 @@ class LatentAttention(MultiHeadLayer):
 
     def _expand(self, cached: Float[Tensor, "b 1 s c"]) -> tuple[Float[Tensor, "b h s e"], Float[Tensor, "b h s f"]]:
         """The keys of all heads, with the shared one at their end, and the values."""
-        latent, shared_key = cached.split([self.latent_dim, self.rotary_dim], -1)
+        latent, shared_key = torch.split(cached, [self.latent_dim, self.rotary_dim], -1)
         keys_values = split_heads(self.kv_proj(latent[:, 0]), self.heads)
-        k, v = keys_values.split([self.head_dim, self.value_dim], -1)
+        k, v = torch.split(keys_values, [self.head_dim, self.value_dim], -1)
         return torch.cat([k, shared_key.expand(-1, self.heads, -1, -1)], -1), v
 
     def _matrices_by_head(self) -> tuple[Float[Tensor, "h e c"], Float[Tensor, "h f c"]]:
         """The matrices of each head from the latent to keys and to values."""
         by_head = self.kv_proj.weight.view(self.heads, self.head_dim + self.value_dim, self.latent_dim)
-        to_keys, to_values = by_head.split([self.head_dim, self.value_dim], 1)
+        to_keys, to_values = torch.split(by_head, [self.head_dim, self.value_dim], 1)
         return to_keys, to_values
 
     def select_projections(self, selection: HeadSelection) -> None:
