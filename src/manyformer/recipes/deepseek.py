@@ -36,6 +36,7 @@ LATENT_EPS = 1e-6
     summary="Attention that caches one narrow latent per token, and many small experts balanced without a loss.",
     task=LANGUAGE_MODELLING,
     cost="O(l^2 d + l d^2) per layer with the experts of a token alone; a cache of latent_dim + rotary_dim per token",
+    reasons={"bfloat16": "rounded inputs of a router may choose another expert"},
     tiny_keywords={
         "head_dim": 8,
         "rotary_dim": 4,
