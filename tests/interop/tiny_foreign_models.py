@@ -81,6 +81,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 3.0,
         },
     ),
+    "gemma3": (
+        "Gemma3",
+        {
+            **SIZES,
+            "head_dim": 12,
+            "sliding_window": 8,
+            "query_pre_attn_scalar": 24,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
     "mixtral": ("Mixtral", {**SIZES, "num_local_experts": 5, "num_experts_per_tok": 2}),
     "mixtral-window": ("Mixtral", {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 8}),
     "deepseek": ("DeepseekV3", DEEPSEEK),
@@ -116,7 +130,8 @@ def foreign_model(case: str) -> Any:
 
     logging.getLogger("transformers").setLevel(logging.ERROR)
     name, settings = CASES[case]
-    config = getattr(transformers, f"{name}Config")(**settings)
+    config_class = "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config"
+    config = getattr(transformers, config_class)(**settings)
     model = getattr(transformers, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")(config).eval()
     with torch.no_grad():
         for weight in model.parameters():

@@ -1,4 +1,4 @@
-"""Llama, and the decoders that vary its parts: Mistral, Qwen, Gemma 2 and SmolLM."""
+"""Llama, and the decoders that vary its parts: Mistral, Qwen, Gemma 2 and 3 and SmolLM."""
 
 from collections.abc import Callable
 from functools import partial
@@ -89,6 +89,9 @@ def llama(
     ff_activation: Annotated[
         Literal["silu", "gelu", "gelu-tanh"], "activation of the gate of the feed-forward"
     ] = "silu",
+    window_rope_base: Annotated[
+        Annotated[float, Gt(0)] | None, "base of rotary positions in layers of windows, without rope_scaling (Gemma 3)"
+    ] = None,
     norm_order: NormOrder = "pre",
     norm_eps: NormEps = 1e-6,
     tied: Annotated[bool, "the output has the matrix of the embedding"] = False,
@@ -101,12 +104,16 @@ def llama(
     """Llama by default, smaller than published: 7B has dim=4096, depth=32, heads=32, ff_dim=11008 (table 2).
 
     Section 2.2. Mistral has `window`; Gemma 2 has `window` with `full_every=2`, sandwich norms, caps, a tanh GELU gate
-    and a scaled, tied embedding; Llama 3.1 has `rope_scaling="llama3"`; Qwen2 has biases, Qwen3 norms of queries and
-    keys. `ff_dim` is 8/3 dim unless given. Rotated pairs are the halves of a head, as in all published weights.
-    `kernel`, `sinks`, `memory_length` and `loops` make a trained model another one: see `manyformer convert`. Raises
-    UserError for `full_every` and `sinks` without `window`, and for a scale of scores with a kernel that has its own.
+    and a scaled, tied embedding; Gemma 3 has norms of queries and keys for the caps, `full_every=6` and
+    `window_rope_base`; Llama 3.1 has `rope_scaling="llama3"`; Qwen2 has biases, Qwen3 norms of queries and keys.
+    `ff_dim` is 8/3 dim unless given. Rotated pairs are the halves of a head, as in all published weights. `kernel`,
+    `sinks`, `memory_length` and `loops` make a trained model another one: see `manyformer convert`. Raises UserError
+    for `full_every`, `sinks` and `window_rope_base` without `window`, and for a scale of scores with a kernel that has
+    its own.
     """
     _check_windows(window, full_every, sinks, kernel)
+    if window_rope_base is not None and window is None:
+        raise UserError(f"window_rope_base ({window_rope_base}) is for layers of windows: set window too")
     if kernel != "softmax" and score_scale is not None:
         raise UserError(f"score_scale ({score_scale}) is one of softmax; kernel {kernel} has its own")
     if head_dim is None:
@@ -115,9 +122,13 @@ def llama(
     scaling = _rotary_scaling(rope_scaling, rope_factor, original_length)
     rotary = RotaryPosition(width, pairs="halves", base=rope_base, scaling=scaling)
 
-    def make_position(number: int) -> Position:
+    window_rotary = rotary
+    if window_rope_base is not None:
+        window_rotary = RotaryPosition(width, pairs="halves", base=window_rope_base)
+
+    def make_position(number: int, *, sees_all: bool) -> Position:
         is_rotated = unrotated_every is None or (number + 1) % unrotated_every
-        position = rotary if is_rotated else NoPosition()
+        position = (rotary if sees_all else window_rotary) if is_rotated else NoPosition()
         before = [HeadNorm(width, eps=norm_eps)] if qk_norm else []
         after = [] if score_cap is None else [ScoreCap(score_cap)]
         return ComposedPosition(*before, position, *after) if before or after else position
@@ -143,7 +154,7 @@ def llama(
             kv_heads=kv_heads,
             head_dim=width,
             value_dim=width,
-            position=make_position(number),
+            position=make_position(number, sees_all=sees_all),
             source=None if memory_length is None else SegmentMemorySource(memory_length, dim),
             bias=biases != "none",
             out_bias=biases == "all",

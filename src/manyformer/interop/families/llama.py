@@ -1,4 +1,4 @@
-"""Llama (Touvron et al. 2023), Mistral, Ministral, Qwen2, Qwen3, SmolLM3, Gemma 2, and the recipe `llama`."""
+"""Llama (Touvron et al. 2023), Mistral, Ministral, Qwen2, Qwen3, SmolLM3, Gemma 2 and 3, and the recipe `llama`."""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -17,6 +17,7 @@ from manyformer.interop.tensor_rules import TensorRule, same, shifted
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu-tanh"}
 FULL, SLIDING = "full_attention", "sliding_attention"
+GEMMAS = ("gemma2", "gemma3_text")
 
 
 def _read_keywords(config: ForeignConfig, tensors: Collection[str]) -> Keywords:
@@ -29,16 +30,17 @@ def _read_keywords(config: ForeignConfig, tensors: Collection[str]) -> Keywords:
         "depth": depth,
         "heads": heads,
         "kv_heads": config.size("num_key_value_heads", heads),
-        "head_dim": config.size("head_dim", 256) if model_type == "gemma2" else config.optional_size("head_dim"),
+        "head_dim": config.size("head_dim", 256) if model_type in GEMMAS else config.optional_size("head_dim"),
         "ff_dim": config.size("intermediate_size"),
         "ff_activation": ACTIVATIONS[_activation(config)],
         "norm_eps": config.number("rms_norm_eps", 1e-6),
         "tied": is_tied(config, tensors),
-        "qk_norm": model_type in ("qwen3",),
+        "qk_norm": model_type in ("qwen3", "gemma3_text"),
         "biases": "qkv" if model_type == "qwen2" else "all" if config.flag("attention_bias", default=False) else "none",
     }
-    gemma = _gemma_keywords(config) if model_type == "gemma2" else {}
-    return common | rotary_keywords(config) | _window_keywords(config, depth) | _rotated_layers(config, depth) | gemma
+    gemma = _gemma_keywords(config) if model_type in GEMMAS else {}
+    rotary = _rotary_by_layer(config) if model_type == "gemma3_text" else rotary_keywords(config)
+    return common | rotary | _window_keywords(config, depth) | _rotated_layers(config, depth) | gemma
 
 
 def _activation(config: ForeignConfig) -> str:
@@ -56,18 +58,34 @@ def _gemma_keywords(config: ForeignConfig) -> Keywords:
     }
 
 
+def _rotary_by_layer(config: ForeignConfig) -> Keywords:
+    """Rotary settings of Gemma 3, whose layers of windows have a base of their own; older files name it beside."""
+    config.require("use_bidirectional_attention", expected=False, default=False)
+    rope = config.part("rope_parameters")
+    if FULL not in rope.content:
+        window_base = config.number("rope_local_base_freq", 10_000.0)
+        return rotary_keywords(config, default_base=1e6) | {"window_rope_base": window_base}
+    local = rope.part(SLIDING)
+    local.require("rope_type", expected="default", default="default")
+    full = ForeignConfig(config.file, {**config.content, "rope_parameters": rope.part(FULL).content})
+    window_base = local.number("rope_theta", 10_000.0)
+    return rotary_keywords(full, default_base=1e6) | {"window_rope_base": window_base}
+
+
 def _window_keywords(config: ForeignConfig, depth: int) -> Keywords:
     """The window, and which layers have it."""
     window, model_type = config.optional_size("sliding_window"), config.content["model_type"]
-    uses_windows = config.flag("use_sliding_window", default=model_type in ("mistral", "ministral", "gemma2"))
+    uses_windows = config.flag("use_sliding_window", default=model_type in ("mistral", "ministral", *GEMMAS))
     if window is None or not uses_windows:
-        return {}
+        return {"window_rope_base": None}
     default = [SLIDING, FULL] if model_type == "gemma2" else [SLIDING]
+    if model_type == "gemma3_text":
+        default = [SLIDING] * (config.size("sliding_window_pattern", 6) - 1) + [FULL]
     kinds = config.content.get("layer_types") or (default * depth)[:depth]
     if not isinstance(kinds, list) or len(kinds) != depth or not set(kinds) <= {FULL, SLIDING}:
         raise UserError(f"{config.file}: layer_types must name {FULL} or {SLIDING} for each of {depth} layers")
     if SLIDING not in kinds:
-        return {}
+        return {"window_rope_base": None}
     first_full = kinds.index(FULL) + 1 if FULL in kinds else None
     expected = [FULL if first_full and number % first_full == 0 else SLIDING for number in range(1, depth + 1)]
     if kinds != expected:
@@ -109,7 +127,7 @@ def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
         if keywords["qk_norm"]:
             for part in ("query", "key"):
                 name = f"{theirs}.self_attn.{part[0]}_norm.weight"
-                yield same(name, f"{attention}.position.parts.0.{part}_norm.weight")
+                yield _norm(name, f"{attention}.position.parts.0.{part}_norm.weight", is_gemma=is_gemma)
         yield from gated_rules(f"{theirs}.mlp", f"{ours}.ff.inner")
         for part, our_part in norms.items():
             yield _norm(f"{theirs}.{part}.weight", f"{ours}.{our_part}.weight", is_gemma=is_gemma)
@@ -143,12 +161,13 @@ def _write_config(keywords: Mapping[str, Any]) -> Keywords:
         "attention_bias": keywords["biases"] == "all",
         "rope_parameters": rotary_config(keywords),
     }
-    return config | _layer_config(keywords) | (_gemma_config(keywords) if model_type == "gemma2" else {})
+    return config | _layer_config(keywords) | (_gemma_config(keywords) if model_type in GEMMAS else {})
 
 
 def _class_of(keywords: Mapping[str, Any]) -> tuple[str, str]:
     """The type and the class of the models that have these keywords. Raises UserError if there are none."""
     kinds = {
+        "gemma3_text": ("Gemma3ForCausalLM", keywords["norm_order"] == "sandwich" and keywords["qk_norm"]),
         "gemma2": ("Gemma2ForCausalLM", keywords["norm_order"] == "sandwich"),
         "qwen3": ("Qwen3ForCausalLM", keywords["qk_norm"]),
         "qwen2": ("Qwen2ForCausalLM", keywords["biases"] == "qkv"),
@@ -158,8 +177,10 @@ def _class_of(keywords: Mapping[str, Any]) -> tuple[str, str]:
     }
     chosen = [(model_type, architecture) for model_type, (architecture, is_needed) in kinds.items() if is_needed]
     model_type, architecture = chosen[0] if chosen else ("llama", "LlamaForCausalLM")
+    gemma = {"window", "full_every", "score_scale", "score_cap", "logit_cap", "scaled_embedding", "norm_order"}
     allowed = {
-        "gemma2": {"window", "full_every", "score_scale", "score_cap", "logit_cap", "scaled_embedding", "norm_order"},
+        "gemma3_text": {*gemma, "qk_norm", "window_rope_base"},
+        "gemma2": gemma,
         "qwen3": {"window", "full_every", "qk_norm"},
         "qwen2": {"window", "full_every", "biases"},
         "smollm3": {"window", "full_every", "unrotated_every"},
@@ -182,6 +203,7 @@ PLAIN = {
     "loops": 1,
     "norm_order": "pre",
     "qk_norm": False,
+    "window_rope_base": None,
     "biases": "none",
     "unrotated_every": None,
     "window": None,
@@ -201,7 +223,7 @@ def _layer_config(keywords: Mapping[str, Any]) -> Keywords:
     kinds = [FULL if window is None or (interval and number % interval == 0) else SLIDING for number in numbers]
     config: Keywords = {"sliding_window": window, "use_sliding_window": window is not None}
     # a Mistral, whose layers all have windows, would be read as a Ministral with it
-    if FULL in kinds:
+    if FULL in kinds or keywords["norm_order"] == "sandwich":
         config["layer_types"] = kinds
     if unrotated is not None:
         config["no_rope_layers"] = [int(number % unrotated != 0) for number in numbers]
@@ -222,12 +244,20 @@ def _gemma_config(keywords: Mapping[str, Any]) -> Keywords:
         "query_pre_attn_scalar": round(scalar),
         "attn_logit_softcapping": keywords["score_cap"],
         "final_logit_softcapping": keywords["logit_cap"],
+        **(_rotary_config_by_layer(keywords) if keywords["qk_norm"] else {}),
     }
+
+
+def _rotary_config_by_layer(keywords: Mapping[str, Any]) -> Keywords:
+    full = rotary_config(keywords)
+    base = keywords["window_rope_base"]
+    local = full if base is None else {"rope_type": "default", "rope_theta": base}
+    return {"rope_parameters": {FULL: full, SLIDING: local}}
 
 
 LLAMA = ModelFamily(
     title="Llama",
-    model_types=("llama", "mistral", "ministral", "qwen2", "qwen3", "smollm3", "gemma2"),
+    model_types=("llama", "mistral", "ministral", "qwen2", "qwen3", "smollm3", *GEMMAS),
     recipe="llama",
     prefix="model.",
     read_keywords=_read_keywords,
