@@ -16,7 +16,7 @@ from manyformer.ops.static_layout import materialize
 from manyformer.position import NoPosition
 from manyformer.recipes import RECIPES, get_recipe
 
-REFUSED = {"fnet", "gat", "graph-transformer", "graph-transformer-classifier", "synthesizer"} | {
+REFUSED = {"fnet", "gat", "gpt-oss", "graph-transformer", "graph-transformer-classifier", "synthesizer"} | {
     *("adaptive-span", "linear-transformer", "linformer", "performer", "performer-encoder", "relu-vit", "rfa"),
     *("reformer", "reformer-encoder", "reformer-strict", "routing-transformer", "routing-transformer-strict"),
     *("sinkhorn-encoder", "sinkhorn-transformer", "fox", "moba", "nystromformer"),

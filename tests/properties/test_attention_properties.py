@@ -22,6 +22,9 @@ from manyformer.residual import Residual
 OUTSIDE = {
     # soft spans multiply weights after the softmax
     "adaptive-span",
+    # weights add up to less than 1, or are differences
+    "gpt-oss",
+    "diff-transformer",
     # a query whose block has no key gets zeros
     "blockwise",
     # keys and values are projected to other ones, with weights of any sign

@@ -22,6 +22,9 @@ from manyformer.recipes.keywords import (
     NormEps,
     PositiveSize,
     RopeBase,
+    TiedOutput,
+    UnscaledLength,
+    YarnFactor,
 )
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import init_std, stack
@@ -76,14 +79,14 @@ def deepseek(
     bias_rate: Annotated[float, Ge(0), "change of the bias that balances experts, after each training step"] = 1e-3,
     balance_weight: BalanceWeight = 1e-4,
     rope_base: RopeBase = 10_000.0,
-    rope_factor: Annotated[float, Ge(1), "factor by which YaRN extends original_length; 1 means no scaling"] = 1.0,
-    original_length: Annotated[PositiveSize, "length before the scaling of rotary positions"] = 4096,
+    rope_factor: YarnFactor = 1.0,
+    original_length: UnscaledLength = 4096,
     rope_pairs: Annotated[
         Literal["interleaved", "halves"], "channels that are rotated together; weights of V2 and V3 have interleaved"
     ] = "interleaved",
     *,
     norm_eps: NormEps = 1e-6,
-    tied: Annotated[bool, "the output has the matrix of the embedding"] = False,
+    tied: TiedOutput = False,
     dropout: float = 0.0,
 ) -> LanguageModel:
     """Section 2.1, smaller than published, without the multi-token prediction of section 2.2.

@@ -1,7 +1,6 @@
 """The Differential Transformer: attention is the difference of two softmaxes."""
 
 from functools import partial
-from typing import Annotated
 
 from torch import nn
 
@@ -14,7 +13,12 @@ from manyformer.kernels.differential_kernel import DifferentialKernel
 from manyformer.masks import Causal
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import RotaryPosition
-from manyformer.recipes.keywords import HeadDim, NormEps, RopeBase
+from manyformer.recipes.keywords import (
+    HeadDim,
+    NormEps,
+    RopeBase,
+    TiedOutput,
+)
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import check_heads, init_std, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
@@ -39,7 +43,7 @@ def diff_transformer(
     rope_base: RopeBase = 10_000.0,
     *,
     norm_eps: NormEps = 1e-5,
-    tied: Annotated[bool, "the output has the matrix of the embedding"] = False,
+    tied: TiedOutput = False,
     dropout: float = 0.0,
 ) -> LanguageModel:
     """Section 2, smaller than published: 3B has dim=3072, depth=28, heads=24 of width 128, of which 2 are a pair.

@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Annotated
 
-from annotated_types import Ge
 from torch import nn
 
 from manyformer.attention import Attention
@@ -22,8 +21,10 @@ from manyformer.recipes.keywords import (
     ExpertsPerToken,
     HeadDim,
     NormEps,
-    PositiveSize,
     RopeBase,
+    TiedOutput,
+    UnscaledLength,
+    YarnFactor,
 )
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import check_heads, init_std, makers_of_pattern, stack
@@ -52,12 +53,12 @@ def gpt_oss(
     window: CausalWindowSize = 128,
     pattern: Annotated[str, "kinds of layers, repeated: W has a window, F attends to all tokens"] = "WF",
     rope_base: RopeBase = 150_000.0,
-    rope_factor: Annotated[float, Ge(1), "factor by which YaRN extends original_length; 1 means no scaling"] = 32.0,
-    original_length: Annotated[PositiveSize, "length before the scaling of rotary positions"] = 4096,
+    rope_factor: YarnFactor = 32.0,
+    original_length: UnscaledLength = 4096,
     balance_weight: BalanceWeight = 1e-3,
     *,
     norm_eps: NormEps = 1e-5,
-    tied: Annotated[bool, "the output has the matrix of the embedding"] = False,
+    tied: TiedOutput = False,
     dropout: float = 0.0,
 ) -> LanguageModel:
     """Section 2, smaller than published: 20b has dim=2880, depth=24, heads=64, kv_heads=8, head_dim=64, ff_dim=2880.

@@ -90,10 +90,14 @@ SentenceTypeCount = Annotated[
     PositiveSize | None, "number of vectors for the sentences of a row, 2 in BERT; null means none"
 ]
 RopeBase = Annotated[float, Gt(0), "base of the frequencies of rotary positions"]
+TiedOutput = Annotated[bool, "the output has the matrix of the embedding"]
+UnscaledLength = Annotated[PositiveSize, "length before the scaling of rotary positions"]
+YarnFactor = Annotated[float, Ge(1), "factor by which YaRN extends original_length; 1 means no scaling"]
 RouterZWeight = Annotated[float, Ge(0), "weight of the loss that keeps the logits of routers small; 0 means none"]
 ResidualGate = Annotated[GateName, "how a branch joins the residual stream: as a sum (residual) or by a gate"]
 WindowOnEachSide = Annotated[PositiveSize, "number of positions in the attention window on each side of a token"]
 CausalWindowSize = Annotated[PositiveSize, "number of positions in the attention window: a token and those before it"]
+CausalWindowOrNone = Annotated[CausalWindowSize | None, "positions in an attention window; null means all"]
 
 REMOVED_HEADS = "removed_heads"
 RemovedHeadsKeyword = Annotated[

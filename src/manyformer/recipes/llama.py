@@ -36,7 +36,15 @@ from manyformer.recipes.attention_kernels import (
     causal_kernel,
     causal_window,
 )
-from manyformer.recipes.keywords import CausalWindowSize, HeadDim, MemoryLengthOrNone, NormEps, PositiveSize
+from manyformer.recipes.keywords import (
+    CausalWindowOrNone,
+    HeadDim,
+    MemoryLengthOrNone,
+    NormEps,
+    PositiveSize,
+    RopeBase,
+    TiedOutput,
+)
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import LoopCount, NormOrder, check_heads, init_std, stack
 from manyformer.sources import SegmentMemorySource
@@ -70,11 +78,11 @@ def llama(
     kv_heads: int | None = None,
     head_dim: HeadDim = None,
     ff_dim: int | None = None,
-    window: Annotated[CausalWindowSize | None, "positions in an attention window; null means all"] = None,
+    window: CausalWindowOrNone = None,
     full_every: Annotated[
         PositiveSize | None, "among layers of windows or of another kernel, every n-th has softmax over all tokens"
     ] = None,
-    rope_base: Annotated[float, Gt(0), "base of the frequencies of rotary positions"] = 10_000.0,
+    rope_base: RopeBase = 10_000.0,
     rope_scaling: RopeScaling = "none",
     rope_factor: Annotated[float, "factor by which rope_scaling extends original_length"] = 4.0,
     original_length: Annotated[PositiveSize, "length before rope_scaling, which yarn and llama3 need"] = 2048,
@@ -94,7 +102,7 @@ def llama(
     ] = None,
     norm_order: NormOrder = "pre",
     norm_eps: NormEps = 1e-6,
-    tied: Annotated[bool, "the output has the matrix of the embedding"] = False,
+    tied: TiedOutput = False,
     scaled_embedding: Annotated[bool, "embeddings are multiplied by sqrt(dim) (Gemma)"] = False,
     score_scale: Annotated[float | None, "factor of scores; null means 1 / sqrt(head_dim)"] = None,
     score_cap: Annotated[Cap | None, "scores s become cap tanh(s / cap) (Gemma 2: 50)"] = None,

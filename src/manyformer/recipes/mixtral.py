@@ -1,7 +1,6 @@
 """Mixtral: a decoder whose feed-forward layers are mixtures of experts."""
 
 from functools import partial
-from typing import Annotated
 
 from torch import nn
 
@@ -16,13 +15,14 @@ from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import RotaryPosition
 from manyformer.recipes.keywords import (
     BalanceWeight,
-    CausalWindowSize,
+    CausalWindowOrNone,
     ExpertCount,
     ExpertsPerToken,
     HeadDim,
     NormEps,
     RopeBase,
     RouterZWeight,
+    TiedOutput,
 )
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import check_heads, init_std, stack
@@ -48,13 +48,13 @@ def mixtral(
     ff_dim: int | None = None,
     num_experts: ExpertCount = 8,
     experts_per_token: ExpertsPerToken = 2,
-    window: Annotated[CausalWindowSize | None, "positions in an attention window; null means all"] = None,
+    window: CausalWindowOrNone = None,
     rope_base: RopeBase = 1e6,
     balance_weight: BalanceWeight = 0.01,
     router_z_weight: RouterZWeight = 0.0,
     *,
     norm_eps: NormEps = 1e-5,
-    tied: Annotated[bool, "the output has the matrix of the embedding"] = False,
+    tied: TiedOutput = False,
     dropout: float = 0.0,
 ) -> LanguageModel:
     """Section 2, smaller than published: 8x7B has dim=4096, depth=32, heads=32, kv_heads=8, ff_dim=14336 (table 1).
