@@ -75,7 +75,7 @@ LEVELS = [
     {"datastore", "exits", "heads", "training_worker"},
     {"pruning", "viewer"},
     {"bench"},
-    {"compare"},
+    {"compare", "planning"},
     {"cli"},
     {"__main__"},
 ]

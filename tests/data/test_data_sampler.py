@@ -86,7 +86,7 @@ def test_resuming_anywhere_gives_the_same_batches(what: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("what", KINDS)
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, 3, 4])
 def test_ranks_together_see_what_one_sees(what: str, world: int, tmp_path: Path) -> None:
     alone = opened(what, tmp_path).train
     ranks = [opened(what, tmp_path).train.shard(rank, world) for rank in range(world)]
@@ -102,6 +102,24 @@ def test_ranks_together_see_what_one_sees(what: str, world: int, tmp_path: Path)
             assert torch.equal(together, whole[column])
         assert sum(map(scored, parts)) == scored(whole)
     assert all(rank.state_dict() == alone.state_dict() for rank in ranks)
+
+
+@pytest.mark.parametrize("what", KINDS)
+def test_the_order_survives_a_change_of_the_number_of_processes(what: str, tmp_path: Path) -> None:
+    """Two processes, then one, then four, each from the position that the one before has saved."""
+    expected = [next(sampler) for sampler in [opened(what, tmp_path).train] for _ in range(6)]
+    position = opened(what, tmp_path).train.state_dict()
+    for number, world in enumerate((2, 1, 4)):
+        ranks = [opened(what, tmp_path).train.shard(rank, world) for rank in range(world)]
+        for rank in ranks:
+            rank.load_state_dict(position)
+        for whole in expected[2 * number : 2 * number + 2]:
+            parts = [next(rank) for rank in ranks]
+            for column, values in enumerate(whole):
+                for rank, part in enumerate(parts):
+                    if values is not None and rank < len(values):
+                        assert torch.equal(part[column], values[rank::world])
+        (position,) = {json.dumps(rank.state_dict()): rank.state_dict() for rank in ranks}.values()
 
 
 def scored(batch: Batch) -> int:

@@ -13,6 +13,7 @@ COMMANDS = (
     "show",
     "runs",
     "train",
+    "plan",
     "generate",
     "translate",
     "caption",

@@ -1,0 +1,22 @@
+"""Plans of trainings: operations, memory, time, data, checkpoints and price of any recipe on named hardware.
+
+`plan_training("transformer-lm", PlanRequest(...))` returns a `PlannedTraining`; nothing is trained."""
+
+from manyformer.planning.machine_speed import calibrate
+from manyformer.planning.model_size import keywords_of_size
+from manyformer.planning.quantities import DeviceSet, parse_devices, parse_quantity
+from manyformer.planning.rehearsed_step import RehearsedCost, step_cost
+from manyformer.planning.training_plan import PlannedTraining, PlanRequest, plan_training
+
+__all__ = [
+    "DeviceSet",
+    "PlanRequest",
+    "PlannedTraining",
+    "RehearsedCost",
+    "calibrate",
+    "keywords_of_size",
+    "parse_devices",
+    "parse_quantity",
+    "plan_training",
+    "step_cost",
+]

@@ -1,0 +1,180 @@
+"""The operations and the memory of a training step of any recipe, without its weights wherever shapes decide them."""
+
+import gc
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyformer.batches import IGNORE_INDEX
+from manyformer.core import tree_map
+from manyformer.errors import UserError
+from manyformer.flops import count_flops
+from manyformer.model_summary import build_on_meta, count_parameters, is_content_based
+from manyformer.models import Model
+from manyformer.planning.live_memory import LiveMemoryMode
+from manyformer.planning.shape_rules import ShapeRules
+from manyformer.recipes import build
+from manyformer.recipes.registry import task_of
+from manyformer.train.activation_checkpointing import checkpoint_activations
+
+MAX_REAL_PARAMETERS = 100_000_000
+"""The largest model that is built with weights where shapes alone do not decide its operations."""
+
+BY_SHAPES, BY_RUNNING = "counted from shapes", "counted in a step of real weights"
+
+
+@dataclass(frozen=True)
+class RehearsedCost:
+    """One forward and backward pass over `rows` rows of `length` tokens on one device; sizes in bytes.
+
+    `flops` are those of `manyformer.flops`. `activations` and `logits` are what the forward pass leaves for the
+    backward pass; `peak` is the largest sum of these, gradients and temporary tensors at any time, without weights and
+    moments, and `row_peak` what each further row adds to it. `method` says how it was counted.
+    """
+
+    rows: int
+    length: int
+    parameters: int
+    flops: int
+    activations: int
+    logits: int
+    peak: int
+    row_peak: int
+    method: str
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """The memory of one simulated or real pass."""
+
+    activations: int
+    logits: int
+    peak: int
+
+
+def step_cost(
+    recipe: str,
+    keywords: dict[str, Any],
+    *,
+    rows: int,
+    length: int,
+    bfloat16: bool = False,
+    checkpointing: bool = False,
+) -> RehearsedCost:
+    """The cost of a training step; `checkpointing` recomputes layers as `activation_checkpointing` does.
+
+    Raises UserError for a length beyond the model's, and for a model too large to be run whose operations depend on
+    the content of its tokens.
+    """
+    model = build_on_meta(recipe, keywords).train()
+    model.check_length(length)
+    if checkpointing:
+        checkpoint_activations(model)
+    autocast = torch.bfloat16 if bfloat16 and model.allows_autocast else None
+    if not is_content_based(model):
+        try:
+            return _counted(model, rows, length, autocast, BY_SHAPES)
+        except (NotImplementedError, RuntimeError):
+            # an operator of it needs values
+            pass
+    parameters = count_parameters(model)
+    if parameters > MAX_REAL_PARAMETERS:
+        raise UserError(
+            f"the operations of {recipe} depend on values, so that it must be run to be planned, and {parameters:,} "
+            f"parameters are too many: at most {MAX_REAL_PARAMETERS:,}; plan a smaller model of it"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = build(recipe, **keywords).train()
+    if checkpointing:
+        checkpoint_activations(model)
+    return _counted(model, rows, length, autocast, BY_RUNNING)
+
+
+def _counted(model: Model, rows: int, length: int, autocast: torch.dtype | None, method: str) -> RehearsedCost:
+    step = StepRehearsal(model, rows, length, autocast)
+    flops = step.flops()
+    memory, doubled = step.memory(), StepRehearsal(model, 2 * rows, length, autocast).memory()
+    row_peak = max(0, doubled.peak - memory.peak) // rows
+    sizes = memory.activations, memory.logits, memory.peak
+    return RehearsedCost(rows, step.length, count_parameters(model), flops, *sizes, row_peak, method)
+
+
+class StepRehearsal:
+    """A training step on random tokens, on the device of the model: `meta` for its shapes alone."""
+
+    def __init__(self, model: Model, rows: int, length: int, autocast: torch.dtype | None) -> None:
+        self.model, self.autocast = model, autocast
+        task, generator = task_of(model), torch.Generator().manual_seed(0)
+        self.length = task.fixed_length(model) or length
+        tokens = torch.randint(task.token_ids(model), (rows, self.length), generator=generator)
+        inputs = task.example(model, tokens)
+        targets = task.random_targets(model, inputs, generator)
+        self.selected = 1.0
+        if isinstance(targets, Tensor) and not targets.is_floating_point():
+            self.selected = float((targets != IGNORE_INDEX).float().mean())
+        self._inputs, self._targets = (tree_map(lambda x: x.to(model.device), part) for part in (inputs, targets))
+
+    def flops(self) -> int:
+        """The operations of a step, after one that fills caches, such as plans of sparse attention."""
+        self._run()
+        flops = count_flops(self._run)
+        self.model.zero_grad(set_to_none=True)
+        return flops
+
+    def memory(self) -> StepMemory:
+        """The memory of a step."""
+        self._run()
+        self.model.zero_grad(set_to_none=True)
+        gc.collect()
+        with self._rules():
+            classes = self._logits().shape[-1]
+            with LiveMemoryMode(_tensors(self.model), classes=classes) as mode:
+                loss = self._loss()
+                activations, logits = mode.live, mode.live_logits
+                loss.backward()  # type: ignore[no-untyped-call]
+        self.model.zero_grad(set_to_none=True)
+        return StepMemory(activations - logits, logits, mode.peak)
+
+    def _run(self) -> None:
+        with self._rules():
+            self._loss().backward()  # type: ignore[no-untyped-call]
+
+    def _logits(self) -> Tensor:
+        with torch.no_grad():
+            return task_of(self.model).call(self.model, self._inputs).logits
+
+    def _loss(self) -> Tensor:
+        task = task_of(self.model)
+        with self._autocast():
+            loss = self.model.loss(task.batch(self.model, self._inputs, self._targets))
+            return loss.total / loss.targets + loss.extra
+
+    def _rules(self) -> AbstractContextManager[Any]:
+        if self.model.device.type == "meta":
+            return ShapeRules(selected=self.selected, autocast=self.autocast)
+        return nullcontext()
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.autocast is None or self.model.device.type == "meta":
+            return nullcontext()
+        return torch.autocast(self.model.device.type, self.autocast)
+
+    def as_job(self) -> Callable[[], object]:
+        """The step with the optimizer of training, to be timed on a real device."""
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+
+        def job() -> None:
+            self._run()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return job
+
+
+def _tensors(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
