@@ -35,6 +35,8 @@ class MixtureOfDepths(Layer):
     holds the chosen tokens. Raises ValueError for a share that is not above 0 and at most 1.
     """
 
+    content_based = True
+
     def __init__(self, block: Layer, dim: int, *, share: float = 0.125, routing: DepthRouting = "predictor") -> None:
         super().__init__()
         if not 0 < share <= 1:

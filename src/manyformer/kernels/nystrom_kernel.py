@@ -79,10 +79,17 @@ class NystromKernel(Kernel, PerHeadTensors):
     ) -> Float[Tensor, "b h l f"]:
         """The outputs of rows of one document each, of `lengths` tokens; all if None."""
         length, scale, short = q.shape[2], 1 / math.sqrt(q.shape[-1]), min(q.shape[2], self.landmarks)
+        # without reading values where there is nothing to read: a device would wait, and costs are counted without any
+        has_short = length == short if lengths is None else bool((lengths <= self.landmarks).any())
+        has_padding = lengths is not None
         if lengths is None:
             lengths = torch.full(q.shape[:1], length, device=q.device)
-        y = torch.zeros_like(v) if length == short else self._approximate(q, k, v, lengths, scale)
-        if bool((lengths <= self.landmarks).any()):
+        y = (
+            torch.zeros_like(v)
+            if length == short
+            else self._approximate(q, k, v, lengths, scale, has_padding=has_padding)
+        )
+        if has_short:
             q_short, k_short, v_short = (x[:, :, :short] for x in (q, k, v))
             mask = (torch.arange(short, device=q.device) < lengths[:, None])[:, None, None].expand(-1, -1, short, -1)
             exact = ops.fused_attention(q_short, k_short, v_short, mask, causal=False, scale=scale)
@@ -95,12 +102,12 @@ class NystromKernel(Kernel, PerHeadTensors):
         return y + F.conv2d(v, weight, padding=(size // 2, 0), groups=v.shape[1])
 
     def _approximate(
-        self, q: Tensor, k: Tensor, v: Tensor, lengths: Int[Tensor, " b"], scale: float
+        self, q: Tensor, k: Tensor, v: Tensor, lengths: Int[Tensor, " b"], scale: float, *, has_padding: bool
     ) -> Float[Tensor, "b h l f"]:
         valid = torch.arange(q.shape[2], device=q.device) < lengths[:, None]
         shares = self._run_shares(valid, lengths).to(q.dtype)
         q_landmarks, k_landmarks = (shares[:, None] @ x for x in (q, k))
-        mask = None if bool(valid.all()) else valid[:, None, None].expand(-1, -1, self.landmarks, -1)
+        mask = valid[:, None, None].expand(-1, -1, self.landmarks, -1) if has_padding else None
         values = ops.fused_attention(q_landmarks, k, v, mask, causal=False, scale=scale)
         compute_dtype = torch.promote_types(q.dtype, torch.float32)
         with autocast_disabled(q.device):
