@@ -32,7 +32,7 @@ from token_rows import range_positions
 WITHOUT_HEADS = {"bahdanau", "fnet", "lstm-policy", "mlp-mixer"} | {
     *("gat", "gcn", "graph-transformer", "graph-transformer-classifier", "tc-resnet"),
 }
-COUPLED_HEADS = {"diff-transformer"}
+COUPLED_HEADS = {"diff-transformer", "gated-deltanet", "hgrn2", "lightning", "mamba-2"}
 """Recipes of which no head can be removed."""
 WITH_ONE_HEAD = {"gmlp", "gmlp-encoder", "gmlp-vit"}
 """Recipes without a number of heads, whose layers have one each."""
@@ -121,6 +121,13 @@ def test_a_layer_without_heads_adds_its_bias(recipe: str) -> None:
     assert name not in attention_heads(model)
     assert any(isinstance(module, HeadlessLayer) for module in model.modules())
     assert mf.check(model, only=["decode"], length=12).ok
+
+
+@pytest.mark.parametrize("recipe", sorted(COUPLED_HEADS))
+def test_heads_that_depend_on_each_other_are_not_removed(recipe: str) -> None:
+    model = build_tiny(recipe, four_heads(recipe), 0)
+    with pytest.raises(UserError, match="cannot be removed"):
+        remove_heads(model, heads_to_remove(model))
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])

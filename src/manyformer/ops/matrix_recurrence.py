@@ -131,6 +131,9 @@ def _select_chunk(chunk: int, decay: Tensor | None) -> tuple[int, bool]:
     """The length of chunks, and whether decays per channel are too strong to be split into two factors of a pair."""
     if decay is None or decay.shape[-1] == 1 or decay.is_meta:
         return chunk, False
+    if torch.compiler.is_compiling():
+        # a choice by values would end the graph; this path serves all of them
+        return min(chunk, MIN_CHUNK), True
     while True:
         strongest = float(split_chunks(decay.detach(), chunk).sum(-2).amin())
         if strongest >= -MAX_EXPONENT or chunk <= MIN_CHUNK:

@@ -41,6 +41,9 @@ ContinuousActions = Annotated[
 DecoderDepth = Annotated[PositiveSize | None, "number of layers of the decoder; null means as many as the encoder has"]
 ExpertCount = Annotated[PositiveSize, "number of experts, feed-forward networks among which a router chooses"]
 ExpertsPerToken = Annotated[PositiveSize, "number of experts that process a token"]
+ShortConvolutionSize = Annotated[
+    PositiveSize, "number of tokens in the short convolution of queries, keys and values; 1 is the token alone"
+]
 HeadDim = Annotated[PositiveSize | None, "width of a head; null means dim / heads"]
 FeedForwardChunk = Annotated[
     PositiveSize | None, "number of tokens that a feed-forward layer computes at a time, to save memory; null means all"
@@ -64,6 +67,7 @@ ImageChannels = Annotated[PositiveSize, "1 for grayscale images, 3 for color; th
 ImageHeight = Annotated[PositiveSize, "height of images; the data decides it in a run"]
 ImageWidth = Annotated[PositiveSize, "width of images; the data decides it in a run"]
 PatchSide = Annotated[PositiveSize, "height and width of a patch"]
+KeyHeads = Annotated[PositiveSize | None, "heads of queries and keys, each shared by adjacent heads; null means heads"]
 MaxRelativeDistance = Annotated[PositiveSize, "relative distances are clipped to this many tokens"]
 MemoryContext = Annotated[
     Literal["growing", "same-length"],
@@ -80,6 +84,9 @@ FrameChannels = Annotated[
 ProjectedLength = Annotated[PositiveSize, "number of projected keys that replace all keys, in the lowest layer"]
 MelBands = Annotated[PositiveSize, "number of mel bands of a frame; the data decides it in a run"]
 NormEps = Annotated[float, Gt(0), "number added to the variance, or the mean square, under the root of norms"]
+NegativeEigenvalues = Annotated[
+    bool, "corrections of up to twice a token's error, so that a memory can track parity, instead of up to once"
+]
 NodeFeatureCount = Annotated[PositiveSize, "number of features of a node; the data decides it in a run"]
 ObservationShape = Annotated[
     PositiveSize | str,
@@ -95,6 +102,7 @@ UnscaledLength = Annotated[PositiveSize, "length before the scaling of rotary po
 YarnFactor = Annotated[float, Ge(1), "factor by which YaRN extends original_length; 1 means no scaling"]
 RouterZWeight = Annotated[float, Ge(0), "weight of the loss that keeps the logits of routers small; 0 means none"]
 ResidualGate = Annotated[GateName, "how a branch joins the residual stream: as a sum (residual) or by a gate"]
+ValueDim = Annotated[PositiveSize | None, "width of a head's values; null means dim / heads"]
 WindowOnEachSide = Annotated[PositiveSize, "number of positions in the attention window on each side of a token"]
 CausalWindowSize = Annotated[PositiveSize, "number of positions in the attention window: a token and those before it"]
 CausalWindowOrNone = Annotated[CausalWindowSize | None, "positions in an attention window; null means all"]

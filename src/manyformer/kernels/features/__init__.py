@@ -15,6 +15,7 @@ from manyformer.kernels.features.favor import (
 from manyformer.kernels.features.feature_map import FeatureMap, FeatureValues, RandomFeatures
 from manyformer.kernels.features.learned import HedgehogFeatures, T2RFeatures
 from manyformer.kernels.features.random_fourier import ArcCosineFeatures, RandomFourierFeatures
+from manyformer.kernels.features.recurrent import ScaledFeatures, UnitLengthFeatures
 
 __all__ = [
     "ArcCosineFeatures",
@@ -29,7 +30,9 @@ __all__ = [
     "HyperbolicFavorFeatures",
     "RandomFeatures",
     "RandomFourierFeatures",
+    "ScaledFeatures",
     "T2RFeatures",
     "TaylorFeatures",
     "TrigonometricFavorFeatures",
+    "UnitLengthFeatures",
 ]

@@ -1,0 +1,46 @@
+"""DeltaNet: linear attention whose tokens replace what the memory returns for their key, in parallel over the text."""
+
+from manyformer.core import Layer
+from manyformer.feedforward import GatedFeedForward
+from manyformer.models import LanguageModel
+from manyformer.output_stages import GatedNormStage, SharedHeadNorm
+from manyformer.recipes.keywords import HeadDim, NegativeEigenvalues, ShortConvolutionSize
+from manyformer.recipes.recurrent_layers import RecurrentSizes, delta_attention, recurrent_decoder
+from manyformer.recipes.registry import recipe
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+
+
+@recipe(
+    "DeltaNet",
+    paper="Yang et al. 2024, Parallelizing Linear Transformers with the Delta Rule over Sequence Length, "
+    "arXiv:2406.06484",
+    summary="The delta rule of fast weights over keys of length 1, in chunks whose corrections solve a triangular "
+    "system.",
+    task=LANGUAGE_MODELLING,
+    cost="O(l d^2) per layer; O(d^2 / heads) per generated token, at any length",
+)
+def deltanet(
+    vocab: int = 256,
+    dim: int = 512,
+    depth: int = 8,
+    heads: int = 4,
+    head_dim: HeadDim = None,
+    ff_dim: int | None = None,
+    conv_size: ShortConvolutionSize = 4,
+    dropout: float = 0.0,
+    *,
+    negative_eigenvalues: NegativeEigenvalues = False,
+) -> LanguageModel:
+    """Section 3: SiLU of convolved queries, keys and values, keys and queries of length 1, a norm of each output.
+
+    Other than `linear-transformer` with `update_rule=delta`, which has Schlag's features of sum 1, no convolution and
+    sinusoids. `negative_eigenvalues` doubles the strength of corrections (Grazzi et al. 2024, arXiv:2411.12537)."""
+    sizes = RecurrentSizes.of(dim, heads, head_dim, head_dim)
+    max_strength = 2.0 if negative_eigenvalues else 1.0
+
+    def layer(number: int) -> dict[str, Layer]:
+        stage = GatedNormStage(SharedHeadNorm(sizes.value_dim))
+        attention = delta_attention(sizes, None, stage, conv_size=conv_size, max_strength=max_strength)
+        return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}
+
+    return recurrent_decoder(vocab, dim, depth, dropout, layer)

@@ -1,0 +1,57 @@
+"""HGRN2: gated linear attention whose keys are what the memory loses, with bounds of decays that rise by layer."""
+
+from torch.nn import functional as F
+
+from manyformer.attention import Attention
+from manyformer.core import Layer
+from manyformer.feedforward import GatedFeedForward
+from manyformer.kernels import LinearKernel
+from manyformer.kernels.features import ScaledFeatures
+from manyformer.kernels.tied_decay_rule import DecayBounds, TiedDecayRule
+from manyformer.masks import Causal
+from manyformer.models import LanguageModel
+from manyformer.output_stages import GatedNormStage, HeadGroupNorm
+from manyformer.recipes.keywords import HeadDim
+from manyformer.recipes.recurrent_layers import RecurrentSizes, recurrent_decoder
+from manyformer.recipes.registry import recipe
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+
+
+@recipe(
+    "HGRN2",
+    paper="Qin et al. 2024, HGRN2: Gated Linear RNNs with State Expansion, arXiv:2404.07904",
+    summary="Keys are 1 minus the decay of each channel, and higher layers decay less: gated linear attention without "
+    "keys of its own.",
+    task=LANGUAGE_MODELLING,
+    cost="O(l d^2) per layer; O(d^2 / heads) per generated token, at any length",
+)
+def hgrn2(
+    vocab: int = 256,
+    dim: int = 512,
+    depth: int = 8,
+    heads: int = 4,
+    head_dim: HeadDim = None,
+    ff_dim: int | None = None,
+    dropout: float = 0.0,
+) -> LanguageModel:
+    """Section 3: SiLU of queries, and a norm over the outputs of all heads, without a gate.
+
+    `head_dim` is the paper's state expansion, and the width of values too."""
+    sizes = RecurrentSizes.of(dim, heads, head_dim, head_dim)
+    bounds = DecayBounds(depth, heads, sizes.head_dim)
+
+    def layer(number: int) -> dict[str, Layer]:
+        features = ScaledFeatures(sizes.head_dim**-0.5, F.silu)
+        rule = TiedDecayRule(bounds, number)
+        attention = Attention(
+            dim,
+            heads,
+            LinearKernel(features, Causal(), key_features=ScaledFeatures(), rule=rule),
+            head_dim=sizes.head_dim,
+            value_dim=sizes.value_dim,
+            output_stage=GatedNormStage(HeadGroupNorm(heads, sizes.value_dim, 1)),
+            bias=False,
+        )
+        return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}
+
+    return recurrent_decoder(vocab, dim, depth, dropout, layer)

@@ -1,0 +1,49 @@
+"""Kimi Delta Attention: the gated delta rule with a decay of each key channel."""
+
+import torch
+
+from manyformer.core import Layer
+from manyformer.feedforward import GatedFeedForward
+from manyformer.head_projection import HeadProjection
+from manyformer.kernels.decay_gates import SoftplusDecay
+from manyformer.models import LanguageModel
+from manyformer.output_stages import GatedNormStage, SharedHeadNorm
+from manyformer.recipes.keywords import HeadDim, ShortConvolutionSize
+from manyformer.recipes.recurrent_layers import RecurrentSizes, delta_attention, recurrent_decoder
+from manyformer.recipes.registry import recipe
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+
+
+@recipe(
+    "Kimi Delta Attention",
+    paper="Kimi Team 2025, Kimi Linear: An Expressive, Efficient Attention Architecture, arXiv:2510.26692",
+    summary="Gated DeltaNet whose decay differs between the channels of a key, so that each can have its own memory "
+    "length.",
+    task=LANGUAGE_MODELLING,
+    cost="O(l d^2) per layer; O(d^2 / heads) per generated token, at any length",
+)
+def kda(
+    vocab: int = 256,
+    dim: int = 512,
+    depth: int = 8,
+    heads: int = 4,
+    head_dim: HeadDim = None,
+    ff_dim: int | None = None,
+    conv_size: ShortConvolutionSize = 4,
+    dropout: float = 0.0,
+) -> LanguageModel:
+    """Its recurrent layers alone: Kimi Linear has a layer of latent attention after three of them, and experts.
+
+    Decay and output gate are products of two matrices with `head_dim` channels between them, the gate a sigmoid.
+    `head_dim` is also the width of values."""
+    sizes = RecurrentSizes.of(dim, heads, head_dim, head_dim)
+    rank = sizes.head_dim
+
+    def layer(number: int) -> dict[str, Layer]:
+        decay = SoftplusDecay(heads, rank), HeadProjection(dim, heads, rank, rank=rank)
+        gate = HeadProjection(dim, heads, sizes.value_dim, rank=rank)
+        stage = GatedNormStage(SharedHeadNorm(sizes.value_dim), gate, torch.sigmoid)
+        attention = delta_attention(sizes, decay, stage, conv_size=conv_size)
+        return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}
+
+    return recurrent_decoder(vocab, dim, depth, dropout, layer)

@@ -1,0 +1,57 @@
+"""Lightning attention: linear attention with constant decays of heads that weaken from layer to layer."""
+
+import torch
+from torch.nn import functional as F
+
+from manyformer.attention import Attention
+from manyformer.core import Layer
+from manyformer.feedforward import GatedFeedForward
+from manyformer.head_projection import HeadProjection
+from manyformer.kernels import LinearKernel
+from manyformer.kernels.decay_gates import FixedDecay
+from manyformer.kernels.features import ScaledFeatures
+from manyformer.kernels.recurrent_rules import DecayRule
+from manyformer.masks import Causal
+from manyformer.models import LanguageModel
+from manyformer.output_stages import GatedNormStage, HeadGroupNorm
+from manyformer.recipes.keywords import HeadDim
+from manyformer.recipes.recurrent_layers import RecurrentSizes, recurrent_decoder
+from manyformer.recipes.registry import recipe
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+
+
+@recipe(
+    "Lightning attention",
+    paper="Qin et al. 2024, Lightning Attention-2, arXiv:2401.04658; MiniMax 2025, MiniMax-01, arXiv:2501.08313",
+    summary="SiLU of queries, keys and values, and a constant decay of each head, slower in higher layers.",
+    task=LANGUAGE_MODELLING,
+    cost="O(l d^2) per layer; O(d^2 / heads) per generated token, at any length",
+)
+def lightning(
+    vocab: int = 256,
+    dim: int = 512,
+    depth: int = 8,
+    heads: int = 4,
+    head_dim: HeadDim = None,
+    ff_dim: int | None = None,
+    dropout: float = 0.0,
+) -> LanguageModel:
+    """The recurrent layers of MiniMax-01 alone, which has softmax in every eighth layer, and experts.
+
+    A norm over all heads, then a sigmoid gate; branches are normalized before, where MiniMax-01 sums scaled norms. Head
+    n of h, counted from 1, decays by exp(-2^(-8 n / h)), to a power that falls from 1 to nearly 0 over the layers."""
+    sizes = RecurrentSizes.of(dim, heads, head_dim, head_dim)
+
+    def layer(number: int) -> dict[str, Layer]:
+        slope = 2.0 ** (-8.0 / heads * torch.arange(1, heads + 1))
+        decay = FixedDecay(-slope * (1 - number / (depth - 1 + 1e-5) + 1e-5))
+        features = ScaledFeatures(activation=F.silu)
+        kernel = LinearKernel(features, Causal(), rule=DecayRule(decay, value_activation=F.silu))
+        gate = HeadProjection(dim, heads, sizes.value_dim)
+        stage = GatedNormStage(HeadGroupNorm(heads, sizes.value_dim, 1, eps=1e-6), gate, torch.sigmoid)
+        attention = Attention(
+            dim, heads, kernel, output_stage=stage, bias=False, head_dim=sizes.head_dim, value_dim=sizes.value_dim
+        )
+        return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}
+
+    return recurrent_decoder(vocab, dim, depth, dropout, layer)

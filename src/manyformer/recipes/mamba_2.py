@@ -1,0 +1,66 @@
+"""Mamba-2: a state space model as linear attention with a decay of each head, without feed-forward layers."""
+
+from typing import Annotated
+
+from manyformer.attention import Attention
+from manyformer.core import Layer
+from manyformer.errors import UserError
+from manyformer.head_projection import HeadProjection
+from manyformer.kernels import LinearKernel
+from manyformer.kernels.features import ScaledFeatures
+from manyformer.kernels.state_space_rule import StateSpaceRule
+from manyformer.masks import Causal
+from manyformer.models import LanguageModel
+from manyformer.output_stages import GatedNormStage, HeadGroupNorm
+from manyformer.recipes.keywords import PositiveSize, ShortConvolutionSize
+from manyformer.recipes.recurrent_layers import recurrent_decoder
+from manyformer.recipes.registry import recipe
+from manyformer.short_convolution import ShortConvolution
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+
+
+@recipe(
+    "Mamba-2",
+    paper="Dao and Gu 2024, Transformers are SSMs, arXiv:2405.21060",
+    summary="A state space model with one decay per head and step, computed as a decayed sum of keys and values.",
+    task=LANGUAGE_MODELLING,
+    cost="O(l d (d + state)) per layer; O(d (d + state)) per generated token, at any length",
+    tiny_keywords={"state_dim": 6},
+)
+def mamba_2(
+    vocab: int = 256,
+    dim: int = 512,
+    depth: int = 16,
+    heads: int = 16,
+    groups: Annotated[PositiveSize, "heads of queries and keys (C and B), each shared by adjacent heads"] = 1,
+    state_dim: Annotated[PositiveSize, "width of queries and keys: rows of the memory of a head"] = 128,
+    expansion: Annotated[PositiveSize, "width of the values of all heads, as a multiple of dim"] = 2,
+    conv_size: ShortConvolutionSize = 4,
+    dropout: float = 0.0,
+) -> LanguageModel:
+    """Section 7: a short convolution of values, keys and queries, a skip, a gate, and a norm of each group after it.
+
+    Layers are such mixers alone. Heads have width expansion * dim / heads, the paper's 64. Raises UserError if heads
+    do not divide."""
+    inner = expansion * dim
+    if inner % heads or heads % groups:
+        raise UserError(f"heads ({heads}) must divide expansion * dim ({inner}) and be a multiple of groups ({groups})")
+    value_dim = inner // heads
+
+    def layer(number: int) -> dict[str, Layer]:
+        rule = StateSpaceRule(heads, HeadProjection(dim, heads, 1))
+        norm, gate = HeadGroupNorm(heads, value_dim, groups), HeadProjection(dim, heads, value_dim)
+        attention = Attention(
+            dim,
+            heads,
+            LinearKernel(ScaledFeatures(), Causal(), rule=rule),
+            key_heads=groups,
+            head_dim=state_dim,
+            value_dim=value_dim,
+            short_convolution=ShortConvolution(2 * groups * state_dim + inner, conv_size, bias=True),
+            output_stage=GatedNormStage(norm, gate, gate_first=True),
+            bias=False,
+        )
+        return {"attention": attention}
+
+    return recurrent_decoder(vocab, dim, depth, dropout, layer)

@@ -1,0 +1,85 @@
+"""Decoders of recurrent layers, without other positions, and the attention that DeltaNet and its successors share."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from torch import nn
+
+from manyformer.attention import Attention
+from manyformer.core import Layer
+from manyformer.head_projection import HeadProjection
+from manyformer.kernels import LinearKernel
+from manyformer.kernels.decay_gates import DecayGate
+from manyformer.kernels.features import UnitLengthFeatures
+from manyformer.kernels.recurrent_rules import GatedDeltaRule, GateProjections
+from manyformer.masks import Causal
+from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.output_stages import OutputStage
+from manyformer.recipes.stacks import check_heads, init_std, stack
+from manyformer.short_convolution import ShortConvolution
+
+
+class RecurrentSizes(NamedTuple):
+    """The widths of a recurrent layer: of the stream, and of the heads' queries and keys, and values."""
+
+    dim: int
+    heads: int
+    head_dim: int
+    value_dim: int
+    key_heads: int
+
+    @classmethod
+    def of(
+        cls, dim: int, heads: int, head_dim: int | None, value_dim: int | None = None, key_heads: int | None = None
+    ) -> "RecurrentSizes":
+        """The widths that are not None, and dim / heads for the others. Raises UserError if heads must divide dim."""
+        if head_dim is None or value_dim is None:
+            check_heads(dim, heads)
+        return cls(dim, heads, head_dim or dim // heads, value_dim or dim // heads, key_heads or heads)
+
+    @property
+    def convolved(self) -> int:
+        """The number of channels of queries, keys and values together."""
+        return 2 * self.key_heads * self.head_dim + self.heads * self.value_dim
+
+
+def delta_attention(
+    sizes: RecurrentSizes,
+    decay: tuple[DecayGate, HeadProjection] | None,
+    output_stage: OutputStage,
+    *,
+    conv_size: int,
+    max_strength: float = 1.0,
+) -> Attention:
+    """Attention by the delta rule, gated by `decay` and its projection, over convolved queries and keys of length 1.
+
+    Yang et al. 2024 (arXiv:2406.06484), section 3.3; queries are divided by sqrt(head_dim) as well."""
+    strength = HeadProjection(sizes.dim, sizes.heads, 1)
+    if decay is None:
+        rule = GatedDeltaRule(None, GateProjections(strength=strength), max_strength=max_strength)
+    else:
+        projections = GateProjections(decay=decay[1], strength=strength)
+        rule = GatedDeltaRule(decay[0], projections, max_strength=max_strength)
+    features, key_features = UnitLengthFeatures(sizes.head_dim**-0.5), UnitLengthFeatures()
+    return Attention(
+        sizes.dim,
+        sizes.heads,
+        LinearKernel(features, Causal(), key_features=key_features, rule=rule),
+        key_heads=sizes.key_heads,
+        head_dim=sizes.head_dim,
+        value_dim=sizes.value_dim,
+        short_convolution=ShortConvolution(sizes.convolved, conv_size),
+        output_stage=output_stage,
+        bias=False,
+    )
+
+
+def recurrent_decoder(
+    vocab: int, dim: int, depth: int, dropout: float, layer: Callable[[int], dict[str, Layer]]
+) -> LanguageModel:
+    """A language model with these branches in each layer, RMSNorm before each and at the end, without positions."""
+    std = init_std(dim)
+    embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
+    body = stack(depth, layer, order="pre", norm=partial(nn.RMSNorm, dim, 1e-6), dropout=dropout, std=std)
+    return LanguageModel(embed, body, ClassHead(dim, vocab))

@@ -1,0 +1,56 @@
+"""RetNet: linear attention with rotary positions and a constant decay of each head."""
+
+import torch
+from torch import nn
+
+from manyformer.attention import Attention
+from manyformer.core import Layer
+from manyformer.feedforward import FeedForward
+from manyformer.head_projection import HeadProjection
+from manyformer.kernels import LinearKernel
+from manyformer.kernels.decay_gates import FixedDecay
+from manyformer.kernels.features import ScaledFeatures
+from manyformer.kernels.recurrent_rules import DecayRule
+from manyformer.masks import Causal
+from manyformer.models import LanguageModel
+from manyformer.output_stages import GatedNormStage, SharedHeadNorm
+from manyformer.position import RotaryPosition
+from manyformer.recipes.recurrent_layers import RecurrentSizes, recurrent_decoder
+from manyformer.recipes.registry import recipe
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+
+
+@recipe(
+    "RetNet",
+    paper="Sun et al. 2023, Retentive Network: A Successor to Transformer for Large Language Models, arXiv:2307.08621",
+    summary="Retention: products of rotated queries and keys that decay with distance, at another rate in each head.",
+    task=LANGUAGE_MODELLING,
+    cost="O(l d^2) per layer; O(d^2 / heads) per generated token, at any length",
+)
+def retnet(
+    vocab: int = 256,
+    dim: int = 512,
+    depth: int = 8,
+    heads: int = 2,
+    ff_dim: int | None = None,
+    dropout: float = 0.0,
+) -> LanguageModel:
+    """Section 2: decays 1 - 2^(-5 - n) of head n, values twice as wide as keys, a norm of each head and a SiLU gate.
+
+    `ff_dim` is 2 dim unless given. Angles are those of rotary positions, and norms before branches RMSNorm; the
+    released code also divides decays and scores by sums that its norm of each head cancels."""
+    sizes = RecurrentSizes.of(dim, heads, None)
+    value_dim = 2 * sizes.value_dim
+    position = RotaryPosition(sizes.head_dim)
+
+    def layer(number: int) -> dict[str, Layer]:
+        decay = FixedDecay(torch.log1p(-(2.0 ** (-5.0 - torch.arange(heads)))))
+        key_features = ScaledFeatures(sizes.head_dim**-0.5)
+        kernel = LinearKernel(ScaledFeatures(), Causal(), key_features=key_features, rule=DecayRule(decay))
+        stage = GatedNormStage(SharedHeadNorm(value_dim, learned=False), HeadProjection(dim, heads, value_dim))
+        attention = Attention(
+            dim, heads, kernel, value_dim=value_dim, position=position, output_stage=stage, bias=False
+        )
+        return {"attention": attention, "ff": FeedForward(dim, ff_dim or 2 * dim, activation=nn.GELU())}
+
+    return recurrent_decoder(vocab, dim, depth, dropout, layer)
