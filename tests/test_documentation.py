@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import inspect
 import itertools
+import json
 import re
 import shlex
 import sys
@@ -24,6 +25,7 @@ from manyformer.cli.app import app
 from manyformer.config import shipped_runs
 from manyformer.config.comparison import ComparisonFile
 from manyformer.config.setting_names import RUN_SETTINGS, SECTIONS, section_members
+from manyformer.files.json_records import DamagedFile
 from manyformer.train.run_folder import as_training_run
 
 ROOT = Path(__file__).parents[1]
@@ -37,7 +39,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted(page for page in DOCS.rglob("*.md") if not page.is_relative_to(DOCS / "generated")),
 ]
-WRITTEN = [page for page in PAGES if page.name not in ("recipes.md", "settings.md")]
+WRITTEN = [page for page in PAGES if page.name not in ("recipes.md", "settings.md", "ledger.md")]
 """The pages that are not generated."""
 
 
@@ -80,6 +82,25 @@ def command_lines(page: Path) -> Iterator[str]:
         r"`([^`\n]+)`", re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     )
     return (line for line in (*blocks, *inline) if line.startswith("manyformer "))
+
+
+def test_the_ledger_takes_whole_records_of_recipes_alone(tmp_path: Path) -> None:
+    from ledger_page import LEDGER, read_ledger
+
+    records = json.loads(LEDGER.read_text())["records"]
+    assert [record.recipe for record in read_ledger().records] == [record["recipe"] for record in records]
+    for changes, message in (
+        ({"recipe": "gatt"}, "there is no recipe 'gatt'"),
+        ({"ours": None}, "either all of ours"),
+        ({"seeds": 0}, "seeds"),
+        ({"page": "../secret.md"}, "page"),
+        ({"measure": "two\nlines"}, "measure"),
+        ({"note": "more"}, "note"),
+    ):
+        path = tmp_path / "ledger.json"
+        path.write_text(json.dumps({"format": 1, "records": [records[0] | changes]}))
+        with pytest.raises(DamagedFile, match=message):
+            read_ledger(path)
 
 
 @pytest.mark.parametrize("name", make.PAGES)

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from manyformer.compare.compare import read_comparison
+from manyformer.compare.suite_runner import read_suite
 from manyformer.config import shipped_comparisons, shipped_runs
+from manyformer.config.suite import is_suite
 from manyformer.errors import UserErrors
 
 FILE = """# Which position is best?
@@ -95,7 +97,7 @@ def test_a_base_may_extend_a_shipped_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(shipped_comparisons()))
 def test_shipped_ones_are_valid_and_no_runs(name: str) -> None:
-    found = read_comparison(name)
+    found = read_suite(name) if is_suite(name) else read_comparison(name)
     assert found.about
     assert name not in shipped_runs()
     assert f"comparisons/{name}" not in shipped_runs()

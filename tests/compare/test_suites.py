@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
+from manyformer.compare.advise import advise, read_results
 from manyformer.compare.measurement import open_archive
 from manyformer.compare.planner import PlannedCase, TrainingPlan, TrainingTiming, spell_duration
 from manyformer.compare.significance import holm_adjusted, paired_t_test, student_t_tails
@@ -41,6 +42,7 @@ tasks:
   markov:
     floors: {guessing: 16.7}
     expectation: nothing published
+    kinds: state
     claims: [transformer-lm >= 0]
   duplicate:
     score: [loss, accuracy]
@@ -146,6 +148,49 @@ def test_the_same_seed_gives_the_same_table_after_a_kill(
     again = run_suite(read_suite(folder / "tiny.yaml"), SuiteOptions(), out=tmp_path / "out")
     assert scores(again) == scores(result)
     assert len(open_archive(archive).entries) == 12
+
+
+def test_advice_quotes_rows_and_says_where_they_end(done: tuple[Path, SuiteResult, list[str]]) -> None:
+    folder, result, _ = done
+    suite = read_results(folder / "out")
+    advice = advise(suite, length=16_000, task="duplicate")
+    means = {case: result.tasks[1].results[EQUAL_STEPS].mean(case, "loss") for case in result.cases}
+    # the score is the loss: less is better
+    assert [row.case for row in advice.rows] == sorted(means, key=lambda case: means[case] or 0)
+    assert [row.score for row in advice.rows] == [means[row.case] for row in advice.rows]
+    states = {row.case: row.state_bytes or 0 for row in advice.rows}
+    # keys and values of one layer in float32, at every length; a memory has one size
+    assert 2 * 16_000 * 16 * 4 <= states["transformer-lm"] < 3 * 16_000 * 16 * 4
+    assert states["linear"] < 4096
+    assert any("of quality at 16,000 the rows say nothing" in limit for limit in advice.limits)
+    frugal = advise(suite, length=16_000, task="state", memory=100_000)
+    assert [row.case for row in frugal.rows] == ["linear"]
+    assert list(frugal.excluded) == ["transformer-lm"]
+    with pytest.raises(UserError, match=r"has no task 'recal'; .*markov"):
+        advise(suite, length=16, task="recal")
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "", '{"name": 3}'])
+def test_hostile_results_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(DamagedFile, match=r"results\.json is damaged"):
+        read_results(tmp_path)
+    with pytest.raises(DamagedFile, match="is missing"):
+        read_results(tmp_path / "nothing.json")
+
+
+def test_pretraining_is_a_second_column(tmp_path: Path) -> None:
+    text = FILE.split("  markov:")[0] + "  duplicate:\n    run: {data: {rule: duplicate}}\npretrain: causal\n"
+    suite = read_suite(written(tmp_path, text.replace("[1.0e-9, 0.01]", "[0.01]")))
+    result = run_suite(suite, SuiteOptions(seeds=1), out=tmp_path / "out")
+    column = result.tasks[0].results["equal steps after pretraining"]
+    pretraining = column.measurements_of("linear, pretraining")[0]
+    # 12 steps of 16 rows: all 15 inputs after the first are predicted, where the rule has 7 targets
+    assert (pretraining.tokens, column.measurements_of("linear")[0].tokens) == (12 * 16 * 15, 12 * 16 * 7)
+    assert column.values("linear", "accuracy") != result.tasks[0].results[EQUAL_STEPS].values("linear", "accuracy")
+    assert not list((tmp_path / "out/trainings").glob("*"))
+    assert [table.title for table in result.tables][1] == "Accuracy at equal steps after pretraining"
+    assert result.missing == 0
 
 
 def test_hours_end_a_sitting(tmp_path: Path) -> None:

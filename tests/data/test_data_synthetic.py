@@ -221,3 +221,13 @@ def test_batches_depend_on_their_number_alone(name: str, tmp_path: Path) -> None
     assert int(batch[0].max()) < first.required_keywords["vocab"]
     assert int(batch[1].max()) < first.required_keywords["vocab"]
     assert batch.target_count() > 0
+
+
+def test_inputs_are_predicted_in_pretraining() -> None:
+    answers, inputs = (
+        make_rule(DuplicateData(symbols=5, length=8, targets=targets)).rows(np.random.default_rng(3), 4)
+        for targets in ("rule", "inputs")
+    )
+    assert (answers.symbols == inputs.symbols).all()
+    assert (inputs.targets[:, :-1] == inputs.symbols[:, 1:]).all()
+    assert (inputs.targets[:, -1] < 0).all()

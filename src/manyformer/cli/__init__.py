@@ -36,6 +36,7 @@ COMMANDS = (
     "convert",
     "bench",
     "compare",
+    "advise",
     "plot",
     "regress",
     "doctor",

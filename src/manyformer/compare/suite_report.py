@@ -39,6 +39,12 @@ class TaskResult:
         """The main score."""
         return self.task.file.score[0]
 
+    @property
+    def lengths(self) -> list[int]:
+        """The lengths of the rows that the first case is scored on, one for each value of the sweep."""
+        points = self.task.comparison.cases[0].points
+        return [point.data.row_length for point in points if point is not None]
+
     def best_case(self, cases: Sequence[str], column: str = EQUAL_STEPS) -> str | None:
         """The case with the best mean."""
         means = {case: mean for case in cases if (mean := self.results[column].mean(case, self.score)) is not None}
@@ -129,6 +135,8 @@ class SuiteResult:
                 {
                     "task": task.task.name,
                     "score": task.score,
+                    "kinds": list(task.task.file.kinds),
+                    "lengths": task.lengths,
                     "floors": task.task.file.floors,
                     "expectation": task.task.file.expectation,
                     "results": {column: self._column_record(task, column) for column in task.results},

@@ -179,6 +179,16 @@ def suite_folder(suite: Suite, out: str | Path | None) -> Path:
     return Path(out) if out is not None else Path(DEFAULT_FOLDER) / suite.name.replace("/", "-")
 
 
+def find_results() -> Path:
+    """The results of the shipped suite of most families that has been carried out here. Raises UserError for none."""
+    folders = [Path(DEFAULT_FOLDER) / name for name in ("suite-full", "suite-quick")]
+    if folder := next((folder for folder in folders if (folder / "results.json").is_file()), None):
+        return folder
+    raise UserError(
+        "there are no results yet: `manyformer compare suite/quick` makes some, or name others by --results"
+    )
+
+
 def plan_suite(
     suite: Suite, options: SuiteOptions, out: str | Path | None = None, on_progress: LogFn = lambda text: None
 ) -> TrainingPlan:

@@ -97,7 +97,9 @@ def open_synthetic(data: SyntheticData, form: str, request: OpenRequest) -> Open
     rule, rows = make_rule(data), request.batch_tokens // data.length
     # symbols are letters, so that generated text is readable; beyond 26 they continue with code points from 0x100
     letters = [chr(ord("a") + n if n < 26 else 0x100 + n) for n in range(rule.symbols)]
-    fingerprint = json.dumps(data.model_dump(exclude={"valid", "context"}), sort_keys=True)
+    # runs from before there was a choice of targets go on
+    unused = {"targets"} if data.targets == "rule" else set()
+    fingerprint = json.dumps(data.model_dump(exclude={"valid", "context"} | unused), sort_keys=True)
     held_out = {name: _held_out(rule, data, rows, number) for number, name in enumerate(("valid", "test"))}
     tokenizer = CharTokenizer(letters)
     return OpenedData(

@@ -27,6 +27,8 @@ class SyntheticData(DataSection):
     """Rows that a sequence is cut into: each row of a batch continues in the next batch until its sequence ends."""
     context: Fraction = 0.0
     """The fraction of a held-out sequence, from its beginning, that is input but not scored."""
+    targets: Literal["rule", "inputs"] = "rule"
+    """What is predicted: the answers of the `rule`, or at each token the next of the `inputs`, as pretraining."""
     valid: PositiveInt = 65_536
     """Tokens of the validation data, and of the test data, whatever the `length` of a row."""
     seed: NonNegativeInt = 0

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, final
 
 import numpy as np
 
@@ -83,6 +83,25 @@ def register_rule(section: type[SyntheticData]) -> Callable[[RuleT], RuleT]:
     return register
 
 
+@final
+class NextInputRule(SyntheticRule[SyntheticData]):
+    """The rows of another rule, with the next symbol of the row as the target at each, as in pretraining."""
+
+    def __init__(self, rule: SyntheticRule[Any]) -> None:
+        super().__init__(rule.data)
+        self.rule, self.symbols = rule, rule.symbols
+
+    def rows(self, random: np.random.Generator, count: int) -> SyntheticRows:
+        symbols = self.rule.rows(random, count).symbols
+        # a symbol of padding is no target: both are negative
+        last = np.full_like(symbols[:, :1], NOT_SCORED)
+        return SyntheticRows(symbols, np.concatenate([symbols[:, 1:], last], axis=1))
+
+    def describe(self) -> str:
+        return f"the inputs of the rule {self.data.rule}, of which each next one is predicted: {self.rule.describe()}"
+
+
 def make_rule(data: SyntheticData) -> SyntheticRule[Any]:
     """The rule with these settings."""
-    return RULES[data.rule](data)
+    rule = RULES[data.rule](data)
+    return NextInputRule(rule) if data.targets == "inputs" else rule
