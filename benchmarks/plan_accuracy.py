@@ -1,6 +1,6 @@
 """Whether plans are right: peak memory of three sizes on this CPU, and step times after one calibration.
 
-    python benchmarks/plan_accuracy.py                # about two minutes on a quiet machine
+    python benchmarks/plan_accuracy.py
     python benchmarks/plan_accuracy.py --only memory
 
 Memory is the resident memory of a fresh process over building and three training steps, less what it had before.
