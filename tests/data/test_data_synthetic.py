@@ -231,3 +231,24 @@ def test_inputs_are_predicted_in_pretraining() -> None:
     assert (answers.symbols == inputs.symbols).all()
     assert (inputs.targets[:, :-1] == inputs.symbols[:, 1:]).all()
     assert (inputs.targets[:, -1] < 0).all()
+
+
+def test_a_row_matches_where_none_of_its_answers_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from manyformer.evaluate import evaluate
+    from manyformer.train import silent, train
+
+    monkeypatch.chdir(tmp_path)
+    words = ["data.kind=synthetic", "data.rule=copy", "data.symbols=2", "data.length=5", "data.valid=500"]
+    model = ["dim=16", "depth=1", "heads=2", "limits.steps=40", "batch.tokens=320", "optim.lr=0.01"]
+    result = train("transformer-lm", [*words, *model], on_event=silent)
+    trained, matches, rows = result.load(), 0, 0
+    data = opened(tmp_path, batch=320, rule="copy", symbols=2, length=5, valid=500)
+    assert data.test is not None
+    for batch in data.test:
+        predicted = trained(batch[0]).logits.argmax(-1)
+        for answers, targets in zip(predicted.tolist(), batch[1].tolist()):
+            matches += all(answer == target for answer, target in zip(answers, targets) if target != IGNORE_INDEX)
+            rows += 1
+    score = evaluate(result.out)["exact match"]
+    assert score.value == pytest.approx(100 * matches / rows)
+    assert score.signature.startswith(f"per:row|rows:{rows}")

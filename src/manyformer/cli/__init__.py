@@ -37,6 +37,7 @@ COMMANDS = (
     "bench",
     "compare",
     "advise",
+    "floors",
     "plot",
     "regress",
     "doctor",

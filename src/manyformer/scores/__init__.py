@@ -7,6 +7,7 @@ from manyformer.scores.likelihood_scores import (
     bits_per_character,
     bits_per_dimension,
     perplexity,
+    row_exact_match,
     token_accuracy,
 )
 from manyformer.scores.record import ScoreKind, ScoreRecord
@@ -32,6 +33,7 @@ __all__ = [
     "mean_length",
     "mean_return",
     "perplexity",
+    "row_exact_match",
     "success_rate",
     "ter",
     "token_accuracy",

@@ -39,6 +39,13 @@ def token_accuracy(correct: int, count: int) -> ScoreRecord:
     return ScoreRecord("token accuracy", 100 * _mean(correct, count, "token"), f"per:token|tokens:{count}")
 
 
+def row_exact_match(correct: int, rows: int) -> ScoreRecord:
+    """The percentage of rows all of whose targets are the most likely ones given the true previous tokens."""
+    if not 0 <= correct <= rows:
+        raise UserError(f"correct must be from 0 to the {rows} rows, got {correct}")
+    return ScoreRecord("exact match", 100 * _mean(correct, rows, "row"), f"per:row|rows:{rows}")
+
+
 def _mean(total: float, count: int, unit: str) -> float:
     if count < 1:
         raise UserError(f"there is no {unit} to score: the count is {count}")

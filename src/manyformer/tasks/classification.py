@@ -17,7 +17,7 @@ class Classification(TextLabelTask):
 
     name = "classification"
     title = "text classification"
-    data_forms: Mapping[str, str] = {"labels": "labelled"}
+    data_forms: Mapping[str, str] = {"labels": "labelled", "synthetic": "labelled"}
     nouns = "texts"
 
     def item_of(self, example: Example) -> str:

@@ -9,7 +9,7 @@ from manyformer.models import LanguageModel
 from manyformer.scores import ScoreKind, bits_per_byte, bits_per_character
 from manyformer.tasks.causal_task import WORK_SCORES, CausalTask
 from manyformer.tasks.image_modelling import IMAGE_GENERATION
-from manyformer.tasks.likelihood import likelihood, token_scores
+from manyformer.tasks.likelihood import likelihood, row_accuracy, token_scores
 from manyformer.tasks.task import EncodedText, EvaluationRequest, EvaluationResult, Task, TextPass, text_pass
 
 STDLIB_PROMPT, SYNTHETIC_PROMPT, TEXT_PROMPT = "def ", "ab", "The "
@@ -25,12 +25,15 @@ class LanguageModelling(CausalTask):
     reasons: Mapping[str, str] = {"cross_attention": "a language model reads one sequence only"}
     score_kinds: Mapping[str, ScoreKind] = {
         "bits_per_character": ScoreKind(lower_is_better=True, digits=4),
+        "exact_match": ScoreKind("%"),
         **WORK_SCORES,
     }
     generates = "continuation"
 
     def evaluate(self, request: EvaluationRequest[LanguageModel]) -> EvaluationResult:
         """Perplexity, bits per character and byte, token accuracy; each token is predicted once.
+
+        For rows of a rule also exact match: the rows without a wrong token.
 
         The signatures tell how the text was cut, which decides the context of each token.
         """
@@ -45,6 +48,8 @@ class LanguageModelling(CausalTask):
             bits_per_byte(sums.nats, units.bytes),
             accuracy,
         ]
+        if getattr(request.section, "kind", "") == "synthetic" and not request.batches.rows_continue:
+            scores.append(row_accuracy(request))
         reading, cut = describe_reading(request)
         scores = [replace(score, signature="|".join([score.signature, *_pairs(reading)])) for score in scores]
         return EvaluationResult(scores, f"{sums.targets:,} tokens {cut}", reading)

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from manyformer.batches import to_device
+from manyformer.batches import IGNORE_INDEX, to_device
 from manyformer.models.carried_state import CarriedState
-from manyformer.scores import ScoreRecord, perplexity, token_accuracy
+from manyformer.scores import ScoreRecord, perplexity, row_exact_match, token_accuracy
 from manyformer.tasks.score_sums import ScoreSums
 from manyformer.tasks.task import EvaluationRequest
 
@@ -20,6 +20,20 @@ def likelihood(request: EvaluationRequest[Any], *, final_progress: float = 1.0) 
         sums = sums.plus(scored)
         request.on_progress(final_progress * number / len(request.batches))
     return sums
+
+
+def row_accuracy(request: EvaluationRequest[Any]) -> ScoreRecord:
+    """The percentage of rows all of whose targets are predicted, among the rows with a target."""
+    assert request.batches is not None
+    model, matches, rows = request.model, 0, 0
+    for batch in request.batches:
+        tokens, targets, segments, *_ = to_device(batch, model.device)
+        predicted = model(tokens, segments).logits.argmax(-1)
+        is_scored = targets != IGNORE_INDEX
+        has_target = is_scored.any(1)
+        matches += int((((predicted == targets) | ~is_scored).all(1) & has_target).sum())
+        rows += int(has_target.sum())
+    return row_exact_match(matches, rows)
 
 
 def token_scores(sums: ScoreSums) -> list[ScoreRecord]:

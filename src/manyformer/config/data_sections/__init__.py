@@ -33,12 +33,27 @@ from manyformer.config.data_sections.sequence_rule_sections import (  # isort: s
     PeriodicData,
 )
 from manyformer.config.data_sections.recall_rule_sections import CopyData, MQARData, NeedleData  # isort: skip
+from manyformer.config.data_sections.mad_rule_sections import (  # isort: skip
+    InContextRecallData,
+    MADCompressionData,
+    MADCopyData,
+    MADFuzzyRecallData,
+    MADMemorizationData,
+    MADNoisyRecallData,
+    MADRecallData,
+)
 from manyformer.config.data_sections.state_rule_sections import StateTrackingData  # isort: skip
 from manyformer.config.data_sections.trajectories_section import TrajectoriesData  # isort: skip
 from manyformer.config.data_sections.environment_section import EnvironmentData  # isort: skip
 from manyformer.config.data_sections.graphs_section import GraphsData  # isort: skip
 from manyformer.config.data_sections.audio_section import AudioData  # isort: skip
 from manyformer.config.data_sections.modalities_section import ModalitiesData  # isort: skip
+
+from manyformer.config.data_sections.structure_rule_sections import (  # isort: skip
+    ListOpsData,
+    PathfinderData,
+    RegularLanguageData,
+)
 
 __all__ = [
     "DATA_SECTIONS",
@@ -52,15 +67,25 @@ __all__ = [
     "GraphsData",
     "HopsData",
     "ImagesData",
+    "InContextRecallData",
     "LabelsData",
+    "ListOpsData",
+    "MADCompressionData",
+    "MADCopyData",
+    "MADFuzzyRecallData",
+    "MADMemorizationData",
+    "MADNoisyRecallData",
+    "MADRecallData",
     "MQARData",
     "MarkedData",
     "MarkovData",
     "ModalitiesData",
     "NeedleData",
     "PairsData",
+    "PathfinderData",
     "PeriodicData",
     "QuestionsData",
+    "RegularLanguageData",
     "SectionByKind",
     "SentencePairsData",
     "StateTrackingData",

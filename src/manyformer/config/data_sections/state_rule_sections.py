@@ -33,6 +33,10 @@ class StateTrackingData(SyntheticData):
     def alphabet(self) -> int:
         return self.modulus if self.modulus is not None else GROUP_SIZES[self.group]
 
+    @property
+    def classes(self) -> int | None:
+        return self.alphabet
+
     def conflicts(self) -> Iterator[SettingConflict]:
         if self.group == "modular" and self.modulus is None:
             yield SettingConflict(("modulus",), "is needed: the number of states of modular", ("data.group",))

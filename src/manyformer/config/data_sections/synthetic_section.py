@@ -45,6 +45,16 @@ class SyntheticData(DataSection):
         raise NotImplementedError(f"data.rule={self.rule} does not say how many symbols it has")
 
     @property
+    def classes(self) -> int | None:
+        """The number of answers at the end of a row, which are the first symbols; None if it is no classification."""
+        return None
+
+    @property
+    def row_length(self) -> int:
+        # a classifier reads a row with the begin and end tokens
+        return self.length if self.classes is None else self.length + 2
+
+    @property
     def sequence_length(self) -> int:
         """The number of tokens in a sequence, which is `rows_per_sequence` rows."""
         return self.length * self.rows_per_sequence
@@ -59,6 +69,8 @@ class SyntheticData(DataSection):
     def expected_keywords(self, parameters: Container[str]) -> ExpectedData:
         expected = super().expected_keywords(parameters)
         keywords = expected.keywords | {"vocab": self.alphabet + SPECIAL_TOKENS}
+        if self.classes is not None and "classes" in parameters:
+            keywords["classes"] = self.classes
         return expected._replace(keywords=keywords, assumption=f"{self.alphabet} symbols")
 
 

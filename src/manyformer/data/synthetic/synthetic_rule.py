@@ -1,7 +1,7 @@
 """The base of rules that generate sequences of tasks with known answers, and their registry."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, final
 
 import numpy as np
@@ -49,6 +49,10 @@ class SyntheticRule(ABC, Generic[SectionT]):
     @abstractmethod
     def describe(self) -> str:
         """A description for display: the rule and the best possible loss."""
+
+    def shortcuts(self, rows: SyntheticRows) -> Mapping[str, Sequence[Hashable]]:
+        """What models know that read only parts of these rows: by name, a value for each scored target, row by row."""
+        return {}
 
     def rule_generator(self) -> np.random.Generator:
         """The random generator of what all rows have in common, which `data.seed` decides."""
