@@ -208,7 +208,9 @@ def test_another_rule_drops_the_settings_of_the_first() -> None:
 @pytest.mark.parametrize("name", SyntheticData.variants)
 def test_batches_depend_on_their_number_alone(name: str, tmp_path: Path) -> None:
     """As a worker, a rank and a resumed run make them."""
-    first, resumed = (opened(tmp_path, rule=name, length=64) for _ in range(2))
+    small = {"listops": {"min_tokens": 10, "depth": 4}, "pathfinder": {"size": 16, "length": 256, "dashes": 3}}
+    settings = {"length": 64, **small.get(name, {})}
+    first, resumed = (opened(tmp_path, rule=name, **settings) for _ in range(2))
     for _ in range(3):
         next(first.train)
     resumed.train.load_state_dict(first.train.state_dict())

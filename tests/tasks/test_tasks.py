@@ -147,7 +147,7 @@ def test_a_run_made_by_hand_must_fit_its_recipe(tmp_path: Path) -> None:
     run = RunConfig(recipe="bert", data=PairsData(), evaluate=EvaluateConfig(metric="f1"), out=str(tmp_path))
     with pytest.raises(UserError) as caught:
         train(run)
-    kinds = "text or questions or labels or sentence-pairs or trees"
+    kinds = "text or questions or labels or synthetic or sentence-pairs or trees"
     assert str(caught.value).splitlines() == [
         f"data.kind: bert (masked-lm) learns from {kinds}, not from pairs",
         "evaluate.metric: bert (masked-lm) is ranked by loss or accuracy, not by 'f1'",

@@ -67,7 +67,8 @@ class RegularLanguageData(SyntheticData):
     max_states: AtLeastTwo = 12
     """The most states of an automaton."""
     edges: PositiveInt = 4
-    """The most symbols that may follow in a state; the fewest are 1, and all are equally likely."""
+    """The most symbols that may follow in a state; the fewest are 1, all are equally likely and lead to different
+    states."""
     max_string: PositiveInt = 50
     """Length of the longest string; the shortest has 1 symbol."""
     scored: Literal["all", "forced"] = "all"
@@ -91,9 +92,9 @@ class RegularLanguageData(SyntheticData):
     def conflicts(self) -> Iterator[SettingConflict]:
         if self.min_states > self.max_states:
             yield SettingConflict(("min_states",), "must be at most data.max_states", ("data.max_states",))
-        if self.edges > self.symbols:
-            message = "must be at most data.symbols: the symbols that may follow differ"
-            yield SettingConflict(("edges",), message, ("data.symbols",))
+        if self.edges > min(self.symbols, self.max_states - 1):
+            message = "must be at most data.symbols, and below data.max_states: the symbols and their states differ"
+            yield SettingConflict(("edges",), message, ("data.symbols", "data.max_states"))
 
 
 @register_rule_section

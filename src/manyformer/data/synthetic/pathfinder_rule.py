@@ -14,12 +14,13 @@ from manyformer.type_aliases import FloatArray, IntArray
 DASH, GAP, THICKNESS, RADIUS, MARGIN = 2.0, 1.2, 0.7, 1.8, 2.0
 """Length of a dash, distance to the next one, thickness, radius of a disk, distance between paths; all in pixels."""
 
-BEND = 0.45
+BEND = 0.7
 """The most that a path turns between dashes, in radians."""
 
-TRIES_PER_DASH, TRIES_PER_DISTRACTOR = 8, 12
+TRIES_PER_DASH, TRIES_PER_DISTRACTOR = 8, 4
 
 Point = tuple[float, float]
+Disks = tuple[Point, Point]
 
 
 class _Dash(NamedTuple):
@@ -37,9 +38,9 @@ class _Dash(NamedTuple):
 class PathfinderRule(SyntheticRule[PathfinderData]):
     """Images of two disks, two long dashed paths and shorter ones (Linsley et al. 2018, section 2; Tay et al. 2021).
 
-    A disk is at the first end of one path; the other is at the second end of the same path (answer 1) or of the other
-    path (answer 0), each in half of the images. Redrawn with lines of our own, in the image's own resolution:
-    accuracies are comparable with each other, not with published ones."""
+    The disks are at both ends of one path (answer 1), or at an end of each (answer 0), in half of the images each. Both
+    pairs of ends are equally far from each other in every image, so that the distance tells nothing. Redrawn with lines
+    of our own, in the image's own resolution: accuracies are comparable with each other, not with published ones."""
 
     def rows(self, random: np.random.Generator, count: int) -> SyntheticRows:
         source = Random(int(random.integers(1 << 62)))
@@ -52,20 +53,19 @@ class PathfinderRule(SyntheticRule[PathfinderData]):
         return SyntheticRows(symbols, targets)
 
     def _image(self, source: Random, answer: int) -> IntArray:
-        paths: list[list[_Dash]] = []
-        while len(paths) < 2:
-            path = self._path(source, self.data.dashes, [dash for earlier in paths for dash in earlier])
-            # a path that finds no place may be in the way of the other
-            paths = [*paths, path] if path else []
-        dashes = [dash for path in paths for dash in path]
+        while True:
+            first = self._path(source, self.data.dashes, [])
+            second = self._path(source, self.data.dashes, first) if first else []
+            if second and (choices := _equidistant_pairs(first, second)):
+                break
+        dashes = [*first, *second]
         for _ in range(self.data.distractors):
             for _ in range(TRIES_PER_DISTRACTOR):
                 if path := self._path(source, max(1, self.data.dashes // 3), dashes):
                     dashes += path
                     break
-        first = source.randrange(2)
-        second = first if answer else 1 - first
-        return self._draw(dashes, (paths[first][0].start, paths[second][-1].stop))
+        joined, apart = source.choice(choices)
+        return self._draw(dashes, joined if answer else apart)
 
     def _path(self, source: Random, length: int, obstacles: list[_Dash]) -> list[_Dash]:
         """Dashes that keep away from obstacles, from each other and from the border; empty if they find no place."""
@@ -93,7 +93,7 @@ class PathfinderRule(SyntheticRule[PathfinderData]):
     def _is_inside(self, point: Point) -> bool:
         return all(2.0 <= coordinate <= self.data.size - 3.0 for coordinate in point)
 
-    def _draw(self, dashes: list[_Dash], disks: tuple[Point, Point]) -> IntArray:
+    def _draw(self, dashes: list[_Dash], disks: Disks) -> IntArray:
         """The brightness level of each pixel, row by row."""
         size = self.data.size
         rows, columns = np.divmod(np.arange(size * size), size)
@@ -110,14 +110,35 @@ class PathfinderRule(SyntheticRule[PathfinderData]):
         return levels
 
     def shortcuts(self, rows: SyntheticRows) -> Mapping[str, Sequence[Hashable]]:
-        """What the mean brightness of an image tells, in twenty classes."""
+        """What the mean brightness of an image tells, in twenty classes, and the distance of the disks in pixels."""
         means = rows.symbols.mean(axis=1)
         edges = np.quantile(means, np.linspace(0, 1, 21)[1:-1])
-        return {"mean brightness": np.searchsorted(edges, means).tolist()}
+        images = rows.symbols.reshape(-1, self.data.size, self.data.size)
+        return {
+            "mean brightness": np.searchsorted(edges, means).tolist(),
+            "distance of the disks": [_disk_distance(image) for image in images],
+        }
 
     def describe(self) -> str:
         data = self.data
         return f"images of {data.size} x {data.size} with two paths of {data.dashes} dashes; does one join the disks?"
+
+
+def _equidistant_pairs(first: list[_Dash], second: list[_Dash]) -> list[tuple[Disks, Disks]]:
+    """Both ends of a path, and an end of each path that are as far from each other."""
+    ends = [(path[0].start, path[-1].stop) for path in (first, second)]
+    mixed = [(end, other_end) for end in ends[0] for other_end in ends[1]]
+    return [(same, pair) for same in ends for pair in mixed if abs(math.dist(*same) - math.dist(*pair)) < 0.5]
+
+
+def _disk_distance(image: IntArray) -> int:
+    """The distance of the two squares of 4 x 4 pixels that are brightest and apart, which are the disks."""
+    squares = np.lib.stride_tricks.sliding_window_view(image, (4, 4)).sum(axis=(2, 3))
+    row, column = np.unravel_index(squares.argmax(), squares.shape)
+    others = squares.copy()
+    others[max(0, row - 3) : row + 4, max(0, column - 3) : column + 4] = -1
+    other_row, other_column = np.unravel_index(others.argmax(), others.shape)
+    return round(math.hypot(row - other_row, column - other_column))
 
 
 def _is_clear(dash: _Dash, occupied: list[Point]) -> bool:

@@ -12,6 +12,7 @@ from manyformer.data.synthetic.synthetic_rule import (
     distinct_draws,
     register_rule,
 )
+from manyformer.type_aliases import IntArray
 
 
 @register_rule(RegularLanguageData)
@@ -20,17 +21,17 @@ class RegularLanguageRule(SyntheticRule[RegularLanguageData]):
     """Strings of a probabilistic automaton, with a mark after each (RegBench, Akyurek et al. 2024, section 3).
 
     Each row has an automaton of its own: in each state some symbols may follow, all equally likely, each of which leads
-    to a state drawn uniformly; strings begin in state 0 and end after a length drawn uniformly. The paper counts a
+    to another state; strings begin in state 0 and end after a length drawn uniformly. The paper counts a
     prediction as right if the automaton allows it. Where just one symbol is allowed that is accuracy, and these
     positions are those of `scored: forced`."""
 
     def rows(self, random: np.random.Generator, count: int) -> SyntheticRows:
         data, number = self.data, np.arange(count)
-        states = random.integers(data.min_states, data.max_states + 1, size=(count, 1, 1))
         shape = (count, data.max_states, data.edges)
-        edges = random.integers(1, data.edges + 1, size=shape[:2])
+        states = random.integers(data.min_states, data.max_states + 1, size=(count, 1))
+        edges = random.integers(1, np.minimum(data.edges, states - 1) + 1, size=shape[:2])
         labels = distinct_draws(random, data.symbols, (count * data.max_states, data.edges)).reshape(shape)
-        successors = random.integers(states, size=shape)
+        successors = self._successors(random, states)
         state, left = np.zeros(count, np.int64), np.zeros((count, data.max_states), bool)
         remaining = random.integers(1, data.max_string + 1, size=count)
         symbols = np.empty((count, self.length + 1), np.int64)
@@ -47,6 +48,13 @@ class RegularLanguageRule(SyntheticRule[RegularLanguageData]):
         if data.scored == "forced":
             targets[~forced[:, 1:]] = NOT_SCORED
         return SyntheticRows(symbols[:, :-1].copy(), targets)
+
+    def _successors(self, random: np.random.Generator, states: IntArray) -> IntArray:
+        """For each row and state, states in random order: those that the row has first, and the own state last."""
+        every = np.arange(self.data.max_states)
+        keys = random.random((len(states), len(every), len(every)))
+        keys += (every >= states)[:, None, :] + 2 * (every[:, None] == every)
+        return keys.argsort(axis=2)[:, :, : self.data.edges]
 
     def describe(self) -> str:
         data = self.data
