@@ -1,7 +1,7 @@
 """`manyformer floors`: the accuracy of guesses on a generated task, below which a score shows nothing."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from typer import Argument, Option
@@ -74,11 +74,11 @@ def _read(target: str, settings: list[str]) -> "SyntheticData":
         raise UserError(f"there is no rule, run file or shipped run '{target}'; {suggestion}")
     else:
         run = load_run(target, settings, recipes=recipes)
-    if not isinstance(run.data, SyntheticData):
+    if run.data.kind != "synthetic":
         raise UserError(
             f"{target} learns from data of kind {run.data.kind}; floors are those of generated data (kind synthetic)"
         )
-    return run.data
+    return cast("SyntheticData", run.data)
 
 
 def _in_data(setting: str) -> str:
