@@ -19,7 +19,8 @@ from manyformer.recipes import RECIPES, get_recipe
 REFUSED = {"fnet", "gat", "gpt-oss", "graph-transformer", "graph-transformer-classifier", "synthesizer"} | {
     *("adaptive-span", "linear-transformer", "linformer", "performer", "performer-encoder", "relu-vit", "rfa"),
     *("reformer", "reformer-encoder", "reformer-strict", "routing-transformer", "routing-transformer-strict"),
-    *("sinkhorn-encoder", "sinkhorn-transformer", "fox", "moba", "nystromformer"),
+    *("sinkhorn-encoder", "sinkhorn-transformer", "fox", "moba", "nystromformer", "deltanet", "gated-deltanet", "gla"),
+    *("hgrn2", "kda", "lightning", "mamba-2", "retnet"),
 }
 """Recipes with heads whose attention has no softmax weights of all visible pairs."""
 

@@ -34,9 +34,15 @@ NO_PAIR_WEIGHTS = {
     "sinkhorn-transformer",
     "etc",
     "bigbird-etc",
+    "lstm-lm",
+    "deltanet",
+    "gated-deltanet",
+    "kda",
 }
 """Recipes without weights for pairs of tokens of the text."""
 NEEDS_TREES = {"structural"}
+SUMS = {"gla", "hgrn2", "lightning", "mamba-2", "retnet"}
+"""Recipes whose outputs are sums of values with weights of any sign and size."""
 
 
 def encode(text: str) -> EncodedText:
@@ -61,7 +67,7 @@ def test_every_recipe_is_analysed_or_says_why_not(name: str) -> None:
         assert not is_analysed
         return
     assert is_analysed
-    assert all(0 <= report.confidence <= 1 + 1e-6 for report in reports)
+    assert name in SUMS or all(0 <= report.confidence <= 1 + 1e-6 for report in reports)
     assert all(report.rare is None for report in reports)
     assert model.training
 

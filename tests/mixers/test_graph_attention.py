@@ -83,10 +83,10 @@ def test_the_graph_transformer_is_that_of_the_paper() -> None:
         stream = part.norm(stream + part.out_proj(value.flatten(1)))
         return part.ff_norm(stream + part.ff(stream))
 
-    nodes, stream = first(x, e, edges)
+    nodes, stream = first(x, e, edges, ctx)
     torch.testing.assert_close(nodes, update(first.node_update, x, attended))
     torch.testing.assert_close(stream, update(first.edge_update, e, products))
-    torch.testing.assert_close(stack(x[None], ctx).y[0], stack.layers[1](nodes, stream, edges)[0])
+    torch.testing.assert_close(stack(x[None], ctx).y[0], stack.layers[1](nodes, stream, edges, ctx)[0])
     with pytest.raises(ValueError, match="reads features of edges, and the edges have none"):
         stack(x[None], Context(positions(self_loops=False)))
 

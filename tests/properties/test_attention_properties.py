@@ -42,6 +42,15 @@ OUTSIDE = {
     "structural",
     # the state is corrected, not averaged
     "compose delta",
+    "deltanet",
+    "gated-deltanet",
+    "kda",
+    # weights are products of any sign, which nothing divides by their sum
+    "gla",
+    "hgrn2",
+    "lightning",
+    "mamba-2",
+    "retnet",
     # a query whose rectified features are all zero gets zeros
     "compose cosine",
     # rectified scores may all be zero, and those that are not divided by their sum add up to anything

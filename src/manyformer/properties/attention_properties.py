@@ -115,12 +115,13 @@ def _measure(part: str, layer: Attention, call: KernelCall, y: Tensor, *, seed: 
 
 
 def _antisymmetric_share(layer: Attention) -> tuple[float, ...]:
-    groups, head_dim, _ = layer.kv_shape
+    groups, head_dim = layer.key_heads, layer.kv_shape.head_dim
     k_weight = layer.kv_proj.weight[: groups * head_dim].unflatten(0, (groups, head_dim))  # type: ignore[no-untyped-call]
-    k_weight = k_weight.repeat_interleave(layer.heads // groups, dim=0)
     q_weight = k_weight
     if layer.q_proj is not None:
-        q_weight = layer.q_proj.weight.unflatten(0, (layer.heads, -1))[:, :head_dim]  # type: ignore[no-untyped-call]
+        query_dim = head_dim + layer.kernel.extra_query_dim
+        q_weight = layer.q_proj.weight.unflatten(0, (-1, query_dim))[:, :head_dim]  # type: ignore[no-untyped-call]
+    k_weight = k_weight.repeat_interleave(len(q_weight) // groups, dim=0)
     return tuple(antisymmetric_share(q_weight, k_weight).tolist())
 
 

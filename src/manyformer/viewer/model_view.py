@@ -197,7 +197,10 @@ def view_passes(model: Model, passes: Sequence[TextPass], *, name: str = "") -> 
     maps += [retrieved for text_pass in passes if (retrieved := retrieved_map(model, text_pass)) is not None]
     counts = pass_counts(model, passes)
     if not maps and not counts:
-        raise UserError(f"{model_name(model)} has no attention and does the same for every token: nothing to show")
+        raise UserError(
+            f"{model_name(model)} forms no weights of pairs of tokens, and does the same for every token: "
+            "nothing to show"
+        )
     maps = _number_calls(maps)
     notes = {attention_map.part: plans.note(attention_map) for attention_map in maps}
     return ModelView(name, _title(model), maps, notes, counts, gated_parts=frozenset(attention_heads(model)))

@@ -26,7 +26,7 @@ def allowed(position: str, kernel: str) -> bool:
         return False  # it multiplies the positive part of scores, and these are never positive
     if position in ("cope", "fox", "path"):
         return kernel == "softmax"  # they count every earlier token
-    return position in ADDED | TURNED or kernel in OF_PAIRS
+    return position in ADDED | TURNED or kernel in OF_PAIRS or (position == "rope-dynamic" and kernel == "moba")
 
 
 PAIRS = [(position, kernel) for position in POSITIONS for kernel in KERNELS if allowed(position, kernel)]
