@@ -107,11 +107,21 @@ def advise(suite: SuiteRecord, *, length: int, task: str | None = None, memory: 
     kinds = list(dict.fromkeys(kind for record in suite.tasks for kind in record.kinds))
     tasks = [record for record in suite.tasks if task in (None, record.task, *record.kinds)]
     if not tasks:
-        raise UserError(f"the suite {suite.name} has no task '{task}'; {suggest_names(task or '', [*names, *kinds])}")
-    states = {case: state_bytes_at(costs.recipe, costs.keywords, length) for case, costs in suite.costs.items()}
+        raise UserError(
+            f"the suite {suite.name} has no task '{task}'; {suggest_names(task or '', dict.fromkeys([*names, *kinds]))}"
+        )
+    states = {case: _state_at(costs, length) for case, costs in suite.costs.items()}
     excluded = {case: reason for case in suite.costs if (reason := _reason_against(states[case], length, memory))}
     rows = [row for record in tasks for row in _rows(record, suite.costs, states) if row.case not in excluded]
     return Advice(tuple(rows), excluded, tuple(_limits(suite, tasks, length)), suite)
+
+
+def _state_at(costs: CaseCosts, length: int) -> int | None:
+    """The bytes of the state at a length; a state that did not grow between the two greatest measured ones is full."""
+    greatest = sorted(costs.lengths, key=lambda cost: cost.length)[-2:]
+    if len(greatest) == 2 and greatest[0].state_bytes == greatest[1].state_bytes and length >= greatest[0].length:
+        return greatest[1].state_bytes
+    return state_bytes_at(costs.recipe, costs.keywords, length)
 
 
 def _reason_against(state: int | None, length: int, memory: int | None) -> str | None:

@@ -19,6 +19,16 @@ EQUAL_STEPS = "equal steps"
 """The results of the trainings with the steps of the suite's run; the others have the names of their budgets."""
 
 
+COST_TABLES = (
+    ("State for decoding in kB", "state_bytes", 1e-3),
+    ("Forward pass in ms", "forward_seconds", 1e3),
+    ("Training step in ms", "step_seconds", 1e3),
+    ("Memory of a training step in MB", "step_memory", 1e-6),
+    ("Millions of operations of a forward pass", "flops", 1e-6),
+)
+"""The title of each table of costs, the attribute of the costs at a length, and a factor."""
+
+
 class Table(NamedTuple):
     """A titled table of text, the first column of which names the rows."""
 
@@ -84,10 +94,10 @@ class SuiteResult:
 
     @property
     def tables(self) -> list[Table]:
-        """A table of the main score of all tasks for each budget, and one of the costs."""
+        """A table of the main score of all tasks for each budget, and one of each kind of cost."""
         columns = dict.fromkeys(column for task in self.tasks for column in task.results)
         tables = [self._score_table(column) for column in columns]
-        return [*tables, *([self._cost_table()] if self.costs else [])]
+        return [*tables, *(self._cost_tables() if self.costs else ())]
 
     @property
     def notes(self) -> list[str]:
@@ -189,26 +199,18 @@ class SuiteResult:
             rows.append([*cells, trial or NO_VALUE, NO_VALUE if p_value is None else f"{p_value:.3f}"])
         return Table(f"Task: {task.task.name}", [*result.headers, "best trial", "p against the best"], rows)
 
-    def _cost_table(self) -> Table:
+    def _cost_tables(self) -> Iterator[Table]:
+        """A table for each kind of cost, with a column for each length."""
         lengths = sorted({cost.length for costs in self.costs.values() for cost in costs.lengths})
-        headers = ["case", "parameters"]
-        for title in ("state kB", "forward ms", "step ms", "step MB", "M operations"):
-            headers += [f"{title} at {length:,}" for length in lengths]
-        rows = []
-        for case in self.cases:
-            costs = [self.costs[case].at(length) if case in self.costs else None for length in lengths]
-            cells: list[float | None] = []
-            for attribute, factor in (
-                ("state_bytes", 1e-3),
-                ("forward_seconds", 1e3),
-                ("step_seconds", 1e3),
-                ("step_memory", 1e-6),
-                ("flops", 1e-6),
-            ):
+        headers = ["case", "parameters", *(f"at {length:,}" for length in lengths)]
+        for title, attribute, factor in COST_TABLES:
+            rows = []
+            for case in self.cases:
+                costs = [self.costs[case].at(length) if case in self.costs else None for length in lengths]
                 values = [None if cost is None else getattr(cost, attribute) for cost in costs]
-                cells += [None if value is None else value * factor for value in values]
-            rows.append([case, self._parameters(case), *map(_number, cells)])
-        return Table("Costs of one sequence, by its length", headers, rows)
+                cells = [_number(None if value is None else value * factor) for value in values]
+                rows.append([case, self._parameters(case), *cells])
+            yield Table(f"{title}, one sequence by its length", headers, rows)
 
     def _parameters(self, case: str) -> str:
         measurements = self.tasks[0].results[EQUAL_STEPS].measurements_of(case)
