@@ -24,7 +24,7 @@ from manyformer.train import (
     TrainResult,
     silent,
 )
-from manyformer.train.launch import ProcessFailed
+from manyformer.train.process_group import ProcessFailed
 from manyformer.train.run_folder import locked_folder
 
 

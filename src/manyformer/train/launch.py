@@ -14,10 +14,11 @@ from pathlib import Path
 import torch.distributed as dist
 
 from manyformer.config import RunConfig
-from manyformer.errors import TrainingInterrupted, UserError
+from manyformer.errors import TrainingInterrupted
 from manyformer.stop_signals import StopSignal, handle_stop_signals
 from manyformer.train.event_protocol import WorkerFailure, decode
 from manyformer.train.events import EventListener, TrainingFinished, TrainResult
+from manyformer.train.process_group import ProcessFailed
 
 POLL_SECONDS = 0.05
 """How often new events are read."""
@@ -27,10 +28,6 @@ FAILURE_SECONDS = 1.0
 
 LOG_FILE = "processes.log"
 """The file of the run folder with what the processes have printed."""
-
-
-class ProcessFailed(UserError):
-    """A process of the run was killed, has crashed or does not answer."""
 
 
 def launch(run: RunConfig, *, fresh: bool, on_event: EventListener) -> TrainResult:

@@ -20,6 +20,10 @@ class FailedElsewhere(UserError):
     """Another process of the group has failed, with this message."""
 
 
+class ProcessFailed(UserError):
+    """A process of the run was killed, has crashed or does not answer."""
+
+
 class ProcessGroup(NamedTuple):
     """Process `rank` of `size`, number `local_rank` on its machine; a group of one process communicates nothing."""
 
@@ -120,6 +124,20 @@ def initialized_process_group(
         yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def name_lost_process() -> Iterator[None]:
+    """Raise ProcessFailed in the place of the errors of gloo and NCCL that tell of another process, not of this one."""
+    try:
+        yield
+    except RuntimeError as error:
+        is_network = isinstance(error, dist.DistBackendError | dist.DistNetworkError)
+        if not is_network and "gloo/transport" not in str(error):
+            raise
+        problem = "another process of the run has gone or does not answer"
+        remedy = "torchrun starts all again with --max-restarts, and the same command continues"
+        raise ProcessFailed(f"{problem}; {remedy}") from error
 
 
 def _collective_device() -> torch.device:

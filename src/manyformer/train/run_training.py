@@ -10,6 +10,7 @@ import torch
 from manyformer.config import RunConfig
 from manyformer.data import open_data
 from manyformer.data.opened import OpenedData
+from manyformer.errors import UserError
 from manyformer.recipes import get_recipe
 from manyformer.stop_signals import handle_stop_signals, resumable
 from manyformer.train.build_model import choose_device
@@ -19,6 +20,7 @@ from manyformer.train.process_group import (
     SINGLE_PROCESS_GROUP,
     ProcessGroup,
     initialized_process_group,
+    name_lost_process,
     process_group_from_environment,
 )
 from manyformer.train.reporter import LiveReporter, log_file_reporter, reporter
@@ -40,7 +42,8 @@ def train(
     `run` is a RunConfig, a run file, a shipped run's name or a recipe's name, the latter three with overrides such as
     `["depth=4", "limits.steps=500"]`. `fresh` renames the folder of an earlier run and starts over. `on_event` receives
     training events (manyformer.train.events); None prints them on standard output. Raises UserError for mistakes that
-    the user can correct and `TrainingInterrupted` after Ctrl-C or SIGTERM.
+    the user can correct, `TrainingInterrupted` after Ctrl-C or SIGTERM, and `ProcessFailed` where another of torchrun's
+    processes has gone.
     """
     with ExitStack() as resources:
         config = as_training_run(run, overrides)
@@ -52,7 +55,13 @@ def train(
             from manyformer.train.launch import launch
 
             return launch(config, fresh=fresh, on_event=listener)
-        return train_in_process(config, process_group or SINGLE_PROCESS_GROUP, fresh=fresh, on_event=listener)
+        if process_group is None:
+            return train_in_process(config, SINGLE_PROCESS_GROUP, fresh=fresh, on_event=listener)
+        if fresh:
+            remedy = f"rename {config.out}, or choose another out"
+            raise UserError(f"fresh would start over whenever torchrun starts the processes again; {remedy}")
+        with name_lost_process():
+            return train_in_process(config, process_group, fresh=False, on_event=listener)
 
 
 def train_in_process(
