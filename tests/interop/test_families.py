@@ -52,7 +52,8 @@ def test_the_same_logits_after_import_and_export(case: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize(
-    "case", ["gpt2", "mistral", "qwen3", "smollm3", "gemma2", "mixtral", "deepseek", "gpt-oss", "diffllama"]
+    "case",
+    ["gpt2", "mistral", "qwen3", "smollm3", "gemma2", "mixtral", "deepseek", "gpt-oss", "diffllama", "qwen3-next"],
 )
 def test_padding(case: str, side: str, tmp_path: Path) -> None:
     theirs = saved(case, tmp_path)
@@ -66,7 +67,7 @@ def test_padding(case: str, side: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits[is_token], expected[is_token], atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("case", ["gpt2", "mistral", "gemma2", "deepseek", "gpt-oss"])
+@pytest.mark.parametrize("case", ["gpt2", "mistral", "gemma2", "deepseek", "gpt-oss", "qwen3-next"])
 def test_the_same_greedy_and_beam_texts(case: str, tmp_path: Path) -> None:
     theirs = saved(case, tmp_path)
     prompt = torch.randint(3, VOCAB, (1, 6))

@@ -47,6 +47,21 @@ GPT_OSS = {
     "sliding_window": 7,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1.5e5},
 }
+QWEN3_NEXT = {
+    **SIZES,
+    "head_dim": 12,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 28,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 5,
+    "linear_value_head_dim": 7,
+    # with 1e-6 the norm of a nearly empty memory makes differences of 1e-4 out of rounding
+    "rms_norm_eps": 1e-2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", {**GPT2, **GPT2_TOKENS}),
@@ -116,6 +131,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             **GPT_OSS,
             "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
             "rope_parameters": {**YARN, "truncate": False},
+        },
+    ),
+    "qwen3-next": ("Qwen3Next", QWEN3_NEXT),
+    "qwen3-next-order": (
+        "Qwen3Next",
+        {
+            **QWEN3_NEXT,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"],
+            "linear_conv_kernel_dim": 3,
+            "norm_topk_prob": False,
         },
     ),
     "diffllama": ("DiffLlama", SIZES),

@@ -45,6 +45,7 @@ OUTSIDE = {
     "deltanet",
     "gated-deltanet",
     "kda",
+    "qwen3-next",
     # weights are products of any sign, which nothing divides by their sum
     "gla",
     "hgrn2",

@@ -218,7 +218,7 @@ def _complete_keywords(model: Model) -> Keywords:
     """The keywords of a model with the id of padding, and the width of feed-forward layers that the recipe chose."""
     keywords = dict(model.spec.keywords)
     keywords[PAD_ID] = model.tokenizer.pad if isinstance(model.tokenizer, Tokenizer) else 1
-    if keywords["ff_dim"] is None:
+    if keywords.get("ff_dim", 0) is None:
         weights = model.state_dict()
         names = (".0.ff.inner.up.weight", ".0.ff.inner.experts.up.weight")
         name = next(name for name in weights if name.endswith(names))

@@ -1,6 +1,6 @@
 """Equal tensors of two libraries, as rules that are read in both directions."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -98,6 +98,28 @@ def divided(theirs: str, ours: Sequence[str], sizes: Sequence[int], *, is_transp
         return [joined.T if is_transposed else joined]
 
     return TensorRule((theirs,), tuple(ours), to_ours, to_theirs)
+
+
+def grouped(theirs: str, ours: Mapping[str, Sequence[int]], groups: int) -> TensorRule:
+    """Our tensors have blocks of so many rows; theirs has, for each of `groups` in turn, a share of every block."""
+    sizes = [rows for blocks in ours.values() for rows in blocks]
+
+    def to_ours(x: Sequence[Tensor]) -> Sequence[Tensor]:
+        by_group = x[0].view(groups, -1, *x[0].shape[1:])
+        blocks = iter(torch.split(by_group, [rows // groups for rows in sizes], 1))
+        return [torch.cat([next(blocks).flatten(0, 1) for _ in rows]) for rows in ours.values()]
+
+    def to_theirs(x: Sequence[Tensor]) -> Sequence[Tensor]:
+        blocks = [block for part, rows in zip(x, ours.values(), strict=True) for block in torch.split(part, list(rows))]
+        by_group = [block.view(groups, -1, *block.shape[1:]) for block in blocks]
+        return [torch.cat(by_group, 1).flatten(0, 1)]
+
+    return TensorRule((theirs,), tuple(ours), to_ours, to_theirs)
+
+
+def depthwise(theirs: str, ours: str) -> TensorRule:
+    """The weights (channels, 1, taps) of a convolution of each channel, which we have as (taps, channels)."""
+    return TensorRule((theirs,), (ours,), lambda x: [x[0][:, 0].mT], lambda x: [x[0].mT[:, None]])
 
 
 def interleaved(theirs: str, ours: Sequence[str]) -> TensorRule:

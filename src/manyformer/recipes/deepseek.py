@@ -18,7 +18,9 @@ from manyformer.position.rotary_scaling import yarn_temperature
 from manyformer.recipes.keywords import (
     BalanceWeight,
     ExpertCount,
+    ExpertDim,
     ExpertsPerToken,
+    ExpertWeights,
     NormEps,
     PositiveSize,
     RopeBase,
@@ -65,7 +67,7 @@ def deepseek(
     latent_dim: Annotated[PositiveSize, "width of the latent of keys and values, which is cached"] = 128,
     query_latent_dim: Annotated[PositiveSize | None, "width of the latent of queries; null means none"] = 256,
     ff_dim: int | None = None,
-    expert_dim: Annotated[PositiveSize, "width of the hidden layer of an expert"] = 128,
+    expert_dim: ExpertDim = 128,
     num_experts: ExpertCount = 16,
     experts_per_token: ExpertsPerToken = 4,
     shared_experts: Annotated[PositiveSize, "number of experts that process every token, as one of their width"] = 1,
@@ -73,9 +75,7 @@ def deepseek(
     groups_per_token: Annotated[PositiveSize, "number of groups that a token's experts come from"] = 1,
     dense_layers: Annotated[int, Ge(0), "number of first layers without experts"] = 1,
     expert_scale: Annotated[float, Gt(0), "factor of the weights of a token's experts"] = 2.5,
-    expert_weighting: Annotated[
-        Literal["scores", "renormalized"], "weights of a token's experts: their scores, or their shares of the sum"
-    ] = "renormalized",
+    expert_weighting: ExpertWeights = "renormalized",
     bias_rate: Annotated[float, Ge(0), "change of the bias that balances experts, after each training step"] = 1e-3,
     balance_weight: BalanceWeight = 1e-4,
     rope_base: RopeBase = 10_000.0,

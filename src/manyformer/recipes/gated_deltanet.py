@@ -2,12 +2,9 @@
 
 from manyformer.core import Layer
 from manyformer.feedforward import GatedFeedForward
-from manyformer.head_projection import HeadProjection
-from manyformer.kernels.decay_gates import SoftplusDecay
 from manyformer.models import LanguageModel
-from manyformer.output_stages import GatedNormStage, SharedHeadNorm
 from manyformer.recipes.keywords import HeadDim, KeyHeads, NegativeEigenvalues, ShortConvolutionSize, ValueDim
-from manyformer.recipes.recurrent_layers import RecurrentSizes, delta_attention, recurrent_decoder
+from manyformer.recipes.recurrent_layers import RecurrentSizes, gated_delta_attention, recurrent_decoder
 from manyformer.recipes.registry import recipe
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -41,9 +38,7 @@ def gated_deltanet(
     max_strength = 2.0 if negative_eigenvalues else 1.0
 
     def layer(number: int) -> dict[str, Layer]:
-        decay = SoftplusDecay(heads), HeadProjection(dim, heads, 1)
-        stage = GatedNormStage(SharedHeadNorm(sizes.value_dim), HeadProjection(dim, heads, sizes.value_dim))
-        attention = delta_attention(sizes, decay, stage, conv_size=conv_size, max_strength=max_strength)
+        attention = gated_delta_attention(sizes, conv_size=conv_size, max_strength=max_strength)
         return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}
 
     return recurrent_decoder(vocab, dim, depth, dropout, layer)

@@ -40,6 +40,10 @@ ContinuousActions = Annotated[
 ]
 DecoderDepth = Annotated[PositiveSize | None, "number of layers of the decoder; null means as many as the encoder has"]
 ExpertCount = Annotated[PositiveSize, "number of experts, feed-forward networks among which a router chooses"]
+ExpertDim = Annotated[PositiveSize, "width of the hidden layer of an expert"]
+ExpertWeights = Annotated[
+    Literal["scores", "renormalized"], "weights of a token's experts: their scores, or their shares of the sum"
+]
 ExpertsPerToken = Annotated[PositiveSize, "number of experts that process a token"]
 ShortConvolutionSize = Annotated[
     PositiveSize, "number of tokens in the short convolution of queries, keys and values; 1 is the token alone"

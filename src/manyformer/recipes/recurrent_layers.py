@@ -10,12 +10,12 @@ from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.head_projection import HeadProjection
 from manyformer.kernels import LinearKernel
-from manyformer.kernels.decay_gates import DecayGate
+from manyformer.kernels.decay_gates import DecayGate, SoftplusDecay
 from manyformer.kernels.features import UnitLengthFeatures
 from manyformer.kernels.recurrent_rules import GatedDeltaRule, GateProjections
 from manyformer.masks import Causal
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
-from manyformer.output_stages import OutputStage
+from manyformer.output_stages import GatedNormStage, OutputStage, SharedHeadNorm
 from manyformer.recipes.stacks import check_heads, init_std, stack
 from manyformer.short_convolution import ShortConvolution
 
@@ -73,6 +73,18 @@ def delta_attention(
         output_stage=output_stage,
         bias=False,
     )
+
+
+def gated_delta_attention(
+    sizes: RecurrentSizes, *, conv_size: int = 4, max_strength: float = 1.0, norm_eps: float = 1e-5
+) -> Attention:
+    """Gated DeltaNet's layer: a decay of each head, and a SiLU gate of each head's normalized output.
+
+    Yang et al. 2024 (arXiv:2412.06464), section 3.4."""
+    decay = SoftplusDecay(sizes.heads), HeadProjection(sizes.dim, sizes.heads, 1)
+    gate = HeadProjection(sizes.dim, sizes.heads, sizes.value_dim)
+    stage = GatedNormStage(SharedHeadNorm(sizes.value_dim, eps=norm_eps), gate)
+    return delta_attention(sizes, decay, stage, conv_size=conv_size, max_strength=max_strength)
 
 
 def recurrent_decoder(

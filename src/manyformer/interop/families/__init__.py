@@ -12,6 +12,7 @@ from manyformer.interop.families.gpt_oss import GPT_OSS
 from manyformer.interop.families.llama import LLAMA
 from manyformer.interop.families.longformer import LONGFORMER
 from manyformer.interop.families.mixtral import MIXTRAL
+from manyformer.interop.families.qwen3_next import QWEN3_NEXT
 from manyformer.interop.families.reformer import REFORMER
 from manyformer.interop.families.roberta import ROBERTA
 from manyformer.interop.families.t5 import T5
@@ -38,6 +39,7 @@ FAMILIES: tuple[ModelFamily, ...] = (
     DEEPSEEK,
     GPT_OSS,
     DIFFLLAMA,
+    QWEN3_NEXT,
 )
 
 FAMILY_OF_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}

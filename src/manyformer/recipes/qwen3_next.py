@@ -1,0 +1,131 @@
+"""Qwen3-Next: three layers of the gated delta rule to one of gated softmax attention, and experts."""
+
+from functools import partial
+from typing import Annotated
+
+import torch
+from torch import nn
+
+from manyformer.attention import Attention
+from manyformer.core import Layer
+from manyformer.errors import UserError
+from manyformer.experts import GatedExperts, LoadBalanceLoss, MixtureOfExperts, ScalarGate, SoftmaxRouter
+from manyformer.feedforward import GatedFeedForward
+from manyformer.head_projection import HeadProjection
+from manyformer.kernels import SoftmaxKernel
+from manyformer.masks import Causal
+from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.output_stages import GatedNormStage
+from manyformer.position import ComposedPosition, HeadNorm, RotaryPosition
+from manyformer.recipes.keywords import (
+    BalanceWeight,
+    ExpertCount,
+    ExpertDim,
+    ExpertsPerToken,
+    ExpertWeights,
+    HeadDim,
+    NormEps,
+    PositiveSize,
+    RopeBase,
+    ShortConvolutionSize,
+    TiedOutput,
+)
+from manyformer.recipes.recurrent_layers import RecurrentSizes, gated_delta_attention
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import check_heads, init_std, makers_of_pattern, stack
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+
+
+@recipe(
+    "Qwen3-Next",
+    paper="Yang et al. 2024, Gated Delta Networks: Improving Mamba2 with Delta Rule, arXiv:2412.06464, sections 3.4 "
+    "and 4, with the gated attention of Qiu et al. 2025, arXiv:2505.06708; sizes of the released models",
+    summary="Three layers with a corrected memory of constant size to one that attends to all tokens, and experts.",
+    task=LANGUAGE_MODELLING,
+    cost="O(l^2 d) in one layer of four, O(l d^2) in the others, with the experts of a token alone",
+    reasons={"bfloat16": "rounded inputs of a router may choose another expert"},
+    tiny_keywords={
+        "kv_heads": 1,
+        "pattern": "LF",
+        "delta_heads": 4,
+        "delta_key_heads": 2,
+        "delta_head_dim": 4,
+        "delta_value_dim": 6,
+        "expert_dim": 16,
+        "shared_expert_dim": 12,
+        "num_experts": 4,
+        "experts_per_token": 2,
+    },
+)
+def qwen3_next(
+    vocab: int = 32000,
+    dim: int = 512,
+    depth: int = 8,
+    heads: int = 8,
+    kv_heads: int | None = 1,
+    head_dim: HeadDim = None,
+    rotated_dim: Annotated[
+        PositiveSize | None, "number of channels of a head with rotary positions; null means a quarter of them"
+    ] = None,
+    pattern: Annotated[str, "kinds of layers, repeated: L has the gated delta rule, F attends to all tokens"] = "LLLF",
+    delta_heads: Annotated[PositiveSize, "heads of values in layers of the delta rule"] = 8,
+    delta_key_heads: Annotated[PositiveSize, "heads of queries and keys there, each shared by adjacent heads"] = 4,
+    delta_head_dim: Annotated[PositiveSize, "width of a head's queries and keys there"] = 64,
+    delta_value_dim: Annotated[PositiveSize, "width of a head's values there"] = 64,
+    conv_size: ShortConvolutionSize = 4,
+    expert_dim: ExpertDim = 128,
+    shared_expert_dim: Annotated[PositiveSize, "width of the hidden layer of the expert of every token"] = 128,
+    num_experts: ExpertCount = 16,
+    experts_per_token: ExpertsPerToken = 4,
+    expert_weighting: ExpertWeights = "renormalized",
+    rope_base: RopeBase = 1e7,
+    balance_weight: BalanceWeight = 1e-3,
+    *,
+    norm_eps: NormEps = 1e-6,
+    tied: TiedOutput = False,
+    dropout: float = 0.0,
+) -> LanguageModel:
+    """Smaller than published: 80B-A3B has dim=2048, depth=48, heads=16, kv_heads=2, head_dim=256, delta_heads=32.
+
+    It has delta_key_heads=16 of 128 channels, 512 experts of width 512 of which a token visits 10, and a shared one,
+    times a gate. Full attention normalizes queries and keys in each head, rotates a part of them, and gates its
+    outputs, channel by channel, with a sigmoid. Gains of norms are stored as differences from 1 there, so that weight
+    decay draws them to 1; ours are not decayed. The prediction of tokens further ahead is not part of the recipe.
+    Raises UserError for a pattern with other letters, and for heads and experts that do not fit."""
+    if head_dim is None:
+        check_heads(dim, heads)
+    if delta_heads % delta_key_heads:
+        raise UserError(f"delta_heads ({delta_heads}) must be a multiple of delta_key_heads ({delta_key_heads})")
+    width = dim // heads if head_dim is None else head_dim
+    rotated = max(2, width // 8 * 2) if rotated_dim is None else rotated_dim
+    if rotated % 2 or rotated > width:
+        raise UserError(f"rotated_dim ({rotated}) must be even and at most the width of a head ({width})")
+    rotary = RotaryPosition(width, rotated=rotated, pairs="halves", base=rope_base)
+    delta_sizes = RecurrentSizes(dim, delta_heads, delta_head_dim, delta_value_dim, delta_key_heads)
+    losses = [LoadBalanceLoss(balance_weight)] if balance_weight else []
+
+    def full_attention() -> Attention:
+        return Attention(
+            dim,
+            heads,
+            SoftmaxKernel(Causal()),
+            kv_heads=kv_heads,
+            head_dim=width,
+            value_dim=width,
+            position=ComposedPosition(HeadNorm(width, eps=norm_eps), rotary),
+            output_stage=GatedNormStage(gate=HeadProjection(dim, heads, width), activation=torch.sigmoid),
+            bias=False,
+        )
+
+    def layer(number: int, *, is_full: bool) -> dict[str, Layer]:
+        delta = partial(gated_delta_attention, delta_sizes, conv_size=conv_size, norm_eps=norm_eps)
+        router = SoftmaxRouter(dim, num_experts, experts_per_token, weighting=expert_weighting)
+        shared = ScalarGate(GatedFeedForward(dim, shared_expert_dim), dim)
+        experts = MixtureOfExperts(router, GatedExperts(num_experts, dim, expert_dim), shared=shared, losses=losses)
+        return {"attention": full_attention() if is_full else delta(), "ff": experts}
+
+    makers = {"L": partial(layer, is_full=False), "F": partial(layer, is_full=True)}
+    std, norm = init_std(dim), partial(nn.RMSNorm, dim, norm_eps)
+    embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
+    body = stack(depth, makers_of_pattern(pattern, makers), order="pre", norm=norm, dropout=dropout, std=std)
+    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token if tied else None))
