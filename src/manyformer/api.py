@@ -10,14 +10,14 @@ from torch import nn
 from manyformer.config.keywords import check_keyword
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile
-from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.kernels import Kernel, KernelCall
 from manyformer.models import GenerativeModel, Model
 from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
-from manyformer.models.model_files import CONFIG_FILE, is_hugging_face, read_weights
+from manyformer.models.model_files import CONFIG_FILE, is_hugging_face, open_saved_model, read_weights
 from manyformer.plugins import import_modules
-from manyformer.recipes import Recipe, all_recipes, read_saved_recipe
+from manyformer.recipes import Recipe, all_recipes
 from manyformer.recipes import build as build
+from manyformer.recipes.registry import recipe_of_spec
 
 __all__ = ["build", "explain", "load", "recipes"]
 
@@ -45,18 +45,18 @@ def load(path: str | Path, *, keywords: Mapping[str, Any] | None = None, imports
         folder = folder / "model"
     if is_hugging_face(folder):
         return _imported(folder, keywords)
-    recipe, saved_keywords = read_saved_recipe(folder)
+    spec, files = open_saved_model(folder)
+    recipe, saved_keywords = recipe_of_spec(spec, folder)
     _check_saved_keywords(recipe, saved_keywords, folder / CONFIG_FILE)
     model = build(recipe.card.name, **{**saved_keywords, **(keywords or {})})
-    read_weights(model, folder)
-    files = VerifiedFolder.open(folder)
+    read_weights(model, files)
     if GENERATION_FILE in files:
         model.generation = GenerationSettings.read(files.file(GENERATION_FILE))
     if any(name.startswith("tokenizer") for name in files.sums):
         # imported here because loading a model without a tokenizer needs none of the data modules
         from manyformer.data.saved_tokenizers import load_tokenizers
 
-        source, target, model.labels = load_tokenizers(folder)
+        source, target, model.labels = load_tokenizers(files)
         model.tokenizer = source if source is target else (source, target)
     return model.eval()
 

@@ -4,12 +4,17 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import manyformer as mf
 from editing import edit_record
+from manyformer.data.characters import ByteTokenizer
+from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.files.json_records import DamagedFile
-from manyformer.files.verified_folder import ContentCheck, VerifiedFolder, write_manifest
+from manyformer.files.verified_folder import ContentCheck, Manifest, VerifiedFolder, write_manifest
+from manyformer.models.model_files import replacement_folder
 
 
 @pytest.fixture
@@ -100,3 +105,14 @@ def test_missing_files_and_folders_in_their_place(folder: Path) -> None:
     (folder / "a.bin").mkdir()
     with pytest.raises(DamagedFile, match=r"a\.bin is not a file"):
         VerifiedFolder.open(folder).file("a.bin")
+
+
+def test_a_saved_model_is_loaded_with_one_reading_of_its_manifest(tmp_path: Path, monkeypatch: Any) -> None:
+    model = mf.build("transformer-lm", vocab=ByteTokenizer().vocab, dim=8, depth=1, heads=2)
+    with replacement_folder(tmp_path / "model") as draft:
+        TokenizerPair(ByteTokenizer(), ByteTokenizer()).save(draft)
+        model.write_files(draft)
+    read, names = Manifest.read.__func__, list[str]()
+    monkeypatch.setattr(Manifest, "read", classmethod(lambda cls, file: names.append(file.name) or read(cls, file)))
+    assert mf.load(tmp_path / "model").tokenizer is not None
+    assert names == ["manifest.json"]

@@ -139,6 +139,7 @@ def test_names_of_older_versions_and_what_is_left_out(tmp_path: Path) -> None:
     assert {name.split(".weight")[0].split(".bias")[0] for name in report.left_out} == {
         "bert.pooler.dense",
         "cls.seq_relationship",
+        "config.json: attention_probs_dropout_prob 0.1",
     }
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)

@@ -29,8 +29,9 @@ def import_folder(
 ) -> None:
     """Convert a model of Hugging Face's transformers to the recipe that equals it.
 
-    Reads GPT-2, Llama, Mistral, Qwen2, Qwen3, SmolLM3, Gemma 2, BERT, RoBERTa, DistilBERT, Longformer, BigBird, XLNet
-    in one direction, ViT, DeiT, T5, BART, mBART, Marian and Pegasus, weights in one safetensors file or several. The
+    Reads GPT-2, Llama, Mistral, Mixtral, Qwen2, Qwen3, SmolLM3, Gemma 2 and 3, DeepSeek-V3, gpt-oss, DiffLlama, BERT,
+    RoBERTa, DistilBERT, Longformer, BigBird, Reformer, XLNet in one direction, ViT, DeiT, T5, BART, mBART, Marian,
+    Pegasus and Decision Transformer, weights in one safetensors file or several. The
     tokenizer keeps its token ids, a head its labels. Settings that no recipe has, and tensors that are missing or left
     over, are refused; nothing is written then."""
     from manyformer.interop import import_model

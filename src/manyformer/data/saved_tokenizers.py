@@ -52,9 +52,9 @@ def class_id(class_ids: Mapping[str, int], label: str, location: str) -> int:
     return class_ids[label]
 
 
-def load_tokenizers(folder: str | Path) -> TokenizerPair:
+def load_tokenizers(folder: str | Path | VerifiedFolder) -> TokenizerPair:
     """Load what `TokenizerPair.save` wrote into a folder with a manifest. Raises DamagedFile."""
-    files = VerifiedFolder.open(Path(folder))
+    files = VerifiedFolder.of(Path(folder) if isinstance(folder, str) else folder)
     labels: tuple[str, ...] | None = None
     if LABELS in files:
         path = files.file(LABELS)

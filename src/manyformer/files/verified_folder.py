@@ -68,6 +68,11 @@ class VerifiedFolder:
         """The folder with the sums of its manifest. Raises DamagedFile where there is no valid manifest."""
         return cls(folder, Manifest.read(folder / MANIFEST).files)
 
+    @classmethod
+    def of(cls, folder: "Path | VerifiedFolder") -> "VerifiedFolder":
+        """`open`, and a folder that is open already as it is."""
+        return folder if isinstance(folder, VerifiedFolder) else cls.open(folder)
+
     def __contains__(self, name: str) -> bool:
         return name in self.sums
 

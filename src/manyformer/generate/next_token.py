@@ -8,7 +8,7 @@ from torch import Tensor
 
 from manyformer.core import MemorySequence, State, tree_map
 from manyformer.generate.decoder_prompts import SourceBatch, segments_of
-from manyformer.generate.protocol import BindsNextToken, GenerativeModelProtocol, TranslatesText
+from manyformer.generate.protocol import BindsNextToken, GenerativeModelProtocol, ReadsPrompt, TranslatesText
 from manyformer.models.next_token_step import NextTokenFn
 
 
@@ -72,7 +72,8 @@ class CachedFeed(LogitsFeed):
         if self.length or self.memory is not None:
             logits, self.state = self.decode_next(new_tokens, self.state, self.memory)
         else:
-            out = self.model(new_tokens.clamp(min=0), segments_of(new_tokens), self.state)
+            read = self.model.last_logits if isinstance(self.model, ReadsPrompt) else self.model
+            out = read(new_tokens.clamp(min=0), segments_of(new_tokens), self.state)
             logits, self.state = out.logits, out.state
         self.length = end
         return logits[:, -1].float()
@@ -102,7 +103,8 @@ class UncachedFeed(LogitsFeed):
         if self.source is None:
             # once the rows of the longest prompts are dropped, the first columns are padding in all rows
             tokens = tokens[:, int((tokens >= 0).any(0).byte().argmax()) : end]
-            logits = self.model(tokens.clamp(min=0), segments_of(tokens)).logits
+            read = self.model.last_logits if isinstance(self.model, ReadsPrompt) else self.model
+            logits = read(tokens.clamp(min=0), segments_of(tokens)).logits
         else:
             logits = self.model(self.source.source, tokens[:, :end], self.source.segments).logits
         return logits[:, -1].float()

@@ -62,6 +62,13 @@ class BindsNextToken(Protocol):
     def next_token(self) -> Callable[[Tensor, State, MemorySequence | None], tuple[Tensor, State]]: ...
 
 
+@runtime_checkable
+class ReadsPrompt(Protocol):
+    """A language model that also offers the logits of the last token alone."""
+
+    def last_logits(self, tokens: Tensor, segments: Tensor | None = None, state: State = None) -> LogitsAndState: ...
+
+
 GenerativeModelProtocol = ContinuesText | TranslatesText
 
 

@@ -9,6 +9,9 @@ from manyformer.files.json_records import DamagedFile, read_json
 
 CONFIG = "config.json"
 
+ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
+"""The names that the dropout of attention weights has."""
+
 MAX_SIZE = 1 << 24
 """The largest whole number that a config may hold."""
 
@@ -102,6 +105,14 @@ class ForeignConfig(NamedTuple):
         if not all(isinstance(label, str) for label in labels):
             raise self._error("id2label", names, "a name for each number from 0 on")
         return tuple(map(str, labels))
+
+    def attention_dropout(self) -> dict[str, str]:
+        """The dropout of attention weights, which is not taken over, with the keyword that gives it."""
+        return {
+            f"{CONFIG}: {name} {value}": f"for training alone: set attention_dropout={value} there"
+            for name in ATTENTION_DROPOUT
+            if (value := self.content.get(name)) and isinstance(value, float)
+        }
 
     def require(self, name: str, *, expected: Any, default: Any) -> None:
         """Raise UserError unless a field has the only value that our models can have."""

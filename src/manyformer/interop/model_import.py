@@ -113,7 +113,7 @@ def import_model(folder: str | Path, *, base: str | Path | None = None) -> Impor
     parameters = sum(weight.numel() for weight in model.parameters())
     tensors = sum(len(rule.theirs) for rule in rules if rule.ours)
     model.tokenizer, model.labels, model.generation = texts.tokenizer, texts.labels, texts.generation
-    left_out |= texts.left_out
+    left_out |= {**texts.left_out, **config.attention_dropout()}
     report = ImportReport(family.title, family.recipe, model.spec.keywords, tensors, left_out, parameters, new)
     return ImportedModel(model.eval(), report)
 

@@ -7,6 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.batches import CausalLMBatch
+from manyformer.binding import has_hooks
 from manyformer.core import (
     PADDING_SEGMENT,
     Layer,
@@ -54,6 +55,16 @@ class LanguageModel(GenerativeModel[CausalLMBatch]):
     ) -> ModelOutput:
         hidden, state, loss = self.hidden(tokens, segments, state, neighbours=neighbours, watch=watch)
         return ModelOutput(apply_head(self.head, hidden), state, loss)
+
+    def last_logits(
+        self, tokens: Int[Tensor, "b l"], segments: Int[Tensor, "b l"] | None = None, state: ModelState | None = None
+    ) -> ModelOutput:
+        """`forward` with the logits of the last token alone (b, 1, v): what follows a prompt needs no others."""
+        if has_hooks(self):
+            output: ModelOutput = self(tokens, segments, state)
+            return output._replace(logits=output.logits[:, -1:])
+        hidden, state, loss = self.hidden(tokens, segments, state)
+        return ModelOutput(apply_head(self.head, hidden[:, -1:]), state, loss)
 
     @property
     def carries_state(self) -> bool:

@@ -85,6 +85,11 @@ def read_spec(path: Path) -> ModelSpec:
 
     Raises UserError where the folder holds no model, and DamagedFile where a file is not as it was written.
     """
+    return open_saved_model(path)[0]
+
+
+def open_saved_model(path: Path) -> tuple[ModelSpec, VerifiedFolder]:
+    """`read_spec`, with the folder's files and their sums."""
     file = path / CONFIG_FILE
     if not file.exists():
         raise UserError(f"{path} holds no model: {CONFIG_FILE} is missing")
@@ -92,8 +97,9 @@ def read_spec(path: Path) -> ModelSpec:
         raise UserError(f"{path} holds a model of Hugging Face's transformers: `manyformer import {path} --out FOLDER`")
     # the format is compared first: a folder of another format may have no manifest
     record = ModelRecord.read(file)
-    VerifiedFolder.open(path).file(CONFIG_FILE)
-    return ModelSpec(record.recipe, record.keywords, record.recipe_module)
+    files = VerifiedFolder.open(path)
+    files.file(CONFIG_FILE)
+    return ModelSpec(record.recipe, record.keywords, record.recipe_module), files
 
 
 def is_hugging_face(path: Path) -> bool:
@@ -107,16 +113,18 @@ def is_hugging_face(path: Path) -> bool:
     )
 
 
-def read_weights(model: nn.Module, path: Path) -> None:
-    """Fill `model` from the folder `path`. Raises UserError where the file is damaged or does not fit."""
-    fill_weights(model, read_tensors(path), f"{path / WEIGHTS_FILE} does not fit its config.json")
+def read_weights(model: nn.Module, folder: Path | VerifiedFolder) -> None:
+    """Fill `model` from a folder. Raises UserError where the file is damaged or does not fit."""
+    file = (folder if isinstance(folder, Path) else folder.folder) / WEIGHTS_FILE
+    fill_weights(model, read_tensors(folder), f"{file} does not fit its config.json")
 
 
-def read_tensors(path: Path, name: str = WEIGHTS_FILE) -> dict[str, Tensor]:
-    """The tensors in a file of the folder `path`, by default its weights. Raises DamagedFile."""
+def read_tensors(folder: Path | VerifiedFolder, name: str = WEIGHTS_FILE) -> dict[str, Tensor]:
+    """The tensors in a file of a folder, by default its weights. Raises DamagedFile."""
+    path = folder if isinstance(folder, Path) else folder.folder
     if not (path / name).exists():
         raise DamagedFile(f"{path} holds no weights: {name} is missing")
-    file = VerifiedFolder.open(path).file(name)
+    file = VerifiedFolder.of(folder).file(name)
     try:
         return load_file(str(file))
     except SafetensorError as error:

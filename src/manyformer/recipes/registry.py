@@ -224,7 +224,12 @@ def read_saved_recipe(folder: Path) -> tuple[Recipe, dict[str, Any]]:
     """The recipe and keywords of the model saved in a folder. Raises UserError if no imported module defines it.
 
     A saved model is data: what it names is never imported, but for the recipe that an installed package offers."""
-    name, keywords, module = read_spec(folder)
+    return recipe_of_spec(read_spec(folder), folder)
+
+
+def recipe_of_spec(spec: ModelSpec, folder: Path) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe and keywords of the spec in a folder; see `read_saved_recipe`."""
+    name, keywords, module = spec
     if module and is_external(module) and name not in recipe_names():
         raise UserError(
             f"{folder} needs the recipe '{name}' of the module {module}, which no installed package offers; import it "

@@ -1,8 +1,9 @@
 """`mf.convert`: a trained model as one of another recipe, or of the same recipe with other keywords."""
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -71,45 +72,72 @@ def convert(
     if target == model.spec.recipe and not keywords:
         raise UserError(f"nothing would change: name another recipe than {target}, or keywords to change")
     conversion = _find_conversion(model, target, keywords)
-    options = ConversionOptions(growth=growth, pooling=pooling, sharing=sharing)
-    layer_transfers: list[LayerTransfer] = []
     if conversion is not None and conversion.transform is not None:
         if config.steps is not None:
             raise UserError(f"attention transfer is for new kernels, and a conversion to {target} makes none")
         transformed = conversion.transform(copy.deepcopy(model), keywords)
-        new_model, origins, left_behind = transformed.model, *_compare_tensors(model, transformed)
+        filled = _FilledModel(transformed.model, *_compare_tensors(model, transformed))
     else:
-        new_model = _build_target(model, target, keywords, conversion)
-        pair = ModelPair.of(model, new_model, options=options)
-        values, origins, left_behind = transfer_weights(pair, conversion)
-        new_weights = new_model.state_dict()
-        for name, value in values.items():
-            new_weights[name].copy_(value)
+        options = ConversionOptions(growth=growth, pooling=pooling, sharing=sharing)
+        pair = ModelPair.of(model, _build_target(model, target, keywords, conversion), options=options)
+        filled = _fill_target(pair, conversion)
         if config.steps is not None and data is not None:
-            attention_pairs(pair, config)  # what cannot be is refused before the text is read
-            with transfer_batches(model, data) as batches:
-                layer_transfers = transfer_attention(pair, batches, config, on_progress)
-    new_model.tokenizer = model.tokenizer
-    new_model.train(model.training)
-    swapped = new_model.spec.keywords.get("kernel") if "kernel" in keywords else None
-    paper, finding = KERNEL_FINDINGS.get(str(swapped), ("", ""))
+            filled = filled._replace(transfers=_transfer(pair, model, config, data, on_progress))
+    filled.model.tokenizer = model.tokenizer
+    filled.model.train(model.training)
+    return ConvertedModel(filled.model, _report(model, filled, conversion, swapped=keywords.get("kernel")))
+
+
+class _FilledModel(NamedTuple):
+    """A converted model, the origins of its tensors, the tensors left behind, and the losses of attention transfer."""
+
+    model: Model
+    origins: list[TensorOrigin]
+    left_behind: dict[str, str]
+    transfers: Sequence[LayerTransfer] = ()
+
+
+def _fill_target(pair: ModelPair, conversion: RecipeConversion | None) -> _FilledModel:
+    """The new model of a pair with the tensors that follow from the trained ones."""
+    values, origins, left_behind = transfer_weights(pair, conversion)
+    new_weights = pair.target.state_dict()
+    for name, value in values.items():
+        new_weights[name].copy_(value)
+    return _FilledModel(pair.target, origins, left_behind)
+
+
+def _transfer(
+    pair: ModelPair, model: Model, config: TransferConfig, data: str | Path, on_progress: TransferProgressFn
+) -> list[LayerTransfer]:
+    """Let the new kernels imitate the attention that they replace, on the text in a file."""
+    attention_pairs(pair, config)  # what cannot be is refused before the text is read
+    with transfer_batches(model, data) as batches:
+        return transfer_attention(pair, batches, config, on_progress)
+
+
+def _report(
+    model: Model, filled: _FilledModel, conversion: RecipeConversion | None, swapped: str | None
+) -> ConversionReport:
+    """What became of a model; `swapped` is the kernel that was asked for."""
+    spec, new_spec, warnings = model.spec, filled.model.spec, list[str]()
+    paper, finding = KERNEL_FINDINGS.get(swapped or "", ("", ""))
     if conversion is not None:
         paper, finding = conversion.paper, conversion.finding
-    report = ConversionReport(
-        source=model.spec.recipe,
-        target=target,
-        keywords=new_model.spec.keywords,
-        origins=origins,
-        left_behind=left_behind,
-        changes=describe_changes(model, new_model),
-        warnings=[] if conversion is None else conversion.warnings(model.spec.keywords, new_model.spec.keywords),
-        parameters=(_count(model), _count(new_model)),
-        difference=logit_difference(model, new_model),
+        warnings = conversion.warnings(spec.keywords, new_spec.keywords)
+    return ConversionReport(
+        source=spec.recipe,
+        target=new_spec.recipe,
+        keywords=new_spec.keywords,
+        origins=filled.origins,
+        left_behind=filled.left_behind,
+        changes=describe_changes(model, filled.model),
+        warnings=warnings,
+        parameters=(_count(model), _count(filled.model)),
+        difference=logit_difference(model, filled.model),
         paper=paper,
         finding=finding,
-        transfers=layer_transfers,
+        transfers=filled.transfers,
     )
-    return ConvertedModel(new_model, report)
 
 
 def _find_conversion(model: Model, target: str, keywords: RecipeKeywords) -> RecipeConversion | None:
