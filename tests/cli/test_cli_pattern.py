@@ -1,5 +1,6 @@
 """`show --pattern`: who may look at whom, in the terminal and as a picture."""
 
+import json
 from pathlib import Path
 
 from commands import Cli
@@ -48,3 +49,20 @@ def test_options_of_the_pattern_alone_are_refused(cli: Cli) -> None:
         ended = cli("show", "transformer-lm", *option)
         assert ended.code == 2
         assert "is for --pattern" in ended.err
+
+
+def test_mixing_is_printed_drawn_and_written_as_json(cli: Cli, tmp_path: Path) -> None:
+    picture = tmp_path / "mixing.png"
+    printed = cli("show", "performer", "--mixing", "--length", "6", "--out", str(picture))
+    assert printed.out.splitlines()[0] == "performer: tiny sizes, random weights, 6 random tokens"
+    assert printed.out.splitlines()[2] == "█·····"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    record = json.loads(cli("show", "performer", "--mixing", "--length", "6", "--json").out)
+    assert len(record["strengths"]) == record["length"] == 6
+    for words, message in (
+        (["vit", "--mixing"], "vit has one output for all tokens"),
+        (["vit", "--mixing", "--pattern"], "give either --pattern or --mixing, not both"),
+        (["performer", "--mixing", "--all"], "--all is for --pattern"),
+    ):
+        ended = cli("show", *words)
+        assert (ended.code, message in ended.err) == (2, True), ended.err

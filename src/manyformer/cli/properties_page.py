@@ -1,12 +1,13 @@
 """The properties of attention as `manyformer show NAME --properties` prints them."""
 
 import statistics
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from manyformer.check.tiny_models import build_tiny
-from manyformer.cli.console import print_json, print_result, print_table
+from manyformer.cli.console import print_json, print_note, print_result, print_table
 from manyformer.cli.model_arguments import is_folder, load_model, read_keywords
 from manyformer.errors import UserError
 from manyformer.properties import attention_properties, permutation_change
@@ -27,10 +28,8 @@ def print_properties(name: str, recipe: "Recipe", arguments: list[str], length: 
     """Measure and print the properties of a trained model, or of a recipe with tiny sizes and random weights.
 
     Raises UserError for a recipe whose attention no kernel computes, and for keywords with a trained model."""
-    if is_folder(name) and arguments:
-        raise UserError("the properties of a trained model are those of its weights: leave the keywords out")
-    model = load_model(name, "cpu") if is_folder(name) else _tiny(recipe, arguments)
-    inputs = _random_inputs(model, length)
+    model = measured_model(name, recipe, arguments)
+    inputs = random_inputs(model, length)
     layers, change = attention_properties(model, inputs), permutation_change(model, inputs)
     if not layers:
         raise UserError(
@@ -39,8 +38,7 @@ def print_properties(name: str, recipe: "Recipe", arguments: list[str], length: 
     if as_json:
         print_json({"length": inputs.tokens.shape[1], "layers": [_record(p) for p in layers], "permutation": change})
         return
-    weights = "trained weights" if is_folder(name) else "tiny sizes, random weights"
-    print_result(f"{name}: {weights}, {inputs.tokens.shape[1]} random tokens", "")
+    print_result(describe_measured(name, inputs), "")
     headers = ("layer", "kernel", "outputs in the convex hull", "permuted tokens", "other order of keys")
     print_table(
         headers,
@@ -53,11 +51,23 @@ def print_properties(name: str, recipe: "Recipe", arguments: list[str], length: 
     print_result("", f"permuted tokens change the predictions of the model by {change:.1%}: {meaning}")
 
 
-def _tiny(recipe: "Recipe", arguments: list[str]) -> "Model":
-    return build_tiny(recipe.card.name, read_keywords(recipe, arguments), 0)
+def measured_model(name: str, recipe: "Recipe", arguments: list[str]) -> "Model":
+    """A trained model, which takes no keywords, or a recipe with tiny sizes and random weights. Raises UserError."""
+    if not is_folder(name):
+        return build_tiny(recipe.card.name, read_keywords(recipe, arguments), 0)
+    if arguments:
+        raise UserError("what is measured of a trained model is that of its weights: leave the keywords out")
+    return load_model(name, "cpu")
 
 
-def _random_inputs(model: "Model", length: int | None) -> "Inputs":
+def describe_measured(name: str, inputs: "Inputs") -> str:
+    """The model and the inputs of a measurement, for a person."""
+    weights = "trained weights" if is_folder(name) else "tiny sizes, random weights"
+    return f"{name}: {weights}, {inputs.tokens.shape[1]} random tokens"
+
+
+def random_inputs(model: "Model", length: int | None) -> "Inputs":
+    """Two rows of random tokens, of 64 unless the model's length is fixed or it allows less."""
     task = task_of(model)
     allowed = PROPERTIES_LENGTH if model.max_length is None else min(PROPERTIES_LENGTH, model.max_length)
     size = task.fixed_length(model) or length or allowed
@@ -91,3 +101,21 @@ def _score_row(properties: "AttentionProperties") -> tuple[str, ...]:
         f"{max(properties.rank)} of at most {properties.rank_bound}",
         f"{statistics.fmean(properties.score_variance):.3g} (channels: {properties.head_dim})",
     )
+
+
+def print_mixing(
+    name: str, recipe: "Recipe", arguments: list[str], length: int | None, out: Path | None, *, as_json: bool
+) -> None:
+    """Measure and print how strongly each output depends on each token. Raises UserError."""
+    from manyformer.view import draw_mixing, mixing_strengths
+
+    model = measured_model(name, recipe, arguments)
+    inputs = random_inputs(model, length)
+    strengths = mixing_strengths(model, inputs)
+    picture = draw_mixing(strengths, path=out)
+    if as_json:
+        print_json({"length": len(strengths), "strengths": strengths.tolist()})
+        return
+    print_result(describe_measured(name, inputs), "outputs downwards, exchanged tokens to the right", picture)
+    if out is not None:
+        print_note(f"wrote {out}")

@@ -31,6 +31,7 @@ PATTERN_LENGTH = 64
     "manyformer show runs/lm-stdlib",
     "manyformer show longformer --pattern --length 1024 --out pattern.png",
     "manyformer show performer --properties",
+    "manyformer show reformer --mixing --out mixing.png",
     accepts_settings=True,
 )
 def show(
@@ -46,7 +47,12 @@ def show(
     properties: Annotated[
         bool, Option("--properties", help="Measure properties of its attention instead: convex hull, symmetries, rank.")
     ] = False,
-    out: Annotated[Path | None, Option(help="With --pattern: also write a picture, .png, .svg or .pdf.")] = None,
+    mixing: Annotated[
+        bool, Option("--mixing", help="Draw how strongly each output depends on each token instead, as measured.")
+    ] = False,
+    out: Annotated[
+        Path | None, Option(help="With --pattern or --mixing: also write a picture, .png, .svg or .pdf.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Describe a recipe: summary, paper, contracts, keywords, modules with parameters, cost.
@@ -58,14 +64,14 @@ def show(
 
     arguments = keywords or []
     recipe, model_keywords = suggest_options(context, arguments, lambda: model_of(name, arguments))
-    if not pattern and (draw_all or out):
-        raise UserError(f"{'--all' if draw_all else '--out'} is for --pattern")
-    if properties:
-        if pattern:
-            raise UserError("give either --pattern or --properties, not both")
-        from manyformer.cli.properties_page import print_properties
+    _check_views({"--pattern": pattern, "--properties": properties, "--mixing": mixing}, draw_all=draw_all, out=out)
+    if properties or mixing:
+        from manyformer.cli.properties_page import print_mixing, print_properties
 
-        print_properties(name, recipe, arguments, length, as_json=as_json)
+        if mixing:
+            print_mixing(name, recipe, arguments, length, out, as_json=as_json)
+        else:
+            print_properties(name, recipe, arguments, length, as_json=as_json)
         return
     model = build_on_meta(recipe.card.name, model_keywords)
     if pattern:
@@ -74,6 +80,17 @@ def show(
         print_json(_record(recipe, model, _cost(model, length)))
     else:
         print_page(recipe, model, _cost(model, length))
+
+
+def _check_views(views: dict[str, bool], *, draw_all: bool, out: Path | None) -> None:
+    """Raise UserError for options that contradict one another or that would be ignored."""
+    chosen = [option for option, is_chosen in views.items() if is_chosen]
+    if len(chosen) > 1:
+        raise UserError(f"give either {' or '.join(chosen)}, not both")
+    if draw_all and chosen != ["--pattern"]:
+        raise UserError("--all is for --pattern")
+    if out and chosen not in (["--pattern"], ["--mixing"]):
+        raise UserError("--out is for --pattern and --mixing")
 
 
 def _draw(model: "Model", length: int, out: Path | None, *, draw_all: bool) -> None:

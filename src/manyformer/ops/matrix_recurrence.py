@@ -144,15 +144,15 @@ def _select_chunk(chunk: int, decay: Tensor | None) -> tuple[int, bool]:
 class _ChunkFactors(NamedTuple):
     """Decay and document masks of chunks; None stands for a factor of 1.
 
-    `entering` is that from the memory before a chunk to a token, `leaving` from a token to the memory after it, `kept`
-    that of the memory itself; `total` sums the decays from the start of a chunk. Pairs of a query and a key have the
-    factor `table`; with one decay per channel, the product of `total`'s exponential at the query and its inverse at the
-    key, or with `is_exact` that of each pair of tokens."""
+    `entering` is that from the memory before a chunk to a token, `leaving` from a token to the memory after it,
+    `retention` that of the memory itself; `total` sums the decays from the start of a chunk. Pairs of a query and a
+    key have the factor `table`; with one decay per channel, the product of `total`'s exponential at the query and
+    its inverse at the key, or with `is_exact` that of each pair of tokens."""
 
     table: Float[Tensor, "b #h n c c"] | None
     entering: Float[Tensor, "b h n c #r"] | None
     leaving: Float[Tensor, "b h n c #r"] | None
-    kept: Float[Tensor, "b h n #r 1"] | None
+    retention: Float[Tensor, "b h n #r 1"] | None
     total: Float[Tensor, "b h n c r"] | None
     is_entered: Float[Tensor, "b 1 n c 1"] | None
     is_exact: bool
@@ -199,12 +199,12 @@ def _pair_factors(total: Float[Tensor, "*b l r"]) -> Float[Tensor, "*b l l r"]:
 
 
 def _chunk_factors(decay: Tensor | None, runs: Tensor | None, like: Tensor, *, is_exact: bool) -> _ChunkFactors:
-    table = entering = leaving = kept = total = is_entered = None
+    table = entering = leaving = retention = total = is_entered = None
     if decay is not None:
         total = decay.cumsum(-2)
         # backwards, so that small sums after strong decays keep their digits
         remaining = F.pad(decay[..., 1:, :], (0, 0, 0, 1)).flip(-2).cumsum(-2).flip(-2)
-        entering, leaving, kept = total.exp(), remaining.exp(), total[..., -1:, :].exp().mT
+        entering, leaving, retention = total.exp(), remaining.exp(), total[..., -1:, :].exp().mT
         if decay.shape[-1] == 1:
             table = (total - total.mT).clamp(max=0.0).exp().tril()
             total = None
@@ -214,10 +214,10 @@ def _chunk_factors(decay: Tensor | None, runs: Tensor | None, like: Tensor, *, i
         same = (runs[..., :, None] == runs[..., None, :]).tril().to(like.dtype)
         table = same if table is None else table * same
         is_entered, is_left = ((runs == end)[..., None].to(like.dtype) for end in (previous, last))
-        is_kept = (last == previous)[..., None].to(like.dtype)
+        is_retained = (last == previous)[..., None].to(like.dtype)
         leaving = is_left if leaving is None else leaving * is_left
-        kept = is_kept if kept is None else kept * is_kept
-    return _ChunkFactors(table, entering, leaving, kept, total, is_entered, is_exact)
+        retention = is_retained if retention is None else retention * is_retained
+    return _ChunkFactors(table, entering, leaving, retention, total, is_entered, is_exact)
 
 
 def _solve(strict: Float[Tensor, "*b c c"], sides: list[Tensor]) -> list[Tensor]:
@@ -243,8 +243,10 @@ def _compose(
     additions, transitions = left @ writes.values, None
     if writes.shares is not None:
         transitions, entered = left @ writes.shares, entered + query_pairs @ writes.shares
-    kept = additions.new_ones(()).expand(*additions.shape[:3], 1, 1) if factors.kept is None else factors.kept
-    memories, last = _ComposeChunks.apply(additions, kept, transitions, memory)  # type: ignore[no-untyped-call]
+    retention = (
+        additions.new_ones(()).expand(*additions.shape[:3], 1, 1) if factors.retention is None else factors.retention
+    )
+    memories, last = _ComposeChunks.apply(additions, retention, transitions, memory)  # type: ignore[no-untyped-call]
     return query_pairs @ writes.values + entered @ memories, last
 
 
@@ -253,29 +255,29 @@ class _ComposeChunks(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, additions: Tensor, kept: Tensor, transitions: Tensor | None, memory: Tensor
+        ctx: Any, additions: Tensor, retention: Tensor, transitions: Tensor | None, memory: Tensor
     ) -> tuple[Tensor, Tensor]:
         memories = torch.empty_like(additions)
         for i in range(additions.shape[2]):
             memories[:, :, i] = memory
-            updated = torch.addcmul(additions[:, :, i], memory, kept[:, :, i])
+            updated = torch.addcmul(additions[:, :, i], memory, retention[:, :, i])
             memory = updated if transitions is None else updated + transitions[:, :, i] @ memory
-        ctx.save_for_backward(kept, transitions, memories)
+        ctx.save_for_backward(retention, transitions, memories)
         return memories, memory
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dmemories: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
-        kept, transitions, memories = ctx.saved_tensors
+        retention, transitions, memories = ctx.saved_tensors
         dadditions = torch.empty_like(memories)
         for i in reversed(range(memories.shape[2])):
             dadditions[:, :, i] = dlast
-            updated = torch.addcmul(dmemories[:, :, i], dlast, kept[:, :, i])
+            updated = torch.addcmul(dmemories[:, :, i], dlast, retention[:, :, i])
             dlast = updated if transitions is None else updated + transitions[:, :, i].mT @ dlast
-        dkept = dtransitions = None
+        dretention = dtransitions = None
         if ctx.needs_input_grad[1]:
-            dkept = (dadditions * memories).sum(-1, keepdim=True)
-            dkept = dkept if kept.shape[-2] > 1 else dkept.sum(-2, keepdim=True)
+            dretention = (dadditions * memories).sum(-1, keepdim=True)
+            dretention = dretention if retention.shape[-2] > 1 else dretention.sum(-2, keepdim=True)
         if transitions is not None and ctx.needs_input_grad[2]:
             dtransitions = dadditions @ memories.mT
-        return dadditions, dkept, dtransitions, dlast
+        return dadditions, dretention, dtransitions, dlast

@@ -1,8 +1,18 @@
-"""Figures: curves of training runs, masks, attention maps, scores by length, token counts and sheets of images."""
+"""Figures: curves of training runs, masks, mixing, attention maps, scores by length, token counts, image sheets."""
 
 from manyformer.view.curves import plot_runs
 from manyformer.view.image_sheets import draw_completed, draw_samples
 from manyformer.view.length_curves import draw_scores_by_length
 from manyformer.view.mask_pictures import attention_masks, draw
+from manyformer.view.mixing_pictures import draw_mixing, mixing_strengths
 
-__all__ = ["attention_masks", "draw", "draw_completed", "draw_samples", "draw_scores_by_length", "plot_runs"]
+__all__ = [
+    "attention_masks",
+    "draw",
+    "draw_completed",
+    "draw_mixing",
+    "draw_samples",
+    "draw_scores_by_length",
+    "mixing_strengths",
+    "plot_runs",
+]

@@ -89,7 +89,12 @@ def _visible_shares(mask: Mask, length: int, layout: ContiguousLayout | Prefixed
 def _text_lines(view: MaskView, *, with_heads: bool) -> Iterator[str]:
     if with_heads:
         yield f"heads {', '.join(map(str, view.heads))}"
-    for row in view.cells.tolist():
+    yield from shaded_rows(view.cells)
+
+
+def shaded_rows(cells: Float[Tensor, "r c"]) -> Iterator[str]:
+    """A line of characters for each row of shares between 0 and 1."""
+    for row in cells.tolist():
         # shares between 0 and 1 never get the characters of 0 and 1, so that both are exact
         yield "".join(SHADES[0] if share == 0 else SHADES[4 if share == 1 else 1 + int(share * 3)] for share in row)
 
