@@ -27,10 +27,11 @@ def renamed(theirs: Tensors, names: Mapping[str, str]) -> dict[str, Tensor]:
 
 
 def from_fnet(theirs: Tensors) -> dict[str, Tensor]:
-    """`transformers.FNetForMaskedLM` without sentence types: fold them into the positions first."""
+    """`transformers.FNetForMaskedLM`, whose sentence types begin at 0."""
     token = theirs["fnet.embeddings.word_embeddings.weight"]
     ours = {"embed.token.weight": token, "head.weight": token, "head.bias": theirs["cls.predictions.bias"]}
     ours["embed.position.weight"] = theirs["fnet.embeddings.position_embeddings.weight"]
+    ours["embed.types.weight"] = theirs["fnet.embeddings.token_type_embeddings.weight"]
     names = {
         "fnet.embeddings.LayerNorm": "embed.norm.0",
         "fnet.embeddings.projection": "embed.norm.1",
@@ -139,10 +140,8 @@ def fnet_pair() -> tuple[Any, Any]:
         pad_token_id=0,
     )
     theirs = shaken(FNetForMaskedLM(config))
-    with torch.no_grad():
-        theirs.fnet.embeddings.position_embeddings.weight += theirs.fnet.embeddings.token_type_embeddings.weight[0]
-        theirs.fnet.embeddings.token_type_embeddings.weight.zero_()
-    ours = mf.build("fnet", vocab=VOCAB, dim=DIM, depth=DEPTH, ff_dim=HIDDEN, max_length=LONGEST, dropout=0.0)
+    sizes = {"dim": DIM, "depth": DEPTH, "ff_dim": HIDDEN, "max_length": LONGEST, "sentence_types": 4}
+    ours = mf.build("fnet", vocab=VOCAB, **sizes, dropout=0.0)
     ours.load_state_dict(from_fnet(weights_of(theirs)))
     return ours, theirs
 
@@ -150,9 +149,10 @@ def fnet_pair() -> tuple[Any, Any]:
 @pytest.mark.parametrize("length", [1, 2, 17, LONGEST])
 def test_fnet(fnets: tuple[Any, Any], length: int) -> None:
     ours, theirs = fnets
-    tokens = torch.randint(3, VOCAB, (3, length))
+    tokens, types = torch.randint(3, VOCAB, (3, length)), torch.randint(4, (3, length))
     with torch.no_grad():
         assert_near(ours(tokens).logits, theirs(tokens).logits)
+        assert_near(ours(tokens, parts=types).logits, theirs(tokens, token_type_ids=types).logits)
 
 
 def test_fnet_gradients(fnets: tuple[Any, Any]) -> None:

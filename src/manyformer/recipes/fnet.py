@@ -11,9 +11,9 @@ from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.mixers import FourierMixer, LinearMixer
 from manyformer.models import MaskedLM, TokenEmbedding
-from manyformer.position import LearnedPosition
+from manyformer.position import LearnedPosition, SentenceTypePosition
 from manyformer.recipes.baselines import masked_lm
-from manyformer.recipes.keywords import PositiveSize
+from manyformer.recipes.keywords import PositiveSize, SentenceTypeCount
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import branch, init_std
 from manyformer.tasks.masked_language_modelling import MASKED_LM
@@ -42,19 +42,24 @@ def fnet(
     heads: int = 12,
     dropout: float = 0.1,
     mixing: TokenMixingName = "fourier",
+    sentence_types: SentenceTypeCount = None,
 ) -> MaskedLM:
     """FNet base by default: `bert` without its attention, and a projection of the token embeddings; sections 3 and 4.1.
 
     `attention_layers` makes the paper's FNet-Hybrid: that many of the topmost layers have attention, with `heads`. The
     paper pads all rows to one length and transforms the padding as well; here each document is transformed at its own
     length. `mixing` are the variants that the paper compares (section 4.1): "linear", "random" and feed-forward only
-    ("none"). GELU is the exact one. Not included are sentence types and the next-sentence task."""
+    ("none"). The released models have four `sentence_types`. GELU is the exact one. Not included is the next-sentence
+    task."""
     norm = partial(nn.LayerNorm, dim, eps=1e-12)
     std = init_std(dim)
     position = LearnedPosition(dim, max_length, std=std)
     # the projection follows the norm, as in the published code, where embeddings may be narrower than the stream
     embedding_projection = nn.Sequential(norm(), nn.Linear(dim, dim))
-    embed = TokenEmbedding(vocab, dim, position=position, std=std, norm=embedding_projection, dropout=dropout)
+    types = None if sentence_types is None else SentenceTypePosition(dim, sentence_types, std=std)
+    embed = TokenEmbedding(
+        vocab, dim, position=position, types=types, std=std, norm=embedding_projection, dropout=dropout
+    )
 
     def layer(number: int) -> dict[str, Layer]:
         ff = FeedForward(dim, ff_dim, activation=nn.GELU())
