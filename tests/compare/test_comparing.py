@@ -90,6 +90,9 @@ def test_the_table_has_mean_and_deviation(done: tuple[Path, ComparisonResult, li
     assert f"| rope | {row[1]} |" in table
     assert "claim holds: rope@16 <= learned@16 + 9" in table
     assert "claim DOES NOT HOLD: rope@32 < 0" in table
+    # what does not hold is the first line below the title
+    assert table.splitlines()[2].startswith("**DOES NOT HOLD: rope@32 < 0 (")
+    assert table.count("**DOES NOT HOLD") == 1
     assert "claim cannot be checked: learned@32 <= 9 (a value is missing)" in table
 
 
@@ -149,10 +152,13 @@ def test_a_case_may_begin_with_the_weights_of_another(tmp_path: Path) -> None:
         "cases:\n"
         "  second: {init_from: first, model: {position: rope}, optim: {lr: 1.0e-20}, limits: {steps: 1}}\n"
         "  first: {model: {position: rope}}\n"
+        "cost: [minutes, total]\n"
     )
     (tmp_path / "mine.yaml").write_text(text)
     found = compare(tmp_path / "mine.yaml", out=tmp_path / "out")
     assert found.values("second", "loss") == pytest.approx(found.values("first", "loss"), abs=1e-6)
+    minutes = {case: statistics.fmean(m.minutes or 0.0 for m in found.measurements_of(case)) for case in found.cases}
+    assert [row[-1] for row in found.rows] == [f"{sum(minutes.values()):.1f}", f"{minutes['first']:.1f}"]
     assert found.values("first", "loss")[0] != pytest.approx(found.values("first", "loss")[1], abs=1e-4)
     (tmp_path / "out").rename(tmp_path / "moved")
     again = compare(tmp_path / "mine.yaml", out=tmp_path / "moved")

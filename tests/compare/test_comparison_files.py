@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from manyformer.compare.compare import read_comparison
+from manyformer.compare.sizing import TOLERANCE, body_parameters
 from manyformer.compare.suite_runner import read_suite
 from manyformer.config import shipped_comparisons, shipped_runs
 from manyformer.config.suite import is_suite
@@ -101,6 +102,44 @@ def test_shipped_ones_are_valid_and_no_runs(name: str) -> None:
     assert found.about
     assert name not in shipped_runs()
     assert f"comparisons/{name}" not in shipped_runs()
+
+
+PAPERS = [
+    *("translation/kernels", "translation/fixed-vector", "content/sinkhorn", "content/duplication", "content/routing"),
+    *("kernels/from-softmax", "kernels/pairs", "kernels/projected-length", "depth/span-cache", "memory/carried-sums"),
+    *("answers/global-questions", "mixers/language", "mixers/patches"),
+]
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_what_papers_claim_is_compared_in_one_frame(name: str) -> None:
+    """Equal parameters, as many learning rates for every case, three seeds."""
+    found = read_comparison(name)
+    reference = found.file.reference
+    assert reference is not None
+    parameters = body_parameters(found.case(reference).run)
+    for case in found.cases:
+        assert body_parameters(case.run) == pytest.approx(parameters, rel=TOLERANCE)
+    assert list(found.file.trials) == ["optim.lr"]
+    assert {len(case.trials) for case in found.cases} == {3}
+    assert found.file.seeds == 3
+
+
+def test_models_become_as_large_as_the_reference(tmp_path: Path) -> None:
+    text = (
+        "title: T\nreference: lm\nrun: {recipe: transformer-lm, model: {dim: 64, depth: 1, heads: 2, max_length: 64}}\n"
+        "cases:\n  lm: {}\n  synthesizer: {recipe: synthesizer}\n"
+    )
+    found = read_comparison(written(tmp_path, text))
+    assert "ff_dim" not in found.case("lm").run.model
+    # two scores of its table for each of 64 x 64 pairs of positions, and two that mix it with products
+    removed = 2 * 64 * 64 // (2 * 64 + 1)
+    assert found.case("synthesizer").run.model["ff_dim"] == pytest.approx(4 * 64 - removed, abs=2)
+    with pytest.raises(ValueError, match=r"case synthesizer: it has 9,594 parameters .* lm has 1,400, and no value of"):
+        read_comparison(written(tmp_path, text.replace("dim: 64", "dim: 8", 1)))
+    assert refused(tmp_path, text.replace("reference: lm", "reference: synthesiser")) == [
+        "reference: there is no case 'synthesiser'; did you mean synthesizer?"
+    ]
 
 
 def refused(tmp_path: Path, text: str, *overrides: str) -> list[str]:

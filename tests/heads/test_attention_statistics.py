@@ -42,6 +42,22 @@ def naive_offset_share(drawn: list[Sentence], head: int, offset: int) -> float:
     return hits / possible
 
 
+def test_the_spectrum_is_that_of_the_eigenvalues() -> None:
+    """Singular values are the roots of the eigenvalues of W' W; a matrix of rank 1 has all in the first."""
+    drawn = sentences(causal=False)
+    for head, spectrum in enumerate(read(drawn, causal=False).spectra()):
+        shares = []
+        for weights, counts in drawn:
+            gram = weights[head].astype(np.float64).T @ weights[head]
+            values = np.sqrt(np.maximum(np.sort(np.linalg.eigvalsh(gram))[::-1], 0))
+            shares.append(values[: -(-len(counts) // 4)].sum() / values.sum())
+        assert spectrum == pytest.approx(np.mean(shares), abs=1e-5)
+    one_key, own_key = np.full((1, 8, 8), 1 / 8, np.float32), np.eye(8, dtype=np.float32)[None]
+    plain = np.zeros(8, np.int64)
+    assert read([(one_key, plain)], causal=False).spectra() == pytest.approx([1.0])
+    assert read([(own_key, plain)], causal=False).spectra() == pytest.approx([0.25])
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_confidence_and_offsets_equal_their_definitions(causal: bool) -> None:
     drawn = sentences(causal=causal)

@@ -142,6 +142,10 @@ def test_random_projections_keep_products() -> None:
             r"one projection for all layers: they cannot have projected lengths from 128 to 3",
         ),
         (lambda: mf.build("linformer", projection="max", projection_sharing="heads"), r"has no weights to share"),
+        (
+            lambda: mf.build("linformer", projected_length=None, top_projected_length=3),
+            r"top_projected_length \(3\) needs a projected_length",
+        ),
     ],
 )
 def test_mistakes_get_a_sentence(make: Any, message: str) -> None:
@@ -169,6 +173,17 @@ def test_who_shares() -> None:
     ] == [(1, 6), (1, 4), (1, 2)]
     assert [len(p.weight) for p in projections(projection_sharing="heads")] == [1] * 6
     assert [len(p.weight) for p in projections(projection_sharing="none")] == [2] * 6
+
+
+def test_without_a_projection_it_is_one_that_keeps_every_key() -> None:
+    words: dict[str, Any] = {"vocab": 11, "dim": 8, "depth": 2, "heads": 2, "max_length": 9, "dropout": 0.0}
+    plain: Any = mf.build("linformer", **words, projected_length=None)
+    projected: Any = mf.build("linformer", **words, projected_length=9)
+    projections = {name: torch.eye(9)[None] for name in projected.state_dict() if name not in plain.state_dict()}
+    assert projections
+    projected.load_state_dict({**plain.state_dict(), **projections})
+    tokens = torch.randint(0, 11, (2, 9))
+    torch.testing.assert_close(plain(tokens).logits, projected(tokens).logits)
 
 
 def test_it_says_how() -> None:

@@ -36,6 +36,9 @@ def heads(
         str | None,
         Option(metavar="SCORE", help="Also: the change of loss, or of a score such as bleu, without a head."),
     ] = None,
+    spectrum: Annotated[
+        bool, Option("--spectrum", help="Also: the share of the largest quarter of each head's singular values.")
+    ] = False,
     relevance: Annotated[int, Option(metavar="N", min=0, help="Also: relevance by layers, of N sentences.")] = 0,
     sentences: Annotated[int, Option(min=1, help="Number of held-out sentences or rows, and of trees.")] = 1000,
     out: PictureOption = None,
@@ -48,7 +51,8 @@ def heads(
     The confidence of a head is the mean of its largest weights. A positional head attends to one offset in 90 % of the
     tokens; a syntactic one exceeds the best fixed offset for a relation by 10 points; the head that attends most often
     to the least frequent token of a sentence is a rare-word head. Importance (Michel et al. 2019) is divided by its
-    norm in each layer, relevance (Voita et al. 2019) by its maximum."""
+    norm in each layer, relevance (Voita et al. 2019) by its maximum. A spectrum near 1 means that attention has nearly
+    low rank (Wang et al. 2020)."""
     from manyformer.evaluate.eval_data import open_run
     from manyformer.heads import write_head_labels
     from manyformer.view.figures import check_picture
@@ -66,13 +70,15 @@ def heads(
             if not measures or trees is not None or save:
                 raise
             analysis, refusal = None, str(error)
-    values = {name: measure() for name, measure in measures.items()}
+    values: dict[str, Mapping[str, Sequence[float]]] = {name: measure() for name, measure in measures.items()}
     reports = [] if analysis is None else analysis.reports()
     if refusal is not None:
         print_note(refusal)
     if as_json:
         counts = {} if analysis is None else {"sentences": analysis.sentences, "trees": analysis.trees}
         print_json({"run": run, **counts, "heads": [_record(report) for report in reports], **values})
+    if spectrum:
+        values["spectrum"] = _spectra(reports)
     grids = _grids(reports, values)
     if not as_json:
         _print_tables(grids, reports)
@@ -120,6 +126,13 @@ def _measures(
     if relevance:
         measures["relevance"] = lambda: _lists(relevance_in_run(trained, model, relevance))
     return measures
+
+
+def _spectra(reports: "Sequence[HeadReport]") -> dict[str, list[float]]:
+    spectra: dict[str, list[float]] = {}
+    for report in reports:
+        spectra.setdefault(report.part, []).append(report.spectrum)
+    return spectra
 
 
 def _lists(values: Mapping[str, Any]) -> dict[str, list[float]]:

@@ -16,9 +16,10 @@ from manyformer.compare.job_pool import describe_machine, run_jobs, worker_pool
 from manyformer.compare.progress import ProgressMeter
 from manyformer.compare.runner import ComparisonRunner, TrainingJob
 from manyformer.compare.scoring import check_score
+from manyformer.compare.sizing import match_sizes
 from manyformer.config.comparison import Comparison
 from manyformer.config.load_comparison import load_comparison
-from manyformer.errors import UserError, UserErrors
+from manyformer.errors import UserError, UserErrors, suggest_names
 from manyformer.model_summary import build_on_meta
 from manyformer.plugins import import_for_run
 from manyformer.stop_signals import resumable
@@ -28,17 +29,22 @@ DEFAULT_FOLDER = "comparisons"
 
 
 def read_comparison(target: str | Path, overrides: Sequence[str] = ()) -> Comparison:
-    """Load a comparison and check its runs, scores and claims without training. Raises UserErrors."""
+    """Load a comparison and check its runs, scores and claims without training, with models as large as its reference.
+
+    Raises UserErrors, and UserError for a model that cannot be as large."""
     comparison = load_comparison(target, overrides, recipes=recipe_lookup(import_for_run))
     if errors := list(comparison_errors(comparison)):
         raise UserErrors(dict.fromkeys(errors))
-    return comparison
+    reference = comparison.file.reference
+    return comparison if reference is None else match_sizes(comparison, reference)
 
 
 def comparison_errors(comparison: Comparison) -> Iterator[str]:
     """What is wrong with the scores, the claims and the models of a comparison, found without training."""
     names = [case.name for case in comparison.cases]
     file = comparison.file
+    if file.reference is not None and file.reference not in names:
+        yield f"reference: there is no case '{file.reference}'; {suggest_names(file.reference, names)}"
     checks: list[tuple[str, Callable[[], object]]] = [
         *(("", partial(parse_claim, text, names, comparison.values, file.score, file.cost)) for text in file.claims),
         *(("", partial(check_score, score, case.run)) for case in comparison.cases for score in file.score),

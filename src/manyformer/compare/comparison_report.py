@@ -103,7 +103,10 @@ class ComparisonResult:
 
     def to_markdown(self) -> str:
         """The report as Markdown, with a link to the figure in the same folder."""
-        lines = [f"# {self.comparison.file.title}", "", *([self.comparison.about, ""] if self.comparison.about else [])]
+        lines = [f"# {self.comparison.file.title}", ""]
+        if refuted := [verdict for verdict in self.verdicts if verdict.holds is False]:
+            lines += [f"**{escape_cells([verdict.summary_line])[0]}**\n" for verdict in refuted]
+        lines += [self.comparison.about, ""] if self.comparison.about else []
         lines += ["| " + " | ".join(escape_cells(self.headers)) + " |"]
         lines += ["| " + " | ".join(["---", *["---:"] * (len(self.headers) - 1)]) + " |"]
         lines += ["| " + " | ".join(escape_cells(row)) + " |" for row in self.rows]
@@ -157,9 +160,18 @@ class ComparisonResult:
 
     def _cost_cell(self, cost: str, case: str) -> str:
         column = COST_COLUMNS[cost]
+        value = self._cost(column, case)
+        return NO_VALUE if value is None else f"{value * column.factor:{column.format}}"
+
+    def _cost(self, column: "CostColumn", case: str) -> float | None:
+        """The mean over seeds, with that of the case whose weights it starts from if these costs add up."""
         records = [self.steps.get(case)] if column.of_step else self.measurements_of(case)
         values = [value for record in records if (value := getattr(record, column.attribute, None)) is not None]
-        return f"{statistics.fmean(values) * column.factor:{column.format}}" if values else NO_VALUE
+        mean, source = statistics.fmean(values) if values else None, self.comparison.case(case).init_from_case
+        if mean is None or source is None or not column.adds_up:
+            return mean
+        earlier = self._cost(column, source)
+        return None if earlier is None else mean + earlier
 
     def _cell_value(self, score: str, table_cell: TableCell) -> float | None:
         """The value of a score or cost in a cell, for claims."""
@@ -189,18 +201,22 @@ class ComparisonResult:
 
 
 class CostColumn(NamedTuple):
-    """A cost in the table: an attribute of the measurements, or of the step, the mean of which is multiplied."""
+    """A cost in the table: an attribute of the measurements, or of the step, the mean of which is multiplied.
+
+    What adds up includes the cost of the case whose weights a case starts from."""
 
     title: str
     attribute: str
     format: str
     factor: float = 1.0
     of_step: bool = False
+    adds_up: bool = False
 
 
 COST_COLUMNS = {
     "parameters": CostColumn("parameters", "parameters", ",.0f"),
     "minutes": CostColumn("minutes of training", "minutes", ".1f"),
+    "total": CostColumn("minutes of training in all", "minutes", ".1f", adds_up=True),
     "tokens": CostColumn("M training tokens", "tokens", ".2f", 1e-6),
     "step": CostColumn("ms a step", "seconds", ".1f", 1e3, of_step=True),
     "memory": CostColumn("MB a step", "memory", ".0f", 1e-6, of_step=True),

@@ -11,7 +11,7 @@ from manyformer.config.run import RunConfig
 from manyformer.config.section import ConfigSection, PathText, PositiveInt, SettingConflict, TupleOrText
 from manyformer.config.setting_names import renamed_setting
 
-CostName = Literal["parameters", "minutes", "tokens", "step", "memory"]
+CostName = Literal["parameters", "minutes", "total", "tokens", "step", "memory"]
 
 
 class ComparisonFile(ConfigSection):
@@ -33,9 +33,13 @@ class ComparisonFile(ConfigSection):
     select: Literal["best", "all"] = "best"
     """What becomes of the trials of a case: `best` trains all of them with the first seed, and the one with the best
     first score on the validation data with the other seeds; with `all` each is a case, trained with every seed."""
+    reference: PathText | None = None
+    """The case whose number of parameters, besides those for each token of the vocabulary, all others have within 3 per
+    cent: `ff_dim` or `dim` of each is solved for. null leaves sizes as they are."""
     cost: Annotated[tuple[CostName, ...], TupleOrText] = ("parameters", "minutes")
-    """Cost columns of the table: parameters, minutes (of training), tokens (trained on), step (time of a training step,
-    measured in turns), memory (of a training step)."""
+    """Cost columns of the table: parameters, minutes (of training), total (minutes of training with those of the case
+    that it starts from), tokens (trained on), step (time of a training step, measured in turns), memory (of a training
+    step)."""
     claims: Annotated[tuple[PathText, ...], TupleOrText] = ()
     """Expected results, such as `alibi@256 <= alibi@64 + 0.03` for the first score, or for another score or cost
     `step of short <= long * 0.9`; the report says which of them hold."""

@@ -63,6 +63,11 @@ class SuiteTaskFile(ComparisonFile):
     kinds: Annotated[tuple[PathText, ...], TupleOrText] = ()
     """The abilities that the task tests, such as recall, for `manyformer advise`."""
 
+    def conflicts(self) -> Iterator[SettingConflict]:
+        yield from super().conflicts()
+        if self.reference is not None:
+            yield SettingConflict(("reference",), "is one for all tasks of a suite: set it beside `tasks:`")
+
 
 @dataclass(frozen=True)
 class SuiteTask:

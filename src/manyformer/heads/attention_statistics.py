@@ -49,11 +49,12 @@ class AttentionStatistics:
     """Confidence, preferred offset and preference for rare tokens of the heads of one part (Voita et al. 2019, sec. 5).
 
     The confidence of a head is the mean over all tokens of the largest weight of a token. Queries whose weights are all
-    zero count for the confidence alone."""
+    zero count for the confidence and the spectrum alone. The spectrum is the share of the largest quarter of the
+    singular values in their sum, the mean over sentences (Wang et al. 2020, Linformer, section 3.1)."""
 
     def __init__(self, heads: int) -> None:
-        self.heads, self.tokens = heads, 0
-        self._peaks = np.zeros(heads)
+        self.heads, self.tokens, self.sentences = heads, 0, 0
+        self._peaks, self._spectra = np.zeros(heads), np.zeros(heads)
         self._offset_hits = np.zeros((heads, 2 * MAX_OFFSET + 1), np.int64)
         self._offset_queries = np.zeros(2 * MAX_OFFSET + 1, np.int64)
         self._rare_hits, self._rare_chances, self._rare_tokens = np.zeros((2, heads)), np.zeros(2), 0
@@ -65,7 +66,9 @@ class AttentionStatistics:
             return
         peaks, attended = weights.max(-1), weights.argmax(-1)
         self.tokens += len(queries)
+        self.sentences += 1
         self._peaks += peaks.sum(1, dtype=np.float64)
+        self._spectra += _spectrum_shares(weights)
         self._add_offsets(keys[attended] - queries, peaks > 0)
         differences = keys[None] - queries[:, None]
         in_reach = np.abs(differences) <= MAX_OFFSET
@@ -105,6 +108,11 @@ class AttentionStatistics:
         means: list[float] = (self._peaks / max(self.tokens, 1)).tolist()
         return means
 
+    def spectra(self) -> list[float]:
+        """The share of the largest quarter of the singular values of each head."""
+        means: list[float] = (self._spectra / max(self.sentences, 1)).tolist()
+        return means
+
     def offsets(self) -> list[OffsetShare | None]:
         """The preferred offset of each head; None if no offset is possible for enough queries."""
         possible = self._offset_queries >= max(1, MIN_OFFSET_SHARE * self.tokens)
@@ -126,3 +134,13 @@ class AttentionStatistics:
             RareTokenShares(float(least[head]), float(least_two[head]), float(chance), float(chance_of_two))
             for head in range(self.heads)
         ]
+
+
+def _spectrum_shares(weights: Float[NDArray[np.float32], "h l s"]) -> Float[NDArray[np.float64], " h"]:
+    """The sum of the largest quarter of the singular values of each head's weights, by that of all; 0 for no weights.
+
+    A quarter is 128 of 512 tokens, as in figure 1 of the paper."""
+    values = np.linalg.svd(weights.astype(np.float64), compute_uv=False)
+    largest = values[:, : -(-values.shape[1] // 4)].sum(1)
+    shares: NDArray[np.float64] = largest / np.maximum(values.sum(1), np.finfo(np.float64).tiny)
+    return shares

@@ -37,11 +37,14 @@ class TokenFrequencies(NamedTuple):
 
 
 class HeadReport(NamedTuple):
-    """What one head attends to; `head` is counted from 0. `syntax` has the largest margin over its baseline first."""
+    """What one head attends to; `head` is counted from 0. `syntax` has the largest margin over its baseline first.
+
+    `spectrum` is the share of the largest quarter of the singular values of its weights in their sum."""
 
     part: str
     head: int
     confidence: float
+    spectrum: float
     offset: OffsetShare | None
     rare: RareTokenShares | None
     syntax: tuple[SyntacticScore, ...]
@@ -90,10 +93,10 @@ class HeadAnalysis:
         for part, statistics in self._attention.items():
             no_scores: list[list[SyntacticScore]] = [[] for _ in range(statistics.heads)]
             syntax = self._syntax[part].scores() if part in self._syntax else no_scores
-            columns = zip(statistics.confidences(), statistics.offsets(), statistics.rare_shares(), syntax)
+            measures = (statistics.confidences(), statistics.spectra(), statistics.offsets(), statistics.rare_shares())
             rows = [
-                HeadReport(part, head, confidence, offset, rare, tuple(scores), ())
-                for head, (confidence, offset, rare, scores) in enumerate(columns)
+                HeadReport(part, head, confidence, spectrum, offset, rare, tuple(scores), ())
+                for head, (confidence, spectrum, offset, rare, scores) in enumerate(zip(*measures, syntax))
             ]
             highest = max((row.rare.least for row in rows if row.rare is not None), default=None)
             reports += [row._replace(labels=_labels(row, highest)) for row in rows]

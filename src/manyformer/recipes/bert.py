@@ -53,8 +53,8 @@ def bert(
     """BERT base by default: post-norm, GELU, learned positions, a normalized embedding, and a head with a dense layer.
 
     Section 3 and appendix A.2. `sentence_types` tell the first from the second text of a pair; they may be new in a run
-    that begins with the weights of one without. Not included is the next-sentence task beside masked words, which Liu et
-    al. (2019, arXiv:1907.11692) found not to help. The paper's `attention_dropout` is 0.1."""
+    that begins with the weights of one without. The paper's `attention_dropout` is 0.1. Not included is the
+    next-sentence task beside masked words, which Liu et al. (2019, arXiv:1907.11692) found not to help."""
     return masked_encoder(
         vocab,
         dim,

@@ -85,7 +85,9 @@ FrameHalvings = Annotated[int, Ge(0), Le(6), "number of convolutions that halve 
 FrameChannels = Annotated[
     PositiveSize | None, "number of channels of the convolutions that shorten the frames; null means dim"
 ]
-ProjectedLength = Annotated[PositiveSize, "number of projected keys that replace all keys, in the lowest layer"]
+ProjectedLength = Annotated[
+    PositiveSize | None, "number of projected keys that replace all keys, in the lowest layer; null means no projection"
+]
 MelBands = Annotated[PositiveSize, "number of mel bands of a frame; the data decides it in a run"]
 NormEps = Annotated[float, Gt(0), "number added to the variance, or the mean square, under the root of norms"]
 NegativeEigenvalues = Annotated[

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Annotated, Literal
 
-from manyformer.kernels import LinformerKernel
+from manyformer.errors import UserError
+from manyformer.kernels import Kernel, LinformerKernel, SoftmaxKernel
 from manyformer.kernels.length_projection import (
     ConvolvedLengthProjection,
     LearnedLengthProjection,
@@ -57,7 +58,10 @@ def linformer(
 
     Keys and values are projected to `projected_length` in the lowest layer, interpolated to `top_projected_length` in
     the topmost. `projection_sharing` says what shares a projection: nothing, all heads, also keys and values, or also
-    all layers. Sequences may have any length up to `max_length`."""
+    all layers. Sequences may have any length up to `max_length`. A `projected_length` of null is plain attention in the
+    same frame, for comparison."""
+    if projected_length is None and top_projected_length is not None:
+        raise UserError(f"top_projected_length ({top_projected_length}) needs a projected_length in the lowest layer")
     top_length = projected_length if top_projected_length is None else top_projected_length
     if projection_sharing == "layers" and top_length != projected_length:
         raise ValueError(
@@ -68,9 +72,13 @@ def linformer(
         raise ValueError(f"projection='{projection}' has no weights to share: projection_sharing must be 'layers'")
     embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
     make_projection = _projection_maker(projection, max_length, heads, dim // heads, projection_sharing)
-    shared_projection = make_projection(projected_length) if projection_sharing == "layers" else None
+    shared_projection = (
+        make_projection(projected_length) if projected_length is not None and projection_sharing == "layers" else None
+    )
 
-    def kernel(number: int) -> LinformerKernel:
+    def kernel(number: int) -> Kernel:
+        if projected_length is None or top_length is None:
+            return SoftmaxKernel()
         if shared_projection is not None:
             return LinformerKernel(shared_projection, shared_projection)
         layer_length = projected_length + round((top_length - projected_length) * number / max(1, depth - 1))
