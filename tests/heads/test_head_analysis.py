@@ -35,6 +35,7 @@ NO_PAIR_WEIGHTS = {
     "etc",
     "bigbird-etc",
     "lstm-lm",
+    "mamba",
     "deltanet",
     "gated-deltanet",
     "kda",

@@ -143,6 +143,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "norm_topk_prob": False,
         },
     ),
+    "mamba": (
+        "Mamba",
+        {"vocab_size": VOCAB, "hidden_size": 24, "num_hidden_layers": 2, "state_size": 5, "expand": 3},
+    ),
     "diffllama": ("DiffLlama", SIZES),
     "diffllama-full": ("DiffLlama", {**SIZES, "num_key_value_heads": 4, "head_dim": 12, "tie_word_embeddings": True}),
 }

@@ -58,11 +58,9 @@ class SoftplusDecay(DecayGate):
     def reset_parameters(self) -> None:
         """Draw rates and steps."""
         nn.init.uniform_(self.a_log, 1.0, 16.0)
-        steps = torch.empty_like(self.dt_bias).uniform_(-6.907755, -2.302585).exp().clamp(min=1e-4)
         with torch.no_grad():
             self.a_log.log_()
-            # the inverse of softplus
-            self.dt_bias.copy_(steps + (-torch.expm1(-steps)).log())
+        draw_step_biases(self.dt_bias)
 
     def steps(self, gate: Float[Tensor, "b h l n"]) -> Float[Tensor, "b h l n"]:
         """softplus(gate + bias), by which the rates are multiplied."""
@@ -99,3 +97,11 @@ class SigmoidDecay(DecayGate):
 
     def extra_repr(self) -> str:
         return f"root={self.root}"
+
+
+def draw_step_biases(bias: Float[Tensor, " n"]) -> None:
+    """Fill `bias` such that softplus(bias) is log-uniform in [0.001, 0.1] (Gu and Dao 2023, section 3.6)."""
+    steps = torch.empty_like(bias).uniform_(-6.907755, -2.302585).exp().clamp(min=1e-4)
+    with torch.no_grad():
+        # the inverse of softplus
+        bias.copy_(steps + (-torch.expm1(-steps)).log())

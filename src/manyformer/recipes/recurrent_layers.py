@@ -88,10 +88,17 @@ def gated_delta_attention(
 
 
 def recurrent_decoder(
-    vocab: int, dim: int, depth: int, dropout: float, layer: Callable[[int], dict[str, Layer]]
+    vocab: int,
+    dim: int,
+    depth: int,
+    dropout: float,
+    layer: Callable[[int], dict[str, Layer]],
+    *,
+    norm_eps: float = 1e-6,
+    tied: bool = False,
 ) -> LanguageModel:
     """A language model with these branches in each layer, RMSNorm before each and at the end, without positions."""
     std = init_std(dim)
     embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
-    body = stack(depth, layer, order="pre", norm=partial(nn.RMSNorm, dim, 1e-6), dropout=dropout, std=std)
-    return LanguageModel(embed, body, ClassHead(dim, vocab))
+    body = stack(depth, layer, order="pre", norm=partial(nn.RMSNorm, dim, norm_eps), dropout=dropout, std=std)
+    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token if tied else None))

@@ -11,6 +11,7 @@ from manyformer.interop.families.gpt2 import GPT2
 from manyformer.interop.families.gpt_oss import GPT_OSS
 from manyformer.interop.families.llama import LLAMA
 from manyformer.interop.families.longformer import LONGFORMER
+from manyformer.interop.families.mamba import MAMBA
 from manyformer.interop.families.mixtral import MIXTRAL
 from manyformer.interop.families.qwen3_next import QWEN3_NEXT
 from manyformer.interop.families.reformer import REFORMER
@@ -36,6 +37,7 @@ FAMILIES: tuple[ModelFamily, ...] = (
     DECISION_TRANSFORMER,
     REFORMER,
     MIXTRAL,
+    MAMBA,
     DEEPSEEK,
     GPT_OSS,
     DIFFLLAMA,

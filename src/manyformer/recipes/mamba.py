@@ -1,0 +1,46 @@
+"""Mamba: a selective state space model, a language model of gated scans alone."""
+
+from typing import Annotated
+
+from manyformer.core import Layer
+from manyformer.mixers.mamba_mixer import MambaMixer, default_rank
+from manyformer.models import LanguageModel
+from manyformer.recipes.keywords import NormEps, PositiveSize, TiedOutput
+from manyformer.recipes.recurrent_layers import recurrent_decoder
+from manyformer.recipes.registry import recipe
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+
+
+@recipe(
+    "Mamba",
+    paper="Gu and Dao 2023, Mamba: Linear-Time Sequence Modeling with Selective State Spaces, arXiv:2312.00752",
+    summary="A state space model whose step sizes and inputs depend on the token, one small memory for each channel.",
+    task=LANGUAGE_MODELLING,
+    cost="O(l d (d + state)) per layer, of which the scan is one token after another; O(d (d + state)) per generated "
+    "token, at any length",
+    tiny_keywords={"state_dim": 4, "step_rank": 3},
+)
+def mamba(
+    vocab: int = 256,
+    dim: int = 512,
+    depth: int = 16,
+    state_dim: Annotated[PositiveSize, "entries in the memory of each channel"] = 16,
+    expansion: Annotated[PositiveSize, "number of channels with a memory, as a multiple of dim"] = 2,
+    conv_size: Annotated[PositiveSize, "number of tokens in the short convolution; 1 is the token alone"] = 4,
+    step_rank: Annotated[
+        PositiveSize | None, "width between the channels and their step sizes; null means dim / 16, rounded up"
+    ] = None,
+    norm_eps: NormEps = 1e-5,
+    dropout: float = 0.0,
+    *,
+    tied: TiedOutput = True,
+) -> LanguageModel:
+    """Layers of short convolution, selective scan and gate, without attention, feed-forward layers and positions.
+
+    Sections 3.2 to 3.4. The smallest of the published models has dim=768 and depth=24, the largest 2560 and 64."""
+
+    def layer(number: int) -> dict[str, Layer]:
+        rank = default_rank(dim) if step_rank is None else step_rank
+        return {"mixer": MambaMixer(dim, expansion * dim, state_dim=state_dim, rank=rank, conv_size=conv_size)}
+
+    return recurrent_decoder(vocab, dim, depth, dropout, layer, norm_eps=norm_eps, tied=tied)
