@@ -1,5 +1,6 @@
 """`compare`: runs a comparison, given by name or file, and writes its report."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -45,14 +46,14 @@ def comparison_errors(comparison: Comparison) -> Iterator[str]:
     file = comparison.file
     if file.reference is not None and file.reference not in names:
         yield f"reference: there is no case '{file.reference}'; {suggest_names(file.reference, names)}"
+    # trials mostly differ in the optimizer
+    models = {
+        (case.name, json.dumps(trial.run.model)): trial.run for case in comparison.cases for trial in case.trials
+    }
     checks: list[tuple[str, Callable[[], object]]] = [
         *(("", partial(parse_claim, text, names, comparison.values, file.score, file.cost)) for text in file.claims),
         *(("", partial(check_score, score, case.run)) for case in comparison.cases for score in file.score),
-        *(
-            (f"case {case.name}: ", partial(build_on_meta, trial.run.recipe, trial.run.model))
-            for case in comparison.cases
-            for trial in case.trials
-        ),
+        *((f"case {name}: ", partial(build_on_meta, run.recipe, run.model)) for (name, _), run in models.items()),
     ]
     for prefix, check in checks:
         try:

@@ -19,7 +19,8 @@ TOLERANCE = 0.03
 MAX_SIZE = 1 << 16
 """The largest value of a size keyword that is tried."""
 
-_OTHER_VOCAB = 64
+_VOCABS = (64, 128)
+"""The vocabularies of the models whose parameters are counted: the same for all tasks, which share the counts."""
 
 
 class SizeKeyword(NamedTuple):
@@ -46,19 +47,19 @@ def body_parameters(run: RunConfig) -> int:
     """The number of parameters of a run's model besides those for each token of the vocabulary."""
     parameters = get_recipe(run.recipe).signature.parameters
     keywords = {**run.data.expected_keywords(set(parameters)).keywords, **run.model}
+    if isinstance(keywords.get("vocab"), int):
+        keywords["vocab"] = _VOCABS[0]
     return _count_body(run.recipe, json.dumps(keywords, sort_keys=True))
 
 
 @functools.cache
 def _count_body(recipe: str, keywords_text: str) -> int:
     keywords = json.loads(keywords_text)
-    vocab = keywords.get("vocab")
-    total = count_parameters(build_on_meta(recipe, keywords))
-    if not isinstance(vocab, int):
-        return total
+    if "vocab" not in keywords:
+        return count_parameters(build_on_meta(recipe, keywords))
+    first, second = (count_parameters(build_on_meta(recipe, keywords | {"vocab": vocab})) for vocab in _VOCABS)
     # linear in the vocabulary: embedding, output projection and its bias, tied or not
-    larger = count_parameters(build_on_meta(recipe, keywords | {"vocab": vocab + _OTHER_VOCAB}))
-    return total - vocab * (larger - total) // _OTHER_VOCAB
+    return first - _VOCABS[0] * (second - first) // (_VOCABS[1] - _VOCABS[0])
 
 
 def _matched_case(case: ComparisonCase, target: int, reference: str) -> ComparisonCase:
@@ -66,7 +67,8 @@ def _matched_case(case: ComparisonCase, target: int, reference: str) -> Comparis
     if _is_close(count, target):
         return case
     for keyword in _size_keywords(case.run):
-        value = _solve(partial(_body_at, case.run, keyword.name), target, _step(case.run, keyword))
+        step = _step(case.run, keyword)
+        value = _solve(partial(_body_at, case.run, keyword.name), target, step, _current_size(case.run, keyword) // step)
         if value is not None:
             return replace(case, trials=tuple(_resized(trial, keyword.name, value) for trial in case.trials))
     names = " or ".join(keyword.name for keyword in SIZE_KEYWORDS)
@@ -92,16 +94,30 @@ def _step(run: RunConfig, keyword: SizeKeyword) -> int:
     return 2 * int(run.model.get(keyword.divisor, parameters[keyword.divisor].default))
 
 
-def _solve(count: Callable[[int], int], target: int, step: int) -> int | None:
-    """The multiple of `step` whose count is nearest to the target, None if it is not close; counts must increase."""
+def _current_size(run: RunConfig, keyword: SizeKeyword) -> int:
+    """The value of a size keyword, or the usual width of a feed-forward layer for one that follows from others."""
+    parameters = get_recipe(run.recipe).signature.parameters
+    value, dim = (run.model.get(name, parameters[name].default) for name in (keyword.name, "dim"))
+    return int(value if value is not None else 4 * dim)
+
+
+def _solve(count: Callable[[int], int], target: int, step: int, start: int) -> int | None:
+    """The multiple of `step` whose count is nearest to the target, None if it is not close; counts must increase.
+
+    Counts that grow by equal steps take four from `start`, the number of steps of the present size."""
     try:
-        low, high = 1, 2
+        low = max(1, start)
+        high = 2 * low
         while count(high * step) < target:
             low, high = high, 2 * high
             if high * step > MAX_SIZE:
                 return None
+        while low > 1 and count(low * step) >= target:
+            low, high = low // 2, low
         while high - low > 1:
-            middle = (low + high) // 2
+            below, above = count(low * step), count(high * step)
+            share = (target - below) / max(1, above - below)
+            middle = min(max(low + int(share * (high - low)), low + 1), high - 1)
             low, high = (middle, high) if count(middle * step) < target else (low, middle)
         nearest = min((low, high), key=lambda number: abs(count(number * step) - target))
         return nearest * step if _is_close(count(nearest * step), target) else None
