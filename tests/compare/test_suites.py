@@ -51,6 +51,12 @@ tasks:
 """
 
 
+@pytest.fixture(autouse=True)
+def short_timings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans need not be exact here: in this process steps are timed as briefly as possible."""
+    monkeypatch.setattr("manyformer.compare.planner.MIN_SECONDS", 0.0)
+
+
 def written(folder: Path, text: str = FILE) -> Path:
     path = folder / "tiny.yaml"
     path.write_text(text)

@@ -47,9 +47,7 @@ def comparison_errors(comparison: Comparison) -> Iterator[str]:
     if file.reference is not None and file.reference not in names:
         yield f"reference: there is no case '{file.reference}'; {suggest_names(file.reference, names)}"
     # trials mostly differ in the optimizer
-    models = {
-        (case.name, json.dumps(trial.run.model)): trial.run for case in comparison.cases for trial in case.trials
-    }
+    models = {(case.name, json.dumps(trial.run.model)): trial.run for case in comparison.cases for trial in case.trials}
     checks: list[tuple[str, Callable[[], object]]] = [
         *(("", partial(parse_claim, text, names, comparison.values, file.score, file.cost)) for text in file.claims),
         *(("", partial(check_score, score, case.run)) for case in comparison.cases for score in file.score),

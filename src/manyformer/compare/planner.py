@@ -101,13 +101,14 @@ def spell_duration(seconds: float) -> str:
 def time_cases(
     runners: Sequence[ComparisonRunner],
     store: TimingStore,
-    pool: WorkerPool,
+    pool: WorkerPool | None,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> dict[tuple[str, str], TrainingTiming]:
     """The timing of each case of each comparison, by their names; timings in the store are not repeated.
 
-    They are made with as many processes at once as the trainings, so that both share the machine in the same way."""
-    machine = f"{describe_machine(1)}, {pool.size} at once"
+    They are made with as many processes at once as the trainings (None: in this one), so that both share the machine in
+    the same way."""
+    machine = f"{describe_machine(1)}, {1 if pool is None else pool.size} at once"
     tasks = {
         (runner.comparison.name, case.name): runner.task(TrainingJob(case.name, 0, 0))
         for runner in runners
@@ -116,10 +117,14 @@ def time_cases(
     }
     keys = {name: _timing_key(task, machine) for name, task in tasks.items()}
     missing = {keys[name]: task for name, task in tasks.items() if keys[name] not in store.entries}
-    futures = {key: pool.submit(time_training, task, key, machine) for key, task in missing.items()}
-    for number, (key, task) in enumerate(missing.items(), start=1):
+    if pool is None:
+        timings = (time_training(task, key, machine) for key, task in missing.items())
+    else:
+        futures = [pool.submit(time_training, task, key, machine) for key, task in missing.items()]
+        timings = (future.result() for future in futures)
+    for number, task in enumerate(missing.values(), start=1):
         on_progress(f"timing {task.case}; {number} of {len(missing)}")
-        store.add(futures[key].result())
+        store.add(next(timings))
     return {name: store.entries[key] for name, key in keys.items()}
 
 

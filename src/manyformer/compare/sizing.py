@@ -68,7 +68,9 @@ def _matched_case(case: ComparisonCase, target: int, reference: str) -> Comparis
         return case
     for keyword in _size_keywords(case.run):
         step = _step(case.run, keyword)
-        value = _solve(partial(_body_at, case.run, keyword.name), target, step, _current_size(case.run, keyword) // step)
+        value = _solve(
+            partial(_body_at, case.run, keyword.name), target, step, _current_size(case.run, keyword) // step
+        )
         if value is not None:
             return replace(case, trials=tuple(_resized(trial, keyword.name, value) for trial in case.trials))
     names = " or ".join(keyword.name for keyword in SIZE_KEYWORDS)

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from manyformer.compare.compare import DEFAULT_FOLDER, comparison_errors
 from manyformer.compare.comparison_report import ComparisonResult
 from manyformer.compare.draw_suite import write_suite
@@ -109,7 +111,7 @@ class SuiteRunner:
         """The runners of equal steps, with and without pretraining."""
         return [*self.runners, *self.pretrained_runners.values()]
 
-    def plan(self, pool: WorkerPool) -> tuple[TrainingPlan, dict[tuple[str, str], TrainingTiming]]:
+    def plan(self, pool: WorkerPool | None) -> tuple[TrainingPlan, dict[tuple[str, str], TrainingTiming]]:
         """The plan for all missing trainings, and the timings that it rests on."""
         timings = time_cases(self.first_runners, self.timings_store, pool, self.on_progress)
         budgeted = [runner for runners in self.budget_runners(timings).values() for runner in runners]
@@ -131,7 +133,7 @@ class SuiteRunner:
                 runners[budget].append(self._runner(comparison))
         return runners
 
-    def run(self, pool: WorkerPool) -> SuiteResult:
+    def run(self, pool: WorkerPool | None) -> SuiteResult:
         """Carry out all trainings that fit into the hours, and measure the costs."""
         started = time.monotonic()
         plan, timings = self.plan(pool)
@@ -220,8 +222,17 @@ def run_suite(
 
 
 @contextmanager
-def _pool(suite: Suite, options: SuiteOptions) -> Iterator[WorkerPool]:
-    """The processes of a suite, with one thread each also if there is only one, so that scores do not depend on it."""
+def _pool(suite: Suite, options: SuiteOptions) -> Iterator[WorkerPool | None]:
+    """The processes of a suite, None for one job, which this process does: each has one thread in any case, so that
+    scores do not depend on their number."""
+    if options.jobs == 1:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield None
+        finally:
+            torch.set_num_threads(threads)
+        return
     imports = dict.fromkeys(name for case in suite.tasks[0].comparison.cases for name in case.run.imports)
     with worker_pool(options.jobs, tuple(imports)) as pool:
         yield pool
