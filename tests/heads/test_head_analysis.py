@@ -42,7 +42,7 @@ NO_PAIR_WEIGHTS = {
 }
 """Recipes without weights for pairs of tokens of the text."""
 NEEDS_TREES = {"structural"}
-SUMS = {"gla", "hgrn2", "lightning", "mamba-2", "retnet"}
+SUMS = {"gla", "hgrn2", "lightning", "mamba-2", "mlstm", "retnet"}
 """Recipes whose outputs are sums of values with weights of any sign and size."""
 
 

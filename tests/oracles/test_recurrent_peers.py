@@ -194,6 +194,34 @@ def test_mamba_2_is_that_of_transformers() -> None:
         same(layer, y[0] if isinstance(y, tuple) else y)
 
 
+def test_mlstm_is_that_of_xlstm() -> None:
+    peer = pytest.importorskip("transformers.models.xlstm.modeling_xlstm")
+    layer = built("mlstm")
+    with torch.no_grad():
+        layer.get_parameter("kernel.rule.input_bias").normal_(std=2.0)
+    config = peer.xLSTMConfig(hidden_size=DIM, num_heads=HEADS, autocast_kernel_dtype="float32")
+    theirs = peer.xLSTMLayer(config)
+    k, v = weight(layer, "kv_proj.weight").split([12, 24])
+    gates = "kernel.rule.gate_projection"
+    load(
+        theirs,
+        {
+            "q.weight": weight(layer, "q_proj.weight"),
+            "k.weight": k,
+            "v.weight": v,
+            "igate_preact.weight": weight(layer, f"{gates}.input.up.weight"),
+            "igate_preact.bias": weight(layer, "kernel.rule.input_bias"),
+            "fgate_preact.weight": weight(layer, f"{gates}.forget.up.weight"),
+            "fgate_preact.bias": weight(layer, "kernel.rule.forget_bias"),
+            "ogate_preact.weight": weight(layer, "output_stage.gate.up.weight"),
+            "multihead_norm.weight": weight(layer, "output_stage.norm.weight"),
+            "out_proj.weight": weight(layer, "out_proj.weight"),
+        },
+    )
+    with torch.no_grad():
+        same(layer, theirs(drawn()[0])[0])
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_lightning_attention_is_that_of_minimax(number: int) -> None:
     """The decays of a head differ from layer to layer; the weights are stored by head."""

@@ -51,6 +51,7 @@ OUTSIDE = {
     "hgrn2",
     "lightning",
     "mamba-2",
+    "mlstm",
     "retnet",
     # a query whose rectified features are all zero gets zeros
     "compose cosine",

@@ -15,6 +15,7 @@ from manyformer.kernels.features import UnitLengthFeatures
 from manyformer.kernels.recurrent_rules import GatedDeltaRule, GateProjections
 from manyformer.masks import Causal
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.models.capped_head import CappedClassHead
 from manyformer.output_stages import GatedNormStage, OutputStage, SharedHeadNorm
 from manyformer.recipes.stacks import check_heads, init_std, stack
 from manyformer.short_convolution import ShortConvolution
@@ -96,9 +97,13 @@ def recurrent_decoder(
     *,
     norm_eps: float = 1e-6,
     tied: bool = False,
+    logit_cap: float | None = None,
 ) -> LanguageModel:
     """A language model with these branches in each layer, RMSNorm before each and at the end, without positions."""
     std = init_std(dim)
     embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
     body = stack(depth, layer, order="pre", norm=partial(nn.RMSNorm, dim, norm_eps), dropout=dropout, std=std)
-    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token if tied else None))
+    shared = embed.token if tied else None
+    if logit_cap is None:
+        return LanguageModel(embed, body, ClassHead(dim, vocab, tied=shared))
+    return LanguageModel(embed, body, CappedClassHead(dim, vocab, logit_cap, tied=shared))

@@ -1,0 +1,64 @@
+"""mLSTM: the matrix memory of xLSTM, with exponential input gates and a normalizer of its own."""
+
+from typing import Annotated
+
+import torch
+from annotated_types import Gt
+
+from manyformer.attention import Attention
+from manyformer.core import Layer
+from manyformer.feedforward import GatedFeedForward
+from manyformer.head_projection import HeadProjection
+from manyformer.kernels import LinearKernel
+from manyformer.kernels.features import ScaledFeatures
+from manyformer.kernels.matrix_lstm_rule import MatrixLSTMRule
+from manyformer.kernels.recurrent_rules import GateProjections
+from manyformer.masks import Causal
+from manyformer.models import LanguageModel
+from manyformer.output_stages import GatedNormStage, HeadGroupNorm
+from manyformer.recipes.keywords import HeadDim
+from manyformer.recipes.recurrent_layers import RecurrentSizes, recurrent_decoder
+from manyformer.recipes.registry import recipe
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+
+NORM_EPS = 1e-6
+
+
+@recipe(
+    "mLSTM",
+    paper="Beck et al. 2024, xLSTM: Extended Long Short-Term Memory, arXiv:2405.04517; in the block of xLSTM 7B, Beck "
+    "et al. 2025, arXiv:2503.13427",
+    summary="A decayed memory matrix whose input gate is an exponential, so that one token can outweigh all before it.",
+    task=LANGUAGE_MODELLING,
+    cost="O(l d^2) per layer; O(d^2 / heads) per generated token, at any length",
+)
+def mlstm(
+    vocab: int = 256,
+    dim: int = 512,
+    depth: int = 8,
+    heads: int = 4,
+    head_dim: HeadDim = None,
+    ff_dim: int | None = None,
+    gate_cap: Annotated[
+        Annotated[float, Gt(0)] | None, "gates z become cap tanh(z / cap); null means unlimited"
+    ] = 15.0,
+    logit_cap: Annotated[float, Gt(0), "logits z become cap tanh(z / cap)"] = 30.0,
+    dropout: float = 0.0,
+) -> LanguageModel:
+    """Section 2.3 in the block of xLSTM 7B (section 3): no convolution, LayerNorm and a sigmoid gate of each head.
+
+    `head_dim` is the width of keys, dim / (2 heads) unless given; values have dim / heads. Matrices of the gates begin
+    like all others instead of at 0. The sLSTM, whose gates read its last output, is not built."""
+    sizes = RecurrentSizes.of(dim, heads, None)
+    key_dim = max(1, sizes.value_dim // 2) if head_dim is None else head_dim
+
+    def layer(number: int) -> dict[str, Layer]:
+        gates = GateProjections(input=HeadProjection(dim, heads, 1), forget=HeadProjection(dim, heads, 1))
+        rule = MatrixLSTMRule(heads, gates, gate_cap=gate_cap)
+        kernel = LinearKernel(ScaledFeatures(key_dim**-0.5), Causal(), key_features=ScaledFeatures(), rule=rule)
+        norm = HeadGroupNorm(heads, sizes.value_dim, heads, centred=True, eps=NORM_EPS)
+        stage = GatedNormStage(norm, HeadProjection(dim, heads, sizes.value_dim), torch.sigmoid)
+        attention = Attention(dim, heads, kernel, head_dim=key_dim, output_stage=stage, bias=False)
+        return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}
+
+    return recurrent_decoder(vocab, dim, depth, dropout, layer, logit_cap=logit_cap)
