@@ -38,12 +38,12 @@ def convert_tokenizer(file: Path) -> ConvertedTokenizer:
     try:
         import transformers
     except ImportError:
-        raise _missing(file, "transformers") from None
+        raise missing_package(file, "transformers") from None
     try:
         with _quiet():
             theirs = transformers.AutoTokenizer.from_pretrained(file.parent, local_files_only=True)
     except ImportError as error:
-        raise _missing(file, "sentencepiece" if "entencepiece" in str(error) else "protobuf") from None
+        raise missing_package(file, "sentencepiece" if "entencepiece" in str(error) else "protobuf") from None
     # the classes raise whatever their parsers do
     except Exception as error:
         raise DamagedFile(f"{file} cannot be read as a tokenizer: {' '.join(str(error).split())[:300]}") from None
@@ -54,7 +54,8 @@ def convert_tokenizer(file: Path) -> ConvertedTokenizer:
     return ConvertedTokenizer(json.loads(inner.to_str()), names)
 
 
-def _missing(file: Path, package: str) -> UserError:
+def missing_package(file: Path, package: str) -> UserError:
+    """The error for a tokenizer that only a package reads which is not installed."""
     return UserError(
         f"{file} is a tokenizer without a tokenizer.json, and the package {package} reads it: "
         f"pip install 'manyformer[hf]' {package}"

@@ -8,7 +8,7 @@ from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
 from manyformer.errors import UserError
 from manyformer.interop.foreign_config import ForeignConfig
 from manyformer.interop.foreign_generation import ForeignGeneration
-from manyformer.interop.foreign_tokenizer_files import read_foreign_tokenizer
+from manyformer.interop.foreign_tokenizer_files import read_foreign_tokenizers
 from manyformer.interop.model_family import ModelFamily
 from manyformer.models.generation_settings import GenerationSettings
 from manyformer.models.patch_embedding import MAX_PIXEL_VALUE
@@ -35,11 +35,12 @@ def read_text_settings(config: ForeignConfig, family: ModelFamily, keywords: Map
     if "vocab" not in keywords:
         return TextSettings(labels=labels)
     folder, vocab = config.file.parent, keywords["vocab"]
-    tokenizer, generation = read_foreign_tokenizer(folder), ForeignGeneration(folder, vocab)
-    if tokenizer is not None and tokenizer.vocab > vocab:
-        raise UserError(f"{folder} has a tokenizer of {tokenizer.vocab:,} tokens, but its model has {vocab:,}")
+    tokenizers, generation = read_foreign_tokenizers(folder), ForeignGeneration(folder, vocab)
+    for tokenizer, size in zip(tokenizers or (), (keywords.get("source_vocab") or vocab, vocab)):
+        if tokenizer.vocab > size:
+            raise UserError(f"{folder} has a tokenizer of {tokenizer.vocab:,} tokens, but its model has {size:,}")
     if not get_recipe(family.recipe).card.task.takes_source:
-        return TextSettings(tokenizer, labels, left_out=generation.search_options())
+        return TextSettings(tokenizers and tokenizers[0], labels, left_out=generation.search_options())
     settings = generation.settings()
-    pair = None if tokenizer is None else (tokenizer.for_sources(), tokenizer.for_targets(settings.start))
+    pair = tokenizers and (tokenizers[0].for_sources(), tokenizers[1].for_targets(settings.start))
     return TextSettings(pair, labels, settings, generation.search_options())

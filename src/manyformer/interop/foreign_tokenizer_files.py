@@ -8,6 +8,13 @@ from manyformer.data.foreign_tokenizer import ForeignTokenizer
 from manyformer.data.tokenizer_kinds import MAX_TOKENIZER_BYTES
 from manyformer.files.json_records import DamagedFile, read_json
 from manyformer.interop.converted_tokenizers import CONVERTED_FILES, convert_tokenizer
+from manyformer.interop.marian_tokenizer_files import (
+    MARIAN_SPECIAL_TOKENS,
+    SOURCE_PIECES,
+    TARGET_PIECES,
+    is_marian_tokenizer,
+    read_marian_tokenizers,
+)
 from manyformer.interop.word_piece_files import BERT_SPECIAL_TOKENS, VOCABULARY, read_word_pieces
 
 TOKENIZER = "tokenizer.json"
@@ -35,13 +42,36 @@ def read_foreign_tokenizer(folder: Path) -> ForeignTokenizer | None:
     else:
         content, special_tokens = convert_tokenizer(file)
         names = {**_special_tokens([special_tokens]), **names}
-    stop_ids = next(filter(None, (_stop_ids(_read_object(folder / name)) for name in (GENERATION, CONFIG))), [])
+    stop_ids = _read_stop_ids(folder)
+    return _read_content(file, content, names, stop_ids)
+
+
+def read_foreign_tokenizers(folder: Path) -> tuple[ForeignTokenizer, ForeignTokenizer] | None:
+    """The tokenizers of sources and of targets: one for both, or those of the two languages of a Marian."""
+    if (folder / TOKENIZER).exists() or not is_marian_tokenizer(folder):
+        tokenizer = read_foreign_tokenizer(folder)
+        return None if tokenizer is None else (tokenizer, tokenizer)
+    names = {**MARIAN_SPECIAL_TOKENS, **_special_tokens([_read_object(folder / name) for name in SPECIAL_TOKEN_FILES])}
+    stop_ids = _read_stop_ids(folder)
+    source, target = (
+        _read_content(folder / file, content, names, stop_ids)
+        for file, content in zip((SOURCE_PIECES, TARGET_PIECES), read_marian_tokenizers(folder, names), strict=True)
+    )
+    return source, target
+
+
+def _read_content(file: Path, content: Any, names: Mapping[str, str], stop_ids: list[int]) -> ForeignTokenizer:
     try:
         if not isinstance(content, dict):
             raise ValueError("it holds no object")
         return ForeignTokenizer.of_files(content, names, stop_ids)
     except ValueError as error:
         raise DamagedFile(f"{file} is no tokenizer that can be read: {error}") from None
+
+
+def _read_stop_ids(folder: Path) -> list[int]:
+    """What generation_config.json or, where that says nothing, config.json says that ends a text."""
+    return next(filter(None, (_stop_ids(_read_object(folder / name)) for name in (GENERATION, CONFIG))), [])
 
 
 def _special_tokens(files: Iterable[Mapping[str, Any]]) -> dict[str, str]:
