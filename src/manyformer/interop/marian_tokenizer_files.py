@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,14 +92,13 @@ def _read_pieces(file: Path) -> PieceModel:
     """The pieces in a model of sentencepiece."""
     content = read_bounded(file, MAX_TOKENIZER_BYTES)
     try:
-        from google.protobuf.message import DecodeError
-        from sentencepiece import sentencepiece_model_pb2
+        messages, records = map(import_module, ("google.protobuf.message", "sentencepiece.sentencepiece_model_pb2"))
     except ImportError as error:
         raise missing_package(file, "protobuf" if "google" in str(error) else "sentencepiece") from None
-    model = sentencepiece_model_pb2.ModelProto()
+    model = records.ModelProto()
     try:
         model.ParseFromString(content)
-    except DecodeError as error:
+    except messages.DecodeError as error:
         raise DamagedFile(f"{file} is no model of sentencepiece: {error}") from None
     if model.trainer_spec.model_type != UNIGRAM or not model.pieces:
         raise UserError(f"{file} divides texts by another algorithm than unigrams, which those of Marian have")
