@@ -12,7 +12,7 @@ from manyformer.head_gates import ConstantGates, MultiHeadLayer, attention_heads
 from manyformer.recipes import RECIPES
 from manyformer.tasks import Inputs
 
-WITHOUT_HEADS = {"bahdanau", "fnet", "lstm-lm", "lstm-policy", "mamba", "mlp-mixer"} | {
+WITHOUT_HEADS = {"bahdanau", "fnet", "lstm-lm", "lstm-policy", "mamba", "mlp-mixer", "rwkv-7"} | {
     *("gat", "gcn", "graph-transformer", "graph-transformer-classifier", "tc-resnet"),
 }
 """Recipes without heads, or with heads that no output projection joins."""

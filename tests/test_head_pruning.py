@@ -29,7 +29,7 @@ from manyformer.recipes import RECIPES
 from perturbing import perturb
 from token_rows import range_positions
 
-WITHOUT_HEADS = {"bahdanau", "fnet", "lstm-lm", "lstm-policy", "mamba", "mlp-mixer"} | {
+WITHOUT_HEADS = {"bahdanau", "fnet", "lstm-lm", "lstm-policy", "mamba", "mlp-mixer", "rwkv-7"} | {
     *("gat", "gcn", "graph-transformer", "graph-transformer-classifier", "tc-resnet"),
 }
 COUPLED_HEADS = {"diff-transformer", "gated-deltanet", "hgrn2", "lightning", "mamba-2", "qwen3-next"}

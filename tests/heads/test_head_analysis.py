@@ -36,6 +36,7 @@ NO_PAIR_WEIGHTS = {
     "bigbird-etc",
     "lstm-lm",
     "mamba",
+    "rwkv-7",
     "deltanet",
     "gated-deltanet",
     "kda",

@@ -1,0 +1,177 @@
+"""RWKV-7: time mixing by the generalized delta rule, whose values are mixed with those of the first layer."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyformer.core import Context, Layer, LayeredStack, LayerOutput, NamedLayers, State
+from manyformer.kernels import KernelCall, LinearKernel
+from manyformer.kernels.features import ScaledFeatures
+from manyformer.kernels.generalized_delta_rule import GeneralizedDeltaRule
+from manyformer.masks import Causal
+from manyformer.mixers.token_shift import TokenShift, initial_mixture
+from manyformer.output_stages import HeadGroupNorm
+from manyformer.position import NoPosition
+
+MAX_DECAY = math.exp(-0.5)
+"""The decay of a token is at least exp(-MAX_DECAY), 0.545."""
+NORM_EPS = 64e-5
+MIXTURE_POWERS = {"receptance": 0.2, "decay": 0.9, "key": 0.7, "value": 0.7, "rate": 0.9, "gate": 0.2}
+"""The exponents of the initial token shift of each projection, in the first layer."""
+
+
+@final
+class LowRankProjection(nn.Module):
+    """bias + W_2 activation(W_1 x), with `rank` channels between the matrices; no bias for None."""
+
+    def __init__(
+        self, dim: int, rank: int, bias: Tensor | None = None, activation: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        super().__init__()
+        self.reduce, self.expand = nn.Linear(dim, rank, bias=False), nn.Linear(rank, dim, bias=False)
+        self.bias = None if bias is None else nn.Parameter(bias)
+        self.activation = activation
+
+    def forward(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
+        reduced = self.reduce(x)
+        y: Tensor = self.expand(reduced if self.activation is None else self.activation(reduced))
+        return y if self.bias is None else y + self.bias
+
+
+class TimeMixingState(NamedTuple):
+    """The last token of each row, and the kernel's memory."""
+
+    shift: State
+    memory: State
+
+
+class TimeMixingResult(NamedTuple):
+    """The output, the values that were written, and the next state."""
+
+    y: Float[Tensor, "b l d"]
+    values: Float[Tensor, "b l d"]
+    state: TimeMixingState | None
+
+
+@final
+class RWKVTimeMixing(nn.Module):
+    """The recurrent branch of layer `number` of `depth` (Peng et al. 2025, arXiv:2503.14456, section 4).
+
+    `head_dim` channels form a head. Biases and mixtures begin as in the released code, but for its small differences
+    between the channels of a head. Layers above the first mix their values with `first_values`."""
+
+    def __init__(self, dim: int, head_dim: int, number: int, depth: int) -> None:
+        super().__init__()
+        heads, share = dim // head_dim, number / max(depth - 1, 1)
+        self.head_dim = head_dim
+        powers = [power * (1 - number / depth) for power in MIXTURE_POWERS.values()]
+        self.shift = TokenShift(torch.stack([initial_mixture(dim, power) for power in powers]))
+        self.r_proj, self.k_proj, self.v_proj = (nn.Linear(dim, dim, bias=False) for _ in range(3))
+        speeds = 6 * (torch.arange(dim) / max(dim - 1, 1)) ** (1 + share**0.3) - 5.5
+        self.decay = LowRankProjection(dim, lora_rank(dim, 2.5), speeds, torch.tanh)
+        self.rate = LowRankProjection(dim, lora_rank(dim, 2.5), torch.full((dim,), -0.19))
+        self.gate = LowRankProjection(dim, lora_rank(dim, 5.0), activation=torch.sigmoid)
+        first_value_bias = torch.full((dim,), 0.73)
+        self.value_mix = LowRankProjection(dim, lora_rank(dim, 1.7), first_value_bias) if number else None
+        self.removal_scale = nn.Parameter(torch.full((dim,), 0.71))
+        self.rate_share = nn.Parameter(torch.full((dim,), 1.02))
+        self.bonus = nn.Parameter(torch.full((dim,), -0.04))
+        self.kernel = LinearKernel(ScaledFeatures(), Causal(), rule=GeneralizedDeltaRule(head_dim))
+        self.norm = HeadGroupNorm(heads, head_dim, heads, centred=True, bias=True, eps=NORM_EPS)
+        nn.init.constant_(self.norm.weight, ((number + 1) / depth) ** 0.7)
+        self.out_proj = nn.Linear(dim, dim, bias=False)
+
+    def init_state(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> TimeMixingState:
+        """The state before any token."""
+        shift = self.shift.init_state(batch, device=device, dtype=dtype)
+        return TimeMixingState(shift, self.kernel.init_state(batch, device=device, dtype=dtype))
+
+    def forward(
+        self, x: Float[Tensor, "b l d"], ctx: Context, state: TimeMixingState | None, first_values: Tensor | None
+    ) -> TimeMixingResult:
+        """The output for a normalized stream; `first_values` are None in the first layer alone."""
+        shift_state, memory = (None, None) if state is None else state
+        mixtures, shift_state = self.shift(x, ctx.positions, shift_state)
+        r_input, decay_input, k_input, v_input, rate_input, gate_input = mixtures
+        r, k, v = self.r_proj(r_input), self.k_proj(k_input), self.v_proj(v_input)
+        if self.value_mix is not None and first_values is not None:
+            v = v + (first_values - v) * torch.sigmoid(self.value_mix(v_input))
+        log_decay = -MAX_DECAY * torch.sigmoid(self.decay(decay_input))
+        rate = torch.sigmoid(self.rate(rate_input))
+        removal_key = F.normalize(self._heads(k * self.removal_scale), dim=-1)
+        k = k * (1 + (rate - 1) * self.rate_share)
+        # under autocast, parameters are wider than projections
+        written = torch.cat([self._heads(v), self._heads(log_decay), removal_key, self._heads(rate)], -1).to(v.dtype)
+        q, key = self._heads(r), self._heads(k.to(r.dtype))
+        call = KernelCall(q, key, written, ctx.positions, ctx.positions, NoPosition(), memory, ctx.watch)
+        y, memory, _ = self.kernel(call)
+        # what a token itself adds, which no norm scales
+        y = self.norm(y) + self._heads(r * k * self.bonus).sum(-1, keepdim=True) * self._heads(v)
+        gated = y.transpose(1, 2).flatten(2) * self.gate(gate_input)
+        next_state = None if state is None else TimeMixingState(shift_state, memory)
+        return TimeMixingResult(self.out_proj(gated.to(v.dtype)), v, next_state)
+
+    def _heads(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b h l e"]:
+        return x.unflatten(2, (-1, self.head_dim)).transpose(1, 2)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def lora_rank(dim: int, factor: float) -> int:
+    """The rank of a projection in the released models: `factor` sqrt(dim), rounded to a multiple of 32."""
+    return max(32, 32 * round(factor * math.sqrt(dim) / 32))
+
+
+@final
+class RWKVLayer(Layer):
+    """Time mixing behind a norm, then a feed-forward branch; alone it is a first layer."""
+
+    def __init__(self, time_mixing: RWKVTimeMixing, norm: nn.Module, ff: Layer, dropout: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.time_mixing, self.ff, self.dropout = norm, time_mixing, ff, dropout
+
+    def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
+        mixing = self.time_mixing.init_state(batch, device=device, dtype=dtype)
+        return [mixing, self.ff.init_state(batch, capacity=capacity, device=device, dtype=dtype)]
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
+        return self.continue_values(x, ctx, state, None)[0]
+
+    def continue_values(
+        self, x: Float[Tensor, "b l d"], ctx: Context, state: State, first_values: Tensor | None
+    ) -> tuple[LayerOutput, Float[Tensor, "b l d"]]:
+        """The layer's output, and the values that its time mixing wrote."""
+        mixing_state, ff_state = (None, None) if state is None else state
+        mixed, values, mixing_state = self.time_mixing(self.norm(x), ctx, mixing_state, first_values)
+        y, ff_state, loss = self.ff(x + self.dropout(mixed), ctx, ff_state)
+        return LayerOutput(y, None if state is None else [mixing_state, ff_state], loss), values
+
+
+@final
+class RWKVStack(NamedLayers, LayeredStack):
+    """Layers of RWKV-7 in sequence, which hands the values of the first layer on to all others."""
+
+    def __init__(self, **layers: RWKVLayer) -> None:
+        super().__init__(**layers)
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
+        outputs = self._outputs(x, ctx, state)
+        next_states = None if state is None else [output.state for output in outputs]
+        return LayerOutput(outputs[-1].y if outputs else x, next_states, sum((output.loss for output in outputs), 0.0))
+
+    def layer_outputs(self, x: Float[Tensor, "b l d"], ctx: Context) -> list[LayerOutput]:
+        return self._outputs(x, ctx, None)
+
+    def _outputs(self, x: Tensor, ctx: Context, state: State) -> list[LayerOutput]:
+        outputs: list[LayerOutput] = []
+        first_values = None
+        for index, layer in enumerate(self._layers()):
+            assert isinstance(layer, RWKVLayer)
+            output, values = layer.continue_values(x, ctx, None if state is None else state[index], first_values)
+            first_values = values if first_values is None else first_values
+            outputs.append(output)
+            x = output.y
+        return outputs
