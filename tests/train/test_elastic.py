@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -107,8 +108,6 @@ def test_the_other_machine_goes_on(tmp_path: Path, free_port: int) -> None:
 
 @pytest.fixture
 def free_port() -> int:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 

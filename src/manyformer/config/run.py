@@ -104,8 +104,9 @@ class RunConfig(ConfigSection):
     """How many processes train together, one on each GPU (or on CPUs)."""
     process_timeout: PositiveFloat = 10.0
     """Minutes that processes wait for one that does not answer before the run ends; preparing data may take longer."""
-    strategy: Literal["none", "ddp", "fsdp"] = "none"
-    """How processes share the work: `ddp` replicates the model, `fsdp` shards it; by default ddp if devices > 1."""
+    strategy: Literal["none", "ddp", "fsdp", "context"] = "none"
+    """How processes share the work: `ddp` replicates the model, `fsdp` shards it, each with a part of the rows;
+    `context` divides the tokens of each row of a text. By default ddp if devices > 1."""
     out: PathText | None = None
     """The run's folder; null means runs/NAME, after the run file or the recipe."""
 
@@ -160,6 +161,22 @@ class RunConfig(ConfigSection):
         if self.devices > 1 and self.strategy == "none":
             message = f"{self.devices} devices need strategy ddp or fsdp to share the work, not none"
             yield SettingConflict(("strategy",), message, ("devices",))
+        if self.strategy == "context":
+            yield from self._context_conflicts()
+
+    def _context_conflicts(self) -> Iterator[SettingConflict]:
+        """What strategy=context does not allow."""
+        data = self.data
+        if not isinstance(data, TextData):
+            yield SettingConflict(
+                ("strategy",), "context divides rows of text: it needs data.kind text", ("data.kind",)
+            )
+        elif data.packing == "contiguous":
+            message = "context divides rows that stand alone: it needs data.packing documents or concat"
+            yield SettingConflict(("strategy",), message, ("data.packing",))
+        elif data.length % self.devices:
+            message = f"{data.length} tokens must be a multiple of devices ({self.devices}), which divide each row"
+            yield SettingConflict(("data", "length"), message, ("devices",))
 
 
 def _is_noam(schedule: Any) -> bool:

@@ -90,6 +90,9 @@ class GenerativeModel(Model[B]):
 
     def head_inputs(self, batch: B, state: State) -> tuple[LayerOutput, Tensor]:
         tokens, segments, memory, targets = self.decoder_input(batch)
+        if self.column_span is not None:
+            begin, end = self.column_span(targets.shape[1])
+            targets = targets[:, begin:end].contiguous()
         return self._run_decoder(tokens, segments, memory, state, no_watch), targets
 
     def loss(self, batch: B, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
@@ -120,6 +123,9 @@ class GenerativeModel(Model[B]):
         """The hidden states before the head (b, l, d), with the next state and auxiliary losses."""
         positions, tail = positions_of(tokens, segments, None if state is None else state.tail)
         self.check_length(tokens.shape[1])
+        if self.column_span is not None:
+            begin, end = self.column_span(tokens.shape[1])
+            tokens, positions = tokens[:, begin:end], positions.columns(begin, end)
         ctx = Context(positions, memory, watch)
         x = self.decoder_embed(tokens, positions)
         y, body, loss = apply_layer(self.decoder_stack, x, ctx, state and state.body)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from manyformer.batches import CausalLMBatch
+from manyformer.batches import CausalLMBatch, ignore_all
 from manyformer.binding import has_hooks
 from manyformer.core import (
     PADDING_SEGMENT,
@@ -36,6 +36,8 @@ class LanguageModel(GenerativeModel[CausalLMBatch]):
     `torch.no_grad()`. `neighbours` are k tokens retrieved for each token, 0 for none, for models with a
     `UsesNeighbours` module in `body`. `auxiliary` adds losses of the intermediate layers of `body`, which then must be
     a `LayeredStack`; ValueError otherwise."""
+
+    divides_columns = True
 
     def __init__(
         self, embed: TokenEmbedding, body: Layer, head: OutputHead, *, auxiliary: AuxiliaryLoss | None = None
@@ -89,6 +91,14 @@ class LanguageModel(GenerativeModel[CausalLMBatch]):
 
     def decoder_input(self, batch: CausalLMBatch) -> DecoderInput:
         return DecoderInput(batch.tokens, batch.segments, self._embed_neighbours(batch.neighbours), batch.targets)
+
+    def own_columns(self, batch: CausalLMBatch) -> CausalLMBatch:
+        if self.column_span is None:
+            return batch
+        begin, end = self.column_span(batch.tokens.shape[1])
+        targets = ignore_all(batch.targets)
+        targets[:, begin:end] = batch.targets[:, begin:end]
+        return batch._replace(targets=targets)
 
     def hidden(
         self,

@@ -1,6 +1,7 @@
 """The base class of all models: specification, loss, score, saving."""
 
 from abc import ABC
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple
 
@@ -41,6 +42,10 @@ class Model(nn.Module, ABC, Generic[B]):
     head: OutputHead
     max_length: int | None = None
     """The maximum sequence length; None for no limit."""
+    divides_columns: ClassVar[bool] = False
+    """Whether several processes may divide the columns of its rows."""
+    column_span: Callable[[int], tuple[int, int]] | None = None
+    """The first column, and the one after the last, that this process computes of rows of a length; None for all."""
     allows_autocast: ClassVar[bool] = True
     """Whether a run may compute forward passes in a narrower dtype."""
     tokenizer: Any = None
@@ -66,6 +71,10 @@ class Model(nn.Module, ABC, Generic[B]):
         """The negative log-likelihood without smoothing, and the accuracy; to be called without gradients."""
         (x, next_state, _), targets = self.head_inputs(batch, state)
         return self.head.score(x, targets)._replace(state=next_state)
+
+    def own_columns(self, batch: B) -> B:
+        """The batch without the targets of other processes' columns."""
+        raise NotImplementedError(f"the columns of a {type(self).__name__} are not divided")
 
     def init_state(self, batch: int, *, capacity: int | None = None) -> State:
         """The decoding state before any token; None for a model that has none."""

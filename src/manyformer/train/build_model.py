@@ -120,6 +120,10 @@ def choose_strategy(strategy: str, process_group: ProcessGroup) -> ParallelStrat
         raise UserError(f"{process_group.size} processes were started, but strategy is none; set strategy=ddp or fsdp")
     if process_group.size == 1 or strategy == "ddp":
         return DDPStrategy(process_group)
+    if strategy == "context":
+        from manyformer.train.context_parallel import ContextStrategy
+
+        return ContextStrategy(process_group)
     from manyformer.train.fsdp_sharing import FSDPStrategy
 
     return FSDPStrategy(process_group)

@@ -54,6 +54,7 @@ class TrainingEngine:
     def step(self, batches: Sequence[Batch], learning_rate: float) -> StepResult:
         """One optimizer step on the batches of all processes, normalized by the total number of targets."""
         self._prepared.train()
+        batches = [self.strategy.local_batch(batch) for batch in batches]
         local_counts = [sum(batch.target_count() for batch in batches), sum(batch.token_count() for batch in batches)]
         targets, tokens = map(int, self.process_group.sum_numbers(local_counts))
         figures = torch.zeros(3, device=self.device)
@@ -79,6 +80,7 @@ class TrainingEngine:
 
         def score(batch: Batch) -> BatchScore:
             self._prepared.eval()
+            batch = self.strategy.local_batch(batch)
             with torch.no_grad():
                 batch_score = self._prepared(to_device(batch, self.device), carried_state.state_for(batch))
             self.strategy.after_scoring(self._prepared)

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from manyformer.batches import Batch
 from manyformer.models import Model
 from manyformer.models.model_files import read_tensors, read_weights
 from manyformer.train.objective import TrainingObjective
@@ -23,6 +24,15 @@ class ParallelStrategy(ABC):
     """Everything in training that depends on how a model is distributed over processes."""
 
     process_group: ProcessGroup
+
+    @property
+    def data_group(self) -> ProcessGroup:
+        """The processes among which the rows of each batch are divided."""
+        return self.process_group
+
+    def local_batch(self, batch: Batch) -> Batch:
+        """What this process computes of a batch of the `data_group`."""
+        return batch
 
     @abstractmethod
     def prepare(self, objective: TrainingObjective) -> nn.Module:

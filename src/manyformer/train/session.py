@@ -89,7 +89,9 @@ class TrainingSession:
         if process_group.rank:
             # equal weights, but different dropout in each process
             seed_everything(run.seed + 7919 * process_group.rank)
-        self.validator = Validator(self.engine.scorer, self.data.valid, run.evaluate, process_group, task=self.task)
+        rows, valid = strategy.data_group, self.data.valid
+        valid = valid if rows.size == 1 else valid.shard(rows.rank, rows.size)
+        self.validator = Validator(self.engine.scorer, valid, run.evaluate, process_group, task=self.task)
         self.loop = self._make_loop(checkpoint, stop_signal)
         self._report_started(device)
         if checkpoint is not None:
@@ -176,9 +178,9 @@ class TrainingSession:
             raise OutOfMemory(f"{error}; {saved}") from error
 
     def _make_loop(self, checkpoint: Checkpoint | None, stop_signal: StopSignal) -> TrainingLoop:
-        run, feed, process_group = self.run, self.data.train, self.process_group
-        if process_group.size > 1:
-            feed = feed.shard(process_group.rank, process_group.size)
+        run, feed, rows = self.run, self.data.train, self.engine.strategy.data_group
+        if rows.size > 1:
+            feed = feed.shard(rows.rank, rows.size)
         return TrainingLoop(
             run,
             self.engine,
@@ -186,7 +188,7 @@ class TrainingSession:
             self.validator,
             learning_rate=make_schedule(run, width=self.model.spec.keywords.get("dim")),
             checkpoint_writer=CheckpointWriter(self.store, self.engine, feed, self._log),
-            sinks=self._make_sinks(checkpoint) if process_group.is_main_process else (),
+            sinks=self._make_sinks(checkpoint) if self.process_group.is_main_process else (),
             on_event=self.on_event,
             stop_signal=stop_signal,
         )

@@ -16,7 +16,9 @@ ScorerFactory = Callable[..., Callable[[Batch], BatchScore]]
 
 
 class Validator:
-    """Scores the model on validation data: loss in nats per target, accuracy, perplexity, bits per byte of text."""
+    """Scores the model on validation data: loss in nats per target, accuracy, perplexity, bits per byte of text.
+
+    `batches` are those of this process, whose sums are added to those of the others."""
 
     def __init__(
         self,
@@ -28,8 +30,7 @@ class Validator:
         task: Task,
     ) -> None:
         self._scorer, self._config, self._process_group = scorer, config, process_group
-        self._batches = batches if process_group.size == 1 else batches.shard(process_group.rank, process_group.size)
-        self._task, self._units = task, batches.units
+        self._batches, self._task, self._units = batches, task, batches.units
 
     def __call__(self, stop: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
         """The scores of the current weights; None if `stop` ended the pass early."""
