@@ -37,11 +37,17 @@ from manyformer.position import (
 )
 from manyformer.recipes.attention_kernels import KERNELS, AttentionSizes, KernelName
 from manyformer.recipes.keywords import FeedForwardChunk, ResidualGate
+from manyformer.recipes.recurrent_layers import RecurrentSizes, gated_delta_attention
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import LoopCount, NormOrder, ResidualStreams, stack
+from manyformer.recipes.stacks import LoopCount, NormOrder, ResidualStreams, makers_of_pattern, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 FeedForwardName = Annotated[Literal["relu", "gelu", "swiglu", "geglu"], "kind of feed-forward layer and activation"]
+LayerPattern = Annotated[
+    str,
+    "kinds of layers, repeated: K has the kernel, F is softmax over all tokens, N is F without positions, D has the "
+    "gated delta rule without positions",
+]
 NormName = Annotated[Literal["layer", "rms"], "LayerNorm or RMSNorm"]
 
 
@@ -95,6 +101,9 @@ SOFTMAX_KERNELS: dict[str, Callable[[AttentionSizes], Kernel]] = {
 }
 """The kernels of positions that are a form of softmax attention."""
 
+KERNEL_POSITIONS = {*SOFTMAX_KERNELS, "rope-dynamic"}
+"""The positions that the kernel of a layer computes itself."""
+
 FEEDFORWARDS: dict[FeedForwardName, Callable[[int, int | None], Layer]] = {
     "relu": FeedForward,
     "gelu": lambda dim, hidden: FeedForward(dim, hidden, activation=nn.GELU()),
@@ -135,11 +144,13 @@ def compose(
     ff_chunk: FeedForwardChunk = None,
     gate: ResidualGate = "residual",
     loops: LoopCount = 1,
+    pattern: LayerPattern = "K",
 ) -> LanguageModel:
     """A causal language model; learned positions and "cosine" are limited to `max_length`, other parts to no length.
 
     "rope" is rotary (RoFormer's causal form); its scalings extend to `length_scale` times `max_length`, the training
-    length. Gates begin with the bias 2 (Parisotto et al. 2020)."""
+    length. Gates begin with the bias 2 (Parisotto et al. 2020). A `pattern` such as DDDF or KKKF makes a hybrid of
+    layers; the D of each is the layer of `gated-deltanet`. Raises UserError for parts that exclude each other."""
     if gate != "residual" and residual_streams == "reversible":
         raise UserError(f"gate '{gate}' needs residual_streams=plain: reversible streams are sums")
     if position in SOFTMAX_KERNELS and kernel != "softmax":
@@ -148,9 +159,13 @@ def compose(
     make_position = POSITIONS[position](sizes)
     first_position = make_position()
     in_attention = bool(first_position.required_seams() - {"embed"})
+    if "N" in pattern and not in_attention and position not in KERNEL_POSITIONS:
+        raise UserError(f"pattern ('{pattern}') has N, but position {position} is none of single layers, to leave out")
+    if "K" not in pattern and kernel != "softmax":
+        raise UserError(f"kernel {kernel} is that of layers K, of which pattern ('{pattern}') has none")
 
-    def make_attention() -> Attention:
-        base_kernel = KERNELS[kernel](sizes)
+    def make_attention(kernel_name: str) -> Attention:
+        base_kernel = KERNELS[kernel_name](sizes)
         if position == "rope-dynamic":
             scaling = DynamicNTKRotaryScaling(length_scale, max_length)
             base_kernel = DynamicRotaryKernel(base_kernel, sizes.head_dim, scaling)
@@ -159,13 +174,21 @@ def compose(
         layer_position = make_position() if in_attention else None
         return Attention(dim, heads, base_kernel, kv_heads=kv_heads, position=layer_position)
 
-    def layer(number: int) -> dict[str, Layer]:
-        return {"attention": make_attention(), "ff": chunked(FEEDFORWARDS[feedforward](dim, ff_dim), ff_chunk)}
+    attention_makers: dict[str, Callable[[], Attention]] = {
+        "K": partial(make_attention, kernel),
+        "F": partial(make_attention, "softmax"),
+        "N": lambda: Attention(dim, heads, KERNELS["softmax"](sizes), kv_heads=kv_heads),
+        "D": lambda: gated_delta_attention(RecurrentSizes.of(dim, heads, None)),
+    }
+
+    def layer(number: int, make: Callable[[], Attention]) -> dict[str, Layer]:
+        return {"attention": make(), "ff": chunked(FEEDFORWARDS[feedforward](dim, ff_dim), ff_chunk)}
 
     added_position = None if in_attention else first_position
     embed = TokenEmbedding(vocab, dim, position=added_position, scale=dim**0.5, dropout=dropout)
     norm = partial(NORMS[norm_kind], dim)
     join = partial(make_join, gate, dim, dropout=dropout)
     streams = residual_streams
-    body = stack(depth, layer, order=norm_order, norm=norm, dropout=dropout, streams=streams, join=join, loops=loops)
+    makers = makers_of_pattern(pattern, {kind: partial(layer, make=make) for kind, make in attention_makers.items()})
+    body = stack(depth, makers, order=norm_order, norm=norm, dropout=dropout, streams=streams, join=join, loops=loops)
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))

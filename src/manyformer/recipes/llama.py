@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Literal
 
+import torch
 from annotated_types import Gt
 from torch import nn
 
@@ -11,10 +12,12 @@ from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.feedforward import GatedFeedForward
+from manyformer.head_projection import HeadProjection
 from manyformer.kernels import Kernel, SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.models.capped_head import CappedClassHead
+from manyformer.output_stages import GatedNormStage
 from manyformer.position import (
     ComposedPosition,
     HeadNorm,
@@ -93,6 +96,9 @@ def llama(
     loops: LoopCount = 1,
     *,
     qk_norm: Annotated[bool, "queries and keys are normalized in each head (Qwen3)"] = False,
+    output_gate: Annotated[
+        bool, "outputs of heads are multiplied by the sigmoid of a projection of the input (Qwen3-Next)"
+    ] = False,
     biases: Annotated[Literal["none", "qkv", "all"], "projections of attention with a bias (Qwen2: qkv)"] = "none",
     ff_activation: Annotated[
         Literal["silu", "gelu", "gelu-tanh"], "activation of the gate of the feed-forward"
@@ -113,11 +119,11 @@ def llama(
 
     Section 2.2. Mistral has `window`; Gemma 2 has `window` with `full_every=2`, sandwich norms, caps, a tanh GELU gate
     and a scaled, tied embedding; Gemma 3 has norms of queries and keys for the caps, `full_every=6` and
-    `window_rope_base`; Llama 3.1 has `rope_scaling="llama3"`; Qwen2 has biases, Qwen3 norms of queries and keys.
-    `ff_dim` is 8/3 dim unless given. Rotated pairs are the halves of a head, as in all published weights. `kernel`,
-    `sinks`, `memory_length` and `loops` make a trained model another one: see `manyformer convert`. Raises UserError
-    for `full_every`, `sinks` and `window_rope_base` without `window`, and for a scale of scores with a kernel that has
-    its own.
+    `window_rope_base`; Llama 3.1 has `rope_scaling="llama3"`; Qwen2 has biases, Qwen3 norms of queries and keys;
+    `output_gate` is the gated attention of Qiu et al. 2025 (arXiv:2505.06708). `ff_dim` is 8/3 dim unless given.
+    Rotated pairs are the halves of a head, as in all published weights. `kernel`, `sinks`, `memory_length` and `loops`
+    make a trained model another one: see `manyformer convert`. Raises UserError for `full_every`, `sinks` and
+    `window_rope_base` without `window`, and for a scale of scores with a kernel that has its own.
     """
     _check_windows(window, full_every, sinks, kernel)
     if window_rope_base is not None and window is None:
@@ -153,6 +159,9 @@ def llama(
         mask = Causal() if window is None else causal_window(window, sinks or 0)
         return SoftmaxKernel(mask, scale=score_scale)
 
+    def make_gate() -> GatedNormStage:
+        return GatedNormStage(gate=HeadProjection(dim, heads, width), activation=torch.sigmoid)
+
     def layer(number: int) -> dict[str, Layer]:
         sees_all = full_every is not None and (number + 1) % full_every == 0
         attention = Attention(
@@ -164,6 +173,7 @@ def llama(
             value_dim=width,
             position=make_position(number, sees_all=sees_all),
             source=None if memory_length is None else SegmentMemorySource(memory_length, dim),
+            output_stage=make_gate() if output_gate else None,
             bias=biases != "none",
             out_bias=biases == "all",
         )

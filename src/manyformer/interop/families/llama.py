@@ -203,6 +203,7 @@ PLAIN = {
     "loops": 1,
     "norm_order": "pre",
     "qk_norm": False,
+    "output_gate": False,
     "window_rope_base": None,
     "biases": "none",
     "unrotated_every": None,
