@@ -24,7 +24,7 @@ copyright = author
 version = release = VERSION
 
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
-exclude_patterns = ["OUT", "_build", "generated/parts"]
+exclude_patterns = ["OUT", "_build", "generated/parts", "generated/pictures"]
 highlight_language = "none"
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import import_map
+import pictures
 import recipe_cards
 import typer
 import yaml
@@ -30,14 +31,17 @@ SINGLE_MODULES = (
 def write(folder: Path) -> None:
     """Write all pages into `folder`, and remove those of an earlier build."""
     docs = folder.parent
+    pictures.make_pictures(folder / "pictures")
     pages = {"commands.md": commands_page(), "shipped.md": shipped_page(), "map.svg": import_map.draw(), **api_pages()}
     pages |= {
         "further-recipes.md": further_recipes_page(docs),
         "more.md": further_pages(docs),
         "gallery.md": recipe_cards.gallery_page(),
+        "pictures.md": pictures.pictures_page(folder / "pictures"),
     }
     for stale in {path for path in folder.glob("**/*") if path.is_file()} - {folder / name for name in pages}:
-        stale.unlink()
+        if not stale.is_relative_to(folder / "pictures"):
+            stale.unlink()
     for name, text in pages.items():
         write_if_changed(folder / name, text)
 

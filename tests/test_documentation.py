@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 BUILT = {
     DOCS / "generated" / name
-    for name in ("commands.md", "shipped.md", "api/index.md", "further-recipes.md", "gallery.md")
+    for name in ("commands.md", "shipped.md", "api/index.md", "further-recipes.md", "gallery.md", "pictures.md")
 }
 """The pages that docs/conf.py writes before it builds the site."""
 PAGES = [
