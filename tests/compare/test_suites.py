@@ -106,7 +106,16 @@ def test_tables_have_ranges_floors_costs_and_claims(done: tuple[Path, SuiteResul
     values = result.tasks[0].results[EQUAL_STEPS].values("linear", "accuracy")
     cell = table.rows[1][1].removesuffix(" *")
     assert cell == f"{sum(values) / 2:.2f} ({min(values):.2f}-{max(values):.2f})"
-    assert table.rows[2] == ["floor: guessing", "16.7", "–"]
+    guesses = result.tasks[0].guesses
+    assert guesses is not None
+    assert table.rows[2:] == [
+        ["floor: guessing", "16.7", "–"],
+        ["floor: majority", f"{guesses.majority.accuracy:.3g}", "–"],
+        ["floor: best shortcut", f"{guesses.shortcut.accuracy:.3g}", "–"],
+    ]
+    # a chain of order two
+    assert guesses.shortcut.name in ("last 2 symbols", "last 3 symbols")
+    assert guesses.shortcut.accuracy > guesses.majority.accuracy
     assert costs.rows[0][0] == "transformer-lm"
     # two layers of keys and values in float32: 2 x 16 tokens x 16 numbers x 4 bytes, and their positions
     assert 2.0 < float(costs.rows[0][2]) < 2.7
@@ -114,7 +123,8 @@ def test_tables_have_ranges_floors_costs_and_claims(done: tuple[Path, SuiteResul
     assert "- markov: claim holds: transformer-lm >= 0" in markdown
     assert "- markov: nothing published" in markdown
     record = json.loads((folder / "out/results.json").read_text())
-    assert record["tasks"][0]["floors"] == {"guessing": 16.7}
+    assert list(record["tasks"][0]["floors"]) == ["guessing", "majority", "best shortcut"]
+    assert record["tasks"][1]["floors"] == {}
     assert len(record["tasks"][1]["results"][EQUAL_STEPS]["trials"]) == 4
     for name in ("state", "seconds", "length"):
         assert (folder / f"out/{name}.png").stat().st_size > 10_000

@@ -130,6 +130,8 @@ def print_evaluations(evaluations: "Mapping[str, Evaluation]", picture: Path | N
         print_result(f"{name} on {evaluation.data}: {evaluation.how}")
         rows = [(score.name, f"{score.value:.{score.digits}f}", score.signature) for score in evaluation.scores]
         print_table(("score", "value", "how"), rows, right=(1,))
+        if evaluation.guesses is not None:
+            print_note(evaluation.guesses.summary_line)
 
 
 def source_lengths(text: str | None, beside: list[str] | None, picture: Path | None) -> tuple[int, ...]:

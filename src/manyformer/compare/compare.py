@@ -20,6 +20,7 @@ from manyformer.compare.scoring import check_score
 from manyformer.compare.sizing import match_sizes
 from manyformer.config.comparison import Comparison
 from manyformer.config.load_comparison import load_comparison
+from manyformer.data.synthetic_floors import GuessFloors, guess_floors
 from manyformer.errors import UserError, UserErrors, suggest_names
 from manyformer.model_summary import build_on_meta
 from manyformer.plugins import import_for_run
@@ -60,6 +61,13 @@ def comparison_errors(comparison: Comparison) -> Iterator[str]:
             yield f"{prefix}{error}"
 
 
+def comparison_guesses(comparison: Comparison) -> GuessFloors | None:
+    """The floors of the first case's data, as it is scored first; None unless it is generated and the main score is
+    the accuracy."""
+    point = comparison.cases[0].points[0]
+    return guess_floors(point.data) if comparison.file.score[0] == "accuracy" and point is not None else None
+
+
 @resumable()
 def compare(
     target: str | Path | Comparison,
@@ -90,6 +98,7 @@ def compare(
         log(f"the earlier comparison is now in {rename_aside(folder)}")
     runner = ComparisonRunner(comparison, folder, seed_count)
     runner.check()
+    guesses = comparison_guesses(comparison)
     meter = ProgressMeter(runner.count_missing(), on_progress, log)
     with ExitStack() as stack:
         imports = comparison.cases[0].run.imports
@@ -101,6 +110,7 @@ def compare(
         _measure_costs(comparison, runner, meter),
         describe_machine(1 if jobs > 1 else torch.get_num_threads()),
         trials=tuple(runner.trial_measurements()),
+        guesses=guesses,
     )
     return replace(result, files=tuple(write_comparison(result, folder)))
 

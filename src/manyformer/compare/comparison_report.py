@@ -15,6 +15,7 @@ from manyformer.compare.cost import StepCost
 from manyformer.compare.measurement import CaseMeasurement
 from manyformer.compare.scoring import score_kind
 from manyformer.config.comparison import Comparison
+from manyformer.data.synthetic_floors import GuessFloors
 from manyformer.printable_text import printable
 
 NO_VALUE = "–"
@@ -24,7 +25,8 @@ NO_VALUE = "–"
 class ComparisonResult:
     """A comparison and its measurements; `steps` holds the cost of a training step of each case, if requested.
 
-    `measurements` are those of the best trials, `trials` those of all trials, and `files` the files that were written.
+    `measurements` are those of the best trials, `trials` those of all trials, and `files` the files that were written;
+    `guesses` are the floors of generated data, None where the main score is not the accuracy.
     """
 
     comparison: Comparison
@@ -34,6 +36,7 @@ class ComparisonResult:
     machine: str = ""
     files: tuple[Path, ...] = ()
     trials: tuple[CaseMeasurement, ...] = ()
+    guesses: GuessFloors | None = None
 
     def measurements_of(self, case: str) -> list[CaseMeasurement]:
         """The measurements of a case, one per seed."""
@@ -82,7 +85,8 @@ class ComparisonResult:
         cases = [case for case in self.comparison.cases if case.trained_by]
         shared_weights = [f"{case.name} has the weights of {case.trained_by}" for case in cases]
         trained = [f"{seeds}; scored on the {self.comparison.file.split} data", *self._trial_notes()]
-        return [*trained, *shared_weights, *self._missing_reasons()]
+        floors = [self.guesses.summary_line] if self.guesses is not None else []
+        return [*trained, *floors, *shared_weights, *self._missing_reasons()]
 
     def _trial_notes(self) -> Iterator[str]:
         """What the trials of each case scored on the validation data, and which is the best."""

@@ -13,6 +13,7 @@ from manyformer.compare.scoring import score_kind
 from manyformer.compare.significance import SIGNIFICANCE_LEVEL, holm_adjusted, paired_t_test
 from manyformer.compare.suite_costs import CaseCosts
 from manyformer.config.suite import Suite, SuiteTask
+from manyformer.data.synthetic_floors import GuessFloors
 from manyformer.printable_text import printable
 
 EQUAL_STEPS = "equal steps"
@@ -39,10 +40,21 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskResult:
-    """The results of a task by what is equal for all cases: `equal steps`, and other budgets or pretraining."""
+    """The results of a task by what is equal for all cases: `equal steps`, and other budgets or pretraining.
+
+    `guesses` are the floors of generated data, None where the main score is not the accuracy."""
 
     task: SuiteTask
     results: dict[str, ComparisonResult]
+    guesses: GuessFloors | None = None
+
+    @property
+    def floors(self) -> dict[str, float]:
+        """What little knowledge scores, by its name: the floors of the file, and those measured on generated data."""
+        if self.guesses is None:
+            return self.task.file.floors
+        majority, shortcut = self.guesses
+        return {**self.task.file.floors, "majority": majority.accuracy, "best shortcut": shortcut.accuracy}
 
     @property
     def score(self) -> str:
@@ -112,6 +124,7 @@ class SuiteResult:
         notes += [
             f"{task.task.name}: {task.task.file.expectation}" for task in self.tasks if task.task.file.expectation
         ]
+        notes += [f"{task.task.name}: {task.guesses.summary_line}" for task in self.tasks if task.guesses is not None]
         if self.missing:
             notes.append(f"{self.missing} trainings are not measured yet; the same command continues")
         elif self.seconds:
@@ -147,7 +160,7 @@ class SuiteResult:
                     "score": task.score,
                     "kinds": list(task.task.file.kinds),
                     "lengths": task.lengths,
-                    "floors": task.task.file.floors,
+                    "floors": task.floors,
                     "expectation": task.task.file.expectation,
                     "results": {column: self._column_record(task, column) for column in task.results},
                 }
@@ -170,8 +183,8 @@ class SuiteResult:
     def _score_table(self, column: str) -> Table:
         tasks = [task for task in self.tasks if column in task.results]
         rows = [[case, *(self._cell(task, column, case) for task in tasks)] for case in self.cases]
-        floors = dict.fromkeys(name for task in tasks for name in task.task.file.floors)
-        rows += [[f"floor: {name}", *(_number(task.task.file.floors.get(name)) for task in tasks)] for name in floors]
+        floors = dict.fromkeys(name for task in tasks for name in task.floors)
+        rows += [[f"floor: {name}", *(_number(task.floors.get(name)) for task in tasks)] for name in floors]
         title = f"{self.suite.file.score[0].replace('_', ' ').capitalize()} at {column}"
         return Table(title, ["case", *(task.task.name for task in tasks)], rows)
 

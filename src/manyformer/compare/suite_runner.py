@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from manyformer.compare.compare import DEFAULT_FOLDER, comparison_errors
+from manyformer.compare.compare import DEFAULT_FOLDER, comparison_errors, comparison_guesses
 from manyformer.compare.comparison_report import ComparisonResult
 from manyformer.compare.draw_suite import write_suite
 from manyformer.compare.job_pool import WorkerPool, describe_machine, run_jobs, worker_pool
@@ -22,6 +22,7 @@ from manyformer.compare.suite_costs import measure_case_costs, open_costs
 from manyformer.compare.suite_report import EQUAL_STEPS, SuiteResult, TaskResult
 from manyformer.config.comparison import Comparison
 from manyformer.config.suite import BudgetName, Suite, SuiteTask, load_suite
+from manyformer.data.synthetic_floors import GuessFloors
 from manyformer.errors import UserError, UserErrors
 from manyformer.plugins import import_for_run
 from manyformer.recipes.registry import all_recipes
@@ -136,6 +137,7 @@ class SuiteRunner:
     def run(self, pool: WorkerPool | None) -> SuiteResult:
         """Carry out all trainings that fit into the hours, and measure the costs."""
         started = time.monotonic()
+        guesses = [comparison_guesses(task.comparison) for task in self.suite.tasks]
         plan, timings = self.plan(pool)
         self.log(plan.summary_line)
         may_begin = self._deadline(plan)
@@ -144,7 +146,9 @@ class SuiteRunner:
         budgets = self.budget_runners(timings)
         run_jobs([runner for runners in budgets.values() for runner in runners], meter, pool, may_begin)
         seconds = time.monotonic() - started
-        tasks = tuple(self._task_result(index, task, budgets) for index, task in enumerate(self.suite.tasks))
+        tasks = tuple(
+            self._task_result(index, task, budgets, guesses[index]) for index, task in enumerate(self.suite.tasks)
+        )
         runs = {case.name: case.run for case in self.suite.tasks[0].comparison.cases}
         costs = measure_case_costs(runs, self.suite.file.lengths, self.costs_store, self.on_progress)
         missing = sum(runner.count_missing() for runner in self.first_runners)
@@ -163,13 +167,17 @@ class SuiteRunner:
         return lambda runner, job: time.monotonic() + plan.seconds_of(runner.comparison.name, job.case) <= end
 
     def _task_result(
-        self, index: int, task: SuiteTask, budgets: dict[BudgetName, list[ComparisonRunner]]
+        self,
+        index: int,
+        task: SuiteTask,
+        budgets: dict[BudgetName, list[ComparisonRunner]],
+        guesses: GuessFloors | None,
     ) -> TaskResult:
         columns = {EQUAL_STEPS: self.runners[index]}
         columns |= {f"equal {budget}": runners[index] for budget, runners in budgets.items()}
         if task.name in self.pretrained_runners:
             columns[PRETRAINED] = self.pretrained_runners[task.name]
-        return TaskResult(task, {column: self._result(runner) for column, runner in columns.items()})
+        return TaskResult(task, {column: self._result(runner) for column, runner in columns.items()}, guesses)
 
     def _result(self, runner: ComparisonRunner) -> ComparisonResult:
         measured, trials = tuple(runner.measurements()), tuple(runner.trial_measurements())

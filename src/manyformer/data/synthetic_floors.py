@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.config import SyntheticData
+from manyformer.config import DataSection, SyntheticData
 from manyformer.data.epochs import FIXED_SEED, random_generator
 from manyformer.data.synthetic import SyntheticRows, make_rule
 from manyformer.errors import UserError
@@ -23,6 +23,9 @@ ROWS_PER_CHUNK = 64
 
 MAX_NEIGHBOUR_ROWS = 2_000
 """The most rows of each half that nearest neighbours are searched among."""
+
+TABLE_EXAMPLES = 1_000
+"""Generated examples for the floors beside the scores of models."""
 
 N_GRAMS = (1, 2, 3)
 """Numbers of last symbols that n-gram floors know."""
@@ -67,6 +70,29 @@ def measure_floors(data: SyntheticData, examples: int = 2_000) -> list[TaskFloor
     if len(targets) == examples:
         floors.append(_floor("nearest neighbour", _neighbour_hits(rows.symbols, targets, is_counted)))
     return floors
+
+
+class GuessFloors(NamedTuple):
+    """What the tables of scores show of the floors of a rule: the most frequent answer, and the best other guess."""
+
+    majority: TaskFloor
+    shortcut: TaskFloor
+
+    @property
+    def summary_line(self) -> str:
+        """Both in a sentence."""
+        return (
+            f"guesses without a model: the majority {self.majority.accuracy:.1f} %, "
+            f"{self.shortcut.name} {self.shortcut.accuracy:.1f} %"
+        )
+
+
+def guess_floors(data: DataSection) -> GuessFloors | None:
+    """The floors of generated data, of those that `measure_floors` finds on 1,000 examples; None for other data."""
+    if not isinstance(data, SyntheticData):
+        return None
+    _, majority, *others = measure_floors(data, TABLE_EXAMPLES)
+    return GuessFloors(majority, max(others, key=lambda floor: floor.accuracy))
 
 
 def _floor(name: str, hits: BoolArray) -> TaskFloor:

@@ -13,6 +13,7 @@ from manyformer.context_windows import ContextWindows
 from manyformer.data import TokenizerPair
 from manyformer.data.kind import no_log
 from manyformer.data.opened import EvaluationData
+from manyformer.data.synthetic_floors import GuessFloors, guess_floors
 from manyformer.device_memory import SMALLER_WORK, report_out_of_memory
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import open_run_or_model, task_of_run
@@ -29,7 +30,7 @@ class Evaluation:
     """The scores of a model on `data` (a split or a file); `how` describes how they were computed.
 
     `reading` has the numbers of how a text was cut: `context` and `stride` of windows, or the `lanes` of rows that
-    continue each other; it is part of every signature.
+    continue each other; it is part of every signature. `guesses` are the floors of generated data, else None.
     """
 
     task: str
@@ -37,6 +38,7 @@ class Evaluation:
     scores: tuple[ScoreRecord, ...]
     how: str
     reading: Mapping[str, int]
+    guesses: GuessFloors | None = None
 
     def __getitem__(self, name: str) -> ScoreRecord:
         """The score with this name. Raises KeyError if the task has no such score."""
@@ -81,7 +83,8 @@ def evaluate(
             model, config, tokenizers, eval_data, windows=windows, settings=settings, on_progress=on_progress
         )
     scores = tuple(result.scores)
-    return Evaluation(task_of_run(config).name, eval_data.name, scores, result.description, result.reading)
+    guesses = guess_floors(config.data) if data is None else None
+    return Evaluation(task_of_run(config).name, eval_data.name, scores, result.description, result.reading, guesses)
 
 
 def score_model(
