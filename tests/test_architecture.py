@@ -20,7 +20,6 @@ LEVELS = [
     {
         "autocast",
         "binding",
-        "costs",
         "decoding_options",
         "dropout",
         "errors",
@@ -30,8 +29,10 @@ LEVELS = [
         "version",
     },
     {"files", "spaces", "token_structures"},
+    {"tuned_costs"},
     {
         "core",
+        "costs",
         "dependency_trees",
         "device_memory",
         "environments",

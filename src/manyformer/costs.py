@@ -2,11 +2,15 @@
 
 Values decide which exact path computes a call, and in what blocks; block sizes also decide the order of sums, so that
 a change of theirs changes the last digits of results. `benchmarks/measure_costs.py` measures what time decides
-(`measured`); what memory decides was chosen (`budget`). The date is the day on which the value entered.
+(`measured`); what memory decides was chosen (`budget`). The date is the day on which the value entered. The costs of
+calls can be measured on another machine in seconds (`manyformer doctor --tune`, `manyformer/tuned_costs.py`).
 """
 
-from dataclasses import dataclass, field
+import warnings
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from manyformer.tuned_costs import read_tuned_costs
 
 
 def measured(value: object, unit: str, date: str) -> Any:
@@ -139,4 +143,10 @@ class CostModel:
     """A mask is evaluated and cached for this many positions at once to find keys that no query will see."""
 
 
-COSTS = CostModel()
+_LIBRARY_COSTS = CostModel()
+COSTS_IN_USE = read_tuned_costs(tuple(size for size, _ in _LIBRARY_COSTS.pair_rates))
+if COSTS_IN_USE.problem:
+    warnings.warn(COSTS_IN_USE.problem, stacklevel=2)
+
+COSTS = replace(_LIBRARY_COSTS, **COSTS_IN_USE.values)
+"""The library's costs, with those that `manyformer doctor --tune` has measured on this machine."""

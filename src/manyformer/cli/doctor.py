@@ -4,23 +4,36 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer import Argument
+from typer import Argument, Option
 
 from manyformer.cli.app import DEFECT, FIND, command
-from manyformer.cli.console import print_json, print_result, print_table
+from manyformer.cli.console import print_json, print_note, print_result, print_table
 from manyformer.cli.shared_options import JsonOption
+from manyformer.errors import UserError
+
+ROUNDS = 5
+"""How often each cost is measured; the median counts."""
 
 
-@command(FIND, "manyformer doctor", "manyformer doctor runs/lm-stdlib", "manyformer doctor --json")
+@command(
+    FIND,
+    "manyformer doctor",
+    "manyformer doctor --tune",
+    "manyformer doctor runs/lm-stdlib",
+    "manyformer doctor --json",
+)
 def doctor(
     folder: Annotated[
         str | None,
         Argument(metavar="[FOLDER]", help="A run, a saved model or a datastore to verify.", show_default=False),
     ] = None,
     *,
+    tune: Annotated[
+        bool, Option("--tune", help="Measure what attention costs on this machine, in seconds, and use it from now on.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check this machine, or verify the files of a folder.
+    """Check this machine, measure its costs, or verify the files of a folder.
 
     Of the machine: Python, torch, device, threads, extras, attention kernels, disk, default data. Of a run, a saved
     model or a datastore: the size and SHA-256 of every file, also of those that were verified before. Ends with exit
@@ -28,6 +41,11 @@ def doctor(
     """
     from manyformer.cli.doctor_checks import examine, verify_folder
 
+    if tune:
+        if folder is not None:
+            raise UserError("--tune measures this machine; leave the folder out")
+        _tune(as_json=as_json)
+        return
     findings = examine() if folder is None else verify_folder(Path(folder))
     broken = sum(finding.state == "broken" for finding in findings)
     if as_json:
@@ -37,3 +55,23 @@ def doctor(
         print_result("", f"{broken} broken, see above." if broken else "All checks passed.")
     if broken:
         raise typer.Exit(DEFECT)
+
+
+def _tune(*, as_json: bool) -> None:
+    """Measure the costs of this machine and write them to the user's cache folder."""
+    from manyformer.bench import load_warning
+    from manyformer.bench.call_costs import tune_costs
+    from manyformer.costs import CostModel
+    from manyformer.tuned_costs import costs_file
+
+    if warning := load_warning():
+        print_note(f"warning: {warning}")
+    tuned, library, path = tune_costs(ROUNDS), CostModel(), costs_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tuned.write(path)
+    if as_json:
+        print_json({"file": str(path), "machine": tuned.machine, **tuned.values})
+        return
+    rows = [(name, str(getattr(library, name)), str(value)) for name, value in tuned.values.items()]
+    print_table(("cost, in pairs of a query and a key", "library", "this machine"), rows)
+    print_result("", f"Written to {path}; remove it to use the library's again.")

@@ -42,7 +42,7 @@ class DoctorFinding(NamedTuple):
 
 def examine() -> list[DoctorFinding]:
     """Run all checks; an exception in one becomes a finding."""
-    checks = (_python, _torch, _device, _attention, _extras, _disk, _corpus)
+    checks = (_python, _torch, _device, _costs, _attention, _extras, _disk, _corpus)
     return [finding for check in checks for finding in _run_check(check)]
 
 
@@ -104,6 +104,18 @@ def _device() -> Iterator[DoctorFinding]:
         properties = torch.cuda.get_device_properties(number)
         bfloat16 = "has bfloat16" if torch.cuda.is_bf16_supported() else "no bfloat16"
         yield DoctorFinding("GPU", "ok", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, {bfloat16}")
+
+
+def _costs() -> Iterator[DoctorFinding]:
+    from manyformer.costs import COSTS_IN_USE
+    from manyformer.tuned_costs import costs_file
+
+    if COSTS_IN_USE.problem:
+        yield DoctorFinding("costs", "broken", COSTS_IN_USE.problem)
+    elif COSTS_IN_USE.note:
+        yield DoctorFinding("costs", "ok", f"{COSTS_IN_USE.note.removeprefix('; ')}, in {costs_file()}")
+    else:
+        yield DoctorFinding("costs", "absent", "those of another processor; `manyformer doctor --tune` measures them")
 
 
 def _attention() -> Iterator[DoctorFinding]:

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyformer.core import ContiguousLayout, LayerOutput, PackedLayout, PrefixedLayout, State, TokenPositions, no_watch
-from manyformer.costs import COSTS
+from manyformer.costs import COSTS, COSTS_IN_USE
 from manyformer.kernels.biased_softmax_plan import MIN_DOCUMENT_LENGTH, BiasedSoftmaxPlan, SoftmaxCall, select_plan
 from manyformer.kernels.kernel import AttendStep, Kernel, KernelCall
 from manyformer.kernels.softmax_with_bias import run_plan
@@ -110,7 +110,7 @@ class SoftmaxKernel(Kernel):
 
     def explain(self, call: KernelCall) -> str:
         choice = self._select_path(call)
-        return f"{choice.path}: {choice.reason}"
+        return f"{choice.path}: {choice.reason}{COSTS_IN_USE.note}"
 
     def decode_attend(self, position: Position, *, heads: int, kv_heads: int, head_dim: int) -> AttendStep | None:
         if self.path not in ("auto", "sdpa") or position.required_seams() & {"score", "value"}:

@@ -1,0 +1,93 @@
+"""Measure what calls of attention cost on this CPU, in (query, key) pairs of one head, the unit of the cost model."""
+
+import statistics
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from manyformer.bench.clock import TimedJob, take_turns
+from manyformer.costs import CostModel
+from manyformer.ops.attention_with_lse import merge_lse
+from manyformer.ops.softmax_attention import fused_attention
+from manyformer.tuned_costs import TunedCosts, machine_name
+
+CPU = torch.device("cpu")
+HEADS, WIDTH, TOKENS = 4, 64, 4096
+
+
+def tune_costs(rounds: int) -> TunedCosts:
+    """Measure all costs of calls, in seconds."""
+    torch.manual_seed(0)
+    values = {name: measure(rounds) for name, measure in COSTS_IN_PAIRS.items()}
+    return TunedCosts(machine=machine_name(), date=f"{datetime.now(UTC):%Y-%m-%d}", **values)
+
+
+def seconds_of(rounds: int, **jobs: TimedJob) -> dict[str, float]:
+    """The median time of each job, measured in turns."""
+    return {name: statistics.median(times) for name, times in take_turns(jobs, rounds, CPU).items()}
+
+
+def blocks_job(block: int, *, masked: bool = False, blocks: int | None = None) -> tuple[TimedJob, int]:
+    """Attention within blocks of tokens, forward and backward, and the number of its pairs."""
+    blocks = TOKENS // block if blocks is None else blocks
+    q, k, v = (torch.randn(blocks, HEADS, block, WIDTH, requires_grad=True) for _ in range(3))
+    mask = torch.rand(blocks, 1, block, block) < 0.9 if masked else None
+    upstream = torch.randn_like(q)
+    scale, pairs = WIDTH**-0.5, blocks * HEADS * block * block
+
+    def job() -> None:
+        fused_attention(q, k, v, mask, causal=False, scale=scale).backward(upstream)  # type: ignore[no-untyped-call]
+
+    return job, pairs
+
+
+def in_pairs(rounds: int, job: TimedJob) -> float:
+    """The time of a job over that of one (query, key) pair in blocks of 128 tokens, measured in turns."""
+    pairs_job, pairs = blocks_job(128)
+    times = seconds_of(rounds, pairs=pairs_job, job=job)
+    return times["job"] / times["pairs"] * pairs
+
+
+def measure_pair_rates(rounds: int) -> tuple[tuple[int, float], ...]:
+    blocks = [block for block, _ in CostModel().pair_rates]
+    times = seconds_of(rounds, **{str(block): blocks_job(block)[0] for block in blocks})
+    per_pair = {block: times[str(block)] / block for block in blocks}
+    return tuple((block, round(per_pair[block] / per_pair[max(blocks)], 2)) for block in blocks)
+
+
+def measure_masked_pair(rounds: int) -> float:
+    times = seconds_of(rounds, plain=blocks_job(128)[0], masked=blocks_job(128, masked=True)[0])
+    return round(max(times["masked"] / times["plain"] - 1, 0.0), 2)
+
+
+def measure_call(rounds: int) -> int:
+    """The time of a call with a single token, in hundreds of pairs."""
+    return round(in_pairs(rounds, blocks_job(1, blocks=1)[0]) / 100) * 100
+
+
+def measure_merged_token(rounds: int) -> int:
+    y, new = (torch.randn(HEADS, TOKENS, WIDTH) for _ in range(2))
+    lse, new_lse = (torch.randn(HEADS, TOKENS) for _ in range(2))
+    return round(in_pairs(rounds, lambda: merge_lse(y, lse, new, new_lse)) / (HEADS * TOKENS))
+
+
+def measure_gathered_key(rounds: int) -> int:
+    keys, index = torch.randn(HEADS, TOKENS, WIDTH), torch.randint(TOKENS, (TOKENS,))
+
+    def gather_and_scatter() -> Tensor:
+        return torch.zeros_like(keys).index_add_(1, index, keys[:, index])
+
+    return round(in_pairs(rounds, gather_and_scatter) / (HEADS * TOKENS))
+
+
+COSTS_IN_PAIRS: dict[str, Callable[[int], Any]] = {
+    "attention_call": measure_call,
+    "sparse_call": measure_call,
+    "pair_rates": measure_pair_rates,
+    "masked_pair": measure_masked_pair,
+    "merged_token": measure_merged_token,
+    "gathered_key": measure_gathered_key,
+}
