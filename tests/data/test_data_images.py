@@ -268,7 +268,7 @@ def test_training_goes_on_where_it_was(tmp_path: Path) -> None:
     ("arrays", "given", "message"),
     [
         ({"z": drawn(9, 3, 3)}, {}, r"a\.npz: there are no images in it; it has z, but x or train_x is needed"),
-        ({"x": drawn(9, 3, 3)}, {}, "these images have no labels, which a classifier needs"),
+        ({"x": drawn(9, 3, 3)}, {}, "these images have no labels, which this model needs"),
         ({"x": drawn(9, 3, 3), "y": labels_of(8)}, {}, r"9 images need labels of shape \(9,\), not \(8,\)"),
         ({"x": drawn(9, 3, 3) / 255, "y": labels_of(9)}, {}, "must be integers from 0 to 255 .*, but they are float64"),
         ({"x": drawn(9, 3, 3, 2), "y": labels_of(9)}, {}, r"or \(h, w, 3\), but it has \(3, 3, 2\)"),

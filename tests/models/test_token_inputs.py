@@ -18,7 +18,7 @@ WITHOUT_TOKENS = {
     *("policy", "trajectories", "graph-nodes", "graphs", "audio-classification", "transcription"),
     *("multimodal-classification", "contrast"),
 }
-OTHER_SOURCES = {"attention-transcription", "captioning"}
+OTHER_SOURCES = {"attention-transcription", "captioning", "class-images", "super-resolution"}
 
 
 def task_name(recipe: str) -> str:

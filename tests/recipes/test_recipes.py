@@ -37,6 +37,8 @@ KINDS = {
     "image-generation": LanguageModel,
     "translation": EncoderDecoder,
     "captioning": EncoderDecoder,
+    "class-images": EncoderDecoder,
+    "super-resolution": EncoderDecoder,
     "multimodal-classification": MultimodalClassifier,
     "contrast": TwoTowers,
     "masked-lm": MaskedLM,

@@ -31,6 +31,8 @@ RECIPES = {
     "image-generation": "image-transformer",
     "translation": "transformer",
     "captioning": "captioner",
+    "class-images": "image-transformer-classes",
+    "super-resolution": "image-transformer-superresolution",
     "multimodal-classification": "multimodal-transformer",
     "contrast": "clip",
     "masked-lm": "bert",

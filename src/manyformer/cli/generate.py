@@ -29,7 +29,7 @@ TEXT_OPTIONS = (
     *("prompt", "greedy", "lines", "no_cache", "datastore", "weight", "retriever", "calibration", "as_json"),
     *TEXT_DECODING,
 )
-IMAGE_OPTIONS = ("complete", "tries", "data", "out")
+IMAGE_OPTIONS = ("complete", "classes", "tries", "data", "out")
 """The options that are for models of text, and of images, only."""
 
 
@@ -43,6 +43,8 @@ IMAGE_OPTIONS = ("complete", "tries", "data", "out")
     'manyformer generate runs/exits "def " --greedy --max-new 32 --calibration runs/exits/calibration.json',
     "manyformer generate runs/images-pixels --samples 100 --temperature 0.9 --seed 1",
     "manyformer generate runs/images-pixels --samples 0 --complete 12 --tries 3 --data mine.npz --out sheets",
+    "manyformer generate runs/images-classes --class 3 --class 8 --samples 10",
+    "manyformer generate runs/images-superresolution --complete 12 --tries 3",
 )
 @decoding_options(
     *("temperature", *TEXT_DECODING, "seed", "samples"),
@@ -58,7 +60,11 @@ def generate(
     *,
     greedy: Annotated[bool, Option("--greedy", help="Always take the most probable token.")] = False,
     complete: Annotated[
-        int | None, Option(min=0, help="Images: number of held-out ones whose lower half is generated; 8 unless given.")
+        int | None,
+        Option(min=0, help="Images: number of held-out ones to complete, or to make large again; 8 unless given."),
+    ] = None,
+    classes: Annotated[
+        list[str] | None, Option("--class", metavar="NAME", help="Images: of this class; all unless given. Repeatable.")
     ] = None,
     tries: Annotated[int | None, Option(min=1, help="Images: completions of each; 4 unless given.")] = None,
     data: Annotated[str | None, Option(help="Images: complete these instead of the run's held-out ones.")] = None,
@@ -82,7 +88,8 @@ def generate(
 ) -> None:
     """Continue a prompt with a trained language model; text is streamed as it is generated.
 
-    A language model of images generates pictures of new images, and of held-out ones whose lower halves it completes.
+    A language model of images generates pictures of new images, and of held-out ones whose lower halves it completes; a
+    model of classes, images of each class; a model for super-resolution makes small images large.
     """
     from manyformer.cli.text_output import write_texts
     from manyformer.data.pixel_tokenizer import PixelTokenizer
@@ -93,7 +100,7 @@ def generate(
         from manyformer.cli.image_output import ImageJob, write_images
 
         temperature, samples, seed = decoding.get("temperature"), decoding.get("samples"), decoding.get("seed")
-        job = ImageJob(samples, complete, tries, data, temperature, seed, out)
+        job = ImageJob(samples, complete, tuple(classes or ()), tries, data, temperature, seed, out)
         write_images(generator, run, job, stats=stats)
         return
     _refuse(context, IMAGE_OPTIONS, f"the model in {run} generates text, and {{option}} is for images: leave it out")

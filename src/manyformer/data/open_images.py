@@ -9,7 +9,12 @@ from manyformer.batches import TextUnits
 from manyformer.config import ImagesData
 from manyformer.data.cache_folder import PreparationResult, PreparedData
 from manyformer.data.file_pipeline import FilePipeline
-from manyformer.data.image_examples import LabelledImageDataset, PixelSequenceDataset
+from manyformer.data.image_examples import (
+    ClassImageDataset,
+    LabelledImageDataset,
+    PixelSequenceDataset,
+    SmallImageDataset,
+)
 from manyformer.data.image_files import folder_image_files, open_image_files
 from manyformer.data.image_reading import (
     ImagePart,
@@ -44,11 +49,12 @@ IMAGES_PER_BATCH = 64
 class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
     """Images in the form "labelled", for a classifier, or "levels", as pixel tokens for a language model.
 
-    A batch is bounded by its values (pixels times channels). Equal images fall into the same split.
+    "levels-of-classes" are levels with the class as a source, "levels-of-small" with a smaller image. A batch is
+    bounded by its values (pixels times channels). Equal images fall into the same split.
     """
 
     section = ImagesData
-    forms = ("labelled", "levels")
+    forms = ("labelled", "levels", "levels-of-classes", "levels-of-small")
     sides = ("image", "label")
     prepared_settings = ("size", "channels", "levels", "block")
 
@@ -70,6 +76,8 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
     def open(self) -> OpenedData:
         if self.data.block is not None and self.form == "labelled":
             raise UserError("data.block is the order in which a language model reads images; a classifier has none")
+        if self.data.reduction is not None and self.form != "levels-of-small":
+            raise UserError("data.reduction is the size of the source of super-resolution; other models have none")
         return super().open()
 
     def prepare(self, splits: Splits[ImageSource], folder: Path) -> PreparationResult:
@@ -103,8 +111,7 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
         return self.pixel_tokenizer.levels, max(1, len(self.tokenizers.labels or ()))
 
     def write_file(self, path: EvaluationPath) -> list[TokenShard]:
-        # language models use no labels
-        class_ids = self.tokenizers.class_ids() if self.form == "labelled" else {}
+        class_ids = self.tokenizers.class_ids() if self.uses_labels else {}
         return self._write_records(self._file_records(path), class_ids)
 
     def plan(self, shards: Sequence[TokenShard], split: str) -> LengthBuckets:
@@ -127,11 +134,14 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
         return None if self.form == "labelled" else TextUnits(values, values, values)
 
     def required_keywords(self) -> dict[str, int]:
-        if self.form != "labelled":
-            return {"vocab": self.tokenizers.target.vocab}
+        vocab = {} if self.form == "labelled" else {"vocab": self.tokenizers.target.vocab}
+        if self.form == "levels-of-small":
+            return {**vocab, "reduction": self.data.source_reduction}
+        if not self.uses_labels:
+            return vocab
         if self.tokenizers.labels is None:
-            raise UserError(f"{path_name(self.data.path)}: these images have no labels, which a classifier needs")
-        return {"classes": len(self.tokenizers.labels)}
+            raise UserError(f"{path_name(self.data.path)}: these images have no labels, which this model needs")
+        return {**vocab, "classes": len(self.tokenizers.labels)}
 
     def offered_keywords(self) -> dict[str, int]:
         """The shape of images, and that of blocks for a language model."""
@@ -175,11 +185,20 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
         assert isinstance(self.tokenizers.source, PixelTokenizer)
         return self.tokenizers.source
 
+    @property
+    def uses_labels(self) -> bool:
+        """Whether the labels are read; a language model uses none."""
+        return self.form in ("labelled", "levels-of-classes")
+
     def _dataset(self, shards: Sequence[TokenShard]) -> SequenceDataset:
         images, labels = shards
         tokenizer = self.pixel_tokenizer
         if self.form == "labelled":
             return LabelledImageDataset(images, labels, tokenizer)
+        if self.form == "levels-of-classes":
+            return ClassImageDataset(images, labels, tokenizer)
+        if self.form == "levels-of-small":
+            return SmallImageDataset(images, tokenizer, self.data.source_reduction)
         return PixelSequenceDataset(images, tokenizer)
 
     def _file_records(self, path: EvaluationPath) -> Iterator[ImageRecord]:

@@ -33,10 +33,10 @@ def _batch_images(batch: Batch, tokenizer: object) -> Iterator[ImageArray]:
     if isinstance(batch, ImageClassificationBatch):
         yield from batch.pixels.numpy()
         return
-    if isinstance(batch, Seq2SeqBatch):
-        yield from batch.source.numpy()
+    if isinstance(tokenizer, PixelTokenizer):
+        assert isinstance(batch, CausalLMBatch | Seq2SeqBatch)
+        for row in batch.targets:
+            yield tokenizer.image(row)
         return
-    assert isinstance(batch, CausalLMBatch)
-    assert isinstance(tokenizer, PixelTokenizer)
-    for row in batch.targets:
-        yield tokenizer.image(row)
+    assert isinstance(batch, Seq2SeqBatch)
+    yield from batch.source.numpy()

@@ -7,7 +7,7 @@ only `model.init_state`, `model(tokens, segments, state)` and `tree_map`."""
 from manyformer.generate.decoder_prompts import SourceBatch
 from manyformer.generate.decoding import Decoding, SourceLengthLimit, decoding_from_options
 from manyformer.generate.generate import answer_sources, generate, stream
-from manyformer.generate.image_generation import complete, paint
+from manyformer.generate.image_generation import complete, enlarge, paint, paint_classes
 from manyformer.generate.logits_processors import (
     BanTokensProcessor,
     LogitsProcessor,
@@ -65,8 +65,10 @@ __all__ = [
     "answer_sources",
     "complete",
     "decoding_from_options",
+    "enlarge",
     "generate",
     "paint",
+    "paint_classes",
     "stream",
     "translate",
 ]

@@ -1,19 +1,23 @@
-"""Images from a language model over pixels: new images, and completions of the first rows of given images."""
+"""Images from a model over pixels: new ones, also of a class, completions of given rows, enlargements of small ones."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
 
-from manyformer.data.pixel_tokenizer import FIRST_LEVEL_TOKEN, PixelTokenizer
-from manyformer.errors import UserError
+from manyformer.data.pixel_tokenizer import FIRST_LEVEL_TOKEN, ImageShape, PixelTokenizer
+from manyformer.errors import UserError, suggest_names
 from manyformer.generate.decode_job import DecodeJob
-from manyformer.generate.decoder_prompts import TokenPrompts
+from manyformer.generate.decoder_prompts import DecoderPrompts, SourceBatch, SourcePrompts, TokenPrompts
 from manyformer.generate.decoding import Decoding
 from manyformer.generate.logits_processors import TemperatureProcessor
 from manyformer.generate.result import GenerationStats
 from manyformer.generate.token_choice import SampledChoice
-from manyformer.models import LanguageModel, Model
+from manyformer.models import GenerativeModel, Model
+from manyformer.models.fixed_length_source import FixedLengthSource
 from manyformer.type_aliases import ImageArray, ProgressFn
 
 BATCH_SIZE = 64
@@ -67,11 +71,75 @@ def complete(
     return _generate_images(model, prefixes, tries, temperature, seed, on_progress)
 
 
+def paint_classes(
+    model: Model,
+    classes: Sequence[str],
+    *,
+    tries: int = 1,
+    temperature: float = 1.0,
+    seed: int | None = None,
+    on_progress: ProgressFn = lambda share: None,
+) -> GeneratedImages:
+    """Sample `tries` images of each class, class after class; result n depends on its class and `seed` + n alone.
+
+    Raises UserError for a class that the model does not have, and for a model that does not generate from classes."""
+    labels = class_labels_of(model)
+    ids = {label: number for number, label in enumerate(labels)}
+    for label in classes:
+        if label not in ids:
+            raise UserError(f"the model has no class '{label}'; {suggest_names(label, labels)}")
+    source = torch.tensor([[ids[label]] for label in classes])
+    return _from_sources(model, source, tries, temperature, seed, on_progress)
+
+
+def enlarge(
+    model: Model,
+    images: ImageArray,
+    *,
+    tries: int = 1,
+    temperature: float = 1.0,
+    seed: int | None = None,
+    on_progress: ProgressFn = lambda share: None,
+) -> GeneratedImages:
+    """Sample `tries` large images for each small one, image after image; result n depends on it and `seed` + n alone.
+
+    Raises UserError for images of another size than those that the model enlarges, and for other models."""
+    expected = small_shape_of(model)
+    if images.shape[1:] != expected:
+        raise UserError(f"images {images.shape} must be (n, {', '.join(map(str, expected))})")
+    tokens = pixel_tokenizer_of(model).quantize(images).reshape(len(images), -1).astype(np.int64) + FIRST_LEVEL_TOKEN
+    return _from_sources(model, torch.from_numpy(tokens), tries, temperature, seed, on_progress)
+
+
 def pixel_tokenizer_of(model: Model) -> PixelTokenizer:
     """The pixel tokenizer of the model. Raises UserError for a model that was not trained to generate images."""
-    if not isinstance(model, LanguageModel) or not isinstance(model.tokenizer, PixelTokenizer):
+    tokenizer = model.tokenizer
+    if not isinstance(model, GenerativeModel) or not isinstance(tokenizer, PixelTokenizer):
         raise UserError("this model generates no images; a language model that was trained on images does")
-    return model.tokenizer
+    return tokenizer
+
+
+def source_tokens_of(model: Model) -> int:
+    """The number of tokens of the source from which the model generates images; 0 without a source."""
+    source = getattr(model, "embed_source", None)
+    return source.tokens if isinstance(source, FixedLengthSource) else 0
+
+
+def class_labels_of(model: Model) -> tuple[str, ...]:
+    """The names of the classes from which the model generates. Raises UserError for other models."""
+    pixel_tokenizer_of(model)
+    if source_tokens_of(model) != 1 or not model.labels:
+        raise UserError("this model generates no images of a class; image-transformer-classes does")
+    return tuple(model.labels)
+
+
+def small_shape_of(model: Model) -> ImageShape:
+    """The shape of the images that the model enlarges. Raises UserError for other models."""
+    shape = pixel_tokenizer_of(model).shape
+    reduction = 0 if model.spec is None else model.spec.keywords.get("reduction", 0)
+    if source_tokens_of(model) <= 1 or not reduction:
+        raise UserError("this model enlarges no images; image-transformer-superresolution does")
+    return ImageShape(shape.height // reduction, shape.width // reduction, shape.channels)
 
 
 def half_image_rows(tokenizer: PixelTokenizer) -> int:
@@ -102,23 +170,69 @@ def _generate_images(
 ) -> GeneratedImages:
     """Complete the tokens of each prefix `tries` times; result n of all has the seed `seed` + n."""
     tokenizer = pixel_tokenizer_of(model)
-    assert isinstance(model, LanguageModel)
+    if source_tokens_of(model):
+        raise UserError("this model generates images from a source: give a class, or a small image")
+    rows = [[tokenizer.bos, *prefix] for prefix in prefixes]
+    # the last value is never fed, so the start token fits in
+    limits = [tokenizer.shape.values - len(prefix) for prefix in prefixes]
+
+    def prompts(rows_of_batch: slice) -> TokenPrompts:
+        return TokenPrompts(rows[rows_of_batch])
+
+    return _decode(model, prompts, prefixes, limits, _ImageSampling(tries, temperature, seed), on_progress)
+
+
+def _from_sources(
+    model: Model,
+    sources: Int[Tensor, "n s"],
+    tries: int,
+    temperature: float,
+    seed: int | None,
+    on_progress: ProgressFn,
+) -> GeneratedImages:
+    """Generate `tries` images for each source; result n of all has the seed `seed` + n."""
+    limits = [pixel_tokenizer_of(model).shape.values] * len(sources)
+
+    def prompts(rows_of_batch: slice) -> SourcePrompts:
+        return SourcePrompts(SourceBatch(sources[rows_of_batch], None))
+
+    prefixes: list[list[int]] = [[] for _ in limits]
+    return _decode(model, prompts, prefixes, limits, _ImageSampling(tries, temperature, seed), on_progress)
+
+
+class _ImageSampling(NamedTuple):
+    """How values are drawn: `tries` images of each prompt, at this temperature, from this seed on."""
+
+    tries: int
+    temperature: float
+    seed: int | None
+
+
+def _decode(
+    model: Model,
+    make_prompts: Callable[[slice], DecoderPrompts],
+    prefixes: Sequence[list[int]],
+    limits: list[int],
+    sampling: _ImageSampling,
+    on_progress: ProgressFn,
+) -> GeneratedImages:
+    """The images of all prompts, each its prefix with at most so many new tokens, batch by batch."""
+    tokenizer, (tries, temperature, seed) = pixel_tokenizer_of(model), sampling
+    assert isinstance(model, GenerativeModel)
     processors = () if temperature == 1 else (TemperatureProcessor(temperature),)
     batch_size = max(1, BATCH_SIZE // tries)
     images: list[ImageArray] = []
     stats: GenerationStats | None = None
     for start in range(0, len(prefixes), batch_size):
-        batch = prefixes[start : start + batch_size]
+        batch = slice(start, start + batch_size)
         choice = SampledChoice(None if seed is None else seed + start * tries, tries, seed_stride=tries)
         # special tokens are not pixel values
         decoding = Decoding(choice=choice, processors=processors, stop_ids=(), ban=tuple(range(FIRST_LEVEL_TOKEN)))
-        rows = [[tokenizer.bos, *prefix] for prefix in batch]
-        # the last value is never fed, so the start token fits in
-        limits = [tokenizer.shape.values - len(prefix) for prefix in batch]
-        job = DecodeJob(model, TokenPrompts(rows), decoding, None, batch_size=len(batch), limits=limits)
+        prompts, new_tokens = make_prompts(batch), limits[batch]
+        job = DecodeJob(model, prompts, decoding, None, batch_size=len(prompts), limits=new_tokens)
         for count, _ in enumerate(job, 1):
-            on_progress((start + len(batch) * count / (tries * sum(limits))) / len(prefixes))
-        for prefix, answers in zip(batch, job.answers):
+            on_progress((start + len(prompts) * count / (tries * sum(new_tokens))) / len(prefixes))
+        for prefix, answers in zip(prefixes[batch], job.answers):
             images += [tokenizer.image([*prefix, *answer.tokens]) for answer in answers]
         stats = job.stats if stats is None else stats + job.stats
     if stats is None:

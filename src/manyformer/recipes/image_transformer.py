@@ -13,7 +13,7 @@ from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Causal, Local2D, LocalBlocks
+from manyformer.masks import Causal, Local2D, LocalBlocks, Mask
 from manyformer.models import ClassHead, LanguageModel, LogisticMixture, OutputHead, TokenEmbedding
 from manyformer.pixel_order import pixel_order
 from manyformer.position import ConcatenatedGridPosition, SinusoidalPosition
@@ -29,6 +29,19 @@ SPECIALS = 5
 """The number of special tokens at the start of a vocabulary; the tokens after them are levels of brightness."""
 
 ImageSize = tuple[int, int, int]
+
+GeneratedBlockHeight = Annotated[
+    PositiveSize, "height of the blocks in which images are generated; the data decides it in a run"
+]
+GeneratedBlockWidth = Annotated[
+    PositiveSize, "width of the blocks in which images are generated; the data decides it in a run"
+]
+MemoryHeight = Annotated[PositiveSize | None, "number of rows above its block that a pixel attends to; null means none"]
+MemoryWidth = Annotated[
+    PositiveSize | None,
+    "number of columns beside its block that a pixel attends to: on both sides above it, and on the left;"
+    " null means none",
+]
 
 LogisticMixtureCount = Annotated[
     PositiveSize | None, "number of logistic distributions in the output mixture; null means a class for each level"
@@ -72,9 +85,9 @@ def image_transformer(
     def layer(number: int) -> dict[str, Layer]:
         return {"attention": Attention(dim, heads, SoftmaxKernel(mask)), "ff": FeedForward(dim, ff_dim)}
 
-    embed = _embedding(vocab, dim, (height, width, channels), (1, width), dropout)
+    embed = level_embedding(vocab, dim, (height, width, channels), (1, width), dropout)
     body = stack(depth, layer, order=norm_order, norm=partial(nn.LayerNorm, dim), dropout=dropout)
-    return LanguageModel(embed, body, _output(vocab, dim, logistic_mixtures))
+    return LanguageModel(embed, body, level_output(vocab, dim, logistic_mixtures))
 
 
 @recipe(
@@ -95,20 +108,10 @@ def image_transformer_2d(
     depth: int = 12,
     heads: int = 4,
     ff_dim: int | None = None,
-    block_height: Annotated[
-        PositiveSize, "height of the blocks in which images are generated; the data decides it in a run"
-    ] = 8,
-    block_width: Annotated[
-        PositiveSize, "width of the blocks in which images are generated; the data decides it in a run"
-    ] = 16,
-    memory_height: Annotated[
-        PositiveSize | None, "number of rows above its block that a pixel attends to; null means none"
-    ] = 8,
-    memory_width: Annotated[
-        PositiveSize | None,
-        "number of columns beside its block that a pixel attends to: on both sides above it, and on the left;"
-        " null means none",
-    ] = 16,
+    block_height: GeneratedBlockHeight = 8,
+    block_width: GeneratedBlockWidth = 16,
+    memory_height: MemoryHeight = 8,
+    memory_width: MemoryWidth = 16,
     logistic_mixtures: LogisticMixtureCount = None,
     dropout: float = 0.1,
     norm_order: NormOrder = "post",
@@ -122,19 +125,17 @@ def image_transformer_2d(
     first position of a block the last value of the previous block, which the released code leaves out. Blocks must
     divide the image."""
     # before the mask, because it refuses blocks that do not divide the image
-    embed = _embedding(vocab, dim, (height, width, channels), (block_height, block_width), dropout)
-    mask = Local2D(
-        width * channels, block_height, block_width * channels, memory_height or 0, (memory_width or 0) * channels
-    )
+    embed = level_embedding(vocab, dim, (height, width, channels), (block_height, block_width), dropout)
+    mask = pixels_around((height, width, channels), (block_height, block_width), memory_height, memory_width)
 
     def layer(number: int) -> dict[str, Layer]:
         return {"attention": Attention(dim, heads, SoftmaxKernel(mask)), "ff": FeedForward(dim, ff_dim)}
 
     body = stack(depth, layer, order=norm_order, norm=partial(nn.LayerNorm, dim), dropout=dropout)
-    return LanguageModel(embed, body, _output(vocab, dim, logistic_mixtures))
+    return LanguageModel(embed, body, level_output(vocab, dim, logistic_mixtures))
 
 
-def _embedding(vocab: int, dim: int, shape: ImageSize, block: tuple[int, int], dropout: float) -> TokenEmbedding:
+def level_embedding(vocab: int, dim: int, shape: ImageSize, block: tuple[int, int], dropout: float) -> TokenEmbedding:
     """An embedding with a table for each channel and the position of the value to be predicted (section 3.1).
 
     Half of the width encodes the row of that value, half its column and channel, in sines and cosines whose waves are
@@ -161,5 +162,15 @@ def _similar_level_vectors(levels: int, dim: int) -> Float[Tensor, "levels d"]:
     return torch.cat([angle.sin(), angle.cos()], dim=1) * math.sqrt(2 / dim)
 
 
-def _output(vocab: int, dim: int, mixtures: int | None) -> OutputHead:
+def pixels_around(
+    shape: ImageSize, block: tuple[int, int], memory_height: int | None, memory_width: int | None
+) -> Mask:
+    """Who sees whom in two dimensions: a value its block up to itself, and the pixels around the block."""
+    _, width, channels = shape
+    rows, columns = block
+    return Local2D(width * channels, rows, columns * channels, memory_height or 0, (memory_width or 0) * channels)
+
+
+def level_output(vocab: int, dim: int, mixtures: int | None) -> OutputHead:
+    """The output of the levels: a class for each, or a mixture of logistic distributions."""
     return ClassHead(dim, vocab) if mixtures is None else LogisticMixture(dim, vocab, mixtures, first=SPECIALS)

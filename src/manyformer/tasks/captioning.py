@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from manyformer.batches import Seq2SeqBatch, to_device
-from manyformer.core import PADDING_SEGMENT
 from manyformer.models import EncoderDecoder, PatchEmbedding
 from manyformer.scores import ScoreKind, bleu, chrf, exact_match
-from manyformer.tasks.encoder_decoder_task import EncoderDecoderTask
+from manyformer.tasks.encoder_decoder_task import EncoderDecoderTask, repeated_source
 from manyformer.tasks.image_classification import image_tokens
 from manyformer.tasks.likelihood import likelihood, token_scores
 from manyformer.tasks.task import EvaluationRequest, EvaluationResult, ImagePass, ImageTokenizer, Inputs
@@ -49,18 +48,9 @@ class Captioning(EncoderDecoderTask):
 
     def source(self, model: EncoderDecoder, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         """An image of the patches of the tokens that are no padding, repeated until it is full, in their segment."""
-        source, segments = inputs.source, inputs.source_segments
-        assert source is not None
         embed = _patch_embedding(model)
-        columns = torch.arange(embed.tokens, device=source.device)
-        if not source.shape[1]:
-            return _image_of_ids(embed, columns.expand(len(source), -1)), None
-        if segments is None:
-            return _image_of_ids(embed, source[:, columns % source.shape[1]]), None
-        order = (segments == PADDING_SEGMENT).long().argsort(dim=1, stable=True)
-        counts = (segments != PADDING_SEGMENT).sum(1, keepdim=True).clamp(min=1)
-        ids = source.gather(1, order).gather(1, columns % counts)
-        return _image_of_ids(embed, ids), segments.amax(1, keepdim=True).expand(-1, embed.tokens)
+        ids, segments = repeated_source(inputs, embed.tokens)
+        return _image_of_ids(embed, ids), segments
 
     def toy(self, model: EncoderDecoder, draw: ToyDraw) -> Toy:
         """The caption names the first patches in reverse order."""

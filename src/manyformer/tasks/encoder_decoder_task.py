@@ -3,10 +3,11 @@
 from abc import abstractmethod
 from typing import Any
 
+import torch
 from torch import Generator, Tensor
 
 from manyformer.batches import Seq2SeqBatch
-from manyformer.core import State, WatchFn, no_watch
+from manyformer.core import PADDING_SEGMENT, State, WatchFn, no_watch
 from manyformer.models import EncoderDecoder, ModelOutput
 from manyformer.tasks.task import Inputs, Task
 
@@ -47,3 +48,20 @@ class EncoderDecoderTask(Task[EncoderDecoder]):
 
     def random_targets(self, model: EncoderDecoder, inputs: Inputs, generator: Generator) -> Tensor:
         return inputs.tokens.roll(-1, 1)
+
+
+def repeated_source(inputs: Inputs, length: int) -> tuple[Tensor, Tensor | None]:
+    """The source's tokens that are no padding, repeated to `length` tokens in their segment; 0, 1, ... without a token.
+
+    For models whose sources have one size."""
+    source, segments = inputs.source, inputs.source_segments
+    assert source is not None
+    columns = torch.arange(length, device=source.device)
+    if not source.shape[1]:
+        return columns.expand(len(source), -1), None
+    if segments is None:
+        return source[:, columns % source.shape[1]], None
+    order = (segments == PADDING_SEGMENT).long().argsort(dim=1, stable=True)
+    counts = (segments != PADDING_SEGMENT).sum(1, keepdim=True).clamp(min=1)
+    ids = source.gather(1, order).gather(1, columns % counts)
+    return ids, segments.amax(1, keepdim=True).expand(-1, length)

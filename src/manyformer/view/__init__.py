@@ -1,7 +1,7 @@
 """Figures: curves of training runs, masks, mixing, attention maps, scores by length, token counts, image sheets."""
 
 from manyformer.view.curves import plot_runs
-from manyformer.view.image_sheets import draw_completed, draw_samples
+from manyformer.view.image_sheets import draw_completed, draw_rows, draw_samples
 from manyformer.view.length_curves import draw_scores_by_length
 from manyformer.view.mask_pictures import attention_masks, draw
 from manyformer.view.mixing_pictures import draw_mixing, mixing_strengths
@@ -11,6 +11,7 @@ __all__ = [
     "draw",
     "draw_completed",
     "draw_mixing",
+    "draw_rows",
     "draw_samples",
     "draw_scores_by_length",
     "mixing_strengths",

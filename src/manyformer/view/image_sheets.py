@@ -46,6 +46,13 @@ def draw_completed(originals: ImageArray, completed: ImageArray, rows: int, path
     _write_sheet(sheet_rows, path, {0: "given", 1: "completed", tries + 1: "original"})
 
 
+def draw_rows(rows: Sequence[ImageArray], path: Path, headings: dict[int, str] | None = None) -> None:
+    """Draw rows of equally many images of one size, with `headings` above the columns of these indices.
+
+    PNG, SVG or PDF."""
+    _write_sheet([[_to_rgb(image) for image in row] for row in rows], path, headings or {})
+
+
 def _to_rgb(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.broadcast_to(image, (*image.shape[:2], 3))
 

@@ -18,6 +18,8 @@ from manyformer.config.section import PositiveInt
 
 ASSUMED_SIZE = 28
 """The assumed height and width of images, unknown until the data is read: those of MNIST."""
+DEFAULT_REDUCTION = 4
+"""How many times smaller the source of super-resolution is (Parmar et al. 2018, section 5.3)."""
 ASSUMED_LABELS = 10
 """The assumed number of image labels."""
 
@@ -46,12 +48,22 @@ class ImagesData(DataSection):
     """For language models, rows and columns of the blocks in which images are read: block by block, row by row in each
     block; null reads the image row by row."""
 
+    reduction: Annotated[int, Field(ge=2, le=64)] | None = None
+    """For super-resolution, how many times smaller the source is than the image in height and width; null means 4. A
+    pixel of the source is the mean of so many times so many pixels."""
+
+    @property
+    def source_reduction(self) -> int:
+        """How many times smaller the source of super-resolution is."""
+        return DEFAULT_REDUCTION if self.reduction is None else self.reduction
+
     def expected_keywords(self, parameters: Container[str]) -> ExpectedData:
         size, channels = self.size or ASSUMED_SIZE, self.channels or 1
         values = size * size * channels
         rows, columns = self.block or (1, size)
         keywords = {"height": size, "width": size, "channels": channels, "vocab": self.levels + SPECIAL_TOKENS}
         keywords |= {"classes": ASSUMED_LABELS, "max_length": values, "block_height": rows, "block_width": columns}
+        keywords |= {"reduction": self.source_reduction}
         colors = "grayscale" if channels == 1 else "color"
         assumption = f"as if for {colors} images of {size} x {size} with {ASSUMED_LABELS} labels; the data decides"
         return ExpectedData({name: keywords[name] for name in keywords if name in parameters}, assumption, values)
