@@ -269,7 +269,6 @@ CLASS_CHECKS = {
     "datastore/tuning.py": 1,
     "evaluate/held_out_images.py": 4,
     "exits/prompts_from_run.py": 1,
-    "generate/image_generation.py": 2,
     "knn_memory.py": 1,
     "view/region_masses.py": 1,
     "view/token_work.py": 1,
