@@ -118,6 +118,8 @@ HEAVY = {
     "conllu",
     "matplotlib",
     "tensorboard",
+    "wandb",
+    "mlflow",
     "tensorly",
     "faiss",
     "sacrebleu",

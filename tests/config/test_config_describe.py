@@ -26,7 +26,7 @@ def test_help_shows_the_runs_own_values_as_defaults() -> None:
     assert rows["batch.tokens"].type == "a whole number > 0"
     assert rows["loss.label_smoothing"].type == "a number >= 0 and < 1"
     assert rows["limits.steps"].type == "a whole number > 0 or null"
-    assert rows["trackers"].type == "a list of one of tensorboard"
+    assert rows["trackers"].type == "a list of one of tensorboard, wandb, mlflow"
     assert rows["activation_checkpointing"][1:3] == ("true or false", "false")
     assert rows["out"].default == "runs/lm"
 

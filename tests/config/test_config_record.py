@@ -124,7 +124,7 @@ def test_words_are_not_numbers_and_numbers_are_not_truths() -> None:
         ({"data": {"kind": "pairs", "source": -1}}, "data.source"),
         ({"data": {"kind": "labels"}}, "data.path"),
         ({"data": {"masking": 0.0}}, "data.masking"),
-        ({"trackers": ["wandb"]}, "trackers.0"),
+        ({"trackers": ["wandbb"]}, "trackers.0"),
         ({"recipe": ""}, "recipe"),
         ({"nonsense": 1}, "nonsense"),
     ],

@@ -105,7 +105,7 @@ def test_a_conflict_with_a_broken_setting_is_not_reported() -> None:
         ("out: 3", "run.yaml:2:1: out: must be text, got 3; for text write '3'"),
         (
             "trackers: [tensorbord]",
-            "run.yaml:2:12: trackers: 'tensorbord' is not one of tensorboard; did you mean tensorboard?",
+            "run.yaml:2:12: trackers: 'tensorbord' is not one of tensorboard, wandb, mlflow; did you mean tensorboard?",
         ),
         ("compile: true", "run.yaml:2:1: compile: true is not one of auto, on, off"),
         (

@@ -3,6 +3,9 @@
 import csv
 import io
 import json
+import struct
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from runs import Heard, go, learned, stopped
 import manyformer as mf
 from manyformer.config import differences
 from manyformer.errors import UserError
+from manyformer.files.json_records import DamagedFile
 from manyformer.train.event_protocol import WorkerFailure, decode, encode
 from manyformer.train.events import (
     CheckpointSaved,
@@ -26,6 +30,7 @@ from manyformer.train.events import (
 )
 from manyformer.train.reporter import LiveReporter, format_duration, format_event, log_file_reporter, reporter
 from manyformer.train.run_folder import as_run, check_run_folder
+from manyformer.train.tracking import stored_id
 
 OUT = Path("runs/x")
 EVENTS: list[TrainingEvent] = [
@@ -153,10 +158,78 @@ def test_the_folder_of_a_run(tmp_path: Path) -> None:
     assert result["scores"] == finished.result.scores
 
 
-def test_tensorboard_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UserError, match=r'pip install "manyformer\[track\]"'):
-        go(a_run(tmp_path / "run", trackers=["tensorboard"]))
+@pytest.mark.parametrize(
+    ("tracker", "module", "extra"),
+    [("tensorboard", "torch.utils.tensorboard", "track"), ("wandb", "wandb", "wandb"), ("mlflow", "mlflow", "mlflow")],
+)
+def test_trackers_that_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: str, module: str, extra: str
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=rf'{tracker} needs one more library: pip install "manyformer\[{extra}\]"'):
+        go(a_run(tmp_path / "run", trackers=[tracker]))
+
+
+def losses(out: Path) -> dict[int, float]:
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return {row["step"]: row["loss"] for row in rows if row.get("loss") is not None}
+
+
+def leveldb_records(content: bytes) -> Iterator[bytes]:
+    """The records of a log of LevelDB behind a header of 7 bytes: checksum, length and type of each part, in blocks."""
+    start, parts = 7, b""
+    while start + 7 <= len(content):
+        if 0 < -start % 32_768 < 7:
+            start += -start % 32_768
+            continue
+        _, length, kind = struct.unpack("<IHB", content[start : start + 7])
+        parts += content[start + 7 : start + 7 + length]
+        start += 7 + length
+        if kind in (1, 4):  # a whole record, or its last part
+            yield parts
+            parts = b""
+
+
+def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed: pip install 'manyformer[wandb]'")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    out = tmp_path / "run"
+    stopped(a_run(out, trackers=["wandb"]), 5)
+    go(a_run(out, trackers=["wandb"]))
+    wandb.teardown()
+    files = sorted(out.glob("wandb/offline-run-*/*.wandb"))
+    assert {file.stem for file in files} == {f"run-{(out / 'wandb.id').read_text().strip()}"}
+    logged: dict[int, float] = {}
+    for file in files:
+        for data in leveldb_records(file.read_bytes()):
+            record = Record.FromString(data)
+            items = {(item.key or "/".join(item.nested_key)): item.value_json for item in record.history.item}
+            if "train/loss" in items:
+                logged[int(items["_step"])] = float(items["train/loss"])
+    assert logged == losses(out)
+
+
+def test_mlflow_in_a_local_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracking = pytest.importorskip("mlflow.tracking", reason="mlflow is missing: pip install 'manyformer[mlflow]'")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/store")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    out = tmp_path / "run"
+    stopped(a_run(out, trackers=["mlflow"]), 5)
+    go(a_run(out, trackers=["mlflow"]))
+    client = tracking.MlflowClient()
+    [run] = client.search_runs([client.get_experiment_by_name("manyformer").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["optim.weight_decay"] == "0.1"
+    assert {metric.step: metric.value for metric in client.get_metric_history(run.info.run_id, "train/loss")} == losses(
+        out
+    )
+    (out / "mlflow.id").write_text("../store")
+    with pytest.raises(DamagedFile, match=r"mlflow\.id is damaged"):
+        stored_id(out / "mlflow.id", str)
 
 
 def test_a_foreign_folder_is_left_alone(tmp_path: Path) -> None:

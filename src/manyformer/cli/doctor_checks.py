@@ -23,6 +23,8 @@ EXTRAS = (
     ("data", "datasets", "Hugging Face data sets by name"),
     ("data", "conllu", "treebanks in CoNLL-U"),
     ("track", "tensorboard", "TensorBoard logs"),
+    ("wandb", "wandb", "runs of Weights & Biases"),
+    ("mlflow", "mlflow", "runs of MLflow"),
     ("decompose", "tensorly", "shared dimensions for trained heads"),
     ("knn", "faiss", "indexes over large datastores"),
     ("rl", "torchrl", "advantages of policies"),

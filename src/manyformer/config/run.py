@@ -88,8 +88,9 @@ class RunConfig(ConfigSection):
     """When checkpoints are written and which are kept."""
     log: LogConfig = LogConfig()
     """What is logged during training."""
-    trackers: Annotated[tuple[Literal["tensorboard"], ...], TupleOrText] = ()
-    """Trackers to write to besides the metrics files: `tensorboard`."""
+    trackers: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], TupleOrText] = ()
+    """Trackers to write to besides the metrics files: `tensorboard`, `wandb` (Weights & Biases, offline unless
+    WANDB_MODE is online) or `mlflow` (in MLFLOW_TRACKING_URI, else in a file of the run)."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of the forward pass: auto means bfloat16 on a GPU that has it, else float32. Weights stay float32."""
     compile: Literal["auto", "on", "off"] = "auto"

@@ -1,4 +1,4 @@
-"""Metrics files of a run: JSON lines, the same rows as a CSV table, and TensorBoard event files on request."""
+"""Metrics files of a run: JSON lines, and the same rows as a CSV table."""
 
 import functools
 import hashlib
@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write_bytes, atomic_write_text, report_disk_full
 from manyformer.files.json_records import DamagedFile, parse_json, validate_json
 from manyformer.type_aliases import LogFn
@@ -115,26 +114,3 @@ def _read_lines(path: Path) -> Iterator[_MetricsLine]:
                 # no proper prefix of an object is valid JSON: a row that parses is complete even without its line end
                 if text.endswith(b"\n"):
                     yield _MetricsLine(text, damage)
-
-
-class TensorBoardSink:
-    """Writes the same rows as TensorBoard event files in the folder `tensorboard` of the run."""
-
-    def __init__(self, folder: Path, *, last_step: int) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise UserError('track: tensorboard needs one more library: pip install "manyformer[track]"') from error
-        # TensorBoard hides rows after the checkpoint that the run resumes from
-        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=last_step + 1)
-
-    def add(self, row: MetricsRow) -> None:
-        for name, value in row.items():
-            if name != "step" and isinstance(value, int | float):
-                group = "valid" if name.startswith("valid_") else "train"
-                self._writer.add_scalar(f"{group}/{name.removeprefix('valid_')}", value, row["step"])
-        # a kill must not lose rows that have already been displayed
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()

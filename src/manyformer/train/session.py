@@ -27,13 +27,14 @@ from manyformer.train.engine import TrainingEngine
 from manyformer.train.events import EventListener, TrainingFinished, TrainingNote, TrainingStarted, TrainResult
 from manyformer.train.final_model import ResultRecord, WeightChoice, choose_weights
 from manyformer.train.init_from import check_random_init, load_initial_weights, transfer_from
-from manyformer.train.metrics import MetricsFiles, TensorBoardSink
+from manyformer.train.metrics import MetricsFiles
 from manyformer.train.model_card import model_card
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
 from manyformer.train.rng import seed_everything
 from manyformer.train.run_folder import RESULT_FILE, collect_environment, write_run_file
 from manyformer.train.saved_settings import model_folder
 from manyformer.train.schedules import make_schedule, make_warmup
+from manyformer.train.tracking import open_trackers
 from manyformer.train.train_state import TrainState, end_reason
 from manyformer.train.training_loop import MetricsSink, TrainingLoop
 from manyformer.train.validation import Validator
@@ -198,9 +199,7 @@ class TrainingSession:
         names = [*self.data.train.score_names, *(f"valid_{name}" for name in self.validator.score_names())]
         rows, rows_sum = state.metrics_rows, state.metrics_sum
         sinks: list[MetricsSink] = [MetricsFiles(self.out, rows=rows, rows_sum=rows_sum, log=self._log, scores=names)]
-        if "tensorboard" in self.run.trackers:
-            sinks.append(TensorBoardSink(self.out, last_step=0 if checkpoint is None else checkpoint.step))
-        return sinks
+        return [*sinks, *open_trackers(self.run, self.out, last_step=0 if checkpoint is None else checkpoint.step)]
 
     def _report_started(self, device: torch.device) -> None:
         num_threads = torch.get_num_threads()
