@@ -40,3 +40,33 @@ def test_every_command_finds_it_in_a_new_process(process: Process) -> None:
     assert process.manyformer("generate", str(folder), "the cat", "--max-new", "8").startswith("the cat")
     assert "perplexity" in process.manyformer("evaluate", str(folder))
     process.manyformer("check", str(folder), "--only", "cached,rewind,padding-left,packing,causal,saving,spec")
+
+
+SUITE = """
+title: Tiny
+reference: transformer-lm
+seeds: 1
+run:
+  model: {dim: 16, depth: 1, heads: 2, max_length: 16}
+  data: {kind: synthetic, rule: markov, symbols: 6, length: 16, valid: 512}
+  batch: {tokens: 256}
+  limits: {steps: 2}
+  evaluate: {every: null}
+cases:
+  transformer-lm: {}
+  stick-breaking: {}
+tasks:
+  markov: {}
+"""
+
+
+def test_one_line_adds_the_recipe_to_a_suite(process: Process) -> None:
+    (process.cwd / "suite.yaml").write_text(SUITE)
+    process.manyformer("compare", "suite.yaml", "--out", "suite")
+    table = (process.cwd / "suite/table.md").read_text().splitlines()
+    assert [line.split(" | ")[0] for line in table if line.startswith(("| transformer-lm", "| stick"))][:2] == [
+        "| transformer-lm",
+        "| stick-breaking",
+    ]
+    results = json.loads((process.cwd / "suite/results.json").read_text())
+    assert results["missing"] == 0
