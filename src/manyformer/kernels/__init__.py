@@ -5,6 +5,7 @@ from manyformer.kernels.forgetting_kernel import ForgettingKernel
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.kernels.linear_kernel import LinearKernel
 from manyformer.kernels.linformer_kernel import LinformerKernel
+from manyformer.kernels.lolcats_kernel import LolcatsKernel
 from manyformer.kernels.lsh_kernel import LSHKernel
 from manyformer.kernels.memorizing_kernel import MemorizingKernel
 from manyformer.kernels.pairwise_kernel import PairwiseKernel
@@ -22,6 +23,7 @@ __all__ = [
     "LSHKernel",
     "LinearKernel",
     "LinformerKernel",
+    "LolcatsKernel",
     "MemorizingKernel",
     "PairwiseKernel",
     "QKNormKernel",

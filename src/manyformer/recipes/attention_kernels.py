@@ -7,7 +7,15 @@ from typing import Annotated, NamedTuple
 from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.errors import UserError
-from manyformer.kernels import Kernel, LinearKernel, LinformerKernel, LSHKernel, PairwiseKernel, SoftmaxKernel
+from manyformer.kernels import (
+    Kernel,
+    LinearKernel,
+    LinformerKernel,
+    LolcatsKernel,
+    LSHKernel,
+    PairwiseKernel,
+    SoftmaxKernel,
+)
 from manyformer.kernels.features import (
     CosineReweightingFeatures,
     DPFPFeatures,
@@ -187,6 +195,7 @@ KERNELS: dict[str, KernelMaker] = {
     "delta": lambda s: LinearKernel(DPFPFeatures(), Causal(), rule=DeltaRule()),
     "rfa-gate": lambda s: LinearKernel(_fourier_features(s), Causal(), rule=GatedRule(), floor=RFA_FLOOR),
     "lsh": lambda s: LSHKernel(num_buckets=BUCKETS, chunk_length=s.block, num_hashes=4),
+    "lolcats": lambda s: LolcatsKernel(s.head_dim, heads=s.heads, kv_heads=s.kv_heads, window=s.window),
 }
 """Kernels of causal self-attention. A plug-in may add names to this table and to the next two."""
 
@@ -227,7 +236,7 @@ ATTENTION_LAYERS: dict[str, MaskedLayer] = {
 _PAST_ONLY = "its pattern is one of earlier tokens, for decoders"
 _TOKEN_BY_TOKEN = "its memory is updated token by token, in the order of generation"
 _ONE_SEQUENCE = "its pattern compares positions within one sequence, and source and target have different ones"
-_PAST_PATTERNS, _RECURRENT = ("strided", "fixed", "random-blocks", "moba"), ("delta", "rfa-gate")
+_PAST_PATTERNS, _RECURRENT = ("strided", "fixed", "random-blocks", "moba"), ("delta", "rfa-gate", "lolcats")
 
 
 class AttentionRole(NamedTuple):

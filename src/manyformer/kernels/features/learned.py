@@ -55,8 +55,12 @@ class HedgehogFeatures(FeatureMap, PerHeadTensors):
         self.weight = nn.Parameter(torch.eye(key_dim).repeat(heads, 1, 1))
 
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
+        return FeatureValues(self.map(x))
+
+    def map(self, x: Float[Tensor, "b h l e"]) -> Float[Tensor, "b h l r"]:
+        """The features, which do not depend on positions."""
         scores = project_heads(x, self.weight)
-        return FeatureValues(torch.cat([scores.softmax(-1), (-scores).softmax(-1)], dim=-1))
+        return torch.cat([scores.softmax(-1), (-scores).softmax(-1)], dim=-1)
 
     def extra_repr(self) -> str:
         heads, features, key_dim = self.weight.shape
