@@ -89,11 +89,12 @@ def test_the_losses_are_those_of_the_definition(padding: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "match"), [*itertools.product(("t2r", "hedgehog"), ("outputs", "weights")), ("rfa", "outputs")]
+    ("kernel", "match"),
+    [*itertools.product(("t2r", "hedgehog", "lolcats"), ("outputs", "weights")), ("rfa", "outputs")],
 )
 def test_new_kernels_alone_learn_to_imitate(kernel: str, match: Match) -> None:
     model = build("llama", kv_heads=2)
-    new_model = mf.convert(model, kernel=kernel).model
+    new_model = mf.convert(model, kernel=kernel, window=3).model
     old = {name: value.clone() for name, value in model.state_dict().items()}
     before = {name: value.clone() for name, value in new_model.state_dict().items()}
     layers = transfer(model, new_model, match)

@@ -45,6 +45,7 @@ def logits(model: Model, tokens: torch.Tensor = TOKENS) -> torch.Tensor:
         ("llama", {"kv_heads": 2}, {"memory_length": 16}),
         ("llama", {"window": 16}, {"window": None}),
         ("llama", {"qk_norm": True}, {"kernel": "window", "window": 12}),
+        ("llama", {"kv_heads": 2}, {"kernel": "lolcats", "window": 12}),
     ],
 )
 def test_a_conversion_that_should_change_nothing_changes_nothing(

@@ -18,6 +18,9 @@ from manyformer.ops import linear_attention
 
 LolcatsPath = Literal["naive", "windows"]
 
+FLOOR = 1e-6
+"""Sums of weights below it count as it: those of padding, which sees no token."""
+
 
 class LolcatsState(NamedTuple):
     """The tokens of the window, on the right, and the sum of those of the same document before it; empty at first."""
@@ -120,7 +123,7 @@ class LolcatsKernel(Kernel, PerHeadTensors):
         far = Causal().dense(*positions, 1) & ~near
         far_weights = (self.features.map(call.q) @ self._key_features(call.k, groups).mT).masked_fill(~far, 0.0)
         weights = self._window_weights(call.q @ k.mT, near) + far_weights
-        weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=FLOOR)
         return weights @ v, weights
 
     def _window_weights(self, scores: Float[Tensor, "b h *n l s"], near: Bool[Tensor, "..."]) -> Tensor:
@@ -135,7 +138,7 @@ class LolcatsKernel(Kernel, PerHeadTensors):
         matrix = None if state is None or state.matrix is None else state.matrix.repeat_interleave(groups, 1)
         far, matrix = self._attend_beyond(stream, groups, matrix)
         total = self._attend_to_window(stream, groups) + far
-        y = total[..., :-1] / total[..., -1:].clamp(min=torch.finfo(total.dtype).tiny)
+        y = linear_attention.divide_by_normalizer(total, FLOOR)
         if stream.places is not None:
             places = stream.places[:, None, :, None].expand(-1, y.shape[1], -1, y.shape[-1])
             y = y.gather(2, places.clamp(min=0)).masked_fill(places < 0, 0.0)
