@@ -102,5 +102,5 @@ def _read_pieces(file: Path) -> PieceModel:
         raise DamagedFile(f"{file} is no model of sentencepiece: {error}") from None
     if model.trainer_spec.model_type != UNIGRAM or not model.pieces:
         raise UserError(f"{file} divides texts by another algorithm than unigrams, which those of Marian have")
-    scores = {each.piece: float(each.score) for each in model.pieces if each.type in (NORMAL, USER_DEFINED)}
+    scores = {piece.piece: float(piece.score) for piece in model.pieces if piece.type in (NORMAL, USER_DEFINED)}
     return PieceModel(scores, model.normalizer_spec.precompiled_charsmap)

@@ -18,9 +18,6 @@ from manyformer.ops import linear_attention
 
 LolcatsPath = Literal["naive", "windows"]
 
-FLOOR = 1e-6
-"""Sums of weights below it count as it: those of padding, which sees no token."""
-
 
 class LolcatsState(NamedTuple):
     """The tokens of the window, on the right, and the sum of those of the same document before it; empty at first."""
@@ -51,10 +48,11 @@ class LolcatsKernel(Kernel, PerHeadTensors):
 
     arXiv:2410.10254, section 3.3.1: the weight of key j for query i is gamma exp(s_ij - max_j s_ij) with the scores
     s_ij = q_i k_j / sqrt(e) of the last `window` tokens, and phi_q(q_i) phi_k(k_j) for tokens before them; all of them
-    are divided by their sum. phi are `HedgehogFeatures` with a map for each of the `heads` and `kv_heads`, gamma is the
-    sigmoid of a weight of each head, 1/2 at first. The state has the tokens of one window and a matrix a head. `path`
-    forces the definition, which forms all pairs ("naive", also used when weights are watched), or blocks of windows
-    and chunks of sums ("windows"). Raises ValueError for a window below 1, and for keys without queries."""
+    are divided by their sum, at least `floor`. phi are `HedgehogFeatures` with a map for each of the `heads` and
+    `kv_heads`, gamma is the sigmoid of a weight of each head, 1/2 at first. The state has the tokens of a window and a
+    matrix a head. `path` forces the definition, which forms all pairs ("naive", also used when weights are watched), or
+    blocks of windows and chunks of sums ("windows"). Raises ValueError for a window below 1, and for keys without
+    queries."""
 
     supports = frozenset({"query", "key"})
     recurrent = True
@@ -67,6 +65,7 @@ class LolcatsKernel(Kernel, PerHeadTensors):
         heads: int,
         kv_heads: int,
         window: int = 64,
+        floor: float = 1e-6,
         path: Literal["auto"] | LolcatsPath = "auto",
     ) -> None:
         super().__init__()
@@ -74,7 +73,7 @@ class LolcatsKernel(Kernel, PerHeadTensors):
             raise ValueError(f"LolcatsKernel: window ({window}) must be at least 1 token")
         if path != "auto" and path not in get_args(LolcatsPath):
             raise ValueError(f"LolcatsKernel: path '{path}' does not exist; choose from auto, naive, windows")
-        self.window, self.path, self._scale = window, path, 1 / math.sqrt(head_dim)
+        self.window, self.floor, self.path, self._scale = window, floor, path, 1 / math.sqrt(head_dim)
         self.features, self.key_features = (HedgehogFeatures(head_dim, heads=n) for n in (heads, kv_heads))
         self.window_factor = nn.Parameter(torch.zeros(heads))
 
@@ -119,26 +118,28 @@ class LolcatsKernel(Kernel, PerHeadTensors):
         groups = call.q.shape[1] // call.k.shape[1]
         k, v = (x.repeat_interleave(groups, 1) for x in (call.k, call.v))
         positions = call.query_positions, call.key_positions
-        near = (Causal() & Window(self.window)).dense(*positions, 1)
-        far = Causal().dense(*positions, 1) & ~near
-        far_weights = (self.features.map(call.q) @ self._key_features(call.k, groups).mT).masked_fill(~far, 0.0)
-        weights = self._window_weights(call.q @ k.mT, near) + far_weights
-        weights = weights / weights.sum(-1, keepdim=True).clamp(min=FLOOR)
+        in_window = (Causal() & Window(self.window)).dense(*positions, 1)
+        beyond_window = Causal().dense(*positions, 1) & ~in_window
+        far_weights = (self.features.map(call.q) @ self._key_features(call.k, groups).mT).masked_fill(
+            ~beyond_window, 0.0
+        )
+        weights = self._window_weights(call.q @ k.mT, in_window) + far_weights
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=self.floor)
         return weights @ v, weights
 
-    def _window_weights(self, scores: Float[Tensor, "b h *n l s"], near: Bool[Tensor, "..."]) -> Tensor:
-        """gamma exp(s - max s) for products of queries and keys; 0 for keys that are not `near`."""
-        scores = (scores * self._scale).masked_fill(~near, torch.finfo(scores.dtype).min)
+    def _window_weights(self, scores: Float[Tensor, "b h *n l s"], in_window: Bool[Tensor, "..."]) -> Tensor:
+        """gamma exp(s - max s) for products of queries and keys; 0 for keys that are not `in_window`."""
+        scores = (scores * self._scale).masked_fill(~in_window, torch.finfo(scores.dtype).min)
         gamma = self.window_factor.to(scores.dtype).sigmoid().view(-1, *[1] * (scores.ndim - 2))
-        return (gamma * (scores - scores.amax(-1, keepdim=True)).exp()).masked_fill(~near, 0.0)
+        return (gamma * (scores - scores.amax(-1, keepdim=True)).exp()).masked_fill(~in_window, 0.0)
 
     def _attend(self, stream: _Stream, state: LolcatsState | None) -> tuple[Float[Tensor, "b h l f"], LolcatsState]:
         """Outputs of the call's tokens, in windows of queries, and the state after them."""
         groups = stream.q.shape[1] // stream.k.shape[1]
         matrix = None if state is None or state.matrix is None else state.matrix.repeat_interleave(groups, 1)
-        far, matrix = self._attend_beyond(stream, groups, matrix)
-        total = self._attend_to_window(stream, groups) + far
-        y = linear_attention.divide_by_normalizer(total, FLOOR)
+        beyond, matrix = self._attend_beyond(stream, groups, matrix)
+        total = self._attend_to_window(stream, groups) + beyond
+        y = linear_attention.divide_by_normalizer(total, self.floor)
         if stream.places is not None:
             places = stream.places[:, None, :, None].expand(-1, y.shape[1], -1, y.shape[-1])
             y = y.gather(2, places.clamp(min=0)).masked_fill(places < 0, 0.0)
@@ -160,8 +161,8 @@ class LolcatsKernel(Kernel, PerHeadTensors):
         distance = distance - torch.arange(window + block, device=q.device)
         key_labels, are_tokens = (x.unfold(1, window + block, block)[:, None, :, None] for x in (labels, is_token))
         query_labels = labels[:, window:].unfold(1, block, block)[:, None, :, :, None]
-        near = (distance >= 0) & (distance < window) & (key_labels == query_labels) & are_tokens
-        weights = self._window_weights(q @ k.mT, near)
+        in_window = (distance >= 0) & (distance < window) & (key_labels == query_labels) & are_tokens
+        weights = self._window_weights(q @ k.mT, in_window)
         return (weights @ F.pad(v, (0, 1), value=1.0)).flatten(2, 3)[:, :, :length]
 
     def _attend_beyond(
