@@ -79,7 +79,8 @@ def performer(
     "hyperbolic" and "trigonometric" are the other estimators of section 2.3, the latter for contrast: its weights may
     be negative. Sections 2.3 and 2.4. Features are redrawn after every `redraw` training steps. The published code
     scales all keys by the maximum over the whole row, so that later tokens affect earlier ones; here the scale follows
-    from the past alone."""
+    from the past alone. The recovery of a trained softmax model after short training was not reached in
+    a small one: 0.16 nats remained after a tenth of its training (one seed, tinyshakespeare)."""
 
     embed = sinusoidal_embedding(vocab, dim, dropout=dropout)
     layer = _layers(dim, heads, ff_dim, options, Causal())
