@@ -20,7 +20,7 @@ from manyformer.core import Context, contiguous_positions
 
 SIZE: dict[str, Any] = {"vocab": 256, "dim": 256, "depth": 4, "heads": 4}
 LENGTH = 2048
-RECIPES = ("deltanet", "gated-deltanet", "kda", "gla", "retnet", "lightning", "hgrn2", "mamba-2")
+RECIPES = ("deltanet", "gated-deltanet", "kda", "gla", "retnet", "lightning", "hgrn2", "mamba-2", "mlstm")
 STEP_GOAL, PEER_GOAL = 1.5, 0.5
 
 
