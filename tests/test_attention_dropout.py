@@ -20,7 +20,7 @@ REFUSED = {"fnet", "gat", "gpt-oss", "graph-transformer", "graph-transformer-cla
     *("adaptive-span", "linear-transformer", "linformer", "performer", "performer-encoder", "relu-vit", "rfa"),
     *("reformer", "reformer-encoder", "reformer-strict", "routing-transformer", "routing-transformer-strict"),
     *("sinkhorn-encoder", "sinkhorn-transformer", "fox", "moba", "nystromformer", "deltanet", "gated-deltanet", "gla"),
-    *("hgrn2", "kda", "lightning", "mamba-2", "mlstm", "qwen3-next", "retnet"),
+    *("hgrn2", "infini-attention", "kda", "lightning", "mamba-2", "mlstm", "nsa", "qwen3-next", "retnet"),
 }
 """Recipes with heads whose attention has no softmax weights of all visible pairs."""
 

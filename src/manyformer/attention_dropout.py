@@ -14,7 +14,9 @@ def set_attention_dropout(model: nn.Module, probability: float) -> None:
         return
     softmax_kernels = [module for module in model.modules() if isinstance(module, SoftmaxKernel)]
     for name, module in model.named_modules():
-        if isinstance(module, Kernel) and not any(isinstance(part, SoftmaxKernel) for part in module.modules()):
+        if isinstance(module, Kernel) and (
+            module.has_other_weights or not any(isinstance(part, SoftmaxKernel) for part in module.modules())
+        ):
             raise UserError(
                 f"attention_dropout ({probability}) acts on the weights of softmax kernels, and {name} is a "
                 f"{type(module).__name__}; leave it at 0, dropout acts on the outputs of all attention"

@@ -37,6 +37,8 @@ NO_PAIR_WEIGHTS = {
     "lstm-lm",
     "mamba",
     "rwkv-7",
+    "nsa",
+    "infini-attention",
     "deltanet",
     "gated-deltanet",
     "kda",

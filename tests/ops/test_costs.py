@@ -37,6 +37,7 @@ NO_COSTS = {
     "MIN_FLEX_WIDTH",
     "MIN_SHARE",
     "NEGLIGIBLE",
+    "MIN_BLOCKS_SEEN",
     "NO_SEGMENT",
     "UNUSED_SEGMENT",
 }

@@ -25,6 +25,8 @@ OUTSIDE = {
     # weights add up to less than 1, or are differences
     "gpt-oss",
     "diff-transformer",
+    # gates of three attentions add up to anything
+    "nsa",
     # a query whose block has no key gets zeros
     "blockwise",
     # keys and values are projected to other ones, with weights of any sign

@@ -61,7 +61,8 @@ class Kernel(nn.Module, ABC):
     position changes these channels. `tied_qk` says that the queries are the keys of the same tokens, with one
     projection for both. `content_based` says that the pairs to compute depend on the content of the tokens, so the cost
     cannot be derived from shapes. `scores_at_most_zero` says that no score is positive, so their positive part is
-    empty, `couples_heads` that outputs of one head depend on those of others, so that no head can be removed."""
+    empty, `couples_heads` that outputs of one head depend on those of others, so that no head can be removed, and
+    `has_other_weights` that softmax kernels inside it form only a part of its weights, which dropout cannot act on."""
 
     supports: frozenset[str]
     recurrent: bool = False
@@ -71,6 +72,7 @@ class Kernel(nn.Module, ABC):
     content_based: bool = False
     scores_at_most_zero: bool = False
     couples_heads: bool = False
+    has_other_weights: bool = False
     cache_mask: Mask | None = None
     """The mask of a kernel that has one: a cache may evict keys that no later query can see under it."""
 

@@ -26,13 +26,15 @@ def choose_blocks(scores: Float[Tensor, "b h l n"], count: int) -> Int[Tensor, "
     return torch.where(values == -torch.inf, -1, last - index)[..., :count]
 
 
-def choice_mask(chosen: Int[Tensor, "b h l c"], block: int) -> Bool[Tensor, "b h l l"]:
-    """The definition: which keys a query sees, those up to itself in its own block and all of the chosen blocks."""
-    length = chosen.shape[2]
+def choice_mask(
+    chosen: Int[Tensor, "b h l c"], block: int, positions: Int[Tensor, "#b l"], length: int
+) -> Bool[Tensor, "b h l s"]:
+    """The definition: which of `length` keys a query at a position sees.
+
+    It sees those up to itself in its own block, and all of the chosen blocks."""
     column = torch.arange(length, device=chosen.device)
-    blocks = column // block
-    own = (blocks[:, None] == blocks) & (column <= column[:, None])
-    return own | (chosen[..., None] == blocks).any(-2)
+    own = (positions[..., None] // block == column // block) & (column <= positions[..., None])
+    return own[:, None] | (chosen[..., None] == column // block).any(-2)
 
 
 def block_choice_attention(

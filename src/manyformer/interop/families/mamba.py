@@ -35,24 +35,24 @@ def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     channels, state_dim = keywords["expansion"] * keywords["dim"], keywords["state_dim"]
     yield same("backbone.embeddings.weight", "embed.token.weight")
     for layer in range(keywords["depth"]):
-        theirs, ours = f"backbone.layers.{layer}", f"body.{layer}.mixer"
-        yield same(f"{theirs}.norm.weight", f"{ours}.pre_norm.weight")
-        theirs, ours = f"{theirs}.mixer", f"{ours}.inner"
+        block, branch = f"backbone.layers.{layer}", f"body.{layer}.mixer"
+        yield same(f"{block}.norm.weight", f"{branch}.pre_norm.weight")
+        mixer, inner = f"{block}.mixer", f"{branch}.inner"
         for part in ("in_proj", "x_proj", "out_proj"):
-            yield same(f"{theirs}.{part}.weight", f"{ours}.{part}.weight")
-        yield from each_parameter(f"{theirs}.dt_proj", f"{ours}.dt_proj")
-        yield _convolution(f"{theirs}.conv1d.weight", f"{ours}.short_convolution.weight")
-        yield same(f"{theirs}.conv1d.bias", f"{ours}.short_convolution.bias")
-        yield reshaped(f"{theirs}.A_log", f"{ours}.a_log", (channels, state_dim), (channels * state_dim,))
-        yield same(f"{theirs}.D", f"{ours}.skip")
+            yield same(f"{mixer}.{part}.weight", f"{inner}.{part}.weight")
+        yield from each_parameter(f"{mixer}.dt_proj", f"{inner}.dt_proj")
+        yield _convolution(f"{mixer}.conv1d.weight", f"{inner}.short_convolution.weight")
+        yield same(f"{mixer}.conv1d.bias", f"{inner}.short_convolution.bias")
+        yield reshaped(f"{mixer}.A_log", f"{inner}.a_log", (channels, state_dim), (channels * state_dim,))
+        yield same(f"{mixer}.D", f"{inner}.skip")
     yield same("backbone.norm_f.weight", "body.norm.inner.weight")
     if not keywords["tied"]:
         yield same("lm_head.weight", "head.weight")
 
 
-def _convolution(theirs: str, ours: str) -> TensorRule:
+def _convolution(foreign: str, own: str) -> TensorRule:
     """The taps of a depthwise convolution, stored as (channels, 1, taps); ours are (taps, channels)."""
-    return TensorRule((theirs,), (ours,), lambda x: [x[0][:, 0].mT], lambda x: [x[0].mT[:, None]])
+    return TensorRule((foreign,), (own,), lambda x: [x[0][:, 0].mT], lambda x: [x[0].mT[:, None]])
 
 
 def _write_config(keywords: Mapping[str, Any]) -> Keywords:

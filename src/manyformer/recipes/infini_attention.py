@@ -1,0 +1,61 @@
+"""Infini-attention: a language model with softmax inside segments, and a compressive memory of those before."""
+
+from functools import partial
+from typing import Annotated
+
+from torch import nn
+
+from manyformer.attention import Attention
+from manyformer.core import Layer
+from manyformer.feedforward import GatedFeedForward
+from manyformer.kernels.infini_kernel import InfiniKernel, InfiniUpdate
+from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.position import RotaryPosition
+from manyformer.recipes.keywords import PositiveSize
+from manyformer.recipes.registry import recipe
+from manyformer.recipes.stacks import NormOrder, check_heads, init_std, stack
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+
+
+@recipe(
+    "Infini-attention",
+    paper="Munkhdalai et al. 2024, Leave No Context Behind: Efficient Infinite Context Transformers with "
+    "Infini-attention, arXiv:2404.07143",
+    summary="Softmax attention inside a segment, and a linear memory of the earlier ones, mixed by a gate per head.",
+    task=LANGUAGE_MODELLING,
+    cost="O(l segment_length d + l d^2) per layer; a state of one segment and a memory of constant size",
+    tiny_keywords={"segment_length": 5},
+)
+def infini_attention(
+    vocab: int = 256,
+    dim: int = 512,
+    depth: int = 8,
+    heads: int = 8,
+    kv_heads: int | None = None,
+    ff_dim: int | None = None,
+    segment_length: Annotated[
+        PositiveSize, "number of tokens in a segment, counted from a document's first token"
+    ] = 256,
+    update_rule: Annotated[
+        InfiniUpdate, "how a segment enters the memory: as it is (sum), or less what the memory returns for it (delta)"
+    ] = "delta",
+    dropout: float = 0.0,
+    norm_order: NormOrder = "pre",
+) -> LanguageModel:
+    """Infini-attention in the block of Llama, with rotary positions inside segments; gates begin at one half.
+
+    Section 2. The paper has segments of 2,048 tokens, and gradients through all segments of a row, as here."""
+    check_heads(dim, heads)
+    rotary = RotaryPosition(dim // heads, pairs="halves")
+
+    def layer(number: int) -> dict[str, Layer]:
+        kernel = InfiniKernel(heads, segment_length, update=update_rule, position=rotary)
+        return {
+            "attention": Attention(dim, heads, kernel, kv_heads=kv_heads, bias=False),
+            "ff": GatedFeedForward(dim, ff_dim),
+        }
+
+    std = init_std(dim)
+    embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
+    body = stack(depth, layer, order=norm_order, norm=partial(nn.RMSNorm, dim), dropout=dropout, std=std)
+    return LanguageModel(embed, body, ClassHead(dim, vocab))
