@@ -95,7 +95,7 @@ def test_cost_is_what_can_be_counted_by_hand() -> None:
 
 
 def test_a_sketch_costs_what_the_model_does() -> None:
-    keywords = {"vocab": 50, "dim": 64, "depth": 1, "heads": 2}
+    keywords = {"vocab": 50, "dim": 192, "depth": 1, "heads": 2}
     for name, recipe in mf.recipes().items():
         given = {word: value for word, value in keywords.items() if word in recipe.signature.parameters}
         model = mf.build(name, **given)
