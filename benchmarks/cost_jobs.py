@@ -1,4 +1,4 @@
-"""The jobs that decide the sizes and limits of `manyformer.costs`, each with its candidates and the module it tunes."""
+"""Jobs that decide the constants of `manyformer.costs.cost_model`, with candidates and the module that each tunes."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from manyformer import costs
 from manyformer import masks as m
 from manyformer.core import ContiguousLayout, PackedLayout, TokenPositions
 from manyformer.kernels import (

@@ -1,4 +1,4 @@
-"""Measure the constants of this machine one by one, and print `manyformer/costs.py` anew with them.
+"""Measure the constants of this machine one by one, and print `manyformer/costs/cost_model.py` anew with them.
 
     python benchmarks/measure_costs.py                                     # all, about ten minutes on a quiet machine
     python benchmarks/measure_costs.py --only toeplitz_block sparse_call --rounds 3
@@ -20,7 +20,6 @@ import frame
 import torch
 from cost_jobs import SWEEPS, Job, Sweep
 
-from manyformer import costs
 from manyformer.bench import take_turns
 from manyformer.bench.call_costs import COSTS_IN_PAIRS
 

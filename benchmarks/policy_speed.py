@@ -20,8 +20,8 @@ from steps import train
 from torch import Tensor
 
 import manyformer as mf
+from manyformer.batches.episode_batches import RolloutBatch
 from manyformer.core import State, tree_map
-from manyformer.episode_batches import RolloutBatch
 from manyformer.models import PolicyModel
 
 ENVIRONMENTS, STEPS, EPOCHS, MINIBATCHES = 32, 128, 3, 8

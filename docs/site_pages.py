@@ -22,10 +22,10 @@ from manyformer.cli.app import app
 from manyformer.config import run_description, shipped_comparisons, shipped_runs
 
 SINGLE_MODULES = (
-    *("core", "attention", "feedforward", "residual", "gated_joins", "batches", "knn_memory", "head_sharing"),
-    *("head_gates", "head_selection", "head_pruning", "errors", "plugins"),
+    *("core", "feedforward", "head_selection", "errors", "plugins"),
+    *("surgery.head_sharing", "surgery.knn_memory", "structures.dependency_trees"),
 )
-"""The public modules that are not packages."""
+"""The public modules that are not packages, or whose names no package exports."""
 
 
 def write(folder: Path) -> None:

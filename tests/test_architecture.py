@@ -17,49 +17,14 @@ ROOT = Path(mf.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 LEVELS = [
-    {
-        "autocast",
-        "binding",
-        "decoding_options",
-        "dropout",
-        "errors",
-        "printable_text",
-        "temporary_folders",
-        "type_aliases",
-        "version",
-    },
-    {"files", "spaces", "token_structures"},
-    {"tuned_costs"},
-    {
-        "core",
-        "costs",
-        "dependency_trees",
-        "device_memory",
-        "environments",
-        "flops",
-        "graph_laplacian",
-        "hardware",
-        "pixel_order",
-        "plugins",
-        "recompute",
-        "stop_signals",
-        "training_hooks",
-    },
+    {"autocast", "binding", "decoding_options", "dropout", "errors", "type_aliases", "version"},
+    {"files", "spaces", "structures", "system"},
+    {"core", "costs", "environments", "plugins", "recompute", "training_hooks"},
     {"batches", "context_windows", "head_selection", "state_tensors", "two_texts"},
-    {"episode_batches", "head_projection"},
-    {"masks", "position", "residual", "rollouts"},
-    {"gated_joins", "head_gates"},
+    {"head_projection", "masks", "position", "residual", "rollouts"},
+    {"multi_head"},
     {"ops"},
     {"kernels", "sources"},
-    {
-        "attention_dropout",
-        "attention_step",
-        "head_pruning",
-        "memory_attention_step",
-        "output_stages",
-        "short_convolution",
-    },
-    {"hard_concrete"},
     {"attention", "experts", "feedforward"},
     {"mixers", "depth"},
     {"models", "scores"},
@@ -68,7 +33,7 @@ LEVELS = [
     {"config"},
     {"data"},
     {"interop"},
-    {"api", "head_sharing", "knn_memory", "model_summary", "properties", "relevance"},
+    {"api", "model_summary", "properties", "relevance"},
     {"surgery"},
     {"generate"},
     {"train", "check"},
@@ -90,23 +55,18 @@ ONLY = {
             "config",
             "context_windows",
             "core",
-            "dependency_trees",
             "environments",
-            "episode_batches",
             "errors",
             "files",
-            "graph_laplacian",
-            "pixel_order",
             "rollouts",
+            "structures",
         ),
         *("spaces", "two_texts", "type_aliases"),
     },
-    "core": {"binding", "token_structures"},
+    "core": {"binding", "structures"},
     "files": {"errors", "version"},
     "environments": {"errors", "files", "spaces", "type_aliases"},
-    "rollouts": {
-        *("core", "environments", "episode_batches", "errors", "files", "spaces", "state_tensors", "type_aliases")
-    },
+    "rollouts": {*("batches", "core", "environments", "errors", "files", "spaces", "state_tensors", "type_aliases")},
     "errors": set(),
 }
 """Parts that must not know all that lies below them: a run's record and its data stand beside the models."""
@@ -261,7 +221,7 @@ TASK_CLASSES = {
 }
 """The classes of models, batches and data sections."""
 
-MAY_ASK_FOR_CLASSES = {"models", "batches.py", "tasks", "config", "data"}
+MAY_ASK_FOR_CLASSES = {"models", "batches", "tasks", "config", "data"}
 
 CLASS_CHECKS = {
     "datastore/build_job.py": 2,
@@ -271,7 +231,7 @@ CLASS_CHECKS = {
     "datastore/tuning.py": 1,
     "evaluate/held_out_images.py": 4,
     "exits/prompts_from_run.py": 1,
-    "knn_memory.py": 1,
+    "surgery/knn_memory.py": 1,
     "view/region_masses.py": 1,
     "view/token_work.py": 1,
 }

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import manyformer as mf
 from gpu_parts.outcome import Item, Outcome, Setting, judged
 from manyformer.bench import paired_ratio, take_turns
-from manyformer.hardware import find_accelerator
+from manyformer.costs.hardware import find_accelerator
 from manyformer.model_summary import count_parameters
 
 ROUNDS = 5

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from manyformer.config import TransferConfig
     from manyformer.datastore import Datastore, knn_lm
     from manyformer.generate import generate
-    from manyformer.head_sharing import collaborate
-    from manyformer.knn_memory import memorize
     from manyformer.models.with_early_exit import early_exit
     from manyformer.pruning.pruned_run import prune_heads
     from manyformer.surgery import convert
+    from manyformer.surgery.head_sharing import collaborate
+    from manyformer.surgery.knn_memory import memorize
     from manyformer.train import train
     from manyformer.view import draw
     from manyformer.viewer import view
@@ -33,7 +33,7 @@ _MODULES = {
     "TransferConfig": "manyformer.config",
     "build": "manyformer.api",
     "check": "manyformer.check",
-    "collaborate": "manyformer.head_sharing",
+    "collaborate": "manyformer.surgery.head_sharing",
     "convert": "manyformer.surgery",
     "draw": "manyformer.view",
     "early_exit": "manyformer.models.with_early_exit",
@@ -41,7 +41,7 @@ _MODULES = {
     "generate": "manyformer.generate",
     "knn_lm": "manyformer.datastore",
     "load": "manyformer.api",
-    "memorize": "manyformer.knn_memory",
+    "memorize": "manyformer.surgery.knn_memory",
     "prune_heads": "manyformer.pruning.pruned_run",
     "recipes": "manyformer.api",
     "train": "manyformer.train",

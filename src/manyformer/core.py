@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from manyformer.binding import bind_module, has_hooks
-from manyformer.token_structures import DependencyTree, GraphEdges
+from manyformer.structures.token_structures import DependencyTree, GraphEdges
 
 State = Any
 """A tree (tuples, lists, dicts) of batch-first tensors, with plain numbers and None as further leaves.

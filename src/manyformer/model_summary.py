@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from manyformer.core import State, state_bytes
-from manyformer.device_memory import bounded_model
-from manyformer.flops import count_flops
+from manyformer.costs.flops import count_flops
 from manyformer.models import Model
 from manyformer.recipes import RECIPES, build
 from manyformer.recipes.registry import task_of
+from manyformer.system.device_memory import bounded_model
 from manyformer.tasks import Inputs, Task
 from manyformer.training_hooks import eval_mode
 

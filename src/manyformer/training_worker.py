@@ -6,8 +6,8 @@ import sys
 import threading
 from typing import NoReturn
 
-from manyformer.stop_signals import STOPPED, handle_stop_signals
-from manyformer.temporary_folders import remove_temporary_folders
+from manyformer.system.stop_signals import STOPPED, handle_stop_signals
+from manyformer.system.temporary_folders import remove_temporary_folders
 
 
 def main(events: str) -> None:

@@ -21,7 +21,7 @@ from manyformer.bench import (
 )
 from manyformer.bench.clock import is_noisy
 from manyformer.bench.memory import PROCESS
-from manyformer.flops import count_flops
+from manyformer.costs.flops import count_flops
 
 CPU = torch.device("cpu")
 MEGABYTE = 1_000_000
@@ -126,7 +126,7 @@ def test_layers_made_again_on_the_way_back_are_counted_again() -> None:
 def test_the_chunked_loss_is_known_from_its_first_use_on() -> None:
     """Its operator is registered when torch first needs it; a count before that must not miss it."""
     code = (
-        "import torch\nfrom manyformer.flops import count_flops\nfrom manyformer.models import ClassHead\n"
+        "import torch\nfrom manyformer.costs.flops import count_flops\nfrom manyformer.models import ClassHead\n"
         "head, x = ClassHead(16, 8192), torch.randn(8, 16, requires_grad=True)\n"
         "job = lambda: head.loss(x, torch.zeros(8, dtype=torch.long), label_smoothing=0.0)\n"
         "assert count_flops(job) == 3 * 2 * 8 * 16 * 8192"

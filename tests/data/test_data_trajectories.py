@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from manyformer.batches import IGNORE_INDEX
+from manyformer.batches.episode_batches import TrajectoryBatch
 from manyformer.config import TrajectoriesData
 from manyformer.data import open_data
 from manyformer.data.kind import OpenRequest
@@ -24,7 +25,6 @@ from manyformer.data.trajectory_windows import (
     split_episodes,
 )
 from manyformer.environments import Trajectories, write_trajectories
-from manyformer.episode_batches import TrajectoryBatch
 from manyformer.errors import UserError
 from manyformer.spaces import BoxActions, DiscreteActions
 

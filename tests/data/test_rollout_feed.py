@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from manyformer.batches.episode_batches import RolloutBatch
 from manyformer.config import EnvironmentData
 from manyformer.core import tree_map
 from manyformer.data.kind import OpenRequest
 from manyformer.data.open_environment import open_environment
 from manyformer.data.opened import OpenedData
-from manyformer.episode_batches import RolloutBatch
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile
 from manyformer.files.verified_folder import VerifiedFolder, write_manifest

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import manyformer as mf
 from manyformer.core import Context, MemorySequence, TokenPositions, no_watch
+from manyformer.costs.flops import count_flops
 from manyformer.depth import (
     AdaptiveComputation,
     FixedSteps,
@@ -17,7 +18,6 @@ from manyformer.depth import (
     UniversalBlock,
 )
 from manyformer.depth.halting import HaltingRule
-from manyformer.flops import count_flops
 from manyformer.masks import Causal
 from manyformer.models.token_positions import positions_of
 from manyformer.position import LearnedStepSignal, PositionStepSignal, SinusoidalPosition, SinusoidalStepSignal

@@ -5,9 +5,9 @@ import torch
 
 import manyformer as mf
 from manyformer.check.tiny_models import build_tiny
-from manyformer.device_memory import OutOfMemory
 from manyformer.errors import UserError
 from manyformer.generate import decoding_from_options
+from manyformer.system.device_memory import OutOfMemory
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ import torch
 from manyformer.batches import CausalLMBatch, Seq2SeqBatch
 from manyformer.check.tiny_models import build_tiny
 from manyformer.errors import UserError
-from manyformer.head_gates import attention_heads, gated_heads
 from manyformer.heads.head_importance import (
     ablate_heads,
     head_importance,
     integrated_gate_gradients,
     normalize_layers,
 )
+from manyformer.multi_head.head_gates import attention_heads, gated_heads
 
 TEXT = torch.tensor([[1, 7, 3, 9, 4], [1, 8, 8, 5, 2], [1, 3, 6, 7, 7]])
 BATCHES: dict[str, Any] = {

@@ -15,11 +15,11 @@ from manyformer.check.tiny_models import build_tiny
 from manyformer.check.trial import ContractTrial
 from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, MemorySequence, TokenPositions
 from manyformer.errors import UserError
-from manyformer.head_sharing import factorize
 from manyformer.masks import Causal
 from manyformer.mixers.collaborative_attention import CollaborativeAttention
 from manyformer.recipes import get_recipe
 from manyformer.sources import CrossAttentionSource
+from manyformer.surgery.head_sharing import factorize
 from perturbing import perturb
 
 DIM, HEADS, SHARED, LENGTH = 12, 3, 8, 7

@@ -9,8 +9,8 @@ from torch import Tensor
 
 import manyformer as mf
 from manyformer.batches import IGNORE_INDEX
+from manyformer.batches.episode_batches import TrajectoryBatch
 from manyformer.core import PADDING_SEGMENT
-from manyformer.episode_batches import TrajectoryBatch
 from manyformer.errors import UserError
 from manyformer.models import DecisionTransformer, EpisodeDecoder
 

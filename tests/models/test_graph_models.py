@@ -11,10 +11,10 @@ import manyformer as mf
 from manyformer.batches import GraphBatch
 from manyformer.check.tiny_models import build_tiny
 from manyformer.errors import UserError
-from manyformer.graph_laplacian import laplacian_eigenvectors
 from manyformer.models import GraphClassifier, Model, NodeClassifier
 from manyformer.models.graph_edges import sort_edges
 from manyformer.recipes import RECIPES
+from manyformer.structures.graph_laplacian import laplacian_eigenvectors
 from manyformer.tasks import Inputs
 from manyformer.tasks.drawn_graphs import batch_of_tokens, edges_of_tokens
 

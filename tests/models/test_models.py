@@ -21,11 +21,11 @@ from manyformer.batches import (
     TaggingBatch,
 )
 from manyformer.core import PADDING_SEGMENT
-from manyformer.dependency_trees import NO_NODE, preorder_columns
 from manyformer.errors import UserError
 from manyformer.files.verified_folder import write_manifest
 from manyformer.models import ClassHead, Model
 from manyformer.models.head import MIN_CHUNKED_CLASSES
+from manyformer.structures.dependency_trees import NO_NODE, preorder_columns
 
 SMALL = {"vocab": 29, "dim": 16, "depth": 2, "heads": 4}
 NAMES = ["transformer", "transformer-lm", "bert", "transformer-classifier", "structural", "compose"]

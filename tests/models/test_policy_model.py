@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
+from manyformer.batches.episode_batches import ClippedObjective, RolloutBatch
 from manyformer.core import State, tree_map
-from manyformer.episode_batches import ClippedObjective, RolloutBatch
 from manyformer.errors import UserError
 from manyformer.models import PolicyModel
 from manyformer.models.model import Model

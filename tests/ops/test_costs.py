@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import manyformer as mf
-from manyformer import costs
 
 ROOT = Path(mf.__file__).parent
 FIELDS = dataclasses.fields(costs.CostModel)

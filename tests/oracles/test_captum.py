@@ -8,8 +8,8 @@ from torch import Tensor
 
 from manyformer.batches import CausalLMBatch
 from manyformer.check.tiny_models import build_tiny
-from manyformer.head_gates import ConstantGates, attention_heads
 from manyformer.heads.head_importance import integrated_gate_gradients
+from manyformer.multi_head.head_gates import ConstantGates, attention_heads
 
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
 

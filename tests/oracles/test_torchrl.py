@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from manyformer.episode_batches import ClippedObjective
+from manyformer.batches.episode_batches import ClippedObjective
 from manyformer.models.policy_loss import StepLosses, normalize_advantages, policy_loss
 
 pytestmark = [

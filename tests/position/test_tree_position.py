@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from manyformer.attention import Attention
 from manyformer.batches import IGNORE_INDEX, TaggingBatch
 from manyformer.core import Context, ContiguousLayout, TokenPositions
-from manyformer.dependency_trees import NO_NODE, ROOT, preorder_columns
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.models import ClassHead, Tagger, TokenEmbedding
 from manyformer.position import (
@@ -25,7 +24,8 @@ from manyformer.position import (
 )
 from manyformer.position.tree_position import tree_offsets
 from manyformer.recipes.stacks import stack
-from manyformer.token_structures import DependencyTree
+from manyformer.structures.dependency_trees import NO_NODE, ROOT, preorder_columns
+from manyformer.structures.token_structures import DependencyTree
 
 
 def place_of(heads: Sequence[int], *, outside: int = 0) -> TokenPositions:

@@ -12,8 +12,8 @@ from manyformer.config import RunConfig
 from manyformer.errors import UserError
 from manyformer.evaluate import evaluate
 from manyformer.evaluate.eval_data import open_run
-from manyformer.head_gates import attention_heads, gated_heads
-from manyformer.head_pruning import add_heads, parse_heads, subtract_heads
+from manyformer.multi_head.head_gates import attention_heads, gated_heads
+from manyformer.multi_head.head_pruning import add_heads, parse_heads, subtract_heads
 from manyformer.pruning import PruningResult, prune_run
 from manyformer.pruning.head_rankings import GateRanking, HeadRanking, ImportanceRanking, gate_training
 from manyformer.pruning.quality_curve import CURVE_FILE, CURVE_PICTURE, QualityCurve

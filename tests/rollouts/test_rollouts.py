@@ -8,8 +8,8 @@ import torch
 from tiny_policy import FADE, TinyPolicy
 from torch import Tensor
 
+from manyformer.batches.episode_batches import ClippedObjective, RolloutBatch
 from manyformer.environments import make_environment, row_seeds
-from manyformer.episode_batches import ClippedObjective, RolloutBatch
 from manyformer.errors import UserError
 from manyformer.recipes import build
 from manyformer.rollouts import (

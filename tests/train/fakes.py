@@ -18,7 +18,7 @@ from manyformer.batches import (
 from manyformer.config import RunConfig
 from manyformer.data.characters import ByteTokenizer
 from manyformer.data.training_feed import FeedPosition, TrainingFeed
-from manyformer.dependency_trees import preorder_columns
+from manyformer.structures.dependency_trees import preorder_columns
 
 VOCAB = 11
 

@@ -9,7 +9,7 @@ from fakes import opener
 
 from manyformer.config import RunConfig
 from manyformer.errors import TrainingInterrupted
-from manyformer.stop_signals import StopSignal
+from manyformer.system.stop_signals import StopSignal
 from manyformer.train.events import TrainingEvent, TrainingNote, TrainingProgress, TrainResult
 from manyformer.train.run_folder import locked_folder
 from manyformer.train.session import DataOpener, TrainingSession

@@ -16,7 +16,7 @@ import manyformer as mf
 from manyformer.batches import IGNORE_INDEX, CausalLMBatch, ClassificationBatch, MaskedLMBatch, Seq2SeqBatch
 from manyformer.config import AdamConfig, AdamWConfig
 from manyformer.models import Model
-from manyformer.stop_signals import StopSignal
+from manyformer.system.stop_signals import StopSignal
 from manyformer.train.activation_checkpointing import checkpoint_activations, stack_layers
 from manyformer.train.engine import StepResult, TrainingEngine
 from manyformer.train.events import silent

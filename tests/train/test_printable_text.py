@@ -10,8 +10,8 @@ import pytest
 from fakes import a_run
 
 from manyformer.cli import console
-from manyformer.printable_text import printable, printable_line
 from manyformer.recipes import build, get_recipe
+from manyformer.system.printable_text import printable, printable_line
 from manyformer.train.events import TrainingNote, TrainResult
 from manyformer.train.model_card import model_card
 from manyformer.train.reporter import format_event

@@ -14,7 +14,7 @@ from manyformer.batches import Batch, CausalLMBatch
 from manyformer.config import RunConfig
 from manyformer.errors import TrainingInterrupted, UserError
 from manyformer.files.verified_folder import VerifiedFolder
-from manyformer.stop_signals import StopSignal
+from manyformer.system.stop_signals import StopSignal
 from manyformer.train.events import TrainingFinished
 
 SETTINGS: dict[str, Any] = {

@@ -7,7 +7,7 @@ from fakes import TASKS, a_run, opener
 
 import manyformer as mf
 from manyformer.config import RunConfig
-from manyformer.stop_signals import StopSignal
+from manyformer.system.stop_signals import StopSignal
 from manyformer.train.events import TrainResult, silent
 from manyformer.train.metrics import read_rows
 from manyformer.train.session import TrainingSession

@@ -11,7 +11,7 @@ import torch
 from pages import served, trained
 
 from manyformer.errors import UserError
-from manyformer.head_gates import gated_heads
+from manyformer.multi_head.head_gates import gated_heads
 from manyformer.viewer.live_view import ServedModel, ViewRequest, live_page_data
 from manyformer.viewer.server import MAX_REQUEST_BYTES, ViewServer
 

@@ -25,8 +25,8 @@ from manyformer.bench.clock import (
     time_job,
 )
 from manyformer.bench.memory import extra_memory
+from manyformer.costs.flops import count_flops
 from manyformer.errors import UserError
-from manyformer.flops import count_flops
 
 REFERENCE = "transformer-lm"
 """Dense softmax attention, the baseline of all ratios."""

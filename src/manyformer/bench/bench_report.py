@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from manyformer.bench.candidate import BenchCandidate, BenchKind
-from manyformer.flops import FLOP_CONVENTION
+from manyformer.costs.flops import FLOP_CONVENTION
 
 TITLES: dict[BenchKind, str] = {
     "forward": "forward pass, ms",

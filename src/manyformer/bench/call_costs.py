@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from manyformer.bench.clock import TimedJob, take_turns
-from manyformer.costs import CostModel
+from manyformer.costs.cost_model import CostModel
+from manyformer.costs.tuned_costs import TunedCosts, machine_name
 from manyformer.ops.attention_with_lse import merge_lse
 from manyformer.ops.softmax_attention import fused_attention
-from manyformer.tuned_costs import TunedCosts, machine_name
 
 CPU = torch.device("cpu")
 HEADS, WIDTH, TOKENS = 4, 64, 4096

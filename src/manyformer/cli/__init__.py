@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from manyformer.stop_signals import STOPPED, handle_stop_signals
+from manyformer.system.stop_signals import STOPPED, handle_stop_signals
 
 COMMANDS = (
     "list",

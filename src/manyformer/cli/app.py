@@ -17,7 +17,7 @@ from typer import Option
 from manyformer.cli.console import print_error
 from manyformer.errors import TrainingInterrupted, UserError
 from manyformer.plugins import import_from_command_line
-from manyformer.stop_signals import STOPPED as STOPPED
+from manyformer.system.stop_signals import STOPPED as STOPPED
 from manyformer.version import VERSION
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -164,7 +164,7 @@ def _report_error(error: Exception, *, debug: bool) -> int:
         print_error(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
         return MISTAKE
     if isinstance(error, MemoryError | RuntimeError):
-        from manyformer.device_memory import SMALLER_WORK, describe_request, is_out_of_memory
+        from manyformer.system.device_memory import SMALLER_WORK, describe_request, is_out_of_memory
 
         if is_out_of_memory(error):
             print_error(f"out of memory{describe_request(error)}; {SMALLER_WORK}")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from manyformer.printable_text import printable
+from manyformer.system.printable_text import printable
 
 UNCUT = 10_000
 """The width of a table without wrapped cells."""

@@ -61,8 +61,8 @@ def _tune(*, as_json: bool) -> None:
     """Measure the costs of this machine and write them to the user's cache folder."""
     from manyformer.bench import load_warning
     from manyformer.bench.call_costs import tune_costs
-    from manyformer.costs import CostModel
-    from manyformer.tuned_costs import costs_file
+    from manyformer.costs.cost_model import CostModel
+    from manyformer.costs.tuned_costs import costs_file
 
     if warning := load_warning():
         print_note(f"warning: {warning}")

@@ -109,8 +109,8 @@ def _device() -> Iterator[DoctorFinding]:
 
 
 def _costs() -> Iterator[DoctorFinding]:
-    from manyformer.costs import COSTS_IN_USE
-    from manyformer.tuned_costs import costs_file
+    from manyformer.costs.cost_model import COSTS_IN_USE
+    from manyformer.costs.tuned_costs import costs_file
 
     if COSTS_IN_USE.problem:
         yield DoctorFinding("costs", "broken", COSTS_IN_USE.problem)

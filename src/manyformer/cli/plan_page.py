@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from manyformer.cli.console import print_heading, print_result, print_table
-from manyformer.device_memory import format_memory
-from manyformer.flops import FLOP_CONVENTION
+from manyformer.costs.flops import FLOP_CONVENTION
 from manyformer.planning import PlannedTraining
+from manyformer.system.device_memory import format_memory
 
 
 def print_plan(plan: PlannedTraining) -> None:

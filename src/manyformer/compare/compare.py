@@ -24,7 +24,7 @@ from manyformer.data.synthetic_floors import GuessFloors, guess_floors
 from manyformer.errors import UserError, UserErrors, suggest_names
 from manyformer.model_summary import build_on_meta
 from manyformer.plugins import import_for_run
-from manyformer.stop_signals import resumable
+from manyformer.system.stop_signals import resumable
 from manyformer.train.run_folder import recipe_lookup, rename_aside
 
 DEFAULT_FOLDER = "comparisons"

@@ -16,7 +16,7 @@ from manyformer.compare.measurement import CaseMeasurement
 from manyformer.compare.scoring import score_kind
 from manyformer.config.comparison import Comparison
 from manyformer.data.synthetic_floors import GuessFloors
-from manyformer.printable_text import printable
+from manyformer.system.printable_text import printable
 
 NO_VALUE = "–"
 

@@ -14,9 +14,9 @@ from manyformer.compare.job_pool import WorkerPool, describe_machine
 from manyformer.compare.progress import TaskProgress
 from manyformer.compare.runner import ComparisonRunner, TrainingJob, run_settings
 from manyformer.compare.training_task import TrainingTask
+from manyformer.costs.flops import count_flops
 from manyformer.files.json_lines import JsonLines
-from manyformer.flops import count_flops
-from manyformer.temporary_folders import temporary_folder
+from manyformer.system.temporary_folders import temporary_folder
 
 MIN_SECONDS, MIN_STEPS, MAX_STEPS = 1.0, 2, 50
 """Steps are timed for this long, at least and at most so many."""

@@ -22,9 +22,9 @@ from manyformer.models.model_files import read_weights
 from manyformer.recipes import build
 from manyformer.recipes.registry import task_of
 from manyformer.scores import ScoreKind
+from manyformer.system.temporary_folders import temporary_folder
 from manyformer.tasks import TASKS
 from manyformer.tasks.causal_task import WORK_SCORES
-from manyformer.temporary_folders import temporary_folder
 from manyformer.train.build_model import choose_autocast, choose_device
 from manyformer.train.objective import TrainingObjective
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP

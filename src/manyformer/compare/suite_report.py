@@ -14,7 +14,7 @@ from manyformer.compare.significance import SIGNIFICANCE_LEVEL, holm_adjusted, p
 from manyformer.compare.suite_costs import CaseCosts
 from manyformer.config.suite import Suite, SuiteTask
 from manyformer.data.synthetic_floors import GuessFloors
-from manyformer.printable_text import printable
+from manyformer.system.printable_text import printable
 
 EQUAL_STEPS = "equal steps"
 """The results of the trainings with the steps of the suite's run; the others have the names of their budgets."""

@@ -26,7 +26,7 @@ from manyformer.data.synthetic_floors import GuessFloors
 from manyformer.errors import UserError, UserErrors
 from manyformer.plugins import import_for_run
 from manyformer.recipes.registry import all_recipes
-from manyformer.stop_signals import resumable
+from manyformer.system.stop_signals import resumable
 from manyformer.train.run_folder import recipe_lookup, rename_aside
 from manyformer.type_aliases import LogFn
 

@@ -15,7 +15,7 @@ from manyformer.data.array_checks import NO_LABEL
 from manyformer.data.epochs import Epoch, EpochPlan, random_generator
 from manyformer.data.graph_archive import GraphArrays
 from manyformer.errors import UserError
-from manyformer.graph_laplacian import laplacian_eigenvectors
+from manyformer.structures.graph_laplacian import laplacian_eigenvectors
 
 GraphForm = Literal["nodes", "graphs"]
 """What has a label: each node, or each graph."""

@@ -6,6 +6,7 @@ from typing import Any, final
 
 import torch
 
+from manyformer.batches.episode_batches import ClippedObjective
 from manyformer.config import EnvironmentData
 from manyformer.data.epochs import FIXED_SEED, Epoch, HeldOutBatches
 from manyformer.data.kind import DataKind, OpenRequest, register
@@ -14,7 +15,6 @@ from manyformer.data.opened import EvaluationData, EvaluationPath, OpenedData, p
 from manyformer.data.rollout_feed import RolloutFeed
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.environments import VectorEnvironment, make_environment, row_seeds
-from manyformer.episode_batches import ClippedObjective
 from manyformer.errors import UserError
 from manyformer.rollouts import EpisodeBatch, RolloutSettings
 from manyformer.spaces import BoxActions, PixelSpace

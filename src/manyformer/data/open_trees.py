@@ -21,8 +21,8 @@ from manyformer.data.table_pipeline import TablePipeline, split_rows, training_r
 from manyformer.data.token_shards import ShardWriter, TokenShard
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.data.treebank import LABEL_COLUMNS, UNKNOWN_LABEL, TreebankSentence, annotated_lines, open_treebank
-from manyformer.dependency_trees import NO_NODE, preorder_columns
 from manyformer.errors import UserError
+from manyformer.structures.dependency_trees import NO_NODE, preorder_columns
 
 SENTENCES_PER_BATCH = 64
 """Sentences whose labels are predicted together."""

@@ -7,11 +7,11 @@ from typing import final
 import numpy as np
 from torch import nn
 
+from manyformer.batches.episode_batches import RolloutBatch
 from manyformer.core import tree_map
 from manyformer.data.epochs import random_generator
 from manyformer.data.training_feed import FeedPosition, TrainingFeed
 from manyformer.environments import VectorEnvironment, row_seeds
-from manyformer.episode_batches import RolloutBatch
 from manyformer.errors import UserError
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.rollouts import (

@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 
 from manyformer.batches import IGNORE_INDEX
+from manyformer.batches.episode_batches import TrajectoryBatch
 from manyformer.data.epochs import FIXED_SEED, Epoch, EpochPlan, random_generator
 from manyformer.data.trajectory_archive import RecordedEpisodes
-from manyformer.episode_batches import TrajectoryBatch
 
 
 def best_episodes(episodes: RecordedEpisodes, fraction: float) -> RecordedEpisodes:

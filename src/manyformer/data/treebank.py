@@ -10,8 +10,8 @@ from manyformer.data.pair_tables import RowTable
 from manyformer.data.piped_input import data_path
 from manyformer.data.table_files import TableRow
 from manyformer.data.text_files import NumberedLine, file_stamp, read_lines
-from manyformer.dependency_trees import preorder_columns
 from manyformer.errors import UserError
+from manyformer.structures.dependency_trees import preorder_columns
 
 # A character that no cell of a tab-separated file can contain.
 CELL_SEPARATOR = "\t"

@@ -26,7 +26,7 @@ from manyformer.evaluate.window_reading import check_context
 from manyformer.models import LanguageModel
 from manyformer.models.carried_state import CarriedState
 from manyformer.models.weights_fingerprint import weights_fingerprint
-from manyformer.temporary_folders import temporary_folder
+from manyformer.system.temporary_folders import temporary_folder
 from manyformer.type_aliases import IntArray
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from manyformer.attention import Attention
-from manyformer.attention_step import AttentionStep
+from manyformer.attention.attention_step import AttentionStep
 from manyformer.binding import has_hooks
 from manyformer.core import Chain, Context, DecodeStep, Layer, State, TokenPositions, bind_step, contiguous_positions
 from manyformer.depth.early_exit_stack import EarlyExit, EarlyExitState

@@ -10,11 +10,11 @@ import torch
 
 from manyformer.data.image_files import open_image_files
 from manyformer.data.image_reading import ImageRecord, ImageResize
-from manyformer.device_memory import SMALLER_WORK, report_out_of_memory
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import open_run, task_of_run
 from manyformer.generate import Decoding, Hypothesis, SourceBatch, answer_sources
 from manyformer.models import PatchEmbedding
+from manyformer.system.device_memory import SMALLER_WORK, report_out_of_memory
 
 IMAGES_PER_BATCH = 32
 

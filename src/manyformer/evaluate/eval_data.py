@@ -22,8 +22,8 @@ from manyformer.models import Model
 from manyformer.models.model_files import CONFIG_FILE
 from manyformer.recipes import Recipe, get_recipe
 from manyformer.recipes.encoder_heads import head_named_in
+from manyformer.system.temporary_folders import temporary_folder
 from manyformer.tasks import Task
-from manyformer.temporary_folders import temporary_folder
 from manyformer.train.run_folder import as_run
 from manyformer.type_aliases import LogFn
 

@@ -14,13 +14,13 @@ from manyformer.data import TokenizerPair
 from manyformer.data.kind import no_log
 from manyformer.data.opened import EvaluationData
 from manyformer.data.synthetic_floors import GuessFloors, guess_floors
-from manyformer.device_memory import SMALLER_WORK, report_out_of_memory
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import open_run_or_model, task_of_run
 from manyformer.evaluate.window_reading import window_reader
 from manyformer.generate import SourceBatch, Translator, answer_sources, decoding_from_options
 from manyformer.models import Model
 from manyformer.scores import ScoreRecord
+from manyformer.system.device_memory import SMALLER_WORK, report_out_of_memory
 from manyformer.tasks import EvaluationRequest, EvaluationResult, EvaluationSettings
 from manyformer.type_aliases import LogFn, ProgressFn
 

@@ -12,11 +12,11 @@ from manyformer.batches import to_device
 from manyformer.core import PADDING_SEGMENT
 from manyformer.data.kind import OpenRequest, kind_of
 from manyformer.data.opened import UnlabelledData
-from manyformer.device_memory import SMALLER_WORK, report_out_of_memory
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import TrainedRun, open_run, task_of_run
 from manyformer.generate import SourceBatch, answer_sources, decoding_from_options
-from manyformer.temporary_folders import temporary_folder
+from manyformer.system.device_memory import SMALLER_WORK, report_out_of_memory
+from manyformer.system.temporary_folders import temporary_folder
 
 
 class Transcript(NamedTuple):

@@ -6,7 +6,6 @@ from typing import NamedTuple, final
 
 import torch
 
-from manyformer.device_memory import report_out_of_memory
 from manyformer.errors import UserError
 from manyformer.generate.beam_search import BeamSearch
 from manyformer.generate.decoder_prompts import DecoderPrompts
@@ -19,6 +18,7 @@ from manyformer.generate.result import GenerationStats, Hypothesis, StreamPiece
 from manyformer.generate.sampling import DecodeBatch, StepwiseDecoder, TextReading
 from manyformer.generate.token_choice import BeamSettings, SampledChoice
 from manyformer.recipes.registry import card_of
+from manyformer.system.device_memory import report_out_of_memory
 from manyformer.training_hooks import eval_mode
 
 TokenizerChoice = TokenizerProtocol | tuple[TokenizerProtocol, TokenizerProtocol]

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from manyformer.batches import Batch, to_device
 from manyformer.errors import UserError
-from manyformer.head_gates import attention_heads, gated_heads
 from manyformer.models import Model
 from manyformer.models.carried_state import CarriedState
 from manyformer.models.model import model_name
+from manyformer.multi_head.head_gates import attention_heads, gated_heads
 from manyformer.training_hooks import eval_mode
 
 HeadValues = dict[str, Float[Tensor, " h"]]

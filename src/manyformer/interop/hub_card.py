@@ -2,8 +2,8 @@
 
 from manyformer.interop.auto_classes import AutoClass
 from manyformer.models import Model
-from manyformer.printable_text import printable_line
 from manyformer.recipes import get_recipe
+from manyformer.system.printable_text import printable_line
 from manyformer.version import VERSION
 
 

@@ -16,7 +16,7 @@ from manyformer.core import (
     TokenPositions,
     no_watch,
 )
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 from manyformer.kernels.attention_spans import AttentionSpans
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.masks import Window

@@ -3,7 +3,7 @@
 from typing import Literal, NamedTuple
 
 from manyformer.core import AlignedLayout, ContiguousLayout, PackedLayout
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 from manyformer.kernels.kernel import KernelCall
 from manyformer.masks import AllKeys, Causal, Mask, union
 from manyformer.ops import distance_vector_attention, toeplitz_attention

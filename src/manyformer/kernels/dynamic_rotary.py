@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, LayerOutput, State, TokenPositions, tree_map
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.position import DynamicNTKRotaryScaling
 from manyformer.position.rotary import RotaryPairing, check_widths, rotate, rotation_table

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, TokenPositions, no_watch
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 from manyformer.head_projection import HeadProjection
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.masks import Causal

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, AlignedLayout, ContiguousLayout, PackedLayout, TokenPositions
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 
 UNUSED_SEGMENT = -2
 """The segment id of a column that has not been written yet."""

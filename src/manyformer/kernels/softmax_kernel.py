@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyformer.core import ContiguousLayout, LayerOutput, PackedLayout, PrefixedLayout, State, TokenPositions, no_watch
-from manyformer.costs import COSTS, COSTS_IN_USE
+from manyformer.costs.cost_model import COSTS, COSTS_IN_USE
 from manyformer.kernels.biased_softmax_plan import MIN_DOCUMENT_LENGTH, BiasedSoftmaxPlan, SoftmaxCall, select_plan
 from manyformer.kernels.kernel import AttendStep, Kernel, KernelCall
 from manyformer.kernels.softmax_with_bias import run_plan

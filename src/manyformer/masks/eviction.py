@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 from manyformer.masks.bounds import TokenBounds
 from manyformer.masks.mask import Mask
 

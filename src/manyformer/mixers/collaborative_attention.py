@@ -7,11 +7,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.attention import Attention, default_source, split_heads
-from manyformer.attention_step import AttentionState
+from manyformer.attention.attention_step import AttentionState
 from manyformer.core import Context, LayerOutput, State, TokenPositions
 from manyformer.errors import UserError
 from manyformer.feedforward import init_glorot
-from manyformer.head_gates import MultiHeadLayer, attention_heads
 from manyformer.head_selection import (
     HeadSelection,
     select_entries,
@@ -21,6 +20,7 @@ from manyformer.head_selection import (
 )
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import Mask
+from manyformer.multi_head.head_gates import MultiHeadLayer, attention_heads
 from manyformer.position import NoPosition
 from manyformer.sources import HaltedTokenSource, KVSource
 from manyformer.sources.kv_source import CacheSpec, KVShape

@@ -7,13 +7,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.attention import default_source, split_heads
-from manyformer.attention_step import AttentionState
+from manyformer.attention.attention_step import AttentionState
 from manyformer.core import Context, LayerOutput, State, TokenPositions
 from manyformer.feedforward import init_glorot
-from manyformer.head_gates import MultiHeadLayer
 from manyformer.head_selection import HeadSelection, select_head_inputs, select_head_outputs
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import Mask
+from manyformer.multi_head.head_gates import MultiHeadLayer
 from manyformer.position import NoPosition, Position
 from manyformer.sources.kv_source import CacheSpec, KVShape
 

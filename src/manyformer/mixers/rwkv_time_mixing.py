@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyformer.attention.output_stages import HeadGroupNorm
 from manyformer.core import Context, Layer, LayeredStack, LayerOutput, NamedLayers, State
 from manyformer.kernels import KernelCall, LinearKernel
 from manyformer.kernels.features import ScaledFeatures
 from manyformer.kernels.generalized_delta_rule import GeneralizedDeltaRule
 from manyformer.masks import Causal
 from manyformer.mixers.token_shift import TokenShift, initial_mixture
-from manyformer.output_stages import HeadGroupNorm
 from manyformer.position import NoPosition
 
 MAX_DECAY = math.exp(-0.5)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from manyformer.attention import split_heads
 from manyformer.core import Context, LayerOutput, State, TokenPositions
 from manyformer.feedforward import init_glorot
-from manyformer.head_gates import MultiHeadLayer
 from manyformer.head_selection import HeadSelection, select_head_inputs, select_head_outputs
 from manyformer.masks import AllKeys, Mask
 from manyformer.mixers.spatial_gate import apply_weights, dense_mask
 from manyformer.mixers.synthesizer_scores import ScoreInputs, SynthesizerScores
+from manyformer.multi_head.head_gates import MultiHeadLayer
 from manyformer.ops.softmax_attention import masked_softmax
 from manyformer.sources import SelfSource
 from manyformer.sources.kv_source import CacheSpec, KVShape

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.episode_batches import count_action_targets
+from manyformer.batches.episode_batches import count_action_targets
 from manyformer.errors import UserError
 from manyformer.models.output_head import BatchLoss, BatchScore, OutputHead
 

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from manyformer.batches.episode_batches import TrajectoryBatch
 from manyformer.core import Context, Layer, LayerOutput, State, TokenPositions, WatchFn, no_watch
 from manyformer.dropout import Dropout
-from manyformer.episode_batches import TrajectoryBatch
 from manyformer.errors import UserError
 from manyformer.models.bounded_action_head import BoundedActionHead
 from manyformer.models.generative_model import ModelState

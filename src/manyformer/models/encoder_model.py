@@ -16,7 +16,7 @@ from manyformer.models.model import B, Model, ModelOutput, max_length_of
 from manyformer.models.token_inputs import apply_head, apply_layer
 from manyformer.models.token_positions import positions_of
 from manyformer.position import SentenceTypePosition
-from manyformer.token_structures import DependencyTree
+from manyformer.structures.token_structures import DependencyTree
 
 EncoderBatch = AnswerSpanBatch | ClassificationBatch
 """A batch of one or two texts in each row."""

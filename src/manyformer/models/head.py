@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX
 from manyformer.binding import TensorFn, bind_optional, has_hooks
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 from manyformer.models.output_head import BatchLoss, OutputHead, count_targets
 
 MIN_CHUNKED_CLASSES = COSTS.min_chunked_classes

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from manyformer.episode_batches import ClippedObjective
+from manyformer.batches.episode_batches import ClippedObjective
 
 MIN_ADVANTAGE_STD = 1e-3
 """Advantages with a smaller deviation are not normalized."""

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
+from manyformer.batches.episode_batches import RolloutBatch
 from manyformer.core import PADDING_SEGMENT, Context, Layer, State, WatchFn, no_watch
-from manyformer.episode_batches import RolloutBatch
 from manyformer.errors import UserError
 from manyformer.models.generative_model import ModelState
 from manyformer.models.model import Model

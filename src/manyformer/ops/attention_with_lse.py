@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 
 BLOCK = COSTS.lse_block
 

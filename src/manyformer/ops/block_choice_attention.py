@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 
 MAX_CHUNK = COSTS.max_block_choice_queries
 """Queries of one block that are computed together; the last chunk of a block is padded."""

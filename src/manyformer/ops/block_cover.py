@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from manyformer.core import TokenPositions
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 from manyformer.masks import Mask
 from manyformer.masks.bounds import TokenBounds
 from manyformer.masks.mask import part_ids_of, roles_of, take_tokens

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 from manyformer.ops import attention_with_lse, tile_softmax
 from manyformer.ops.block_cover import BlockOrder
 from manyformer.ops.plan_records import HeadGroup, MaskPart, SparsePlan

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 from manyformer.ops import attention_with_lse, tile_softmax
 from manyformer.ops.bucket_chunks import BucketChunks
 from manyformer.ops.scratch_buffer import ScratchBuffer

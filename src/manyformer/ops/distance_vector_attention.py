@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 from manyformer.dropout import drop
 from manyformer.ops.distance_vector_blocks import SegmentPair, ShiftedAttentionFunction, distances_met, hidden_keys
 from manyformer.ops.toeplitz_attention import QueryOffset

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 from manyformer.ops.scratch_buffer import ScratchBuffer
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position.distance_terms import toeplitz_view

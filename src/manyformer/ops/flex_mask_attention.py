@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions, tree_map
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 from manyformer.masks import Mask, PerHead, SameDocument
 from manyformer.masks.mask import simplify_and, take_tokens
 from manyformer.ops.block_cover import block_bounds, cover_blocks, order_into_blocks

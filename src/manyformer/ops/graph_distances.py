@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.token_structures import GraphEdges
+from manyformer.structures.token_structures import GraphEdges
 
 NO_PATH = -1
 """The distance of two nodes that no path of the allowed length joins."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 
 MAX_EXPONENT = 60.0
 """exp of it, times any feature, is far from overflow in float32."""

@@ -9,7 +9,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, TokenPositions
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 from manyformer.masks import Mask, NotMask, SameDocument, union
 from manyformer.masks.mask import simplify_and
 from manyformer.ops import block_cover

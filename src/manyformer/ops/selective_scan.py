@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 
 SCAN_CHUNK = COSTS.selective_scan_chunk
 

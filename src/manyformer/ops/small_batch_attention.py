@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 from manyformer.ops import tile_softmax
 from manyformer.ops.scratch_buffer import ScratchBuffer
 from manyformer.ops.tile_softmax import MAX_SAVED_WEIGHTS, OutputGradient, TileCall

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
 from manyformer.core import TokenPositions
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 from manyformer.ops import band as bands
 from manyformer.ops.band import DiagonalBand
 from manyformer.ops.softmax_attention import masked_softmax

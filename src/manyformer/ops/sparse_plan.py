@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from manyformer.core import ContiguousLayout, PackedLayout, PrefixedLayout, TokenPositions, tree_map
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 from manyformer.masks import Mask
 from manyformer.masks.mask import take_tokens
 from manyformer.ops import plan_search

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 from manyformer.ops.scratch_buffer import ScratchBuffer
 
 MAX_SAVED_WEIGHTS = COSTS.saved_tile_weights

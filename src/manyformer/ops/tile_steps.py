@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 from manyformer.ops.plan_records import BlockTiles, MaskPart
 from manyformer.ops.scratch_buffer import ScratchBuffer
 

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyformer.core import TokenPositions, tree_map
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 from manyformer.dropout import drop
 from manyformer.masks import Mask
 from manyformer.masks.mask import take_tokens

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 from manyformer.ops import attention_with_lse
 
 BLOCK = COSTS.toeplitz_block

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 
 PRODUCTS_PER_BLOCK = {"cpu": COSTS.search_products_per_block}
 PRODUCTS_PER_BLOCK_ELSEWHERE = COSTS.search_products_per_block_elsewhere

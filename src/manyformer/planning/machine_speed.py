@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from manyformer.bench.clock import time_job
-from manyformer.device_memory import SMALLER_WORK, report_out_of_memory
+from manyformer.costs.hardware import find_accelerator
 from manyformer.errors import UserError
-from manyformer.hardware import find_accelerator
 from manyformer.planning.quantities import DeviceSet
 from manyformer.planning.rehearsed_step import StepRehearsal
 from manyformer.recipes import build
+from manyformer.system.device_memory import SMALLER_WORK, report_out_of_memory
 
 WARM_UP, STEPS = 2, 10
 GEMM_SIZE, GEMM_ROUNDS = 1024, 7

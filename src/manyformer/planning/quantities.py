@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from manyformer.device_memory import device_memory
+from manyformer.costs.hardware import ACCELERATORS, Accelerator
 from manyformer.errors import UserError, suggest_names
-from manyformer.hardware import ACCELERATORS, Accelerator
+from manyformer.system.device_memory import device_memory
 
 _UNITS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([kmbt]?)", re.IGNORECASE)

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.core import ContiguousLayout, TokenPositions
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 from manyformer.position.position import Position
 from manyformer.position.rotary_scaling import DynamicNTKRotaryScaling, RotaryScaling, rotary_frequencies
 

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.core import AlignedLayout, ContiguousLayout, TokenPositions
-from manyformer.costs import COSTS
+from manyformer.costs.cost_model import COSTS
 from manyformer.head_selection import HeadSelection, PerHeadTensors, select_head_outputs
 from manyformer.position.distance_terms import DistanceTerms, signed_distances, toeplitz_view
 from manyformer.position.position import Keys, PairScores, Position, Queries

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.attention import Attention
-from manyformer.head_gates import attention_heads
 from manyformer.kernels import Kernel, KernelCall
 from manyformer.models import Model
+from manyformer.multi_head.head_gates import attention_heads
 from manyformer.properties.kernel_properties import (
     ROUNDING,
     antisymmetric_share,

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.head_gates import MultiHeadLayer, attention_heads
-from manyformer.head_pruning import layers_of_part
+from manyformer.multi_head.head_gates import MultiHeadLayer, attention_heads
+from manyformer.multi_head.head_pruning import layers_of_part
 
 
 class HeadUnit(NamedTuple):

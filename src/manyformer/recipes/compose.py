@@ -10,7 +10,6 @@ from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward, GatedFeedForward, chunked
-from manyformer.gated_joins import make_join
 from manyformer.kernels import DynamicRotaryKernel, ForgettingKernel, Kernel
 from manyformer.kernels.path_kernel import PaTHKernel
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
@@ -40,6 +39,7 @@ from manyformer.recipes.keywords import FeedForwardChunk, ResidualGate
 from manyformer.recipes.recurrent_layers import RecurrentSizes, gated_delta_attention
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import LoopCount, NormOrder, ResidualStreams, makers_of_pattern, stack
+from manyformer.residual.gated_joins import make_join
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 FeedForwardName = Annotated[Literal["relu", "gelu", "swiglu", "geglu"], "kind of feed-forward layer and activation"]

@@ -1,9 +1,9 @@
 """DeltaNet: linear attention whose tokens replace what the memory returns for their key, in parallel over the text."""
 
+from manyformer.attention.output_stages import GatedNormStage, SharedHeadNorm
 from manyformer.core import Layer
 from manyformer.feedforward import GatedFeedForward
 from manyformer.models import LanguageModel
-from manyformer.output_stages import GatedNormStage, SharedHeadNorm
 from manyformer.recipes.keywords import HeadDim, NegativeEigenvalues, ShortConvolutionSize
 from manyformer.recipes.recurrent_layers import RecurrentSizes, delta_attention, recurrent_decoder
 from manyformer.recipes.registry import recipe

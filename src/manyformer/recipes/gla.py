@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from manyformer.attention import Attention
+from manyformer.attention.output_stages import GatedNormStage, SharedHeadNorm
 from manyformer.core import Layer
 from manyformer.feedforward import GatedFeedForward
 from manyformer.head_projection import HeadProjection
@@ -12,7 +13,6 @@ from manyformer.kernels.features import ScaledFeatures
 from manyformer.kernels.recurrent_rules import DecayRule
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
-from manyformer.output_stages import GatedNormStage, SharedHeadNorm
 from manyformer.recipes.keywords import HeadDim, PositiveSize
 from manyformer.recipes.recurrent_layers import RecurrentSizes, recurrent_decoder
 from manyformer.recipes.registry import recipe

@@ -8,7 +8,6 @@ from torch import nn
 from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.feedforward import FeedForward
-from manyformer.gated_joins import DEFAULT_GATE_BIAS, make_join
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Window
 from manyformer.models import PolicyModel
@@ -26,6 +25,7 @@ from manyformer.recipes.keywords import (
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import check_heads, stack
 from manyformer.residual import Residual
+from manyformer.residual.gated_joins import DEFAULT_GATE_BIAS, make_join
 from manyformer.sources import SegmentMemorySource
 from manyformer.spaces import parse_observations
 from manyformer.tasks.policy import POLICY

@@ -3,6 +3,7 @@
 from torch.nn import functional as F
 
 from manyformer.attention import Attention
+from manyformer.attention.output_stages import GatedNormStage, HeadGroupNorm
 from manyformer.core import Layer
 from manyformer.feedforward import GatedFeedForward
 from manyformer.kernels import LinearKernel
@@ -10,7 +11,6 @@ from manyformer.kernels.features import ScaledFeatures
 from manyformer.kernels.tied_decay_rule import DecayBounds, TiedDecayRule
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
-from manyformer.output_stages import GatedNormStage, HeadGroupNorm
 from manyformer.recipes.keywords import HeadDim
 from manyformer.recipes.recurrent_layers import RecurrentSizes, recurrent_decoder
 from manyformer.recipes.registry import recipe

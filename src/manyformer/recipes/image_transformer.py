@@ -15,11 +15,11 @@ from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal, Local2D, LocalBlocks, Mask
 from manyformer.models import ClassHead, LanguageModel, LogisticMixture, OutputHead, TokenEmbedding
-from manyformer.pixel_order import pixel_order
 from manyformer.position import ConcatenatedGridPosition, SinusoidalPosition
 from manyformer.recipes.keywords import BlockLength, ImageChannels, ImageHeight, ImageWidth, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
+from manyformer.structures.pixel_order import pixel_order
 from manyformer.tasks.image_modelling import IMAGE_GENERATION
 
 PAPER = "Parmar et al. 2018, Image Transformer, arXiv:1802.05751"

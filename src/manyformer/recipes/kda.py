@@ -2,12 +2,12 @@
 
 import torch
 
+from manyformer.attention.output_stages import GatedNormStage, SharedHeadNorm
 from manyformer.core import Layer
 from manyformer.feedforward import GatedFeedForward
 from manyformer.head_projection import HeadProjection
 from manyformer.kernels.decay_gates import SoftplusDecay
 from manyformer.models import LanguageModel
-from manyformer.output_stages import GatedNormStage, SharedHeadNorm
 from manyformer.recipes.keywords import HeadDim, ShortConvolutionSize
 from manyformer.recipes.recurrent_layers import RecurrentSizes, delta_attention, recurrent_decoder
 from manyformer.recipes.registry import recipe

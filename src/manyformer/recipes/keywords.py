@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, Unpack, get_args, get_origin,
 from annotated_types import Ge, Gt, Le, Lt
 
 from manyformer.errors import UserError
-from manyformer.gated_joins import GateName
+from manyformer.residual.gated_joins import GateName
 
 BOUNDS: dict[type, tuple[str, Callable[[Any, Any], bool], str]] = {
     Gt: ("gt", operator.gt, "above"),

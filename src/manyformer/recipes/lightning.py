@@ -4,6 +4,7 @@ import torch
 from torch.nn import functional as F
 
 from manyformer.attention import Attention
+from manyformer.attention.output_stages import GatedNormStage, HeadGroupNorm
 from manyformer.core import Layer
 from manyformer.feedforward import GatedFeedForward
 from manyformer.head_projection import HeadProjection
@@ -13,7 +14,6 @@ from manyformer.kernels.features import ScaledFeatures
 from manyformer.kernels.recurrent_rules import DecayRule
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
-from manyformer.output_stages import GatedNormStage, HeadGroupNorm
 from manyformer.recipes.keywords import HeadDim
 from manyformer.recipes.recurrent_layers import RecurrentSizes, recurrent_decoder
 from manyformer.recipes.registry import recipe

@@ -9,6 +9,7 @@ from annotated_types import Gt
 from torch import nn
 
 from manyformer.attention import Attention
+from manyformer.attention.output_stages import GatedNormStage
 from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.feedforward import GatedFeedForward
@@ -17,7 +18,6 @@ from manyformer.kernels import Kernel, SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.models.capped_head import CappedClassHead
-from manyformer.output_stages import GatedNormStage
 from manyformer.position import (
     ComposedPosition,
     HeadNorm,

@@ -3,6 +3,8 @@
 from typing import Annotated
 
 from manyformer.attention import Attention
+from manyformer.attention.output_stages import GatedNormStage, HeadGroupNorm
+from manyformer.attention.short_convolution import ShortConvolution
 from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.head_projection import HeadProjection
@@ -11,11 +13,9 @@ from manyformer.kernels.features import ScaledFeatures
 from manyformer.kernels.state_space_rule import StateSpaceRule
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
-from manyformer.output_stages import GatedNormStage, HeadGroupNorm
 from manyformer.recipes.keywords import PositiveSize, ShortConvolutionSize
 from manyformer.recipes.recurrent_layers import recurrent_decoder
 from manyformer.recipes.registry import recipe
-from manyformer.short_convolution import ShortConvolution
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 

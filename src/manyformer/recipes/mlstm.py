@@ -6,6 +6,7 @@ import torch
 from annotated_types import Gt
 
 from manyformer.attention import Attention
+from manyformer.attention.output_stages import GatedNormStage, HeadGroupNorm
 from manyformer.core import Layer
 from manyformer.feedforward import GatedFeedForward
 from manyformer.head_projection import HeadProjection
@@ -15,7 +16,6 @@ from manyformer.kernels.matrix_lstm_rule import MatrixLSTMRule
 from manyformer.kernels.recurrent_rules import GateProjections
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
-from manyformer.output_stages import GatedNormStage, HeadGroupNorm
 from manyformer.recipes.keywords import HeadDim
 from manyformer.recipes.recurrent_layers import RecurrentSizes, recurrent_decoder
 from manyformer.recipes.registry import recipe

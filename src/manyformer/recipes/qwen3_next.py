@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from manyformer.attention import Attention
+from manyformer.attention.output_stages import GatedNormStage
 from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.experts import GatedExperts, LoadBalanceLoss, MixtureOfExperts, ScalarGate, SoftmaxRouter
@@ -15,7 +16,6 @@ from manyformer.head_projection import HeadProjection
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
-from manyformer.output_stages import GatedNormStage
 from manyformer.position import ComposedPosition, HeadNorm, RotaryPosition
 from manyformer.recipes.keywords import (
     BalanceWeight,

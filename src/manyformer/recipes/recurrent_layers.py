@@ -7,6 +7,8 @@ from typing import NamedTuple
 from torch import nn
 
 from manyformer.attention import Attention
+from manyformer.attention.output_stages import GatedNormStage, OutputStage, SharedHeadNorm
+from manyformer.attention.short_convolution import ShortConvolution
 from manyformer.core import Layer
 from manyformer.head_projection import HeadProjection
 from manyformer.kernels import LinearKernel
@@ -16,9 +18,7 @@ from manyformer.kernels.recurrent_rules import GatedDeltaRule, GateProjections
 from manyformer.masks import Causal
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.models.capped_head import CappedClassHead
-from manyformer.output_stages import GatedNormStage, OutputStage, SharedHeadNorm
 from manyformer.recipes.stacks import check_heads, init_std, stack
-from manyformer.short_convolution import ShortConvolution
 
 
 class RecurrentSizes(NamedTuple):

@@ -10,13 +10,12 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_or
 
 import torch
 
-from manyformer.attention_dropout import set_attention_dropout
-from manyformer.device_memory import SMALLER_MODEL, check_model_fits, report_out_of_memory
+from manyformer.attention.attention_dropout import set_attention_dropout
 from manyformer.errors import UserError, suggest_names
-from manyformer.head_pruning import parse_heads, remove_heads
 from manyformer.mixers.collaborative_attention import share_query_key_dims
 from manyformer.models import Model, ModelSpec
 from manyformer.models.model_files import read_spec
+from manyformer.multi_head.head_pruning import parse_heads, remove_heads
 from manyformer.plugins import RECIPE_GROUP, entry_points, import_entry_point, import_entry_points, is_external
 from manyformer.recipes.encoder_heads import EncoderHead, head_named_in, with_head_keywords
 from manyformer.recipes.keywords import (
@@ -27,6 +26,7 @@ from manyformer.recipes.keywords import (
     keyword_signature,
     with_attention_keywords,
 )
+from manyformer.system.device_memory import SMALLER_MODEL, check_model_fits, report_out_of_memory
 from manyformer.tasks import Task, task_of_class
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 

@@ -10,13 +10,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.errors import UserError
-from manyformer.head_gates import MultiHeadLayer, attention_heads
 from manyformer.models import Model
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.frame_embedding import FrameEmbedding
 from manyformer.models.model import model_name
 from manyformer.models.patch_embedding import PatchEmbedding
 from manyformer.models.source_embedding import EmbeddedSource
+from manyformer.multi_head.head_gates import MultiHeadLayer, attention_heads
 from manyformer.recipes.registry import task_of
 from manyformer.relevance.kernel_rule import recorded_kernels, recorded_rotations
 from manyformer.relevance.relevance_tape import RelevanceTape

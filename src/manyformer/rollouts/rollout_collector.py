@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from manyformer.batches.episode_batches import ClippedObjective, RolloutBatch
 from manyformer.core import State
 from manyformer.environments import VectorEnvironment
-from manyformer.episode_batches import ClippedObjective, RolloutBatch
 from manyformer.errors import UserError
 from manyformer.rollouts.acting_loop import ActedStep, ActingLoop, ActingPolicy, PolicyInputs, sample_actions
 from manyformer.type_aliases import IntArray

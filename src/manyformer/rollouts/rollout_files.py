@@ -8,7 +8,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from manyformer.episode_batches import RolloutBatch
+from manyformer.batches.episode_batches import RolloutBatch
 from manyformer.files.json_records import DamagedFile, FileRecord
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.rollouts.acting_loop import PolicyInputs

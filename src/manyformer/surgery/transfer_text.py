@@ -13,7 +13,7 @@ from manyformer.data.opening import open_file
 from manyformer.errors import UserError
 from manyformer.models import Model
 from manyformer.recipes.registry import task_of
-from manyformer.temporary_folders import temporary_folder
+from manyformer.system.temporary_folders import temporary_folder
 
 ROW_TOKENS = 256
 """The length of rows, for models that allow it."""

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from manyformer.batches import GraphBatch
 from manyformer.core import PADDING_SEGMENT
-from manyformer.graph_laplacian import laplacian_eigenvectors
 from manyformer.models.graph_encoder import GraphEncoder
+from manyformer.structures.graph_laplacian import laplacian_eigenvectors
 from manyformer.tasks.stand_in_vectors import STAND_IN_IDS, stand_in_vectors
 from manyformer.tasks.task import Inputs
 

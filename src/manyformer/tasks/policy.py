@@ -10,8 +10,8 @@ from jaxtyping import Float, Int, Shaped
 from torch import Generator, Tensor
 
 from manyformer.batches import TextUnits
+from manyformer.batches.episode_batches import ClippedObjective, RolloutBatch
 from manyformer.core import MemorySequence, State, WatchFn, no_watch
-from manyformer.episode_batches import ClippedObjective, RolloutBatch
 from manyformer.models import ModelOutput, PolicyModel
 from manyformer.models.next_token_step import NextTokenFn
 from manyformer.models.policy_actor import PolicyActor

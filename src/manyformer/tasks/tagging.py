@@ -10,10 +10,10 @@ from torch import Generator, Tensor
 
 from manyformer.batches import IGNORE_INDEX, Batch, TaggingBatch, to_device
 from manyformer.core import PADDING_SEGMENT
-from manyformer.dependency_trees import NO_NODE, ROOT, preorder_columns
 from manyformer.dropout import Dropout
 from manyformer.models import ClassHead, EncoderModel, Tagger
 from manyformer.scores import ScoreKind, accuracy, f1
+from manyformer.structures.dependency_trees import NO_NODE, ROOT, preorder_columns
 from manyformer.tasks.encoder_task import EncoderHeadSettings, EncoderTask
 from manyformer.tasks.label_scores import label_names, labels_of_batches, ranked_labels
 from manyformer.tasks.task import (

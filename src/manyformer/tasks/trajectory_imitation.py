@@ -10,8 +10,8 @@ from jaxtyping import Int
 from torch import Generator, Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX, Batch, TextUnits, to_device
+from manyformer.batches.episode_batches import TrajectoryBatch
 from manyformer.core import State, WatchFn, no_watch
-from manyformer.episode_batches import TrajectoryBatch
 from manyformer.errors import UserError
 from manyformer.models import DecisionTransformer, ModelOutput
 from manyformer.models.decision_transformer import Trajectory

@@ -7,11 +7,11 @@ import torch
 
 from manyformer.config import RunConfig
 from manyformer.data.opened import OpenedData
-from manyformer.device_memory import check_model_fits
 from manyformer.errors import UserError
 from manyformer.models import Model
 from manyformer.recipes import build, get_recipe
 from manyformer.recipes.encoder_heads import HEAD
+from manyformer.system.device_memory import check_model_fits
 from manyformer.train.activation_checkpointing import checkpoint_activations
 from manyformer.train.objective import TrainingObjective
 from manyformer.train.parallel_strategy import DDPStrategy, ParallelStrategy

@@ -10,10 +10,10 @@ from manyformer.config import TransferConfig
 from manyformer.data.opened import OpenedData
 from manyformer.errors import UserError
 from manyformer.files.verified_folder import VerifiedFolder
-from manyformer.head_pruning import parse_heads, remove_heads, subtract_heads
 from manyformer.models import Model
 from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
 from manyformer.models.model_files import fill_weights, read_spec, read_tensors
+from manyformer.multi_head.head_pruning import parse_heads, remove_heads, subtract_heads
 from manyformer.recipes import get_recipe, recipe_names
 from manyformer.recipes.encoder_heads import CLASSES, HEAD, head_named_in
 from manyformer.recipes.keywords import REMOVED_HEADS
@@ -24,8 +24,8 @@ from manyformer.surgery.mechanism_changes import build_saved_structure, describe
 from manyformer.surgery.model_pair import ModelPair
 from manyformer.surgery.recipe_conversions import CONVERSIONS
 from manyformer.surgery.weight_transfer import adapt_tensors
+from manyformer.system.temporary_folders import temporary_folder
 from manyformer.tasks.encoder_task import EncoderTask
-from manyformer.temporary_folders import temporary_folder
 from manyformer.train.saved_settings import model_folder
 from manyformer.training_hooks import OptionalOnLoad, RequiresPretrained, WrapsLoadedModule
 from manyformer.type_aliases import LogFn

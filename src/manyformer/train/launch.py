@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from manyformer.config import RunConfig
 from manyformer.errors import TrainingInterrupted
-from manyformer.stop_signals import StopSignal, handle_stop_signals
+from manyformer.system.stop_signals import StopSignal, handle_stop_signals
 from manyformer.train.event_protocol import WorkerFailure, decode
 from manyformer.train.events import EventListener, TrainingFinished, TrainResult
 from manyformer.train.process_group import ProcessFailed

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from manyformer.config import RunConfig
 from manyformer.models import Model
-from manyformer.printable_text import printable_line
 from manyformer.recipes import RecipeCard
+from manyformer.system.printable_text import printable_line
 from manyformer.train.events import TrainResult
 
 

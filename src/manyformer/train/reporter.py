@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from manyformer.files.atomic_files import report_disk_full
-from manyformer.printable_text import printable_line
+from manyformer.system.printable_text import printable_line
 from manyformer.train.events import (
     CheckpointSaved,
     EventListener,

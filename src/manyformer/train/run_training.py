@@ -12,7 +12,7 @@ from manyformer.data import open_data
 from manyformer.data.opened import OpenedData
 from manyformer.errors import UserError
 from manyformer.recipes import get_recipe
-from manyformer.stop_signals import handle_stop_signals, resumable
+from manyformer.system.stop_signals import handle_stop_signals, resumable
 from manyformer.train.build_model import choose_device
 from manyformer.train.checkpoints import CheckpointStore
 from manyformer.train.events import EventListener, TrainingNote, TrainResult, broadcast, silent

@@ -9,16 +9,16 @@ import torch
 
 from manyformer.config import RUN_FILE, RunConfig, dump_run
 from manyformer.data.opened import OpenedData
-from manyformer.device_memory import OutOfMemory, report_out_of_memory
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import DiskFull, atomic_write_text, report_disk_full
 from manyformer.files.verified_folder import VerifiedFolder
-from manyformer.hard_concrete import GATES_FILE, attach_gates, fold_gates
 from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
 from manyformer.models.model_files import read_spec, replacement_folder
+from manyformer.multi_head.hard_concrete import GATES_FILE, attach_gates, fold_gates
 from manyformer.recipes import get_recipe
-from manyformer.stop_signals import StopSignal
 from manyformer.surgery.lora import merge_lora
+from manyformer.system.device_memory import OutOfMemory, report_out_of_memory
+from manyformer.system.stop_signals import StopSignal
 from manyformer.train.adaptation import adapt_model
 from manyformer.train.build_model import build_model, choose_device, choose_strategy, make_objective
 from manyformer.train.checkpoint_writer import CheckpointWriter

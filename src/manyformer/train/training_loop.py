@@ -11,9 +11,9 @@ import torch
 
 from manyformer.config import RunConfig
 from manyformer.data.training_feed import TrainingFeed
-from manyformer.device_memory import report_out_of_memory
 from manyformer.errors import TrainingInterrupted, UserError
-from manyformer.stop_signals import StopSignal
+from manyformer.system.device_memory import report_out_of_memory
+from manyformer.system.stop_signals import StopSignal
 from manyformer.train.checkpoint_writer import CheckpointWriter
 from manyformer.train.checkpoints import Checkpoint
 from manyformer.train.engine import StepResult, TrainingEngine

@@ -7,7 +7,7 @@ from typing import Any
 from manyformer.config import RunConfig
 from manyformer.errors import UserError
 from manyformer.plugins import import_modules
-from manyformer.stop_signals import resumable
+from manyformer.system.stop_signals import resumable
 from manyformer.train.event_protocol import WorkerFailure, encode
 from manyformer.train.events import TrainingEvent
 from manyformer.train.process_group import FailedElsewhere, process_group_from_environment

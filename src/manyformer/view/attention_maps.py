@@ -12,11 +12,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.errors import UserError, suggest_names
-from manyformer.head_gates import part_name
 from manyformer.kernels.linformer_kernel import LinformerKernel
 from manyformer.kernels.nystrom_kernel import NystromKernel
 from manyformer.models import Model
 from manyformer.models.model import model_name
+from manyformer.multi_head.head_gates import part_name
 from manyformer.tasks import TextPass
 from manyformer.training_hooks import eval_mode
 from manyformer.view.figures import PANEL_INCHES, check_picture, panels, write_picture

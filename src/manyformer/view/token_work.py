@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX, Batch, CausalLMBatch, to_device
 from manyformer.errors import UserError
-from manyformer.head_gates import part_name
 from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel
 from manyformer.models import Model
 from manyformer.models.model import model_name
+from manyformer.multi_head.head_gates import part_name
 from manyformer.recipes.registry import task_of
 from manyformer.tasks import TextPass
 from manyformer.training_hooks import eval_mode

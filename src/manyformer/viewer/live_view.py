@@ -14,8 +14,8 @@ from manyformer.errors import UserError
 from manyformer.generate import translate
 from manyformer.generate.decode_job import read_write_tokenizers
 from manyformer.generate.protocol import TokenizerProtocol, TranslatesText
-from manyformer.head_gates import attention_heads, gated_heads
 from manyformer.models import Model
+from manyformer.multi_head.head_gates import attention_heads, gated_heads
 from manyformer.recipes.registry import task_of
 from manyformer.training_hooks import eval_mode
 from manyformer.view.text_passes import full_token_labels, passes_over_text

@@ -13,10 +13,10 @@ from manyformer.batches import Batch
 from manyformer.core import WatchFn
 from manyformer.data.pixel_tokenizer import PixelTokenizer
 from manyformer.errors import UserError
-from manyformer.head_gates import attention_heads, part_name
 from manyformer.kernels import Kernel, KernelCall, LinearKernel
 from manyformer.models import Model, ModelOutput
 from manyformer.models.model import model_name
+from manyformer.multi_head.head_gates import attention_heads, part_name
 from manyformer.recipes.registry import RECIPES, task_of
 from manyformer.tasks import Inputs, Task, TextPass
 from manyformer.tasks.task import TaskTokenizers

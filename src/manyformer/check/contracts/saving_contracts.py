@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from manyformer.check.trial import ContractFinding, ContractTrial, contract, failed, passed
 from manyformer.models import Model
 from manyformer.recipes import build
-from manyformer.temporary_folders import temporary_folder
+from manyformer.system.temporary_folders import temporary_folder
 
 
 @contract("saving", "a saved and loaded model gives the same bits", needs=("saving",))

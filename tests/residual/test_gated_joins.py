@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyformer.errors import UserError
-from manyformer.gated_joins import GatedJoin, GateName, GRUGate, make_join
+from manyformer.residual.gated_joins import GatedJoin, GateName, GRUGate, make_join
 from perturbing import perturb
 
 DIM = 5

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from manyformer.binding import TensorFn, has_hooks, transposed_copy
 from manyformer.dropout import Dropout
 from manyformer.errors import UserError
-from manyformer.residual import AddJoin, ResidualJoin
+from manyformer.residual.residual import AddJoin, ResidualJoin
 
 GateName = Literal["residual", "input", "output", "highway", "sigtanh", "gru"]
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer import tuned_costs
 from manyformer.bench import call_costs
-from manyformer.costs import CostModel
+from manyformer.costs import tuned_costs
+from manyformer.costs.cost_model import CostModel
+from manyformer.costs.tuned_costs import FOLDER_VARIABLE, CostsInUse, TunedCosts, machine_name, read_tuned_costs
 from manyformer.kernels import softmax_kernel
-from manyformer.tuned_costs import FOLDER_VARIABLE, CostsInUse, TunedCosts, machine_name, read_tuned_costs
 
 BLOCKS = tuple(size for size, _ in CostModel().pair_rates)
 COSTS: dict[str, Any] = {
@@ -37,7 +37,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_process_uses_the_file(file: Path) -> None:
     TunedCosts(**COSTS).write(file)
-    code = "from manyformer.costs import COSTS as c; print(c.attention_call, c.pair_rates, c.lse_block)"
+    code = "from manyformer.costs.cost_model import COSTS as c; print(c.attention_call, c.pair_rates, c.lse_block)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == f"4700 {COSTS['pair_rates']} {CostModel().lse_block}"
 
@@ -80,7 +80,9 @@ def test_other_files_are_not_used(file: Path, field: str, value: object, problem
 
 def test_a_damaged_file_is_told(file: Path) -> None:
     file.write_bytes(b"\0" * 100)
-    done = subprocess.run([sys.executable, "-c", "import manyformer.costs"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "import manyformer.costs.cost_model"], capture_output=True, text=True, check=True
+    )
     assert f"{file} is damaged" in done.stderr
     assert "`manyformer doctor --tune` measures again" in done.stderr
 

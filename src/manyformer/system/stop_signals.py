@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from manyformer.errors import TrainingInterrupted
-from manyformer.temporary_folders import remove_temporary_folders
+from manyformer.system.temporary_folders import remove_temporary_folders
 
 STOPPED = 130
 """The exit code of a process that a signal has stopped."""

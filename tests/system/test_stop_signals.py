@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from manyformer.errors import TrainingInterrupted
-from manyformer.stop_signals import STOPPED, StoppedBySignal, handle_stop_signals, resumable
-from manyformer.temporary_folders import temporary_folder
+from manyformer.system.stop_signals import STOPPED, StoppedBySignal, handle_stop_signals, resumable
+from manyformer.system.temporary_folders import temporary_folder
 
 LONGEST = 20
 """Seconds after which a process counts as hung; what it takes on a quiet machine is below two."""
@@ -44,7 +44,7 @@ COMMAND = """
 import hashlib, sys, time
 from pathlib import Path
 import manyformer.cli
-from manyformer.temporary_folders import temporary_folder
+from manyformer.system.temporary_folders import temporary_folder
 
 def work(arguments):
     with temporary_folder() as folder:

@@ -7,7 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.attention_step import AttentionState, AttentionStep, bind_projections, memory_step, store_step
+from manyformer.attention.attention_step import AttentionState, AttentionStep, bind_projections, memory_step, store_step
+from manyformer.attention.memory_attention_step import MemoryAttentionParts, MemoryProjections, memory_attention_step
+from manyformer.attention.output_stages import OutputStage
+from manyformer.attention.short_convolution import ShortConvolution
 from manyformer.binding import bind_module, has_hooks
 from manyformer.core import (
     Context,
@@ -18,7 +21,6 @@ from manyformer.core import (
     TokenPositions,
     forward_step,
 )
-from manyformer.head_gates import MultiHeadLayer
 from manyformer.head_selection import (
     HeadSelection,
     head_channels,
@@ -29,10 +31,8 @@ from manyformer.head_selection import (
 from manyformer.kernels import Kernel, KernelCall
 from manyformer.masks import Causal
 from manyformer.masks.eviction import can_evict
-from manyformer.memory_attention_step import MemoryAttentionParts, MemoryProjections, memory_attention_step
-from manyformer.output_stages import OutputStage
+from manyformer.multi_head.head_gates import MultiHeadLayer
 from manyformer.position import NoPosition, Position
-from manyformer.short_convolution import ShortConvolution
 from manyformer.sources import KVSource, SelfSource, WindowSource
 from manyformer.sources.kv_source import CacheSpec, KVShape, ProjectKV
 

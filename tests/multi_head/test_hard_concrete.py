@@ -10,8 +10,8 @@ from manyformer.check.tiny_models import build_tiny
 from manyformer.check.trial import ContractTrial
 from manyformer.config import AdamWConfig
 from manyformer.errors import UserError
-from manyformer.hard_concrete import HardConcreteGates, attach_gates, fold_gates
-from manyformer.head_gates import attention_heads
+from manyformer.multi_head.hard_concrete import HardConcreteGates, attach_gates, fold_gates
+from manyformer.multi_head.head_gates import attention_heads
 from manyformer.train.objective import TrainingObjective
 from manyformer.train.optimizers import make_optimizer, set_learning_rate
 from manyformer.training_hooks import set_training_progress

@@ -3,14 +3,14 @@
 Values decide which exact path computes a call, and in what blocks; block sizes also decide the order of sums, so that
 a change of theirs changes the last digits of results. `benchmarks/measure_costs.py` measures what time decides
 (`measured`); what memory decides was chosen (`budget`). The date is the day on which the value entered. The costs of
-calls can be measured on another machine in seconds (`manyformer doctor --tune`, `manyformer/tuned_costs.py`).
+calls can be measured on another machine in seconds (`manyformer doctor --tune`, `manyformer/costs/tuned_costs.py`).
 """
 
 import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from manyformer.tuned_costs import read_tuned_costs
+from manyformer.costs.tuned_costs import read_tuned_costs
 
 
 def measured(value: object, unit: str, date: str) -> Any:

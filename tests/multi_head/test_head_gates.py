@@ -8,7 +8,7 @@ import manyformer as mf
 from manyformer.check.own_subject import OwnSubject
 from manyformer.check.tiny_models import build_tiny
 from manyformer.check.trial import ContractTrial
-from manyformer.head_gates import ConstantGates, MultiHeadLayer, attention_heads, gated_heads
+from manyformer.multi_head.head_gates import ConstantGates, MultiHeadLayer, attention_heads, gated_heads
 from manyformer.recipes import RECIPES
 from manyformer.tasks import Inputs
 

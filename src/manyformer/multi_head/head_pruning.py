@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from manyformer.errors import UserError, suggest_names
-from manyformer.head_gates import MultiHeadLayer, attention_heads
 from manyformer.head_selection import PerHeadTensors
+from manyformer.multi_head.head_gates import MultiHeadLayer, attention_heads
 
 RemovedHeads = Mapping[str, Sequence[int]]
 """The numbers of removed heads, from 0, for each layer by its name in `attention_heads`."""

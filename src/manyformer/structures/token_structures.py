@@ -12,7 +12,7 @@ class DependencyTree(NamedTuple):
     `depth` counts the edges to the root, `preorder` numbers the nodes of a document's tree in preorder, and
     `last_descendant` is the highest number in the subtree of the token's node: token i is of the same node as j or of
     one of its descendants where preorder_j <= preorder_i <= last_descendant_j.
-    `manyformer.dependency_trees.preorder_columns` computes the three from heads."""
+    `manyformer.structures.dependency_trees.preorder_columns` computes the three from heads."""
 
     depth: Int[Tensor, "b l"]
     preorder: Int[Tensor, "b l"]

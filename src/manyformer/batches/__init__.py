@@ -1,0 +1,54 @@
+"""The batches that data loading produces and models take."""
+
+from manyformer.batches.batch import (
+    IGNORE_INDEX,
+    Batch,
+    BatchT,
+    TextUnits,
+    count_scored,
+    count_valid,
+    ignore_all,
+    to_device,
+)
+from manyformer.batches.episode_batches import ClippedObjective, RolloutBatch, TrajectoryBatch, count_action_targets
+from manyformer.batches.media_batches import (
+    AudioClassificationBatch,
+    GraphBatch,
+    ImageClassificationBatch,
+    ModalitiesBatch,
+    TranscriptionBatch,
+)
+from manyformer.batches.text_batches import (
+    AnswerSpanBatch,
+    CausalLMBatch,
+    ClassificationBatch,
+    MaskedLMBatch,
+    Seq2SeqBatch,
+    TaggingBatch,
+)
+
+__all__ = [
+    "IGNORE_INDEX",
+    "AnswerSpanBatch",
+    "AudioClassificationBatch",
+    "Batch",
+    "BatchT",
+    "CausalLMBatch",
+    "ClassificationBatch",
+    "ClippedObjective",
+    "GraphBatch",
+    "ImageClassificationBatch",
+    "MaskedLMBatch",
+    "ModalitiesBatch",
+    "RolloutBatch",
+    "Seq2SeqBatch",
+    "TaggingBatch",
+    "TextUnits",
+    "TrajectoryBatch",
+    "TranscriptionBatch",
+    "count_action_targets",
+    "count_scored",
+    "count_valid",
+    "ignore_all",
+    "to_device",
+]

@@ -1,0 +1,113 @@
+"""Batches of images, sounds, several modalities and graphs: CPU tensors, one example per row."""
+
+from typing import NamedTuple, Self
+
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor
+
+from manyformer.batches.batch import count_scored, count_valid, ignore_all
+
+
+class ImageClassificationBatch(NamedTuple):
+    """Images with channels last, and one class index per image."""
+
+    pixels: UInt8[Tensor, "b height width channels"]
+    labels: Int64[Tensor, " b"]
+
+    def target_count(self) -> int:
+        return count_scored(self.labels)
+
+    def token_count(self) -> int:
+        return self.pixels.numel()
+
+    def ignored(self) -> Self:
+        return self._replace(labels=ignore_all(self.labels))
+
+
+class AudioClassificationBatch(NamedTuple):
+    """Log-mel features of recordings, one frame per column, and one class index per recording.
+
+    `segments` are 0 for frames and -1 for padding; None means that no frame is padding."""
+
+    features: Float[Tensor, "b f m"]
+    labels: Int64[Tensor, " b"]
+    segments: Int64[Tensor, "b f"] | None = None
+
+    def target_count(self) -> int:
+        return count_scored(self.labels)
+
+    def token_count(self) -> int:
+        return count_valid(self.features[..., 0], self.segments)
+
+    def ignored(self) -> Self:
+        return self._replace(labels=ignore_all(self.labels))
+
+
+class TranscriptionBatch(NamedTuple):
+    """Log-mel features of recordings, one frame per column, and what is said: target and targets as of a pair of texts.
+
+    `segments` are 0 for frames and -1 for padding; None means that no frame is padding."""
+
+    features: Float[Tensor, "b f m"]
+    target: Int64[Tensor, "b t"]
+    targets: Int64[Tensor, "b t"]
+    segments: Int64[Tensor, "b f"] | None = None
+    target_segments: Int64[Tensor, "b t"] | None = None
+
+    def target_count(self) -> int:
+        return count_scored(self.targets)
+
+    def token_count(self) -> int:
+        return self.target_count()
+
+    def ignored(self) -> Self:
+        return self._replace(targets=ignore_all(self.targets))
+
+
+class ModalitiesBatch(NamedTuple):
+    """Examples that may have an image, frames of sound and a text, with a class index each; None: no row has the part.
+
+    The segments of a part are -1 where a row does not have it, and at its padding; None means neither occurs."""
+
+    labels: Int64[Tensor, " b"]
+    images: UInt8[Tensor, "b height width channels"] | None = None
+    frames: Float[Tensor, "b f m"] | None = None
+    tokens: Int64[Tensor, "b t"] | None = None
+    image_segments: Int64[Tensor, " b"] | None = None
+    frame_segments: Int64[Tensor, "b f"] | None = None
+    token_segments: Int64[Tensor, "b t"] | None = None
+
+    def target_count(self) -> int:
+        return count_scored(self.labels)
+
+    def token_count(self) -> int:
+        return self.target_count()
+
+    def ignored(self) -> Self:
+        return self._replace(labels=ignore_all(self.labels))
+
+
+class GraphBatch(NamedTuple):
+    """Rows of graphs: features of the nodes, directed edges as columns (source, target) of the row, -1 for padding.
+
+    `targets` has a class index for each node, or for each row, which is one graph then. `segments` numbers the graphs
+    of a row, -1 is no node; None means that each row is one graph. `columns` are those of the `features` that are given
+    where most are zero; None means that all are given. `edge_features` are vectors of the edges, and
+    `eigenvectors` the Laplacian positions of the nodes."""
+
+    features: Float[Tensor, "b l k"]
+    edges: Int64[Tensor, "b m 2"]
+    targets: Int64[Tensor, "b l"] | Int64[Tensor, " b"]
+    segments: Int64[Tensor, "b l"] | None = None
+    columns: Int64[Tensor, "b l k"] | None = None
+    edge_features: Float[Tensor, "b m f"] | None = None
+    eigenvectors: Float[Tensor, "b l p"] | None = None
+
+    def target_count(self) -> int:
+        return count_scored(self.targets)
+
+    def token_count(self) -> int:
+        return count_valid(self.features[..., 0], self.segments)
+
+    def ignored(self) -> Self:
+        return self._replace(targets=ignore_all(self.targets))

@@ -1,0 +1,145 @@
+"""Batches of token rows: CPU tensors, one sequence per row."""
+
+from collections.abc import Iterator
+from typing import NamedTuple, Self
+
+from jaxtyping import Int64, Shaped
+from torch import Tensor
+
+from manyformer.batches.batch import count_scored, count_valid, ignore_all
+
+
+class CausalLMBatch(NamedTuple):
+    """A language model's rows: `targets[:, i]` is the token that follows `tokens[:, i]`, or `IGNORE_INDEX`."""
+
+    tokens: Int64[Tensor, "b l"]
+    targets: Int64[Tensor, "b l"]
+    # Equal ids are one document, -1 is padding; None: every row is one document without padding.
+    segments: Int64[Tensor, "b l"] | None = None
+    # The k tokens retrieved for each token (those that followed similar contexts), 0 for none; None: no retrieval.
+    neighbours: Int64[Tensor, "b l k"] | None = None
+    # The position of each token in its text, -1 for padding; None unless the text is held out.
+    text_positions: Int64[Tensor, "b l"] | None = None
+
+    def in_pieces(self, length: int) -> "Iterator[CausalLMBatch]":
+        """The batch in pieces of at most `length` columns, from left to right."""
+        for start in range(0, self.tokens.shape[1], length):
+            tokens, targets, *optional_parts = (None if t is None else t[:, start : start + length] for t in self)
+            assert tokens is not None
+            assert targets is not None
+            yield CausalLMBatch(tokens, targets, *optional_parts)
+
+    def target_count(self) -> int:
+        return count_scored(self.targets)
+
+    def token_count(self) -> int:
+        return self.target_count()
+
+    def ignored(self) -> Self:
+        return self._replace(targets=ignore_all(self.targets))
+
+
+class Seq2SeqBatch(NamedTuple):
+    """Pairs of a source and a sequence y: `target` is BOS + y, `targets` is y + EOS, `IGNORE_INDEX` at padding.
+
+    A source is what the model's encoder reads: tokens (b, s), images (b, h, w, c), frames (b, f, m)."""
+
+    source: Shaped[Tensor, "b *source"]
+    target: Int64[Tensor, "b t"]
+    targets: Int64[Tensor, "b t"]
+    source_segments: Int64[Tensor, "b s"] | None = None
+    target_segments: Int64[Tensor, "b t"] | None = None
+
+    def target_count(self) -> int:
+        return count_scored(self.targets)
+
+    def token_count(self) -> int:
+        return self.target_count()
+
+    def ignored(self) -> Self:
+        return self._replace(targets=ignore_all(self.targets))
+
+
+class MaskedLMBatch(NamedTuple):
+    """A masked language model's rows: `tokens` are corrupted, `targets` the originals of selected tokens.
+
+    Targets of all other tokens are `IGNORE_INDEX`. `roles` are 1 for global tokens and 0 otherwise; `parts` number the
+    parts (such as sentences) of each document from 0, -1 for none. Both are optional inputs of a model.
+    """
+
+    tokens: Int64[Tensor, "b l"]
+    targets: Int64[Tensor, "b l"]
+    segments: Int64[Tensor, "b l"] | None = None
+    roles: Int64[Tensor, "b l"] | None = None
+    parts: Int64[Tensor, "b l"] | None = None
+
+    def target_count(self) -> int:
+        return count_scored(self.targets)
+
+    def token_count(self) -> int:
+        return count_valid(self.tokens, self.segments)
+
+    def ignored(self) -> Self:
+        return self._replace(targets=ignore_all(self.targets))
+
+
+class ClassificationBatch(NamedTuple):
+    """A text classifier's rows, with one class index per row; `roles` and `parts` are as of `MaskedLMBatch`."""
+
+    tokens: Int64[Tensor, "b l"]
+    labels: Int64[Tensor, " b"]
+    segments: Int64[Tensor, "b l"] | None = None
+    roles: Int64[Tensor, "b l"] | None = None
+    parts: Int64[Tensor, "b l"] | None = None
+
+    def target_count(self) -> int:
+        return count_scored(self.labels)
+
+    def token_count(self) -> int:
+        return count_valid(self.tokens, self.segments)
+
+    def ignored(self) -> Self:
+        return self._replace(labels=ignore_all(self.labels))
+
+
+class AnswerSpanBatch(NamedTuple):
+    """Rows of a question and a document; `targets` are the columns of the first and the last token of the answer.
+
+    The column of the row's first token stands for no answer. `roles` are 1 for global tokens and 0 otherwise, `parts`
+    number the sentences, of which the question is the first."""
+
+    tokens: Int64[Tensor, "b l"]
+    targets: Int64[Tensor, "b 2"]
+    segments: Int64[Tensor, "b l"] | None = None
+    roles: Int64[Tensor, "b l"] | None = None
+    parts: Int64[Tensor, "b l"] | None = None
+
+    def target_count(self) -> int:
+        return count_scored(self.targets)
+
+    def token_count(self) -> int:
+        return count_valid(self.tokens, self.segments)
+
+    def ignored(self) -> Self:
+        return self._replace(targets=ignore_all(self.targets))
+
+
+class TaggingBatch(NamedTuple):
+    """A tagger's rows: the class of each word is the target of its first token, `IGNORE_INDEX` elsewhere.
+
+    `trees` holds depth, preorder number and last descendant's preorder number of each token's node
+    (`manyformer.structures.dependency_trees`), -1 for tokens in no tree."""
+
+    tokens: Int64[Tensor, "b l"]
+    targets: Int64[Tensor, "b l"]
+    segments: Int64[Tensor, "b l"] | None = None
+    trees: Int64[Tensor, "b l 3"] | None = None
+
+    def target_count(self) -> int:
+        return count_scored(self.targets)
+
+    def token_count(self) -> int:
+        return count_valid(self.tokens, self.segments)
+
+    def ignored(self) -> Self:
+        return self._replace(targets=ignore_all(self.targets))

@@ -1,0 +1,49 @@
+"""Layers with heads: gates on the outputs of heads, and the removal of heads."""
+
+from manyformer.multi_head.hard_concrete import (
+    GATES_FILE,
+    GatesRecord,
+    HardConcreteGates,
+    attach_gates,
+    fold_gates,
+    read_gates,
+)
+from manyformer.multi_head.head_gates import (
+    ConstantGates,
+    HeadlessLayer,
+    MultiHeadLayer,
+    attention_heads,
+    gated_heads,
+    part_name,
+)
+from manyformer.multi_head.head_pruning import (
+    RemovedHeads,
+    add_heads,
+    format_heads,
+    layers_of_part,
+    parse_heads,
+    remove_heads,
+    subtract_heads,
+)
+
+__all__ = [
+    "GATES_FILE",
+    "ConstantGates",
+    "GatesRecord",
+    "HardConcreteGates",
+    "HeadlessLayer",
+    "MultiHeadLayer",
+    "RemovedHeads",
+    "add_heads",
+    "attach_gates",
+    "attention_heads",
+    "fold_gates",
+    "format_heads",
+    "gated_heads",
+    "layers_of_part",
+    "parse_heads",
+    "part_name",
+    "read_gates",
+    "remove_heads",
+    "subtract_heads",
+]
