@@ -30,6 +30,7 @@ NO_PAIR_WEIGHTS = {
     "fnet",
     "linformer",
     "nystromformer",
+    "perceiver",
     "sinkhorn-encoder",
     "sinkhorn-transformer",
     "etc",

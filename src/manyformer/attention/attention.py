@@ -43,11 +43,11 @@ class Attention(MultiHeadLayer):
 
     `kv_heads` below `heads` shares keys and values among groups of heads (Ainslie et al. 2023; 1 is Shazeer 2019);
     `head_dim` and `value_dim` are the widths per head, dim / heads by default, and `out_dim` that of the output, dim by
-    default. Keys and values are projected by one matrix. Without a `source` the layer attends to its own input and
-    caches the tokens that the kernel's mask can still make visible. If `kernel.tied_qk`, the queries are the keys of
-    the same tokens. `pre_norm` normalizes everything that is projected, including the inputs that a source remembers,
-    for branches whose memory holds the stream before the norm. `bias` gives all projections a bias, but `out_bias`
-    decides for the output's.
+    default; `source_dim` is that of what a `source` projects, if it is another. Keys and values are projected by one
+    matrix. Without a `source` the layer attends to its own input and caches the tokens that the kernel's mask can still
+    make visible. If `kernel.tied_qk`, the queries are the keys of the same tokens. `pre_norm` normalizes everything
+    that is projected, including the inputs that a source remembers, for branches whose memory holds the stream before
+    the norm. `bias` gives all projections a bias, but `out_bias` decides for the output's.
 
     Three parts are those of recurrent layers, and of some with softmax. `short_convolution` mixes the projected
     queries, keys and values with those of the tokens before, before they become heads. `key_heads` below `heads` are
@@ -67,6 +67,7 @@ class Attention(MultiHeadLayer):
         head_dim: int | None = None,
         value_dim: int | None = None,
         out_dim: int | None = None,
+        source_dim: int | None = None,
         position: Position | None = None,
         source: KVSource | None = None,
         pre_norm: nn.Module | None = None,
@@ -109,7 +110,7 @@ class Attention(MultiHeadLayer):
         self.q_proj = None if kernel.tied_qk else nn.Linear(dim, query_dim, bias=bias)
         projected_gates = kernel.gate_dim if kernel.gate_projection is None else 0
         kv_dim = self.key_heads * head_dim + kv_heads * (value_dim + projected_gates)
-        self.kv_proj = nn.Linear(dim, kv_dim, bias=bias)
+        self.kv_proj = nn.Linear(dim if source_dim is None else source_dim, kv_dim, bias=bias)
         self._check_recurrent_parts(kv_heads, uses_own_source=source is None)
         out_bias = bias if out_bias is None else out_bias
         self.out_proj = nn.Linear(heads * value_dim, dim if out_dim is None else out_dim, bias=out_bias)

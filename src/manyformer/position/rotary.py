@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.core import ContiguousLayout, TokenPositions
+from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions
 from manyformer.costs.cost_model import COSTS
 from manyformer.position.position import Position
 from manyformer.position.rotary_scaling import DynamicNTKRotaryScaling, RotaryScaling, rotary_frequencies
@@ -24,7 +24,7 @@ class RotaryPosition(Position):
     `width` is that of a head, of which the first `rotated` channels (all by default) are rotated at the frequencies
     `base`^(-2k / rotated), changed by `scaling`. Cosines and sines are taken in float64 and multiplied in float32 at
     least. One module may serve all layers of a model, which then share one table. Raises ValueError if widths are odd
-    or do not fit.
+    or do not fit, and, on a CPU or for contiguous rows, for a text longer than the scaling allows.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class RotaryPosition(Position):
                 "with every later query; use DynamicRotaryKernel instead"
             )
         self.width, self.rotated, self.pairs, self.base, self.scaling = width, rotated, pairs, base, scaling
+        self.max_length = None if scaling is None else scaling.longest
         frequencies = rotary_frequencies(rotated, base) if scaling is None else scaling.frequencies(rotated, base)
         self._frequencies: tuple[float, ...] = tuple(frequencies.tolist())
         # no buffer: converting the model to another dtype must not round the table
@@ -68,14 +69,25 @@ class RotaryPosition(Position):
         dtype = torch.promote_types(x.dtype, torch.float32)
         if isinstance(positions.layout, ContiguousLayout):
             start, stop = positions.layout.start, positions.layout.start + x.shape[2]
+            self._check_length(stop)
             table = self._table_up_to(stop, x.device, dtype)
             return self._compute_table(positions.position_ids[:1], dtype)[0] if table is None else table[start:stop]
         # on a GPU, reading the largest position would synchronize
         if x.device.type == "cpu" and positions.position_ids.numel():
+            if self.max_length is not None:
+                is_padding = positions.segment_ids == PADDING_SEGMENT
+                self._check_length(int(positions.position_ids.masked_fill(is_padding, 0).max()) + 1)
             table = self._table_up_to(int(positions.position_ids.max()) + 1, x.device, dtype)
             if table is not None:
                 return table[positions.position_ids][:, None]
         return self._compute_table(positions.position_ids, dtype)[:, None]
+
+    def _check_length(self, length: int) -> None:
+        """Raise ValueError for a text that the scaling is not for, which may have grown from a state."""
+        if self.max_length is not None and length > self.max_length:
+            raise ValueError(
+                f"{length} tokens are more than this model allows: {self.scaling} is for {self.max_length}"
+            )
 
     def _table_up_to(self, length: int, device: torch.device, dtype: torch.dtype) -> Tensor | None:
         """The table of at least `length` positions, extended if necessary; None beyond `MAX_TABLE_ROWS`."""

@@ -31,6 +31,11 @@ class RotaryScaling(ABC):
         """The factor that rotated channels are multiplied by; scores change by its square."""
         return 1.0
 
+    @property
+    def longest(self) -> int | None:
+        """The longest text that the frequencies are for; None if there is no limit."""
+        return None
+
 
 @final
 @dataclass(frozen=True)
@@ -183,13 +188,16 @@ class LongRoPERotaryScaling(RotaryScaling):
     """Each frequency divided by a number of its own, `divisors[k]` for pair k (Ding et al. 2024, arXiv:2402.13753).
 
     Section 3: the divisors are found by a search for each model and length, and come with its weights; models that have
-    others for texts up to `original_length` are two positions. `attention_factor` is sqrt(1 + ln(factor) /
-    ln(original_length)), as in released models (Phi-3). Raises ValueError for another number of divisors than pairs.
+    others for texts up to `original_length` are two positions, of which that one refuses longer texts with
+    `is_original`: keys that are cached under one set are wrong under the other. `attention_factor` is sqrt(1 +
+    ln(factor) / ln(original_length)), as in released models (Phi-3). Raises ValueError for another number of divisors
+    than pairs.
     """
 
     divisors: tuple[float, ...]
     factor: float
     original_length: int
+    is_original: bool = False
 
     def __post_init__(self) -> None:
         _check_scaling("LongRoPERotaryScaling", self.factor, self.original_length)
@@ -202,6 +210,10 @@ class LongRoPERotaryScaling(RotaryScaling):
     @property
     def attention_factor(self) -> float:
         return math.sqrt(1 + math.log(self.factor) / math.log(self.original_length))
+
+    @property
+    def longest(self) -> int | None:
+        return self.original_length if self.is_original else None
 
     def frequencies(self, width: int, base: float) -> Float64[Tensor, " p"]:
         unscaled = rotary_frequencies(width, base)

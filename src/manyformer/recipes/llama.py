@@ -23,6 +23,7 @@ from manyformer.position import (
     HeadNorm,
     LinearRotaryScaling,
     Llama3RotaryScaling,
+    LongRoPERotaryScaling,
     NoPosition,
     NTKRotaryScaling,
     Position,
@@ -54,7 +55,7 @@ from manyformer.sources import SegmentMemorySource
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 RopeScaling = Annotated[
-    Literal["none", "linear", "ntk", "yarn", "llama3"],
+    Literal["none", "linear", "ntk", "yarn", "llama3", "longrope"],
     "how rotary positions reach rope_factor times original_length tokens",
 ]
 GATE_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -88,7 +89,14 @@ def llama(
     rope_base: RopeBase = 10_000.0,
     rope_scaling: RopeScaling = "none",
     rope_factor: Annotated[float, "factor by which rope_scaling extends original_length"] = 4.0,
-    original_length: Annotated[PositiveSize, "length before rope_scaling, which yarn and llama3 need"] = 2048,
+    original_length: Annotated[PositiveSize, "length before rope_scaling, which all but linear and ntk need"] = 2048,
+    rope_divisors: Annotated[
+        str | None, "what longrope divides the frequency of each pair by, with commas; for longer texts, after a slash"
+    ] = None,
+    rope_length: Annotated[
+        Literal["original", "extended"], "the set of rope_divisors: for texts of up to original_length, or longer ones"
+    ] = "original",
+    rotated_dim: Annotated[PositiveSize | None, "rotated channels of a head; null means all (Phi-4: 3/4)"] = None,
     unrotated_every: Annotated[PositiveSize | None, "every n-th layer has no rotary positions (SmolLM3: 4)"] = None,
     kernel: KernelName = "softmax",
     sinks: SinkCount = None,
@@ -120,10 +128,12 @@ def llama(
     Section 2.2. Mistral has `window`; Gemma 2 has `window` with `full_every=2`, sandwich norms, caps, a tanh GELU gate
     and a scaled, tied embedding; Gemma 3 has norms of queries and keys for the caps, `full_every=6` and
     `window_rope_base`; Llama 3.1 has `rope_scaling="llama3"`; Qwen2 has biases, Qwen3 norms of queries and keys;
-    `output_gate` is the gated attention of Qiu et al. 2025 (arXiv:2505.06708). `ff_dim` is 8/3 dim unless given.
-    Rotated pairs are the halves of a head, as in all published weights. `kernel`, `sinks`, `memory_length` and `loops`
-    make a trained model another one: see `manyformer convert`. Raises UserError for `full_every`, `sinks` and
-    `window_rope_base` without `window`, and for a scale of scores with a kernel that has its own.
+    `output_gate` is the gated attention of Qiu et al. 2025 (arXiv:2505.06708). Phi-3 has `rope_scaling="longrope"`
+    with `rope_divisors`, one set for texts of up to `original_length`, which refuses longer ones, and one for those
+    (`rope_length="extended"`). `ff_dim` is 8/3 dim unless given. Rotated pairs are the halves of a head, as in all
+    published weights. `kernel`, `sinks`, `memory_length` and `loops` make a trained model another one: see `manyformer
+    convert`. Raises UserError for `full_every`, `sinks` and `window_rope_base` without `window`, for divisors without
+    longrope, and for a scale of scores with a kernel that has its own.
     """
     _check_windows(window, full_every, sinks, kernel)
     if window_rope_base is not None and window is None:
@@ -133,12 +143,21 @@ def llama(
     if head_dim is None:
         check_heads(dim, heads)
     width = dim // heads if head_dim is None else head_dim
-    scaling = _rotary_scaling(rope_scaling, rope_factor, original_length)
-    rotary = RotaryPosition(width, pairs="halves", base=rope_base, scaling=scaling)
+    is_original = rope_length == "original"
+    if rope_scaling != "longrope" and not (rope_divisors is None and is_original):
+        raise UserError(f"rope_divisors and rope_length are those of rope_scaling=longrope, and it is {rope_scaling}")
+    if rope_scaling == "longrope":
+        divisors = read_divisors(rope_divisors)[rope_length]
+        scaling: RotaryScaling | None = LongRoPERotaryScaling(
+            divisors, rope_factor, original_length, is_original=is_original
+        )
+    else:
+        scaling = _rotary_scaling(rope_scaling, rope_factor, original_length)
+    rotary = RotaryPosition(width, rotated=rotated_dim, pairs="halves", base=rope_base, scaling=scaling)
 
     window_rotary = rotary
     if window_rope_base is not None:
-        window_rotary = RotaryPosition(width, pairs="halves", base=window_rope_base)
+        window_rotary = RotaryPosition(width, rotated=rotated_dim, pairs="halves", base=window_rope_base)
 
     def make_position(number: int, *, sees_all: bool) -> Position:
         is_rotated = unrotated_every is None or (number + 1) % unrotated_every
@@ -198,6 +217,17 @@ def _check_windows(window: int | None, full_every: int | None, sinks: int | None
         raise UserError(f"full_every ({full_every}) is for layers of windows: set window too, or another kernel")
     if sinks is not None and window is None:
         raise UserError(f"sinks ({sinks}) belong to windows: set window too")
+
+
+def read_divisors(text: str | None) -> dict[str, tuple[float, ...]]:
+    """The numbers in `rope_divisors`, for original and extended texts, which share a single set. Raises UserError."""
+    try:
+        sets = [tuple(map(float, part.split(","))) for part in (text or "").split("/")]
+        original, extended = sets if len(sets) > 1 else sets * 2
+    except ValueError:
+        example = "numbers with commas, such as 1,1.5, and after a slash those for longer texts"
+        raise UserError(f"rope_scaling=longrope needs rope_divisors, {example}: not {text!r:.60}") from None
+    return {"original": original, "extended": extended}
 
 
 def _rotary_scaling(kind: str, factor: float, original_length: int) -> RotaryScaling | None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from manyformer.errors import UserError, suggest_names
 from manyformer.kernels.linformer_kernel import LinformerKernel
 from manyformer.kernels.nystrom_kernel import NystromKernel
+from manyformer.mixers.latent_array import LatentAxes, find_latent_axes
 from manyformer.models import Model
 from manyformer.models.model import model_name
 from manyformer.multi_head.head_gates import part_name
@@ -162,6 +163,7 @@ def pass_maps(model: Model, text_pass: TextPass) -> Iterator[AttentionMap]:
 def all_pass_maps(model: Model, text_pass: TextPass) -> list[AttentionMap]:
     """The attention maps of one pass, also those whose rows or columns are not all tokens of the text."""
     names, maps, positions = module_names(model), list[AttentionMap](), list[Tensor]()
+    latent_axes = find_latent_axes(model)
 
     def watch(module: nn.Module, name: str, value: Tensor) -> None:
         if name == "slot_count":
@@ -170,7 +172,9 @@ def all_pass_maps(model: Model, text_pass: TextPass) -> list[AttentionMap]:
             positions.append(value[0].cpu())
         elif name in ("weights", "sort", "neighbour_weights") and value.ndim == 4:
             weights = value[0].float().cpu()
-            if name == "weights":
+            if name == "weights" and module in latent_axes:
+                attention_map = _latents_map(text_pass, latent_axes[module], weights)
+            elif name == "weights":
                 attention_map = _weights_map(text_pass, module, weights)
             elif name == "sort":
                 attention_map = _blocks_map(weights)
@@ -205,6 +209,18 @@ def _weights_map(text_pass: TextPass, module: nn.Module, weights: Float[Tensor, 
     rows = (*summaries, *labels)
     kind: KeyKind = "summaries" if summaries else "tokens"
     return AttentionMap("", rows, rows, weights[:, : len(rows), : len(rows)], is_cross_attention=False, keys=kind)
+
+
+def _latents_map(text_pass: TextPass, axes: LatentAxes, weights: Float[Tensor, "h l s"]) -> AttentionMap:
+    """The map of attention whose queries, keys or both are latent vectors, without a name."""
+    labels = [
+        tuple(f"latent {number}" for number in range(size)) if is_latent else text_pass.labels
+        for is_latent, size in zip(axes, weights.shape[-2:])
+    ]
+    rows, columns = labels
+    return AttentionMap(
+        "", rows, columns, weights[:, : len(rows), : len(columns)], is_cross_attention=False, keys="slots"
+    )
 
 
 def _label_slots(attention: AttentionMap, count: int) -> AttentionMap:

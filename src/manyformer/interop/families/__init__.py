@@ -13,6 +13,8 @@ from manyformer.interop.families.llama import LLAMA
 from manyformer.interop.families.longformer import LONGFORMER
 from manyformer.interop.families.mamba import MAMBA
 from manyformer.interop.families.mixtral import MIXTRAL
+from manyformer.interop.families.perceiver_family import PERCEIVER
+from manyformer.interop.families.phi3 import PHI3
 from manyformer.interop.families.qwen3_next import QWEN3_NEXT
 from manyformer.interop.families.reformer import REFORMER
 from manyformer.interop.families.roberta import ROBERTA
@@ -42,6 +44,8 @@ FAMILIES: tuple[ModelFamily, ...] = (
     GPT_OSS,
     DIFFLLAMA,
     QWEN3_NEXT,
+    PERCEIVER,
+    PHI3,
 )
 
 FAMILY_OF_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}

@@ -191,6 +191,8 @@ def _class_of(keywords: Mapping[str, Any]) -> tuple[str, str]:
     for name, default in PLAIN.items():
         if keywords[name] != default and name not in allowed and not (name == "biases" and keywords[name] == "all"):
             raise UserError(f"{name} is {keywords[name]}, which a {architecture} of these keywords does not have")
+    if keywords["rope_scaling"] == "longrope":
+        raise UserError(f"rope_scaling is longrope, which a {architecture} of these keywords does not have")
     if keywords["rope_scaling"] == "ntk":
         raise UserError("rope_scaling is ntk: build the model with a larger rope_base, which is the same")
     return model_type, architecture
@@ -213,6 +215,7 @@ PLAIN = {
     "score_cap": None,
     "logit_cap": None,
     "scaled_embedding": False,
+    "rotated_dim": None,
 }
 """The keywords that tell the classes apart, with those of Llama."""
 

@@ -1,0 +1,131 @@
+"""A latent array between a sequence and its outputs: attention whose cost is linear in both lengths (Perceiver)."""
+
+from typing import NamedTuple, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from manyformer.attention import Attention
+from manyformer.core import (
+    PADDING_SEGMENT,
+    Context,
+    ContiguousLayout,
+    Layer,
+    LayerOutput,
+    MemorySequence,
+    State,
+    TokenPositions,
+    contiguous_positions,
+)
+from manyformer.position import LearnedPosition
+from manyformer.sources import CrossAttentionSource
+
+LATENT_STD = 0.02
+
+
+class EncodedLatents(NamedTuple):
+    """The latent vectors of all documents of each row, with their positions, and the auxiliary losses."""
+
+    sequence: MemorySequence
+    loss: Tensor | float
+
+
+@final
+class LatentArrayEncoder(Layer):
+    """Maps a sequence (b, l, d) to `count` latent vectors (b, n, z) of each document: the encoder of Perceiver.
+
+    Jaegle et al. 2021, arXiv:2103.03206, section 3.1. The latents begin as learned vectors of width `dim` and attend to
+    the normalized sequence in `inner`, a layer with attention to `ctx.memory`: only there does the length of the
+    sequence count. Each document of packed rows has latents of its own. The output is of another length than the input,
+    so the layer stands at an end of a model, or in a `LatentArrayLayer`; it is bidirectional and has no decoding
+    state."""
+
+    def __init__(self, inner: Layer, count: int, dim: int, *, input_norm: nn.Module) -> None:
+        super().__init__()
+        if count < 1:
+            raise ValueError(f"LatentArrayEncoder: count ({count}) must be at least 1")
+        self.inner, self.input_norm = inner, input_norm
+        self.latents = nn.Parameter(torch.empty(count, dim).normal_(std=LATENT_STD))
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
+        if state:
+            raise ValueError("LatentArrayEncoder is bidirectional: it cannot continue from a state")
+        encoded = self.encode(x, ctx)
+        return LayerOutput(encoded.sequence.y, None, encoded.loss)
+
+    def encode(self, x: Float[Tensor, "b l d"], ctx: Context) -> EncodedLatents:
+        """The latents of a sequence."""
+        positions = self.latent_positions(ctx.positions, x.shape[0])
+        latents = self.latents.to(x.dtype)[positions.position_ids]
+        memory = MemorySequence(self.input_norm(x), ctx.positions)
+        y, _, loss = self.inner(latents, Context(positions, memory, ctx.watch))
+        return EncodedLatents(MemorySequence(y, positions), loss)
+
+    def latent_positions(self, positions: TokenPositions, rows: int) -> TokenPositions:
+        """The latents of the documents of each row, one document after the other."""
+        count, device = len(self.latents), positions.segment_ids.device
+        if isinstance(positions.layout, ContiguousLayout):
+            return contiguous_positions(rows, 0, count, device)
+        documents = _list_documents(positions.segment_ids.expand(rows, -1))
+        position_ids = torch.arange(count, device=device).repeat(documents.shape[1]).expand(rows, -1)
+        return TokenPositions(position_ids, documents.repeat_interleave(count, 1))
+
+    def extra_repr(self) -> str:
+        return f"{len(self.latents)} latents"
+
+
+@final
+class LatentArrayLayer(Layer):
+    """Maps a sequence to one of the same length by way of latents (Jaegle et al. 2021, arXiv:2107.14795, section 3.1).
+
+    Each output is a query, the learned vector of its position, that attends to the latents of `encoder` in `decoder`,
+    a layer with attention to `ctx.memory`. An output thus sees its input only by way of the latents."""
+
+    def __init__(self, encoder: LatentArrayEncoder, decoder: Layer, *, queries: LearnedPosition) -> None:
+        super().__init__()
+        self.encoder, self.decoder, self.queries = encoder, decoder, queries
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
+        if state:
+            raise ValueError("LatentArrayLayer is bidirectional: it cannot continue from a state")
+        latents, encoder_loss = self.encoder.encode(x, ctx)
+        queries = self.queries.embed(torch.zeros_like(x), ctx.positions)
+        y, _, loss = self.decoder(queries, Context(ctx.positions, latents, ctx.watch))
+        return LayerOutput(y, None, encoder_loss + loss)
+
+
+class LatentAxes(NamedTuple):
+    """Whether the queries, and the keys, of an attention are latent vectors."""
+
+    queries: bool
+    keys: bool
+
+
+def find_latent_axes(model: nn.Module) -> dict[nn.Module, LatentAxes]:
+    """The kernels of a model whose queries or keys are latents."""
+    axes: dict[nn.Module, LatentAxes] = {}
+    for layer in model.modules():
+        if isinstance(layer, LatentArrayEncoder):
+            for part in _attention_layers(layer.inner):
+                axes[part.kernel] = LatentAxes(queries=True, keys=not isinstance(part.source, CrossAttentionSource))
+        elif isinstance(layer, LatentArrayLayer):
+            for part in _attention_layers(layer.decoder):
+                axes[part.kernel] = LatentAxes(queries=False, keys=True)
+    return axes
+
+
+def _attention_layers(layer: nn.Module) -> list[Attention]:
+    return [part for part in layer.modules() if isinstance(part, Attention)]
+
+
+# the number of documents depends on tensor values
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _list_documents(segment_ids: Int[Tensor, "b l"]) -> Int[Tensor, "b m"]:
+    """The segment ids of the documents of each row, in their order; `PADDING_SEGMENT` fills rows with fewer."""
+    rows = [torch.unique(row[row != PADDING_SEGMENT]) for row in segment_ids.cpu()]
+    # a batch of padding alone has latents, too, which see nothing
+    columns = max(1, *map(len, rows))
+    padded = pad_sequence([*rows, rows[0].new_zeros(columns)], batch_first=True, padding_value=PADDING_SEGMENT)
+    return padded[:-1].to(segment_ids.device)
