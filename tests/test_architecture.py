@@ -61,7 +61,7 @@ ONLY = {
             "rollouts",
             "structures",
         ),
-        *("spaces", "two_texts", "type_aliases"),
+        *("spaces", "two_texts", "type_aliases", "version"),
     },
     "core": {"binding", "structures"},
     "files": {"errors", "version"},

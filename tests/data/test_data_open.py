@@ -16,6 +16,7 @@ from editing import edit_record
 from manyformer.batches import IGNORE_INDEX
 from manyformer.config import DataSection, LabelsData, PairsData, TextData
 from manyformer.data import OpenedData, load_tokenizers, open_data, open_text
+from manyformer.data.bpe import BPETokenizer
 from manyformer.data.cache_folder import load_prepared
 from manyformer.data.holdout import HoldoutSplitter
 from manyformer.data.text_sources import TextPart
@@ -186,7 +187,7 @@ def test_hostile_offsets_are_refused(folder: Path, tmp_path: Path) -> None:
 
 def test_preparing_streams(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = opened(TextData(path=str(folder), length=16, valid=0.2), tmp_path / "one")
-    monkeypatch.setattr(open_text, "_BLOCK_CHARACTERS", 50)
+    monkeypatch.setattr(BPETokenizer, "block_characters", 50)
     parts = opened(TextData(path=str(folder), length=16, valid=0.2), tmp_path / "two")
     assert (next(whole.train).tokens == next(parts.train).tokens).all()
     shard = np.memmap(tmp_path / "two" / "train.tokens", dtype="<u2")

@@ -18,6 +18,8 @@ class BPETokenizer(Tokenizer):
     """Byte pair encoding (Sennrich et al. 2016) on bytes as in GPT-2, so that every text round-trips exactly."""
 
     kind = "bpe"
+    # the library encodes the texts of a call in parallel, and needs about 90 bytes for each character of them
+    block_characters = 1 << 22
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
         # Otherwise a text that contains "<eos>" would be encoded as the special token.

@@ -1,22 +1,25 @@
 """The cache of prepared data: shards and tokenizers in a folder, with the settings behind them and a manifest."""
 
+import fcntl
 import hashlib
 import json
 import platform
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from manyformer.data.saved_tokenizers import TokenizerPair, load_tokenizers
 from manyformer.data.token_shards import ShardFacts, TokenShard, open_verified_shard
 from manyformer.errors import UserError
-from manyformer.files.atomic_files import draft_path
+from manyformer.files.atomic_files import remove_draft
 from manyformer.files.json_records import AS_OBJECT, Count, DamagedFile, FileName, FileRecord, Sha256
 from manyformer.files.verified_folder import MANIFEST, VerifiedFolder, write_manifest
 from manyformer.type_aliases import LogFn
 
 RECORD_FILE = "prepared.json"
+LOCK_FILE = ".lock"
+_UNFINISHED = ".unfinished-"
 
 
 class PreparedRecord(FileRecord):
@@ -58,47 +61,33 @@ def load_or_prepare(
     *,
     belongs_to_model: bool,
     log: LogFn,
+    resumes: bool = False,
 ) -> PreparedData:
     """Load the data in the cache if it was prepared with exactly these `settings`, else prepare it in a new folder.
 
-    The new files replace those of the cache when they are complete. If the cache `belongs_to_model`, which was trained
-    on its data, data that differs is refused with a UserError, and the cache stays as it is. Damaged files are named in
-    the log and prepared again.
+    The new files replace those of the cache when they are complete. With `resumes`, `prepare` gets the folder of an
+    earlier preparation with these settings that was killed or interrupted, as it is. If the cache `belongs_to_model`,
+    which was trained on its data, data that differs is refused with a UserError, and the cache stays as it is. Damaged
+    files are named in the log and prepared again. A process waits while another one prepares data in the same cache.
     """
     key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    previous: PreparedRecord | None = None
-    try:
-        previous = read_record(cache)
-        if previous is not None and previous.key == key:
-            return _open(cache, previous)
-    except DamagedFile as damage:
-        log(f"{damage}; preparing the data again")
-    draft = draft_path(cache / "prepared")
-    try:
-        draft.mkdir(parents=True)
-        result = prepare(draft)
-        fingerprint = result.tokenizers.fingerprint
-        if belongs_to_model and previous and (previous.splits, previous.tokenizers) != (result.facts, fingerprint):
-            raise UserError(
-                "the data differs from what this run was trained on (in its text, tokenizer or splits); restore the "
-                "previous data, or start a new run"
-            )
-        result.tokenizers.save(draft)
-        record = PreparedRecord(
-            key=key,
-            made_from=settings,
-            python=platform.python_version(),
-            tokenizers=fingerprint,
-            splits=result.facts,
-            counts=result.counts,
-            sources=result.hashes,
-        )
-        record.write(draft / RECORD_FILE)
-        write_manifest(draft)
-        _replace_files(cache, draft)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return _open(cache, record)
+    with suppress(DamagedFile):
+        if (prepared := _load_if_current(cache, key)) is not None:
+            return prepared
+    with _locked(cache):
+        # another process may have prepared the data meanwhile
+        try:
+            if (prepared := _load_if_current(cache, key)) is not None:
+                return prepared
+        except DamagedFile as damage:
+            log(f"{damage}; preparing the data again")
+        with _unfinished_folder(cache, key, resumes=resumes) as folder:
+            result = prepare(folder)
+            if belongs_to_model:
+                _check_same(cache, result)
+            _complete(folder, key, settings, result)
+            _replace_files(cache, folder)
+        return _open(cache, PreparedRecord.read(cache / RECORD_FILE))
 
 
 def load_prepared(cache: Path) -> PreparedData | None:
@@ -114,11 +103,69 @@ def read_record(cache: Path) -> PreparedRecord | None:
     return PreparedRecord.read(VerifiedFolder.open(cache).file(RECORD_FILE))
 
 
-def _replace_files(cache: Path, draft: Path) -> None:
-    """Move the files of the draft into the cache. The manifest comes last: it never describes files of another one."""
+@contextmanager
+def _locked(cache: Path) -> Iterator[None]:
+    """Wait until no other process prepares data in the cache; the lock ends with its process, also if it is killed."""
+    with (cache / LOCK_FILE).open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _unfinished_folder(cache: Path, key: str, *, resumes: bool) -> Iterator[Path]:
+    """The folder of a preparation, which stays if the block is interrupted and is removed if it ends or fails."""
+    folder = cache / f"{_UNFINISHED}{key[:16]}"
+    for other in cache.glob(f"{_UNFINISHED}*"):
+        if not resumes or other != folder:
+            remove_draft(other)
+    folder.mkdir(exist_ok=True)
+    try:
+        yield folder
+    except Exception:
+        remove_draft(folder)
+        raise
+    remove_draft(folder)
+
+
+def _check_same(cache: Path, result: PreparationResult) -> None:
+    """Raise UserError if the data in the cache, which a model was trained on, is other data than the result."""
+    previous = None
+    with suppress(DamagedFile):
+        previous = read_record(cache)
+    if previous and (previous.splits, previous.tokenizers) != (result.facts, result.tokenizers.fingerprint):
+        raise UserError(
+            "the data differs from what this run was trained on (in its text, tokenizer or splits); restore the "
+            "previous data, or start a new run"
+        )
+
+
+def _complete(folder: Path, key: str, settings: dict[str, Any], result: PreparationResult) -> None:
+    """Write the tokenizers, the description and the manifest to the folder of a preparation."""
+    result.tokenizers.save(folder)
+    PreparedRecord(
+        key=key,
+        made_from=settings,
+        python=platform.python_version(),
+        tokenizers=result.tokenizers.fingerprint,
+        splits=result.facts,
+        counts=result.counts,
+        sources=result.hashes,
+    ).write(folder / RECORD_FILE)
+    write_manifest(folder)
+
+
+def _replace_files(cache: Path, folder: Path) -> None:
+    """Move the files into the cache. The manifest comes last: it never describes files of another preparation."""
     (cache / MANIFEST).unlink(missing_ok=True)
-    for file in sorted(draft.iterdir(), key=lambda file: file.name == MANIFEST):
+    files = [file for file in folder.iterdir() if not file.name.startswith(".")]
+    for file in sorted(files, key=lambda file: file.name == MANIFEST):
         file.replace(cache / file.name)
+
+
+def _load_if_current(cache: Path, key: str) -> PreparedData | None:
+    """The data in the cache if its settings have this key. Raises DamagedFile."""
+    record = read_record(cache)
+    return _open(cache, record) if record is not None and record.key == key else None
 
 
 def _open(cache: Path, record: PreparedRecord) -> PreparedData:

@@ -48,10 +48,10 @@ class CharTokenizer(Tokenizer):
     @classmethod
     def learn(cls, texts: Iterable[str], size: int | None) -> "CharTokenizer":
         assert size is None
-        characters: set[str] = set()
+        occurs = np.zeros(0x110000, dtype=np.bool_)
         for text in texts:
-            characters.update(text)
-        return cls(characters)
+            occurs[_code_points(text)] = True
+        return cls(map(chr, np.flatnonzero(occurs).tolist()))
 
 
 class ByteTokenizer(Tokenizer):

@@ -37,12 +37,14 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
 
     Sources are opened and split (`open_sources`), written to shards in the cache folder (`prepare`), and read by a plan
     of batches (`plan`). Each split has one shard for each of the `sides`. `prepared_settings` are the settings that
-    decide the prepared files, besides the sources. `tokenizers` are those of a trained model, or else of preparation.
+    decide the prepared files, besides the sources. With `resumes`, `prepare` continues what it finds in the folder of a
+    preparation that was killed. `tokenizers` are those of a trained model, or else of preparation.
     """
 
     section: type[KindSection]
     forms: tuple[str, ...]
     sides: tuple[str, ...] = ()
+    resumes: bool = False
     prepared_settings: tuple[str, ...]
 
     tokenizers: TokenizerPair
@@ -125,6 +127,7 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
             cache,
             settings,
             lambda folder: self.prepare(splits, folder),
+            resumes=self.resumes,
             belongs_to_model=self.request.belongs_to_model,
             log=self.request.log,
         )

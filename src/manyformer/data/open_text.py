@@ -14,7 +14,7 @@ from manyformer.context_windows import ContextWindows
 from manyformer.data.borrowed_tokenizer import describe_tokenizer, section_tokenizer
 from manyformer.data.cache_folder import PreparationResult, PreparedData, load_prepared
 from manyformer.data.file_pipeline import FilePipeline
-from manyformer.data.holdout import DocumentPiece, HoldoutSplitter, survey_sources
+from manyformer.data.holdout import DocumentPiece, HoldoutSplitter
 from manyformer.data.hub import is_hub_dataset
 from manyformer.data.kind import OpenRequest, register
 from manyformer.data.lanes import LaneLayout
@@ -30,6 +30,7 @@ from manyformer.data.text_files import describe_folder, folder_files
 from manyformer.data.text_sources import TextPart, TextSource, text_sources
 from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, shard_units, write_shards
 from manyformer.data.tokenizer import Tokenizer
+from manyformer.data.unfinished_text import UnfinishedText
 from manyformer.data.window_rows import WindowRows
 from manyformer.errors import UserError
 
@@ -37,8 +38,6 @@ from manyformer.errors import UserError
 MAX_BPE_CHARACTERS = 64_000_000
 PROMPT_CHARACTERS = 40
 """Length of the held-out text that prompts a sample."""
-# Characters tokenized in one call.
-_BLOCK_CHARACTERS = 1 << 20
 
 
 class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
@@ -47,6 +46,7 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
     section = TextData
     forms = ("next-token", "masked")
     prepared_settings = ("tokenizer", "vocab")
+    resumes = True
 
     def open_sources(self, paths: PathOrPaths, split: str) -> list[TextSource]:
         return text_sources(paths, self.data.column, self.request.cache)
@@ -58,8 +58,8 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
         return splits
 
     def prepare(self, splits: Splits[TextSource], folder: Path) -> PreparationResult:
-        data = self.data
-        surveys = {name: survey_sources(sources) for name, sources in splits.sources.items()}
+        data, unfinished = self.data, UnfinishedText(folder)
+        surveys = {name: unfinished.survey(name, sources) for name, sources in splits.sources.items()}
         for name, survey in surveys.items():
             if not survey.lengths.sum():
                 raise UserError(f"there is no text in {', '.join(source.name for source in splits.sources[name][:3])}")
@@ -69,13 +69,19 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
         texts = (piece.part.text for piece in _split_pieces(splits, holdout, ["train"]) if piece.split == "train")
         # Character vocabularies need all of the text; for byte pairs an evenly spread sample is enough.
         step = max(1, characters // MAX_BPE_CHARACTERS) if data.tokenizer == "bpe" else 1
-        tokenizer = section_tokenizer(data, islice(texts, 0, None, step))
-        with write_shards(folder, splits.names, tokenizer.vocab) as writers:
-            for block in _group_pieces(_split_pieces(splits, holdout, splits.sources)):
-                _add_pieces(writers.shards, block, tokenizer)
+        tokenizer = unfinished.tokenizer(lambda: section_tokenizer(data, islice(texts, 0, None, step)))
+        with unfinished.shards(splits.names, tokenizer) as shards:
+            if shards.pieces:
+                self.request.log(
+                    f"continuing after {format_amount(shards.characters, 'characters')}, tokenized earlier"
+                )
+            pieces = islice(_split_pieces(splits, holdout, splits.sources), shards.pieces, None)
+            for block in _group_pieces(pieces, tokenizer.block_characters):
+                _add_pieces(shards.writers, block, tokenizer)
+                shards.advance(len(block))
         counts = {"documents": sum(len(survey.lengths) for survey in surveys.values()), "whole": holdout.by_document}
         hashes = {name: digest for survey in surveys.values() for name, digest in survey.hashes.items()}
-        return PreparationResult(TokenizerPair(tokenizer, tokenizer), writers.facts, hashes, counts)
+        return PreparationResult(TokenizerPair(tokenizer, tokenizer), shards.facts, hashes, counts)
 
     def token_limits(self) -> tuple[int, ...]:
         return (self.tokenizers.target.vocab,)
@@ -179,13 +185,13 @@ def _split_pieces(
         yield from holdout.divide(parts) if name == "train" else (DocumentPiece(name, part) for part in parts)
 
 
-def _group_pieces(pieces: Iterable[DocumentPiece]) -> Iterator[list[DocumentPiece]]:
+def _group_pieces(pieces: Iterable[DocumentPiece], block_characters: int) -> Iterator[list[DocumentPiece]]:
     block: list[DocumentPiece] = []
     total = 0
     for piece in pieces:
         block.append(piece)
         total += len(piece.part.text)
-        if total >= _BLOCK_CHARACTERS:
+        if total >= block_characters:
             yield block
             block, total = [], 0
     yield block
@@ -193,9 +199,10 @@ def _group_pieces(pieces: Iterable[DocumentPiece]) -> Iterator[list[DocumentPiec
 
 def _add_pieces(shards: dict[str, ShardWriter], block: list[DocumentPiece], tokenizer: Tokenizer) -> None:
     for (name, part), ids in zip(block, tokenizer.encode_many([piece.part.text for piece in block]), strict=True):
-        bos, eos = [tokenizer.bos] * part.starts_document, [tokenizer.eos] * part.ends_document
-        tokens = np.concatenate([np.array(bos, np.int32), ids, np.array(eos, np.int32)])
-        shards[name].add(tokens, starts_document=part.starts_document, text=part.text)
+        if part.starts_document or part.ends_document:
+            bos, eos = [tokenizer.bos] * part.starts_document, [tokenizer.eos] * part.ends_document
+            ids = np.concatenate([np.array(bos, np.int32), ids, np.array(eos, np.int32)])
+        shards[name].add(ids, starts_document=part.starts_document, text=part.text)
 
 
 TEXT = register(

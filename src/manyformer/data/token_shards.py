@@ -1,6 +1,7 @@
 """Memory-mapped token shards: a file of token ids and a file of document offsets per split, written by streaming."""
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from manyformer.files.json_records import Count, DamagedFile, Sha256
 from manyformer.files.verified_folder import ContentCheck, VerifiedFolder
 
 # Tokens that are checked at a time.
-_BLOCK = 1 << 24
+_BLOCK = 1 << 22
 
 TokenDtype = Literal["uint8", "uint16", "uint32"]
 TokenArray = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32]
@@ -73,11 +74,45 @@ class ShardWriter:
         self._characters += len(text)
         self._bytes += len(text) if text.isascii() else len(text.encode())
 
+    def facts(self) -> ShardFacts:
+        """The facts of what is in the shard so far."""
+        counts = self._count, self._documents, self._characters, self._bytes
+        return ShardFacts(*counts, self._name, self._largest, self._hash.hexdigest())
+
     def close(self) -> ShardFacts:
         """Write the last offset and return the facts of the shard."""
         self._offsets.write(np.int64(self._count).astype("<i8").tobytes())
-        counts = self._count, self._documents, self._characters, self._bytes
-        return ShardFacts(*counts, self._name, self._largest, self._hash.hexdigest())
+        return self.facts()
+
+    def sync(self) -> None:
+        """Force what was written to disk."""
+        for file in (self._tokens, self._offsets):
+            file.flush()
+            os.fsync(file.fileno())
+
+    def resume(self, facts: ShardFacts) -> None:
+        """Continue a shard whose `facts()` were these, in files that may hold more, which is removed.
+
+        Raises DamagedFile if the files hold other tokens.
+        """
+        self._count, self._documents, self._characters, self._bytes, _, self._largest, _ = facts
+        self._offsets.seek(0)
+        starts = np.fromfile(self._offsets, "<i8", facts.documents)
+        if len(starts) == facts.documents and facts.dtype == self._name:
+            self._tokens.seek(0)
+            for length in np.diff(starts, append=facts.tokens).tolist():
+                self._hash.update(b"document")
+                self._hash_tokens(length)
+        if self._hash.hexdigest() != facts.sha256:
+            raise DamagedFile(f"{self._tokens.name} is damaged: it does not hold the tokens that were written to it")
+        for file, size in ((self._tokens, facts.tokens * self.dtype.itemsize), (self._offsets, facts.documents * 8)):
+            file.seek(size)
+            file.truncate()
+
+    def _hash_tokens(self, length: int) -> None:
+        """Add the next `length` tokens of the file to the hash."""
+        for start in range(0, length, _BLOCK):
+            self._hash.update(self._tokens.read(min(_BLOCK, length - start) * self.dtype.itemsize))
 
 
 class ShardWriters(NamedTuple):
@@ -93,7 +128,7 @@ def write_shards(folder: Path, names: Sequence[str], vocab: int) -> Iterator[Sha
     with ExitStack() as stack:
         writers = ShardWriters({}, {})
         for name in names:
-            tokens, offsets = (stack.enter_context(atomic_write(path)) for path in _shard_paths(folder, name))
+            tokens, offsets = (stack.enter_context(atomic_write(path)) for path in shard_paths(folder, name))
             writers.shards[name] = ShardWriter(tokens, offsets, vocab)
         yield writers
         writers.facts.update({name: writer.close() for name, writer in writers.shards.items()})
@@ -106,7 +141,7 @@ def is_complete(folder: Path, name: str, facts: ShardFacts) -> bool:
 
 def open_shard(folder: Path, name: str, facts: ShardFacts) -> TokenShard:
     """Memory-map a shard that this process has written."""
-    tokens, offsets = _shard_paths(folder, name)
+    tokens, offsets = shard_paths(folder, name)
     return TokenShard(_memory_map(tokens, facts.dtype), _memory_map(offsets, "int64"), facts)
 
 
@@ -125,9 +160,7 @@ def open_verified_shard(files: VerifiedFolder, name: str, facts: ShardFacts) -> 
     tokens, offsets = sizes
 
     def check_tokens(path: Path) -> None:
-        values = _memory_map(path, facts.dtype)
-        blocks = (values[start : start + _BLOCK] for start in range(0, len(values), _BLOCK))
-        if max((int(block.max()) for block in blocks), default=0) != facts.largest:
+        if max((int(block.max()) for block in _read_blocks(path, facts.dtype)), default=0) != facts.largest:
             raise DamagedFile(f"{path} is damaged: its largest token is not {facts.largest:,}")
 
     def check_offsets(path: Path) -> None:
@@ -145,6 +178,13 @@ def shard_units(shard: TokenShard) -> TextUnits:
     return TextUnits(shard.facts.tokens - shard.facts.documents, shard.facts.characters, shard.facts.bytes)
 
 
+def _read_blocks(path: Path, dtype: str) -> Iterator[NDArray[Any]]:
+    """The values of a file in blocks. They are read, because the pages of a map count as memory of the process."""
+    with path.open("rb") as file:
+        while len(block := np.fromfile(file, dtype, _BLOCK)):
+            yield block
+
+
 def _memory_map(path: Path, dtype: str) -> NDArray[Any]:
     # An empty file cannot be mapped.
     return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)
@@ -152,9 +192,10 @@ def _memory_map(path: Path, dtype: str) -> NDArray[Any]:
 
 def _sizes(folder: Path, name: str, facts: ShardFacts) -> dict[Path, int]:
     """The files of a shard, tokens first, and the sizes that follow from its facts."""
-    tokens, offsets = _shard_paths(folder, name)
+    tokens, offsets = shard_paths(folder, name)
     return {tokens: facts.tokens * np.dtype(facts.dtype).itemsize, offsets: (facts.documents + 1) * 8}
 
 
-def _shard_paths(folder: Path, name: str) -> tuple[Path, Path]:
+def shard_paths(folder: Path, name: str) -> tuple[Path, Path]:
+    """The files of the tokens and of the offsets of a shard."""
     return folder / f"{name}.tokens", folder / f"{name}.offsets"

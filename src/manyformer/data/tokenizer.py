@@ -50,6 +50,8 @@ class Tokenizer(ABC):
     """Whether a text that a model reads begins with `bos`."""
     pair_separators: int = 1
     """The number of `eos` between two texts in one row."""
+    block_characters: int = 1 << 20
+    """The characters of the texts that `encode_many` should get in one call."""
 
     @property
     @abstractmethod

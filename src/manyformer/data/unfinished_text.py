@@ -1,0 +1,159 @@
+"""Intermediate results of preparing text, saved so that a killed preparation continues where it was."""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, final
+
+import numpy as np
+
+from manyformer.data.holdout import TextSurvey, survey_sources
+from manyformer.data.text_sources import TextSource
+from manyformer.data.token_shards import ShardFacts, ShardWriter, shard_paths
+from manyformer.data.tokenizer import Tokenizer
+from manyformer.data.tokenizer_kinds import load_tokenizer
+from manyformer.errors import UserError
+from manyformer.files.atomic_files import atomic_write_bytes, report_disk_full
+from manyformer.files.json_records import AS_OBJECT, Count, DamagedFile, FileName, FileRecord, Sha256
+from manyformer.version import VERSION
+
+SAVE_SECONDS = 20.0
+"""The time between two savings of the progress: what a kill costs at most, besides reading the text again."""
+
+
+class SurveyRecord(FileRecord):
+    """A survey of the sources of a split; the lengths of its documents are in a file of their own."""
+
+    title = "the survey of a text"
+    hashes: dict[str, str]
+    lengths_sha256: Sha256
+
+
+class ProgressRecord(FileRecord):
+    """How many pieces of the text are in the shards, and the facts of what the shards hold of them."""
+
+    title = "the progress of preparing a text"
+    version: str
+    tokenizer: str
+    """The fingerprint of the tokenizer."""
+    pieces: Count
+    shards: dict[FileName, Annotated[ShardFacts, AS_OBJECT]]
+
+
+@final
+class UnfinishedText:
+    """The intermediate results in the folder of a preparation; those that are missing or damaged are made again.
+
+    The folder belongs to one set of sources and settings. The results are in its hidden folder `.progress`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._progress = folder, folder / ".progress"
+        self._progress.mkdir(exist_ok=True)
+
+    def survey(self, split: str, sources: Iterable[TextSource]) -> TextSurvey:
+        """The survey of the sources of a split."""
+        record_path, lengths_path = self._progress / f"{split}.survey.json", self._progress / f"{split}.lengths"
+        if record_path.exists():
+            try:
+                record, lengths = SurveyRecord.read(record_path), lengths_path.read_bytes()
+                if hashlib.sha256(lengths).hexdigest() == record.lengths_sha256:
+                    return TextSurvey(np.frombuffer(lengths, np.int64), record.hashes)
+            except (UserError, OSError):
+                pass
+        survey = survey_sources(sources)
+        atomic_write_bytes(lengths_path, survey.lengths.tobytes())
+        digest = hashlib.sha256(survey.lengths.tobytes()).hexdigest()
+        SurveyRecord(hashes=survey.hashes, lengths_sha256=digest).write(record_path)
+        return survey
+
+    def tokenizer(self, learn: Callable[[], Tokenizer]) -> Tokenizer:
+        """The tokenizer, which `learn` returns if there is none yet."""
+        path = self._progress / "tokenizer.json"
+        if path.exists():
+            try:
+                return load_tokenizer(path)
+            except DamagedFile:
+                pass
+        tokenizer = learn()
+        tokenizer.save(path)
+        return tokenizer
+
+    @contextmanager
+    def shards(self, names: Sequence[str], tokenizer: Tokenizer) -> Iterator["UnfinishedShards"]:
+        """Open the shards with these names for writing, after the pieces that they hold; complete when it succeeds."""
+        path = self._progress / "shards.json"
+        record = _read_progress(path, tokenizer.fingerprint)
+        with ExitStack() as stack, report_disk_full(self.folder):
+            try:
+                shards = _open_shards(stack, self.folder, names, tokenizer, path, record)
+            except (DamagedFile, OSError):
+                shards = _open_shards(stack, self.folder, names, tokenizer, path, None)
+            yield shards
+            shards.close()
+
+
+@final
+class UnfinishedShards:
+    """Shards that are being written: `pieces` of the text are in them, and `facts` are theirs when it is complete."""
+
+    def __init__(self, writers: dict[str, ShardWriter], pieces: int, fingerprint: str, path: Path) -> None:
+        self.writers, self.pieces, self._fingerprint, self._path = writers, pieces, fingerprint, path
+        self.facts: dict[str, ShardFacts] = {}
+        self._last_save = time.monotonic()
+
+    @property
+    def characters(self) -> int:
+        """The characters of the text in the shards."""
+        return sum(writer.facts().characters for writer in self.writers.values())
+
+    def advance(self, count: int) -> None:
+        """Note that `count` more pieces are in the shards, and save the progress from time to time."""
+        self.pieces += count
+        if time.monotonic() - self._last_save < SAVE_SECONDS:
+            return
+        for writer in self.writers.values():
+            # the record must not be on disk earlier than the tokens that it counts
+            writer.sync()
+        shards = {name: writer.facts() for name, writer in self.writers.items()}
+        ProgressRecord(version=VERSION, tokenizer=self._fingerprint, pieces=self.pieces, shards=shards).write(
+            self._path
+        )
+        self._last_save = time.monotonic()
+
+    def close(self) -> None:
+        """Complete all shards."""
+        self.facts = {name: writer.close() for name, writer in self.writers.items()}
+
+
+def _read_progress(path: Path, fingerprint: str) -> ProgressRecord | None:
+    """The saved progress, None if there is none of this tokenizer and version; another may divide text otherwise."""
+    try:
+        record = ProgressRecord.read(path) if path.exists() else None
+    except UserError:
+        return None
+    return record if record and (record.version, record.tokenizer) == (VERSION, fingerprint) else None
+
+
+def _open_shards(
+    stack: ExitStack,
+    folder: Path,
+    names: Sequence[str],
+    tokenizer: Tokenizer,
+    path: Path,
+    record: ProgressRecord | None,
+) -> UnfinishedShards:
+    """The shards as `record` describes them, empty without it. Raises DamagedFile if they differ from it."""
+    writers: dict[str, ShardWriter] = {}
+    for name in names:
+        files = shard_paths(folder, name)
+        if record is None:
+            for file in files:
+                file.write_bytes(b"")
+        tokens, offsets = (stack.enter_context(file.open("r+b")) for file in files)
+        writers[name] = ShardWriter(tokens, offsets, tokenizer.vocab)
+        if record is not None:
+            writers[name].resume(record.shards[name])
+    return UnfinishedShards(writers, record.pieces if record else 0, tokenizer.fingerprint, path)
