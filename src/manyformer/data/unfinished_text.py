@@ -2,8 +2,9 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, final
 
@@ -24,10 +25,11 @@ SAVE_SECONDS = 20.0
 
 
 class SurveyRecord(FileRecord):
-    """A survey of the sources of a split; the lengths of its documents are in a file of their own."""
+    """A survey of the first sources of a split; the lengths of their documents are in a file of their own."""
 
     title = "the survey of a text"
     hashes: dict[str, str]
+    sources: Count
     lengths_sha256: Sha256
 
 
@@ -53,30 +55,42 @@ class UnfinishedText:
         self.folder, self._progress = folder, folder / ".progress"
         self._progress.mkdir(exist_ok=True)
 
-    def survey(self, split: str, sources: Iterable[TextSource]) -> TextSurvey:
-        """The survey of the sources of a split."""
-        record_path, lengths_path = self._progress / f"{split}.survey.json", self._progress / f"{split}.lengths"
-        if record_path.exists():
-            try:
-                record, lengths = SurveyRecord.read(record_path), lengths_path.read_bytes()
-                if hashlib.sha256(lengths).hexdigest() == record.lengths_sha256:
-                    return TextSurvey(np.frombuffer(lengths, np.int64), record.hashes)
-            except (UserError, OSError):
-                pass
-        survey = survey_sources(sources)
-        atomic_write_bytes(lengths_path, survey.lengths.tobytes())
-        digest = hashlib.sha256(survey.lengths.tobytes()).hexdigest()
-        SurveyRecord(hashes=survey.hashes, lengths_sha256=digest).write(record_path)
-        return survey
+    def survey(self, split: str, sources: Sequence[TextSource]) -> TextSurvey:
+        """The survey of the sources of a split, saved from time to time between two sources."""
+        saved_lengths, hashes, saved_sources = self._saved_survey(split)
+        lengths, last_save = array("q", saved_lengths), time.monotonic()
+        for number, source in enumerate(sources[saved_sources:], start=saved_sources + 1):
+            survey = survey_sources([source])
+            lengths.frombytes(survey.lengths.tobytes())
+            hashes |= survey.hashes
+            if number == len(sources) or time.monotonic() - last_save >= SAVE_SECONDS:
+                self._save_survey(split, lengths.tobytes(), hashes, number)
+                last_save = time.monotonic()
+        return TextSurvey(np.array(lengths, dtype=np.int64), hashes)
+
+    def _saved_survey(self, split: str) -> tuple[bytes, dict[str, str], int]:
+        """What is saved of the survey of a split: the lengths, the hashes and the number of its first sources."""
+        record_path, lengths_path = self._survey_files(split)
+        with suppress(UserError, OSError):
+            record, lengths = SurveyRecord.read(record_path), lengths_path.read_bytes()
+            if hashlib.sha256(lengths).hexdigest() == record.lengths_sha256:
+                return lengths, record.hashes, record.sources
+        return b"", {}, 0
+
+    def _save_survey(self, split: str, lengths: bytes, hashes: dict[str, str], sources: int) -> None:
+        record_path, lengths_path = self._survey_files(split)
+        digest = hashlib.sha256(lengths).hexdigest()
+        atomic_write_bytes(lengths_path, lengths)
+        SurveyRecord(hashes=hashes, sources=sources, lengths_sha256=digest).write(record_path)
+
+    def _survey_files(self, split: str) -> tuple[Path, Path]:
+        return self._progress / f"{split}.survey.json", self._progress / f"{split}.lengths"
 
     def tokenizer(self, learn: Callable[[], Tokenizer]) -> Tokenizer:
         """The tokenizer, which `learn` returns if there is none yet."""
         path = self._progress / "tokenizer.json"
-        if path.exists():
-            try:
-                return load_tokenizer(path)
-            except DamagedFile:
-                pass
+        with suppress(DamagedFile):
+            return load_tokenizer(path)
         tokenizer = learn()
         tokenizer.save(path)
         return tokenizer
