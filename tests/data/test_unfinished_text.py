@@ -1,39 +1,19 @@
 """A preparation that is killed at any moment continues where it was, and its files are those of one that was not."""
 
-import subprocess
-import sys
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from manyformer.config import TextData
-from manyformer.data import open_data, open_text
-from manyformer.data.token_shards import ShardWriter, shard_paths
-
-KILLED = """
-import os, signal, sys
-from manyformer.config import TextData
-from manyformer.data import open_data, unfinished_text
+from manyformer.data import open_data, open_text, unfinished_text
 from manyformer.data.bpe import BPETokenizer
+from manyformer.data.token_shards import ShardWriter, shard_paths
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.data.unfinished_text import UnfinishedShards
-Tokenizer.block_characters = BPETokenizer.block_characters = 3000
-unfinished_text.SAVE_SECONDS = 0.0
-advance, calls = UnfinishedShards.advance, 0
 
-def kill_at(shards, count):
-    global calls
-    calls += 1
-    if calls == int(sys.argv[3]):
-        # tokens beyond those of the last record are on disk
-        [writer.sync() for writer in shards.writers.values()]
-        os.kill(os.getpid(), signal.SIGKILL)
-    advance(shards, count)
-
-UnfinishedShards.advance = kill_at
-data = TextData.model_validate_json(sys.argv[1])
-open_data(data, "next-token", batch_tokens=64, cache=__import__("pathlib").Path(sys.argv[2]), seed=0)
-"""
+BLOCK = 3000
 
 
 @pytest.fixture
@@ -52,16 +32,33 @@ def section(text: Path, tokenizer: str) -> TextData:
 
 def prepare(data: TextData, cache: Path) -> tuple[dict[str, bytes], list[str]]:
     log: list[str] = []
+    cache.mkdir(exist_ok=True)
     open_data(data, "next-token", batch_tokens=64, cache=cache, seed=0, log=log.append)
     names = sorted(path.name for path in cache.iterdir() if path.name != ".lock" and path.name != ".verified.json")
     return {name: (cache / name).read_bytes() for name in names}, log
 
 
-def kill(data: TextData, cache: Path, call: int) -> None:
-    cache.mkdir(exist_ok=True)
-    command = [sys.executable, "-c", KILLED, data.model_dump_json(), str(cache), str(call)]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert process.returncode == -9, process.stderr
+def kill(data: TextData, cache: Path, block: int) -> None:
+    """Prepare in a process that saves its progress at every block and is killed in the one with this number."""
+    if not (child := os.fork()):
+        Tokenizer.block_characters = BPETokenizer.block_characters = BLOCK
+        unfinished_text.SAVE_SECONDS = 0.0
+        advance, numbers = UnfinishedShards.advance, iter(range(1, block + 1))
+
+        def kill_in_block(shards: UnfinishedShards, count: int) -> None:
+            if next(numbers) == block:
+                # tokens beyond those of the last record are on disk
+                for writer in shards.writers.values():
+                    writer.sync()
+                os.kill(os.getpid(), signal.SIGKILL)
+            advance(shards, count)
+
+        UnfinishedShards.advance = kill_in_block  # type: ignore[method-assign]
+        try:
+            prepare(data, cache)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "bpe"])
@@ -85,8 +82,8 @@ def test_killed_twice_and_continued(
     encoded.clear()
     undisturbed, _ = prepare(data, tmp_path / "undisturbed")
     assert files == undisturbed
-    # five blocks of 3,000 characters were saved
-    assert continued <= sum(encoded) - 5 * 3000
+    # five blocks were saved
+    assert continued <= sum(encoded) - 5 * BLOCK
 
 
 @pytest.mark.parametrize("file", ["train.tokens", ".progress/shards.json", ".progress/train.lengths"])
