@@ -2,6 +2,7 @@
 
     python benchmarks/generate_speed.py                               # minutes: GPT-2 small has 124 million weights
     python benchmarks/generate_speed.py --only small --rounds 5       # seconds
+    python benchmarks/generate_speed.py --only batch --rounds 3       # eight prompts at once
 
 Every round runs both once, on the same weights and the same prompt; what counts is the median over rounds of the ratio
 within a round. Both write the same tokens, or nothing is measured.
@@ -22,6 +23,7 @@ from manyformer.bench import paired_ratio, take_turns
 from manyformer.interop import import_model
 
 PROMPT, NEW = 16, 64
+BATCH, BATCH_NEW = 8, 256
 # 1.5 times as many tokens a second
 GOAL = 1 / 1.5
 
@@ -42,6 +44,11 @@ def large(rounds: int) -> Iterator[frame.Row]:
     yield from _contest("Llama, d 768, 12 layers", _llama({**LARGE_LLAMA, "intermediate_size": 2048}, 32000), rounds)
 
 
+def batch(rounds: int) -> Iterator[frame.Row]:
+    """Eight prompts at once, where keys and values of long rows cost as much as the weights."""
+    yield from _contest("GPT-2 small", _gpt2({}), rounds, BATCH, BATCH_NEW)
+
+
 def _gpt2(sizes: dict[str, int]) -> Any:
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
 
@@ -50,26 +57,26 @@ def _llama(sizes: dict[str, int], vocab: int) -> Any:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=vocab))
 
 
-def _contest(what: str, theirs: Any, rounds: int) -> Iterator[frame.Row]:
+def _contest(what: str, theirs: Any, rounds: int, rows: int = 1, new: int = NEW) -> Iterator[frame.Row]:
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(Path(folder))
         ours = import_model(folder).model
-    prompt = torch.randint(0, ours.spec.keywords["vocab"], (1, PROMPT))
+    prompt = torch.randint(0, ours.spec.keywords["vocab"], (rows, PROMPT))
     # the name selects the way in which a model of transformers is called
     writers = {
-        "ours": writer_of("ours", ours, prompt, NEW),
-        "transformers": writer_of("GPT-2", theirs.eval(), prompt, NEW),
+        "ours": writer_of("ours", ours, prompt, new),
+        "transformers": writer_of("GPT-2", theirs.eval(), prompt, new),
     }
     first, second = (write().flatten().tolist() for write in writers.values())
     assert first == second, f"{what}: the texts differ"
     times = take_turns(writers, rounds, frame.CPU)
     for name in writers:
-        row: frame.Row = {"what": f"{what}, {NEW} tokens after {PROMPT}", "candidate": name}
-        row |= {"tokens_per_second": NEW / statistics.median(times[name])}
+        row: frame.Row = {"what": f"{what}, rows: {rows}, {new} tokens after {PROMPT}", "candidate": name}
+        row |= {"tokens_per_second": rows * new / statistics.median(times[name])}
         if name != "ours":
             row |= {"ratio": paired_ratio(times["ours"], times[name])._asdict(), "goal": GOAL}
         yield row
 
 
 if __name__ == "__main__":
-    frame.run(__doc__, {"small": small, "large": large}, rounds=9, out="generate_speed.json")
+    frame.run(__doc__, {"small": small, "large": large, "batch": batch}, rounds=9, out="generate_speed.json")

@@ -64,12 +64,12 @@ MODELS: dict[str, Callable[[Size], nn.Module]] = {"ours": ours, "x-transformers"
 
 
 def writer_of(name: str, model: nn.Module, prompt: Tensor, new: int) -> Callable[[], Tensor]:
-    """Greedy decoding of `new` tokens after `prompt` (1, p) with everybody's own `generate` and cache."""
+    """Greedy decoding of `new` tokens after `prompt` (b, p) with everybody's own `generate` and cache."""
     model.eval()
     if name == "ours":
 
         def write() -> Tensor:
-            return torch.tensor(mf.generate(model, prompt[0], max_new=new).tokens)  # type: ignore[arg-type]
+            return torch.tensor(mf.generate(model, list(prompt), max_new=new).tokens)  # type: ignore[arg-type]
 
     elif name == "GPT-2":
         words: dict[str, Any] = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "use_cache": True}

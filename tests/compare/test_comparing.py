@@ -1,6 +1,7 @@
 """Comparisons carried out: trained, scored, told, kept through kills, and taken up again."""
 
 import json
+import multiprocessing
 import os
 import signal
 import statistics
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from manyformer.compare import CaseMeasurement, ComparisonResult, compare
+from manyformer.compare import CaseMeasurement, ComparisonResult, compare, job_pool
 from manyformer.compare.claims import judge_claim, parse_claim
 from manyformer.config import RUN_FILE
 from manyformer.errors import UserError
@@ -345,3 +346,16 @@ sweep: {data.num_hops: [1, 3]}
         assert 1 <= steps <= 3
         assert span == pytest.approx(6, abs=0.5)
         assert found.mean("universal", "span", index) is found.mean("spans", "steps", index) is None
+
+
+def test_a_process_that_does_not_end_by_itself_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that waits for a lock of another one hears no SIGTERM: an error must end the command all the same."""
+    monkeypatch.setattr(job_pool, "STOP_SECONDS", 0.5)
+    begun = tmp_path / "begun"
+    deaf = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open({str(begun)!r}, 'w'); time.sleep(600)"
+    with pytest.raises(ValueError, match="an error"), job_pool.worker_pool(2) as pool:
+        pool.submit(exec, deaf)
+        while not begun.exists():
+            time.sleep(0.05)
+        raise ValueError("an error")
+    assert not multiprocessing.active_children()

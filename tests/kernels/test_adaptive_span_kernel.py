@@ -215,9 +215,9 @@ def test_a_penalty_shortens_what_is_not_needed() -> None:
 
 
 def test_mistakes_are_refused() -> None:
-    for wrong in ({"max_length": 0}, {"ramp": 1}):
+    for wrong in ({"max_span": 0}, {"ramp": 1}):
         with pytest.raises(ValueError, match="must be at least 1 and ramp"):
-            FixedAttentionSpans(2, **{"max_length": 4, "ramp": 4, **wrong})
+            FixedAttentionSpans(2, **{"max_span": 4, "ramp": 4, **wrong})
     with pytest.raises(ValueError, match=r"initial_share \(1.5\)"):
         LearnedAttentionSpans(2, 4, initial_share=1.5)
     with pytest.raises(ValueError, match=r"initial_share \(1.0\)"):

@@ -125,3 +125,14 @@ def test_a_summed_source_is_a_state_of_constant_size(name: str) -> None:
             memory = model.encode(torch.randint(3, 19, (1, length)))
             sizes.append(state_bytes(model.decode(TARGET[:1], memory, None, model.init_state(1)).state))
     assert sizes[0] == sizes[1]
+
+
+def test_a_kernel_with_a_table_of_positions_limits_the_length() -> None:
+    """Sinusoids have no largest position; decoding ends at the kernel's, and a longer source is refused in a sentence."""
+    model = mf.build(
+        "transformer", **SIZES | {"max_length": 6}, kernel="synthesizer-random+dot", cross_kernel="softmax"
+    )
+    assert model.max_length == model.max_source_length == 6
+    assert len(generate(model, [[5] * 6]).tokens[0]) <= 6
+    with pytest.raises(UserError, match="source 0 has 7 tokens, but the model allows at most 6"):
+        generate(model, [[5] * 7])

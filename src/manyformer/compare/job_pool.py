@@ -4,11 +4,13 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import date
 from multiprocessing.connection import wait as wait_for_sentinel
+from multiprocessing.process import BaseProcess
 from typing import TypeVar
 
 import torch
@@ -21,6 +23,9 @@ from manyformer.plugins import import_modules
 from manyformer.version import VERSION
 
 ResultT = TypeVar("ResultT")
+STOP_SECONDS = 60.0
+"""How long trainings that are stopped may take to save a checkpoint."""
+
 MayBegin = Callable[[ComparisonRunner, TrainingJob], bool]
 """Whether a training may begin now; False leaves it for a later call."""
 
@@ -41,18 +46,29 @@ class WorkerPool:
 def worker_pool(size: int, imports: Sequence[str] = ()) -> Iterator[WorkerPool]:
     """A pool of `size` processes, which import the modules of these names first.
 
-    Leaving the block by an exception stops their trainings, which save a checkpoint."""
+    Leaving the block by an exception stops their trainings, which save a checkpoint, for at most `STOP_SECONDS`."""
     context = multiprocessing.get_context("spawn")
     before = set(multiprocessing.active_children())
     executor = ProcessPoolExecutor(size, mp_context=context, initializer=_begin_worker, initargs=(tuple(imports),))
     try:
         yield WorkerPool(executor, size)
     except BaseException:
-        for process in set(multiprocessing.active_children()) - before:
-            process.terminate()
+        _stop(set(multiprocessing.active_children()) - before)
         raise
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
+
+
+def _stop(processes: Collection[BaseProcess]) -> None:
+    """End processes, those that do not end by themselves by force.
+
+    One that is ended while it returns a result leaves the queue of results locked, and the others wait for it forever."""
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + STOP_SECONDS
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        process.kill()
 
 
 def run_jobs(

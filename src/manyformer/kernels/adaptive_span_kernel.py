@@ -49,7 +49,7 @@ class AdaptiveSpanKernel(Kernel):
         self.spans, self.span_loss, self.scale = spans, span_loss, scale
         self.extra_query_dim = spans.query_dim
         # all preceding keys, without the token itself
-        self.cache_mask = self.mask = Window(spans.max_length + 1) & ~Window(1)
+        self.cache_mask = self.mask = Window(spans.max_span + 1) & ~Window(1)
 
     def forward(self, call: KernelCall) -> LayerOutput:
         state, watch = call.state, call.watch

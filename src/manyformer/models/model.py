@@ -13,12 +13,10 @@ from typing_extensions import TypeVar
 from manyformer.batches import Batch
 from manyformer.core import LayerOutput, State
 from manyformer.errors import UserError
-from manyformer.kernels.features.feature_map import FeatureMap
 from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
 from manyformer.models.model_files import ModelSpec, copy_tokenizers, replacement_folder, write_parts
 from manyformer.models.output_head import BatchLoss, BatchScore, OutputHead
 from manyformer.models.token_inputs import check_length
-from manyformer.position import Position
 
 B = TypeVar("B", bound=Batch, default=Any)
 """The batch record of a model."""
@@ -130,8 +128,8 @@ def model_name(model: nn.Module) -> str:
 
 def max_length_of(*parts: nn.Module) -> int | None:
     """The maximum length that all modules within `parts` allow; None for no limit."""
-    modules = [module for part in parts for module in part.modules() if isinstance(module, Position | FeatureMap)]
-    limits = {module: module.max_length for module in modules if module.max_length is not None}
+    modules = {module: getattr(module, "max_length", None) for part in parts for module in part.modules()}
+    limits = {module: limit for module, limit in modules.items() if limit is not None}
     # the rows and the columns of a grid are fewer than its cells
     inside = {axis for module in limits for axis in module.modules() if axis is not module}
     return min((limit for module, limit in limits.items() if module not in inside), default=None)

@@ -131,7 +131,7 @@ def draw_spans(layers: Sequence[LayerSpans], path: str | Path, *, title: str = "
 
 
 def _make_layer_spans(name: str, kernel: AdaptiveSpanKernel, lengths: Float[Tensor, " h"]) -> LayerSpans:
-    return LayerSpans(part_name(name), tuple(lengths.tolist()), kernel.spans.max_length, kernel.spans.ramp)
+    return LayerSpans(part_name(name), tuple(lengths.tolist()), kernel.spans.max_span, kernel.spans.ramp)
 
 
 class _WorkRecorder:
