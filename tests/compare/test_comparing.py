@@ -352,10 +352,15 @@ def test_a_process_that_does_not_end_by_itself_is_killed(tmp_path: Path, monkeyp
     """A worker that waits for a lock of another one hears no SIGTERM: an error must end the command all the same."""
     monkeypatch.setattr(job_pool, "STOP_SECONDS", 0.5)
     begun = tmp_path / "begun"
-    deaf = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open({str(begun)!r}, 'w'); time.sleep(600)"
-    with pytest.raises(ValueError, match="an error"), job_pool.worker_pool(2) as pool:
-        pool.submit(exec, deaf)
-        while not begun.exists():
-            time.sleep(0.05)
-        raise ValueError("an error")
+    ignore = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+
+    def fail() -> None:
+        with job_pool.worker_pool(2) as pool:
+            pool.submit(exec, f"{ignore}; open({str(begun)!r}, 'w'); time.sleep(600)")
+            while not begun.exists():
+                time.sleep(0.05)
+            raise ValueError("an error")
+
+    with pytest.raises(ValueError, match="an error"):
+        fail()
     assert not multiprocessing.active_children()

@@ -128,7 +128,7 @@ def test_a_summed_source_is_a_state_of_constant_size(name: str) -> None:
 
 
 def test_a_kernel_with_a_table_of_positions_limits_the_length() -> None:
-    """Sinusoids have no largest position; decoding ends at the kernel's, and a longer source is refused in a sentence."""
+    """Sinusoids have no largest position; decoding ends at the kernel's, and a longer source is refused."""
     model = mf.build(
         "transformer", **SIZES | {"max_length": 6}, kernel="synthesizer-random+dot", cross_kernel="softmax"
     )

@@ -62,7 +62,7 @@ def worker_pool(size: int, imports: Sequence[str] = ()) -> Iterator[WorkerPool]:
 def _stop(processes: Collection[BaseProcess]) -> None:
     """End processes, those that do not end by themselves by force.
 
-    One that is ended while it returns a result leaves the queue of results locked, and the others wait for it forever."""
+    One that is ended while it returns a result leaves the queue locked, and the others wait for it forever."""
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + STOP_SECONDS
