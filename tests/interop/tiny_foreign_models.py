@@ -124,6 +124,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
         },
     ),
+    "deepseek-sparse": (
+        "DeepseekV32",
+        {**DEEPSEEK, "index_topk": 7, "index_n_heads": 24, "index_head_dim": 12},
+    ),
     "gpt-oss": ("GptOss", GPT_OSS),
     "gpt-oss-yarn": (
         "GptOss",

@@ -1,23 +1,36 @@
 """Multi-head latent attention: keys and values of all heads from one narrow vector of each token, which is cached."""
 
-from typing import Literal, final
+from typing import Literal, NamedTuple, final
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.attention import default_source, split_heads
 from manyformer.attention.attention_step import AttentionState
-from manyformer.core import Context, LayerOutput, State, TokenPositions
+from manyformer.core import Context, LayerOutput, State, TokenPositions, no_watch
 from manyformer.feedforward import init_glorot
 from manyformer.head_selection import HeadSelection, select_head_inputs, select_head_outputs
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import Mask
+from manyformer.mixers.lightning_indexer import IndexQueries, LightningIndexer
 from manyformer.multi_head.head_gates import MultiHeadLayer
+from manyformer.ops.token_choice_attention import token_choice_attention, token_choice_mask
 from manyformer.position import NoPosition, Position
 from manyformer.sources.kv_source import CacheSpec, KVShape
 
 LatentForm = Literal["expanded", "absorbed"]
+
+
+class _TokenChoice(NamedTuple):
+    """The tokens that each query attends to, -1 for none, and what they were chosen by.
+
+    `is_dense` says that weights of all pairs are formed."""
+
+    chosen: Int[Tensor, "b l m"]
+    queries: IndexQueries
+    index_keys: Float[Tensor, "b 1 s e"]
+    is_dense: bool
 
 
 @final
@@ -31,8 +44,12 @@ class LatentAttention(MultiHeadLayer):
 
     A call takes the cheaper of two forms, which compute the same (see `form`): "expanded" projects keys and values of
     all tokens, "absorbed" projects the queries into the latent space instead, where all heads share keys and values.
-    `path` forces one. The scale of scores is 1 / sqrt(head_dim + rotary_dim) by default. Raises ValueError for sizes
-    below 1 and a position that does not act on queries and keys alone."""
+    `path` forces one. The scale of scores is 1 / sqrt(head_dim + rotary_dim) by default.
+
+    With an `indexer`, a query attends only to the tokens that it chooses (DeepSeek Sparse Attention, DeepSeek-AI 2025,
+    DeepSeek-V3.2-Exp, section 2.1); the cache then holds its keys too. Where tokens are left out, latents are gathered
+    for the absorbed form. Raises ValueError for sizes below 1, for a position that does not act on queries and keys
+    alone, and for an indexer without a latent of queries."""
 
     def __init__(
         self,
@@ -49,6 +66,7 @@ class LatentAttention(MultiHeadLayer):
         scale: float | None = None,
         norm_eps: float = 1e-6,
         bias: bool = False,
+        indexer: LightningIndexer | None = None,
         path: Literal["auto"] | LatentForm = "auto",
     ) -> None:
         super().__init__()
@@ -61,6 +79,9 @@ class LatentAttention(MultiHeadLayer):
         self.position = NoPosition() if position is None else position
         if seams := self.position.required_seams() - {"query", "key"}:
             raise ValueError(f"LatentAttention does not support {sorted(seams)}, which {self.position} needs")
+        if indexer is not None and query_latent_dim is None:
+            raise ValueError("LatentAttention: an indexer reads the latent of queries, and query_latent_dim is None")
+        self.indexer = indexer
         self.heads, self.latent_dim, self.rotary_dim, self.path = heads, latent_dim, rotary_dim, path
         self.head_dim, self.value_dim = head_dim, value_dim
         self.kernel = SoftmaxKernel(mask, scale=(head_dim + rotary_dim) ** -0.5 if scale is None else scale)
@@ -76,18 +97,22 @@ class LatentAttention(MultiHeadLayer):
         init_glorot(*(projection for projection in projections if projection is not None))
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
-        # the cached keys hold the values too
-        shape = KVShape(1, self.latent_dim + self.rotary_dim, 0)
+        # the cached keys hold the values too, and the place of values the keys of the indexer
+        index_dim = 0 if self.indexer is None else self.indexer.head_dim
+        shape = KVShape(1, self.latent_dim + self.rotary_dim, index_dim)
         source_state = self.source.init_state(CacheSpec(batch, shape, capacity, device, dtype))
         return AttentionState(source_state, self.kernel.init_state(batch, device=device, dtype=dtype))
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         source_state, kernel_state = (None, None) if state is None else state[:2]
-        q = split_heads(self._project_queries(x), self.heads)
+        latent = self._query_latent(x)
+        q = split_heads(self.q_proj(latent), self.heads)
         q, rotary = torch.split(q, [self.head_dim, self.rotary_dim], -1)
         rotary = self.position.query(rotary, ctx.positions)
-        cached, _, key_positions, source_state, loss = self.source(x, ctx, self.project_latent, source_state)
-        is_absorbed = self.form(q.shape[2], cached.shape[2]) == "absorbed"
+        cached, index_keys, key_positions, source_state, loss = self.source(x, ctx, self.project_latent, source_state)
+        choice = self._choose(x, latent, index_keys, key_positions, ctx)
+        is_gathered = choice is not None and not choice.is_dense
+        is_absorbed = is_gathered or self.form(q.shape[2], cached.shape[2]) == "absorbed"
         to_keys, to_values = self._matrices_by_head()
         if is_absorbed:
             q, k, v = torch.einsum("bhle,hec->bhlc", q, to_keys), cached, cached[..., : self.latent_dim]
@@ -95,11 +120,46 @@ class LatentAttention(MultiHeadLayer):
             k, v = self._expand(cached)
         q = torch.cat([q, rotary], -1)
         call = KernelCall(q, k, v, ctx.positions, key_positions, NoPosition(), kernel_state, ctx.watch)
-        y, kernel_state, _ = self.kernel(call)
+        if choice is None:
+            y, kernel_state, _ = self.kernel(call)
+        else:
+            y, index_loss = self._attend_to_chosen(call, choice)
+            loss = loss + index_loss
         if is_absorbed:
             y = torch.einsum("bhlc,hfc->bhlf", y, to_values)
         y = self.out_proj(self.merge_heads(y))
         return LayerOutput(y, None if state is None else AttentionState(source_state, kernel_state), loss)
+
+    def _choose(
+        self, x: Tensor, latent: Tensor, index_keys: Tensor, key_positions: TokenPositions, ctx: Context
+    ) -> "_TokenChoice | None":
+        """The chosen tokens; None without an indexer, and where all are, unless the indexer learns from them."""
+        indexer, keys = self.indexer, index_keys.shape[2]
+        if indexer is None or (keys <= indexer.count and not torch.is_grad_enabled()):
+            return None
+        queries = indexer.queries(x, latent, ctx.positions)
+        visible = self.kernel.mask.dense(ctx.positions, key_positions, 1)
+        chosen = indexer.choose(queries, index_keys, visible)
+        forms_weights = ctx.watch is not no_watch or (self.training and self.kernel.dropout > 0)
+        return _TokenChoice(chosen, queries, index_keys, is_dense=forms_weights or keys <= indexer.count)
+
+    def _attend_to_chosen(self, call: KernelCall, choice: "_TokenChoice") -> tuple[Tensor, Tensor | float]:
+        """The outputs (b, h, l, f), and the loss of the indexer where gradients are computed."""
+        chosen, queries, index_keys, is_dense = choice
+        indexer, scale = self.indexer, self.kernel.scale
+        assert indexer is not None
+        assert scale is not None
+        if is_dense:
+            mask = token_choice_mask(chosen, call.k.shape[2])
+            dropout = self.kernel.dropout if self.training else 0.0
+            y, weights = call.softmax_reference(mask, scale=scale, dropout=dropout)
+            call.watch(self.kernel, "weights", weights)
+            shares = weights.detach().mean(1).gather(-1, chosen.clamp(min=0))
+        else:
+            y, shares = token_choice_attention(call.q, call.k[:, 0], call.v[:, 0], chosen, scale=scale)
+        if not torch.is_grad_enabled():
+            return y, 0.0
+        return y, indexer.loss(queries, index_keys, chosen, shares, call.query_positions)
 
     def form(self, queries: int, keys: int) -> LatentForm:
         """The form with fewer multiplications for a call; both forms have the same scores."""
@@ -115,17 +175,17 @@ class LatentAttention(MultiHeadLayer):
         return f"{self.form(queries, keys)}: {reason}"
 
     def project_latent(self, x: Float[Tensor, "b s d"], positions: TokenPositions) -> tuple[Tensor, Tensor]:
-        """What is cached of tokens: the normalized latent and the shared key (b, 1, s, c + r), and no values."""
+        """What is cached of tokens: normalized latent and shared key (b, 1, s, c + r), and the keys of an indexer."""
         latent, key = torch.split(self.kv_down_proj(x)[:, None], [self.latent_dim, self.rotary_dim], -1)
         cached = torch.cat([self.kv_norm(latent).to(key.dtype), self.position.key(key, positions)], -1)
-        return cached, cached[..., :0]
+        return cached, cached[..., :0] if self.indexer is None else self.indexer.keys(x, positions).to(cached.dtype)
 
-    def _project_queries(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b l he"]:
+    def _query_latent(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b l c"]:
+        """What the queries are projected from."""
         if self.q_down_proj is None or self.q_norm is None:
-            y: Tensor = self.q_proj(x)
-        else:
-            y = self.q_proj(self.q_norm(self.q_down_proj(x)))
-        return y
+            return x
+        latent: Tensor = self.q_norm(self.q_down_proj(x))
+        return latent
 
     def _products(self, queries: int, keys: int) -> tuple[int, int]:
         """The multiplications for each head of both forms, without those that they share."""

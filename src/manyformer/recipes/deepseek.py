@@ -12,6 +12,7 @@ from manyformer.experts import GatedExperts, MixtureOfExperts, SelectionBias, Se
 from manyformer.feedforward import GatedFeedForward
 from manyformer.masks import Causal
 from manyformer.mixers.latent_attention import LatentAttention
+from manyformer.mixers.lightning_indexer import LightningIndexer
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import RotaryPosition, YaRNRotaryScaling
 from manyformer.position.rotary_scaling import yarn_temperature
@@ -54,6 +55,9 @@ LATENT_EPS = 1e-6
         "expert_groups": 4,
         "groups_per_token": 2,
         "dense_layers": 1,
+        "indexed_tokens": 6,
+        "indexer_heads": 3,
+        "indexer_dim": 6,
     },
 )
 def deepseek(
@@ -84,6 +88,11 @@ def deepseek(
     rope_pairs: Annotated[
         Literal["interleaved", "halves"], "channels that are rotated together; weights of V2 and V3 have interleaved"
     ] = "interleaved",
+    indexed_tokens: Annotated[
+        PositiveSize | None, "tokens that an indexer chooses for each query (V3.2); null means that it attends to all"
+    ] = None,
+    indexer_heads: Annotated[PositiveSize, "number of heads of the indexer"] = 16,
+    indexer_dim: Annotated[PositiveSize, "width of a head of the indexer"] = 64,
     *,
     norm_eps: NormEps = 1e-6,
     tied: TiedOutput = False,
@@ -94,11 +103,17 @@ def deepseek(
     DeepSeek-V3 has dim=7168, depth=61, heads=128, head_dim=128, rotary_dim=64, value_dim=128, latent_dim=512,
     query_latent_dim=1536, ff_dim=18432, expert_dim=2048, num_experts=256, experts_per_token=8, expert_groups=8,
     groups_per_token=4, dense_layers=3 (section 4.2). `ff_dim` is the width in `dense_layers`, 8/3 dim unless given.
-    Raises UserError for experts, groups and widths that do not fit."""
+    DeepSeek-V3.2 has sparse attention, with indexed_tokens=2048, indexer_heads=64 and indexer_dim=128. Raises UserError
+    for experts, groups and widths that do not fit, and for an indexer without a latent of queries."""
     if rotary_dim % 2:
         raise UserError(f"rotary_dim ({rotary_dim}) must be even: its channels are rotated in pairs")
     scaling = YaRNRotaryScaling(rope_factor, original_length, magnitude=1.0) if rope_factor > 1 else None
     position = RotaryPosition(rotary_dim, pairs=rope_pairs, base=rope_base, scaling=scaling)
+    if indexed_tokens is not None and (query_latent_dim is None or indexer_dim < rotary_dim):
+        raise UserError(
+            f"the indexer of indexed_tokens ({indexed_tokens}) needs query_latent_dim ({query_latent_dim}), and "
+            f"rotary_dim ({rotary_dim}) of the indexer_dim ({indexer_dim}) channels of its heads"
+        )
     # the temperature of YaRN acts on all channels, not on rotated ones alone
     score_scale = yarn_temperature(rope_factor) ** 2 * (head_dim + rotary_dim) ** -0.5
     losses = [SequenceBalanceLoss(balance_weight)] if balance_weight else []
@@ -119,6 +134,22 @@ def deepseek(
         shared = GatedFeedForward(dim, shared_experts * expert_dim)
         return MixtureOfExperts(router, GatedExperts(num_experts, dim, expert_dim), shared=shared, losses=losses)
 
+    def make_indexer() -> LightningIndexer | None:
+        if indexed_tokens is None or query_latent_dim is None:
+            return None
+        # the weights have halves here, whatever the pairs of the attention
+        index_position = RotaryPosition(
+            indexer_dim, rotated=rotary_dim, pairs="halves", base=rope_base, scaling=scaling
+        )
+        return LightningIndexer(
+            dim,
+            query_latent_dim,
+            heads=indexer_heads,
+            head_dim=indexer_dim,
+            count=indexed_tokens,
+            position=index_position,
+        )
+
     def layer(number: int) -> dict[str, Layer]:
         attention = LatentAttention(
             dim,
@@ -132,6 +163,7 @@ def deepseek(
             position=position,
             scale=score_scale,
             norm_eps=LATENT_EPS,
+            indexer=make_indexer(),
         )
         return {"attention": attention, "ff": feedforward(number)}
 
