@@ -22,6 +22,8 @@ from manyformer.compare.suite_report import EQUAL_STEPS, SuiteResult
 from manyformer.compare.suite_runner import SuiteOptions, fitting_recipes, read_suite, run_suite
 from manyformer.errors import UserError, UserErrors
 from manyformer.files.json_records import DamagedFile
+from manyformer.recipes import RECIPES
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 FILE = """# Which is best?
 title: Tiny
@@ -263,6 +265,31 @@ def test_all_means_every_causal_language_model(tmp_path: Path) -> None:
     names = fitting_recipes(read_suite(written(tmp_path)))
     assert {"transformer-lm", "rfa", "gmlp", "longformer-lm"} <= set(names)
     assert not {"bert", "vit", "transformer", "reformer"} & set(names)
+
+
+AWKWARD = {
+    "adaptive-span": "no value of",
+    "early-exit-lm": "no value of",
+    "bigbird-lm": r"max_length \(32\) must be a multiple of block",
+}
+"""Recipes that need sizes of their own in the full suite, and what it says without them."""
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(name, marks=() if name in ("nsa", "deepseek", "qwen3-next") else pytest.mark.slow)
+        for name, entry in sorted(RECIPES.items())
+        if entry.card.task is LANGUAGE_MODELLING and "causal" in entry.card.promises
+    ],
+)
+def test_the_full_suite_takes_every_causal_language_model(recipe: str) -> None:
+    if recipe in AWKWARD:
+        with pytest.raises(UserError, match=AWKWARD[recipe]):
+            read_suite("suite/full", chosen=[recipe])
+        return
+    suite = read_suite("suite/full", chosen=[recipe])
+    assert all(recipe in [case.name for case in task.comparison.cases] for task in suite.tasks)
 
 
 def test_budgets_change_the_steps_by_the_cost_of_a_step(tmp_path: Path) -> None:
