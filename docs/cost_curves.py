@@ -38,7 +38,8 @@ def count_costs(name: str) -> list[LengthCost]:
     parameters = get_recipe(name).signature.parameters
     costs = dict[int, LengthCost]()
     for length in LENGTHS:
-        longer = {"max_length": length} if "max_length" in parameters else {}
+        largest = parameters["max_length"].default if "max_length" in parameters else length
+        longer = {"max_length": length} if largest and largest < length else {}
         try:
             cost = forward_cost(build_on_meta(name, longer), length)
         except ValueError:
