@@ -28,12 +28,6 @@ def cards(patterns: Iterable[str], root: str) -> Iterator[str]:
             yield from card(RECIPES[name], root)
 
 
-def names_without(patterns: Iterable[str]) -> list[str]:
-    """The recipes that match none of the patterns."""
-    patterns = list(patterns)
-    return sorted(name for name in RECIPES if not any(fnmatch(name, pattern) for pattern in patterns))
-
-
 def card(recipe: Recipe, root: str) -> Iterator[str]:
     """The lines of a card: the paper, cost and contracts, the number of parameters, the cost by length, and the first
     attention mask or, where no mask decides, how strongly outputs depend on tokens.

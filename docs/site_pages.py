@@ -34,7 +34,6 @@ def write(folder: Path) -> None:
     pictures.make_pictures(folder / "pictures")
     pages = {"commands.md": commands_page(), "shipped.md": shipped_page(), "map.svg": import_map.draw(), **api_pages()}
     pages |= {
-        "further-recipes.md": further_recipes_page(docs),
         "more.md": further_pages(docs),
         "gallery.md": recipe_cards.gallery_page(),
         "pictures.md": pictures.pictures_page(folder / "pictures"),
@@ -51,17 +50,6 @@ def write_if_changed(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.is_file() or path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")
-
-
-def further_recipes_page(docs: Path) -> str:
-    """The cards of all recipes that no page of a family names."""
-    patterns = set[str]()
-    for page in (docs / "mechanisms").glob("*.md"):
-        for block in re.findall(r"^```{recipe-cards}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
-            patterns |= set(block.split())
-    names = recipe_cards.names_without(patterns)
-    cards = ["```{recipe-cards}", *names, "```"] if names else ["All recipes stand on the page of their family."]
-    return "\n".join(["# Further recipes", "", *cards, ""])
 
 
 def further_pages(docs: Path) -> str:

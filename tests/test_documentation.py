@@ -31,8 +31,7 @@ from manyformer.train.run_folder import as_training_run
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 BUILT = {
-    DOCS / "generated" / name
-    for name in ("commands.md", "shipped.md", "api/index.md", "further-recipes.md", "gallery.md", "pictures.md")
+    DOCS / "generated" / name for name in ("commands.md", "shipped.md", "api/index.md", "gallery.md", "pictures.md")
 }
 """The pages that docs/conf.py writes before it builds the site."""
 PAGES = [
@@ -206,17 +205,10 @@ def test_every_public_name_has_a_description(module: str) -> None:
     assert f"automodule:: {module}\n" in site_pages.api_pages()[f"api/{module}.rst"]
 
 
-def test_every_recipe_stands_on_one_page_of_the_mechanisms() -> None:
-    further = site_pages.further_recipes_page(DOCS)
-    pages = [*(DOCS / "mechanisms").glob("*.md")]
-    blocks = [
-        block for page in pages for block in re.findall(r"^```{recipe-cards}\n(.*?)^```", page.read_text(), re.M | re.S)
-    ]
-    patterns = [
-        pattern
-        for block in (*blocks, *re.findall(r"{recipe-cards}\n(.*?)```", further, re.S))
-        for pattern in block.split()
-    ]
+def test_every_recipe_stands_on_a_page_of_its_mechanism() -> None:
+    pages = [page.read_text() for page in (DOCS / "mechanisms").glob("*.md")]
+    blocks = [block for text in pages for block in re.findall(r"^```{recipe-cards}\n(.*?)^```", text, re.M | re.S)]
+    patterns = [pattern for block in blocks for pattern in block.split()]
     assert [name for name in mf.recipes() if not any(fnmatch(name, pattern) for pattern in patterns)] == []
     assert [pattern for pattern in patterns if not any(fnmatch(name, pattern) for name in mf.recipes())] == []
 
