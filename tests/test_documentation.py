@@ -125,6 +125,15 @@ def section_classes(section: str) -> Iterator[Any]:
         yield from (member, *getattr(member, "variants", {}).values())
 
 
+def test_formulas_can_be_drawn() -> None:
+    """Those in dollars, as docs/conf.py turns them into MathML."""
+    mathml = pytest.importorskip("docutils.utils.math.latex2mathml", reason="pip install 'manyformer[docs]'")
+    for page in (DOCS / "mechanisms").glob("*.md"):
+        text = re.sub(r"^```.*?^```|`[^`\n]+`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for block, inline in re.findall(r"\$\$(.+?)\$\$|\$(.+?)\$", text, re.DOTALL):
+            assert mathml.tex2mathml(block or inline, as_block=bool(block)), page
+
+
 @pytest.mark.parametrize("page", WRITTEN, ids=page_id)
 def test_documented_settings_exist(page: Path) -> None:
     """`section.key=value` anywhere, `section.key` alone in inline code, and the keys of files."""

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_documentation import PLACEHOLDER, WRITTEN, command_lines
 
 from manyformer.cli import run
+from test_documentation import PLACEHOLDER, WRITTEN, command_lines
 
 SMALL = ("model.dim=16", "model.depth=2", "model.heads=2", "limits.steps=2", "data.vocab=300", "data.length=32")
 """Settings that make a run of lm/stdlib cheap."""
