@@ -60,7 +60,7 @@ def main(names: Sequence[str]) -> None:
 
 
 def drawing(name: str) -> str:
-    """An SVG with the operations of a token and, where a state is kept, its bytes, by length; "" for a fixed length."""
+    """SVGs of the operations of a token and, where a state is kept, of its bytes, by length; "" for a fixed length."""
     costs = read_costs().get(name, [])
     if len(costs) < 2:
         return ""
@@ -68,15 +68,14 @@ def drawing(name: str) -> str:
     curves = [("operations a token", [cost.flops / cost.length for cost in costs])]
     curves += [("bytes of state", [float(size) for size in states])] if len(states) == len(costs) else []
     lengths = [cost.length for cost in costs]
-    panels = "".join(_panel(number, title, lengths, values) for number, (title, values) in enumerate(curves))
-    size = f'width="{WIDTH * len(curves)}" height="{HEIGHT}" viewBox="0 0 {WIDTH * len(curves)} {HEIGHT}"'
-    text = "; ".join(f"{title} {_span(lengths, values)}" for title, values in curves)
-    return f'<svg class="costs" role="img" aria-label="{text}" {size}>{panels}</svg>'
+    return "".join(_panel(title, lengths, values) for title, values in curves)
 
 
-def _panel(number: int, title: str, lengths: Sequence[int], values: Sequence[float]) -> str:
-    """One curve: both axes are logarithmic, four units of the picture's height for a factor of 16."""
-    return f'<g transform="translate({number * WIDTH} 0)">{"".join(_marks(title, lengths, values))}</g>'
+def _panel(title: str, lengths: Sequence[int], values: Sequence[float]) -> str:
+    """One curve with logarithmic axes, a picture of its own so that the second wraps on a phone."""
+    size = f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
+    label = f"{title} {_span(lengths, values)}"
+    return f'<svg class="costs" role="img" aria-label="{label}" {size}>{"".join(_marks(title, lengths, values))}</svg>'
 
 
 def _marks(title: str, lengths: Sequence[int], values: Sequence[float]) -> Iterator[str]:

@@ -18,7 +18,7 @@ DRY = ("train", "compare")
 AS_THEY_STAND = ("list", "show", "plan", "runs", "floors")
 ON_A_RUN = ("generate", "evaluate", "plot", "view", "attention")
 """Commands that run on runs/lm-stdlib."""
-SEPARATE = ("--calibrate", "--serve", "--help", "mixing", "--compare", "downloads/", "models/", "mixture")
+SEPARATE = ("--calibrate", "--serve", "--help", "mixing", "--compare", "downloads/", "models/", "runs copy")
 """Parts of commands that measure time, wait, need files of others, or are tested elsewhere (`tests/cli`)."""
 
 
@@ -49,6 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a text and a small run, in which the commands run."""
     path, home = tmp_path_factory.mktemp("documented"), Path.cwd()
     os.chdir(path)
+    (path / "mine.yaml").write_text("extends: lm/stdlib\n")
     for name in ("book.txt", "other.txt"):
         (path / name).write_text("the cat sat on the mat. the dog sat on the log. " * 400)
     assert run(["train", "lm/stdlib", "data.path=book.txt", *SMALL, "--quiet"]) == 0
