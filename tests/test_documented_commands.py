@@ -12,8 +12,8 @@ from test_documentation import PLACEHOLDER, WRITTEN, command_lines
 
 DRY = ("train", "compare")
 """Commands whose dry run resolves all names and settings, and builds the models."""
-SEPARATE = ("--help", "downloads/", "models/", "mine.yaml")
-"""Parts of commands that need files which only their reader has."""
+SEPARATE = ("--help", "downloads/", "models/", ".yaml", "classify/", "surgery/")
+"""Parts of commands that need files which only their reader has, or an earlier run."""
 
 
 def words_of(line: str) -> list[str]:

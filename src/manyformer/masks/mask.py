@@ -81,7 +81,7 @@ class Mask(ABC):
         head_masks = [self.for_head(head) for head in range(heads)] if self.per_head else [self]
         head_ids = torch.arange(len(head_masks), device=query_positions.position_ids.device)
         same_segment = (q.segment_ids == k.segment_ids) & (k.segment_ids != PADDING_SEGMENT)
-        if same_segment.is_meta:
+        if same_segment.device.type == "meta":
             # there are no values to compute, and each operation would cost a millisecond of shape arithmetic
             return same_segment.expand(-1, len(head_masks), -1, -1)
         per_head = [mask(head, q, k).expand(same_segment.shape) for mask, head in zip(head_masks, head_ids)]
