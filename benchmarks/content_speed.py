@@ -174,7 +174,7 @@ CONTESTS = [
     Contest(
         "Reformer, local and hashing layers, 2 rounds",
         2048,
-        {"ours": reformer("reformer", 2, every=2), "transformers": hugging_face},
+        {"ours": reformer("reformer", 2, lsh_every=2), "transformers": hugging_face},
         {"transformers": 0.8},
     ),
     Contest(

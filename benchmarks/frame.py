@@ -5,6 +5,7 @@ import json
 import math
 import os
 import statistics
+import time
 
 # Before torch is loaded: threads that wait for each other then sleep instead of spinning, for everybody alike. With a
 # busy neighbour, spinning makes two threads many times slower than one.
@@ -28,11 +29,25 @@ Part = Callable[[int], Iterator[Row]]
 """A part of a benchmark, which is told how often to time everything."""
 
 
+class Measured:
+    """What the command line asks for: contests whose name has `what` in it, and whether their memory."""
+
+    what = ""
+    memory = True
+
+
+MEASURED = Measured()
+
+
 def run(doc: str, parts: Mapping[str, Part], *, rounds: int, out: str) -> None:
     """Measure each part, or the one that is asked for; print rows as they come, and write them down."""
     words = _arguments(doc, list(parts), rounds, out)
     torch.manual_seed(0)
     warning = settle(words.threads)
+    MEASURED.what, MEASURED.memory = words.contests, not words.processor_time
+    if words.processor_time:
+        assert words.threads == 1, "the processor time of several threads says nothing about time: --threads 1"
+        time.perf_counter = time.process_time
     rows = [row for name, part in parts.items() if words.only in (None, name) for row in _shown(part(words.rounds))]
     found = {"threads": words.threads, "rounds": words.rounds, "torch": torch.__version__, "warning": warning}
     Path(words.out).write_text(json.dumps(found | {"rows": rows}, indent=2) + "\n", encoding="utf-8")
@@ -60,16 +75,19 @@ def contest(
     memory_goals: Mapping[str, float] | None = None,
 ) -> Iterator[Row]:
     """A row for each candidate: the first one's time, and its extra memory, as shares of each other one's."""
+    if MEASURED.what not in what:
+        return
     for step in steps.values():
         step()
-    memory = {name: memory_of(step) for name, step in steps.items()}
+    memory = {name: memory_of(step) if MEASURED.memory else None for name, step in steps.items()}
     times = take_turns(steps, rounds, CPU)
     first = next(iter(steps))
     for name in steps:
         row: Row = {"what": what, "candidate": name, "seconds": statistics.median(times[name]), "memory": memory[name]}
         if name != first:
             row |= {"ratio": paired_ratio(times[first], times[name])._asdict(), "goal": goals.get(name)}
-            row |= {"memory_ratio": memory[first] / memory[name], "memory_goal": (memory_goals or {}).get(name)}
+            if MEASURED.memory:
+                row |= {"memory_ratio": memory[first] / memory[name], "memory_goal": (memory_goals or {}).get(name)}
         yield row
 
 
@@ -145,6 +163,12 @@ def _arguments(doc: str, parts: list[str], rounds: int, out: str) -> argparse.Na
     parser = parser_of(doc)
     parser.add_argument("--threads", type=int, default=2, help="threads of torch [2]")
     parser.add_argument("--rounds", type=int, default=rounds, help=f"how often everything is timed [{rounds}]")
+    parser.add_argument("--contests", default="", help="only those with this in their name")
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="time by the processor time of the process, which other work hardly changes: one thread, no memory",
+    )
     parser.add_argument("--only", choices=parts, help="one part of the measurement")
     parser.add_argument("--out", default=out, help=f"where the numbers go [{out}]")
     return parser.parse_args()
