@@ -79,11 +79,16 @@ def contest(
         return
     for step in steps.values():
         step()
-    memory = {name: memory_of(step) if MEASURED.memory else None for name, step in steps.items()}
+    memory = {name: memory_of(step) for name, step in steps.items() if MEASURED.memory}
     times = take_turns(steps, rounds, CPU)
     first = next(iter(steps))
     for name in steps:
-        row: Row = {"what": what, "candidate": name, "seconds": statistics.median(times[name]), "memory": memory[name]}
+        row: Row = {
+            "what": what,
+            "candidate": name,
+            "seconds": statistics.median(times[name]),
+            "memory": memory.get(name),
+        }
         if name != first:
             row |= {"ratio": paired_ratio(times[first], times[name])._asdict(), "goal": goals.get(name)}
             if MEASURED.memory:
