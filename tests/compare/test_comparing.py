@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,19 @@ def test_steps_are_timed_and_one_setting_needs_no_sweep(tmp_path: Path) -> None:
     fresh = compare(tmp_path / "mine.yaml", out=tmp_path / "out", seeds=1, fresh=True)
     assert (tmp_path / "out.old-1").is_dir()
     assert fresh.mean("rope", "loss") == found.mean("rope", "loss")
+
+
+def test_models_that_became_larger_than_the_reference_are_noted(tmp_path: Path) -> None:
+    """Data may decide a size that was assumed when sizes were made equal, such as the longest of all sentences."""
+    text = FILE.replace("score:", "reference: learned\nscore:").split("  rope, YaRN")[0]
+    (tmp_path / "mine.yaml").write_text(text)
+    found = compare(tmp_path / "mine.yaml", out=tmp_path / "out", seeds=1)
+    assert not any("parameters" in note for note in found.notes)
+    first, second = found.measurements
+    assert first.parameters is not None
+    larger = replace(found, measurements=(first, replace(second, parameters=2 * first.parameters)))
+    note = f"rope has {2 * first.parameters:,} parameters with its vocabulary, learned has {first.parameters:,}"
+    assert note in larger.notes
 
 
 def test_a_case_may_begin_with_the_weights_of_another(tmp_path: Path) -> None:

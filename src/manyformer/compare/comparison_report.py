@@ -14,6 +14,7 @@ from manyformer.compare.claims import ClaimVerdict, TableCell, judge_claim, pars
 from manyformer.compare.cost import StepCost
 from manyformer.compare.measurement import CaseMeasurement
 from manyformer.compare.scoring import score_kind
+from manyformer.compare.sizing import TOLERANCE
 from manyformer.config.comparison import Comparison
 from manyformer.data.synthetic_floors import GuessFloors
 from manyformer.system.printable_text import printable
@@ -86,7 +87,7 @@ class ComparisonResult:
         shared_weights = [f"{case.name} has the weights of {case.trained_by}" for case in cases]
         trained = [f"{seeds}; scored on the {self.comparison.file.split} data", *self._trial_notes()]
         floors = [self.guesses.summary_line] if self.guesses is not None else []
-        return [*trained, *floors, *shared_weights, *self._missing_reasons()]
+        return [*trained, *floors, *self._size_notes(), *shared_weights, *self._missing_reasons()]
 
     def _trial_notes(self) -> Iterator[str]:
         """What the trials of each case scored on the validation data, and which is the best."""
@@ -104,6 +105,16 @@ class ComparisonResult:
             ]
             if texts:
                 yield f"trials of {case}: {'; '.join(texts)}"
+
+    def _size_notes(self) -> Iterator[str]:
+        """Cases whose models are not as large as the reference's: data may decide sizes that were assumed."""
+        reference = self.comparison.file.reference
+        sizes = {measurement.case: measurement.parameters for measurement in self.measurements}
+        if reference is None or not (expected := sizes.get(reference)):
+            return
+        for case, size in sizes.items():
+            if size is not None and abs(size - expected) > TOLERANCE * expected:
+                yield f"{case} has {size:,} parameters with its vocabulary, {reference} has {expected:,}"
 
     def to_markdown(self) -> str:
         """The report as Markdown, with a link to the figure in the same folder."""
