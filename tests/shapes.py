@@ -17,7 +17,7 @@ from torch import Tensor
 CHECKED = [
     f"manyformer.{part}"
     for part in (
-        *("core", "masks", "position", "kernels", "sources", "ops", "attention", "feedforward", "head_gates"),
+        *("core", "masks", "position", "kernels", "sources", "ops", "attention", "feedforward", "multi_head"),
         "experts",
         *("depth", "mixers", "models", "residual"),
         *("generate.beam_search", "generate.next_token", "generate.sampling"),

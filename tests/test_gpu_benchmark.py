@@ -131,5 +131,7 @@ def test_a_gpu_would_be_asked_about_every_recipe() -> None:
 
 
 @pytest.mark.slow
+# x-transformers compiles a function with torch.jit.script where it is imported first
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 def test_every_part_is_rehearsed(tmp_path: Path) -> None:
     assert gpu.main(["--device", "cpu", "--tiny", "--out", str(tmp_path / "gpu.json")]) == 0

@@ -51,6 +51,8 @@ class CostModel:
     """Queries of one fused call with forget gates, whose sums are counted from its first token to stay exact."""
     max_block_choice_queries: int = budget(64, "queries", "2026-11-23")
     """Queries of one chosen block of keys that are computed together; the last ones of a block are padded."""
+    token_choice_elements: int = budget(1 << 22, "elements", "2026-11-24")
+    """Gathered numbers, or products of an index, that are held at a time where each query attends to chosen tokens."""
     min_buffer_columns: int = measured(16, "tokens", "2026-11-21")
     """The smallest number of free columns in a new buffer."""
 

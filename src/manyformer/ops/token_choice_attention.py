@@ -10,12 +10,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from manyformer.costs.cost_model import COSTS
 from manyformer.ops.block_choice_attention import choose_blocks
 from manyformer.ops.softmax_attention import masked_softmax
 from manyformer.recompute import recompute_for_gradient
-
-MAX_GATHERED = 1 << 22
-"""Numbers that are gathered, or products that are held, at a time."""
 
 
 class TokenChoiceOutput(NamedTuple):
@@ -45,7 +43,7 @@ def token_choice_attention(
     scale: float,
 ) -> TokenChoiceOutput:
     """Softmax attention under `token_choice_mask`; zeros for queries without a chosen token."""
-    size = max(1, MAX_GATHERED // max(1, k.shape[0] * chosen.shape[2] * (k.shape[2] + v.shape[2])))
+    size = max(1, COSTS.token_choice_elements // max(1, k.shape[0] * chosen.shape[2] * (k.shape[2] + v.shape[2])))
     outputs = [
         recompute_for_gradient(_attend, q_chunk, k, v, chosen_chunk, scale, dropout=0.0)
         for q_chunk, chosen_chunk in zip(torch.split(q, size, 2), torch.split(chosen, size, 1))
@@ -58,7 +56,7 @@ def index_scores(
     q: Float[Tensor, "b h l e"], head_weights: Float[Tensor, "b l h"], k: Float[Tensor, "b s e"]
 ) -> Float[Tensor, "b l s"]:
     """The scores of all pairs: the positive parts of products, summed over heads with the weights of the query."""
-    size = max(1, MAX_GATHERED // max(1, q.shape[0] * q.shape[1] * k.shape[1]))
+    size = max(1, COSTS.token_choice_elements // max(1, q.shape[0] * q.shape[1] * k.shape[1]))
     return torch.cat(
         [
             (head_weights_chunk[..., None, :] @ (q_chunk.transpose(1, 2) @ k.mT[:, None]).relu()).squeeze(-2)
@@ -75,7 +73,7 @@ def chosen_index_scores(
     chosen: Int[Tensor, "b l m"],
 ) -> Float[Tensor, "b l m"]:
     """`index_scores` of the chosen tokens, with a gradient; -inf where there is none."""
-    size = max(1, MAX_GATHERED // max(1, k.shape[0] * chosen.shape[2] * k.shape[2]))
+    size = max(1, COSTS.token_choice_elements // max(1, k.shape[0] * chosen.shape[2] * k.shape[2]))
     chunks = zip(torch.split(q, size, 2), torch.split(head_weights, size, 1), torch.split(chosen, size, 1))
     return torch.cat([recompute_for_gradient(_index_chosen, *chunk, k, dropout=0.0) for chunk in chunks], 1)
 

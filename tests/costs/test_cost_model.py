@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 import manyformer as mf
+from manyformer.costs import cost_model
 
 ROOT = Path(mf.__file__).parent
-FIELDS = dataclasses.fields(costs.CostModel)
+FIELDS = dataclasses.fields(cost_model.CostModel)
 
 NO_COSTS = {
     "BLANK",
@@ -44,7 +45,9 @@ NO_COSTS = {
 
 
 def test_each_cost_has_a_unit_a_date_and_a_description() -> None:
-    (body,) = (node.body for node in ast.parse(Path(costs.__file__).read_text()).body if isinstance(node, ast.ClassDef))
+    (body,) = (
+        node.body for node in ast.parse(Path(cost_model.__file__).read_text()).body if isinstance(node, ast.ClassDef)
+    )
     described = {
         field.target.id
         for field, text in itertools.pairwise(body)
@@ -64,7 +67,7 @@ def test_each_cost_is_used_by_one_module() -> None:
 
 def test_costs_do_not_change() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        costs.COSTS.lse_block = 1  # type: ignore[misc]
+        cost_model.COSTS.lse_block = 1  # type: ignore[misc]
 
 
 def test_ops_and_kernels_hold_no_constant_of_the_machine() -> None:
