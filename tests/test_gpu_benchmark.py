@@ -133,5 +133,6 @@ def test_a_gpu_would_be_asked_about_every_recipe() -> None:
 @pytest.mark.slow
 # x-transformers compiles a function with torch.jit.script where it is imported first
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.usefixtures("unchecked")
 def test_every_part_is_rehearsed(tmp_path: Path) -> None:
     assert gpu.main(["--device", "cpu", "--tiny", "--out", str(tmp_path / "gpu.json")]) == 0
