@@ -22,7 +22,7 @@ UNANSWERED_SHARE = 0.1
 SHARES = {"train": 0.9, "valid": 0.05, "test": 0.05}
 
 
-def question_of(words: list[str], frequent: list[str], rng: random.Random) -> tuple[str, str, int] | None:
+def question_of(words: list[str], frequent: dict[str, int], rng: random.Random) -> tuple[str, str, int] | None:
     """A question about a passage, its answer, and the number of characters before it; None if no word qualifies."""
     counts = Counter(words)
     if rng.random() < UNANSWERED_SHARE:
@@ -38,7 +38,7 @@ def write_questions(text: str, out: Path, *, passage: int, questions: int, seed:
     """Write the three tables into the folder `out`."""
     words, rng = re.findall(r"[A-Za-z]+(?:'[a-z]+)?[.,;:!?]*", text), random.Random(seed)
     ranked = Counter(word for word in words if word.isalpha()).most_common(FREQUENT_WORDS)
-    frequent, first = [word for word, _ in ranked], 0
+    frequent, first = dict(ranked), 0
     out.mkdir(parents=True, exist_ok=True)
     for name, share in SHARES.items():
         part = words[first : first + round(share * len(words))]

@@ -14,7 +14,7 @@ from manyformer.compare.claims import ClaimVerdict, TableCell, judge_claim, pars
 from manyformer.compare.cost import StepCost
 from manyformer.compare.measurement import CaseMeasurement
 from manyformer.compare.scoring import score_kind
-from manyformer.compare.sizing import TOLERANCE
+from manyformer.compare.sizing import is_as_large
 from manyformer.config.comparison import Comparison
 from manyformer.data.synthetic_floors import GuessFloors
 from manyformer.system.printable_text import printable
@@ -113,7 +113,7 @@ class ComparisonResult:
         if reference is None or not (expected := sizes.get(reference)):
             return
         for case, size in sizes.items():
-            if size is not None and abs(size - expected) > TOLERANCE * expected:
+            if size is not None and not is_as_large(size, expected):
                 yield f"{case} has {size:,} parameters with its vocabulary, {reference} has {expected:,}"
 
     def to_markdown(self) -> str:

@@ -12,7 +12,8 @@ from pydantic import ConfigDict
 from manyformer.compare.cost import StepJob
 from manyformer.compare.job_pool import WorkerPool, describe_machine
 from manyformer.compare.progress import TaskProgress
-from manyformer.compare.runner import ComparisonRunner, TrainingJob, run_settings
+from manyformer.compare.runner import ComparisonRunner, TrainingJob
+from manyformer.compare.training_hash import run_settings
 from manyformer.compare.training_task import TrainingTask
 from manyformer.costs.flops import count_flops
 from manyformer.files.json_lines import JsonLines

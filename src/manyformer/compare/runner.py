@@ -1,7 +1,5 @@
 """The trainings of a comparison: which are to be done, in which folders, and which have been measured already."""
 
-import hashlib
-import json
 import math
 import re
 import shutil
@@ -11,15 +9,13 @@ from typing import Any, NamedTuple
 
 from manyformer.compare.measurement import ArchivedMeasurement, CaseMeasurement, MeasurementArchive
 from manyformer.compare.scoring import score_kind
+from manyformer.compare.training_hash import content_hash, run_settings, training_hash, with_source
 from manyformer.compare.training_task import TrainingTask
-from manyformer.config import RUN_FILE, EncodedTextData, RunConfig
+from manyformer.config import RUN_FILE, RunConfig
 from manyformer.config.comparison import Comparison, ComparisonCase
 from manyformer.errors import UserError
 from manyformer.train.run_folder import as_run
 from manyformer.version import VERSION
-
-IGNORED_SECTIONS = {"out", "log", "save", "trackers", "device", "imports", "process_timeout"}
-"""Sections of a run that do not affect its measurement."""
 
 
 class TrainingJob(NamedTuple):
@@ -152,7 +148,7 @@ class ComparisonRunner:
             case, file = self._case(job), self.folder_of(job) / RUN_FILE
             if case.trained_by is not None or not file.is_file():
                 continue
-            if _training_hash(case, as_run(file)) != _training_hash(case, self.run(job)):
+            if training_hash(case, as_run(file)) != training_hash(case, self.run(job)):
                 raise UserError(
                     f"{file.parent} was trained with other settings or another budget, those of {file}; choose another "
                     "--out, or start over with --fresh"
@@ -239,7 +235,7 @@ class ComparisonRunner:
         source = self._source(job)
         if case.init_from_case is None or source is None:
             return seeded
-        return _renamed_source(seeded, case.init_from_case, str(self.folder_of(source)))
+        return with_source(seeded, case.init_from_case, str(self.folder_of(source)))
 
     def _measurement_key(self, job: TrainingJob) -> str:
         """A hash of all that a measurement depends on: the run, its scores and the settings of scoring."""
@@ -247,43 +243,15 @@ class ComparisonRunner:
         trained = None if case.trained_by is None else self._training_key(self._trained(job))
         points = [None if point is None else run_settings(point) for point in case.trials[job.trial].points]
         file = self.comparison.file
-        return _hash([self._training_key(job), trained, points, file.score, file.split])
+        return content_hash([self._training_key(job), trained, points, file.score, file.split])
 
     def _training_key(self, job: TrainingJob) -> Any:
         """A hash of the training, and of the trainings whose weights it starts from."""
         case = self._case(job)
         run = case.trials[job.trial].run
-        key = _training_hash(case, run.model_copy(update={"seed": case.run.seed + job.seed}))
+        key = training_hash(case, run.model_copy(update={"seed": case.run.seed + job.seed}))
         source = self._source(job)
         return key if source is None else [self._training_key(source), key]
-
-
-def run_settings(run: RunConfig) -> dict[str, Any]:
-    """The settings that affect a measurement, without those that have their defaults.
-
-    A setting that is added later, whose default changes nothing, leaves measurements valid."""
-    kinds = {"data": run.data.model_dump(include={"kind", "rule"})}
-    kinds |= {"optim": {"name": run.optim.name}, "schedule": {"name": run.schedule.name}}
-    settings = run.model_dump(mode="json", exclude=IGNORED_SECTIONS, exclude_defaults=True)
-    return settings | {section: settings.get(section, {}) | kind for section, kind in kinds.items()}
-
-
-def _training_hash(case: ComparisonCase, run: RunConfig) -> str:
-    """A hash of the run with the name of the case whose weights it starts from, instead of that case's folder."""
-    origin = case.init_from_case
-    return _hash(run_settings(run if origin is None else _renamed_source(run, run.init_from, origin)))
-
-
-def _renamed_source(run: RunConfig, old: str | None, new: str) -> RunConfig:
-    """The run with `new` as `init_from`, and as `data.tokenizer_of` where that was `old` as well."""
-    data = run.data
-    if isinstance(data, EncodedTextData) and data.tokenizer_of == old:
-        data = data.model_copy(update={"tokenizer_of": new})
-    return run.model_copy(update={"init_from": new, "data": data})
-
-
-def _hash(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def _slug(name: str) -> str:

@@ -64,7 +64,7 @@ def _count_body(recipe: str, keywords_text: str) -> int:
 
 def _matched_case(case: ComparisonCase, target: int, reference: str) -> ComparisonCase:
     count = body_parameters(case.run)
-    if _is_close(count, target):
+    if is_as_large(count, target):
         return case
     for keyword in _size_keywords(case.run):
         step = _step(case.run, keyword)
@@ -122,13 +122,14 @@ def _solve(count: Callable[[int], int], target: int, step: int, start: int) -> i
             middle = min(max(low + int(share * (high - low)), low + 1), high - 1)
             low, high = (middle, high) if count(middle * step) < target else (low, middle)
         nearest = min((low, high), key=lambda number: abs(count(number * step) - target))
-        return nearest * step if _is_close(count(nearest * step), target) else None
+        return nearest * step if is_as_large(count(nearest * step), target) else None
     except ValueError:
         # the recipe refuses some of the values
         return None
 
 
-def _is_close(count: int, target: int) -> bool:
+def is_as_large(count: int, target: int) -> bool:
+    """Whether two numbers of parameters differ by at most `TOLERANCE`."""
     return abs(count - target) <= TOLERANCE * target
 
 

@@ -13,18 +13,16 @@ from manyformer.batches import AnswerSpanBatch
 from manyformer.models import ClassHead, EncoderModel, SpanReader
 from manyformer.scores import ScoreKind, answer_exact_match, answer_f1
 from manyformer.tasks.encoder_task import BIDIRECTIONAL, EncoderHeadSettings, EncoderTask
-from manyformer.tasks.task import (
-    EncodedText,
+from manyformer.tasks.model_passes import EncodedText, TextPass
+from manyformer.tasks.requests import (
     EvaluationRequest,
     EvaluationResult,
-    Inputs,
     LabelProbability,
     Prediction,
     PredictionRequest,
-    TextPass,
-    TextTokenizer,
-    text_pass,
 )
+from manyformer.tasks.task import Inputs, text_pass
+from manyformer.tasks.tokenizer_protocols import TextTokenizer
 from manyformer.tasks.toy import FIRST_SYMBOL, SYMBOLS, Toy, ToyDraw
 from manyformer.two_texts import (
     FramedTexts,

@@ -16,8 +16,9 @@ from manyformer.tasks.label_scores import (
     ranked_labels,
     row_label_scores,
 )
+from manyformer.tasks.requests import EvaluationRequest, EvaluationResult, Prediction, PredictionRequest
 from manyformer.tasks.stand_in_vectors import STAND_IN_IDS, stand_in_vectors
-from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Prediction, PredictionRequest
+from manyformer.tasks.task import Inputs
 from manyformer.tasks.toy import FIRST_SYMBOL, PERIOD, Toy, ToyDraw
 
 FRAMES_PER_SYMBOL = 4

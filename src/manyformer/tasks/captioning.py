@@ -18,7 +18,10 @@ from manyformer.scores import ScoreKind, bleu, chrf, exact_match
 from manyformer.tasks.encoder_decoder_task import EncoderDecoderTask, repeated_source
 from manyformer.tasks.image_classification import image_tokens
 from manyformer.tasks.likelihood import likelihood, token_scores
-from manyformer.tasks.task import EvaluationRequest, EvaluationResult, ImagePass, ImageTokenizer, Inputs
+from manyformer.tasks.model_passes import ImagePass
+from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
+from manyformer.tasks.task import Inputs
+from manyformer.tasks.tokenizer_protocols import ImageTokenizer
 from manyformer.tasks.toy import SYMBOLS, Toy, ToyDraw
 
 LIKELIHOOD_SHARE = 0.1

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from manyformer.models import TextClassifier
 from manyformer.tasks.label_scores import encode_rows
-from manyformer.tasks.task import Example, PredictionRequest, TextTokenizer
+from manyformer.tasks.requests import Example, PredictionRequest
 from manyformer.tasks.text_labels import TextLabelTask
+from manyformer.tasks.tokenizer_protocols import TextTokenizer
 
 
 @final

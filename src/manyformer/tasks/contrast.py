@@ -13,8 +13,9 @@ from manyformer.models.two_towers import TwoTowers
 from manyformer.scores import ScoreKind, ScoreRecord
 from manyformer.tasks.drawn_parts import batch_of_tokens
 from manyformer.tasks.encoder_task import BIDIRECTIONAL
+from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
 from manyformer.tasks.stand_in_vectors import STAND_IN_IDS
-from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Task
+from manyformer.tasks.task import Inputs, Task
 from manyformer.tasks.toy import ROWS, Toy, ToyDraw
 
 RANKS = (1, 10)

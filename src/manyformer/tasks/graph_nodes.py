@@ -13,8 +13,11 @@ from manyformer.models import GraphClassifier, NodeClassifier
 from manyformer.scores import ScoreKind, accuracy, f1
 from manyformer.tasks.drawn_graphs import batch_of_tokens
 from manyformer.tasks.label_scores import labels_of_batches
+from manyformer.tasks.model_passes import TextPass
+from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
 from manyformer.tasks.stand_in_vectors import STAND_IN_IDS
-from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Task, TaskTokenizers, TextPass
+from manyformer.tasks.task import Inputs, Task
+from manyformer.tasks.tokenizer_protocols import TaskTokenizers
 from manyformer.tasks.toy import FIRST_SYMBOL, PERIOD, SYMBOLS, Toy, ToyDraw
 
 GRAPH_REASONS: Mapping[str, str] = {

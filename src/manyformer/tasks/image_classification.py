@@ -20,16 +20,10 @@ from manyformer.tasks.label_scores import (
     ranked_labels,
     row_label_scores,
 )
-from manyformer.tasks.task import (
-    EvaluationRequest,
-    EvaluationResult,
-    ImagePass,
-    ImageTokenizer,
-    Inputs,
-    Prediction,
-    PredictionRequest,
-    TextPass,
-)
+from manyformer.tasks.model_passes import ImagePass, TextPass
+from manyformer.tasks.requests import EvaluationRequest, EvaluationResult, Prediction, PredictionRequest
+from manyformer.tasks.task import Inputs
+from manyformer.tasks.tokenizer_protocols import ImageTokenizer
 from manyformer.tasks.toy import ROWS, Toy, ToyDraw
 
 BRIGHTNESS_LEVELS = 256

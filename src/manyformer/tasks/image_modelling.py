@@ -11,14 +11,10 @@ from manyformer.models import LanguageModel
 from manyformer.scores import ScoreKind, bits_per_dimension
 from manyformer.tasks.causal_task import WORK_SCORES, CausalTask
 from manyformer.tasks.likelihood import likelihood, token_scores
-from manyformer.tasks.task import (
-    EvaluationRequest,
-    EvaluationResult,
-    ImagePass,
-    ImageTokenizer,
-    TextPass,
-    token_row,
-)
+from manyformer.tasks.model_passes import ImagePass, TextPass
+from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
+from manyformer.tasks.task import token_row
+from manyformer.tasks.tokenizer_protocols import ImageTokenizer
 
 
 @final

@@ -11,7 +11,9 @@ from manyformer.batches import Batch, to_device
 from manyformer.core import PADDING_SEGMENT
 from manyformer.errors import UserError
 from manyformer.scores import ScoreKind, ScoreRecord, accuracy, f1
-from manyformer.tasks.task import EvaluationRequest, Inputs, LabelProbability, M, Task, TaskTokenizers, TextTokenizer
+from manyformer.tasks.requests import EvaluationRequest, LabelProbability, M
+from manyformer.tasks.task import Inputs, Task
+from manyformer.tasks.tokenizer_protocols import TaskTokenizers, TextTokenizer
 
 
 class RowLabelTask(Task[M]):

@@ -10,7 +10,9 @@ from manyformer.scores import ScoreKind, bits_per_byte, bits_per_character
 from manyformer.tasks.causal_task import WORK_SCORES, CausalTask
 from manyformer.tasks.image_modelling import IMAGE_GENERATION
 from manyformer.tasks.likelihood import likelihood, row_accuracy, token_scores
-from manyformer.tasks.task import EncodedText, EvaluationRequest, EvaluationResult, Task, TextPass, text_pass
+from manyformer.tasks.model_passes import EncodedText, TextPass
+from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
+from manyformer.tasks.task import Task, text_pass
 
 STDLIB_PROMPT, SYNTHETIC_PROMPT, TEXT_PROMPT = "def ", "ab", "The "
 

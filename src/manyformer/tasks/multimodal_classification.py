@@ -12,8 +12,9 @@ from manyformer.models.multimodal_classifier import MultimodalClassifier
 from manyformer.tasks.drawn_parts import batch_of_tokens
 from manyformer.tasks.encoder_task import BIDIRECTIONAL
 from manyformer.tasks.label_scores import RowLabelTask, label_names, labels_of_batches, ranked_labels, row_label_scores
+from manyformer.tasks.requests import EvaluationRequest, EvaluationResult, Prediction, PredictionRequest
 from manyformer.tasks.stand_in_vectors import STAND_IN_IDS
-from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Prediction, PredictionRequest
+from manyformer.tasks.task import Inputs
 from manyformer.tasks.toy import FIRST_SYMBOL, SYMBOLS, Toy, ToyDraw
 
 

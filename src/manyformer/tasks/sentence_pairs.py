@@ -6,8 +6,10 @@ from typing import Any, final
 from torch import Tensor
 
 from manyformer.models import TextClassifier
-from manyformer.tasks.task import Example, Inputs, PredictionRequest, TextTokenizer
+from manyformer.tasks.requests import Example, PredictionRequest
+from manyformer.tasks.task import Inputs
 from manyformer.tasks.text_labels import TextLabelTask
+from manyformer.tasks.tokenizer_protocols import TextTokenizer
 from manyformer.two_texts import frame_pair, halves, pad_texts
 
 

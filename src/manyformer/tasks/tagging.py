@@ -16,15 +16,10 @@ from manyformer.scores import ScoreKind, accuracy, f1
 from manyformer.structures.dependency_trees import NO_NODE, ROOT, preorder_columns
 from manyformer.tasks.encoder_task import EncoderHeadSettings, EncoderTask
 from manyformer.tasks.label_scores import label_names, labels_of_batches, ranked_labels
-from manyformer.tasks.task import (
-    EvaluationRequest,
-    EvaluationResult,
-    Inputs,
-    Prediction,
-    PredictionRequest,
-    TaskTokenizers,
-    TextPass,
-)
+from manyformer.tasks.model_passes import TextPass
+from manyformer.tasks.requests import EvaluationRequest, EvaluationResult, Prediction, PredictionRequest
+from manyformer.tasks.task import Inputs
+from manyformer.tasks.tokenizer_protocols import TaskTokenizers
 from manyformer.tasks.toy import FIRST_SYMBOL, PERIOD, SYMBOLS, Toy, ToyDraw
 
 

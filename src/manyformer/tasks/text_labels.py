@@ -17,18 +17,10 @@ from manyformer.models import ClassHead, EncoderModel, TextClassifier
 from manyformer.models.classifier import first_token
 from manyformer.tasks.encoder_task import EncoderHeadSettings, EncoderTask
 from manyformer.tasks.label_scores import RowLabelTask, label_names, ranked_labels, row_label_scores
-from manyformer.tasks.task import (
-    EncodedText,
-    EvaluationRequest,
-    EvaluationResult,
-    Example,
-    Inputs,
-    Prediction,
-    PredictionRequest,
-    TextPass,
-    TextTokenizer,
-    text_pass,
-)
+from manyformer.tasks.model_passes import EncodedText, TextPass
+from manyformer.tasks.requests import EvaluationRequest, EvaluationResult, Example, Prediction, PredictionRequest
+from manyformer.tasks.task import Inputs, text_pass
+from manyformer.tasks.tokenizer_protocols import TextTokenizer
 from manyformer.tasks.toy import FIRST_SYMBOL, PERIOD, Toy, ToyDraw
 
 ROWS_PER_BATCH = 64

@@ -19,8 +19,11 @@ from manyformer.models.token_inputs import check_token_range, check_token_rows
 from manyformer.scores import ScoreKind, ScoreRecord, mean_return
 from manyformer.tasks.achieved_returns import PlayedSection, achieved_returns
 from manyformer.tasks.likelihood import likelihood
+from manyformer.tasks.model_passes import TextPass
+from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
 from manyformer.tasks.score_sums import ScoreSums
-from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Task, TaskTokenizers, TextPass
+from manyformer.tasks.task import Inputs, Task
+from manyformer.tasks.tokenizer_protocols import TaskTokenizers
 from manyformer.tasks.toy import ROWS, Toy, ToyDraw
 
 STEP_IDS = 29

@@ -14,7 +14,9 @@ from manyformer.models import EncoderDecoder, ModelOutput, TokenEmbedding
 from manyformer.scores import ScoreKind, bleu, bleu_by_length, chrf, exact_match, ter
 from manyformer.tasks.encoder_decoder_task import EncoderDecoderTask
 from manyformer.tasks.likelihood import likelihood, token_scores
-from manyformer.tasks.task import EncodedText, EvaluationRequest, EvaluationResult, Inputs, TextPass, token_row
+from manyformer.tasks.model_passes import EncodedText, TextPass
+from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
+from manyformer.tasks.task import Inputs, token_row
 from manyformer.tasks.toy import SYMBOLS, Toy, ToyDraw
 
 LIKELIHOOD_SHARE = 0.1

@@ -14,8 +14,11 @@ from manyformer.scores import ScoreKind
 from manyformer.tasks.drawn_graphs import batch_of_tokens
 from manyformer.tasks.graph_nodes import GRAPH_REASONS, pass_over_nodes
 from manyformer.tasks.label_scores import labels_of_batches, row_label_scores
+from manyformer.tasks.model_passes import TextPass
+from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
 from manyformer.tasks.stand_in_vectors import STAND_IN_IDS
-from manyformer.tasks.task import EvaluationRequest, EvaluationResult, Inputs, Task, TaskTokenizers, TextPass
+from manyformer.tasks.task import Inputs, Task
+from manyformer.tasks.tokenizer_protocols import TaskTokenizers
 from manyformer.tasks.toy import FIRST_SYMBOL, PERIOD, Toy, ToyDraw
 
 
