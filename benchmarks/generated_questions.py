@@ -2,11 +2,10 @@
 
     python benchmarks/generated_questions.py novels.txt --out questions
 
-A document is a passage of consecutive words. Its question is a word that occurs once in the passage, and the answer is
-the word after it, so that nothing but the place of the question's word in the document tells the answer. The words of
-questions are among the 1,000 most frequent of the text, and are anywhere in the passage. One question in ten has no
-answer: its word does not occur. The first nine tenths of the text make train.jsonl, the rest valid.jsonl and
-test.jsonl.
+A document is a passage of consecutive words. Its question is a gap: the four words before an answer and the four after
+it, which is anywhere in the passage, so that only the place where these words occur tells the answer. One question in
+ten has no answer: its words are of another passage. The first nine tenths of the text make train.jsonl, the rest
+valid.jsonl and test.jsonl.
 """
 
 import argparse
@@ -14,32 +13,33 @@ import gzip
 import json
 import random
 import re
-from collections import Counter
 from pathlib import Path
 
-FREQUENT_WORDS = 1000
+SIDE = 4
+"""The words of a question on each side of its gap."""
 UNANSWERED_SHARE = 0.1
+KEYS = ("document", "question", "answer", "start")
 SHARES = {"train": 0.9, "valid": 0.05, "test": 0.05}
 
 
-def question_of(words: list[str], frequent: dict[str, int], rng: random.Random) -> tuple[str, str, int] | None:
-    """A question about a passage, its answer, and the number of characters before it; None if no word qualifies."""
-    counts = Counter(words)
+def gap_at(words: list[str], place: int) -> str:
+    """The words on both sides of the one at `place`."""
+    return " ".join(words[place - SIDE : place] + words[place + 1 : place + SIDE + 1])
+
+
+def question_of(document: list[str], text: list[str], rng: random.Random) -> tuple[str, str, int]:
+    """A question, its answer in the document, and the number of characters before the answer."""
     if rng.random() < UNANSWERED_SHARE:
-        return rng.choice([word for word in frequent if word not in counts]), "", 0
-    places = [place for place, word in enumerate(words[:-1]) if counts[word] == 1 and word in frequent]
-    if not places:
-        return None
-    place = rng.choice(places)
-    return words[place], words[place + 1], len(" ".join(words[: place + 1])) + 1
+        return gap_at(text, rng.randrange(SIDE, len(text) - SIDE)), "", 0
+    place = rng.randrange(SIDE, len(document) - SIDE)
+    return gap_at(document, place), document[place], len(" ".join(document[:place])) + 1
 
 
 def write_questions(text: str, out: Path, *, passage: int, questions: int, seed: int) -> None:
     """Write the three tables into the folder `out`."""
     words, rng = re.findall(r"[A-Za-z]+(?:'[a-z]+)?[.,;:!?]*", text), random.Random(seed)
-    ranked = Counter(word for word in words if word.isalpha()).most_common(FREQUENT_WORDS)
-    frequent, first = dict(ranked), 0
     out.mkdir(parents=True, exist_ok=True)
+    first = 0
     for name, share in SHARES.items():
         part = words[first : first + round(share * len(words))]
         first += len(part)
@@ -47,9 +47,8 @@ def write_questions(text: str, out: Path, *, passage: int, questions: int, seed:
             for start in range(0, len(part) - passage, passage):
                 document = part[start : start + passage]
                 for _ in range(questions):
-                    if (made := question_of(document, frequent, rng)) is not None:
-                        keys = ("document", "question", "answer", "start")
-                        file.write(json.dumps(dict(zip(keys, (" ".join(document), *made)))) + "\n")
+                    example = zip(KEYS, (" ".join(document), *question_of(document, part, rng)))
+                    file.write(json.dumps(dict(example)) + "\n")
 
 
 def main() -> None:
