@@ -13,7 +13,8 @@ from sphinx.writers.html5 import HTML5Translator
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-import recipe_cards  # noqa: E402 - modules of this folder
+import build_cache  # noqa: E402 - modules of this folder
+import recipe_cards  # noqa: E402
 import site_pages  # noqa: E402
 
 from manyformer.version import VERSION  # noqa: E402
@@ -28,9 +29,12 @@ exclude_patterns = ["OUT", "_build", "generated/parts", "generated/pictures"]
 highlight_language = "none"
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
-nb_execution_mode = "auto"
+# outputs of notebooks are kept while neither the notebook nor the package changes
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(HERE / "_build" / "notebooks" / build_cache.package_digest())
 nb_execution_in_temp = True
-nb_execution_timeout = 120
+# against notebooks that hang; a busy machine needs minutes for what takes seconds
+nb_execution_timeout = 900
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 nb_mime_priority_overrides = [("html", "text/html", 0)]

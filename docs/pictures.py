@@ -1,12 +1,16 @@
 """The pictures of the site: a small run, its page and a comparison, made by the commands that stand beside them."""
 
+import hashlib
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import build_cache
 
 CHROMIUM = Path("/usr/bin/chromium")
 RUN = "train lm/stdlib model.dim=64 model.depth=2 model.heads=4 limits.steps=200 evaluate.every=50"
@@ -65,11 +69,16 @@ SCREENS = (
     Screen("page-dark.png", 1200, "dark"),
     Screen("page-phone.png", 360, "light"),
 )
+LINE_DRAWINGS = ("curves.png", "comparison.png")
 WITHOUT_BROWSER = f"Not drawn: this site was built without Chromium ({CHROMIUM}) or without playwright."
 
 
 def make_pictures(folder: Path) -> None:
-    """Make the pictures that `folder` lacks, without Chromium those of a page left out. Raises CalledProcessError."""
+    """Make the pictures, without Chromium those of a page left out, unless `folder` has them from the same package and
+    commands. Raises RuntimeError for a command that fails."""
+    key = folder / "key.txt"
+    if not key.is_file() or key.read_text(encoding="utf-8") != _key():
+        shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     screens = [screen for screen in SCREENS if not (folder / screen.file).is_file()]
     drawn = {picture.name for picture in PICTURES} - {screen.file for screen in SCREENS}
@@ -82,12 +91,20 @@ def make_pictures(folder: Path) -> None:
     (folder / "comparison/picture.png").replace(folder / "comparison.png")
     if _has_browser():
         _photograph(folder / "page.html", screens)
+    key.write_text(_key(), encoding="utf-8")
+
+
+def _key() -> str:
+    """What the pictures follow from: this file, and the package."""
+    return f"{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]} {build_cache.package_digest()}"
 
 
 def _run(command: str, folder: Path) -> None:
     environment = os.environ | {"COLUMNS": "100"}
     words = [sys.executable, "-m", "manyformer", *shlex.split(command)]
-    subprocess.run(words, cwd=folder, env=environment, check=True, capture_output=True)
+    ended = subprocess.run(words, cwd=folder, env=environment, check=False, capture_output=True, text=True)
+    if ended.returncode:
+        raise RuntimeError(f"manyformer {command}: {ended.stderr}")
 
 
 def _has_browser() -> bool:
@@ -126,5 +143,11 @@ def _sections(folder: Path) -> Iterator[str]:
         if COMPARISON in commands:
             yield from ("with this `positions.yaml`:", "", "```yaml", COMPARISON_FILE.rstrip(), "```", "")
         picture = folder / name
-        yield f"![{caption}]({folder.name}/{name})" if picture.is_file() else WITHOUT_BROWSER
+        yield from _image(f"{folder.name}/{name}", caption) if picture.is_file() else (WITHOUT_BROWSER,)
     yield ""
+
+
+def _image(path: str, caption: str) -> Iterator[str]:
+    """A picture; lines on white are inverted on a dark screen."""
+    inverted = [":class: drawn"] if path.endswith(LINE_DRAWINGS) else []
+    yield from (f"```{{image}} {path}", f":alt: {caption}", *inverted, "```")

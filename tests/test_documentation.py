@@ -68,18 +68,19 @@ import_commands()
 COMMANDS = dict(command_tree(typer.main.get_command(app)))
 
 
+FENCED = re.compile(r"^ *```([^\n`]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+"""Blocks of code, in their order, so that the end of one is not taken for the beginning of the next."""
+
+
 def code_blocks(page: Path, language: str) -> Iterator[str]:
     """The code in a language, also in lists; "" is for blocks without a language, such as commands."""
-    blocks = re.findall(rf"^ *```{language}\n(.*?)^ *```", page.read_text(), re.MULTILINE | re.DOTALL)
-    return map(textwrap.dedent, blocks)
+    return (textwrap.dedent(code) for name, code in FENCED.findall(page.read_text()) if name == language)
 
 
 def command_lines(page: Path) -> Iterator[str]:
     """The commands of code blocks, and of inline code."""
     blocks = [line for block in code_blocks(page, "") for line in block.splitlines()]
-    inline = re.findall(
-        r"`([^`\n]+)`", re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    )
+    inline = re.findall(r"`([^`\n]+)`", FENCED.sub("", page.read_text()))
     return (line for line in (*blocks, *inline) if line.startswith("manyformer "))
 
 

@@ -1,19 +1,46 @@
-"""The trainings and comparisons of the pages can be started, as dry runs."""
+"""Every command of the pages runs: as a dry run, on tiny runs, or as it stands; the others are read by their parser.
+
+`READ_ALONE` says which are only read, and why."""
 
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
+from documented_samples import RUNS, train_once, write_files
 from manyformer.cli import run
-from test_documentation import PLACEHOLDER, WRITTEN, command_lines
+from manyformer.cli.app import app
+from manyformer.errors import UserError
+from test_documentation import COMMANDS, WRITTEN, command_lines
 
+READ_ALONE = {
+    r"\.\.\.|\b[A-Z]{2,}\b": "names to fill in",
+    r"\b(downloads|models|adapters)\b": "a model of transformers, or made from one",
+    r"--import\b": "a module of the reader",
+    r"\bdevices=": "several devices",
+    r"init_from=runs/softmax|--datastore|runs/(memory-8k|lm-stdlib-64|six-heads)|^datastore ": "an earlier step",
+    r"--serve": "serves until it is stopped",
+    r"--tune|--calibrate": "measures for minutes",
+    r"runs/(audio|answer|modalities|graphs)-|images-(pixels|classes|super)": "archives, as in tests/tasks",
+    r"\bfive": "a file and runs of a tutorial, which tests/test_tutorials.py runs",
+    r"classify/pretrained": "a folder that a script prepares",
+    r"--keep |shared_qk_dim": "heads of a usual size",
+    r"runs/(calm|depth-adaptive)": "models with early exits, which tests/exits has",
+}
+"""Commands that are not started, as patterns, with what they need."""
+SLOW = (
+    r"^check |--properties|--importance|--trees|^(export|heads|spans|doctor) |^floors .|^show (deepseek|qwen3|mixtral)"
+    r"|runs/(universal|adaptive-span|rl-|memory|images-|lm-memory)"
+)
+"""Commands that take seconds: they run with the slow tests."""
 DRY = ("train", "compare")
-"""Commands whose dry run resolves all names and settings, and builds the models."""
-SEPARATE = ("--help", "downloads/", "models/", ".yaml", "classify/", "surgery/")
-"""Parts of commands that need files which only their reader has, or an earlier run."""
+"""Commands whose names and settings are resolved, and whose models are built by slow tests; nothing is trained."""
+MEASURED = "bench"
+"""The command that reads its arguments here, but measures nothing: that takes minutes."""
 
 
 def words_of(line: str) -> list[str]:
@@ -21,26 +48,134 @@ def words_of(line: str) -> list[str]:
     return shlex.split(re.split(r"\s{2,}|\s[|>]\s", line)[0])[1:]
 
 
-def documented_commands() -> Iterator[list[str]]:
-    """All commands without names to fill in, each once."""
+def command_name(words: list[str]) -> tuple[str, ...]:
+    """The words that name the command; () for a group or no command."""
+    return next((name for name in COMMANDS if tuple(words[: len(name)]) == name), ())
+
+
+def is_mention(words: list[str]) -> bool:
+    """Whether a line only names a command, with or without an option, but lacks an argument that it needs."""
+    name = command_name(words)
+    needs = any(p.param_type_name == "argument" and p.required for p in COMMANDS[name].params) if name else True
+    bare = words[len(name) :]
+    return (needs and (not bare or bare[0].startswith("--"))) or words == ["train"]
+
+
+def reason_to_read(words: list[str]) -> str | None:
+    line = " ".join(words)
+    return next((reason for pattern, reason in READ_ALONE.items() if re.search(pattern, line)), None)
+
+
+def documented() -> Iterator[list[str]]:
+    """The words of all commands in the pages, each once."""
     lines = dict.fromkeys(line for page in WRITTEN for line in command_lines(page))
-    for line in lines:
-        words = words_of(line)
-        if len(words) < 2 or PLACEHOLDER.search(line) or any(part in line for part in SEPARATE):
-            continue
-        yield words
+    yield from {tuple(words): words for words in map(words_of, lines)}.values()
 
 
-COMMANDS = list(documented_commands())
+LINES = list(documented())
+MENTIONS = [words for words in LINES if is_mention(words)]
+OTHERS = [words for words in LINES if words not in MENTIONS]
+READ = [words for words in OTHERS if reason_to_read(words)]
+STARTED = [words for words in OTHERS if words not in READ]
+DRY_RUNS = [words for words in STARTED if words[0] in DRY and len(words) > 1 and not {"--help", "--show"} & {*words}]
+BENCHMARKS = [words for words in STARTED if words[0] == MEASURED]
+CARRIED_OUT = [words for words in STARTED if words not in (*DRY_RUNS, *BENCHMARKS)]
 
 
-def commands_of(*verbs: str) -> list[list[str]]:
-    return [words for words in COMMANDS if words[0] in verbs]
+@pytest.fixture(scope="session")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("samples")
+    write_files(folder)
+    return folder
 
 
-@pytest.mark.parametrize("words", commands_of(*DRY), ids=" ".join)
-def test_a_documented_training_can_be_started(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def here(samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with the files that commands name."""
+    for file in samples.iterdir():
+        if file.name != "runs":
+            (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "runs").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert run([*words, *(["--dry-run"] * ("--dry-run" not in words and "--show" not in words))]) == 0
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    return tmp_path
+
+
+def provide_runs(words: list[str], samples: Path, folder: Path) -> None:
+    """The runs that a command names, each a tiny one of its kind."""
+    for name in dict.fromkeys(re.findall(r"\bruns/([\w-]+)", " ".join(words))):
+        if name in RUNS:
+            (folder / "runs" / name).symlink_to(train_once(samples, RUNS[name]))
+
+
+def test_no_documented_command_is_left_out() -> None:
+    assert sorted([*MENTIONS, *READ, *DRY_RUNS, *BENCHMARKS, *CARRIED_OUT]) == sorted(LINES)
+    assert len(CARRIED_OUT) + len(DRY_RUNS) > 150
+    lines = [" ".join(words) for words in OTHERS]
+    unused = [pattern for pattern in READ_ALONE if not any(re.search(pattern, line) for line in lines)]
+    assert unused == []
+
+
+@pytest.mark.parametrize("words", DRY_RUNS, ids=" ".join)
+def test_the_settings_of_a_documented_training_are_valid(words: list[str], samples: Path, here: Path) -> None:
+    provide_runs(["runs/masked-stdlib"] if "classify/fine-tune" in words else words, samples, here)
+    option = "--print-config" if words[0] == "train" else "--dry-run"
+    assert run([*words, *([option] * (option not in words))]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [words for words in DRY_RUNS if words[0] == "train"], ids=" ".join)
+def test_a_documented_training_can_be_started(words: list[str], samples: Path, here: Path) -> None:
+    """The model is built, which takes seconds for large ones."""
+    provide_runs(["runs/masked-stdlib"] if "classify/fine-tune" in words else words, samples, here)
+    assert run([*words, *(["--dry-run"] * ("--dry-run" not in words))]) == 0
+
+
+def slow_marks(words: list[str]) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] * bool(re.search(SLOW, " ".join(words)))
+
+
+@pytest.mark.parametrize(
+    "words", [pytest.param(words, marks=slow_marks(words), id=" ".join(words)) for words in CARRIED_OUT]
+)
+def test_a_documented_command_runs(words: list[str], samples: Path, here: Path) -> None:
+    provide_runs(words, samples, here)
+    assert run(words) == 0
+
+
+@pytest.mark.parametrize("words", BENCHMARKS, ids=" ".join)
+def test_the_arguments_of_a_documented_benchmark_are_valid(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(candidates: list[object], lengths: list[int], **options: object) -> None:
+        raise UserError(f"{len(candidates)} candidates at {len(lengths)} lengths")
+
+    monkeypatch.setattr("manyformer.bench.bench", measure)
+    monkeypatch.setattr("torch.set_num_threads", lambda number: None)
+    with pytest.raises(UserError, match=r"[1-9] candidates at [1-9] lengths"):
+        COMMANDS[(MEASURED,)].main(words[1:], standalone_mode=False)
+
+
+@pytest.mark.parametrize("words", READ, ids=" ".join)
+def test_the_parser_reads_a_documented_command(words: list[str]) -> None:
+    """Options exist, their values are of the right kind, and no argument is missing or too many."""
+    name = command_name(words)
+    assert name or words[0].isupper()
+    filled = ["1" if word == "N" else word for word in words[len(name) :]]
+    if name and "--help" not in words:
+        with COMMANDS[name].make_context(" ".join(name), without_imports(filled)):
+            pass
+
+
+def without_imports(words: list[str]) -> list[str]:
+    """The words that the parser of a command gets: `--import MODULE` is taken before."""
+    if "--import" not in words:
+        return words
+    place = words.index("--import")
+    return [*words[:place], *words[place + 2 :]]
+
+
+@pytest.mark.parametrize("words", MENTIONS, ids=" ".join)
+def test_a_named_command_exists(words: list[str]) -> None:
+    name = command_name(words)
+    options = COMMANDS[name].params if name else typer.main.get_command(app).params
+    known = {option for parameter in options for option in parameter.opts}
+    assert {word for word in words[len(name) :] if word.startswith("--")} <= known

@@ -10,6 +10,7 @@ from manyformer.cli.app import JUDGE, command
 from manyformer.cli.console import print_note, print_result, status_line
 from manyformer.cli.model_arguments import resolve_device
 from manyformer.cli.shared_options import DeviceOption, RoundsOption
+from manyformer.cli.shell_completion import complete_models
 
 if TYPE_CHECKING:
     from manyformer.bench import BenchReport
@@ -29,6 +30,7 @@ def bench(
         Argument(
             metavar="NAME[:KEY=VALUE,...]... [KEY=VALUE]...",
             help="Recipes, each with optional keywords; then keywords for all, such as dim=512.",
+            autocompletion=complete_models,
         ),
     ],
     *,

@@ -10,6 +10,7 @@ from manyformer.cli.console import print_json, print_result, print_table, status
 from manyformer.cli.decoding_arguments import decoding_option
 from manyformer.cli.model_arguments import data_paths, model_folder, resolve_device
 from manyformer.cli.shared_options import BatchOption, DeviceOption, JsonOption
+from manyformer.cli.shell_completion import complete_runs
 
 if TYPE_CHECKING:
     from manyformer.exits import ThresholdCalibration
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     "manyformer translate runs/calm --beam 1 --calibration runs/calm/calibration.json --input test.en",
 )
 def calibrate(
-    run: Annotated[str, Argument(help="The folder of a run of an early-exit model.")],
+    run: Annotated[str, Argument(help="The folder of a run of an early-exit model.", autocompletion=complete_runs)],
     *,
     tolerance: Annotated[float, Option(help="The largest tolerated expected loss of a text, from 0 to 1.")],
     confidence: Annotated[float, Option(help="The probability with which the guarantee holds.")] = 0.95,

@@ -9,7 +9,7 @@ from manyformer.cli.app import USE, command
 from manyformer.cli.console import print_text
 from manyformer.cli.decoding_arguments import decoding_option
 from manyformer.cli.model_arguments import model_folder, resolve_device
-from manyformer.cli.shared_options import DeviceOption, JsonLinesOption
+from manyformer.cli.shared_options import DeviceOption, JsonLinesOption, RunFolderArgument
 
 if TYPE_CHECKING:
     from manyformer.evaluate.captions import ImageCaption
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     "manyformer caption runs/modalities-captions pictures/ --json > captions.jsonl",
 )
 def caption(
-    run: Annotated[str, Argument(help="The folder of a run.")],
+    run: RunFolderArgument,
     images: Annotated[str, Argument(help="An image file, a folder of image files, or an archive (.npz) of images.")],
     *,
     n_best: Annotated[int, Option(min=1, help="Print the N best captions of the beam, with their scores.")] = 1,

@@ -10,6 +10,7 @@ from manyformer.cli.app import DEFECT, JUDGE, command
 from manyformer.cli.console import print_result, status_line
 from manyformer.cli.model_arguments import is_folder, read_keywords
 from manyformer.cli.shared_options import JsonOption, KeywordsArgument
+from manyformer.cli.shell_completion import complete_models
 from manyformer.cli.split_arguments import suggest_options
 from manyformer.errors import UserError
 
@@ -23,7 +24,10 @@ from manyformer.errors import UserError
 )
 def check(
     context: typer.Context,
-    name: Annotated[str, Argument(help="A recipe, built tiny, or the folder of a run or a saved model.")],
+    name: Annotated[
+        str,
+        Argument(help="A recipe, built tiny, or the folder of a run or a saved model.", autocompletion=complete_models),
+    ],
     keywords: KeywordsArgument = None,
     *,
     length: Annotated[

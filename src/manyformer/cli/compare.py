@@ -8,6 +8,7 @@ from typer import Argument, Option
 from manyformer.cli.app import JUDGE, command
 from manyformer.cli.console import print_json, print_note, print_result, print_table, status_line
 from manyformer.cli.shared_options import JsonOption
+from manyformer.cli.shell_completion import complete_comparisons
 from manyformer.cli.split_arguments import split_arguments, suggest_options
 from manyformer.errors import UserError
 
@@ -36,6 +37,7 @@ def compare(
             metavar="[NAME-OR-FILE [KEY=VALUE]...]",
             help="A shipped comparison or a file; then settings of 'manyformer train', laid over all of its cases. "
             "Without a name: the list of shipped ones.",
+            autocompletion=complete_comparisons,
             show_default=False,
         ),
     ] = None,

@@ -10,6 +10,7 @@ from manyformer.cli.app import USE, command
 from manyformer.cli.console import print_json, print_note, print_result, print_table, status_line
 from manyformer.cli.model_arguments import check_new_folder, model_folder, read_keywords
 from manyformer.cli.shared_options import JsonOption, KeywordsArgument, NewFolderOption
+from manyformer.cli.shell_completion import complete_recipes, complete_runs
 from manyformer.cli.split_arguments import suggest_options
 from manyformer.errors import UserError
 
@@ -32,10 +33,15 @@ if TYPE_CHECKING:
 )
 def convert(
     context: typer.Context,
-    source: Annotated[str, Argument(help="The folder of a run or a model, also one of transformers.")],
+    source: Annotated[
+        str, Argument(help="The folder of a run or a model, also one of transformers.", autocompletion=complete_runs)
+    ],
     keywords: KeywordsArgument = None,
     *,
-    to: Annotated[str | None, Option(help="The recipe to convert to; by default that of the model.")] = None,
+    to: Annotated[
+        str | None,
+        Option(help="The recipe to convert to; by default that of the model.", autocompletion=complete_recipes),
+    ] = None,
     out: NewFolderOption,
     growth: Annotated[
         Literal["silent", "overlapping"],

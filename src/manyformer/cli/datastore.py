@@ -10,6 +10,7 @@ from manyformer.cli.console import format_bytes, print_json, print_result, statu
 from manyformer.cli.model_arguments import data_paths, load_generator, resolve_device
 from manyformer.cli.prompt_input import read_prompts
 from manyformer.cli.shared_options import ContextOption, DeviceOption, JsonOption, StrideOption
+from manyformer.cli.shell_completion import complete_runs
 from manyformer.context_windows import ContextWindows
 from manyformer.errors import UserError, suggest_names
 
@@ -32,7 +33,7 @@ app.add_typer(
     ),
 )
 
-RunName = Annotated[str, Argument(help="The folder of a run: a language model of text.")]
+RunName = Annotated[str, Argument(help="The folder of a run: a language model of text.", autocompletion=complete_runs)]
 FolderArgument = Annotated[str, Argument(metavar="DATASTORE", help="The folder of a datastore.")]
 TextOption = Annotated[list[str] | None, Option(help="File, folder, '-' or hf:NAME; may be given several times.")]
 ExactOption = Annotated[bool, Option("--exact", help="Exact search over all keys, even if there is an index.")]

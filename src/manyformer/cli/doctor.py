@@ -9,6 +9,7 @@ from typer import Argument, Option
 from manyformer.cli.app import DEFECT, FIND, command
 from manyformer.cli.console import print_json, print_note, print_result, print_table
 from manyformer.cli.shared_options import JsonOption
+from manyformer.cli.shell_completion import complete_runs
 from manyformer.errors import UserError
 
 ROUNDS = 5
@@ -25,7 +26,12 @@ ROUNDS = 5
 def doctor(
     folder: Annotated[
         str | None,
-        Argument(metavar="[FOLDER]", help="A run, a saved model or a datastore to verify.", show_default=False),
+        Argument(
+            metavar="[FOLDER]",
+            help="A run, a saved model or a datastore to verify.",
+            show_default=False,
+            autocompletion=complete_runs,
+        ),
     ] = None,
     *,
     tune: Annotated[

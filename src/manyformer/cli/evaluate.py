@@ -18,6 +18,7 @@ from manyformer.cli.shared_options import (
     ContextOption,
     DeviceOption,
     JsonOption,
+    RunFolderArgument,
     StrideOption,
     TokenizeOption,
 )
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     "manyformer evaluate runs/translate-multi30k --data test.en --data test.de --beam 8 --tokenize none --json",
 )
 def evaluate(
-    run: Annotated[str, Argument(help="The folder of a run.")],
+    run: RunFolderArgument,
     keywords: Annotated[
         list[str] | None,
         Argument(metavar="[KEY=VALUE]...", help="Keywords that change no weights, such as num_hashes=8."),

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option
+from typer import Option
 
 from manyformer.cli.app import USE, command
 from manyformer.cli.console import print_heading, print_json, print_note, print_table, status_line
 from manyformer.cli.model_arguments import resolve_device
-from manyformer.cli.shared_options import DeviceOption, JsonOption, PictureOption
+from manyformer.cli.shared_options import DeviceOption, JsonOption, PictureOption, RunFolderArgument
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     "manyformer heads runs/lm-stdlib --sentences 100 --json",
 )
 def heads(
-    run: Annotated[str, Argument(help="The folder of a run.")],
+    run: RunFolderArgument,
     *,
     trees: Annotated[Path | None, Option(help="A CoNLL-U file with dependency trees, for syntactic heads.")] = None,
     importance: Annotated[bool, Option("--importance", help="Also: gradients of the loss for gates of heads.")] = False,

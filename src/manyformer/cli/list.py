@@ -10,6 +10,7 @@ from typer import Argument, Option
 from manyformer.cli.app import FIND, command
 from manyformer.cli.console import print_json, print_result, print_table
 from manyformer.cli.shared_options import JsonOption
+from manyformer.cli.shell_completion import complete_recipes
 from manyformer.errors import UserError, suggest_names
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ PIPED_WIDTH = 120
     name="list",
 )
 def list_recipes(
-    pattern: Annotated[str, Argument(help="Part of a recipe's name or title, or a pattern with * and ?.")] = "*",
+    pattern: Annotated[
+        str,
+        Argument(help="Part of a recipe's name or title, or a pattern with * and ?.", autocompletion=complete_recipes),
+    ] = "*",
     *,
     task: Annotated[
         str | None,

@@ -9,6 +9,7 @@ from typer import Argument, Option
 from manyformer.cli.app import TRAIN, command
 from manyformer.cli.console import print_json
 from manyformer.cli.shared_options import JsonOption, KeywordsArgument
+from manyformer.cli.shell_completion import complete_recipes
 from manyformer.cli.split_arguments import suggest_options
 
 
@@ -21,7 +22,7 @@ from manyformer.cli.split_arguments import suggest_options
 )
 def plan(
     context: typer.Context,
-    name: Annotated[str, Argument(help="A recipe.")],
+    name: Annotated[str, Argument(help="A recipe.", autocompletion=complete_recipes)],
     keywords: KeywordsArgument = None,
     *,
     params: Annotated[str | None, Option(help="Choose dim, depth and heads for about so many, such as 1.3B.")] = None,

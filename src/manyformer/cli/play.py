@@ -9,6 +9,7 @@ from manyformer.cli.app import USE, command
 from manyformer.cli.console import print_result
 from manyformer.cli.model_arguments import model_folder, resolve_device
 from manyformer.cli.shared_options import DeviceOption
+from manyformer.cli.shell_completion import complete_runs
 
 
 @command(
@@ -17,7 +18,7 @@ from manyformer.cli.shared_options import DeviceOption
     "manyformer play runs/cartpole --out cartpole.gif --seed 3 --sample",
 )
 def play(
-    run: Annotated[str, Argument(help="The folder of a run of a policy.")],
+    run: Annotated[str, Argument(help="The folder of a run of a policy.", autocompletion=complete_runs)],
     *,
     out: Annotated[Path, Option(help="The animation to write: .gif.")] = Path("episode.gif"),
     seed: Annotated[int, Option(min=0, help="Decides the episode.")] = 0,

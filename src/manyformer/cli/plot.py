@@ -7,6 +7,7 @@ from typer import Argument, Option
 
 from manyformer.cli.app import JUDGE, command
 from manyformer.cli.console import print_result
+from manyformer.cli.shell_completion import complete_runs
 
 
 @command(
@@ -15,7 +16,9 @@ from manyformer.cli.console import print_result
     "manyformer plot runs/narrow runs/wide --out widths.svg",
 )
 def plot(
-    runs: Annotated[list[str], Argument(help="Folders of runs; several are plotted in one picture.")],
+    runs: Annotated[
+        list[str], Argument(help="Folders of runs; several are plotted in one picture.", autocompletion=complete_runs)
+    ],
     *,
     out: Annotated[
         Path | None,

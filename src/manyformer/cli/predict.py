@@ -10,6 +10,7 @@ from manyformer.cli.app import USE, command
 from manyformer.cli.console import print_note, print_text
 from manyformer.cli.model_arguments import model_folder, resolve_device
 from manyformer.cli.shared_options import DeviceOption, JsonLinesOption
+from manyformer.cli.shell_completion import complete_runs
 
 if TYPE_CHECKING:
     from manyformer.evaluate import PredictedInput
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     "manyformer predict downloads/bert-sentiment reviews.txt",
 )
 def predict(
-    run: Annotated[str, Argument(help="The folder of a run or a model, also one of transformers.")],
+    run: Annotated[
+        str, Argument(help="The folder of a run or a model, also one of transformers.", autocompletion=complete_runs)
+    ],
     file: Annotated[
         str,
         Argument(

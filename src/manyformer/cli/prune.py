@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Argument, Option
+from typer import Option
 
 from manyformer.cli.app import USE, command
 from manyformer.cli.console import print_json, print_result, print_table, status_line
 from manyformer.cli.model_arguments import resolve_device
-from manyformer.cli.shared_options import DeviceOption, JsonOption, NewFolderOption
+from manyformer.cli.shared_options import DeviceOption, JsonOption, NewFolderOption, RunFolderArgument
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     "manyformer train runs/six-heads/run.yaml limits.steps=200",
 )
 def prune(
-    run: Annotated[str, Argument(help="The folder of a run.")],
+    run: RunFolderArgument,
     *,
     keep: Annotated[int, Option(min=0, help="Number of heads that remain, in all layers or those of --part.")],
     how: Annotated[

@@ -9,6 +9,7 @@ from manyformer.cli.app import USE, command
 from manyformer.cli.console import print_result
 from manyformer.cli.model_arguments import model_folder, resolve_device
 from manyformer.cli.shared_options import DeviceOption
+from manyformer.cli.shell_completion import complete_runs
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,7 +26,12 @@ if TYPE_CHECKING:
 )
 def record(
     runs: Annotated[
-        list[str] | None, Argument(metavar="[RUN]...", help="Folders of runs in one environment, or of checkpoints.")
+        list[str] | None,
+        Argument(
+            metavar="[RUN]...",
+            help="Folders of runs in one environment, or of checkpoints.",
+            autocompletion=complete_runs,
+        ),
     ] = None,
     *,
     out: Annotated[Path | None, Option(help="The NumPy archive to write: .npz.")] = None,

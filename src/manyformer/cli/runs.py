@@ -9,6 +9,7 @@ from typer import Argument, Option
 from manyformer.cli.app import TRAIN, app, examples_epilog
 from manyformer.cli.console import print_json, print_result, print_table
 from manyformer.cli.shared_options import JsonOption
+from manyformer.cli.shell_completion import complete_shipped_runs
 from manyformer.errors import UserError, suggest_names
 
 runs = typer.Typer(rich_markup_mode="rich", help="List, show and copy the run files shipped with the package.")
@@ -21,7 +22,10 @@ app.add_typer(
     ),
 )
 
-Name = Annotated[str, Argument(help="The name of a shipped run, as 'manyformer runs' lists it.")]
+Name = Annotated[
+    str,
+    Argument(help="The name of a shipped run, as 'manyformer runs' lists it.", autocompletion=complete_shipped_runs),
+]
 
 
 @runs.callback(invoke_without_command=True)

@@ -5,7 +5,10 @@ from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-RunArgument = Annotated[str, Argument(help="The folder of a run or a saved model.")]
+from manyformer.cli.shell_completion import complete_runs
+
+RunArgument = Annotated[str, Argument(help="The folder of a run or a saved model.", autocompletion=complete_runs)]
+RunFolderArgument = Annotated[str, Argument(help="The folder of a run.", autocompletion=complete_runs)]
 KeywordsArgument = Annotated[
     list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Keywords of the recipe, such as depth=4.")
 ]

@@ -11,6 +11,7 @@ from manyformer.cli.app import FIND, command
 from manyformer.cli.console import print_json, print_note, print_result
 from manyformer.cli.model_arguments import model_of
 from manyformer.cli.shared_options import JsonOption, KeywordsArgument
+from manyformer.cli.shell_completion import complete_models
 from manyformer.cli.split_arguments import suggest_options
 from manyformer.errors import UserError
 
@@ -36,7 +37,9 @@ PATTERN_LENGTH = 64
 )
 def show(
     context: typer.Context,
-    name: Annotated[str, Argument(help="A recipe, or the folder of a run or a saved model.")],
+    name: Annotated[
+        str, Argument(help="A recipe, or the folder of a run or a saved model.", autocompletion=complete_models)
+    ],
     keywords: KeywordsArgument = None,
     *,
     length: Annotated[int | None, Option(min=2, help="Length in tokens for the cost; 512 unless given.")] = None,

@@ -18,6 +18,7 @@ from manyformer.cli.shared_options import (
     RoundsOption,
     TokenizeOption,
 )
+from manyformer.cli.shell_completion import complete_runs
 from manyformer.errors import UserError
 
 
@@ -28,7 +29,9 @@ from manyformer.errors import UserError
     "manyformer thresholds runs/depth-adaptive --draws 50",
 )
 def thresholds(
-    runs: Annotated[list[str], Argument(help="The folders of runs of early-exit models.")],
+    runs: Annotated[
+        list[str], Argument(help="The folders of runs of early-exit models.", autocompletion=complete_runs)
+    ],
     *,
     values: Annotated[list[float] | None, Option(help="A threshold for all layers; may be given again.")] = None,
     draws: Annotated[int | None, Option(min=1, help="Random threshold vectors; the best of each cost remain.")] = None,

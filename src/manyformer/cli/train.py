@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from manyformer.cli.app import STOPPED, TRAIN, command
 from manyformer.cli.console import print_json, print_note, print_result
+from manyformer.cli.shell_completion import complete_trainings
 from manyformer.cli.split_arguments import split_arguments, suggest_options
 from manyformer.errors import UserError
 
@@ -35,6 +36,7 @@ def train(
             metavar="NAME-OR-FILE [KEY=VALUE]...",
             help="A shipped run ('manyformer runs'), a run file, a run's folder or a recipe ('manyformer list'); then "
             "settings, as key=value, --key=value or --key value.",
+            autocompletion=complete_trainings,
             show_default=False,
         ),
     ] = None,

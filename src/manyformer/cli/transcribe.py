@@ -9,7 +9,7 @@ from manyformer.cli.app import USE, command
 from manyformer.cli.console import print_text
 from manyformer.cli.decoding_arguments import decoding_option
 from manyformer.cli.model_arguments import model_folder, resolve_device
-from manyformer.cli.shared_options import DeviceOption, JsonLinesOption
+from manyformer.cli.shared_options import DeviceOption, JsonLinesOption, RunFolderArgument
 
 if TYPE_CHECKING:
     from manyformer.evaluate.transcripts import Transcript
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     "manyformer transcribe runs/audio-digit-strings recordings/ --json > transcripts.jsonl",
 )
 def transcribe(
-    run: Annotated[str, Argument(help="The folder of a run.")],
+    run: RunFolderArgument,
     files: Annotated[list[str], Argument(help="Recordings: wav, flac, ogg or mp3 files, or folders of them.")],
     *,
     beam: Annotated[int, decoding_option("beam")] = 4,
