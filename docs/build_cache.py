@@ -1,4 +1,4 @@
-"""Where a build of the site keeps what is slow to compute: notebooks' outputs and pictures, under a key of the content."""
+"""Where a build of the site keeps outputs of notebooks and pictures, which are slow to compute, by their content."""
 
 import hashlib
 from functools import cache

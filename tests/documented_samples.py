@@ -10,20 +10,22 @@ from PIL import Image
 
 from manyformer.cli import run
 
-TREE = (
-    "1\t{0}\t_\tNOUN\t_\t_\t2\tnsubj\t_\t_\n2\tsee\t_\tVERB\t_\t_\t0\troot\t_\t_\n3\t{1}\t_\tNOUN\t_\t_\t2\tobj\t_\t_\n"
-)
+TREE = """\
+1\t{0}\t_\tNOUN\t_\t_\t2\tnsubj\t_\t_
+2\tsee\t_\tVERB\t_\t_\t0\troot\t_\t_
+3\t{1}\t_\tNOUN\t_\t_\t2\tobj\t_\t_
+"""
 SIZES = ("dim=32", "depth=2", "heads=2", "limits.steps=4", "evaluate.every=4", "save.every=4", "batch.tokens=256")
 TEXT = ("data.path=book.txt", "data.length=64", *SIZES)
 MEMORY_TEXT = (*TEXT, "data.packing=contiguous")
 
 KINDS: dict[str, tuple[str, ...]] = {
-    "text": ("transformer-lm", *TEXT),
+    "text": ("transformer-lm", *TEXT, "max_length=256"),
     "masked": ("bert", *TEXT),
     "memory": ("transformer-xl", *MEMORY_TEXT),
     "pairs": ("transformer", "data.path=[train.en, train.de]", "data.tokenizer=char", *SIZES),
     "labels": ("transformer-classifier", "data.path=reviews.tsv", "data.tokenizer=char", *SIZES),
-    "trees": ("structural", "data.path=train.conllu", "data.valid=0.2", *SIZES),
+    "trees": ("structural", "data.path=train.conllu", "data.valid=0.2", *SIZES, "batch.tokens=64"),
     "images": ("vit", "data.path=mnist.npz", "patch=4", *SIZES),
     "spans": ("adaptive-span", *TEXT),
     "steps": ("universal-transformer", "data.path=[train.en, train.de]", "data.tokenizer=char", *SIZES),
@@ -46,18 +48,20 @@ RUNS = {
 
 def write_files(folder: Path) -> None:
     """The files that commands name."""
-    english, german = "two men are sitting on a bench .\n", "zwei männer sitzen auf einer bank .\n"
+    nouns = ["men", "dogs", "cats", "girls", "boys"]
+    counts = ["two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    phrases = [f"{count} {noun} are sitting on a bench ." for count in counts for noun in nouns]
     for name in ("train", "val", "test"):
-        (folder / f"{name}.en").write_text(english * 60)
-        (folder / f"{name}.de").write_text(german * 60)
+        (folder / f"{name}.en").write_text("".join(f"{phrase}\n" for phrase in phrases))
+        (folder / f"{name}.de").write_text("".join(f"{phrase[::-1]}\n" for phrase in phrases))
     for name in ("mine.yaml", "run.yaml"):
         (folder / name).write_text("extends: lm/stdlib\n")
     for name in ("book.txt", "other.txt", "input.txt"):
         (folder / name).write_text("def add(a, b):\n    return a + b  # Beautiful is better than ugly.\n\n" * 100)
-    (folder / "reviews.tsv").write_text("a good book\tgood\na bad book\tbad\n" * 40)
+    (folder / "reviews.tsv").write_text("".join(f"{phrase}\t{phrase[:2]}\n" for phrase in phrases))
     (folder / "questions.txt").write_text("a good book\na bad one\n")
     (folder / "questions.jsonl").write_text(f"{json.dumps({'text': 'a good book'})}\n" * 2)
-    trees = "\n".join(TREE.format(*words) for words in (("cats", "dogs"), ("dogs", "mice")) * 20)
+    trees = "\n".join(TREE.format(subject, thing) for subject in counts for thing in nouns)
     for name in ("train.conllu", "parsed.conllu", "en_ewt-ud-test.conllu"):
         (folder / name).write_text(trees)
     images, labels = np.random.default_rng(0).integers(0, 256, (40, 8, 8), dtype=np.uint8), np.arange(40) % 2

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -33,7 +34,8 @@ READ_ALONE = {
 }
 """Commands that are not started, as patterns, with what they need."""
 SLOW = (
-    r"^check |--properties|--importance|--trees|^(export|heads|spans|doctor) |^floors .|^show (deepseek|qwen3|mixtral)"
+    r"^(check|export|heads|spans|doctor|plan|efforts)\b|^floors .|^show (?!transformer$|.*--pattern)"
+    r"|^compare (translation/kernels|surgery/linear|mixers/language)"
     r"|runs/(universal|adaptive-span|rl-|memory|images-|lm-memory)"
 )
 """Commands that take seconds: they run with the slow tests."""
@@ -58,7 +60,7 @@ def is_mention(words: list[str]) -> bool:
     name = command_name(words)
     needs = any(p.param_type_name == "argument" and p.required for p in COMMANDS[name].params) if name else True
     bare = words[len(name) :]
-    return (needs and (not bare or bare[0].startswith("--"))) or words == ["train"]
+    return (needs and (not bare or bare[0].startswith("--"))) or words in (["train"], ["record"])
 
 
 def reason_to_read(words: list[str]) -> str | None:
@@ -72,7 +74,15 @@ def documented() -> Iterator[list[str]]:
     yield from {tuple(words): words for words in map(words_of, lines)}.values()
 
 
+def examples() -> Iterator[list[str]]:
+    """The words of the examples that `--help` shows, as the page of commands does."""
+    for command in COMMANDS.values():
+        lines = (command.epilog or "").replace("\\[", "[").splitlines()
+        yield from (words_of(line) for line in lines if line.startswith("manyformer "))
+
+
 LINES = list(documented())
+EXAMPLES = [words for words in examples() if words not in LINES and command_name(words)]
 MENTIONS = [words for words in LINES if is_mention(words)]
 OTHERS = [words for words in LINES if words not in MENTIONS]
 READ = [words for words in OTHERS if reason_to_read(words)]
@@ -80,6 +90,12 @@ STARTED = [words for words in OTHERS if words not in READ]
 DRY_RUNS = [words for words in STARTED if words[0] in DRY and len(words) > 1 and not {"--help", "--show"} & {*words}]
 BENCHMARKS = [words for words in STARTED if words[0] == MEASURED]
 CARRIED_OUT = [words for words in STARTED if words not in (*DRY_RUNS, *BENCHMARKS)]
+
+
+def marked(commands: list[list[str]]) -> list[Any]:
+    """Parameters of a test, of which some are slow."""
+    slow = [[pytest.mark.slow] * bool(re.search(SLOW, " ".join(words))) for words in commands]
+    return [pytest.param(words, marks=marks, id=" ".join(words)) for words, marks in zip(commands, slow, strict=True)]
 
 
 @pytest.fixture(scope="session")
@@ -116,7 +132,7 @@ def test_no_documented_command_is_left_out() -> None:
     assert unused == []
 
 
-@pytest.mark.parametrize("words", DRY_RUNS, ids=" ".join)
+@pytest.mark.parametrize("words", marked(DRY_RUNS))
 def test_the_settings_of_a_documented_training_are_valid(words: list[str], samples: Path, here: Path) -> None:
     provide_runs(["runs/masked-stdlib"] if "classify/fine-tune" in words else words, samples, here)
     option = "--print-config" if words[0] == "train" else "--dry-run"
@@ -131,15 +147,11 @@ def test_a_documented_training_can_be_started(words: list[str], samples: Path, h
     assert run([*words, *(["--dry-run"] * ("--dry-run" not in words))]) == 0
 
 
-def slow_marks(words: list[str]) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.slow] * bool(re.search(SLOW, " ".join(words)))
-
-
-@pytest.mark.parametrize(
-    "words", [pytest.param(words, marks=slow_marks(words), id=" ".join(words)) for words in CARRIED_OUT]
-)
+@pytest.mark.parametrize("words", marked(CARRIED_OUT))
 def test_a_documented_command_runs(words: list[str], samples: Path, here: Path) -> None:
     provide_runs(words, samples, here)
+    if words[:2] == ["runs", "copy"]:
+        (here / words[-1]).unlink()
     assert run(words) == 0
 
 
@@ -154,12 +166,12 @@ def test_the_arguments_of_a_documented_benchmark_are_valid(words: list[str], mon
         COMMANDS[(MEASURED,)].main(words[1:], standalone_mode=False)
 
 
-@pytest.mark.parametrize("words", READ, ids=" ".join)
+@pytest.mark.parametrize("words", [*READ, *EXAMPLES], ids=" ".join)
 def test_the_parser_reads_a_documented_command(words: list[str]) -> None:
     """Options exist, their values are of the right kind, and no argument is missing or too many."""
     name = command_name(words)
     assert name or words[0].isupper()
-    filled = ["1" if word == "N" else word for word in words[len(name) :]]
+    filled = ["8" if word == "N" else word for word in words[len(name) :]]
     if name and "--help" not in words:
         with COMMANDS[name].make_context(" ".join(name), without_imports(filled)):
             pass
