@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from manyformer.binding import bind_module, has_hooks
+from manyformer.structures.step_layout import StepLayout
 from manyformer.structures.token_structures import DependencyTree, GraphEdges
 
 State = Any
@@ -92,7 +93,7 @@ class TokenPositions(NamedTuple):
 
     position_ids: Int[Tensor, "b l"]
     segment_ids: Int[Tensor, "b l"]
-    layout: ContiguousLayout | AlignedLayout | PackedLayout | PrefixedLayout | None = None
+    layout: ContiguousLayout | AlignedLayout | PackedLayout | PrefixedLayout | StepLayout | None = None
     tree: DependencyTree | None = None
     roles: Int[Tensor, "b l"] | None = None
     part_ids: Int[Tensor, "b l"] | None = None

@@ -1,8 +1,11 @@
 """The options of decoding, written once: the keywords of `generate` and the options of the command line."""
 
-from typing import Annotated, TypedDict
+from typing import Annotated, Literal, TypedDict
 
 from annotated_types import Ge, Le
+
+StepPath = Literal["auto", "eager", "static", "graph"]
+"""How single tokens are decoded: operator by operator, by operators that are the same at every step, or as a graph."""
 
 
 class DecodingOptions(TypedDict, total=False):
@@ -38,4 +41,8 @@ class DecodingOptions(TypedDict, total=False):
     samples: Annotated[int | None, Ge(0), Le(100_000), "Number of texts that are sampled for each prompt."]
     stop: Annotated[str | tuple[str, ...], "Stop before this text; \\n means a new line. May be given several times."]
     stop_ids: Annotated[tuple[int, ...] | None, "Token ids that end a text; the tokenizer's end token unless given."]
+    step_path: Annotated[
+        StepPath | None,
+        "How tokens are decoded: eager, static (the same operators for each), graph (these as a CUDA graph), auto.",
+    ]
     use_cache: Annotated[bool | None, "Decode with the model's state; if that changes no results unless given."]

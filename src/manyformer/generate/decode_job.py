@@ -16,6 +16,7 @@ from manyformer.generate.prompts import special_tokens
 from manyformer.generate.protocol import GenerativeModelProtocol, TokenizerProtocol
 from manyformer.generate.result import GenerationStats, Hypothesis, StreamPiece
 from manyformer.generate.sampling import DecodeBatch, StepwiseDecoder, TextReading
+from manyformer.generate.static_feed import step_feed
 from manyformer.generate.token_choice import BeamSettings, SampledChoice
 from manyformer.recipes.registry import card_of
 from manyformer.system.device_memory import report_out_of_memory
@@ -83,7 +84,9 @@ class DecodeJob:
         self.reading = TextReading(tokenizer, decoding.stop, streaming)
         self.answers: list[tuple[Hypothesis, ...]] = []
         self.seeds: list[int] = []
-        self.seconds, self.new_tokens, self.cache_bytes = 0.0, 0, 0
+        self.seconds, self.new_tokens, self.cache_bytes, self.steps = 0.0, 0, 0, ""
+        if self.cache_refusal is not None and decoding.step_path in ("static", "graph"):
+            raise UserError(f"step_path is {decoding.step_path}, but this model has no cache{self.cache_refusal}")
 
     def __iter__(self) -> Iterator[StreamPiece]:
         with eval_mode(self.model):
@@ -93,7 +96,8 @@ class DecodeJob:
 
     @property
     def stats(self) -> GenerationStats:
-        cache = "with cache" if self.cache_refusal is None else f"without cache{self.cache_refusal}"
+        steps = f", {self.steps}" if self.steps else ""
+        cache = f"with cache{steps}" if self.cache_refusal is None else f"without cache{self.cache_refusal}"
         prompts, prompt_tokens = len(self.prompts), self.prompts.token_count
         return GenerationStats(prompts, prompt_tokens, self.new_tokens, self.seconds, self.cache_bytes, cache)
 
@@ -120,6 +124,7 @@ class DecodeJob:
         self.answers += decoder.results()
         self.new_tokens += decoder.new_tokens
         self.cache_bytes = max(self.cache_bytes, decoder.cache_bytes)
+        self.steps = decoder.batch.feed.steps or self.steps
 
     def _make_batch(self, batch_rows: slice) -> DecodeBatch:
         """Make the batch of these rows; an encoder-decoder encodes its sources here."""
@@ -128,10 +133,11 @@ class DecodeJob:
         if banned_ids:
             processors = (BanTokensProcessor(banned_ids), *processors)
         tokens, source = self.prompts.batch(self.model, batch_rows, self.special.bos or 0)
+        capacity = tokens.shape[1] + max(limits)
         # beam search copies the state at every step, and a reserved capacity would be copied with it
-        capacity = None if isinstance(self.decoding.choice, BeamSettings) else tokens.shape[1] + max(limits)
+        reserved = None if isinstance(self.decoding.choice, BeamSettings) else capacity
         feed: LogitsFeed = (
-            CachedFeed(self.model, source, len(tokens), capacity)
+            step_feed(CachedFeed(self.model, source, len(tokens), reserved), capacity, self.decoding.step_path)
             if self.cache_refusal is None
             else UncachedFeed(self.model, source)
         )

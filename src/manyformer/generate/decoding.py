@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Unpack, final
+from typing import Any, Unpack, final, get_args
 
 from annotated_types import Le
 
-from manyformer.decoding_options import DecodingOptions
+from manyformer.decoding_options import DecodingOptions, StepPath
 from manyformer.errors import UserError, suggest_names
 from manyformer.generate.logits_processors import (
     LogitsProcessor,
@@ -41,7 +41,9 @@ class Decoding:
     the model's `max_length`. `stop` holds strings, which need a tokenizer; `stop_ids` None means the tokenizer's end
     token (2 for an encoder-decoder without a tokenizer), `ban` None its padding and start tokens. `crop` leaves out the
     beginning of prompts that are too long for the model. `use_cache` None uses the decoding state if the recipe
-    promises that it does not change the results. Raises UserError.
+    promises that it does not change the results. `step_path` is how tokens are decoded with it: "eager", by static
+    steps ("static": the same operators on the same buffers for every token), or by these captured as CUDA graphs
+    ("graph"); "auto" selects graphs on a GPU for models that have static steps. Raises UserError.
     """
 
     choice: TokenChoice = field(default_factory=GreedyChoice)
@@ -52,6 +54,7 @@ class Decoding:
     ban: tuple[int, ...] | None = None
     crop: bool = False
     use_cache: bool | None = None
+    step_path: StepPath = "auto"
 
     def __post_init__(self) -> None:
         if isinstance(self.max_new, int) and self.max_new < 1:
@@ -60,6 +63,10 @@ class Decoding:
             raise UserError("a stop string must not be empty: every text would end before its first character")
         if isinstance(self.choice, BeamSettings) and self.stop:
             raise UserError("beam search cannot end at stop strings: use stop_ids, or sample")
+        if self.step_path not in get_args(StepPath):
+            raise UserError(f"step_path must be one of {', '.join(get_args(StepPath))}, got {self.step_path!r}")
+        if self.use_cache is False and self.step_path in ("static", "graph"):
+            raise UserError(f"step_path is {self.step_path}, but without a cache there are no steps: leave out one")
         ignored_processors = [type(processor).__name__ for processor in self.processors if processor.sampling]
         if ignored_processors and not isinstance(self.choice, SampledChoice):
             method = "beam search" if isinstance(self.choice, BeamSettings) else "greedy decoding"
@@ -114,6 +121,7 @@ def decoding_from_options(**options: Unpack[DecodingOptions]) -> Decoding:
         stop_ids=options.get("stop_ids"),
         crop=bool(options.get("crop")),
         use_cache=options.get("use_cache"),
+        step_path=options.get("step_path") or "auto",
     )
 
 

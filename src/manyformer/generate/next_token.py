@@ -50,6 +50,11 @@ class LogitsFeed(ABC):
         """The bytes of the tensors that are stored between calls."""
         return 0
 
+    @property
+    def steps(self) -> str:
+        """How single tokens were decoded, where there was a choice."""
+        return ""
+
 
 @final
 class CachedFeed(LogitsFeed):

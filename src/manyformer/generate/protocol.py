@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.core import MemorySequence, State
+from manyformer.models.static_step import StaticStepFn
 
 
 @runtime_checkable
@@ -60,6 +61,13 @@ class BindsNextToken(Protocol):
     """A model that also offers its step for one new token, bound to its current parameters."""
 
     def next_token(self) -> Callable[[Tensor, State, MemorySequence | None], tuple[Tensor, State]]: ...
+
+
+@runtime_checkable
+class BindsStaticStep(Protocol):
+    """A model that also offers a step of fixed operators and shapes, for positions below a limit."""
+
+    def static_next_token(self, position_limit: int) -> StaticStepFn: ...
 
 
 @runtime_checkable

@@ -32,6 +32,7 @@ from manyformer.kernels.memory_rules import (
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.ops.segment_runs import NO_SEGMENT, segment_runs
 from manyformer.position import Position
+from manyformer.structures.step_layout import StepLayout
 from manyformer.training_hooks import StatefulAcrossBatches
 
 LinearPath = Literal["summed"] | RecurrenceForm
@@ -231,7 +232,8 @@ def _track_segments(
     `previous` is the state that the tokens continue.
     """
     segment_ids = positions.segment_ids
-    if isinstance(positions.layout, ContiguousLayout):
+    # the token of a step continues the document of its row
+    if isinstance(positions.layout, ContiguousLayout | StepLayout):
         return None, None, segment_ids[:, -1].clone() if keep_state else None
     if not keep_state and isinstance(positions.layout, PackedLayout) and _has_one_document_per_row(positions.layout):
         # padding on the right comes after all valid tokens

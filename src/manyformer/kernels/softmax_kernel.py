@@ -23,6 +23,7 @@ from manyformer.ops.plan_records import SparsePlan
 from manyformer.ops.sparse_plan import make_sparse_plan
 from manyformer.ops.static_layout import can_plan, has_roles_or_parts, layout_is_complete, materialize
 from manyformer.position import NoPosition, Position
+from manyformer.structures.step_layout import StepLayout
 
 SoftmaxPath = Literal["naive", "sdpa", "documents", "sparse", "blocked", "flex"]
 
@@ -139,6 +140,8 @@ class SoftmaxKernel(Kernel):
             if self.path != "auto":
                 raise ValueError(f"SoftmaxKernel: path '{self.path}' cannot serve this call: {reason}")
             return SoftmaxPathChoice("naive", reason)
+        if isinstance(call.query_positions.layout, StepLayout):
+            return self._select_step_path(call.position)
         if self.path == "blocked" or call.position.required_seams() & {"score", "value"}:
             biased = select_plan(self._softmax_call(call), self.path)
             return SoftmaxPathChoice(biased.path, biased.reason, biased_plan=biased if biased.path != "naive" else None)
@@ -168,6 +171,15 @@ class SoftmaxKernel(Kernel):
                 return SoftmaxPathChoice("flex", f"{self.mask!r} compiled, for its visible blocks")
             return fused._replace(reason=f"{fused.reason}: FlexAttention needs {MIN_FLEX_WIDTH} channels a head")
         return fused
+
+    def _select_step_path(self, position: Position) -> SoftmaxPathChoice:
+        """One token per row, whose visible keys only tensors know: the pairs are few, and none is left out."""
+        has_scores = bool(position.required_seams() & {"score", "value"})
+        if self.path not in (("auto",) if has_scores else ("auto", "sdpa")):
+            raise ValueError(f"SoftmaxKernel: path '{self.path}' cannot serve the static step of one token")
+        if has_scores:
+            return SoftmaxPathChoice("naive", f"one token, with the scores that {type(position).__name__} changes")
+        return SoftmaxPathChoice("sdpa", f"one token, with the mask {self.mask!r} of all columns", needs_dense_mask=True)
 
     def _select_cpu_path(self, fused: SoftmaxPathChoice, call: KernelCall) -> SoftmaxPathChoice:
         """One call per document, or only visible blocks, where that saves more than the call overhead."""
@@ -255,6 +267,12 @@ def _dense_mask(
     mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int
 ) -> Bool[Tensor, "b h l s"]:
     """The dense mask, cached if it is small and depends on layouts alone."""
+    layout = query_positions.layout
+    if isinstance(layout, StepLayout) and key_positions is layout.keys:
+        masks, key = layout.masks, (mask, heads)
+        if key not in masks:
+            masks[key] = mask.dense(query_positions, key_positions, heads)
+        return masks[key]
     queries, keys = query_positions.position_ids.shape[1], key_positions.position_ids.shape[1]
     is_small = queries * keys <= MIN_PAIRS_FOR_PLAN and query_positions.position_ids.device.type == "cpu"
     is_complete = is_small and layout_is_complete(query_positions) and layout_is_complete(key_positions)

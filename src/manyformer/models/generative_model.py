@@ -13,8 +13,10 @@ from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.model import B, Model
 from manyformer.models.next_token_step import NextTokenFn, forward_layers, next_token_step
 from manyformer.models.output_head import BatchLoss, OutputHead
+from manyformer.models.static_step import StaticStepFn, static_token_step
 from manyformer.models.token_inputs import apply_layer
 from manyformer.models.token_positions import StreamTail, empty_tail, positions_of
+from manyformer.sources.static_cache import NotStaticError
 
 
 class ModelState(NamedTuple):
@@ -82,6 +84,14 @@ class GenerativeModel(Model[B]):
         if self.training or has_hooks(self):
             return self.forward_token
         return next_token_step(self.decoder_embed, self.decoder_stack, self.head, self.forward_token)
+
+    def static_next_token(self, position_limit: int) -> StaticStepFn:
+        """The model for one new token per row whose operators are the same at every step, for a captured graph.
+
+        Raises NotStaticError for models that have none."""
+        if self.training or any(map(has_hooks, self.modules())):
+            raise NotStaticError("a model that is trained, or that has hooks, is called at every step")
+        return static_token_step(self.decoder_embed, self.decoder_stack, self.head, position_limit)
 
     def layers_without_step(self) -> list[str]:
         """The names of the decoder's layers that have no one-token step: they decode by `forward`, which is slower."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions
 from manyformer.position.position import Position
 from manyformer.position.sinusoid_table import DEFAULT_BASE, SinusoidLayout, check_sinusoid, sinusoid_table
+from manyformer.structures.step_layout import StepLayout
 
 
 class AbsolutePosition(Position, ABC):
@@ -87,6 +88,8 @@ class LearnedPosition(AbsolutePosition):
             start, stop = positions.layout.start, positions.layout.start + x.shape[1]
             self._check_last(stop - 1)
             return x + self.weight[start:stop]
+        if isinstance(positions.layout, StepLayout):
+            return x + nn.functional.embedding(positions.position_ids, self.weight)
         return super().embed(x, positions)
 
     def _check_last(self, last: int) -> None:

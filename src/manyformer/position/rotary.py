@@ -10,6 +10,7 @@ from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions
 from manyformer.costs.cost_model import COSTS
 from manyformer.position.position import Position
 from manyformer.position.rotary_scaling import DynamicNTKRotaryScaling, RotaryScaling, rotary_frequencies
+from manyformer.structures.step_layout import StepLayout
 
 RotaryPairing = Literal["interleaved", "halves"]
 """Which channels form a pair: 2k and 2k + 1 (RoFormer, GPT-J), or k and k + width / 2 (Llama, GPT-NeoX)."""
@@ -72,8 +73,12 @@ class RotaryPosition(Position):
             self._check_length(stop)
             table = self._table_up_to(stop, x.device, dtype)
             return self._compute_table(positions.position_ids[:1], dtype)[0] if table is None else table[start:stop]
+        if isinstance(positions.layout, StepLayout):
+            table = self._table_up_to(positions.layout.position_limit, x.device, dtype)
+            if table is not None:
+                return table[positions.position_ids][:, None]
         # on a GPU, reading the largest position would synchronize
-        if x.device.type == "cpu" and positions.position_ids.numel():
+        elif x.device.type == "cpu" and positions.position_ids.numel():
             if self.max_length is not None:
                 is_padding = positions.segment_ids == PADDING_SEGMENT
                 self._check_length(int(positions.position_ids.masked_fill(is_padding, 0).max()) + 1)

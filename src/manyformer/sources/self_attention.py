@@ -17,6 +17,8 @@ from manyformer.sources.kv_source import (
     StoreStep,
     require_no_grad,
 )
+from manyformer.sources.static_cache import StaticKVCache, static_cache
+from manyformer.structures.step_layout import StepLayout
 
 
 class KVCache(NamedTuple):
@@ -55,6 +57,9 @@ class SelfSource(KVSource):
         k, v = project(x, ctx.positions)
         if not state:
             return KeysValues(k, v, ctx.positions, state)
+        if isinstance(ctx.positions.layout, StepLayout):
+            stored = _make_static(state, ctx.positions.layout).store(k, v, ctx.positions.layout)
+            return KeysValues(*stored, ctx.positions.layout.keys, stored)
         cache: KVCache = state
         cache = (
             _append(cache, k, v, ctx.positions)
@@ -72,6 +77,14 @@ class SelfSource(KVSource):
         if recurrent:
             return StoreStep(lambda k, v, positions, state: StoredKeys(k, v, None, state))
         return StoreStep(_store, _has_space, takes_several=True) if mask in (Causal(), AllKeys()) else None
+
+
+def _make_static(state: KVCache | StaticKVCache, layout: StepLayout) -> StaticKVCache:
+    if isinstance(state, StaticKVCache):
+        return state
+    k, v = (field.narrow(2, 0, state.length) for field in (state.k, state.v))
+    position_ids, segment_ids = (ids.narrow(1, 0, state.length) for ids in (state.position_ids, state.segment_ids))
+    return static_cache(k, v, TokenPositions(position_ids, segment_ids), layout)
 
 
 def _has_space(positions: TokenPositions, cache: KVCache) -> bool:

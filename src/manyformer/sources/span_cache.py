@@ -10,6 +10,7 @@ from manyformer.core import Context, State
 from manyformer.masks import Window
 from manyformer.sources.kv_source import CacheSpec, KeysValues, KVSource, ProjectKV
 from manyformer.sources.self_attention import SelfSource
+from manyformer.sources.static_cache import StaticRing
 from manyformer.sources.window_cache import RingCache, WindowSource
 
 
@@ -37,10 +38,10 @@ class SpanCacheSource(KVSource):
         return _window_source(self.span_reach.max_reach() + 1).init_state(spec)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State) -> KeysValues:
-        if not isinstance(state, RingCache):
+        if not isinstance(state, RingCache | StaticRing):
             return self.self_source(x, ctx, project, state)
         keys = _window_source(state.k.shape[2])(x, ctx, project, state)
-        if state.length == 0 and x.shape[1] > 1:
+        if isinstance(state, RingCache) and state.length == 0 and x.shape[1] > 1:
             slots = state.k.shape[2]
             return KeysValues(keys.k[:, :, slots:], keys.v[:, :, slots:], ctx.positions, keys.state)
         return keys

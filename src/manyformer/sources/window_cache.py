@@ -21,9 +21,8 @@ from manyformer.sources.kv_source import (
 )
 from manyformer.sources.ring_visibility import RingVisibility
 from manyformer.sources.self_attention import SelfSource
-
-TOKEN_AXES = (2, 2, 1, 1)
-"""The axes of tokens in keys, values, positions and segments, the first four fields of a `RingCache`."""
+from manyformer.sources.static_cache import TOKEN_AXES, StaticRing, static_ring
+from manyformer.structures.step_layout import StepLayout
 
 
 class RingCache(NamedTuple):
@@ -71,12 +70,14 @@ class WindowSource(KVSource):
         return RingCache(*spec.zeros(self.slots), position_ids, segment_ids, reserved=reserved)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State) -> KeysValues:
-        if not isinstance(state, RingCache):
+        if not isinstance(state, RingCache | StaticRing):
             return self.self_source(x, ctx, project, state)
         if any(field is not None for field in (ctx.positions.roles, ctx.positions.part_ids, ctx.positions.tree)):
             raise ValueError(
                 "WindowSource: the cache does not store roles, parts or trees of tokens; call without a state"
             )
+        if isinstance(ctx.positions.layout, StepLayout):
+            return self._store_static(state, *project(x, ctx.positions), ctx.positions, ctx.positions.layout)
         if state.reserved:
             require_no_grad()
         k, v = project(x, ctx.positions)
@@ -100,6 +101,14 @@ class WindowSource(KVSource):
             return StoredKeys(ring.k, ring.v, visibility(ring.position_ids, position), ring)
 
         return StoreStep(store, self._overwrites_one_slot)
+
+    def _store_static(
+        self, ring: RingCache | StaticRing, k: Tensor, v: Tensor, positions: TokenPositions, layout: StepLayout
+    ) -> KeysValues:
+        if isinstance(ring, RingCache):
+            ring = static_ring(ring.k, ring.v, TokenPositions(ring.position_ids, ring.segment_ids), self.mask, layout)
+        k, v, position_ids, segment_ids, _ = ring.store(k, v, positions)
+        return KeysValues(k, v, TokenPositions(position_ids, segment_ids), ring)
 
     def _overwrites_one_slot(self, positions: TokenPositions, ring: object) -> bool:
         """Whether the next token continues the one contiguous document of every row, and takes a slot of the ring."""

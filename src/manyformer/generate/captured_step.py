@@ -1,0 +1,172 @@
+"""A static step captured once as a graph of kernels, and replayed for every further token."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from manyformer.core import MemorySequence, State, tree_map
+from manyformer.errors import UserError
+from manyformer.generate.host_reads import OuterTensors
+from manyformer.models.static_step import StaticModelState, StaticStepFn
+from manyformer.sources.static_cache import NotStaticError
+
+WARM_UPS = 2
+"""Runs of a step on a side stream, so that libraries have what they allocate when they are first used."""
+
+CHECKED_REPLAYS = 2
+"""The first replays are compared with the step itself: at the position of the capture and at a later one."""
+
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
+"""How far logits of a replay may differ, as a share of the largest; of lower precision by `HALF_TOLERANCE`."""
+HALF_TOLERANCE = 2e-2
+
+
+class Graph(Protocol):
+    """The part of `torch.cuda.CUDAGraph` that is used."""
+
+    def replay(self) -> None: ...
+
+
+class GraphEngine(Protocol):
+    """How a device runs work on a side stream, and captures work as a graph without running it."""
+
+    def side_stream(self) -> AbstractContextManager[Any]: ...
+    def graph(self) -> Graph: ...
+    def capture(self, graph: Graph) -> AbstractContextManager[Any]: ...
+
+
+@final
+class CudaGraphEngine:
+    """CUDA graphs of torch."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def side_stream(self) -> AbstractContextManager[Any]:
+        """The context of a fresh stream, which waits for the current one; the current one waits for its end."""
+        return _SideStream(self.device)
+
+    def graph(self) -> Graph:
+        """A graph without kernels."""
+        return torch.cuda.CUDAGraph()
+
+    def capture(self, graph: Graph) -> AbstractContextManager[Any]:
+        """The context whose kernels are captured; other threads may go on to use the GPU."""
+        assert isinstance(graph, torch.cuda.CUDAGraph)
+        return torch.cuda.graph(graph, capture_error_mode="thread_local")
+
+
+class _SideStream:
+    def __init__(self, device: torch.device) -> None:
+        self.current = torch.cuda.current_stream(device)
+        self.stream = torch.cuda.Stream(device)
+        self._context = torch.cuda.stream(self.stream)
+
+    def __enter__(self) -> None:
+        self.stream.wait_stream(self.current)
+        self._context.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._context.__exit__(*error)
+        self.current.wait_stream(self.stream)
+
+
+@final
+class CapturedStep:
+    """One graph for one number of rows and columns: call it with tokens (b, 1) for logits (b, 1, v).
+
+    Tokens and the state are copied into buffers that are never replaced, and logits are copied out of theirs. `state`
+    becomes these buffers: it holds the current state after every call. Raises UserError if a replay and the step
+    itself give different logits."""
+
+    def __init__(
+        self,
+        step: StaticStepFn,
+        tokens: Int[Tensor, "b 1"],
+        state: StaticModelState,
+        memory: MemorySequence | None,
+        engine: GraphEngine,
+    ) -> None:
+        self.tokens, self.state = tokens.clone(), state
+        self._run_step: Callable[[], tuple[Tensor, State]] = lambda: step(self.tokens, self.state, memory)
+        with engine.side_stream():
+            for _ in range(WARM_UPS):
+                # caches are written at the place that the state names, which stays as it is
+                check_form(self.state, self._run_step()[1])
+        self._graph, outer = engine.graph(), OuterTensors()
+        with engine.capture(self._graph), outer:
+            self.logits, next_state = self._run_step()
+            copy_state(self.state, next_state)
+        self._outer, self.replays = outer.tensors, 0
+
+    def __call__(self, tokens: Int[Tensor, "b 1"]) -> Float[Tensor, "b 1 v"]:
+        self.tokens.copy_(tokens)
+        expected = self._run_step()[0] if self.replays < CHECKED_REPLAYS else None
+        self._graph.replay()
+        self.replays += 1
+        logits = self.logits.clone()
+        if expected is not None:
+            _compare(logits, expected)
+        return logits
+
+    def select_rows(self, rows: Int[Tensor, " b"]) -> None:
+        """Exchange the rows of the state in its buffers."""
+        copy_state(self.state, tree_map(lambda tensor: tensor.index_select(0, rows), self.state))
+
+
+def check_form(state: State, next_state: State) -> None:
+    """Raise NotStaticError unless both have the same numbers and tensors of the same shapes and types."""
+
+    def compare(old: Tensor, new: Tensor) -> Tensor:
+        if old.shape != new.shape or old.dtype != new.dtype:
+            raise NotStaticError(f"a state grows from {tuple(old.shape)} to {tuple(new.shape)} at a step")
+        return old
+
+    try:
+        tree_map(compare, state, next_state)
+    except NotStaticError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise NotStaticError("a state counts in numbers of the host") from error
+
+
+def copy_state(state: State, next_state: State) -> None:
+    """Write the tensors of the next state into those of this one, except those that were written in place."""
+    pairs: list[tuple[Tensor, Tensor]] = []
+    tree_map(lambda old, new: pairs.append((old, new)) or old, state, next_state)
+    buffers = {old.untyped_storage().data_ptr() for old, _ in pairs}
+    # a view of a buffer is copied before any buffer is written
+    changed = [
+        (old, new.clone() if new.untyped_storage().data_ptr() in buffers else new)
+        for old, new in pairs
+        if old is not new
+    ]
+    for old, new in changed:
+        old.copy_(new)
+
+
+def own_buffers(state: State) -> State:
+    """The state with a copy of every tensor that shares its memory with another one or with itself."""
+    storages: set[int] = set()
+
+    def own(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage().data_ptr()
+        is_shared = storage in storages or (tensor.numel() > 1 and 0 in tensor.stride())
+        storages.add(storage)
+        return tensor.clone(memory_format=torch.contiguous_format) if is_shared else tensor
+
+    return tree_map(own, state)
+
+
+def _compare(logits: Tensor, expected: Tensor) -> None:
+    """Raise UserError unless the replay and the step agree."""
+    difference, largest = (logits - expected).abs().max(), expected.abs().max()
+    if not bool(difference <= TOLERANCES.get(logits.dtype, HALF_TOLERANCE) * largest):
+        raise UserError(
+            f"the captured step gives logits that differ by {float(difference):.1e} from those of the step itself: "
+            "decode with step_path='eager'"
+        )

@@ -1,0 +1,153 @@
+"""Logits by static steps, of which one is captured for each number of rows and columns where there is a GPU."""
+
+from typing import Any, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from manyformer.core import MemorySequence, tree_map
+from manyformer.decoding_options import StepPath
+from manyformer.errors import UserError
+from manyformer.generate.captured_step import CapturedStep, CudaGraphEngine, GraphEngine, check_form, own_buffers
+from manyformer.generate.decoder_prompts import segments_of
+from manyformer.generate.host_reads import StaticOperatorsOnly, module_of
+from manyformer.generate.next_token import CachedFeed, LogitsFeed, state_bytes
+from manyformer.generate.protocol import BindsStaticStep, GenerativeModelProtocol, model_device
+from manyformer.models.static_step import StaticModelState, StaticStepFn, static_tail
+from manyformer.sources.static_cache import NotStaticError
+
+MIN_COLUMNS = 128
+"""The columns of the smallest caches; larger ones double, so that a step reads at most twice as many as are in use."""
+COLUMN_MULTIPLE = 16
+"""Fused attention reads masks of such widths without copying them."""
+
+
+def bucket_columns(length: int, capacity: int) -> int:
+    """The number of columns of caches that hold `length` tokens of at most `capacity`."""
+    columns = max(MIN_COLUMNS, 1 << (length - 1).bit_length())
+    return min(columns, _rounded(capacity))
+
+
+def graph_engine(model: GenerativeModelProtocol, path: StepPath) -> GraphEngine | None:
+    """What captures the steps of this model; None without a GPU. Raises UserError for a graph without one."""
+    device = model_device(model)
+    if path == "static" or device.type != "cuda":
+        if path == "graph":
+            raise UserError(f"step_path is graph, and CUDA graphs need a GPU: this model is on the device {device.type}")
+        return None
+    return CudaGraphEngine(device)
+
+
+def step_feed(eager: CachedFeed, capacity: int, path: StepPath) -> LogitsFeed:
+    """The feed that decodes by this path, for at most `capacity` tokens of a row."""
+    engine = graph_engine(eager.model, path)
+    if path == "eager" or (path == "auto" and engine is None):
+        return eager
+    return StaticFeed(eager, capacity, engine, forced=path != "auto")
+
+
+@final
+class StaticFeed(LogitsFeed):
+    """`eager` for the prompt, then static steps, captured by `engine` unless that is None.
+
+    Where the first static step shows that it cannot be captured, `eager` goes on, or UserError is raised if `forced`.
+    """
+
+    def __init__(self, eager: CachedFeed, capacity: int, engine: GraphEngine | None, *, forced: bool) -> None:
+        self.eager, self.capacity, self.engine, self.forced = eager, capacity, engine, forced
+        self.state: StaticModelState | None = None
+        self.step: StaticStepFn | None = None
+        self.captured: CapturedStep | None = None
+        self.refusal = ""
+
+    def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
+        start = self.eager.length
+        if not start or self.refusal:
+            return self.eager(tokens, end)
+        new_tokens = tokens[:, start:end]
+        if self.state is None:
+            try:
+                logits, self.state = self._first_step(tokens[:, :end])
+            except (NotStaticError, ValueError) as error:
+                self.refusal = f"{module_of(error.__traceback__)}{error}"
+                if self.forced:
+                    raise UserError(f"this model has no static step: {self.refusal}") from error
+                return self.eager(tokens, end)
+            self.eager.state = None
+        elif self._columns(end) > self.state.tail.columns:
+            logits, self.state, self.captured = *self._settle(new_tokens, self._columns(end), self.state), None
+        elif self.engine is not None:
+            logits = self._captured_step(new_tokens, self.engine, self.state)
+        else:
+            assert self.step is not None
+            logits, self.state = self.step(new_tokens, self.state, self.eager.memory)
+        self.eager.length = end
+        return logits[:, -1].float()
+
+    def select_rows(self, rows: Int[Tensor, " n"]) -> None:
+        self.eager.select_rows(rows)
+        self._select_state(rows)
+        self.captured = None
+
+    def reorder(self, rows: Int[Tensor, " r"]) -> None:
+        if self.captured is not None:
+            self.captured.select_rows(rows)
+            return
+        self.eager.reorder(rows)
+        self._select_state(rows)
+
+    @property
+    def cache_bytes(self) -> int:
+        return self.eager.cache_bytes if self.state is None else state_bytes((self.eager.memory, self.state))
+
+    @property
+    def steps(self) -> str:
+        if self.refusal:
+            return f"eager steps, because {self.refusal}"
+        kind = "static steps" if self.engine is None else "static steps captured as CUDA graphs"
+        return kind if self.state is not None else ""
+
+    def _select_state(self, rows: Int[Tensor, " n"]) -> None:
+        if self.state is not None:
+            self.state = tree_map(lambda tensor: tensor.index_select(0, rows), self.state)
+
+    def _columns(self, end: int) -> int:
+        return bucket_columns(min(end + 1, self.capacity), self.capacity)
+
+    def _first_step(self, tokens: Int[Tensor, "r t"]) -> tuple[Tensor, StaticModelState]:
+        """The first static step, which leaves the eager state as it is, and a trial of the next one."""
+        model, earlier, end = self.eager.model, tokens[:, :-1], tokens.shape[1]
+        if not isinstance(model, BindsStaticStep):
+            raise NotStaticError(f"a {type(model).__name__} offers none")
+        self.step = model.static_next_token(_rounded(self.capacity))
+        tail = static_tail(self.eager.state.tail, earlier.clamp(min=0), segments_of(earlier))
+        logits, state = self._settle(tokens[:, -1:], self._columns(end), StaticModelState(self.eager.state.body, tail))
+        if end < state.tail.columns:
+            # it writes the column of the next token, which the next step overwrites
+            with StaticOperatorsOnly():
+                _, next_state = self.step(tokens[:, -1:], state, self.eager.memory)
+            check_form(state, next_state)
+        return logits, state
+
+    def _settle(
+        self, tokens: Int[Tensor, "r 1"], columns: int, state: StaticModelState
+    ) -> tuple[Tensor, StaticModelState]:
+        """A step after which all caches have so many columns, in buffers that no other tensor shares."""
+        assert self.step is not None
+        state = StaticModelState(state.body, state.tail.enlarged(columns))
+        logits, next_state = self.step(tokens, state, self.eager.memory)
+        return logits, own_buffers(next_state)
+
+    def _captured_step(
+        self, tokens: Int[Tensor, "r 1"], engine: GraphEngine, state: StaticModelState
+    ) -> Float[Tensor, "r 1 v"]:
+        """One replay; the first one for these buffers captures them."""
+        if self.captured is None:
+            assert self.step is not None
+            self.captured = CapturedStep(self.step, tokens, state, self.eager.memory, engine)
+        return self.captured(tokens)
+
+
+def _rounded(capacity: int) -> int:
+    return -(-capacity // COLUMN_MULTIPLE) * COLUMN_MULTIPLE
