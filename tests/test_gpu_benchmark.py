@@ -13,7 +13,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import gpu
-from gpu_parts import all_items, attention_speed, correctness, workers
+from gpu_parts import all_items, attention_speed, correctness, decoding_speed, workers
 from gpu_parts.kept_results import KeptItem, KeptResults
 from gpu_parts.outcome import Outcome, Setting
 
@@ -128,6 +128,23 @@ def test_a_gpu_would_be_asked_about_every_recipe() -> None:
         tested = {name.partition("/")[2].partition(" ")[0] for name in names if name.startswith(f"{part}/")}
         assert tested == set(mf.recipes())
     assert "flex/t5 bias, 1025 tokens, bfloat16" in names
+    assert "decode/graph transformer-lm, 1 rows" in names
+
+
+def test_static_steps_are_rehearsed() -> None:
+    items = {name: item for name, item in all_items(REHEARSAL).items() if name.startswith("decode/graph")}
+    assert len(items) == 4
+    outcome = items["decode/graph gated-deltanet, 16 rows"]()
+    assert outcome.verdict == "passed"
+    assert outcome.paths == ("eager: with cache", "static: with cache, static steps")
+    assert outcome.numbers["static, tokens/s"] > 0
+
+
+def test_other_tokens_of_static_steps_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding_speed, "equal_share", lambda left, right: 0.5)
+    outcome = all_items(REHEARSAL)["decode/graph transformer-lm, 1 rows"]()
+    assert outcome.verdict == "failed"
+    assert "50.0% of the tokens are those of eager steps" in outcome.sentence
 
 
 @pytest.mark.slow

@@ -1,22 +1,81 @@
-"""Greedy decoding of one row with everybody's own `generate`."""
+"""Greedy decoding with everybody's own `generate`, and ours by static steps that are captured as CUDA graphs."""
 
 import statistics
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from peers import MODELS, Size, writer_of
 
+import manyformer as mf
 from gpu_parts.outcome import Item, Outcome, Setting, judged
 from manyformer.bench import paired_ratio, take_turns
+from manyformer.check.tiny_models import build_tiny
+from manyformer.decoding_options import StepPath
+from manyformer.generate.result import GenerationResult
+from manyformer.models import Model
 
 ROUNDS = 3
 GOAL = 1 / 1.6
 """Our time as a share of theirs."""
+GRAPH_GOAL = 1.0
+"""The time of captured steps as a share of that of eager ones."""
+SAME_TOKENS = 0.9
+"""The share of equal tokens from which on differences may be ties of random weights in bfloat16."""
+GRAPH_RECIPES = ("transformer-lm", "gated-deltanet", "llama", "alibi", "longformer-lm", "linear-transformer", "mamba-2")
 
 
 def items(setting: Setting) -> dict[str, Item]:
-    """One row at a time."""
-    return {"one row": partial(contest, setting)}
+    """One row at a time against peers, then eager steps against graphs."""
+    graphs = {
+        f"graph {recipe}, {rows} rows": partial(eager_and_graph, setting, recipe, rows)
+        for recipe in (GRAPH_RECIPES[:2] if setting.tiny else GRAPH_RECIPES)
+        for rows in (1, 16)
+    }
+    return {"one row": partial(contest, setting)} | graphs
+
+
+def eager_and_graph(setting: Setting, recipe: str, rows: int) -> Outcome:
+    """Whether both write the same tokens, the speed of each, and that no graph was given up; with beams, too."""
+    model, new = decoder_of(setting, recipe), 24 if setting.tiny else 256
+    prompts = torch.randint(1, model.vocab, (rows, 16), device=setting.device)
+    path: StepPath = "graph" if setting.on_gpu else "static"
+    lengths = [prompt[: 16 - index % 8].tolist() for index, prompt in enumerate(prompts)]
+
+    def write(step_path: StepPath, **options: Any) -> GenerationResult:
+        options = {"max_new": new, "stop_ids": (), "batch": rows, "step_path": step_path} | options
+        return mf.generate(model, lengths, **options)
+
+    written = {each: write(each) for each in ("eager", path)}
+    beams = {each: write(each, beam=2, max_new=12).tokens for each in ("eager", path)}
+    shares = [equal_share(results["eager"], results[path]) for results in (tokens_of(written), beams)]
+    misses = [f"{share:.1%} of the tokens are those of eager steps" for share in shares if share < SAME_TOKENS]
+    times = take_turns({each: partial(write, each) for each in written}, ROUNDS, setting.device)
+    numbers = {f"{each}, tokens/s": rows * new / statistics.median(seconds) for each, seconds in times.items()}
+    numbers[f"{path} over eager"] = ratio = paired_ratio(times[path], times["eager"]).median
+    if setting.has_goals and ratio > GRAPH_GOAL:
+        misses.append(f"{ratio:.2f} of eager steps' time, goal {GRAPH_GOAL}")
+    sentence = f"{new} tokens after 9 to 16, the same with beams"
+    return judged(sentence, misses, numbers, [f"{each}: {result.stats.cache}" for each, result in written.items()])
+
+
+def decoder_of(setting: Setting, recipe: str) -> Model:
+    """A model of about 100 M parameters, in bfloat16 on a GPU."""
+    keywords: dict[str, Any] = {"dim": 768, "depth": 12, "vocab": 32000}
+    model = build_tiny(recipe, {}, 0) if setting.tiny else mf.build(recipe, **keywords)
+    return model.to(setting.device, torch.bfloat16 if setting.on_gpu else torch.float32).eval()
+
+
+def tokens_of(written: Mapping[str, Any]) -> dict[str, list[list[int]]]:
+    """The tokens of each result."""
+    return {name: result.tokens for name, result in written.items()}
+
+
+def equal_share(left: list[list[int]], right: list[list[int]]) -> float:
+    """The share of places with equal tokens, of texts as long."""
+    pairs = [pair for rows in zip(left, right, strict=True) for pair in zip(*rows, strict=True)]
+    return sum(a == b for a, b in pairs) / len(pairs)
 
 
 def contest(setting: Setting) -> Outcome:

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 TEMPERATURE = 0.8
 """The default sampling temperature: below 1 favors probable tokens without the repetitions of greedy decoding."""
 
-TEXT_DECODING = ("top_k", "top_p", "min_p", "repetition_penalty", "beam", "length_penalty", "max_new", "crop", "stop")
+TEXT_DECODING = (
+    *("top_k", "top_p", "min_p", "repetition_penalty", "beam", "length_penalty", "max_new", "crop", "stop"),
+    "step_path",
+)
 TEXT_OPTIONS = (
     *("prompt", "greedy", "lines", "no_cache", "datastore", "weight", "retriever", "calibration", "as_json"),
     *TEXT_DECODING,

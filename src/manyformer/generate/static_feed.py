@@ -1,15 +1,21 @@
 """Logits by static steps, of which one is captured for each number of rows and columns where there is a GPU."""
 
-from typing import Any, final
+from typing import final
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.core import MemorySequence, tree_map
+from manyformer.core import tree_map
 from manyformer.decoding_options import StepPath
 from manyformer.errors import UserError
-from manyformer.generate.captured_step import CapturedStep, CudaGraphEngine, GraphEngine, check_form, own_buffers
+from manyformer.generate.captured_step import (
+    CapturedStep,
+    CudaGraphEngine,
+    GraphEngine,
+    check_form,
+    logits_difference,
+    own_buffers,
+)
 from manyformer.generate.decoder_prompts import segments_of
 from manyformer.generate.host_reads import StaticOperatorsOnly, module_of
 from manyformer.generate.next_token import CachedFeed, LogitsFeed, state_bytes
@@ -34,7 +40,9 @@ def graph_engine(model: GenerativeModelProtocol, path: StepPath) -> GraphEngine 
     device = model_device(model)
     if path == "static" or device.type != "cuda":
         if path == "graph":
-            raise UserError(f"step_path is graph, and CUDA graphs need a GPU: this model is on the device {device.type}")
+            raise UserError(
+                f"step_path is graph, and CUDA graphs need a GPU: this model is on the device {device.type}"
+            )
         return None
     return CudaGraphEngine(device)
 
@@ -67,15 +75,8 @@ class StaticFeed(LogitsFeed):
             return self.eager(tokens, end)
         new_tokens = tokens[:, start:end]
         if self.state is None:
-            try:
-                logits, self.state = self._first_step(tokens[:, :end])
-            except (NotStaticError, ValueError) as error:
-                self.refusal = f"{module_of(error.__traceback__)}{error}"
-                if self.forced:
-                    raise UserError(f"this model has no static step: {self.refusal}") from error
-                return self.eager(tokens, end)
-            self.eager.state = None
-        elif self._columns(end) > self.state.tail.columns:
+            return self._begin(tokens, end)
+        if self._columns(end) > self.state.tail.columns:
             logits, self.state, self.captured = *self._settle(new_tokens, self._columns(end), self.state), None
         elif self.engine is not None:
             logits = self._captured_step(new_tokens, self.engine, self.state)
@@ -114,6 +115,27 @@ class StaticFeed(LogitsFeed):
 
     def _columns(self, end: int) -> int:
         return bucket_columns(min(end + 1, self.capacity), self.capacity)
+
+    def _begin(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
+        """The first step after the prompt, eager and static; static ones follow if both agree."""
+        state, error = None, None
+        try:
+            logits, state = self._first_step(tokens[:, :end])
+        except ValueError as raised:
+            error, self.refusal = raised, f"{module_of(raised.__traceback__)}{raised}"
+        except RuntimeError as raised:
+            # a state that is arranged by the columns of its cache meets more columns than it knows
+            reason = f"it does not serve the columns of static caches ({raised})"
+            error, self.refusal = raised, f"{module_of(raised.__traceback__)}{reason}"
+        expected = self.eager(tokens, end)
+        if state is not None:
+            difference = logits_difference(logits[:, -1], expected)
+            self.refusal = f"static and eager steps give {difference}" if difference else ""
+        if self.refusal and self.forced:
+            raise UserError(f"this model has no static step: {self.refusal}") from error
+        if not self.refusal:
+            self.state, self.eager.state = state, None
+        return expected
 
     def _first_step(self, tokens: Int[Tensor, "r t"]) -> tuple[Tensor, StaticModelState]:
         """The first static step, which leaves the eager state as it is, and a trial of the next one."""

@@ -179,7 +179,9 @@ class SoftmaxKernel(Kernel):
             raise ValueError(f"SoftmaxKernel: path '{self.path}' cannot serve the static step of one token")
         if has_scores:
             return SoftmaxPathChoice("naive", f"one token, with the scores that {type(position).__name__} changes")
-        return SoftmaxPathChoice("sdpa", f"one token, with the mask {self.mask!r} of all columns", needs_dense_mask=True)
+        return SoftmaxPathChoice(
+            "sdpa", f"one token, with the mask {self.mask!r} of all columns", needs_dense_mask=True
+        )
 
     def _select_cpu_path(self, fused: SoftmaxPathChoice, call: KernelCall) -> SoftmaxPathChoice:
         """One call per document, or only visible blocks, where that saves more than the call overhead."""

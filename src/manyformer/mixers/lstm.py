@@ -22,6 +22,7 @@ from manyformer.core import (
     TokenPositions,
     forward_step,
 )
+from manyformer.structures.step_layout import StepLayout
 
 FORGET_BIAS = 1.0
 """The initial bias of the forget gate (Gers et al. 2000; Jozefowicz et al. 2015)."""
@@ -84,6 +85,9 @@ class LSTM(Layer):
         dtype = self._weights[0].dtype
         earlier = self.init_state(x.shape[0], device=x.device, dtype=dtype) if state is None else state
         layout = ctx.positions.layout
+        if isinstance(layout, StepLayout) and state is not None:
+            y, next_state = _read_token(x.to(dtype), ctx.positions, state, self._weights)
+            return LayerOutput(y.to(x), next_state)
         # on the meta device documents cannot be told apart, and cost the same
         if x.is_meta or isinstance(layout, ContiguousLayout):
             begins = isinstance(layout, ContiguousLayout) and layout.start == 0
@@ -136,8 +140,15 @@ class LSTM(Layer):
         def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
             if is_hooked or not isinstance(ctx.positions.layout, ContiguousLayout | AlignedLayout):
                 return forward(x, ctx, state)
-            continues = ctx.positions.position_ids != 0
-            hidden, cell = torch.lstm_cell(x[:, 0], [part * continues for part in state], *weights)
-            return hidden[:, None], LSTMState(hidden, cell)
+            return _read_token(x, ctx.positions, state, weights)
 
         return step
+
+
+def _read_token(
+    x: Float[Tensor, "b 1 d"], positions: TokenPositions, state: LSTMState, weights: Sequence[Tensor]
+) -> tuple[Float[Tensor, "b 1 d"], LSTMState]:
+    """The output and the state after one token per row, which may begin a document."""
+    continues = positions.position_ids != 0
+    hidden, cell = torch.lstm_cell(x[:, 0], [part * continues for part in state], *weights)
+    return hidden[:, None], LSTMState(hidden, cell)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from manyformer.core import ContiguousLayout, TokenPositions
 from manyformer.head_selection import PerHeadTensors
+from manyformer.structures.step_layout import StepLayout
 
 
 class PositionPairs(PerHeadTensors, ABC):
@@ -114,6 +115,8 @@ def position_index(positions: TokenPositions, max_length: int) -> slice | Int[Te
 
 def check_positions(max_length: int, *positions: TokenPositions) -> None:
     """Raise ValueError for a position beyond `max_length`, unless checking it would synchronize a GPU."""
+    if any(isinstance(sequence_positions.layout, StepLayout) for sequence_positions in positions):
+        return
     for sequence_positions in positions:
         position_index(sequence_positions, max_length)
 

@@ -31,7 +31,7 @@ class TokenShift(nn.Module):
         """The mixtures; a `state` is continued and the next one returned."""
         rows = None if state is not None else one_document_rows(x, positions)
         if rows is None:
-            taps = x.new_tensor([[1.0], [0.0]]).expand(2, x.shape[2])
+            taps = F.pad(x.new_ones(1, x.shape[2]), (0, 0, 0, 1))
             previous, state = convolve_neighbours(x, taps, positions, state, causal=True)
         else:
             previous = F.pad(rows[:, :-1], (0, 0, 1, 0))

@@ -69,9 +69,7 @@ def static_token_step(embed: TokenEmbedding, body: Layer, head: OutputHead, posi
     if any(isinstance(module, EarlyExit) for module in body.modules()):
         raise NotStaticError("tokens leave an early-exit stack at different layers, which the host has to learn")
 
-    def step(
-        tokens: Tensor, state: StaticModelState, memory: MemorySequence | None
-    ) -> tuple[Tensor, StaticModelState]:
+    def step(tokens: Tensor, state: StaticModelState, memory: MemorySequence | None) -> tuple[Tensor, StaticModelState]:
         tail = state.tail
         position_ids, column = tail.position_ids + 1, tail.column + 1
         for ids, new in ((tail.key_position_ids, position_ids), (tail.key_segment_ids, tail.segment_ids)):

@@ -12,6 +12,7 @@ from manyformer.head_selection import HeadSelection, PerHeadTensors, select_head
 from manyformer.position.distance_terms import DistanceTerms, signed_distances, toeplitz_view
 from manyformer.position.position import Keys, PairScores, Position, Queries
 from manyformer.position.sinusoid_table import check_sinusoid, sinusoid_table
+from manyformer.structures.step_layout import StepLayout
 
 MAX_TABLE_DISTANCE = COSTS.sinusoid_table_distance
 PROJECTION_MARGIN = COSTS.projected_distance_margin
@@ -163,13 +164,16 @@ def _pair_distances(
         queries, keys = query_positions.position_ids.shape[1], key_positions.position_ids.shape[1]
         start_difference = key_layout.start - query_layout.start
         return None, queries - 1 - start_difference, start_difference + keys - 1
-    # reads tensor values, so a GPU is synchronized
     same_document = query_positions.same_document(key_positions)
     distances = torch.where(same_document, signed_distances(query_positions, key_positions), 0)
+    if isinstance(query_layout, StepLayout):
+        # no key of the document comes after the token of a step
+        return distances, query_layout.position_limit - 1, 0
     if not distances.numel():
         return distances, 0, 0
     if distances.is_meta:
         # without values, as many distances as pairs of adjacent queries and keys have
         return distances, sum(distances.shape[1:]) - 2, 0
+    # reads tensor values, so a GPU is synchronized
     minimum, maximum = (int(edge) for edge in torch.aminmax(distances))
     return distances, -minimum, maximum

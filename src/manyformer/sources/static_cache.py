@@ -81,9 +81,9 @@ def static_ring(
     """A ring for this mask, with a slot for every key that is never evicted, that holds these earlier tokens."""
     assert mask.max_lookback is not None
     rows, ring = k.shape[0], mask.max_lookback + 1
-    position_ids = torch.arange(layout.position_limit, device=k.device)
-    retained = never_evicted(mask, position_ids)
-    slots = torch.where(retained, ring - 1 + retained.cumsum(0), position_ids % ring)
+    all_positions = torch.arange(layout.position_limit, device=k.device)
+    retained = never_evicted(mask, all_positions)
+    slots = torch.where(retained, ring - 1 + retained.cumsum(0), all_positions % ring)
     # unused entries are written to one more column, which is dropped
     columns = ring + int(retained.sum())
     unused = positions.segment_ids == PADDING_SEGMENT
@@ -94,4 +94,5 @@ def static_ring(
         shape[axis] = columns + 1
         indices = index if axis == 1 else index[:, None, :, None].expand_as(field)
         fields.append(field.new_full(shape, fill).scatter_(axis, indices, field).narrow(axis, 0, columns).contiguous())
-    return StaticRing(*fields, slots.repeat(rows, 1))
+    k, v, position_ids, segment_ids = fields
+    return StaticRing(k, v, position_ids, segment_ids, slots.repeat(rows, 1))
