@@ -8,7 +8,7 @@ vocabulary, `m` memory.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
@@ -16,7 +16,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from manyformer.binding import bind_module, has_hooks
-from manyformer.structures.step_layout import StepLayout
 from manyformer.structures.token_structures import DependencyTree, GraphEdges
 
 State = Any
@@ -71,6 +70,20 @@ class PrefixedLayout(NamedTuple):
     prefix: int
     text_layout: ContiguousLayout | None = None
     part_length: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class StepLayout:
+    """One token per row that continues its document, at a place that only tensors know: the host must not read it.
+
+    Layers store the token in `column` of their caches, the same of every row, which have a column for each of `keys`:
+    the tokens so far and the new one; unused columns are padding. Positions are below `position_limit`. `masks` are the
+    dense masks of `keys` that the layers of one step share."""
+
+    column: Int[Tensor, " b"]
+    keys: "TokenPositions"
+    position_limit: int
+    masks: dict[Any, Tensor] = field(default_factory=dict)
 
 
 GLOBAL_ROLE = 1

@@ -63,12 +63,12 @@ class CudaGraphEngine:
 class _SideStream:
     def __init__(self, device: torch.device) -> None:
         self.current = torch.cuda.current_stream(device)
-        self.stream = torch.cuda.Stream(device)
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._context = torch.cuda.stream(self.stream)
 
     def __enter__(self) -> None:
         self.stream.wait_stream(self.current)
-        self._context.__enter__()
+        self._context.__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         self._context.__exit__(*error)
@@ -141,7 +141,12 @@ def check_form(state: State, next_state: State) -> None:
 def copy_state(state: State, next_state: State) -> None:
     """Write the tensors of the next state into those of this one, except those that were written in place."""
     pairs: list[tuple[Tensor, Tensor]] = []
-    tree_map(lambda old, new: pairs.append((old, new)) or old, state, next_state)
+
+    def pair(old: Tensor, new: Tensor) -> Tensor:
+        pairs.append((old, new))
+        return old
+
+    tree_map(pair, state, next_state)
     buffers = {old.untyped_storage().data_ptr() for old, _ in pairs}
     # a view of a buffer is copied before any buffer is written
     changed = [

@@ -15,10 +15,13 @@ READS_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
 @final
-class StaticOperatorsOnly(TorchDispatchMode):
+class StaticOperatorsOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises NotStaticError at the first operator that a captured graph could not replay.
 
     On a CPU it refuses what would have to wait for a GPU or be copied to one, so that the answer is the same."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         index = args[1] if func.overloadpacket is torch.ops.aten.index else ()
@@ -45,13 +48,13 @@ def module_of(traceback: TracebackType | None) -> str:
 
 
 @final
-class OuterTensors(TorchDispatchMode):
+class OuterTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collects the tensors that operators read although none of them made it: weights, tables, caches, inputs.
 
     A captured graph reads them at their addresses, so they must exist as long as it does."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.tensors: list[Tensor] = []
         self._storages: set[int] = set()
 

@@ -118,9 +118,10 @@ class StaticFeed(LogitsFeed):
 
     def _begin(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
         """The first step after the prompt, eager and static; static ones follow if both agree."""
-        state, error = None, None
+        first: tuple[Tensor, StaticModelState] | None = None
+        error: Exception | None = None
         try:
-            logits, state = self._first_step(tokens[:, :end])
+            first = self._first_step(tokens[:, :end])
         except ValueError as raised:
             error, self.refusal = raised, f"{module_of(raised.__traceback__)}{raised}"
         except RuntimeError as raised:
@@ -128,13 +129,13 @@ class StaticFeed(LogitsFeed):
             reason = f"it does not serve the columns of static caches ({raised})"
             error, self.refusal = raised, f"{module_of(raised.__traceback__)}{reason}"
         expected = self.eager(tokens, end)
-        if state is not None:
-            difference = logits_difference(logits[:, -1], expected)
+        if first is not None:
+            difference = logits_difference(first[0][:, -1], expected)
             self.refusal = f"static and eager steps give {difference}" if difference else ""
         if self.refusal and self.forced:
             raise UserError(f"this model has no static step: {self.refusal}") from error
-        if not self.refusal:
-            self.state, self.eager.state = state, None
+        if first is not None and not self.refusal:
+            self.state, self.eager.state = first[1], None
         return expected
 
     def _first_step(self, tokens: Int[Tensor, "r t"]) -> tuple[Tensor, StaticModelState]:

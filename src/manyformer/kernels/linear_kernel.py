@@ -13,6 +13,7 @@ from manyformer.core import (
     LayerOutput,
     PackedLayout,
     State,
+    StepLayout,
     TokenPositions,
     no_watch,
     tree_map,
@@ -32,7 +33,6 @@ from manyformer.kernels.memory_rules import (
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.ops.segment_runs import NO_SEGMENT, segment_runs
 from manyformer.position import Position
-from manyformer.structures.step_layout import StepLayout
 from manyformer.training_hooks import StatefulAcrossBatches
 
 LinearPath = Literal["summed"] | RecurrenceForm

@@ -10,7 +10,16 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from manyformer.core import ContiguousLayout, LayerOutput, PackedLayout, PrefixedLayout, State, TokenPositions, no_watch
+from manyformer.core import (
+    ContiguousLayout,
+    LayerOutput,
+    PackedLayout,
+    PrefixedLayout,
+    State,
+    StepLayout,
+    TokenPositions,
+    no_watch,
+)
 from manyformer.costs.cost_model import COSTS, COSTS_IN_USE
 from manyformer.kernels.biased_softmax_plan import MIN_DOCUMENT_LENGTH, BiasedSoftmaxPlan, SoftmaxCall, select_plan
 from manyformer.kernels.kernel import AttendStep, Kernel, KernelCall
@@ -23,7 +32,6 @@ from manyformer.ops.plan_records import SparsePlan
 from manyformer.ops.sparse_plan import make_sparse_plan
 from manyformer.ops.static_layout import can_plan, has_roles_or_parts, layout_is_complete, materialize
 from manyformer.position import NoPosition, Position
-from manyformer.structures.step_layout import StepLayout
 
 SoftmaxPath = Literal["naive", "sdpa", "documents", "sparse", "blocked", "flex"]
 

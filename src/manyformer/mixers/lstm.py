@@ -19,10 +19,10 @@ from manyformer.core import (
     Layer,
     LayerOutput,
     State,
+    StepLayout,
     TokenPositions,
     forward_step,
 )
-from manyformer.structures.step_layout import StepLayout
 
 FORGET_BIAS = 1.0
 """The initial bias of the forget gate (Gers et al. 2000; Jozefowicz et al. 2015)."""

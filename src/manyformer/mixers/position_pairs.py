@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.core import ContiguousLayout, TokenPositions
+from manyformer.core import ContiguousLayout, StepLayout, TokenPositions
 from manyformer.head_selection import PerHeadTensors
-from manyformer.structures.step_layout import StepLayout
 
 
 class PositionPairs(PerHeadTensors, ABC):

@@ -8,10 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions
+from manyformer.core import PADDING_SEGMENT, ContiguousLayout, StepLayout, TokenPositions
 from manyformer.position.position import Position
 from manyformer.position.sinusoid_table import DEFAULT_BASE, SinusoidLayout, check_sinusoid, sinusoid_table
-from manyformer.structures.step_layout import StepLayout
 
 
 class AbsolutePosition(Position, ABC):

@@ -6,11 +6,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions
+from manyformer.core import PADDING_SEGMENT, ContiguousLayout, StepLayout, TokenPositions
 from manyformer.costs.cost_model import COSTS
 from manyformer.position.position import Position
 from manyformer.position.rotary_scaling import DynamicNTKRotaryScaling, RotaryScaling, rotary_frequencies
-from manyformer.structures.step_layout import StepLayout
 
 RotaryPairing = Literal["interleaved", "halves"]
 """Which channels form a pair: 2k and 2k + 1 (RoFormer, GPT-J), or k and k + width / 2 (Llama, GPT-NeoX)."""

@@ -6,13 +6,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.core import AlignedLayout, ContiguousLayout, TokenPositions
+from manyformer.core import AlignedLayout, ContiguousLayout, StepLayout, TokenPositions
 from manyformer.costs.cost_model import COSTS
 from manyformer.head_selection import HeadSelection, PerHeadTensors, select_head_outputs
 from manyformer.position.distance_terms import DistanceTerms, signed_distances, toeplitz_view
 from manyformer.position.position import Keys, PairScores, Position, Queries
 from manyformer.position.sinusoid_table import check_sinusoid, sinusoid_table
-from manyformer.structures.step_layout import StepLayout
 
 MAX_TABLE_DISTANCE = COSTS.sinusoid_table_distance
 PROJECTION_MARGIN = COSTS.projected_distance_margin

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.core import Context, ContiguousLayout, State, TokenPositions
+from manyformer.core import Context, ContiguousLayout, State, StepLayout, TokenPositions
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.sources.kv_source import (
     CacheSpec,
@@ -18,7 +18,6 @@ from manyformer.sources.kv_source import (
     require_no_grad,
 )
 from manyformer.sources.static_cache import StaticKVCache, static_cache
-from manyformer.structures.step_layout import StepLayout
 
 
 class KVCache(NamedTuple):

@@ -7,10 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyformer.core import PADDING_SEGMENT, TokenPositions
+from manyformer.core import PADDING_SEGMENT, StepLayout, TokenPositions
 from manyformer.masks import Mask
 from manyformer.masks.eviction import never_evicted
-from manyformer.structures.step_layout import StepLayout
 
 TOKEN_AXES = (2, 2, 1, 1)
 """The axes of tokens in keys, values, positions and segments."""

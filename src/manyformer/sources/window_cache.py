@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, State, TokenPositions
+from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, State, StepLayout, TokenPositions
 from manyformer.masks import Mask
 from manyformer.masks.eviction import can_evict, is_never_evicted, never_evicted
 from manyformer.sources.kv_source import (
@@ -22,7 +22,6 @@ from manyformer.sources.kv_source import (
 from manyformer.sources.ring_visibility import RingVisibility
 from manyformer.sources.self_attention import SelfSource
 from manyformer.sources.static_cache import TOKEN_AXES, StaticRing, static_ring
-from manyformer.structures.step_layout import StepLayout
 
 
 class RingCache(NamedTuple):
@@ -78,6 +77,7 @@ class WindowSource(KVSource):
             )
         if isinstance(ctx.positions.layout, StepLayout):
             return self._store_static(state, *project(x, ctx.positions), ctx.positions, ctx.positions.layout)
+        assert isinstance(state, RingCache)
         if state.reserved:
             require_no_grad()
         k, v = project(x, ctx.positions)
