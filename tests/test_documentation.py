@@ -147,7 +147,7 @@ def test_documented_settings_exist(page: Path) -> None:
     assert [key for key in documented if key not in keys and key != "log.txt"] == []
     for block in code_blocks(page, "yaml"):
         for key, value in yaml.safe_load(block).items():
-            assert key in {"extends", *RUN_SETTINGS, *ComparisonFile.model_fields}, key
+            assert key in {"extends", "run", "cases", *RUN_SETTINGS, *ComparisonFile.model_fields}, key
             if key in SECTIONS and isinstance(value, dict):
                 assert {f"{key}.{name}" for name in value} <= keys, key
 

@@ -16,7 +16,7 @@ from documented_samples import RUNS, train_once, write_files
 from manyformer.cli import run
 from manyformer.cli.app import app
 from manyformer.errors import UserError
-from test_documentation import COMMANDS, WRITTEN, command_lines
+from test_documentation import COMMANDS, FENCED, ROOT, WRITTEN, command_lines, page_id
 
 READ_ALONE = {
     r"\.\.\.|\b[A-Z]{2,}\b": "names to fill in",
@@ -27,6 +27,7 @@ READ_ALONE = {
     r"--serve": "serves until it is stopped",
     r"--tune|--calibrate": "measures for minutes",
     r"runs/(audio|answer|modalities|graphs)-|images-(pixels|classes|super)": "archives, as in tests/tasks",
+    r"\bsuite\.yaml|^advise ": "a suite of the reader, or its results",
     r"\bfive": "a file and runs of a tutorial, which tests/test_tutorials.py runs",
     r"classify/pretrained": "a folder that a script prepares",
     r"--keep |shared_qk_dim": "heads of a usual size",
@@ -127,6 +128,9 @@ def provide_runs(words: list[str], samples: Path, folder: Path) -> None:
 def test_no_documented_command_is_left_out() -> None:
     assert sorted([*MENTIONS, *READ, *DRY_RUNS, *BENCHMARKS, *CARRIED_OUT]) == sorted(LINES)
     assert len(CARRIED_OUT) + len(DRY_RUNS) > 150
+    for page in WRITTEN:
+        # only fences are read above
+        assert re.findall(r"^ {4,}manyformer .*", FENCED.sub("", page.read_text()), re.MULTILINE) == [], page
     lines = [" ".join(words) for words in OTHERS]
     unused = [pattern for pattern in READ_ALONE if not any(re.search(pattern, line) for line in lines)]
     assert unused == []
@@ -191,3 +195,17 @@ def test_a_named_command_exists(words: list[str]) -> None:
     options = COMMANDS[name].params if name else typer.main.get_command(app).params
     known = {option for parameter in options for option in parameter.opts}
     assert {word for word in words[len(name) :] if word.startswith("--")} <= known
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=page_id)
+def test_documented_files_exist_and_scripts_have_their_options(page: Path) -> None:
+    text = page.read_text()
+    files = {name.rstrip(".") for name in re.findall(r"(?<![\w/])((?:tests|benchmarks)/[\w./-]+)", text)}
+    assert [name for name in sorted(files) if not (ROOT / name).exists()] == []
+    for name, words in re.findall(r"python (benchmarks/\w+\.py)([^`\n|]*)", text):
+        folder, code = (ROOT / name).parent, (ROOT / name).read_text()
+        shared = [folder / f"{module}.py" for module in re.findall(r"^(?:from|import) (\w+)", code, re.MULTILINE)]
+        code += "".join(file.read_text() for file in shared if file.exists())
+        # two spaces begin an explanation
+        options = re.findall(r"(?<!\S)--[a-z][\w-]*", re.split(r"\s{2,}", words)[0])
+        assert [option for option in options if f'"{option}"' not in code] == [], name

@@ -1,6 +1,7 @@
 """list, show, check, doctor, runs: what there is and what it is like."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,17 @@ def test_list_shows_every_recipe_within_the_width_of_a_page(cli: Cli) -> None:
     assert records == {name: recipe.card.cost for name, recipe in mf.recipes().items()}
 
 
-def test_list_on_a_terminal_shows_the_cost(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("columns", "shown"), [(80, []), (120, ["promises"]), (160, ["promises", "cost"])])
+def test_list_has_the_columns_that_a_terminal_has_room_for(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, columns: int, shown: list[str]
+) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert "cost" in cli("list", "bert").out
+    monkeypatch.setenv("COLUMNS", str(columns))
+    rows = re.sub(r"\x1b\[\d*m", "", cli("list").out).splitlines()
+    assert rows[0].split() == ["recipe", "title", "year", *shown]
+    assert max(map(len, rows)) <= columns
+    # names are never broken
+    assert [name for name in mf.recipes() if not any(row.startswith(f"{name} ") for row in rows)] == []
 
 
 def test_list_can_be_narrowed(cli: Cli) -> None:

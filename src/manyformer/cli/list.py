@@ -1,5 +1,6 @@
 """`manyformer list`: list the recipes."""
 
+import shutil
 import sys
 from dataclasses import asdict
 from fnmatch import fnmatch
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 PIPED_WIDTH = 120
 """The width of the list if the output is not a terminal."""
+PROMISES_WIDTH, COST_WIDTH = 100, 140
+"""The widths from which on there is room for these columns."""
 
 
 @command(
@@ -42,7 +45,7 @@ def list_recipes(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the recipes: name, title, year of the paper, promised contracts and, on a terminal, cost.
+    """List the recipes: name, title, year of the paper and, where they fit, promised contracts and cost.
 
     'manyformer check' tests the contracts: [bold]causal[/bold] (no output depends on later tokens),
     [bold]incremental_decoding[/bold] (decoding from a cached state gives the same as one pass),
@@ -59,9 +62,11 @@ def list_recipes(
         "recipe": [recipe.card.name for recipe in selected],
         "title": [recipe.card.title for recipe in selected],
         "year": [recipe.card.year or "" for recipe in selected],
-        "promises": [" ".join(recipe.card.promises) for recipe in selected],
     }
-    if sys.stdout.isatty():
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPED_WIDTH
+    if width >= PROMISES_WIDTH:
+        columns["promises"] = [" ".join(recipe.card.promises) for recipe in selected]
+    if width >= COST_WIDTH:
         columns["cost"] = [recipe.card.cost for recipe in selected]
     if any(is_external(recipe.module) for recipe in selected):
         columns["module"] = [recipe.module if is_external(recipe.module) else "" for recipe in selected]
