@@ -13,6 +13,7 @@ from manyformer.masks import Causal
 from manyformer.mixers.latent_attention import LatentAttention
 from manyformer.mixers.lightning_indexer import LightningIndexer
 from manyformer.ops import token_choice_attention as ops
+from manyformer.ops.highest_scores import choose_highest_scores
 from manyformer.position import RotaryPosition
 
 DIM, HEADS, COUNT = 24, 4, 6
@@ -146,8 +147,9 @@ def test_a_token_costs_its_latent_its_key_and_a_key_of_the_indexer() -> None:
 
 def test_of_equal_scores_the_newer_token_is_chosen() -> None:
     scores = torch.tensor([[[0.0, -torch.inf, -torch.inf], [0.0, 0.0, -torch.inf], [0.0, 0.0, 0.0]]])
-    assert ops.choose_tokens(scores, 2).tolist() == [[[0, -1], [1, 0], [2, 1]]]
-    assert ops.token_choice_mask(ops.choose_tokens(scores, 2), 3)[0, 0].int().tolist() == [
+    chosen = choose_highest_scores(scores, 2)
+    assert chosen.sort().values.tolist() == [[[-1, 0], [0, 1], [1, 2]]]
+    assert ops.token_choice_mask(chosen, 3)[0, 0].int().tolist() == [
         [1, 0, 0],
         [1, 1, 0],
         [0, 1, 1],

@@ -11,8 +11,9 @@ from manyformer.core import ContiguousLayout, LayerOutput, PackedLayout, TokenPo
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.masks import Causal
 from manyformer.ops import softmax_attention as ops
-from manyformer.ops.block_choice_attention import block_choice_attention, choose_blocks
+from manyformer.ops.block_choice_attention import block_choice_attention
 from manyformer.ops.document_grid import grid_by_run
+from manyformer.ops.highest_scores import choose_highest_scores
 from manyformer.recompute import choose_once
 
 MoBAPath = Literal["naive", "blocks"]
@@ -88,7 +89,7 @@ class MoBAKernel(Kernel):
         rows = torch.arange(len(call.q), device=call.q.device)[:, None, None]
         same_document = (query_positions.segment_ids[..., None] == blocks.segment) & (blocks.row == rows)
         may_choose = same_document & blocks.is_complete & (blocks.number < query_block)
-        chosen = choose_blocks(gates.masked_fill(~may_choose[:, None], -torch.inf), self.count - 1)
+        chosen = choose_highest_scores(gates.masked_fill(~may_choose[:, None], -torch.inf), self.count - 1)
         is_own = (same_document & (blocks.number == query_block))[:, None]
         is_chosen = is_own.expand(gates.shape) | (
             chosen[..., None] == torch.arange(gates.shape[-1], device=gates.device)
@@ -118,7 +119,7 @@ class MoBAKernel(Kernel):
         gates = q.to(compute_dtype) @ means.repeat_interleave(q.shape[1] // k.shape[1], 1).mT
         own = torch.arange(q.shape[2], device=q.device)[:, None] // self.block
         is_later = torch.arange(complete, device=q.device) >= own
-        return choose_blocks(gates.masked_fill(is_later, -torch.inf), self.count - 1)
+        return choose_highest_scores(gates.masked_fill(is_later, -torch.inf), self.count - 1)
 
     def _block_means(self, k: Float[Tensor, "b g s e"], positions: TokenPositions) -> BlockMeans:
         segments, number = (x.expand(len(k), -1) for x in (positions.segment_ids, positions.position_ids // self.block))

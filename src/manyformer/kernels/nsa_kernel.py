@@ -13,8 +13,9 @@ from manyformer.head_projection import HeadProjection
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.kernels.softmax_kernel import SoftmaxKernel
 from manyformer.masks import Causal, Window
-from manyformer.ops.block_choice_attention import block_choice_attention, choice_mask, choose_blocks
+from manyformer.ops.block_choice_attention import block_choice_attention, choice_mask
 from manyformer.ops.document_rows import document_rows
+from manyformer.ops.highest_scores import choose_highest_scores
 from manyformer.ops.softmax_attention import masked_softmax
 from manyformer.position import Position
 from manyformer.recompute import choose_once
@@ -205,7 +206,7 @@ class NSAKernel(Kernel):
         own = (positions // self.sizes.block)[:, None, :, None]
         is_always_seen = (block == 0) | (block == own - 1)
         scores = importance.masked_fill(is_always_seen, torch.inf).masked_fill(block >= own, -torch.inf)
-        return choose_blocks(scores, self.sizes.blocks_seen - 1)
+        return choose_highest_scores(scores, self.sizes.blocks_seen - 1)
 
     def importance(self, weights: Float[Tensor, "n g l c"], length: int) -> Float[Tensor, "n g l m"]:
         """The weights that each block of a row of `length` tokens gets from the compressed ones that overlap it.
@@ -214,9 +215,11 @@ class NSAKernel(Kernel):
         compressed_length, stride, block, *_ = self.sizes
         per_compressed, per_block, count = compressed_length // stride, block // stride, -(-length // block)
         padded = F.pad(weights, (per_compressed - 1, count * per_block - weights.shape[-1]))
-        ones = padded.new_ones(1, 1, per_block)
-        shared_strides = F.conv1d(ones, padded.new_ones(1, 1, per_compressed), padding=per_compressed - 1)[0, 0]
-        return padded.unfold(-1, len(shared_strides), per_block) @ shared_strides
+        width = per_compressed + per_block - 1
+        windows = padded.unfold(-1, width, per_block)
+        # a product with a vector would copy the overlapping windows of each row
+        overlaps = [min(i + 1, per_compressed, per_block, width - i) for i in range(width)]
+        return sum((windows[..., i] * share for i, share in enumerate(overlaps)), torch.zeros_like(windows[..., 0]))
 
     def _by_head(self, x: Tensor, q: Tensor) -> Tensor:
         return x.repeat_interleave(q.shape[1] // x.shape[1], 1)

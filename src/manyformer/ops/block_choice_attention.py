@@ -18,14 +18,6 @@ MAX_CHUNK = COSTS.max_block_choice_queries
 """Queries of one block that are computed together; the last chunk of a block is padded."""
 
 
-def choose_blocks(scores: Float[Tensor, "*b l n"], count: int) -> Int[Tensor, "*b l c"]:
-    """The `count` blocks of the largest scores of each query, the newer one of equals; -1 in place of scores -inf."""
-    last = scores.shape[-1] - 1
-    # sorted from the newest block on, since a stable sort leaves the first of equals in front
-    values, index = scores.detach().flip(-1).sort(dim=-1, descending=True, stable=True)
-    return torch.where(values == -torch.inf, -1, last - index)[..., :count]
-
-
 def choice_mask(
     chosen: Int[Tensor, "b h l c"], block: int, positions: Int[Tensor, "#b l"], length: int
 ) -> Bool[Tensor, "b h l s"]:

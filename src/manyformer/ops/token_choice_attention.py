@@ -11,7 +11,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.costs.cost_model import COSTS
-from manyformer.ops.block_choice_attention import choose_blocks
 from manyformer.ops.softmax_attention import masked_softmax
 from manyformer.recompute import recompute_for_gradient
 
@@ -21,11 +20,6 @@ class TokenChoiceOutput(NamedTuple):
 
     y: Float[Tensor, "b h l f"]
     shares: Float[Tensor, "b l m"]
-
-
-def choose_tokens(scores: Float[Tensor, "b l s"], count: int) -> Int[Tensor, "b l m"]:
-    """The `count` tokens of the largest scores of each query, the newer one of equals; -1 in place of scores -inf."""
-    return choose_blocks(scores, count)
 
 
 def token_choice_mask(chosen: Int[Tensor, "b l m"], length: int) -> Bool[Tensor, "b 1 l s"]:
