@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from manyformer.compilation import compiler_disabled
 from manyformer.datastore.context_keys import extract_keys
 from manyformer.datastore.datastore import Datastore
 from manyformer.datastore.exact_search import ExcludedRanges, Neighbours
@@ -70,7 +71,7 @@ class KNNHead(OutputHead):
         return x[..., -self.store.facts.width :].detach().reshape(-1, self.store.facts.width)
 
     # the search reads files
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @compiler_disabled
     def _search(self, keys: Float[Tensor, "n e"], excluded: ExcludedRanges | None) -> Float[Tensor, "n v"]:
         return self.distribution(self.store.search(keys, self.settings.neighbours, excluded=excluded))
 

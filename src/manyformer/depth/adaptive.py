@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyformer.attention import Attention
+from manyformer.compilation import compiler_disabled
 from manyformer.core import PADDING_SEGMENT, Context, Layer, LayerOutput, State, no_watch
 from manyformer.depth.halted_kv import HaltedKVStore
 from manyformer.depth.halting import HaltingState, HaltingUnit
@@ -82,7 +83,7 @@ class AdaptiveComputation(Layer):
         return init_step_states(self.block, steps, batch, capacity=capacity, device=device, dtype=dtype)
 
     # the number of steps depends on the data
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @compiler_disabled
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         states_by_step = unpack_step_states(self.block, x, state, self.halting.max_steps)
         attention_states, transition_states, cross_state = states_by_step

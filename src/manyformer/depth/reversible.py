@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyformer.compilation import compiler_disabled
 from manyformer.core import Chain, Context, Layer, LayerOutput, MemorySequence, State, no_watch
 from manyformer.recompute import ChoiceTape, recording_choices, replaying_choices
 from manyformer.residual import AddJoin, Residual
@@ -96,7 +97,7 @@ class ReversibleCall(NamedTuple):
     weights: Sequence[nn.Parameter]
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@compiler_disabled
 def _run_reversible(branches: Sequence[Residual], x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
     """Both streams after all branches, and the losses of these."""
     weights = {id(w): w for part in branches for w in part.parameters() if w.requires_grad}

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from manyformer.compilation import compiler_disabled
 from manyformer.recompute import choose_once
 from manyformer.training_hooks import PostStepUpdate
 
@@ -38,7 +39,7 @@ class SelectionBias(nn.Module, PostStepUpdate):
         if self.training and self.rate:
             choose_once(lambda: self._accumulate(experts))
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @compiler_disabled
     @torch.no_grad()
     def _accumulate(self, experts: Tensor) -> None:
         load = torch.bincount(experts.flatten(), minlength=len(self.bias)).to(self.bias.dtype)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from manyformer.compilation import compiler_disabled
 from manyformer.head_selection import PerHeadTensors
 from manyformer.recompute import choose_once
 from manyformer.training_hooks import PostStepUpdate
@@ -91,7 +92,7 @@ class KMeansCentroids(PerHeadTensors, PostStepUpdate):
         heads, clusters, key_dim = self.mean.shape
         return f"{clusters} of {key_dim} channels, {heads} heads, decay={self.decay}, commitment={self.commitment}"
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @compiler_disabled
     @torch.no_grad()
     def _accumulate(self, x: Tensor, valid: Bool[Tensor, "b s"] | None) -> None:
         keys = x.transpose(0, 1).flatten(1, 2)

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
+from manyformer.compilation import compiler_disabled
 from manyformer.core import LayerOutput, State, TokenPositions, no_watch
 from manyformer.head_selection import HeadSelection, PerHeadTensors
 from manyformer.kernels.kernel import Kernel, KernelCall
@@ -144,7 +145,7 @@ class LSHKernel(Kernel, PerHeadTensors, PostStepUpdate):
         return "sorted", sizes
 
     # sorting and cutting depend on tensor values, which a compiled graph cannot follow
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @compiler_disabled
     def _attend(self, call: KernelCall, path: LSHPath) -> LayerOutput:
         q, k, v, query_positions, key_positions, _, state, watch = call
         buckets = choose_once(lambda: self._hash(q))

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
+from manyformer.compilation import compiler_disabled
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, State, TokenPositions, no_watch
 from manyformer.kernels.centroids import KMeansCentroids
 from manyformer.kernels.kernel import Kernel, KernelCall
@@ -158,7 +159,7 @@ class NearestMembership(ClusterMembership):
             return "dense: the clusters of cached and new tokens are compared pair by pair"
         return f"chunked: sorted by cluster, chunks of {self.size} tokens with the preceding chunk"
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @compiler_disabled
     def _attend_chunked(
         self, k: Tensor, v: Tensor, key_positions: TokenPositions, clusters: Int[Tensor, "b h l"], scale: float
     ) -> tuple[Float[Tensor, "b h l f"], Int[Tensor, "b h l"]]:

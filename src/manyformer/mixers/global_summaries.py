@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from manyformer.compilation import compiler_disabled
 from manyformer.core import (
     PADDING_SEGMENT,
     SUMMARY_ROLE,
@@ -155,7 +156,7 @@ class SummaryPrefixedLayer(Layer):
         )
 
     # the number of summaries depends on tensor values
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @compiler_disabled
     def _list_summaries(self, segment_ids: Int[Tensor, "b l"], part_ids: Int[Tensor, "b l"]) -> Int[Tensor, "3 b n"]:
         rows = []
         for row_segments, row_parts in zip(segment_ids.cpu(), part_ids.cpu()):

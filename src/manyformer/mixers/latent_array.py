@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from manyformer.attention import Attention
+from manyformer.compilation import compiler_disabled
 from manyformer.core import (
     PADDING_SEGMENT,
     Context,
@@ -121,7 +122,7 @@ def _attention_layers(layer: nn.Module) -> list[Attention]:
 
 
 # the number of documents depends on tensor values
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@compiler_disabled
 def _list_documents(segment_ids: Int[Tensor, "b l"]) -> Int[Tensor, "b m"]:
     """The segment ids of the documents of each row, in their order; `PADDING_SEGMENT` fills rows with fewer."""
     rows = [torch.unique(row[row != PADDING_SEGMENT]) for row in segment_ids.cpu()]

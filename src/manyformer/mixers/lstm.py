@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from manyformer.autocast import autocast_disabled
 from manyformer.binding import has_hooks
+from manyformer.compilation import compiler_disabled
 from manyformer.core import (
     PADDING_SEGMENT,
     AlignedLayout,
@@ -111,7 +112,7 @@ class LSTM(Layer):
         return y, LSTMState(*(part[0].detach() for part in final_states))
 
     # outside compiled code, which would recompile for every number of documents
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @compiler_disabled
     def _read_runs(
         self, x: Float[Tensor, "b l d"], runs: DocumentRuns, positions: TokenPositions, earlier: LSTMState
     ) -> tuple[Float[Tensor, "n d"], LSTMState]:

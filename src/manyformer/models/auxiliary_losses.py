@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX
+from manyformer.compilation import compiler_disabled
 from manyformer.core import Context
 from manyformer.models.head import ClassHead
 from manyformer.models.output_head import BatchLoss, OutputHead
@@ -73,7 +74,7 @@ class LayerwiseNextTokenLoss(AuxiliaryLoss, TracksProgress):
         self.progress = fraction
 
     # outside compiled code, which would be recompiled whenever a layer becomes inactive
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @compiler_disabled
     def forward(self, streams: Sequence[Float[Tensor, "b l d"]], inputs: LossInputs) -> Tensor:
         second_targets = targets_two_ahead(inputs.targets, inputs.ctx.positions.segment_ids)
 

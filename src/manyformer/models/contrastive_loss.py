@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX, MaskedLMBatch
+from manyformer.compilation import compiler_disabled
 from manyformer.core import PADDING_SEGMENT, Context, LayerOutput, PrefixedLayout, TokenPositions
 from manyformer.masks.mask import part_ids_of
 from manyformer.mixers.global_summaries import SummaryPrefixedLayer
@@ -38,7 +39,7 @@ class PartContrastiveLoss:
             raise ValueError(f"{self!r}: loss_fraction and mask_rate must lie between 0 and 1")
 
     # the number and lengths of the masked parts vary from call to call
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @compiler_disabled
     def __call__(
         self, embed: TokenEmbedding, body: SummaryPrefixedLayer, batch: MaskedLMBatch, positions: TokenPositions
     ) -> tuple[LayerOutput, Tensor]:

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
+from manyformer.compilation import compiler_disabled
 from manyformer.costs.cost_model import COSTS
 from manyformer.ops import attention_with_lse, tile_softmax
 from manyformer.ops.block_cover import BlockOrder
@@ -26,7 +27,7 @@ MAX_SAVED_WEIGHTS = COSTS.saved_sparse_weights
 MAX_SAVED_KEYS_VALUES = COSTS.saved_gathered_elements
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@compiler_disabled
 def block_sparse_attention(
     q: Float[Tensor, "b h l e"],
     k: Float[Tensor, "b g s e"],

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from manyformer.compilation import compiler_disabled
+
 NO_EXPERT = -1
 """The expert of an assignment that is not carried out."""
 
@@ -28,7 +30,7 @@ def dispatch_reference(
 
 
 # numbers of tokens for each expert are data, which graphs of a compiler cannot hold
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@compiler_disabled
 def dispatch(
     x: Float[Tensor, "n d"],
     experts: Int[Tensor, "n k"],

@@ -18,6 +18,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from manyformer.compilation import compiler_disabled
+
 
 class StepAttention(NamedTuple):
     """Additive attention of each step's state: `query` W_a, `keys` U_a h, `values` C h, `energy` v, and a mask."""
@@ -69,7 +71,7 @@ def gru_scan_reference(
 
 
 # outside compiled code, which would unroll every step and recompile for every length
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@compiler_disabled
 def gru_scan(
     token_inputs: Float[Tensor, "g l b i"],
     gates: Float[Tensor, "g n zr"],

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from manyformer.compilation import compiler_disabled
 from manyformer.core import State, tree_map
 from manyformer.ops.token_ring import TokenRing
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@compiler_disabled
 def with_passed_state(
     recur: Callable[[State], tuple[Tensor, State]], first: State, like: State, ring: TokenRing
 ) -> Tensor:

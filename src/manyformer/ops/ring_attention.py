@@ -13,13 +13,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from manyformer.autocast import autocast_disabled
+from manyformer.compilation import compiler_disabled
 from manyformer.core import TokenPositions
 from manyformer.masks import Mask
 from manyformer.ops.attention_with_lse import attention_backward, attention_forward, merge_lse
 from manyformer.ops.token_ring import TokenRing
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@compiler_disabled
 def ring_attention(
     q: Float[Tensor, "b h l e"],
     k: Float[Tensor, "b g l e"],

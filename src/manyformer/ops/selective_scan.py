@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from manyformer.compilation import compiler_disabled
 from manyformer.costs.cost_model import COSTS
 
 SCAN_CHUNK = COSTS.selective_scan_chunk
@@ -49,7 +50,7 @@ def selective_scan_reference(
 
 
 # outside compiled code, which would unroll every token and recompile for every length
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@compiler_disabled
 def selective_scan(
     x: Float[Tensor, "b l n"],
     steps: Float[Tensor, "b l n"],

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
+from manyformer.compilation import compiler_disabled
 from manyformer.costs.cost_model import COSTS
 from manyformer.ops import tile_softmax
 from manyformer.ops.scratch_buffer import ScratchBuffer
@@ -79,7 +80,7 @@ def _mask_to_bias(mask: Bool[Tensor, "c s"], dtype: torch.dtype) -> Float[Tensor
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@compiler_disabled
 def _apply_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float) -> Tensor:
     y: Tensor = _SmallBatchAttention.apply(q, k, v, mask, bias, scale)  # type: ignore[no-untyped-call]
     return y

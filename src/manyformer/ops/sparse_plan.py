@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from manyformer.compilation import compiler_disabled
 from manyformer.core import ContiguousLayout, PackedLayout, PrefixedLayout, TokenPositions, tree_map
 from manyformer.costs.cost_model import COSTS
 from manyformer.masks import Mask
@@ -23,7 +24,7 @@ PAIRS_PER_MASK = COSTS.pairs_per_mask
 MAX_CACHED_PLANS = COSTS.max_cached_plans
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@compiler_disabled
 def make_sparse_plan(
     mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int
 ) -> SparsePlan:

@@ -5,6 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.batches import GraphBatch
+from manyformer.compilation import compiler_disabled
 from manyformer.core import PADDING_SEGMENT
 from manyformer.models.graph_encoder import GraphEncoder
 from manyformer.structures.graph_laplacian import laplacian_eigenvectors
@@ -46,7 +47,7 @@ def edges_of_tokens(tokens: Int[Tensor, "b l"], segments: Int[Tensor, "b l"] | N
     return torch.cat([upward, upward.flip(-1)], 1)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@compiler_disabled
 def _eigenvectors(
     edges: Int[Tensor, "b m 2"], segments: Int[Tensor, "b l"] | None, tokens: Int[Tensor, "b l"], count: int
 ) -> Float[Tensor, "b l k"]:

@@ -7,6 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.batches import ModalitiesBatch
+from manyformer.compilation import compiler_disabled
 from manyformer.core import PADDING_SEGMENT
 from manyformer.models import PatchEmbedding
 from manyformer.models.frame_embedding import FrameEmbedding
@@ -15,7 +16,7 @@ from manyformer.tasks.stand_in_vectors import STAND_IN_IDS, stand_in_vectors
 from manyformer.tasks.task import Inputs
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@compiler_disabled
 def batch_of_tokens(embed: PartEmbedding, inputs: Inputs, labels: Int[Tensor, " b"]) -> ModalitiesBatch:
     """The examples that rows of tokens stand for: each is a frame and a word, and the first one an image.
 

@@ -9,6 +9,7 @@ from jaxtyping import Int
 from torch import Generator, Tensor
 
 from manyformer.batches import IGNORE_INDEX, Batch, TaggingBatch, to_device
+from manyformer.compilation import compiler_disabled
 from manyformer.core import PADDING_SEGMENT
 from manyformer.dropout import Dropout
 from manyformer.models import ClassHead, EncoderModel, Tagger
@@ -93,7 +94,7 @@ class Tagging(EncoderTask[Tagger]):
         return TextPass(lambda watch: model(tokens, None, trees, watch=watch), tuple(labels), length)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@compiler_disabled
 def trees_of_tokens(tokens: Int[Tensor, "b l"], segments: Int[Tensor, "b l"] | None) -> Int[Tensor, "b l 3"]:
     """A tree for each document, as columns of `preorder_columns`, that depends only on the tokens of the document.
 
