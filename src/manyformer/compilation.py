@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from types import CodeType
 from typing import ParamSpec, TypeVar
 
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
@@ -24,5 +25,6 @@ def compiler_disabled(function: Callable[P, T]) -> Callable[P, T]:
     call._torchdynamo_disable = True  # type: ignore[attr-defined]
     call._torchdynamo_orig_callable = function  # type: ignore[attr-defined]
     # neither this frame nor those that it calls are compiled
-    set_code_exec_strategy(call.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    code: CodeType = call.__code__  # type: ignore[attr-defined]
+    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
     return call

@@ -90,12 +90,12 @@ def as_record(recipe: "Recipe") -> dict[str, Any]:
 
 
 def _select_recipes(pattern: str, task: str | None) -> "list[Recipe]":
-    from manyformer.api import recipes
+    from manyformer.recipes import all_recipes
     from manyformer.tasks import task_named
 
     if task is not None:
         task_named(task)
-    of_task = [recipe for recipe in recipes().values() if task in (None, recipe.card.task.name)]
+    of_task = [recipe for recipe in all_recipes().values() if task in (None, recipe.card.task.name)]
     matching = [recipe for recipe in of_task if _matches(pattern, recipe)]
     if not matching:
         qualifier = "" if task is None else f" for the task {task}"

@@ -39,9 +39,8 @@ def small_batch_attention(
         return sdpa_attention(q, k, v, scale=scale, mask=mask, bias=bias)
     compute_dtype = torch.promote_types(q.dtype, torch.float32)
     mask_bias = None if mask is None else _mask_to_bias(mask, compute_dtype)
-    y: Tensor = _apply_attention(
-        *(x.to(compute_dtype) for x in (q, k, v)), mask_bias, None if bias is None else bias.to(compute_dtype), scale
-    )
+    bias = None if bias is None else bias.to(compute_dtype)
+    y = _apply_attention(q.to(compute_dtype), k.to(compute_dtype), v.to(compute_dtype), mask_bias, bias, scale)
     return y.to(q.dtype)
 
 
