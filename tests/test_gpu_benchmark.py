@@ -13,7 +13,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import gpu
-from gpu_parts import all_items, attention_speed, correctness, decoding_speed, workers
+from gpu_parts import all_items, attention_speed, correctness, decoding_speed, fla_paths, workers
 from gpu_parts.kept_results import KeptItem, KeptResults
 from gpu_parts.outcome import Outcome, Setting
 
@@ -138,6 +138,22 @@ def test_static_steps_are_rehearsed() -> None:
     assert outcome.verdict == "passed"
     assert outcome.paths == ("eager: with cache", "static: with cache, static steps")
     assert outcome.numbers["static, tokens/s"] > 0
+
+
+def test_recurrences_of_fla_are_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    items = {name: item for name, item in all_items(REHEARSAL).items() if name.startswith("fla/")}
+    assert len(items) == 18
+    for name in ("fla/gated delta, packed", "fla/decay of channels, one document", "fla/sum, speed"):
+        assert items[name]().verdict == "passed"
+    chunked = fla_paths.matrix_recurrence.chunked
+    monkeypatch.setattr(fla_paths, "operator_of", lambda setting: lambda dtype, q, **words: chunked(1.1 * q, **words))
+    assert "outputs differ by more than 2e-02" in items["fla/delta, packed"]().sentence
+
+
+def test_without_fla_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fla_paths, "operator_of", lambda setting: "fla-core is not installed")
+    outcome = all_items(REHEARSAL)["fla/sum, packed"]()
+    assert outcome[:2] == ("not run", "fla-core is not installed")
 
 
 def test_other_tokens_of_static_steps_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from manyformer.kernels.memory_rules import (
     TokenFeatures,
 )
 from manyformer.masks import AllKeys, Causal, Mask
+from manyformer.ops import fla_recurrence
 from manyformer.ops.segment_runs import NO_SEGMENT, segment_runs
 from manyformer.position import Position
 from manyformer.training_hooks import StatefulAcrossBatches
@@ -70,8 +71,9 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
     Sums of weights closer to 0 than `floor` count as `floor`. With `carried` training on rows that continue carries the
     memory from batch to batch, without its gradient; features that are redrawn while training are refused, because
     the memory is a sum of earlier features. `path` forces a path: "quadratic" (all pairs, the
-    definition, also used when weights are watched), "chunked" or "recurrent" (token by token) for `Causal()`, "summed"
-    for `AllKeys()`. Raises ValueError for unsupported combinations.
+    definition, also used when weights are watched), "chunked", "recurrent" (token by token) or, for rules without a
+    normalizer, "fla" (the kernels of the package fla-core, in half precision on a GPU, where "auto" takes them if they
+    are installed) for `Causal()`, "summed" for `AllKeys()`. Raises ValueError for unsupported combinations.
     """
 
     supports = frozenset({"query", "key"})
@@ -121,7 +123,7 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
         with autocast_disabled(call.q.device):
             query_features = self.features(call.q.to(compute_dtype), call.query_positions).y
             key_features = self._key_map(call.k.to(compute_dtype), call.key_positions)
-            y, state, weights = compute(call._replace(v=call.v.to(compute_dtype)), query_features, key_features, path)
+            y, state, weights = compute(call, query_features, key_features, path)
         if weights is not None:
             call.watch(self, "weights", weights)
         return LayerOutput(y.to(call.v.dtype), None if call.state is None else state)
@@ -173,6 +175,8 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
         has_all_keys = call.state is None or call.state.is_empty
         if self.path == "quadratic" and not has_all_keys:
             raise ValueError("LinearKernel: path 'quadratic' needs all keys, but the state holds only their sum")
+        if self.path == "fla" and (refusal := self._fla_refusal(call)) is not None:
+            raise ValueError(f"LinearKernel: path 'fla' cannot serve this call: {refusal}")
         if self.path != "auto":
             return self.path, "forced"
         if call.watch is not no_watch and has_all_keys and "quadratic" in self._paths:
@@ -181,14 +185,21 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
             return "summed", "every key is visible, so the keys are summed once"
         if queries == 1:
             return "recurrent", "a single token"
-        return "chunked", f"causal, {self.chunk} tokens at a time"
+        chunks = f"causal, {self.chunk} tokens at a time"
+        if "fla" not in self._paths or call.q.device.type != "cuda":
+            return "chunked", chunks
+        refusal = self._fla_refusal(call)
+        return ("fla", "causal, by the kernels of fla-core") if refusal is None else ("chunked", f"{chunks}; {refusal}")
+
+    def _fla_refusal(self, call: KernelCall) -> str | None:
+        return fla_recurrence.fla_refusal(call.q.device, call.v.dtype, call.k.shape[-1])
 
     def _compute_causal(
         self, call: KernelCall, query_features: Tensor, key_feature_values: FeatureValues, path: LinearPath
     ) -> LinearResult:
         """Causal attention; the tokens of each row continue the memory of its current document."""
         assert path != "summed"
-        v, state = call.v, call.state
+        v, state = call.v.to(torch.promote_types(call.v.dtype, torch.float32)), call.state
         heads_per_group = query_features.shape[1] // v.shape[1]
         previous = LinearState() if state is None else state
         memory = previous.memory
@@ -199,7 +210,7 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
         key_features, log_scale = key_feature_values
         v, gate = torch.split(v, [v.shape[-1] - self.gate_dim, self.gate_dim], -1) if self.gate_dim else (v, None)
         run, valid, last_segment = _track_segments(call.key_positions, previous, keep_state=state is not None)
-        tokens = TokenFeatures(query_features, key_features, v, log_scale, gate, valid, run)
+        tokens = TokenFeatures(query_features, key_features, v, log_scale, gate, valid, run, call.v.dtype)
         y, memory, weights = self.rule(tokens, memory, form=path, chunk=self.chunk, floor=self.floor)
         return LinearResult(y, LinearState(tree_map(lambda x: x[:, ::heads_per_group], memory), last_segment), weights)
 
@@ -207,7 +218,7 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
         self, call: KernelCall, query_features: Tensor, key_feature_values: FeatureValues, path: LinearPath
     ) -> LinearResult:
         """Attention to all keys of a query's document, including those already summed in the state."""
-        v, query_positions = call.v, call.query_positions
+        v, query_positions = call.v.to(torch.promote_types(call.v.dtype, torch.float32)), call.query_positions
         state = DocumentSums() if call.state is None else call.state
         sums = document_sums.sum_keys(*key_feature_values, v, call.key_positions, state)
         if path == "quadratic":

@@ -12,13 +12,15 @@ from manyformer.ops import linear_attention, matrix_recurrence
 from manyformer.ops.linear_attention import divide_by_normalizer
 from manyformer.ops.segment_runs import running_max
 
-RecurrenceForm = Literal["quadratic", "chunked", "recurrent"]
+RecurrenceForm = Literal["quadratic", "chunked", "recurrent", "fla"]
+"""All pairs, chunks of tokens, token by token, or chunks by the kernels of fla-core."""
 
 
 class TokenFeatures(NamedTuple):
     """Features of queries and keys, values and gates of the same tokens; `log_scale` as in `FeatureValues`.
 
     `valid` and `run` (see `manyformer.ops.segment_runs`) are None where there is no padding and one document a row.
+    `dtype` is the type of the layer's queries, keys and values, in which fla-core forms products.
     """
 
     query_features: Float[Tensor, "b h l r"]
@@ -28,6 +30,7 @@ class TokenFeatures(NamedTuple):
     gate: Float[Tensor, "b h l n"] | None
     valid: Bool[Tensor, "b l"] | None
     run: Int[Tensor, "b l"] | None
+    dtype: torch.dtype = torch.float32
 
 
 class RecurrentMemory(NamedTuple):
@@ -149,7 +152,7 @@ def _weighted_mean(
     floor: float,
 ) -> MemoryResult:
     """The weighted mean of values; the sum of the weights is computed as an additional value column."""
-    query_features, key_features, v, token_scale, _, valid, run = tokens
+    query_features, key_features, v, token_scale, _, valid, run, _ = tokens
     log_scale = memory.log_scale
     if token_scale is not None:
         scale, scale_decay, log_scale = _rescale(token_scale, valid, run, log_scale)

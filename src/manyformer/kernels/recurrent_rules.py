@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from manyformer.head_projection import HeadProjection
 from manyformer.kernels.decay_gates import DecayGate
 from manyformer.kernels.memory_rules import MemoryResult, MemoryRule, RecurrenceForm, RecurrentMemory, TokenFeatures
-from manyformer.ops import linear_attention, matrix_recurrence
+from manyformer.ops import fla_recurrence, linear_attention, matrix_recurrence
 
 
 @final
@@ -33,7 +33,7 @@ class DecayRule(MemoryRule):
     `gate_projection` makes the gates that `decay` needs; None if it needs none. `value_activation` acts on values.
     """
 
-    forms = frozenset({"quadratic", "chunked", "recurrent"})
+    forms = frozenset({"quadratic", "chunked", "recurrent", "fla"})
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class GatedDeltaRule(MemoryRule):
     negative (Grazzi et al. 2024, arXiv:2411.12537). Keys must have length 1, else the memory may grow without bound.
     """
 
-    forms = frozenset({"chunked", "recurrent"})
+    forms = frozenset({"chunked", "recurrent", "fla"})
 
     def __init__(self, decay: DecayGate | None, gate_projection: GateProjections, *, max_strength: float = 1.0) -> None:
         super().__init__()
@@ -77,7 +77,9 @@ class GatedDeltaRule(MemoryRule):
         decay = None if self.decay is None else mask_padding(self.decay(gate[..., :-1]), tokens.valid)
         strength = mask_padding(self.max_strength * torch.sigmoid(gate[..., -1:]), tokens.valid)[..., 0]
         inputs = tokens.query_features, tokens.key_features, tokens.v, decay, tokens.run, memory.matrix
-        if form == "chunked":
+        if form == "fla":
+            y, matrix = fla_recurrence.chunked(*inputs, strength=strength, dtype=tokens.dtype)
+        elif form == "chunked":
             y, matrix = matrix_recurrence.chunked(*inputs, strength=strength, chunk=chunk)
         else:
             y, matrix = matrix_recurrence.recurrent(*inputs, strength=strength)
@@ -100,7 +102,9 @@ def decayed_sum(
     if form == "quadratic":
         y, matrix, weights = linear_attention.quadratic(q, k, v, decay, tokens.run)
         return MemoryResult(y, RecurrentMemory(matrix), weights)
-    if form == "chunked":
+    if form == "fla":
+        y, matrix = fla_recurrence.chunked(q, k, v, decay, tokens.run, memory.matrix, dtype=tokens.dtype)
+    elif form == "chunked":
         y, matrix = linear_attention.chunked(q, k, v, decay, tokens.run, memory.matrix, chunk=chunk)
     else:
         y, matrix = matrix_recurrence.recurrent(q, k, v, decay, tokens.run, memory.matrix)

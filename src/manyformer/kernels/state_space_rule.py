@@ -20,7 +20,7 @@ class StateSpaceRule(MemoryRule, PerHeadTensors):
     """
 
     gate_dim = 1
-    forms = frozenset({"quadratic", "chunked", "recurrent"})
+    forms = frozenset({"quadratic", "chunked", "recurrent", "fla"})
 
     def __init__(self, heads: int, gate_projection: HeadProjection) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ class TiedDecayRule(MemoryRule):
 
     Qin et al. 2024 (HGRN2, arXiv:2404.07904), section 3.2. Bounds are those of layer `number`, 0 in the first."""
 
-    forms = frozenset({"quadratic", "chunked", "recurrent"})
+    forms = frozenset({"quadratic", "chunked", "recurrent", "fla"})
 
     def __init__(self, bounds: DecayBounds, number: int) -> None:
         super().__init__()
