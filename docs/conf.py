@@ -31,7 +31,7 @@ myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 3
 # outputs of notebooks are kept while neither the notebook nor the package changes
 nb_execution_mode = "cache"
-nb_execution_cache_path = str(HERE / "_build" / "notebooks" / build_cache.package_digest())
+nb_execution_cache_path = str(build_cache.notebook_cache(HERE / "_build" / "notebooks"))
 nb_execution_in_temp = True
 # against notebooks that hang; a busy machine needs minutes for what takes seconds
 nb_execution_timeout = 900
@@ -96,7 +96,7 @@ def _restructure(paragraph: str) -> str:
     if paragraph.startswith(("    ", ">>> ")):
         return paragraph if paragraph.startswith(">>> ") else f"::\n\n{paragraph}"
     items = re.split(r"\n(?=- )", paragraph)
-    return "\n\n".join(" ".join(_escape(item).split()) for item in items)
+    return "\n\n".join(_escape(" ".join(item.split())) for item in items)
 
 
 def _escape(text: str) -> str:
