@@ -19,6 +19,11 @@ SIZES = ("dim=32", "depth=2", "heads=2", "limits.steps=4", "evaluate.every=4", "
 TEXT = ("data.path=book.txt", "data.length=64", *SIZES)
 MEMORY_TEXT = (*TEXT, "data.packing=contiguous")
 
+POLICY_SIZES = (
+    *("model.dim=8", "model.depth=1", "data.options={length: 4}", "data.rows=4", "data.steps=5", "data.passes=1"),
+    *("data.valid=4", "limits.steps=2", "schedule.warmup=0", "evaluate.every=2"),
+)
+
 KINDS: dict[str, tuple[str, ...]] = {
     "text": ("transformer-lm", *TEXT, "max_length=256"),
     "masked": ("bert", *TEXT),
@@ -29,8 +34,8 @@ KINDS: dict[str, tuple[str, ...]] = {
     "images": ("vit", "data.path=mnist.npz", "patch=4", *SIZES),
     "spans": ("adaptive-span", *TEXT),
     "steps": ("universal-transformer", "data.path=[train.en, train.de]", "data.tokenizer=char", *SIZES),
-    "policy": ("rl/memory-length", "model.dim=8", "model.depth=1", "data.options={length: 4}", "data.rows=4"),
-    "returns": ("rl/graph-walks", "limits.steps=2", "evaluate.every=2", "data.episodes=4"),
+    "policy": ("rl/memory-length", *POLICY_SIZES),
+    "returns": ("rl/graph-walks", "limits.steps=2", "schedule.warmup=0", "evaluate.every=2", "data.episodes=4"),
 }
 """The words after `train` for each kind of run."""
 

@@ -95,7 +95,9 @@ CARRIED_OUT = [words for words in STARTED if words not in (*DRY_RUNS, *BENCHMARK
 
 def marked(commands: list[list[str]]) -> list[Any]:
     """Parameters of a test, of which some are slow."""
-    slow = [[pytest.mark.slow] * bool(re.search(SLOW, " ".join(words))) for words in commands]
+    slow = [
+        [pytest.mark.slow, pytest.mark.timeout(1200)] * bool(re.search(SLOW, " ".join(words))) for words in commands
+    ]
     return [pytest.param(words, marks=marks, id=" ".join(words)) for words, marks in zip(commands, slow, strict=True)]
 
 
@@ -156,7 +158,7 @@ def test_a_documented_command_runs(words: list[str], samples: Path, here: Path) 
     provide_runs(words, samples, here)
     if words[:2] == ["runs", "copy"]:
         (here / words[-1]).unlink()
-    assert run(words) == 0
+    assert run(words) == (1 if "routing=top-k" in words else 0), "of these a check fails alone, as its page says"
 
 
 @pytest.mark.parametrize("words", BENCHMARKS, ids=" ".join)

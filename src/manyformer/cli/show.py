@@ -60,7 +60,8 @@ def show(
 ) -> None:
     """Describe a recipe: summary, paper, contracts, keywords, modules with parameters, cost.
 
-    Weights are not allocated, so models of any size are shown immediately.
+    Weights are not allocated, so models of any size are shown at once. Where the cost depends on the tokens, as with
+    experts and hashing, the model is built and run instead.
     """
     from manyformer.cli.recipe_page import print_page
     from manyformer.model_summary import build_on_meta
