@@ -1,5 +1,8 @@
 """Static steps: the tokens and logits of other decoding, on buffers that stay where they are, also when captured."""
 
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ import manyformer as mf
 from manyformer.core import tree_map
 from manyformer.errors import UserError
 from manyformer.generate import decode_job, static_feed
+from manyformer.generate.captured_step import CudaGraphEngine
 from manyformer.generate.next_token import CachedFeed, LogitsFeed
 from manyformer.generate.static_feed import StaticFeed, bucket_columns
 from perturbing import perturb
@@ -228,6 +232,58 @@ def test_a_model_without_static_steps_goes_on_eagerly_and_says_so(tapes: TapeEng
         torch.testing.assert_close(actual, model(tokens).logits[:, 3:].float(), atol=1e-5, rtol=0)
     assert feed.steps.startswith("eager steps, because MixtureOfExperts: the host reads")
     assert tapes.events == []
+
+
+class OutOfMemoryEngine(TapeEngine):
+    def graph(self) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nand more")
+
+
+def test_steps_go_on_where_a_capture_fails() -> None:
+    model, tokens = build_model("gated-deltanet", {}), torch.randint(0, 29, (2, 20))
+    for forced in (False, True):
+        feed = StaticFeed(CachedFeed(model, None, 2, 20), 20, OutOfMemoryEngine(), forced=forced)
+        with torch.inference_mode():
+            actual = [feed(tokens, end) for end in (10, 11)]
+            if forced:
+                with pytest.raises(UserError, match="cannot be captured as a CUDA graph: CUDA out of memory"):
+                    feed(tokens, 12)
+                return
+            actual += [feed(tokens, end) for end in range(12, 21)]
+            expected = model(tokens).logits[:, 9:]
+        torch.testing.assert_close(torch.stack(actual, 1), expected.float(), atol=1e-5, rtol=0)
+        assert feed.steps == "static steps, not captured because CUDA out of memory. Tried to allocate 2 GiB"
+
+
+def test_cuda_graphs_are_captured_as_torch_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warm-ups run on a stream that waits for the current one, which then waits for it; names are those of torch."""
+    events: list[str] = []
+
+    class Stream:
+        def __init__(self, device: Any = None) -> None:
+            self.name = "side"
+
+        def wait_stream(self, stream: "Stream") -> None:
+            events.append(f"{self.name} waits for {stream.name}")
+
+    current = Stream()
+    current.name = "current"
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+
+    @contextmanager
+    def use(stream: Stream) -> Iterator[None]:
+        events.append(f"on {stream.name}")
+        yield
+        events.append("off")
+
+    monkeypatch.setattr(torch.cuda, "stream", use)
+    engine = CudaGraphEngine(torch.device("cuda", 1))
+    with engine.side_stream():
+        events.append("work")
+    assert events == ["side waits for current", "on side", "work", "off", "current waits for side"]
+    parameters = inspect.signature(torch.cuda.graph.__init__).parameters
+    assert {"stream", "capture_error_mode"} <= parameters.keys()
 
 
 def test_buckets_double_up_to_the_capacity(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,8 @@ class CudaGraphEngine:
     def capture(self, graph: Graph) -> AbstractContextManager[Any]:
         """The context whose kernels are captured; other threads may go on to use the GPU."""
         assert isinstance(graph, torch.cuda.CUDAGraph)
-        return torch.cuda.graph(graph, capture_error_mode="thread_local")
+        stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        return torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
 
 
 class _SideStream:

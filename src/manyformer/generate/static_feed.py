@@ -59,7 +59,8 @@ def step_feed(eager: CachedFeed, capacity: int, path: StepPath) -> LogitsFeed:
 class StaticFeed(LogitsFeed):
     """`eager` for the prompt, then static steps, captured by `engine` unless that is None.
 
-    Where the first static step shows that it cannot be captured, `eager` goes on, or UserError is raised if `forced`.
+    Where the first static step shows that it cannot be captured, `eager` goes on; where a capture fails, steps that are
+    not captured. If `forced`, both raise UserError.
     """
 
     def __init__(self, eager: CachedFeed, capacity: int, engine: GraphEngine | None, *, forced: bool) -> None:
@@ -67,7 +68,7 @@ class StaticFeed(LogitsFeed):
         self.state: StaticModelState | None = None
         self.step: StaticStepFn | None = None
         self.captured: CapturedStep | None = None
-        self.refusal = ""
+        self.refusal = self.capture_refusal = ""
 
     def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
         start = self.eager.length
@@ -78,8 +79,9 @@ class StaticFeed(LogitsFeed):
             return self._begin(tokens, end)
         if self._columns(end) > self.state.tail.columns:
             logits, self.state, self.captured = *self._settle(new_tokens, self._columns(end), self.state), None
-        elif self.engine is not None:
-            logits = self._captured_step(new_tokens, self.engine, self.state)
+        elif self._is_captured(new_tokens, self.state):
+            assert self.captured is not None
+            logits = self.captured(new_tokens)
         else:
             assert self.step is not None
             logits, self.state = self.step(new_tokens, self.state, self.eager.memory)
@@ -106,8 +108,11 @@ class StaticFeed(LogitsFeed):
     def steps(self) -> str:
         if self.refusal:
             return f"eager steps, because {self.refusal}"
-        kind = "static steps" if self.engine is None else "static steps captured as CUDA graphs"
-        return kind if self.state is not None else ""
+        if self.state is None:
+            return ""
+        if self.capture_refusal:
+            return f"static steps, not captured because {self.capture_refusal}"
+        return "static steps" if self.engine is None else "static steps captured as CUDA graphs"
 
     def _select_state(self, rows: Int[Tensor, " n"]) -> None:
         if self.state is not None:
@@ -162,14 +167,17 @@ class StaticFeed(LogitsFeed):
         logits, next_state = self.step(tokens, state, self.eager.memory)
         return logits, own_buffers(next_state)
 
-    def _captured_step(
-        self, tokens: Int[Tensor, "r 1"], engine: GraphEngine, state: StaticModelState
-    ) -> Float[Tensor, "r 1 v"]:
-        """One replay; the first one for these buffers captures them."""
-        if self.captured is None:
+    def _is_captured(self, tokens: Int[Tensor, "r 1"], state: StaticModelState) -> bool:
+        """Whether a graph serves these buffers; it is captured where there is none yet."""
+        if self.captured is None and self.engine is not None:
             assert self.step is not None
-            self.captured = CapturedStep(self.step, tokens, state, self.eager.memory, engine)
-        return self.captured(tokens)
+            try:
+                self.captured = CapturedStep(self.step, tokens, state, self.eager.memory, self.engine)
+            except (NotStaticError, RuntimeError) as error:
+                if self.forced:
+                    raise UserError(f"this step cannot be captured as a CUDA graph: {error}") from error
+                self.engine, self.capture_refusal = None, str(error).partition("\n")[0]
+        return self.captured is not None
 
 
 def _rounded(capacity: int) -> int:
