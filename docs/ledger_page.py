@@ -97,6 +97,6 @@ def ledger_page(mark: str) -> str:
         "",
         "## Without a record",
         "",
-        "No published figure of these recipes has been compared with ours on the same data:",
+        "No published figure of these recipes is recorded; for most, the paper has none of this form:",
     ]
     return "\n".join([*lines, "", ", ".join(f"`{name}`" for name in missing), ""])
