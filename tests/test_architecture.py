@@ -2,6 +2,8 @@
 
 import ast
 import dataclasses
+import functools
+import gc
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -114,6 +116,15 @@ PUBLIC = {
 }
 
 
+@functools.cache
+def trees() -> dict[Path, ast.Module]:
+    """The syntax tree of each file; the garbage collector of later tests does not look through them."""
+    parsed = {file: ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
+    gc.collect()
+    gc.freeze()
+    return parsed
+
+
 def part_of(file: Path) -> str:
     return file.relative_to(ROOT).parts[0].removesuffix(".py")
 
@@ -151,38 +162,44 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
     graph = {
         ".".join(("manyformer", *file.relative_to(ROOT).with_suffix("").parts)): {
-            module for name in imported(ast.parse(file.read_text())) if (module := module_of(name))
+            module for name in imported(tree) if (module := module_of(name))
         }
-        for file in FILES
+        for file, tree in trees().items()
     }
     while leaves := {name for name, targets in graph.items() if not targets - {name}}:
         graph = {name: targets - leaves for name, targets in graph.items() if name not in leaves}
     assert not graph, f"circles among {sorted(graph)}"
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_arrows_point_down(file: Path) -> None:
+def test_arrows_point_down() -> None:
     level = {part: number for number, parts in enumerate(LEVELS) for part in parts}
-    here = part_of(file)
-    if here == "__init__":
-        return
-    assert here in level, f"{here} has no place in the house yet: give it a level"
-    for name in imported(ast.parse(file.read_text())):
-        words = name.split(".")
-        if words[0] != "manyformer" or words[1] in (here, "__version__"):
+    parts = {part_of(file) for file in FILES} - {"__init__"}
+    assert parts <= set(level), f"parts without a place in the house: give a level to {sorted(parts - set(level))}"
+    offences = []
+    for file, tree in trees().items():
+        if (importer := part_of(file)) == "__init__":
             continue
-        assert level[words[1]] < level[here], f"{here} must not import {name}"
-        assert words[1] in ONLY.get(here, set(level)), f"{here} must not know of {name}"
+        for name in imported(tree):
+            package, part, *_ = (*name.split("."), "")
+            if package != "manyformer" or part in (importer, "__version__"):
+                continue
+            if level[part] >= level[importer]:
+                offences.append(f"{file.relative_to(ROOT)} must not import {name}")
+            if part not in ONLY.get(importer, set(level)):
+                offences.append(f"{file.relative_to(ROOT)} must not know of {name}")
+    assert offences == []
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_heavy_packages_wait_until_they_are_needed(file: Path) -> None:
-    tree = ast.parse(file.read_text())
-    loaded = {name.split(".")[0] for name in at_import_time(tree)}
-    # its classes are subclasses of those of transformers; nothing else imports it
-    needed = {"transformers"} if file.parent == ROOT / "interop" / "auto_model" else set()
-    assert not loaded & (HEAVY - needed)
-    assert "__future__" not in loaded, "shape annotations must be real, not strings"
+def test_heavy_packages_wait_until_they_are_needed() -> None:
+    offences = []
+    for file, tree in trees().items():
+        loaded = {name.split(".")[0] for name in at_import_time(tree)}
+        # its classes are subclasses of those of transformers; nothing else imports it
+        allowed = {"transformers"} if file.parent == ROOT / "interop" / "auto_model" else set()
+        # with `__future__`, shape annotations would be strings
+        early = loaded & ((HEAVY | {"__future__"}) - allowed)
+        offences += [f"{file.relative_to(ROOT)} imports {name}" for name in sorted(early)]
+    assert offences == []
 
 
 @pytest.mark.parametrize("names", ["", ".errors", ".config", ".cli"])
@@ -207,7 +224,7 @@ def test_public_names() -> None:
 
 def test_each_file_of_recipes_defines_one_or_helps_those_that_do() -> None:
     folder = ROOT / "recipes"
-    names = {file: set(imported(ast.parse(file.read_text()))) for file in ROOT.rglob("*.py")}
+    names = {file: set(imported(tree)) for file, tree in trees().items()}
     for file in sorted(folder.glob("[!_]*.py")):
         module = f"manyformer.recipes.{file.stem}"
         is_helper = any(name.startswith(f"{module}.") for user, used in names.items() if user != file for name in used)
@@ -241,17 +258,17 @@ CLASS_CHECKS = {
 def test_tasks_are_asked_instead_of_classes() -> None:
     """A new kind of model, batch or data must not need a change in any command."""
     counts = {}
-    for file in FILES:
+    for file, tree in trees().items():
         path = file.relative_to(ROOT)
-        if path.parts[0] not in MAY_ASK_FOR_CLASSES and (count := _class_checks(file)):
+        if path.parts[0] not in MAY_ASK_FOR_CLASSES and (count := _class_checks(tree)):
             counts[path.as_posix()] = count
     assert counts == CLASS_CHECKS
 
 
-def _class_checks(file: Path) -> int:
+def _class_checks(tree: ast.Module) -> int:
     """The number of `isinstance` calls and `case` patterns that name one of `TASK_CLASSES`."""
     count = 0
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
             named = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
         elif isinstance(node, ast.MatchClass) and isinstance(node.cls, ast.Name):
