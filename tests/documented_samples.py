@@ -26,7 +26,7 @@ POLICY_SIZES = (
 
 KINDS: dict[str, tuple[str, ...]] = {
     "text": ("transformer-lm", *TEXT, "max_length=256"),
-    "masked": ("bert", *TEXT),
+    "masked": ("bert", *TEXT, "max_length=512"),
     "memory": ("transformer-xl", *MEMORY_TEXT),
     "pairs": ("transformer", "data.path=[train.en, train.de]", "data.tokenizer=char", *SIZES),
     "labels": ("transformer-classifier", "data.path=reviews.tsv", "data.tokenizer=char", *SIZES),
