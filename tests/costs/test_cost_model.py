@@ -27,6 +27,7 @@ NO_COSTS = {
     "INTERVAL_END",
     "LLOYD_ITERATIONS",
     "LOW_PRECISION_PARTS",
+    "MAX_KEY_DIM",
     "NO_EXPERT",
     "NO_PATH",
     "MASK_BIAS",

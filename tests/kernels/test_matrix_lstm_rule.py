@@ -74,7 +74,7 @@ def test_the_level_falls_after_a_large_gate() -> None:
     gate = torch.zeros(1, HEADS, 400, 2)
     gate[:, :, 0, 0] = 20.0
     tokens = random_tokens(400, gate.double())
-    narrow = TokenFeatures(*(None if x is None else x.float() for x in tokens))
+    narrow = TokenFeatures(*(x.float() if isinstance(x, torch.Tensor) else x for x in tokens))
     with torch.no_grad():
         y = rule(narrow, RecurrentMemory(), form="chunked", chunk=64, floor=0.0).y
         expected = written_out(*(x[0] for x in (*tokens[:3], gate.double())), rule.double())
@@ -89,7 +89,7 @@ def test_float32_over_8192_tokens_of_strong_decay() -> None:
     tokens = random_tokens(8192, gate)
     # without cancellation in the normalizer, which would multiply any rounding
     tokens = tokens._replace(query_features=tokens.query_features.abs(), key_features=tokens.key_features.abs())
-    narrow = TokenFeatures(*(None if x is None else x.float() for x in tokens))
+    narrow = TokenFeatures(*(x.float() if isinstance(x, torch.Tensor) else x for x in tokens))
     with torch.no_grad():
         y = rule(narrow, RecurrentMemory(), form="chunked", chunk=64, floor=0.0).y
         expected = rule.double()(tokens, RecurrentMemory(), form="recurrent", chunk=64, floor=0.0).y

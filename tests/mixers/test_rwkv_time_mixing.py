@@ -105,7 +105,7 @@ def test_float32_over_8192_tokens_of_the_strongest_decay() -> None:
     gate = torch.cat([decay, F.normalize(k, dim=-1), torch.rand_like(k)], -1)
     rule = GeneralizedDeltaRule(width)
     tokens = TokenFeatures(q, k, v, None, gate, None, None)
-    narrow = TokenFeatures(*(None if x is None else x.float() for x in tokens))
+    narrow = TokenFeatures(*(x.float() if isinstance(x, torch.Tensor) else x for x in tokens))
     expected = rule(tokens, RecurrentMemory(), form="recurrent", chunk=64, floor=0.0).y
     y = rule(narrow, RecurrentMemory(), form="chunked", chunk=64, floor=0.0).y
     assert float((y - expected).abs().max() / expected.abs().max()) < 1e-5
