@@ -189,14 +189,21 @@ def test_what_is_refused() -> None:
         ({"output_attentions": True}, "output_attentions is True, which models of manyformer do not have"),
         ({"inputs_embeds": torch.zeros(1, 2, 16)}, "inputs_embeds is tensor"),
         ({"attention_mask": torch.ones(1, 1, 2, 2)}, "attention_mask has 4 axes"),
-        ({"past_key_values": transformers.DynamicCache()}, "past_key_values is a DynamicCache"),
+        ({"past_key_values": transformers.DynamicCache()}, "the cache is a DynamicCache"),
+        ({"cache": transformers.DynamicCache()}, "the cache is a DynamicCache"),
+        ({"cache": DecodingCache(None), "past_key_values": DecodingCache(None)}, "two names of one argument"),
     ):
         with pytest.raises(UserError, match=sentence):
             model(tokens, **options)
     with pytest.raises(UserError, match="the vocabulary is a keyword of the recipe"):
         model.resize_token_embeddings(99)
-    cache = model(tokens, use_cache=True).past_key_values
-    assert (type(cache), cache.get_seq_length()) == (DecodingCache, 2)
+    for name in ("cache", "past_key_values"):
+        output = model(tokens, use_cache=True)
+        cache = output["cache" if "cache" in output else "past_key_values"]
+        assert (type(cache), cache.get_seq_length()) == (DecodingCache, 2)
+        stepped = model(tokens, **{name: cache}).logits
+        torch.testing.assert_close(stepped, model(torch.cat([tokens, tokens], 1)).logits[:, 2:])
+        assert cache.get_seq_length() == 4
     with pytest.raises(NotImplementedError, match="cannot be shortened"):
         cache.crop(1)
     with pytest.raises(UserError, match="none of ManyformerForMaskedLM; AutoModelForCausalLM loads it"):

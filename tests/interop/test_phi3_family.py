@@ -13,6 +13,7 @@ from manyformer.errors import UserError
 from manyformer.interop import export_model, import_model
 from manyformer.models import LanguageModel
 from manyformer.surgery import convert
+from transformers_cache import cached_pass
 
 pytestmark = pytest.mark.oracle
 
@@ -106,8 +107,8 @@ def test_their_cache_is_stale_beyond_the_original_length(tmp_path: Path) -> None
     theirs = saved_phi3(tmp_path, CASES["longrope"])
     tokens = torch.randint(0, VOCAB, (1, ORIGINAL + 4))
     with torch.no_grad():
-        cache = theirs(tokens[:, :ORIGINAL], use_cache=True).past_key_values
-        stepped = theirs(tokens[:, ORIGINAL:], past_key_values=cache).logits
+        _, cache = cached_pass(theirs, None, input_ids=tokens[:, :ORIGINAL])
+        stepped, _ = cached_pass(theirs, cache, input_ids=tokens[:, ORIGINAL:])
         whole = theirs(tokens).logits[:, ORIGINAL:]
     assert (stepped - whole).abs().max() > 100 * TOLERANCE
 

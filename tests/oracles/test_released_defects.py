@@ -12,6 +12,7 @@ from torch import Tensor
 
 import manyformer as mf
 from manyformer.check import Adapter, CheckReport
+from transformers_cache import cache_name
 
 # the warnings of these libraries, and of torch about what they do, are not ours to mend
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
@@ -110,8 +111,9 @@ def test_a_hugging_face_cache_that_loses_a_token_is_found() -> None:
     class Forgetful(transformers.GPT2LMHeadModel):  # type: ignore[misc]
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             out = super().forward(*args, **kwargs)
-            if out.past_key_values is not None and out.past_key_values.get_seq_length() == 10:
-                for layer in out.past_key_values.layers:
+            cache = out.get(cache_name(transformers.GPT2LMHeadModel))
+            if cache is not None and cache.get_seq_length() == 10:
+                for layer in cache.layers:
                     layer.values[:, :, 4] = 0
             return out
 

@@ -39,6 +39,10 @@ LENGTH_FIELDS = (
 """The fields of configurations that limit the length of sequences; a model has one of them, or several of one value."""
 
 
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+"""What versions of transformers call the argument and the output that hold the cache, the last ones first."""
+
+
 def is_hugging_face(module: nn.Module) -> bool:
     """Whether `module` is a Hugging Face model of tokens: it has a `config` and generates or takes `input_ids`."""
     takes_tokens = getattr(module, "main_input_name", None) == "input_ids"
@@ -60,6 +64,7 @@ class HuggingFace(Subject):
         # wrapper classes accept any argument and pass it on; the parameters are those of the classes they derive from
         forwards = [vars(base)["forward"] for base in type(module).__mro__ if "forward" in vars(base)]
         self.forward_parameters = {name for forward in forwards for name in inspect.signature(forward).parameters}
+        self.cache_name = next((name for name in CACHE_NAMES if name in self.forward_parameters), None)
         self.takes_source = bool(getattr(config, "is_encoder_decoder", False))
         text_config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
         tables = _position_tables(module)
@@ -74,8 +79,7 @@ class HuggingFace(Subject):
         counts_columns = bool(tables) and "position_ids" not in self.forward_parameters
         generates = callable(getattr(module, "generate", None))
         reasons = {
-            "incremental_decoding": "past_key_values" in self.forward_parameters
-            or "its forward takes no past_key_values",
+            "incremental_decoding": self.cache_name is not None or "its forward takes no cache",
             "padding-left": not counts_columns or "it numbers positions by column and takes no position ids",
             "causal": _is_causal(config, generates=generates),
             "cross_attention": self.takes_source or "it reads one sequence only",
@@ -94,8 +98,8 @@ class HuggingFace(Subject):
             new_valid = torch.ones_like(inputs.tokens, dtype=torch.bool) if valid is None else valid
             valid = torch.cat([past.valid, new_valid], dim=1)
         arguments: dict[str, Any] = {"use_cache": state is not None}
-        if past.cache is not None:
-            arguments["past_key_values"] = past.cache
+        if self.cache_name is not None and past.cache is not None:
+            arguments[self.cache_name] = past.cache
         prefix = "decoder_" if self.takes_source else ""
         arguments[f"{prefix}input_ids"] = inputs.tokens
         if valid is not None:
@@ -115,7 +119,8 @@ class HuggingFace(Subject):
         out = self.module(**arguments)
         if getattr(out, "logits", None) is None or out.logits.ndim != 3 or out.logits.shape[1] != length:
             raise Untestable("its forward gives no logits for each token")
-        return SubjectOutput(out.logits, HFState(getattr(out, "past_key_values", None), valid, past.memory))
+        cache = None if self.cache_name is None else getattr(out, self.cache_name, None)
+        return SubjectOutput(out.logits, HFState(cache, valid, past.memory))
 
     def init_state(self, inputs: Inputs, *, capacity: int | None = None) -> State:
         if not self.takes_source:

@@ -21,9 +21,10 @@ class ModelFamily:
     `read_keywords` makes keywords of a config and the names of all tensors, and raises UserError for settings that the
     recipe does not have. `rules` are those of all tensors of a model with these keywords and `PAD_ID`. Files of the
     model without its head lack `prefix`. Tensors whose names match a key of `left_out` are not needed, for the reason
-    that is its value; `old_names` replaces parts of names that match a key. `write_config` makes the config of an equal
-    model from the keywords and `PAD_ID`, and raises UserError if there is none; `other_files` are the JSON files that
-    stand beside it. Where `head_is_optional`, a model without a head gets a new one.
+    that is its value; `old_names` replaces parts of names that match a key, unless there is a tensor of the new name.
+    `write_config` makes the config of an equal model from the keywords and `PAD_ID`, and raises UserError if there is
+    none; `other_files` are the JSON files that stand beside it. Where `head_is_optional`, a model without a head gets a
+    new one.
     """
 
     title: str
@@ -45,10 +46,11 @@ class ModelFamily:
     def complete_names(self, names: Collection[str]) -> dict[str, str]:
         """From the names that `rules` have to those of the tensors in files."""
         is_bare = not any(name.startswith(self.prefix) for name in names)
-        complete = {}
-        for name in names:
-            new = f"{self.prefix}{name}" if is_bare else name
+        complete = {f"{self.prefix}{name}" if is_bare else name: name for name in names}
+        for old_name in list(complete):
+            new_name = old_name
             for pattern, replacement in self.old_names.items():
-                new = re.sub(pattern, replacement, new)
-            complete[new] = name
+                new_name = re.sub(pattern, replacement, new_name)
+            if new_name not in complete:
+                complete[new_name] = complete.pop(old_name)
         return complete

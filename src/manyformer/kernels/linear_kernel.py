@@ -123,7 +123,8 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
         with autocast_disabled(call.q.device):
             query_features = self.features(call.q.to(compute_dtype), call.query_positions).y
             key_features = self._key_map(call.k.to(compute_dtype), call.key_positions)
-            y, state, weights = compute(call, query_features, key_features, path)
+            v = call.v.to(compute_dtype)
+            y, state, weights = compute(call, v, query_features, key_features, path)
         if weights is not None:
             call.watch(self, "weights", weights)
         return LayerOutput(y.to(call.v.dtype), None if call.state is None else state)
@@ -195,11 +196,11 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
         return fla_recurrence.fla_refusal(call.q.device, call.v.dtype, call.k.shape[-1])
 
     def _compute_causal(
-        self, call: KernelCall, query_features: Tensor, key_feature_values: FeatureValues, path: LinearPath
+        self, call: KernelCall, v: Tensor, query_features: Tensor, key_feature_values: FeatureValues, path: LinearPath
     ) -> LinearResult:
         """Causal attention; the tokens of each row continue the memory of its current document."""
         assert path != "summed"
-        v, state = call.v.to(torch.promote_types(call.v.dtype, torch.float32)), call.state
+        state = call.state
         heads_per_group = query_features.shape[1] // v.shape[1]
         previous = LinearState() if state is None else state
         memory = previous.memory
@@ -215,10 +216,10 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
         return LinearResult(y, LinearState(tree_map(lambda x: x[:, ::heads_per_group], memory), last_segment), weights)
 
     def _compute_all_keys(
-        self, call: KernelCall, query_features: Tensor, key_feature_values: FeatureValues, path: LinearPath
+        self, call: KernelCall, v: Tensor, query_features: Tensor, key_feature_values: FeatureValues, path: LinearPath
     ) -> LinearResult:
         """Attention to all keys of a query's document, including those already summed in the state."""
-        v, query_positions = call.v.to(torch.promote_types(call.v.dtype, torch.float32)), call.query_positions
+        query_positions = call.query_positions
         state = DocumentSums() if call.state is None else call.state
         sums = document_sums.sum_keys(*key_feature_values, v, call.key_positions, state)
         if path == "quadratic":

@@ -92,9 +92,10 @@ def chunked(
     name = operator_name(None if decay is None else decay.shape[-1], corrects=strength is not None)
     inputs = {"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype)}
     if strength is not None:
-        inputs["beta"] = strength[..., None].to(dtype)
+        inputs["beta"] = strength.to(dtype)
     if decay is not None:
-        inputs["g"] = decay.float()
+        # one number of a head has no axis of channels there
+        inputs["g"] = (decay if decay.shape[-1] > 1 else decay[..., 0]).float()
     inputs = {key: x.transpose(1, 2) for key, x in inputs.items()}
     arguments: dict[str, Any] = {}
     starts = None if run is None else document_starts(run)
@@ -104,10 +105,6 @@ def chunked(
         arguments["cu_seqlens"] = starts.offsets
         if initial is not None:
             initial = initial[starts.rows] * starts.continues[:, None, None, None]
-    for key in ("beta", "g"):
-        # numbers of a head have no axis of channels there
-        if key in inputs and (key == "beta" or inputs[key].shape[-1] == 1):
-            inputs[key] = inputs[key][..., 0]
     inputs = {key: x.contiguous() for key, x in inputs.items()}
     y, final = load_operator(name)(**inputs, scale=1.0, initial_state=initial, output_final_state=True, **arguments)
     if starts is not None:

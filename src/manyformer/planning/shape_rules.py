@@ -4,8 +4,8 @@ Attention takes the kernel that a CPU would take, a mask selects a stated share 
 narrower dtype is done by hand, because torch has none for this device.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self, final
 
 import torch
@@ -35,7 +35,7 @@ class ShapeRules:
         self._modes = ExitStack()
         if self.autocast is not None:
             self._modes.enter_context(_Autocast(self.autocast))
-        self._modes.enter_context(_FusedAttention())
+        self._modes.enter_context(_fused_attention())
         self._modes.enter_context(_Selections(self.selected))
         return self
 
@@ -84,28 +84,34 @@ def _widen(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-@final
-class _FusedAttention(TorchFunctionMode):
-    """Computes attention as torch's fused kernel for CPUs where a CPU would; on `meta`, torch forms all weights."""
+_SDPA = F.scaled_dot_product_attention
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is F.scaled_dot_product_attention:
-            return _attention(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+
+@contextmanager
+def _fused_attention() -> Iterator[None]:
+    """Computes attention as torch's fused kernel for CPUs where a CPU would; on `meta`, torch forms all weights.
+
+    The function itself is replaced, because function modes do not apply to what layers compute again in a backward
+    pass, such as reversible ones.
+    """
+    F.scaled_dot_product_attention = _attention
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = _SDPA
 
 
 def _attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,  # noqa: FBT001, FBT002 - the signature is torch's
     scale: float | None = None,
     enable_gqa: bool = False,  # noqa: FBT001, FBT002
 ) -> Tensor:
+    q, k, v = query, key, value
     has_bias_gradient = attn_mask is not None and attn_mask.requires_grad
     if q.device.type != "meta" or q.ndim != 4 or dropout_p or has_bias_gradient or q.shape[-1] != v.shape[-1]:
         options: dict[str, Any] = {
@@ -114,7 +120,7 @@ def _attention(
             "scale": scale,
             "enable_gqa": enable_gqa,
         }
-        return F.scaled_dot_product_attention(q, k, v, attn_mask, **options)
+        return _SDPA(q, k, v, attn_mask, **options)
     if enable_gqa:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     y: Tensor = _FUSED(q, k, v, 0.0, is_causal, attn_mask=None, scale=scale)[0]

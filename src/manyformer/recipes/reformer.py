@@ -93,6 +93,7 @@ def reformer(
         "the output is tied to the embedding and reads the mean of both streams, or has a matrix of its own and "
         "reads both side by side (released models)",
     ] = "tied",
+    output_bias: Annotated[bool, "logits have a bias (released models); needs output=concat"] = False,
     norm_eps: NormEps = 1e-5,
     **options: Unpack[ReformerOptions],
 ) -> LanguageModel:
@@ -121,6 +122,8 @@ def reformer(
     layer = _layers(dim, heads, ff_dim, num_buckets, options, variant="published", head_dim=head_dim)
     dropout, streams, norm = options["dropout"], options["residual_streams"], partial(nn.LayerNorm, dim, eps=norm_eps)
     if output == "tied":
+        if output_bias:
+            raise UserError("output_bias is true, and an output tied to the embedding has none: use output=concat")
         return language_model(embed, depth, layer, dropout=dropout, streams=streams, norm=norm)
     if streams != "reversible":
         raise UserError(f"output is {output}, and residual_streams={streams} has no two streams")
@@ -128,7 +131,7 @@ def reformer(
     layers: dict[str, Any] = {name: part for name, part in plain.named_children() if name != "norm"}
     both = ReversibleStack("concat", **layers)
     body = Chain(layers=both, norm=Pointwise(nn.LayerNorm(2 * dim, eps=norm_eps)))
-    return LanguageModel(embed, body, ClassHead(2 * dim, vocab))
+    return LanguageModel(embed, body, ClassHead(2 * dim, vocab, bias=output_bias))
 
 
 @recipe(

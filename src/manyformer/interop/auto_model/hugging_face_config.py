@@ -14,7 +14,7 @@ class ManyformerConfig(PreTrainedConfig):
     """The recipe of a model and its keywords, which are all that building it needs."""
 
     model_type = MODEL_TYPE
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache", "past_key_values"]
 
     manyformer: dict[str, Any] | None = None
     """The recipe, its keywords and the version of this library."""

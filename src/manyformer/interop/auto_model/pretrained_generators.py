@@ -1,6 +1,6 @@
 """Language models and encoder-decoders of this library in `transformers`, with its `generate`."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +30,18 @@ class GeneratesFromState(GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
 
-    def _cache_for(self, rows: int, cache: Any, *, use_cache: bool | None) -> DecodingCache | None:
-        """The cache to continue from: `cache`, or a new one if it is to be used."""
+    def _cache_for(
+        self, rows: int, cache: Any, past_key_values: Any, *, use_cache: bool | None
+    ) -> DecodingCache | None:
+        """The cache to continue from: the one that is given under either name, or a new one if it is to be used."""
+        if cache is None:
+            cache = past_key_values
+        elif past_key_values is not None:
+            raise UserError("cache and past_key_values are two names of one argument: give one of them")
         if cache is None:
             return DecodingCache(self.model.init_state(rows)) if use_cache else None
         if not isinstance(cache, DecodingCache):
-            raise UserError(f"past_key_values is a {type(cache).__name__}: give what an earlier call returned")
+            raise UserError(f"the cache is a {type(cache).__name__}: give what an earlier call returned")
         return cache
 
 
@@ -51,13 +57,14 @@ class ManyformerForCausalLM(GeneratesFromState, ManyformerModel):
         past_key_values: DecodingCache | None = None,
         labels: Tensor | None = None,
         *,
+        cache: DecodingCache | None = None,
         use_cache: bool | None = None,
         **options: Any,
     ) -> CausalLMOutputWithPast:
         """Logits of each next token. Tokens where `attention_mask` is 0 are padding, on either side; labels are those
-        of the same column, or -100."""
+        of the same column, or -100. The cache has two names: `transformers` calls it `cache` from 5.24 on."""
         refuse_options(options)
-        cache = self._cache_for(len(input_ids), past_key_values, use_cache=use_cache)
+        cache = self._cache_for(len(input_ids), cache, past_key_values, use_cache=use_cache)
         segments = segments_of(attention_mask, input_ids.shape[1])
         logits, state, auxiliary = self.model(input_ids, segments, None if cache is None else cache.state)
         if cache is not None:
@@ -108,6 +115,7 @@ class ManyformerForSeq2SeqLM(GeneratesFromState, ManyformerModel):
         past_key_values: DecodingCache | None = None,
         labels: Tensor | None = None,
         *,
+        cache: DecodingCache | None = None,
         use_cache: bool | None = None,
         **options: Any,
     ) -> Seq2SeqLMOutput:
@@ -122,17 +130,15 @@ class ManyformerForSeq2SeqLM(GeneratesFromState, ManyformerModel):
             encoder_outputs = self.get_encoder()(input_ids, attention_mask)
         y = encoder_outputs[0]
         memory = MemorySequence(y, _source_positions(y, attention_mask))
-        cache = self._cache_for(len(decoder_input_ids), past_key_values, use_cache=use_cache)
+        cache = self._cache_for(len(decoder_input_ids), cache, past_key_values, use_cache=use_cache)
         segments = segments_of(decoder_attention_mask, decoder_input_ids.shape[1])
         state = None if cache is None else cache.state
         logits, next_state, auxiliary = self.model.decode(decoder_input_ids, memory, segments, state)
         if cache is not None:
             cache.advance(next_state, decoder_input_ids.shape[1])
         loss = label_loss(logits, labels, options, auxiliary)
-        output = Seq2SeqLMOutput(loss, logits, encoder_last_hidden_state=y)
-        if cache is not None:
-            output["past_key_values"] = cache
-        return output
+        # theirs is typed as a pair of caches
+        return Seq2SeqLMOutput(loss, logits, cast(Any, cache), encoder_last_hidden_state=y)
 
 
 def _source_positions(y: Tensor, mask: Tensor | None) -> Any:

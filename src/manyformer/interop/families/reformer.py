@@ -1,5 +1,6 @@
 """The Reformer (Kitaev et al. 2020) and the recipe `reformer`."""
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -29,6 +30,10 @@ REQUIRED: Mapping[str, Any] = {
     "tie_word_embeddings": False,
 }
 """The settings of a language model that the recipe cannot have otherwise."""
+
+OUTPUT_BIAS, UNUSED_BIAS = "lm_head.decoder.bias", "lm_head.bias"
+"""Before version 5 of `transformers` both are one parameter; versions up to 5.23 have the second and add no bias; from
+5.24 on the first is added and the second is not used."""
 
 LSH, LOCAL = "lsh", "local"
 DEFAULT_BUCKETS = 64
@@ -60,6 +65,7 @@ def _read_keywords(config: ForeignConfig, tensors: Collection[str]) -> Keywords:
         "lsh_every": lsh_every,
         "scale": 1.0,
         "output": "concat",
+        "output_bias": OUTPUT_BIAS in tensors,
         "norm_eps": config.number("layer_norm_eps", 1e-12),
         "dropout": config.number("hidden_dropout_prob", 0.05),
         "max_length": config.size("max_position_embeddings", 4096),
@@ -114,7 +120,9 @@ def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
         yield from each_parameter(f"{theirs}.feed_forward.output.dense", f"{ours}.ff.inner.down")
     yield from each_parameter("reformer.encoder.layer_norm", "body.norm.inner")
     yield same("lm_head.decoder.weight", "head.weight")
-    yield unused("lm_head.bias", (keywords["vocab"],))
+    if keywords["output_bias"]:
+        yield same(OUTPUT_BIAS, "head.bias")
+    yield unused(UNUSED_BIAS, (keywords["vocab"],))
 
 
 def _write_config(keywords: Mapping[str, Any]) -> Keywords:
@@ -168,6 +176,7 @@ REFORMER = ModelFamily(
     read_keywords=_read_keywords,
     rules=_rules,
     write_config=_write_config,
-    left_out={r"lm_head\.(decoder\.)?bias": "a bias of the output, which is not added to it"},
+    left_out={re.escape(UNUSED_BIAS): f"not added to the output, whose bias is {OUTPUT_BIAS}"},
+    old_names={rf"^{re.escape(UNUSED_BIAS)}$": OUTPUT_BIAS},
 )
 """Equal up to a chunk of tokens: beyond, theirs counts a pair in each round and attends to other buckets of a chunk."""
