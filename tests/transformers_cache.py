@@ -5,13 +5,13 @@ from typing import Any
 
 from torch import Tensor
 
-NAMES = ("cache", "past_key_values", "cache_params")
+from manyformer.check.hugging_face import CACHE_NAMES
 
 
 def cache_name(model: Any) -> str:
     """What a model's or its class's `forward` and its outputs call the cache."""
     parameters = inspect.signature(model.forward).parameters
-    return next(name for name in NAMES if name in parameters)
+    return next(name for name in CACHE_NAMES if name in parameters)
 
 
 def cached_pass(model: Any, cache: Any, **inputs: Any) -> tuple[Tensor, Any]:

@@ -120,9 +120,9 @@ def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
         yield from each_parameter(f"{theirs}.feed_forward.output.dense", f"{ours}.ff.inner.down")
     yield from each_parameter("reformer.encoder.layer_norm", "body.norm.inner")
     yield same("lm_head.decoder.weight", "head.weight")
-    if keywords["output_bias"]:
-        yield same(OUTPUT_BIAS, "head.bias")
-    yield unused(UNUSED_BIAS, (keywords["vocab"],))
+    bias_shape = (keywords["vocab"],)
+    yield same(OUTPUT_BIAS, "head.bias") if keywords["output_bias"] else unused(OUTPUT_BIAS, bias_shape)
+    yield unused(UNUSED_BIAS, bias_shape)
 
 
 def _write_config(keywords: Mapping[str, Any]) -> Keywords:
