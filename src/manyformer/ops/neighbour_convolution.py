@@ -1,11 +1,12 @@
 """Depthwise convolutions along a text, over neighbours by position ids rather than by columns."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from manyformer.core import PADDING_SEGMENT, AlignedLayout, ContiguousLayout, PackedLayout, TokenPositions
 
@@ -91,11 +92,51 @@ def _convolve_tokens(
 
 
 def convolve_rows(x: Float[Tensor, "b l d"], weight: Float[Tensor, "n d"], *, causal: bool) -> Float[Tensor, "b l d"]:
-    """`convolve_neighbours` of rows that are one document each, by torch's fused kernel; zeros in place of padding."""
+    """`convolve_neighbours` of rows that are one document each, for which zeros stand in place of padding.
+
+    A sum of shifted rows: on a CPU twice (31 neighbours) to eighteen times (4) as fast as torch's grouped `conv1d`, which
+    also wants the channels before the tokens. Half precision is summed in float32."""
     size = len(weight)
-    padding = size - 1 if causal else size // 2
-    y = F.conv1d(x.transpose(1, 2), weight.mT[:, None], padding=padding, groups=x.shape[2])
-    return y[..., : x.shape[1]].transpose(1, 2)
+    inputs = (part.float() if part.dtype in (torch.float16, torch.bfloat16) else part for part in (x, weight))
+    y: Tensor = _ConvolveShifts.apply(*inputs, 1 - size if causal else -(size // 2))  # type: ignore[no-untyped-call]
+    return y.to(x.dtype)
+
+
+class _ConvolveShifts(torch.autograd.Function):
+    """y_i = sum over taps n of w_n x_(i + offset + n), with zeros outside of a row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, offset: int) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.offset = offset
+        return _sum_shifts(x, weight, offset)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        dx = dweight = None
+        if ctx.needs_input_grad[0]:
+            dx = _sum_shifts(dy, weight.flip(0), 1 - len(weight) - ctx.offset)
+        if ctx.needs_input_grad[1]:
+            taps = (_overlap(x.shape[1], ctx.offset + tap) for tap in range(len(weight)))
+            dweight = torch.stack([(x[:, shifted] * dy[:, rows]).sum((0, 1)) for rows, shifted in taps])
+        return dx, dweight, None
+
+
+def _sum_shifts(x: Tensor, weight: Tensor, offset: int) -> Tensor:
+    y = torch.zeros_like(x, memory_format=torch.contiguous_format)
+    for tap, tap_weight in enumerate(weight):
+        rows, shifted = _overlap(x.shape[1], offset + tap)
+        y[:, rows].addcmul_(x[:, shifted], tap_weight)
+    return y
+
+
+def _overlap(length: int, shift: int) -> tuple[slice, slice]:
+    """The tokens i of a row for which i + shift is in the row, and these shifted tokens."""
+    start, stop = min(length, max(0, -shift)), max(0, min(length, length - shift))
+    stop = max(start, stop)
+    return slice(start, stop), slice(start + shift, stop + shift)
 
 
 def one_document_rows(x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b l d"] | None:
