@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from manyformer.costs.cost_model import COSTS
+from manyformer.ops.corrected_chunks import CorrectedChunks, compose_corrected_chunks
 
 MAX_EXPONENT = 60.0
 """exp of it, times any feature, is far from overflow in float32."""
@@ -83,31 +84,40 @@ def chunked(
 ) -> RecurrenceResult:
     """Chunks in parallel: what they write is an affine function of the memory before them, and a loop composes these.
 
-    Within a chunk the corrections of all tokens solve one triangular system (Yang et al. 2024, arXiv:2406.06484,
-    section 3.2), here with the memory before the chunk as further right-hand sides."""
+    Within a chunk the corrections of all tokens solve one triangular system (`corrected_chunks`)."""
     length, memory = q.shape[2], zero_memory(k, v) if memory is None else memory
     chunk, is_exact = _select_chunk(min(chunk, length), decay)
     queries, keys, values = (split_chunks(x, chunk) for x in (q, k, v))
     decays = None if decay is None else split_chunks(decay, chunk)
     runs = None if run is None else _split_runs(run, chunk)
     factors = _chunk_factors(decays, runs, values, is_exact=is_exact)
+    rows, columns = factors.rows(queries), factors.columns(keys)
+    query_pairs, left = factors.pairs(rows, columns), factors.leave(keys)
     if strength is not None:
-        b = split_chunks(strength[..., None], chunk)
-        pairs = factors.pairs([keys, queries], [keys])
-        read = [b * values, -b * factors.enter(keys)]
-        writes = _Writes([keys], *_solve(b * pairs[..., 0, :, 0, :].tril(-1), read))
-        query_pairs = pairs[..., 1, :, 0, :]
+        b, readers = split_chunks(strength[..., None], chunk), factors.rows(keys)
+        system = b * factors.pairs(readers, columns)
+        terms = CorrectedChunks(
+            system, b * values, -b * factors.enter(keys), query_pairs, factors.enter(queries), left, factors.retention
+        )
+        y, memory = compose_corrected_chunks(terms, memory)
     elif correction is not None:
         u, w = (split_chunks(x, chunk) for x in correction)
-        pairs = factors.pairs([w, queries], [keys, u])
-        system, from_values = (pairs[..., 0, :, column, :].tril(-1) for column in (1, 0))
-        read_values, read_memory = _solve(-system, [from_values @ values, factors.enter(w)])
-        shares = F.pad(read_memory, (0, 0, keys.shape[-2], 0))
-        writes = _Writes([keys, u], torch.cat([values, read_values], -2), shares)
-        query_pairs = pairs[..., 1, :, :, :].flatten(-2)
+        readers, corrected = factors.rows(w), factors.columns(u)
+        terms = CorrectedChunks(
+            -factors.pairs(readers, corrected),
+            factors.pairs(readers, columns).tril(-1) @ values,
+            factors.enter(w),
+            factors.pairs(rows, corrected),
+            factors.enter(queries),
+            factors.leave(u),
+            factors.retention,
+            left.mT @ values,
+        )
+        y, memory = compose_corrected_chunks(terms, memory)
+        y = y + query_pairs @ values
     else:
-        writes, query_pairs = _Writes([keys], values, None), factors.pairs([queries], [keys])[..., 0, :, 0, :]
-    y, memory = _compose(factors, factors.enter(queries), query_pairs, writes, memory)
+        memories, memory = _compose(left.mT @ values, factors.retention, memory)
+        y = query_pairs @ values + factors.enter(queries) @ memories
     return RecurrenceResult(y.flatten(2, 3)[:, :, :length], memory)
 
 
@@ -145,17 +155,17 @@ class _ChunkFactors(NamedTuple):
     """Decay and document masks of chunks; None stands for a factor of 1.
 
     `entering` is that from the memory before a chunk to a token, `leaving` from a token to the memory after it,
-    `retention` that of the memory itself; `total` sums the decays from the start of a chunk. Pairs of a query and a
-    key have the factor `table`; with one decay per channel, the product of `total`'s exponential at the query and
-    its inverse at the key, or with `is_exact` that of each pair of tokens."""
+    `retention` that of the memory itself. Pairs of a query and a key have the factor `table`; with one decay per
+    channel the product of `entering` at the query and `inverse` at the key, or each channel its own of `pair_factors`
+    where the decays are too strong for that."""
 
     table: Float[Tensor, "b #h n c c"] | None
     entering: Float[Tensor, "b h n c #r"] | None
     leaving: Float[Tensor, "b h n c #r"] | None
     retention: Float[Tensor, "b h n #r 1"] | None
-    total: Float[Tensor, "b h n c r"] | None
+    inverse: Float[Tensor, "b h n c r"] | None
+    pair_factors: Float[Tensor, "b h n c c r"] | None
     is_entered: Float[Tensor, "b 1 n c 1"] | None
-    is_exact: bool
 
     def enter(self, x: Float[Tensor, "b h n c r"]) -> Float[Tensor, "b h n c r"]:
         """Readers of the memory before the chunk, with its decay up to them; zeros in later documents."""
@@ -166,22 +176,23 @@ class _ChunkFactors(NamedTuple):
         """Keys with the decay after them; zeros for those of earlier documents than the last token's."""
         return x if self.leaving is None else x * self.leaving
 
-    def pairs(self, readers: list[Tensor], keys: list[Tensor]) -> Float[Tensor, "b h n i c j c"]:
+    def rows(self, x: Float[Tensor, "b h n c r"]) -> Float[Tensor, "b h n c r"]:
+        """Queries or other readers as `pairs` takes them."""
+        return x if self.inverse is None or self.entering is None else x * self.entering
+
+    def columns(self, x: Float[Tensor, "b h n c r"]) -> Float[Tensor, "b h n c r"]:
+        """Keys as `pairs` takes them."""
+        return x if self.inverse is None else x * self.inverse
+
+    def pairs(
+        self, rows: Float[Tensor, "b h n c r"], columns: Float[Tensor, "b h n c r"]
+    ) -> Float[Tensor, "b h n c c"]:
         """The decayed products of each reader with all keys up to its token, of the same document."""
-        rows, columns = torch.stack(readers, -3), torch.stack(keys, -3)
-        if self.total is None:
-            pairs = rows.flatten(-3, -2) @ columns.flatten(-3, -2).mT
-        elif self.is_exact:
-            factors = _pair_factors(self.total)
-            pairs = torch.einsum("...aid,...ijd,...bjd->...aibj", rows, factors, columns).flatten(-4, -3).flatten(-2)
+        if self.pair_factors is None:
+            pairs = rows @ columns.mT
         else:
-            assert self.entering is not None
-            rows, columns = rows * self.entering[..., None, :, :], columns * (-self.total[..., None, :, :]).exp()
-            pairs = rows.flatten(-3, -2) @ columns.flatten(-3, -2).mT
-        chunk = rows.shape[-2]
-        split = pairs.unflatten(-2, (-1, chunk)).unflatten(-1, (-1, chunk)).transpose(-3, -2)  # type: ignore[no-untyped-call]
-        visible: Tensor = split.tril() if self.table is None else split * self.table[..., None, None, :, :]
-        return visible.transpose(-3, -2)
+            pairs = torch.einsum("...id,...ijd,...jd->...ij", rows, self.pair_factors, columns)
+        return pairs.tril() if self.table is None else pairs * self.table
 
 
 def channel_decay_pairs(
@@ -199,7 +210,7 @@ def _pair_factors(total: Float[Tensor, "*b l r"]) -> Float[Tensor, "*b l l r"]:
 
 
 def _chunk_factors(decay: Tensor | None, runs: Tensor | None, like: Tensor, *, is_exact: bool) -> _ChunkFactors:
-    table = entering = leaving = retention = total = is_entered = None
+    table = entering = leaving = retention = inverse = pair_factors = is_entered = None
     if decay is not None:
         total = decay.cumsum(-2)
         # backwards, so that small sums after strong decays keep their digits
@@ -207,7 +218,10 @@ def _chunk_factors(decay: Tensor | None, runs: Tensor | None, like: Tensor, *, i
         entering, leaving, retention = total.exp(), remaining.exp(), total[..., -1:, :].exp().mT
         if decay.shape[-1] == 1:
             table = (total - total.mT).clamp(max=0.0).exp().tril()
-            total = None
+        elif is_exact:
+            pair_factors = _pair_factors(total)
+        else:
+            inverse = (-total).exp()
     if runs is not None:
         # the memory at the start of a chunk belongs to the last run of the previous chunk
         previous, last = F.pad(runs[:, :, :-1, -1:], (0, 0, 1, 0)), runs[..., -1:]
@@ -217,67 +231,35 @@ def _chunk_factors(decay: Tensor | None, runs: Tensor | None, like: Tensor, *, i
         is_retained = (last == previous)[..., None].to(like.dtype)
         leaving = is_left if leaving is None else leaving * is_left
         retention = is_retained if retention is None else retention * is_retained
-    return _ChunkFactors(table, entering, leaving, retention, total, is_entered, is_exact)
-
-
-def _solve(strict: Float[Tensor, "*b c c"], sides: list[Tensor]) -> list[Tensor]:
-    """X with (I + strict) X = side, for strictly lower triangles."""
-    widths = [side.shape[-1] for side in sides]
-    x = torch.linalg.solve_triangular(strict, torch.cat(sides, -1), upper=False, unitriangular=True)
-    return list(x.split(widths, -1))
-
-
-class _Writes(NamedTuple):
-    """The keys that a chunk writes at, side by side, and what it writes: values, plus `shares` times the memory."""
-
-    keys: list[Float[Tensor, "b h n c r"]]
-    values: Float[Tensor, "b h n m f"]
-    shares: Float[Tensor, "b h n m r"] | None
+    return _ChunkFactors(table, entering, leaving, retention, inverse, pair_factors, is_entered)
 
 
 def _compose(
-    factors: _ChunkFactors, entered: Tensor, query_pairs: Tensor, writes: _Writes, memory: Tensor
-) -> tuple[Float[Tensor, "b h n c f"], Float[Tensor, "b h r f"]]:
-    """Outputs of all chunks and the last memory."""
-    left = torch.cat([factors.leave(keys) for keys in writes.keys], -2).mT
-    additions, transitions = left @ writes.values, None
-    if writes.shares is not None:
-        transitions, entered = left @ writes.shares, entered + query_pairs @ writes.shares
-    retention = (
-        additions.new_ones(()).expand(*additions.shape[:3], 1, 1) if factors.retention is None else factors.retention
-    )
-    memories, last = _ComposeChunks.apply(additions, retention, transitions, memory)  # type: ignore[no-untyped-call]
-    return query_pairs @ writes.values + entered @ memories, last
+    additions: Float[Tensor, "b h n r f"], retention: Float[Tensor, "b #h n #r 1"] | None, memory: Tensor
+) -> tuple[Float[Tensor, "b h n r f"], Float[Tensor, "b h r f"]]:
+    """The memories before each chunk, S_(n+1) = retention_n S_n + additions_n, and the last one."""
+    retention = additions.new_ones(()).expand(*additions.shape[:3], 1, 1) if retention is None else retention
+    memories, last = _ComposeChunks.apply(additions, retention, memory)  # type: ignore[no-untyped-call]
+    return memories, last
 
 
 class _ComposeChunks(torch.autograd.Function):
-    """The memories before each chunk and the last one: S_(n+1) = kept_n S_n + transitions_n S_n + additions_n."""
-
     @staticmethod
-    def forward(
-        ctx: Any, additions: Tensor, retention: Tensor, transitions: Tensor | None, memory: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, additions: Tensor, retention: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         memories = torch.empty_like(additions)
         for i in range(additions.shape[2]):
             memories[:, :, i] = memory
-            updated = torch.addcmul(additions[:, :, i], memory, retention[:, :, i])
-            memory = updated if transitions is None else updated + transitions[:, :, i] @ memory
-        ctx.save_for_backward(retention, transitions, memories)
+            memory = torch.addcmul(additions[:, :, i], memory, retention[:, :, i])
+        ctx.save_for_backward(retention, memories)
         return memories, memory
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dmemories: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
-        retention, transitions, memories = ctx.saved_tensors
+        retention, memories = ctx.saved_tensors
         dadditions = torch.empty_like(memories)
         for i in reversed(range(memories.shape[2])):
             dadditions[:, :, i] = dlast
-            updated = torch.addcmul(dmemories[:, :, i], dlast, retention[:, :, i])
-            dlast = updated if transitions is None else updated + transitions[:, :, i].mT @ dlast
-        dretention = dtransitions = None
-        if ctx.needs_input_grad[1]:
-            dretention = (dadditions * memories).sum(-1, keepdim=True)
-            dretention = dretention if retention.shape[-2] > 1 else dretention.sum(-2, keepdim=True)
-        if transitions is not None and ctx.needs_input_grad[2]:
-            dtransitions = dadditions @ memories.mT
-        return dadditions, dretention, dtransitions, dlast
+            dlast = torch.addcmul(dmemories[:, :, i], dlast, retention[:, :, i])
+        dretention = (dadditions * memories).sum_to_size(retention.shape) if ctx.needs_input_grad[1] else None
+        return dadditions, dretention, dlast

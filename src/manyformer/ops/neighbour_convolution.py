@@ -94,8 +94,8 @@ def _convolve_tokens(
 def convolve_rows(x: Float[Tensor, "b l d"], weight: Float[Tensor, "n d"], *, causal: bool) -> Float[Tensor, "b l d"]:
     """`convolve_neighbours` of rows that are one document each, for which zeros stand in place of padding.
 
-    A sum of shifted rows: on a CPU twice (31 neighbours) to eighteen times (4) as fast as torch's grouped `conv1d`, which
-    also wants the channels before the tokens. Half precision is summed in float32."""
+    A sum of shifted rows: on a CPU twice (31 neighbours) to eighteen times (4) as fast as torch's grouped `conv1d`,
+    which also wants the channels before the tokens. Half precision is summed in float32."""
     size = len(weight)
     inputs = (part.float() if part.dtype in (torch.float16, torch.bfloat16) else part for part in (x, weight))
     y: Tensor = _ConvolveShifts.apply(*inputs, 1 - size if causal else -(size // 2))  # type: ignore[no-untyped-call]
