@@ -19,6 +19,7 @@ def drill(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
     return result.returncode, json.loads(result.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="drills look into /proc")
 def test_a_few_faults_are_named_or_harmless() -> None:
     code, trials = drill("--trials", "6", "--seed", "1")

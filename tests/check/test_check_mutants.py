@@ -81,6 +81,7 @@ def test_a_leak_of_a_foreign_module_is_found(mistake: Callable[[], Layer]) -> No
     assert check_one(adapter, "causal").verdict == "failed"
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("mistake", [mutants.Leak, mutants.HiddenLeak])
 @pytest.mark.parametrize("name", ["universal-transformer-lm", "routing-transformer-strict"])
 def test_a_leak_is_found_among_layers_that_compute_by_content(name: str, mistake: Callable[[], Layer]) -> None:

@@ -48,6 +48,7 @@ def test_list_can_be_narrowed(cli: Cli) -> None:
     assert set(names()) == set(mf.recipes())
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", sorted(mf.recipes()))
 def test_show_tells_all_of_a_recipe(cli: Cli, name: str) -> None:
     card = mf.recipes()[name].card
@@ -103,6 +104,7 @@ def test_cost_is_what_can_be_counted_by_hand() -> None:
     assert found.bytes_per_token == depth * (2 * dim * 4 + 16)
 
 
+@pytest.mark.slow
 def test_a_sketch_costs_what_the_model_does() -> None:
     keywords = {"vocab": 50, "dim": 192, "depth": 1, "heads": 2}
     for name, recipe in mf.recipes().items():
@@ -172,6 +174,7 @@ def test_the_doctor_gives_the_pip_line_of_an_extra(cli: Cli, monkeypatch: pytest
     assert ended.code == 0
 
 
+@pytest.mark.slow
 def test_a_broken_machine_is_exit_code_1(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.__version__", "1.0.0")
     ended = cli("doctor")
@@ -203,6 +206,7 @@ def test_the_schema_knows_every_section(cli: Cli) -> None:
     assert {"recipe", "model", "data", "optim", "extends"} <= set(schema["properties"])
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", shipped_runs())
 def test_every_shipped_run_is_valid_and_makes_a_model(cli: Cli, name: str) -> None:
     ended = cli("train", name, "--dry-run")

@@ -134,6 +134,7 @@ def test_another_budget_is_another_comparison(done: tuple[Path, ComparisonResult
         compare(folder / "mine.yaml", ["limits.steps=5"], out=folder / "out")
 
 
+@pytest.mark.slow
 def test_steps_are_timed_and_one_setting_needs_no_sweep(tmp_path: Path) -> None:
     text = FILE.replace("sweep: {data.length: [16, 32]}", "cost: [step, memory]").replace("@16", "").split("claims")[0]
     claims = "claims: [rope <= learned + 9, accuracy of rope >= 0, step of rope <= learned * 99, step of rope < 0]\n"
@@ -205,6 +206,7 @@ def test_the_best_trial_is_trained_with_the_other_seeds(tmp_path: Path) -> None:
     assert again.measurements == found.measurements
 
 
+@pytest.mark.slow
 def test_all_trials_are_cases_and_two_processes_give_the_same(tmp_path: Path) -> None:
     text = TRIALS.replace("seeds: 2", "seeds: 1") + "trials: {optim.lr: [0.001, 0.01]}\nselect: all\n"
     (tmp_path / "mine.yaml").write_text(text)

@@ -96,6 +96,7 @@ def test_a_base_may_extend_a_shipped_run(tmp_path: Path) -> None:
     assert found.values == (None,)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", sorted(shipped_comparisons()))
 def test_shipped_ones_are_valid_and_no_runs(name: str) -> None:
     found = read_suite(name) if is_suite(name) else read_comparison(name)

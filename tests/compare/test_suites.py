@@ -132,6 +132,7 @@ def test_tables_have_ranges_floors_costs_and_claims(done: tuple[Path, SuiteResul
         assert (folder / f"out/{name}.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_measurements_travel_and_one_more_recipe_costs_one_more(
     done: tuple[Path, SuiteResult, list[str]], tmp_path: Path
 ) -> None:
@@ -148,6 +149,7 @@ def test_measurements_travel_and_one_more_recipe_costs_one_more(
     assert {key: value for key, value in scores(more).items() if key in earlier} == earlier
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_table_after_a_kill(
     done: tuple[Path, SuiteResult, list[str]], tmp_path: Path
 ) -> None:
@@ -198,6 +200,7 @@ def test_hostile_results_are_refused(tmp_path: Path, text: str) -> None:
         read_results(tmp_path / "nothing.json")
 
 
+@pytest.mark.slow
 def test_pretraining_is_a_second_column(tmp_path: Path) -> None:
     text = FILE.split("  markov:")[0] + "  duplicate:\n    run: {data: {rule: duplicate}}\npretrain: causal\n"
     suite = read_suite(written(tmp_path, text.replace("[1.0e-9, 0.01]", "[0.01]")))
@@ -212,6 +215,7 @@ def test_pretraining_is_a_second_column(tmp_path: Path) -> None:
     assert result.missing == 0
 
 
+@pytest.mark.slow
 def test_hours_end_a_sitting(tmp_path: Path) -> None:
     suite = read_suite(written(tmp_path))
     result = run_suite(suite, SuiteOptions(seeds=1, max_hours=1e-6), out=tmp_path / "out")
@@ -306,6 +310,7 @@ def test_budgets_change_the_steps_by_the_cost_of_a_step(tmp_path: Path) -> None:
         assert [point.limits.steps for point in linear.points if point is not None] == [steps]
 
 
+@pytest.mark.slow
 def test_other_budgets_train_the_best_trials(tmp_path: Path) -> None:
     suite = read_suite(written(tmp_path, FILE.split("  duplicate:")[0] + "budgets: [steps, operations]\n"))
     result = run_suite(suite, SuiteOptions(seeds=1), out=tmp_path / "out")

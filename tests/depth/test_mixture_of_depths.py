@@ -104,6 +104,7 @@ def test_the_predictor_learns_from_its_loss_alone() -> None:
         assert gradient.abs().max() > 0
 
 
+@pytest.mark.slow
 def test_check_shows_what_the_choice_of_training_sees() -> None:
     only = ["causal", "causal-gradient"]
     leaking = mf.check("mixture-of-depths", keywords={"routing": "top-k"}, only=only)

@@ -21,10 +21,12 @@ def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     process.close()
 
 
+@pytest.mark.slow
 def test_its_own_tests_pass(process: Process) -> None:
     assert " passed" in process.pytest(str(PROJECT / "tests"))
 
 
+@pytest.mark.slow
 def test_every_command_finds_it_in_a_new_process(process: Process) -> None:
     (listed,) = json.loads(process.manyformer("list", "stick-breaking", "--json"))
     assert listed["module"] == "manyformer_stick_breaking.recipe"

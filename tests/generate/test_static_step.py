@@ -96,6 +96,7 @@ def test_texts_are_those_of_eager_steps(name: str, keywords: dict[str, Any]) -> 
     assert_same_texts(model, beam=3)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("name", "keywords"), MODELS, ids=NAMES)
 def test_texts_are_those_of_captured_steps(name: str, keywords: dict[str, Any], tapes: TapeEngine) -> None:
     model = build_model(name, keywords)

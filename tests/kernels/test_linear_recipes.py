@@ -23,6 +23,7 @@ RARE: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "words"), [*USUAL, *(pytest.param(*rare, marks=pytest.mark.slow) for rare in RARE)])
 def test_every_promise_is_kept(recipe: str, words: dict[str, Any]) -> None:
     # longer than the chunks in which sums are carried on

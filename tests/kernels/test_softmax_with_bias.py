@@ -137,6 +137,7 @@ def assert_paths_agree(
     return kernel.explain(KernelCall(*qkv, query_positions, key_positions, position))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.usefixtures("small", "operators")
 @pytest.mark.parametrize("mask", [Causal(), AllKeys(), PerHead({1: Causal()}, default=~Causal())], ids=repr)
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -225,6 +226,7 @@ def test_dropout_acts_on_weights_and_keeps_the_mean() -> None:
     assert kernel(KernelCall(q, q, v, place, place, position)).y.abs().max() < 1e-5
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("mask", [Causal(), AllKeys()], ids=repr)
 @pytest.mark.parametrize("name", ["alibi", "t5", "t5 past", "shaw", "shaw past", "bent"])
 def test_no_tensor_grows_with_the_square_of_the_length(name: str, mask: Mask) -> None:

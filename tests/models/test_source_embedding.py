@@ -77,6 +77,7 @@ def score(model: EncoderDecoder, image: Tensor, tokens: tuple[int, ...]) -> floa
     return float(log_probs[torch.arange(len(tokens)), torch.tensor(tokens)].sum())
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_a_wide_beam_finds_the_best_caption_of_all(model: EncoderDecoder, images: Tensor) -> None:
     words, longest = tuple(range(3, VOCAB)), 3

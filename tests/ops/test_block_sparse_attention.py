@@ -177,6 +177,7 @@ ROWS = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", MANY)
 def test_patterns_are_dense_attention(name: str, rows: str) -> None:
@@ -347,6 +348,7 @@ def test_it_says_what_it_leaves_out_and_refuses_dropout() -> None:
         forced(KernelCall(*inputs(short, 2), short, short, NoPosition()))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("rows", ["plain", "packed"])

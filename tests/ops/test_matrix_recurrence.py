@@ -76,6 +76,7 @@ def differentiated(form: Any, inputs: dict[str, Any], run: Tensor | None) -> lis
     return [y, last, *torch.autograd.grad((y * up).sum() + last.square().sum(), leaves)]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("form", FORMS)
@@ -113,6 +114,7 @@ def test_gradients_are_those_of_finite_differences(form: str) -> None:
     assert torch.autograd.gradcheck(call, [inputs[name].requires_grad_() for name in names])
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("mean", [0.03, 1.6])
 @pytest.mark.parametrize("width", [1, 16])
 @pytest.mark.parametrize("form", ["decay", "delta"])

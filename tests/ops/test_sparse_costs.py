@@ -27,6 +27,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_without_weights_as_with(name: str) -> None:
     words = SMALL | MODELS[name]

@@ -79,6 +79,7 @@ def test_fast_attention_as_it_is_released() -> None:
     )
 
 
+@pytest.mark.slow
 def test_ours_leaks_nothing_where_the_released_one_leaks() -> None:
     package = installed("performer_pytorch")
     model = package.PerformerLM(

@@ -70,6 +70,7 @@ def big_bird(attention: str, block: int) -> Any:
     return transformers.BigBirdForCausalLM(config).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [16, 64])
 def test_big_bird_as_a_decoder_sees_the_future(block: int) -> None:
     report = mf.check(big_bird("block_sparse", block), only=[*CAUSAL, "traceless"])
@@ -82,6 +83,7 @@ def test_big_bird_as_a_decoder_sees_the_future(block: int) -> None:
     assert leak_by_hand(lambda tokens: fresh(tokens, use_cache=False).logits, 512) > 1e-6
 
 
+@pytest.mark.slow
 def test_big_bird_without_its_sparse_pattern_is_clean() -> None:
     assert mf.check(big_bird("original_full", 64), only=[*CAUSAL, "traceless"]).ok
 
@@ -151,6 +153,7 @@ def test_marian_and_t5_are_clean_as_they_are() -> None:
         assert report["source-padding"].verdict == report["beams"].verdict == "passed"
 
 
+@pytest.mark.slow
 def test_reformer_pytorch_sees_the_future() -> None:
     reformer = installed("reformer_pytorch")
     net = reformer.ReformerLM(
@@ -183,6 +186,7 @@ def test_routing_transformer_sees_the_future() -> None:
     assert leak_by_hand(logits, 128) > 1e-2
 
 
+@pytest.mark.slow
 def test_performer_pytorch_sees_the_future() -> None:
     performer = installed("performer_pytorch")
     net = performer.PerformerLM(num_tokens=VOCAB, dim=32, depth=1, heads=2, max_seq_len=64, causal=True)

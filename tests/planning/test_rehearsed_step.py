@@ -48,6 +48,7 @@ def test_operations_are_those_of_the_counter(recipe: str) -> None:
     assert cost.peak >= cost.activations + cost.logits > 0
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("recipe", ["transformer-lm", "bert", "llama", "linear-transformer", "vit"])
 def test_memory_by_shapes_is_that_of_real_tensors(recipe: str) -> None:
     keywords = tiny_keywords(recipe) | {"dim": 32}
@@ -68,6 +69,7 @@ def test_a_planned_step_has_no_weights() -> None:
     assert cost.flops == pytest.approx(6 * 16 * cost.parameters, rel=0.05)
 
 
+@pytest.mark.slow
 def test_checkpointing_stores_fewer_activations_and_computes_more() -> None:
     keywords: dict[str, Any] = {"dim": 64, "depth": 6, "heads": 2, "vocab": 50}
     plain, checkpointed = (
@@ -77,6 +79,7 @@ def test_checkpointing_stores_fewer_activations_and_computes_more() -> None:
     assert plain.flops < checkpointed.flops < 1.5 * plain.flops
 
 
+@pytest.mark.slow
 def test_bfloat16_halves_what_products_read_alone() -> None:
     keywords: dict[str, Any] = {"dim": 64, "depth": 4, "heads": 2, "vocab": 50}
     single, half = (step_cost("transformer-lm", keywords, rows=8, length=64, bfloat16=value) for value in (False, True))
@@ -104,6 +107,7 @@ def test_live_memory_follows_storages_to_their_end() -> None:
         assert (mode.live, mode.peak) == (0, 484)
 
 
+@pytest.mark.slow
 def test_which_recipes_must_be_run() -> None:
     for recipe, method in (("gat", BY_SHAPES), ("t5", BY_SHAPES), ("reformer", BY_RUNNING), ("conformer", BY_RUNNING)):
         assert step_cost(recipe, tiny_keywords(recipe), rows=1, length=LENGTH).method == method, recipe

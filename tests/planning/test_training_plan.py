@@ -47,6 +47,7 @@ def test_sharding_divides_what_each_parameter_needs() -> None:
     assert plans[0].peak - plans[1].peak == pytest.approx(16 * plans[0].parameters * 7 / 8, rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_largest_batch_fits_and_twice_as_much_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("manyformer.planning.quantities.device_memory", lambda device: 50_000_000)
     monkeypatch.setattr("manyformer.planning.training_plan.matmul_rate", lambda: 1e11)

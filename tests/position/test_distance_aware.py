@@ -221,6 +221,7 @@ def accuracy_at_twice_the_length(inside: Callable[[], Position], outside: Positi
 STEPS = 150
 
 
+@pytest.mark.slow
 def test_what_is_near_stays_near_in_longer_texts() -> None:
     """ "Is a mark at most three places away?", learnt at 48 tokens and asked at 96: distances carry over."""
     aware = accuracy_at_twice_the_length(lambda: DistanceAwarePosition(4), NoPosition())

@@ -129,6 +129,7 @@ def test_only_a_second_ctrl_c_interrupts_an_awaiting_block() -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_a_signal_while_a_vocabulary_is_learnt(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{number * 7919 % 1000003:x} " for number in range(120_000)))

@@ -86,6 +86,7 @@ def asking(step: int, heard: list[TrainingEvent]) -> Callable[[TrainingEvent], N
     return listen
 
 
+@pytest.mark.slow
 def test_one_then_two_with_shares_then_one(text: Path, alone: TrainResult, tmp_path: Path) -> None:
     out = tmp_path / "run"
     heard: list[TrainingEvent] = []
@@ -103,6 +104,7 @@ def test_one_then_two_with_shares_then_one(text: Path, alone: TrainResult, tmp_p
     assert result.load().spec == alone.load().spec
 
 
+@pytest.mark.slow
 def test_two_with_copies_go_on_from_one_to_the_end(text: Path, alone: TrainResult, tmp_path: Path) -> None:
     out = tmp_path / "run"
     heard: list[TrainingEvent] = []
@@ -196,6 +198,7 @@ def test_a_hung_process_is_named(text: Path, tmp_path: Path) -> None:
     assert not worker_pids(os.getpid())
 
 
+@pytest.mark.slow
 @linux_only
 def test_workers_end_with_the_process_that_launched_them(text: Path, alone: TrainResult, tmp_path: Path) -> None:
     out, scratch = tmp_path / "run", tmp_path / "scratch"
@@ -228,6 +231,7 @@ def test_workers_end_with_the_process_that_launched_them(text: Path, alone: Trai
     assert f"resuming from step {step}" in notes
 
 
+@pytest.mark.slow
 def test_a_defect_reaches_the_caller_once(text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A module that the run imports fails in process 1 alone, between two steps."""
     module = tmp_path / "failing_module.py"

@@ -128,6 +128,7 @@ def test_layers_without_a_depth_are_refused(recipe: str) -> None:
         make_optimizer(model, AdamWConfig(lr=1.0, layer_decay=0.9))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "settings",
     [

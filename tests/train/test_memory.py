@@ -43,6 +43,7 @@ MORE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("recipe", MORE)
 def test_a_killed_run_goes_on_with_its_memory(recipe: str, tmp_path: Path) -> None:
     given: dict[str, Any] = {"recipe": recipe, "model": WORDS | MORE[recipe]}

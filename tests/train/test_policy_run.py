@@ -46,6 +46,7 @@ def test_metrics_and_progress_have_returns(whole: Path, tmp_path: Path) -> None:
     assert progress[0].scores.keys() == {"return", "episode_length", "success"}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("steps", [(1, 6), (4, 8), (3, 10)])
 def test_an_interruption_changes_nothing(steps: tuple[int, ...], tmp_path: Path, whole: Path) -> None:
     run = policy_run(tmp_path / "run")
@@ -60,6 +61,7 @@ def test_an_interruption_changes_nothing(steps: tuple[int, ...], tmp_path: Path,
 GYMNASIUM_SETTINGS = ["data.options={}", "data.rows=3", "data.valid=2", "evaluate.every=null", "limits.steps=5"]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
 def test_environments_of_gymnasium_are_resumed_in_the_middle_of_episodes(name: str, tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")

@@ -54,6 +54,7 @@ def test_stopped_in_the_last_evaluation(tmp_path: Path) -> None:
         same(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("step", [2, 4, 6, 7, 9, 10])
 def test_stopped_between_steps(step: int, tmp_path: Path, whole: Path) -> None:
     run = a_run(tmp_path / "run", **SETTINGS)

@@ -52,6 +52,7 @@ def test_a_pair_that_cannot_be_is_refused(position: str, kernel: str) -> None:
         mf.build("compose", vocab=11, dim=16, depth=1, heads=2, position=position, kernel=kernel)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(("position", "kernel"), [each(pair) for pair in PAIRS])
 def test_a_pair_keeps_every_promise(position: str, kernel: str) -> None:
     keywords: dict[str, Any] = {"position": position, "kernel": kernel}
