@@ -217,7 +217,7 @@ def _chunk_factors(decay: Tensor | None, runs: Tensor | None, like: Tensor, *, i
         remaining = F.pad(decay[..., 1:, :], (0, 0, 0, 1)).flip(-2).cumsum(-2).flip(-2)
         entering, leaving, retention = total.exp(), remaining.exp(), total[..., -1:, :].exp().mT
         if decay.shape[-1] == 1:
-            table = (total - total.mT).clamp(max=0.0).exp().tril()
+            table = _DecayTable.apply(total)  # type: ignore[no-untyped-call]
         elif is_exact:
             pair_factors = _pair_factors(total)
         else:
@@ -232,6 +232,24 @@ def _chunk_factors(decay: Tensor | None, runs: Tensor | None, like: Tensor, *, i
         leaving = is_left if leaving is None else leaving * is_left
         retention = is_retained if retention is None else retention * is_retained
     return _ChunkFactors(table, entering, leaving, retention, inverse, pair_factors, is_entered)
+
+
+class _DecayTable(torch.autograd.Function):
+    """exp(total_i - total_j) where j <= i, else 0; the totals of log decays, one per token, never grow."""
+
+    @staticmethod
+    def forward(ctx: Any, total: Float[Tensor, "b h n c 1"]) -> Float[Tensor, "b h n c c"]:
+        # the exponent of hidden pairs may overflow
+        table = (total - total.mT).clamp_(max=0.0).exp_().tril_()
+        ctx.save_for_backward(table)
+        return table
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dtable: Tensor) -> Tensor:
+        (table,) = ctx.saved_tensors
+        dexponent = dtable * table
+        return (dexponent.sum(-1) - dexponent.sum(-2))[..., None]
 
 
 def _compose(
