@@ -159,6 +159,11 @@ def test_translate_a_text_a_file_and_a_pipe(
     assert "tokens/s" in ended.err
     record = json.loads(cli("translate", str(pairs_run), "box", "--json").out)
     assert record["answers"][0]["text"] == wanted[2]
+    ended = cli("translate", str(pairs_run), texts[0], "--step-path", "static", "--stats")
+    assert ended.out == f"{wanted[0]}\n"
+    assert "static" in ended.err
+    ended = cli("translate", str(pairs_run), texts[0], "--step-path", "graph")
+    assert (ended.code, "CUDA graphs need a GPU" in ended.err) == (2, True)
     assert cli("translate", str(pairs_run), "box", "--input", str(file)).code == 2
     assert "no-file" in cli("translate", str(pairs_run), "--input", "no-file").err
 

@@ -10,6 +10,7 @@ from manyformer.cli.console import print_text
 from manyformer.cli.decoding_arguments import decoding_option
 from manyformer.cli.model_arguments import model_folder, resolve_device
 from manyformer.cli.shared_options import DeviceOption, JsonLinesOption, RunFolderArgument
+from manyformer.decoding_options import StepPath
 
 if TYPE_CHECKING:
     from manyformer.evaluate.captions import ImageCaption
@@ -29,6 +30,7 @@ def caption(
     beam: Annotated[int, decoding_option("beam")] = 4,
     length_penalty: Annotated[float, decoding_option("length_penalty")] = 0.6,
     max_new: Annotated[int | None, decoding_option("max_new")] = None,
+    step_path: Annotated[StepPath | None, decoding_option("step_path")] = None,
     device: DeviceOption = None,
     as_json: JsonLinesOption = False,
 ) -> None:
@@ -40,7 +42,9 @@ def caption(
     from manyformer.generate import decoding_from_options
 
     model_folder(run)
-    decoding = decoding_from_options(beam=beam, length_penalty=length_penalty, best=n_best, max_new=max_new)
+    decoding = decoding_from_options(
+        beam=beam, length_penalty=length_penalty, best=n_best, max_new=max_new, step_path=step_path
+    )
     for item in caption_images(run, images, decoding, device=resolve_device(device)):
         print_text(_json_line(item) if as_json else _text(item, n_best))
 

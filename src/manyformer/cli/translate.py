@@ -13,6 +13,7 @@ from manyformer.cli.decoding_arguments import decoding_option
 from manyformer.cli.model_arguments import load_translator
 from manyformer.cli.prompt_input import read_lines, typed_lines
 from manyformer.cli.shared_options import CalibrationOption, DeviceOption, JsonLinesOption, RunArgument, StatsOption
+from manyformer.decoding_options import StepPath
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def translate(
     beam: Annotated[int, decoding_option("beam")] = 4,
     length_penalty: Annotated[float, decoding_option("length_penalty")] = 0.6,
     max_new: Annotated[int | None, decoding_option("max_new")] = None,
+    step_path: Annotated[StepPath | None, decoding_option("step_path")] = None,
     calibration: CalibrationOption = None,
     device: DeviceOption = None,
     stats: StatsOption = False,
@@ -55,7 +57,9 @@ def translate(
 
     if text is not None and file is not None:
         raise UserError("give either a text or --input, not both")
-    decoding = decoding_from_options(beam=beam, length_penalty=length_penalty, best=n_best, max_new=max_new)
+    decoding = decoding_from_options(
+        beam=beam, length_penalty=length_penalty, best=n_best, max_new=max_new, step_path=step_path
+    )
     translator = load_translator(run, decoding, device, calibration)
     if file is None and text is None and sys.stdin.isatty():
         print_note("one line at a time; Ctrl-D ends")

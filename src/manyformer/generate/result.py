@@ -52,14 +52,14 @@ class GenerationStats:
         return f"{rate} after {self.prompt_tokens} of prompt; {self.cache}{size}"
 
     def __add__(self, added: "GenerationStats") -> "GenerationStats":
-        """The totals of both runs; `cache_bytes` is the larger of the two."""
+        """The totals of both runs; `cache_bytes` is the larger of the two, `cache` that of the later one."""
         return GenerationStats(
             self.prompts + added.prompts,
             self.prompt_tokens + added.prompt_tokens,
             self.new_tokens + added.new_tokens,
             self.seconds + added.seconds,
             max(self.cache_bytes, added.cache_bytes),
-            self.cache,
+            added.cache,
         )
 
 
