@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.attention.attention_step import AttentionState, AttentionStep, bind_projections, memory_step, store_step
+from manyformer.attention.compatibility import check_convolved_kernel, check_key_heads, check_position
 from manyformer.attention.memory_attention_step import MemoryAttentionParts, MemoryProjections, memory_attention_step
 from manyformer.attention.output_stages import OutputStage
 from manyformer.attention.short_convolution import ShortConvolution
@@ -29,7 +30,6 @@ from manyformer.head_selection import (
     select_outputs,
 )
 from manyformer.kernels import Kernel, KernelCall
-from manyformer.masks import Causal
 from manyformer.masks.eviction import can_evict
 from manyformer.multi_head.head_gates import MultiHeadLayer
 from manyformer.position import NoPosition, Position
@@ -83,20 +83,12 @@ class Attention(MultiHeadLayer):
         if kv_heads < 1 or heads % kv_heads:
             raise ValueError(f"heads ({heads}) must be a multiple of kv_heads ({kv_heads})")
         self.position = NoPosition() if position is None else position
-        if missing := self.position.required_seams() - {"embed"} - kernel.supports:
-            conflict = f"{type(kernel).__name__} does not support {sorted(missing)}"
-            raise ValueError(f"{conflict}, which {type(self.position).__name__} needs")
+        check_position(self.position, kernel)
         if kernel.tied_qk and (source is not None or kv_heads != heads):
             raise ValueError(
                 f"{type(kernel).__name__} uses keys as queries, so it needs self-attention (no source) with as many "
                 f"kv_heads ({kv_heads}) as heads ({heads})"
             )
-        if self.position.uses_positive_scores and kernel.scores_at_most_zero:
-            conflict = f"{type(kernel).__name__} does not support {type(self.position).__name__}, which drops scores"
-            raise ValueError(f"{conflict} below 0: no score of this kernel is above 0")
-        if self.position.needs_every_key and kernel.cache_mask != Causal():
-            reason = f"which compares a query with every earlier token: only a softmax with the mask {Causal()!r} does"
-            raise ValueError(f"{type(kernel).__name__} does not support {type(self.position).__name__}, {reason}")
         self.kernel, self.source = kernel, default_source(kernel) if source is None else source
         self.heads, self.pre_norm = heads, pre_norm
         self.key_heads = kv_heads if key_heads is None else key_heads
@@ -111,7 +103,9 @@ class Attention(MultiHeadLayer):
         projected_gates = kernel.gate_dim if kernel.gate_projection is None else 0
         kv_dim = self.key_heads * head_dim + kv_heads * (value_dim + projected_gates)
         self.kv_proj = nn.Linear(dim if source_dim is None else source_dim, kv_dim, bias=bias)
-        self._check_recurrent_parts(kv_heads, uses_own_source=source is None)
+        check_key_heads(kernel, self.key_heads, kv_heads, heads)
+        if short_convolution is not None:
+            check_convolved_kernel(kernel, uses_own_source=source is None)
         out_bias = bias if out_bias is None else out_bias
         self.out_proj = nn.Linear(heads * value_dim, dim if out_dim is None else out_dim, bias=out_bias)
         self.reset_parameters()
@@ -273,18 +267,6 @@ class Attention(MultiHeadLayer):
         """Whether the layer has parts of recurrent layers, which only `forward` applies."""
         parts = (self.short_convolution, self.output_stage, self.kernel.gate_projection)
         return any(part is not None for part in parts) or self.key_heads != self.kv_shape.kv_heads
-
-    def _check_recurrent_parts(self, kv_heads: int, *, uses_own_source: bool) -> None:
-        """Raise ValueError for parts that exclude each other."""
-        kernel, key_heads, heads = self.kernel, self.key_heads, self.heads
-        if key_heads != kv_heads and (kv_heads != heads or key_heads < 1 or heads % key_heads):
-            raise ValueError(f"heads ({heads}) must be a multiple of key_heads ({key_heads}), without kv_heads")
-        if key_heads != kv_heads and (kernel.tied_qk or kernel.extra_query_dim):
-            raise ValueError(f"{type(kernel).__name__} needs as many key_heads ({key_heads}) as heads ({heads})")
-        if self.short_convolution is not None and (kernel.tied_qk or not uses_own_source):
-            raise ValueError("a short convolution mixes queries and keys of the same tokens: it needs self-attention")
-        if self.short_convolution is not None and kernel.gate_dim and kernel.gate_projection is None:
-            raise ValueError(f"the gates of {type(kernel).__name__} must not be convolved: it needs a gate_projection")
 
     def _memory_parts(self) -> MemoryAttentionParts | None:
         """The parts of a step for a source that remembers inputs; None for other sources and kernels."""

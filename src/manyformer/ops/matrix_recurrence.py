@@ -249,7 +249,8 @@ class _DecayTable(torch.autograd.Function):
     def backward(ctx: Any, dtable: Tensor) -> Tensor:
         (table,) = ctx.saved_tensors
         dexponent = dtable * table
-        return (dexponent.sum(-1) - dexponent.sum(-2))[..., None]
+        dtotal: Tensor = (dexponent.sum(-1) - dexponent.sum(-2))[..., None]
+        return dtotal
 
 
 def _compose(
