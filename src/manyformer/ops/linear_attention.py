@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from manyformer.ops import matrix_recurrence
-from manyformer.ops.matrix_recurrence import RecurrenceResult, channel_decay_pairs, zero_memory
+from manyformer.ops.matrix_recurrence import RecurrenceResult, channel_decay_pairs, decay_table, zero_memory
 
 
 def quadratic(
@@ -128,11 +128,9 @@ def _chunk_gates(decay: Tensor | None, run: Tensor | None, chunk: int, like: Ten
         return _ChunkGates(None, None, None, None)
     parts: list[Tensor] = []
     if decay is not None:
-        total = decay.reshape(*decay.shape[:-1], -1, chunk).cumsum(-1)
-        # the exponent of hidden pairs may overflow, and on a CPU exp(-inf) takes twenty times as long as exp(0)
-        inside = (total[..., :, None] - total[..., None, :]).clamp_(max=0.0).exp_().tril_()
-        last = total[..., -1:]
-        parts = [inside, total.exp()[..., None], (last - total).exp()[..., None], last.exp()[..., None]]
+        total = decay.reshape(*decay.shape[:-1], -1, chunk, 1).cumsum(-2)
+        last = total[..., -1:, :]
+        parts = [decay_table(total), total.exp(), (last - total).exp(), last.exp()]
     if run is not None:
         run = run.reshape(run.shape[0], 1, -1, chunk)
         # the memory at the start of a chunk belongs to the last run of the previous chunk

@@ -91,24 +91,22 @@ def chunked(
     decays = None if decay is None else split_chunks(decay, chunk)
     runs = None if run is None else _split_runs(run, chunk)
     factors = _chunk_factors(decays, runs, values, is_exact=is_exact)
-    rows, columns = factors.rows(queries), factors.columns(keys)
-    query_pairs, left = factors.pairs(rows, columns), factors.leave(keys)
+    (rows, entered), columns, left = factors.read(queries), factors.columns(keys), factors.leave(keys)
+    query_pairs = factors.pairs(rows, columns)
     if strength is not None:
-        b, readers = split_chunks(strength[..., None], chunk), factors.rows(keys)
+        b, (readers, entered_readers) = split_chunks(strength[..., None], chunk), factors.read(keys)
         system = b * factors.pairs(readers, columns)
-        terms = CorrectedChunks(
-            system, b * values, -b * factors.enter(keys), query_pairs, factors.enter(queries), left, factors.retention
-        )
+        terms = CorrectedChunks(system, b * values, -b * entered_readers, query_pairs, entered, left, factors.retention)
         y, memory = compose_corrected_chunks(terms, memory)
     elif correction is not None:
         u, w = (split_chunks(x, chunk) for x in correction)
-        readers, corrected = factors.rows(w), factors.columns(u)
+        (readers, entered_readers), corrected = factors.read(w), factors.columns(u)
         terms = CorrectedChunks(
             -factors.pairs(readers, corrected),
             factors.pairs(readers, columns).tril(-1) @ values,
-            factors.enter(w),
+            entered_readers,
             factors.pairs(rows, corrected),
-            factors.enter(queries),
+            entered,
             factors.leave(u),
             factors.retention,
             left.mT @ values,
@@ -117,7 +115,7 @@ def chunked(
         y = y + query_pairs @ values
     else:
         memories, memory = _compose(left.mT @ values, factors.retention, memory)
-        y = query_pairs @ values + factors.enter(queries) @ memories
+        y = query_pairs @ values + entered @ memories
     return RecurrenceResult(y.flatten(2, 3)[:, :, :length], memory)
 
 
@@ -167,18 +165,17 @@ class _ChunkFactors(NamedTuple):
     pair_factors: Float[Tensor, "b h n c c r"] | None
     is_entered: Float[Tensor, "b 1 n c 1"] | None
 
-    def enter(self, x: Float[Tensor, "b h n c r"]) -> Float[Tensor, "b h n c r"]:
-        """Readers of the memory before the chunk, with its decay up to them; zeros in later documents."""
-        entered = x if self.entering is None else x * self.entering
-        return entered if self.is_entered is None else entered * self.is_entered
+    def read(self, x: Float[Tensor, "b h n c r"]) -> tuple[Tensor, Tensor]:
+        """Queries or other readers as `pairs` takes them, and as they read the memory before the chunk.
+
+        The latter have its decay up to them, and are zeros in later documents."""
+        decayed = x if self.entering is None else x * self.entering
+        entered = decayed if self.is_entered is None else decayed * self.is_entered
+        return x if self.inverse is None else decayed, entered
 
     def leave(self, x: Float[Tensor, "b h n c r"]) -> Float[Tensor, "b h n c r"]:
         """Keys with the decay after them; zeros for those of earlier documents than the last token's."""
         return x if self.leaving is None else x * self.leaving
-
-    def rows(self, x: Float[Tensor, "b h n c r"]) -> Float[Tensor, "b h n c r"]:
-        """Queries or other readers as `pairs` takes them."""
-        return x if self.inverse is None or self.entering is None else x * self.entering
 
     def columns(self, x: Float[Tensor, "b h n c r"]) -> Float[Tensor, "b h n c r"]:
         """Keys as `pairs` takes them."""
@@ -234,13 +231,18 @@ def _chunk_factors(decay: Tensor | None, runs: Tensor | None, like: Tensor, *, i
     return _ChunkFactors(table, entering, leaving, retention, inverse, pair_factors, is_entered)
 
 
+def decay_table(total: Float[Tensor, "*b c 1"]) -> Float[Tensor, "*b c c"]:
+    """exp(total_i - total_j) where j <= i, else 0; `total` are sums of log decays, which never grow."""
+    # the exponent of hidden pairs may overflow, and on a CPU exp(-inf) takes twenty times as long as exp(0)
+    return (total - total.mT).clamp_(max=0.0).exp_().tril_()
+
+
 class _DecayTable(torch.autograd.Function):
-    """exp(total_i - total_j) where j <= i, else 0; the totals of log decays, one per token, never grow."""
+    """`decay_table` with a gradient."""
 
     @staticmethod
     def forward(ctx: Any, total: Float[Tensor, "b h n c 1"]) -> Float[Tensor, "b h n c c"]:
-        # the exponent of hidden pairs may overflow
-        table = (total - total.mT).clamp_(max=0.0).exp_().tril_()
+        table = decay_table(total)
         ctx.save_for_backward(table)
         return table
 
