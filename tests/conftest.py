@@ -4,6 +4,7 @@ import gc
 import os
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -60,23 +61,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what is slow; a share of it is the same on every machine, and all shares together are all of it."""
+    cases: Counter[str] = Counter()
     for item in items:
-        if (marker := item.get_closest_marker("thinned")) and _draw(item, marker.args[0]):
-            item.add_marker(pytest.mark.slow)
+        if (marker := item.get_closest_marker("thinned")) and not item.get_closest_marker("slow"):
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % marker.args[0]:
+                item.add_marker(pytest.mark.slow)
+            cases[test] += 1
     if (share := config.getoption("--slow-share")) is None:
         return
     number, _, total = share.partition("/")
     if not (number.isdecimal() and total.isdecimal() and int(number) < int(total)):
         raise pytest.UsageError(f"--slow-share ({share}) must be K/N with K from 0 to N - 1, such as 3/20")
-    outside = [item for item in items if item.get_closest_marker("slow") and _draw(item, int(total)) != int(number)]
+    outside = [
+        item
+        for item in items
+        if item.get_closest_marker("slow") and zlib.crc32(item.nodeid.encode()) % int(total) != int(number)
+    ]
     config.hook.pytest_deselected(items=outside)
     left_out = set(outside)
     items[:] = [item for item in items if item not in left_out]
-
-
-def _draw(item: pytest.Item, total: int) -> int:
-    """A number below `total` that depends on the name of the test alone."""
-    return zlib.crc32(item.nodeid.encode()) % total
 
 
 def pytest_collection_finish() -> None:

@@ -6,14 +6,12 @@ import pytest
 
 import manyformer as mf
 
-USUAL: list[tuple[str, dict[str, Any]]] = [
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("linear-transformer", {"update_rule": "delta"}),
     ("performer", {"feature_kernel": "relu"}),
     ("rfa", {"update_rule": "sum"}),
     ("linformer", {"projection_sharing": "none", "top_projected_length": 5}),
     ("linformer", {"projection": "convolution", "projection_sharing": "keys-values"}),
-]
-RARE: list[tuple[str, dict[str, Any]]] = [
     ("performer", {"directions": "independent"}),
     ("performer-encoder", {"feature_kernel": "relu"}),
     ("rfa", {"feature_kernel": "arccos"}),
@@ -23,8 +21,8 @@ RARE: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("recipe", "words"), [*USUAL, *(pytest.param(*rare, marks=pytest.mark.slow) for rare in RARE)])
+@pytest.mark.thinned(4)
+@pytest.mark.parametrize(("recipe", "words"), VARIANTS)
 def test_every_promise_is_kept(recipe: str, words: dict[str, Any]) -> None:
     # longer than the chunks in which sums are carried on
     report = mf.check(recipe, skip={"compile", "learns"}, keywords=words, length=112)

@@ -5,11 +5,10 @@ import pytest
 import manyformer as mf
 from manyformer.recipes import RECIPES
 
-QUICK = {"transformer", "transformer-lm", "longformer-lm", "vit"}
+QUICK = {"transformer-lm", "vit"}
 """Compiled every time; the others, whose graphs take up to half a minute, when slow tests are asked for."""
 
 
-@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "recipe", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted(RECIPES)]
 )
