@@ -20,7 +20,8 @@ FOLDER = Path(__file__).parents[1] / "docs/how-to/launch"
 
 def from_slurm(tmp_path: Path) -> list[str]:
     """What the script would start, run by bash with commands of Slurm that only print."""
-    for name, answer in (("srun", 'printf "%s\\n" "$@"'), ("scontrol", "echo node-1; echo node-2")):
+    # more names than a pipe holds: a script that stops reading after the first would be killed
+    for name, answer in (("srun", 'printf "%s\\n" "$@"'), ("scontrol", 'printf "node-%d\\n" {1..20000}')):
         (tmp_path / name).write_text(f"#!/bin/bash\n{answer}\n")
         (tmp_path / name).chmod(0o755)
     variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node-[1-2]", "SLURM_NNODES": "2"}
