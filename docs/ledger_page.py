@@ -40,63 +40,62 @@ class LedgerRecord(BaseModel):
 
 
 class Ledger(BaseModel):
-    """All records, in the order of the file."""
+    """All records, in the order of the file, and why there is no published figure of the other recipes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     format: Literal[1]
     records: tuple[LedgerRecord, ...]
+    without_figure: dict[Text, Text]
 
 
 def read_ledger(path: Path = LEDGER) -> Ledger:
-    """The records. Raises DamagedFile for a record that is not complete or of no recipe."""
+    """The records. Raises DamagedFile unless each is complete, and each recipe has a record or a reason for none."""
     ledger: Ledger = validate_json(read_json(path, "the ledger"), Ledger, path)
-    for record in ledger.records:
-        if record.recipe not in RECIPES:
-            raise DamagedFile(f"{path}: there is no recipe '{record.recipe}'")
+    recorded = {record.recipe for record in ledger.records}
+    for name in sorted((recorded | ledger.without_figure.keys()) - RECIPES.keys()):
+        raise DamagedFile(f"{path}: there is no recipe '{name}'")
+    for name in sorted(recorded & ledger.without_figure.keys()):
+        raise DamagedFile(f"{path}: '{name}' has a record, and a reason in without_figure why it has none")
+    for name in sorted(RECIPES.keys() - recorded - ledger.without_figure.keys()):
+        raise DamagedFile(f"{path}: '{name}' needs a record, or a reason in without_figure why it has none")
     return ledger
 
 
 def ledger_page(mark: str) -> str:
-    """The page: a table of what was measured, one of what was not afforded, and the recipes without a record."""
-    records = sorted(read_ledger().records, key=lambda record: record.recipe)
+    """The page: what was measured, what was not afforded, and the recipes without a published figure."""
+    ledger = read_ledger()
+    records = sorted(ledger.records, key=lambda record: record.recipe)
+    measured, not_afforded = [], []
+    for record in records:
+        published = f"{record.published} ({record.source})"
+        if record.ours is not None:
+            costs = (record.ours, str(record.seeds), str(record.cost), f"{record.date}, {record.commit}")
+            name = f"[`{record.recipe}`]({record.page})"
+            measured.append((name, record.measure, published, *costs, f"`{record.command}`"))
+        else:
+            not_afforded.append((f"`{record.recipe}`", record.measure, published, str(record.not_afforded)))
+    reasons = [(f"`{name}`", reason) for name, reason in sorted(ledger.without_figure.items())]
     lines = [
         mark,
         "# Ledger",
         "",
         "Published figures of recipes, and ours on the same data, from the records in `ledger.json`.",
-    ]
-    lines += ["", "| recipe | measure | published | ours | seeds | cost | date, commit | command |"]
-    lines += ["| --- | --- | --- | --- | ---: | --- | --- | --- |"]
-    for record in records:
-        if record.ours is not None:
-            published = f"{record.published} ({record.source})"
-            cells = (record.ours, str(record.seeds), record.cost, f"{record.date}, {record.commit}")
-            row = [
-                f"[`{record.recipe}`]({record.page})",
-                record.measure,
-                published,
-                *map(str, cells),
-                f"`{record.command}`",
-            ]
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
-    lines += [
         "",
-        "## Not afforded",
-        "",
+        "| recipe | measure | published | ours | seeds | cost | date, commit | command |",
+        "| --- | --- | --- | --- | ---: | --- | --- | --- |",
+        *map(_table_row, measured),
+        *("", "## Not afforded", ""),
         "| recipe | measure | published | what it would take |",
         "| --- | --- | --- | --- |",
+        *map(_table_row, not_afforded),
+        *("", "## Without a published figure", ""),
+        "| recipe | why |",
+        "| --- | --- |",
+        *map(_table_row, reasons),
     ]
-    for record in records:
-        if record.not_afforded is not None:
-            published = f"{record.published} ({record.source})"
-            row = [f"`{record.recipe}`", record.measure, published, record.not_afforded]
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
-    missing = sorted(RECIPES.keys() - {record.recipe for record in records})
-    lines += [
-        "",
-        "## Without a record",
-        "",
-        "No published figure of these recipes is recorded; for most, the paper has none of this form:",
-    ]
-    return "\n".join([*lines, "", ", ".join(f"`{name}`" for name in missing), ""])
+    return "\n".join([*lines, ""])
+
+
+def _table_row(cells: tuple[str, ...]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -84,10 +84,11 @@ def command_lines(page: Path) -> Iterator[str]:
     return (line for line in (*blocks, *inline) if line.startswith("manyformer "))
 
 
-def test_the_ledger_takes_whole_records_of_recipes_alone(tmp_path: Path) -> None:
+def test_the_ledger_names_every_recipe_in_one_whole_record(tmp_path: Path) -> None:
     from ledger_page import LEDGER, read_ledger
 
-    records = json.loads(LEDGER.read_text())["records"]
+    ledger = json.loads(LEDGER.read_text())
+    records = ledger["records"]
     assert [record.recipe for record in read_ledger().records] == [record["recipe"] for record in records]
     for changes, message in (
         ({"recipe": "gatt"}, "there is no recipe 'gatt'"),
@@ -98,7 +99,15 @@ def test_the_ledger_takes_whole_records_of_recipes_alone(tmp_path: Path) -> None
         ({"note": "more"}, "note"),
     ):
         path = tmp_path / "ledger.json"
-        path.write_text(json.dumps({"format": 1, "records": [records[0] | changes]}))
+        path.write_text(json.dumps(ledger | {"records": [records[0] | changes, *records[1:]]}))
+        with pytest.raises(DamagedFile, match=message):
+            read_ledger(path)
+    for reasons, message in (
+        ({}, "'audio-transformer-classifier' needs a record, or a reason"),
+        (ledger["without_figure"] | {"gat": "a reason"}, "'gat' has a record, and a reason"),
+        (ledger["without_figure"] | {"gatt": "a reason"}, "there is no recipe 'gatt'"),
+    ):
+        path.write_text(json.dumps(ledger | {"without_figure": reasons}))
         with pytest.raises(DamagedFile, match=message):
             read_ledger(path)
 
