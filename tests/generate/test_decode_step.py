@@ -14,6 +14,7 @@ from manyformer.generate.next_token import bind_next_token, state_bytes
 from manyformer.kernels import Kernel
 from perturbing import perturb
 
+RECURRENT = ("deltanet", "gated-deltanet", "kda", "gla", "retnet", "lightning", "hgrn2", "mamba-2", "mlstm")
 SMALL = {"vocab": 29, "dim": 16, "depth": 2, "heads": 4}
 MODELS: list[tuple[str, dict[str, Any]]] = [
     ("transformer-lm", {}),
@@ -34,6 +35,9 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
     ("rfa", {"features": 8, "update_rule": "sum"}),
     ("longformer-lm", {"window": 3, "top_window": 5, "dilated_heads": 1}),
     ("sparse-transformer", {"pattern": "fixed", "stride": 4, "summary": 1, "max_length": 16}),
+    ("llama", {"output_gate": True, "kv_heads": 2}),
+    ("qwen3-next", {"pattern": "LF", "delta_heads": 4, "delta_key_heads": 2, "expert_dim": 8, "shared_expert_dim": 8}),
+    *((name, {}) for name in RECURRENT),
 ]
 
 
@@ -78,6 +82,17 @@ def test_steps_equal_forward(name: str, keywords: dict[str, Any], capacity: int 
             return model(prompt, state=model.init_state(3, capacity=capacity)).state
 
         actual, expected = decode_both(model, init, torch.randint(0, 29, (3, 7)))
+    torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["gated-deltanet", "mamba-2"])
+def test_a_prompt_may_be_shorter_than_a_convolution(name: str) -> None:
+    """The tokens before the document, which the convolution of the first ones reads, are zeros."""
+    model, prompt = build_model(name, {}), torch.randint(0, 29, (3, 1))
+    with torch.inference_mode():
+        actual, expected = decode_both(
+            model, lambda: model(prompt, state=model.init_state(3)).state, torch.randint(0, 29, (3, 7))
+        )
     torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
 
 
@@ -153,7 +168,13 @@ def modules_called(model: Any, kind: type[nn.Module]) -> int:
     return len(calls)
 
 
-BOUND_MODELS = [("transformer-lm", {}), ("compose", {"position": "rope"}), ("performer", {"features": 8}), ("rfa", {})]
+BOUND_MODELS: list[tuple[str, dict[str, Any]]] = [
+    ("transformer-lm", {}),
+    ("compose", {"position": "rope"}),
+    ("performer", {"features": 8}),
+    ("rfa", {}),
+    *((name, {}) for name in RECURRENT),
+]
 
 
 @pytest.mark.parametrize(("name", "keywords"), BOUND_MODELS, ids=[name for name, _ in BOUND_MODELS])
@@ -233,6 +254,7 @@ def test_training_models_keep_their_dropout() -> None:
 REPORTED: list[tuple[str, dict[str, Any], list[str]]] = [
     ("transformer-lm", {}, []),
     ("rfa", {}, []),
+    *((name, {}, []) for name in RECURRENT),
     ("compose", {"position": "alibi"}, ["body.0.attention.inner", "body.1.attention.inner"]),
 ]
 

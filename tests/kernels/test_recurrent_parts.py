@@ -168,7 +168,6 @@ def test_parts_that_exclude_each_other_are_refused(options: dict[str, Any], mess
 
 
 def test_softmax_attention_has_an_output_gate_like_that_of_qwen3_next() -> None:
-    """Decoding with a cache goes through the stage as well."""
     stage = GatedNormStage(gate=HeadProjection(DIM, HEADS, WIDTH), activation=torch.sigmoid)
     layer = Attention(DIM, HEADS, SoftmaxKernel(Causal()), kv_heads=2, output_stage=stage)
     ungated = copy.deepcopy(layer)
@@ -177,4 +176,3 @@ def test_softmax_attention_has_an_output_gate_like_that_of_qwen3_next() -> None:
     assert stage.gate is not None
     expected = layer.out_proj(ungated(x, ctx).y * torch.sigmoid(stage.gate.up(x)))
     torch.testing.assert_close(layer(x, ctx).y, expected)
-    assert layer.decode_step() is None

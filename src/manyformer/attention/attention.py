@@ -7,21 +7,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.attention.attention_step import AttentionState, AttentionStep, bind_projections, memory_step, store_step
+from manyformer.attention.attention_step import (
+    AttentionState,
+    AttentionStep,
+    TokenProjections,
+    bind_output,
+    memory_step,
+    store_step,
+)
 from manyformer.attention.compatibility import check_convolved_kernel, check_key_heads, check_position
 from manyformer.attention.memory_attention_step import MemoryAttentionParts, MemoryProjections, memory_attention_step
 from manyformer.attention.output_stages import OutputStage
 from manyformer.attention.short_convolution import ShortConvolution
-from manyformer.binding import bind_module, has_hooks
-from manyformer.core import (
-    Context,
-    DecodeStep,
-    Layer,
-    LayerOutput,
-    State,
-    TokenPositions,
-    forward_step,
-)
+from manyformer.binding import has_hooks
+from manyformer.core import Context, DecodeStep, Layer, LayerOutput, State, TokenPositions, forward_step
 from manyformer.head_selection import (
     HeadSelection,
     head_channels,
@@ -240,9 +239,10 @@ class Attention(MultiHeadLayer):
     def decode_parts(self) -> AttentionStep | None:
         """The layer's parts for one new token per row; None if the source or the kernel decodes by `forward` only."""
         kernel, mask = self.kernel, self.kernel.cache_mask
-        if self.q_proj is None or self.pre_norm is not None or kernel.extra_query_dim or self._has_recurrent_parts:
+        if self.q_proj is None or self.pre_norm is not None or kernel.extra_query_dim:
             return None
-        if any(map(has_hooks, (*self.source.modules(), *kernel.modules()))):
+        parts = self.source, kernel, self.short_convolution
+        if any(has_hooks(module) for part in parts if part is not None for module in part.modules()):
             return None
         heads, (kv_heads, head_dim, _) = self.heads, self.kv_shape
         attend = kernel.decode_attend(self.position, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
@@ -250,23 +250,15 @@ class Attention(MultiHeadLayer):
         read_memory = self.source.decode_memory(mask)
         if attend is None or (store is None and read_memory is None):
             return None
-        projections = bind_projections(self.q_proj, self.kv_proj, self.position, heads, self.kv_shape)
-        out_proj, gates = bind_module(self.out_proj), self.head_gates
-
-        def output(y: Tensor) -> Tensor:
-            # with one token per row, heads before and after the sequence axis are stored alike
-            return out_proj((y if gates is None else gates(y)).reshape(y.shape[0], 1, -1))
-
-        return AttentionStep(*projections, self.project_kv, store, read_memory, attend, output)
+        sizes, convolution = (heads, self.key_heads, self.kv_shape), self.short_convolution
+        modules = self.q_proj, self.kv_proj, self.position, kernel.gate_projection, convolution
+        project, queries = TokenProjections(*modules, *sizes).bind()
+        output = bind_output(self.out_proj, self.head_gates, self.output_stage)
+        is_convolved = convolution is not None
+        return AttentionStep(project, queries, self.project_kv, store, read_memory, attend, output, is_convolved)
 
     def extra_repr(self) -> str:
         return f"{self.heads} heads"
-
-    @property
-    def _has_recurrent_parts(self) -> bool:
-        """Whether the layer has parts of recurrent layers, which only `forward` applies."""
-        parts = (self.short_convolution, self.output_stage, self.kernel.gate_projection)
-        return any(part is not None for part in parts) or self.key_heads != self.kv_shape.kv_heads
 
     def _memory_parts(self) -> MemoryAttentionParts | None:
         """The parts of a step for a source that remembers inputs; None for other sources and kernels."""
@@ -274,7 +266,8 @@ class Attention(MultiHeadLayer):
         scale = self.kernel.decode_scale(self.kv_shape.head_dim)
         if size is None or scale is None or self.q_proj is None or self.kv_shape.kv_heads != self.heads:
             return None
-        if self.head_gates is not None or self._has_recurrent_parts:
+        other_parts = self.head_gates, self.short_convolution, self.output_stage, self.kernel.gate_projection
+        if any(part is not None for part in other_parts) or self.key_heads != self.heads:
             return None
         projections = MemoryProjections(self.pre_norm, self.q_proj, self.kv_proj, self.out_proj)
         return MemoryAttentionParts(projections, self.project_kv, self.position, self.kv_shape, size, scale)

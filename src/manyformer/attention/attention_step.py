@@ -3,9 +3,12 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from manyformer.binding import TensorFn, bind_module
+from manyformer.attention.output_stages import OutputStage
+from manyformer.attention.short_convolution import ShortConvolution
+from manyformer.binding import bind_module, bind_optional
 from manyformer.core import Context, ContiguousLayout, DecodeStep, State, TokenPositions
 from manyformer.kernels.kernel import AttendStep
 from manyformer.position import Position
@@ -20,16 +23,18 @@ class AttentionState(NamedTuple):
     convolution: State = None
 
 
-ProjectToken = Callable[[Tensor, TokenPositions], tuple[Tensor, Tensor, Tensor]]
+ProjectToken = Callable[[Tensor, TokenPositions, State], tuple[Tensor, Tensor, Tensor, State]]
 ProjectQuery = Callable[[Tensor, TokenPositions], Tensor]
+ProjectOutput = Callable[[Tensor, Tensor], Tensor]
 
 
 class AttentionStep(NamedTuple):
     """The parts of an attention layer, bound to their current parameters, for one new token per row.
 
-    `project` returns queries (b, h, 1, e), keys and values of tokens (b, 1, d), `queries` the first alone. The keys are
-    those of the tokens, in the cache `store`, or those of another sequence, which `read_memory` gets from `project_kv`;
-    one of the two is None. `output` maps (b, h, 1, f) to the stream.
+    `project` returns queries (b, h, 1, e), keys and values of tokens (b, 1, d), with the next state of the layer's
+    convolution, `queries` the first alone. The keys are those of the tokens, in the cache `store`, or those of another
+    sequence, which `read_memory` gets from `project_kv`; one of the two is None. `output` maps (b, h, 1, f) to the
+    stream; its second argument is the layer's input. `is_convolved` says that projections depend on earlier tokens.
     """
 
     project: ProjectToken
@@ -38,7 +43,8 @@ class AttentionStep(NamedTuple):
     store: StoreStep | None
     read_memory: ReadMemory | None
     attend: AttendStep
-    output: TensorFn
+    output: ProjectOutput
+    is_convolved: bool
 
     def is_ready(self, positions: TokenPositions, state: AttentionState) -> bool:
         """Whether the parts serve these tokens and this state; `forward` serves all."""
@@ -63,27 +69,73 @@ class AttentionStep(NamedTuple):
         return stored._replace(state=AttentionState(stored.state, state.kernel))
 
 
-def bind_projections(
-    q_proj: nn.Linear, kv_proj: nn.Linear, position: Position, heads: int, shape: KVShape
-) -> tuple[ProjectToken, ProjectQuery]:
-    """Functions from one token per row to queries, keys and values, and to queries alone."""
-    kv_heads, head_dim, value_dim = shape
-    project_q, project_kv = bind_module(q_proj), bind_module(kv_proj)
-    widths = [kv_heads * head_dim, kv_heads * value_dim]
-    is_rotated = bool(position.required_seams() & {"query", "key"})
+class TokenProjections(NamedTuple):
+    """What makes queries, keys and values of tokens; `gates`, if there are any, are the last channels of the values.
 
-    # with one token per row, the head axis before the sequence axis is only another view
-    def queries(x: Tensor, positions: TokenPositions) -> Tensor:
-        q = project_q(x).view(x.shape[0], heads, 1, head_dim)
-        return position.query(q, positions) if is_rotated else q
+    Heads of queries and of keys may be fewer than `heads` and those of `shape`; adjacent ones then share them."""
 
-    def project(x: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor, Tensor]:
-        rows, (k, v) = x.shape[0], project_kv(x).split_with_sizes(widths, -1)
-        q, k = project_q(x).view(rows, heads, 1, head_dim), k.view(rows, kv_heads, 1, head_dim)
-        v = v.view(rows, kv_heads, 1, value_dim)
-        return (position.query(q, positions), position.key(k, positions), v) if is_rotated else (q, k, v)
+    q_proj: nn.Linear
+    kv_proj: nn.Linear
+    position: Position
+    gates: nn.Module | None
+    convolution: ShortConvolution | None
+    heads: int
+    key_heads: int
+    shape: KVShape
 
-    return project, queries
+    def bind(self) -> tuple[ProjectToken, ProjectQuery]:
+        """Functions from one token per row to queries, keys and values, and, without a convolution, to queries."""
+        position, heads, key_heads, (kv_heads, head_dim, _) = self.position, self.heads, self.key_heads, self.shape
+        project_q, project_kv, gates = bind_module(self.q_proj), bind_module(self.kv_proj), bind_optional(self.gates)
+        query_heads, key_dim = self.q_proj.out_features // head_dim, key_heads * head_dim
+        is_rotated = bool(position.required_seams() & {"query", "key"})
+
+        # with one token per row, the head axis before the sequence axis is only another view
+        def split_queries(q: Tensor, positions: TokenPositions) -> Tensor:
+            q = q.view(q.shape[0], query_heads, 1, head_dim)
+            q = position.query(q, positions) if is_rotated else q
+            return q if query_heads == heads else q.repeat_interleave(heads // query_heads, 1)
+
+        def split_keys_values(keys_values: Tensor, x: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor]:
+            rows = keys_values.shape[0]
+            k, v = keys_values.split_with_sizes([key_dim, keys_values.shape[-1] - key_dim], -1)
+            k, v = k.view(rows, key_heads, 1, head_dim), v.view(rows, kv_heads, 1, -1)
+            k = position.key(k, positions) if is_rotated else k
+            k = k if key_heads == kv_heads else k.repeat_interleave(kv_heads // key_heads, 1)
+            return k, v if gates is None else torch.cat([v, gates(x).to(v.dtype)], -1)
+
+        def project(x: Tensor, positions: TokenPositions, state: State) -> tuple[Tensor, Tensor, Tensor, State]:
+            q, (k, v) = split_queries(project_q(x), positions), split_keys_values(project_kv(x), x, positions)
+            return q, k, v, state
+
+        def queries(x: Tensor, positions: TokenPositions) -> Tensor:
+            return split_queries(project_q(x), positions)
+
+        if self.convolution is None:
+            return project, queries
+        convolve = self.convolution.decode_step()
+
+        def project_convolved(
+            x: Tensor, positions: TokenPositions, state: State
+        ) -> tuple[Tensor, Tensor, Tensor, State]:
+            q, keys_values = project_q(x), project_kv(x)
+            mixed, state = convolve(torch.cat([q, keys_values], -1), positions, state)
+            q, keys_values = mixed.split_with_sizes([q.shape[-1], keys_values.shape[-1]], -1)
+            return split_queries(q, positions), *split_keys_values(keys_values, x, positions), state
+
+        return project_convolved, queries
+
+
+def bind_output(out_proj: nn.Linear, head_gates: nn.Module | None, stage: OutputStage | None) -> ProjectOutput:
+    """A function from the outputs of heads (b, h, 1, f) and the layer's input (b, 1, d) to the stream."""
+    project, stage_step = bind_module(out_proj), None if stage is None else stage.bind()
+
+    def output(y: Tensor, x: Tensor) -> Tensor:
+        y = y if stage_step is None else stage_step(y, x)
+        # with one token per row, heads before and after the sequence axis are stored alike
+        return project((y if head_gates is None else head_gates(y)).reshape(y.shape[0], 1, -1))
+
+    return output
 
 
 def store_step(parts: AttentionStep, store: StoreStep, forward: DecodeStep) -> DecodeStep:
@@ -95,10 +147,10 @@ def store_step(parts: AttentionStep, store: StoreStep, forward: DecodeStep) -> D
         positions = ctx.positions
         if not is_ready(positions, state):
             return forward(x, ctx, state)
-        q, k, v = project(x, positions)
+        q, k, v, convolved = project(x, positions, state.convolution)
         k, v, visible, source_state = put(k, v, positions, state.source)
         y, kernel_state = attend(q, k, v, visible, positions, state.kernel)
-        return output(y), AttentionState(source_state, kernel_state)
+        return output(y, x), AttentionState(source_state, kernel_state, convolved)
 
     return step
 
@@ -114,6 +166,6 @@ def memory_step(parts: AttentionStep, forward: DecodeStep) -> DecodeStep:
             return forward(x, ctx, state)
         k, v, visible, stored_state = memory_keys(ctx, state)
         y, kernel_state = attend(queries(x, positions), k, v, visible, positions, state.kernel)
-        return output(y), AttentionState(stored_state.source, kernel_state)
+        return output(y, x), AttentionState(stored_state.source, kernel_state)
 
     return step

@@ -1,7 +1,7 @@
 """The short convolution of today's recurrent layers: queries, keys and values see the few tokens before them."""
 
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Callable, Sequence
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
@@ -56,6 +56,20 @@ class ShortConvolution(nn.Module):
         else:
             y = convolve_rows(rows, weight, causal=True)
         return F.silu(y if self.bias is None else y + self.bias.to(y.dtype)), state
+
+    def decode_step(self) -> Callable[[Tensor, TokenPositions, Any], tuple[Tensor, ConvolutionTokens]]:
+        """`forward` bound to its current parameters, for the next token of rows that are one contiguous document each.
+
+        Tokens before the document are zeros in the state."""
+        weight, bias = self.weight, self.bias
+
+        def step(x: Tensor, positions: TokenPositions, state: ConvolutionTokens) -> tuple[Tensor, ConvolutionTokens]:
+            window = torch.cat([state.x.to(x.dtype), x], 1)
+            y = (window * weight.to(x.dtype)).sum(1, keepdim=True)
+            ids = (torch.cat([old[:, 1:], new.expand(len(x), 1)], 1) for old, new in zip(state[1:], positions[:2]))
+            return F.silu(y if bias is None else y + bias.to(x.dtype)), ConvolutionTokens(window[:, 1:], *ids)
+
+        return step
 
     def keep_channels(self, channels: Sequence[int]) -> None:
         """Remove all channels but these, in place."""

@@ -161,7 +161,9 @@ def _exit_layer(layer: Layer) -> "_ExitLayer | None":
         return None
     attention = [branch.inner.decode_parts() if isinstance(branch.inner, Attention) else None for branch in branches]
     first, *others = attention
-    if first is None or first.store is None or not (first.store.takes_several and first.attend.stateless):
+    if first is None or first.store is None or first.is_convolved:
+        return None
+    if not (first.store.takes_several and first.attend.stateless):
         return None
     for branch, parts in zip(branches[1:], others):
         is_cross_attention = parts is not None and parts.read_memory is not None and parts.attend.stateless
@@ -215,4 +217,4 @@ def _attend(parts: AttentionStep, x: Tensor, active: _ActiveRows, stored: Stored
     assert k is not None
     assert v is not None
     y, _ = parts.attend.attend(parts.queries(x, active.positions), k, v, visible, active.positions, ())
-    return parts.output(y)
+    return parts.output(y, x)
