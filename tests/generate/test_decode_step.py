@@ -27,6 +27,10 @@ MODELS: list[tuple[str, dict[str, Any]]] = [
     ("compose", {"position": "rope", "kv_heads": 2}),
     ("compose", {"position": "rope-yarn", "max_length": 4}),
     ("compose", {"position": "rope-dynamic", "max_length": 8}),
+    ("alibi", {}),
+    ("compose", {"position": "alibi", "kv_heads": 2}),
+    ("compose", {"position": "t5"}),
+    ("compose", {"position": "kerple"}),
     ("linear-transformer", {}),
     ("linear-transformer", {"update_rule": "delta"}),
     ("performer", {"features": 12}),
@@ -118,6 +122,16 @@ def test_after_padding(side: str) -> None:
     with torch.inference_mode():
         actual, expected = decode_both(
             model, lambda: model(prompt, segments, model.init_state(2, capacity=9)).state, torch.randint(0, 29, (2, 4))
+        )
+    torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("position", ["alibi", "t5", "kerple"])
+def test_biases_of_distances_beyond_the_first_table(position: str) -> None:
+    model, prompt = build_model("compose", {"position": position}), torch.randint(0, 29, (1, 126))
+    with torch.inference_mode():
+        actual, expected = decode_both(
+            model, lambda: model(prompt, state=model.init_state(1)).state, torch.randint(0, 29, (1, 5))
         )
     torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
 
@@ -255,7 +269,8 @@ REPORTED: list[tuple[str, dict[str, Any], list[str]]] = [
     ("transformer-lm", {}, []),
     ("rfa", {}, []),
     *((name, {}, []) for name in RECURRENT),
-    ("compose", {"position": "alibi"}, ["body.0.attention.inner", "body.1.attention.inner"]),
+    ("alibi", {}, []),
+    ("compose", {"position": "fire"}, ["body.0.attention.inner", "body.1.attention.inner"]),
 ]
 
 

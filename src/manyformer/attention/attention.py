@@ -248,7 +248,9 @@ class Attention(MultiHeadLayer):
         attend = kernel.decode_attend(self.position, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
         store = self.source.decode_store(mask, heads, recurrent=kernel.recurrent)
         read_memory = self.source.decode_memory(mask)
-        if attend is None or (store is None and read_memory is None):
+        # a score by position needs the positions of the keys, which a step knows of the row's own tokens alone
+        reads_other_scores = store is None and "score" in self.position.required_seams()
+        if attend is None or (store is None and read_memory is None) or reads_other_scores:
             return None
         sizes, convolution = (heads, self.key_heads, self.kv_shape), self.short_convolution
         modules = self.q_proj, self.kv_proj, self.position, kernel.gate_projection, convolution

@@ -2,19 +2,17 @@
 
 import math
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Literal, NamedTuple, final, get_args
 
-import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from manyformer.core import (
     ContiguousLayout,
     LayerOutput,
     PackedLayout,
-    PrefixedLayout,
     State,
     StepLayout,
     TokenPositions,
@@ -22,6 +20,8 @@ from manyformer.core import (
 )
 from manyformer.costs.cost_model import COSTS, COSTS_IN_USE
 from manyformer.kernels.biased_softmax_plan import MIN_DOCUMENT_LENGTH, BiasedSoftmaxPlan, SoftmaxCall, select_plan
+from manyformer.kernels.dense_masks import dense_mask
+from manyformer.kernels.distance_bias_step import bind_distance_bias
 from manyformer.kernels.kernel import AttendStep, Kernel, KernelCall
 from manyformer.kernels.softmax_with_bias import run_plan
 from manyformer.masks import AllKeys, Causal, Mask
@@ -30,7 +30,7 @@ from manyformer.ops import softmax_attention as ops
 from manyformer.ops.flex_bias_attention import MIN_FLEX_WIDTH, has_flex_width
 from manyformer.ops.plan_records import SparsePlan
 from manyformer.ops.sparse_plan import make_sparse_plan
-from manyformer.ops.static_layout import can_plan, has_roles_or_parts, layout_is_complete, materialize
+from manyformer.ops.static_layout import can_plan, has_roles_or_parts, materialize
 from manyformer.position import NoPosition, Position
 
 SoftmaxPath = Literal["naive", "sdpa", "documents", "sparse", "blocked", "flex"]
@@ -113,7 +113,7 @@ class SoftmaxKernel(Kernel):
         if choice.path == "flex":
             y = flex_mask_attention.flex_mask_attention(q, k, v, self.mask, query_positions, key_positions, scale=scale)
             return LayerOutput(y, state)
-        dense = _dense_mask(self.mask, query_positions, key_positions, q.shape[1]) if choice.needs_dense_mask else None
+        dense = dense_mask(self.mask, query_positions, key_positions, q.shape[1]) if choice.needs_dense_mask else None
         y = ops.fused_attention(q, k, v, dense, causal=choice.causal, scale=scale, dropout=dropout)
         return LayerOutput(y, state)
 
@@ -122,10 +122,13 @@ class SoftmaxKernel(Kernel):
         return f"{choice.path}: {choice.reason}{COSTS_IN_USE.note}"
 
     def decode_attend(self, position: Position, *, heads: int, kv_heads: int, head_dim: int) -> AttendStep | None:
-        if self.path not in ("auto", "sdpa") or position.required_seams() & {"score", "value"}:
+        scale, is_grouped = self._scale(head_dim), heads != kv_heads
+        if position.required_seams() & {"score", "value"}:
+            sees_every_key = self.path == "auto" and (self._causal or self._all)
+            return bind_distance_bias(position, scale=scale, is_grouped=is_grouped) if sees_every_key else None
+        if self.path not in ("auto", "sdpa"):
             return None
-        scale = self._scale(head_dim)
-        attention, is_grouped = F.scaled_dot_product_attention, heads != kv_heads
+        attention = F.scaled_dot_product_attention
 
         def attend(
             q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, positions: TokenPositions, state: State
@@ -271,33 +274,3 @@ class SoftmaxKernel(Kernel):
             return None
         reason = f"{len(layout.documents)} documents in {call.q.shape[0]} packed rows, one call each"
         return SoftmaxPathChoice("documents", reason, causal=self._causal)
-
-
-def _dense_mask(
-    mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int
-) -> Bool[Tensor, "b h l s"]:
-    """The dense mask, cached if it is small and depends on layouts alone."""
-    layout = query_positions.layout
-    if isinstance(layout, StepLayout) and key_positions is layout.keys:
-        masks, key = layout.masks, (mask, heads)
-        if key not in masks:
-            masks[key] = mask.dense(query_positions, key_positions, heads)
-        return masks[key]
-    queries, keys = query_positions.position_ids.shape[1], key_positions.position_ids.shape[1]
-    is_small = queries * keys <= MIN_PAIRS_FOR_PLAN and query_positions.position_ids.device.type == "cpu"
-    is_complete = is_small and layout_is_complete(query_positions) and layout_is_complete(key_positions)
-    if is_complete and not torch.compiler.is_compiling():
-        return _cached_dense_mask(mask, heads, query_positions.layout, key_positions.layout, queries, keys)
-    return mask.dense(query_positions, key_positions, heads)
-
-
-@lru_cache(maxsize=64)
-def _cached_dense_mask(
-    mask: Mask,
-    heads: int,
-    query_layout: ContiguousLayout | PrefixedLayout,
-    key_layout: ContiguousLayout | PrefixedLayout,
-    queries: int,
-    keys: int,
-) -> Bool[Tensor, "1 h l s"]:
-    return mask.dense(materialize(query_layout, queries), materialize(key_layout, keys), heads)
