@@ -1,10 +1,11 @@
-"""Recurrent layers against our linear attention and against the torch forms of transformers: a training step.
+"""Recurrent layers against our linear attention and the torch forms of transformers: training steps, decoding.
 
     python benchmarks/recurrence_speed.py                 # everything
     python benchmarks/recurrence_speed.py --only step --rounds 3
 
 Width 256, 4 heads, 4 layers, one row of 2,048 tokens; what counts is the median over rounds of the ratio within a
-round. The layers of transformers are compared alone, forward and backward.
+round. The layers of transformers are compared alone, forward and backward. Decoding is that of 32 tokens after 64, by
+steps bound to the weights once, against the same by `forward`, and against linear attention's bound steps.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 import manyformer as mf
 from manyformer.core import Context, contiguous_positions
+from manyformer.generate.next_token import bind_next_token
 
 SIZE: dict[str, Any] = {"vocab": 256, "dim": 256, "depth": 4, "heads": 4}
 LENGTH = 2048
@@ -44,6 +46,47 @@ def peers(rounds: int) -> Iterator[frame.Row]:
             "transformers": backward(make(), None, x),
         }
         yield from frame.contest(f"a layer of {recipe}, {LENGTH} tokens", steps, rounds, {"transformers": PEER_GOAL})
+
+
+def decoding(rounds: int) -> Iterator[frame.Row]:
+    """Tokens one by one after a prompt of 64: by bound steps, by `forward`, and linear attention's by bound steps."""
+    linear = bound_steps(mf.build("linear-transformer", **SIZE))
+    for recipe in RECIPES:
+        model = mf.build(recipe, **SIZE)
+        steps = {recipe: bound_steps(model), "by forward": forward_steps(model), "linear-transformer": linear}
+        yield from frame.contest(f"{recipe}, 32 tokens one by one", steps, rounds, {})
+
+
+def bound_steps(model: Any) -> Callable[[], object]:
+    """A job that decodes 32 tokens by the steps that `generate` takes."""
+    next_token, token, start = bind_next_token(model.eval()), torch.zeros(1, 1, dtype=torch.long), state_of(model)
+
+    @torch.inference_mode()
+    def job() -> None:
+        state = start
+        for _ in range(32):
+            _, state = next_token(token, state, None)
+
+    return job
+
+
+def forward_steps(model: Any) -> Callable[[], object]:
+    """The same by `forward`."""
+    token, start = torch.zeros(1, 1, dtype=torch.long), state_of(model.eval())
+
+    @torch.inference_mode()
+    def job() -> None:
+        state = start
+        for _ in range(32):
+            state = model(token, state=state).state
+
+    return job
+
+
+@torch.inference_mode()
+def state_of(model: Any) -> Any:
+    """The state after a prompt of 64 tokens."""
+    return model(torch.zeros(1, 64, dtype=torch.long), state=model.init_state(1)).state
 
 
 def backward(module: nn.Module, call: Callable[[Tensor], Tensor] | None, x: Tensor) -> Callable[[], None]:
@@ -98,4 +141,4 @@ def mamba_2() -> nn.Module:
 
 
 if __name__ == "__main__":
-    frame.run(__doc__, {"step": training, "peers": peers}, rounds=5, out="recurrence_speed.json")
+    frame.run(__doc__, {"step": training, "peers": peers, "decode": decoding}, rounds=5, out="recurrence_speed.json")
