@@ -3,10 +3,12 @@
     python benchmarks/few_labels.py train.tsv val.tsv --examples 5 --examples 20
 
 writes train-5.tsv and train-20.tsv beside train.tsv (a header, then text and label), examples drawn with a fixed seed,
-and prints for each, and for all of train.tsv, the accuracy of naive Bayes on the presence of words and pairs of words.
+and train-texts.jsonl, all texts without labels; it prints for each, and for all of train.tsv, the accuracy of naive
+Bayes on the presence of words and pairs of words.
 """
 
 import argparse
+import json
 import random
 from collections import defaultdict
 from itertools import pairwise
@@ -63,6 +65,8 @@ def main() -> None:
     arguments = parser.parse_args()
     header, rows = read_rows(arguments.train)
     held_out = read_rows(arguments.held_out)[1]
+    texts = arguments.train.with_name(f"{arguments.train.stem}-texts.jsonl")
+    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text, _ in rows), encoding="utf-8")
     for examples in arguments.examples or (5, 20):
         drawn = draw_examples(rows, examples, arguments.seed)
         file = arguments.train.with_name(f"{arguments.train.stem}-{examples}.tsv")
