@@ -4,6 +4,7 @@ Tokenizers of other models may have more than one end token between the texts, s
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -68,6 +69,8 @@ class DocumentWords(NamedTuple):
     sentences: list[int]
 
 
+# questions about one document follow each other
+@lru_cache(maxsize=16)
 def split_document(document: str) -> DocumentWords:
     """Split a document into words, which tokens do not cross; a sentence ends after . ! ? and at an empty line."""
     split, sentence = DocumentWords([], [], []), 0

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -11,6 +12,8 @@ from pydantic_core import from_json
 
 from manyformer.data.text_files import NumberedLine, content_suffix, read_lines
 from manyformer.errors import UserError, suggest_names
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
 
 ColumnKey = int | str
 JSONL = frozenset({".jsonl", ".ndjson"})
@@ -116,7 +119,7 @@ def cell_text(record: dict[str, Any], column: ColumnKey, location: str) -> str:
             f"{location}: column {column!r} must be text, and this is {json.dumps(value, default=str)[:40]}"
         )
     text = str(value)
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if not text.isascii() and _SURROGATES.search(text):
         raise UserError(
             f"{location}: column {column!r} holds half a character (a lone surrogate), which is not valid Unicode"
         )
