@@ -126,10 +126,12 @@ class _ConvolveShifts(torch.autograd.Function):
 
 
 def _sum_shifts(x: Tensor, weight: Tensor, offset: int) -> Tensor:
-    y = torch.zeros_like(x, memory_format=torch.contiguous_format)
+    # the neighbours include the token itself, whose term needs no zeros to be added to
+    y = torch.mul(x, weight[-offset], out=torch.empty_like(x, memory_format=torch.contiguous_format))
     for tap, tap_weight in enumerate(weight):
-        rows, shifted = _overlap(x.shape[1], offset + tap)
-        y[:, rows].addcmul_(x[:, shifted], tap_weight)
+        if tap != -offset:
+            rows, shifted = _overlap(x.shape[1], offset + tap)
+            y[:, rows].addcmul_(x[:, shifted], tap_weight)
     return y
 
 
