@@ -11,7 +11,7 @@ from manyformer.costs.cost_model import COSTS
 from manyformer.masks import Mask
 from manyformer.ops.static_layout import layout_is_complete, materialize
 
-MAX_CACHED_PAIRS = COSTS.min_planned_pairs
+MIN_PAIRS_FOR_PLAN = COSTS.min_planned_pairs
 
 
 def dense_mask(
@@ -25,7 +25,7 @@ def dense_mask(
             masks[key] = mask.dense(query_positions, key_positions, heads)
         return masks[key]
     queries, keys = query_positions.position_ids.shape[1], key_positions.position_ids.shape[1]
-    is_small = queries * keys <= MAX_CACHED_PAIRS and query_positions.position_ids.device.type == "cpu"
+    is_small = queries * keys <= MIN_PAIRS_FOR_PLAN and query_positions.position_ids.device.type == "cpu"
     is_complete = is_small and layout_is_complete(query_positions) and layout_is_complete(key_positions)
     if is_complete and not torch.compiler.is_compiling():
         return _cached_dense_mask(mask, heads, query_positions.layout, key_positions.layout, queries, keys)

@@ -9,9 +9,6 @@ from manyformer.core import State, TokenPositions
 from manyformer.kernels.kernel import AttendStep
 from manyformer.position import Position
 
-MIN_TABLE = 128
-"""Distances of which a bias is computed at first."""
-
 
 def bind_distance_bias(position: Position, *, scale: float, is_grouped: bool) -> AttendStep | None:
     """Attention to all keys of one contiguous document, which the query is the last token of.
@@ -41,7 +38,7 @@ class _BiasTable:
     def of_keys(self, count: int, like: Tensor) -> Float[Tensor, "1 #h 1 s"]:
         """The biases of `count` keys, the last of which is the query's own."""
         if self.bias is None or self.bias.shape[-1] < count:
-            self.bias = self._compute(max(MIN_TABLE, 2 * count)).to(like.dtype)
+            self.bias = self._compute(2 * count).to(like.dtype)
         return self.bias[..., -count:]
 
     def _compute(self, count: int) -> Float[Tensor, "1 #h 1 r"]:

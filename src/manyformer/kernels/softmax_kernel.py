@@ -20,7 +20,7 @@ from manyformer.core import (
 )
 from manyformer.costs.cost_model import COSTS, COSTS_IN_USE
 from manyformer.kernels.biased_softmax_plan import MIN_DOCUMENT_LENGTH, BiasedSoftmaxPlan, SoftmaxCall, select_plan
-from manyformer.kernels.dense_masks import dense_mask
+from manyformer.kernels.dense_masks import MIN_PAIRS_FOR_PLAN, dense_mask
 from manyformer.kernels.distance_bias_step import bind_distance_bias
 from manyformer.kernels.kernel import AttendStep, Kernel, KernelCall
 from manyformer.kernels.softmax_with_bias import run_plan
@@ -36,7 +36,6 @@ from manyformer.position import NoPosition, Position
 SoftmaxPath = Literal["naive", "sdpa", "documents", "sparse", "blocked", "flex"]
 
 PAIRS_PER_CALL = COSTS.attention_call
-MIN_PAIRS_FOR_PLAN = COSTS.min_planned_pairs
 LENGTH_ROUNDING = {1: COSTS.short_document_rounding, MIN_PAIRS_FOR_PLAN: COSTS.long_document_rounding}
 
 
