@@ -50,16 +50,19 @@ def peers(rounds: int) -> Iterator[frame.Row]:
 
 def decoding(rounds: int) -> Iterator[frame.Row]:
     """Tokens one by one after a prompt of 64: by bound steps, by `forward`, and linear attention's by bound steps."""
-    linear = bound_steps(mf.build("linear-transformer", **SIZE))
+    linear = token_steps(mf.build("linear-transformer", **SIZE), bind_next_token)
     for recipe in RECIPES:
         model = mf.build(recipe, **SIZE)
-        steps = {recipe: bound_steps(model), "by forward": forward_steps(model), "linear-transformer": linear}
+        by_forward = token_steps(model, forward_step)
+        steps = {recipe: token_steps(model, bind_next_token), "by forward": by_forward, "linear-transformer": linear}
         yield from frame.contest(f"{recipe}, 32 tokens one by one", steps, rounds, {})
 
 
-def bound_steps(model: Any) -> Callable[[], object]:
-    """A job that decodes 32 tokens by the steps that `generate` takes."""
-    next_token, token, start = bind_next_token(model.eval()), torch.zeros(1, 1, dtype=torch.long), state_of(model)
+def token_steps(model: Any, bind: Callable[[Any], Callable[..., Any]]) -> Callable[[], object]:
+    """A job that decodes 32 tokens after a prompt of 64 by the step that `bind` makes of the model."""
+    next_token, token = bind(model.eval()), torch.zeros(1, 1, dtype=torch.long)
+    with torch.inference_mode():
+        start = model(torch.zeros(1, 64, dtype=torch.long), state=model.init_state(1)).state
 
     @torch.inference_mode()
     def job() -> None:
@@ -70,23 +73,14 @@ def bound_steps(model: Any) -> Callable[[], object]:
     return job
 
 
-def forward_steps(model: Any) -> Callable[[], object]:
-    """The same by `forward`."""
-    token, start = torch.zeros(1, 1, dtype=torch.long), state_of(model.eval())
+def forward_step(model: Any) -> Callable[..., Any]:
+    """One token by `forward`, with the arguments of a bound step."""
 
-    @torch.inference_mode()
-    def job() -> None:
-        state = start
-        for _ in range(32):
-            state = model(token, state=state).state
+    def step(token: Tensor, state: Any, memory: None) -> tuple[Tensor, Any]:
+        out = model(token, state=state)
+        return out.logits, out.state
 
-    return job
-
-
-@torch.inference_mode()
-def state_of(model: Any) -> Any:
-    """The state after a prompt of 64 tokens."""
-    return model(torch.zeros(1, 64, dtype=torch.long), state=model.init_state(1)).state
+    return step
 
 
 def backward(module: nn.Module, call: Callable[[Tensor], Tensor] | None, x: Tensor) -> Callable[[], None]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
+from markdown_table import table
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from manyformer.files.json_records import DamagedFile, read_json, validate_json
@@ -70,32 +71,23 @@ def ledger_page(mark: str) -> str:
     for record in records:
         published = f"{record.published} ({record.source})"
         if record.ours is not None:
-            costs = (record.ours, str(record.seeds), str(record.cost), f"{record.date}, {record.commit}")
+            costs = (record.ours, record.seeds, record.cost, f"{record.date}, {record.commit}")
             name = f"[`{record.recipe}`]({record.page})"
             measured.append((name, record.measure, published, *costs, f"`{record.command}`"))
         else:
-            not_afforded.append((f"`{record.recipe}`", record.measure, published, str(record.not_afforded)))
+            not_afforded.append((f"`{record.recipe}`", record.measure, published, record.not_afforded))
     reasons = [(f"`{name}`", reason) for name, reason in sorted(ledger.without_figure.items())]
+    heads = "recipe", "measure", "published"
     lines = [
         mark,
         "# Ledger",
         "",
         "Published figures of recipes, and ours on the same data, from the records in `ledger.json`.",
         "",
-        "| recipe | measure | published | ours | seeds | cost | date, commit | command |",
-        "| --- | --- | --- | --- | ---: | --- | --- | --- |",
-        *map(_table_row, measured),
+        *table((*heads, "ours", "seeds", "cost", "date, commit", "command"), measured, right=["seeds"]),
         *("", "## Not afforded", ""),
-        "| recipe | measure | published | what it would take |",
-        "| --- | --- | --- | --- |",
-        *map(_table_row, not_afforded),
+        *table((*heads, "what it would take"), not_afforded),
         *("", "## Without a published figure", ""),
-        "| recipe | why |",
-        "| --- | --- |",
-        *map(_table_row, reasons),
+        *table(("recipe", "why"), reasons),
     ]
     return "\n".join([*lines, ""])
-
-
-def _table_row(cells: tuple[str, ...]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

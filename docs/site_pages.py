@@ -6,7 +6,7 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pictures
 import recipe_cards
 import typer
 import yaml
+from markdown_table import table
 
 import manyformer
 from manyformer.cli import import_commands
@@ -108,13 +109,6 @@ def _spelling(parameter: Any) -> str:
 
 def _meaning(parameter: Any) -> str:
     return _plain(" ".join((getattr(parameter, "help", None) or "").split()))
-
-
-def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Iterator[str]:
-    """The lines of a Markdown table."""
-    heads = tuple(heads)
-    for row in (heads, ["---"] * len(heads), *rows):
-        yield "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) + " |"
 
 
 def shipped_page() -> str:

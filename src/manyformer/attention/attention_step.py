@@ -87,7 +87,8 @@ class TokenProjections(NamedTuple):
         """Functions from one token per row to queries, keys and values, and, without a convolution, to queries."""
         position, heads, key_heads, (kv_heads, head_dim, _) = self.position, self.heads, self.key_heads, self.shape
         project_q, project_kv, gates = bind_module(self.q_proj), bind_module(self.kv_proj), bind_optional(self.gates)
-        query_heads, key_dim = self.q_proj.out_features // head_dim, key_heads * head_dim
+        query_dim, kv_dim, key_dim = self.q_proj.out_features, self.kv_proj.out_features, key_heads * head_dim
+        query_heads, widths = query_dim // head_dim, [key_dim, kv_dim - key_dim]
         is_rotated = bool(position.required_seams() & {"query", "key"})
 
         # with one token per row, the head axis before the sequence axis is only another view
@@ -98,7 +99,7 @@ class TokenProjections(NamedTuple):
 
         def split_keys_values(keys_values: Tensor, x: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor]:
             rows = keys_values.shape[0]
-            k, v = keys_values.split_with_sizes([key_dim, keys_values.shape[-1] - key_dim], -1)
+            k, v = keys_values.split_with_sizes(widths, -1)
             k, v = k.view(rows, key_heads, 1, head_dim), v.view(rows, kv_heads, 1, -1)
             k = position.key(k, positions) if is_rotated else k
             k = k if key_heads == kv_heads else k.repeat_interleave(kv_heads // key_heads, 1)
@@ -118,9 +119,8 @@ class TokenProjections(NamedTuple):
         def project_convolved(
             x: Tensor, positions: TokenPositions, state: State
         ) -> tuple[Tensor, Tensor, Tensor, State]:
-            q, keys_values = project_q(x), project_kv(x)
-            mixed, state = convolve(torch.cat([q, keys_values], -1), positions, state)
-            q, keys_values = mixed.split_with_sizes([q.shape[-1], keys_values.shape[-1]], -1)
+            mixed, state = convolve(torch.cat([project_q(x), project_kv(x)], -1), positions, state)
+            q, keys_values = mixed.split_with_sizes([query_dim, kv_dim], -1)
             return split_queries(q, positions), *split_keys_values(keys_values, x, positions), state
 
         return project_convolved, queries
