@@ -49,7 +49,7 @@ tasks:
   duplicate:
     score: [loss, accuracy]
     run: {data: {rule: duplicate}}
-    sweep: {data.length: [16, 32]}
+    sweep: {data.length: [16, 32, 64]}
 """
 
 
@@ -124,6 +124,7 @@ def test_tables_have_ranges_floors_costs_and_claims(done: tuple[Path, SuiteResul
     markdown = (folder / "out/table.md").read_text()
     assert "- markov: claim holds: transformer-lm >= 0" in markdown
     assert "- markov: nothing published" in markdown
+    assert "- duplicate: transformer-lm at data.length 64: it was built for 32 positions, but there are 64" in markdown
     record = json.loads((folder / "out/results.json").read_text())
     assert list(record["tasks"][0]["floors"]) == ["guessing", "majority", "best shortcut"]
     assert record["tasks"][1]["floors"] == {}

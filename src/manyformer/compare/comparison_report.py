@@ -87,7 +87,18 @@ class ComparisonResult:
         shared_weights = [f"{case.name} has the weights of {case.trained_by}" for case in cases]
         trained = [f"{seeds}; scored on the {self.comparison.file.split} data", *self._trial_notes()]
         floors = [self.guesses.summary_line] if self.guesses is not None else []
-        return [*trained, *floors, *self._size_notes(), *shared_weights, *self._missing_reasons()]
+        return [*trained, *floors, *self._size_notes(), *shared_weights, *self.missing_reasons]
+
+    @property
+    def missing_reasons(self) -> list[str]:
+        """The distinct reasons for missing scores, each with its case and the value of the sweep."""
+        reasons: dict[str, None] = {}
+        for measurement in self.measurements:
+            for value, reason in zip(self.comparison.values, measurement.reasons, strict=True):
+                if reason is not None:
+                    suffix = "" if value is None else f" at {self.comparison.setting} {value}"
+                    reasons[f"{measurement.case}{suffix}: {reason}"] = None
+        return list(reasons)
 
     def _trial_notes(self) -> Iterator[str]:
         """What the trials of each case scored on the validation data, and which is the best."""
@@ -203,16 +214,6 @@ class ComparisonResult:
                 cells.append({"value": value, "score": score, "mean": mean, "deviation": deviation})
         step = self.steps.get(case)
         return {"case": case, "scores": cells, "step": None if step is None else step._asdict()}
-
-    def _missing_reasons(self) -> Iterator[str]:
-        """The distinct reasons for missing scores."""
-        reasons: dict[str, None] = {}
-        for measurement in self.measurements:
-            for value, reason in zip(self.comparison.values, measurement.reasons, strict=True):
-                if reason is not None:
-                    suffix = "" if value is None else f" at {self.comparison.setting} {value}"
-                    reasons[f"{measurement.case}{suffix}: {reason}"] = None
-        return iter(reasons)
 
 
 class CostColumn(NamedTuple):

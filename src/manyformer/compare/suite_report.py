@@ -125,6 +125,9 @@ class SuiteResult:
             f"{task.task.name}: {task.task.file.expectation}" for task in self.tasks if task.task.file.expectation
         ]
         notes += [f"{task.task.name}: {task.guesses.summary_line}" for task in self.tasks if task.guesses is not None]
+        notes += [
+            f"{task.task.name}: {reason}" for task in self.tasks for reason in task.results[EQUAL_STEPS].missing_reasons
+        ]
         if self.missing:
             notes.append(f"{self.missing} trainings are not measured yet; the same command continues")
         elif self.seconds:
