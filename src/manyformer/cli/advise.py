@@ -36,7 +36,8 @@ def advise(
     results: Annotated[
         str | None,
         Option(
-            help="The folder of a suite, or its results.json; else that of suite/full, or of suite/quick.",
+            help="The folder of a suite, or its results.json; else that of suite/full or suite/quick, or the results "
+            "of suite/full that come with the package.",
             show_default=False,
         ),
     ] = None,

@@ -21,6 +21,7 @@ from manyformer.compare.suite_budgets import with_budget
 from manyformer.compare.suite_costs import measure_case_costs, open_costs
 from manyformer.compare.suite_report import EQUAL_STEPS, SuiteResult, TaskResult
 from manyformer.config.comparison import Comparison
+from manyformer.config.shipped import SUITE_RESULTS
 from manyformer.config.suite import BudgetName, Suite, SuiteTask, load_suite
 from manyformer.data.synthetic_floors import GuessFloors
 from manyformer.errors import UserError, UserErrors
@@ -190,13 +191,9 @@ def suite_folder(suite: Suite, out: str | Path | None) -> Path:
 
 
 def find_results() -> Path:
-    """The results of the shipped suite of most families that has been carried out here. Raises UserError for none."""
+    """The results of the shipped suite of most families that was carried out here, or else those of the package."""
     folders = [Path(DEFAULT_FOLDER) / name for name in ("suite-full", "suite-quick")]
-    if folder := next((folder for folder in folders if (folder / "results.json").is_file()), None):
-        return folder
-    raise UserError(
-        "there are no results yet: `manyformer compare suite/quick` makes some, or name others by --results"
-    )
+    return next((folder for folder in folders if (folder / "results.json").is_file()), SUITE_RESULTS)
 
 
 def plan_suite(

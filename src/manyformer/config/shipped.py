@@ -5,6 +5,8 @@ from pathlib import Path
 FOLDER = Path(__file__).parent.parent / "experiments"
 COMPARISONS = "comparisons"
 """The folder below it for comparison files, which `manyformer compare` reads."""
+SUITE_RESULTS = FOLDER / "results" / "suite-full.json"
+"""The results of the comparison `suite/full` that the documentation shows, as `manyformer advise` reads them."""
 
 
 def shipped_runs() -> dict[str, Path]:

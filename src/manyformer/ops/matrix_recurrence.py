@@ -91,7 +91,8 @@ def chunked(
     decays = None if decay is None else split_chunks(decay, chunk)
     runs = None if run is None else _split_runs(run, chunk)
     factors = _chunk_factors(decays, runs, values, is_exact=is_exact)
-    (rows, entered), columns, left = factors.read(queries), factors.columns(keys), factors.leave(keys)
+    (rows, entered), columns = factors.read(queries), factors.columns(keys)
+    left = factors.leave(columns)
     query_pairs = factors.pairs(rows, columns)
     if strength is not None:
         b, (readers, entered_readers) = split_chunks(strength[..., None], chunk), factors.read(keys)
@@ -107,7 +108,7 @@ def chunked(
             entered_readers,
             factors.pairs(rows, corrected),
             entered,
-            factors.leave(u),
+            factors.leave(corrected),
             factors.retention,
             left.mT @ values,
         )
@@ -152,14 +153,14 @@ def _select_chunk(chunk: int, decay: Tensor | None) -> tuple[int, bool]:
 class _ChunkFactors(NamedTuple):
     """Decay and document masks of chunks; None stands for a factor of 1.
 
-    `entering` is that from the memory before a chunk to a token, `leaving` from a token to the memory after it,
-    `retention` that of the memory itself. Pairs of a query and a key have the factor `table`; with one decay per
-    channel the product of `entering` at the query and `inverse` at the key, or each channel its own of `pair_factors`
-    where the decays are too strong for that."""
+    `entering` is that from the memory before a chunk to a token, `retention` that of the memory itself. Pairs of a query
+    and a key have the factor `table`; with one decay per channel the product of `entering` at the query and `inverse` at
+    the key, or each channel its own of `pair_factors` where the decays are too strong for that. `leaving` leads from a
+    key, with its `inverse` where there is one, to the memory after the chunk."""
 
     table: Float[Tensor, "b #h n c c"] | None
     entering: Float[Tensor, "b h n c #r"] | None
-    leaving: Float[Tensor, "b h n c #r"] | None
+    leaving: Float[Tensor, "b h n #c #r"] | None
     retention: Float[Tensor, "b h n #r 1"] | None
     inverse: Float[Tensor, "b h n c r"] | None
     pair_factors: Float[Tensor, "b h n c c r"] | None
@@ -173,13 +174,13 @@ class _ChunkFactors(NamedTuple):
         entered = decayed if self.is_entered is None else decayed * self.is_entered
         return x if self.inverse is None else decayed, entered
 
-    def leave(self, x: Float[Tensor, "b h n c r"]) -> Float[Tensor, "b h n c r"]:
-        """Keys with the decay after them; zeros for those of earlier documents than the last token's."""
-        return x if self.leaving is None else x * self.leaving
-
     def columns(self, x: Float[Tensor, "b h n c r"]) -> Float[Tensor, "b h n c r"]:
         """Keys as `pairs` takes them."""
         return x if self.inverse is None else x * self.inverse
+
+    def leave(self, columns: Float[Tensor, "b h n c r"]) -> Float[Tensor, "b h n c r"]:
+        """Keys with the decay after them; zeros for those of earlier documents than the last token's."""
+        return columns if self.leaving is None else columns * self.leaving
 
     def pairs(
         self, rows: Float[Tensor, "b h n c r"], columns: Float[Tensor, "b h n c r"]
@@ -210,15 +211,17 @@ def _chunk_factors(decay: Tensor | None, runs: Tensor | None, like: Tensor, *, i
     table = entering = leaving = retention = inverse = pair_factors = is_entered = None
     if decay is not None:
         total = decay.cumsum(-2)
-        # backwards, so that small sums after strong decays keep their digits
-        remaining = F.pad(decay[..., 1:, :], (0, 0, 0, 1)).flip(-2).cumsum(-2).flip(-2)
-        entering, leaving, retention = total.exp(), remaining.exp(), total[..., -1:, :].exp().mT
-        if decay.shape[-1] == 1:
-            table = _DecayTable.apply(total)  # type: ignore[no-untyped-call]
-        elif is_exact:
-            pair_factors = _pair_factors(total)
+        entering, end = total.exp(), total[..., -1:, :].exp()
+        retention = end.mT
+        if decay.shape[-1] > 1 and not is_exact:
+            inverse, leaving = (-total).exp(), end
         else:
-            inverse = (-total).exp()
+            # backwards, so that small sums after strong decays keep their digits
+            leaving = F.pad(decay[..., 1:, :], (0, 0, 0, 1)).flip(-2).cumsum(-2).flip(-2).exp()
+            if is_exact:
+                pair_factors = _pair_factors(total)
+            else:
+                table = _DecayTable.apply(total)  # type: ignore[no-untyped-call]
     if runs is not None:
         # the memory at the start of a chunk belongs to the last run of the previous chunk
         previous, last = F.pad(runs[:, :, :-1, -1:], (0, 0, 1, 0)), runs[..., -1:]
