@@ -19,7 +19,7 @@ from manyformer.compare.significance import holm_adjusted, paired_t_test, studen
 from manyformer.compare.sizing import TOLERANCE, body_parameters
 from manyformer.compare.suite_budgets import with_budget
 from manyformer.compare.suite_report import EQUAL_STEPS, SuiteResult
-from manyformer.compare.suite_runner import SuiteOptions, fitting_recipes, read_suite, run_suite
+from manyformer.compare.suite_runner import SuiteOptions, find_results, fitting_recipes, read_suite, run_suite
 from manyformer.errors import UserError, UserErrors
 from manyformer.files.json_records import DamagedFile
 from manyformer.recipes import RECIPES
@@ -190,6 +190,23 @@ def test_advice_quotes_rows_and_says_where_they_end(done: tuple[Path, SuiteResul
     assert list(frugal.excluded) == ["transformer-lm"]
     with pytest.raises(UserError, match=r"has no task 'recal'; .*markov"):
         advise(suite, length=16, task="recal")
+
+
+def test_advice_without_a_suite_of_ones_own_rests_on_the_shipped_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    suite = read_results(find_results())
+    shipped = read_suite("suite/full", chosen=list(suite.costs))
+    assert [task.task for task in suite.tasks] == [task.name for task in shipped.tasks]
+    assert len(suite.costs) >= 14
+    advice = advise(suite, length=16_000, task="recall", memory=10_000_000)
+    assert set(advice.excluded) >= {"transformer-lm", "gmlp"}
+    assert advice.rows[0].case == "transformer-xl"
+    # a suite of one's own comes first
+    (tmp_path / "comparisons/suite-quick").mkdir(parents=True)
+    (tmp_path / "comparisons/suite-quick/results.json").write_text("{}")
+    assert find_results() == Path("comparisons/suite-quick")
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "", '{"name": 3}'])
