@@ -153,10 +153,10 @@ def _select_chunk(chunk: int, decay: Tensor | None) -> tuple[int, bool]:
 class _ChunkFactors(NamedTuple):
     """Decay and document masks of chunks; None stands for a factor of 1.
 
-    `entering` is that from the memory before a chunk to a token, `retention` that of the memory itself. Pairs of a query
-    and a key have the factor `table`; with one decay per channel the product of `entering` at the query and `inverse` at
-    the key, or each channel its own of `pair_factors` where the decays are too strong for that. `leaving` leads from a
-    key, with its `inverse` where there is one, to the memory after the chunk."""
+    `entering` is that from the memory before a chunk to a token, `retention` that of the memory itself. Pairs of a
+    query and a key have the factor `table`; with one decay per channel the product of `entering` at the query and
+    `inverse` at the key, or each channel its own of `pair_factors` where the decays are too strong for that. `leaving`
+    leads from a key, with its `inverse` where there is one, to the memory after the chunk."""
 
     table: Float[Tensor, "b #h n c c"] | None
     entering: Float[Tensor, "b h n c #r"] | None
