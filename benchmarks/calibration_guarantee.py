@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from frame import parser_of, settle
+from frame import argument_parser, set_threads
 from numpy.typing import NDArray
 
 import manyformer as mf
@@ -52,7 +52,7 @@ class Procedure(NamedTuple):
 
 def main() -> None:
     arguments = read_arguments()
-    settle(arguments.threads)
+    set_threads(arguments.threads)
     losses = population_losses(Path(arguments.out), arguments)
     print(f"population: {losses.shape[1]} files with {losses.shape[2]} prompts each; expected loss of each threshold:")
     print("  ".join(f"{t:g}: {loss:.4f}" for t, loss in zip(THRESHOLDS, losses.mean((1, 2)))))
@@ -160,7 +160,7 @@ def read_prompts(run: Path, count: int) -> list[list[str]]:
 
 
 def read_arguments() -> argparse.Namespace:
-    parser = parser_of(__doc__)
+    parser = argument_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=2.0, help="processor minutes of training [2]")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch [2]")
     parser.add_argument("--prompts", type=int, default=20, help="prompts of each file [20]")

@@ -77,7 +77,7 @@ def step_of(model: nn.Module, x: Tensor) -> frame.Step:
     return train(model, lambda: ctc_losses(model(x), lengths, targets, counts).mean())
 
 
-def steps_at(length: int, rounds: int) -> Iterator[frame.Row]:
+def steps_at(length: int, rounds: int) -> Iterator[frame.BenchmarkRow]:
     """Steps of both with so many vectors for 10 s."""
     x = torch.randn(ROWS, length, DIM)
     released = {f"transformers, {name}": step_of(ReleasedEncoder(name), x) for name in ("sdpa", "eager")}

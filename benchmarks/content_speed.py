@@ -37,25 +37,27 @@ Make = Callable[[int], nn.Module]
 class Contest(NamedTuple):
     """Candidates for one length, and by how much the first may be slower than which other."""
 
-    what: str
+    title: str
     length: int
     makers: dict[str, Make]
     goals: dict[str, float]
 
 
-def ours(recipe: str, **words: Any) -> Make:
+def ours(recipe: str, **keywords: Any) -> Make:
     """A recipe of ours, long enough."""
 
     def make(length: int) -> nn.Module:
-        known = mf.recipes()[recipe].signature.parameters
-        return mf.build(recipe, **{**SIZE, **words, **({"max_length": length} if "max_length" in known else {})})
+        parameters = mf.recipes()[recipe].signature.parameters
+        return mf.build(
+            recipe, **{**SIZE, **keywords, **({"max_length": length} if "max_length" in parameters else {})}
+        )
 
     return make
 
 
-def reformer(recipe: str, rounds: int, **words: Any) -> Make:
+def reformer(recipe: str, rounds: int, **keywords: Any) -> Make:
     """One of our Reformers, with buckets and chunks as in the contests."""
-    return ours(recipe, num_buckets=BUCKETS, chunk_length=CHUNK, num_hashes=rounds, **words)
+    return ours(recipe, num_buckets=BUCKETS, chunk_length=CHUNK, num_hashes=rounds, **keywords)
 
 
 def reformer_pytorch(length: int) -> nn.Module:
@@ -106,8 +108,13 @@ def routing(recipe: str) -> Make:
     """One of our Routing Transformers: clusters of as many tokens, whatever the length."""
 
     def make(length: int) -> nn.Module:
-        words = {"clusters": length // MEMBERS, "cluster_size": MEMBERS, "window": WINDOW, "local_heads": LOCAL_HEADS}
-        return ours(recipe, **words)(length)
+        keywords = {
+            "clusters": length // MEMBERS,
+            "cluster_size": MEMBERS,
+            "window": WINDOW,
+            "local_heads": LOCAL_HEADS,
+        }
+        return ours(recipe, **keywords)(length)
 
     return make
 
@@ -211,15 +218,15 @@ GROWING: dict[str, Make] = {
 REVERSIBLE = ("reformer", "reformer-strict")
 
 
-def step(rounds: int) -> Iterator[frame.Row]:
+def step(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """Time and extra memory of a training step of one row."""
     for contest in CONTESTS:
         tokens = torch.randint(0, SIZE["vocab"], (1, contest.length))
         steps = {name: language_step(make(contest.length), tokens) for name, make in contest.makers.items()}
-        yield from frame.contest(f"{contest.what}, {contest.length} tokens", steps, rounds, contest.goals)
+        yield from frame.contest(f"{contest.title}, {contest.length} tokens", steps, rounds, contest.goals)
 
 
-def repetition(rounds: int) -> Iterator[frame.Row]:
+def repetition(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """The models of `manyformer compare content/duplication` with one round of hashing against dense attention."""
     dense = mf.build("transformer-lm", **REPEATING)
     for length, chunk in REPEATED_CHUNKS.items():
@@ -238,7 +245,7 @@ def repetition(rounds: int) -> Iterator[frame.Row]:
         yield from frame.contest(f"repeated words, 8 rows of {length} tokens", steps, rounds, goals)
 
 
-def growth(rounds: int) -> Iterator[frame.Row]:
+def growth(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """How operations and time of a training step grow with the length."""
     for name, make in GROWING.items():
         rows = {length: torch.randint(0, SIZE["vocab"], (1, length)) for length in LENGTHS}
@@ -246,17 +253,17 @@ def growth(rounds: int) -> Iterator[frame.Row]:
         yield from frame.growth(name, jobs, max(3, rounds // 3), GROWTH_GOALS)
 
 
-def depth(_: int) -> Iterator[frame.Row]:
+def depth(_: int) -> Iterator[frame.BenchmarkRow]:
     """Extra memory of loss and gradients at two depths, those of the weights among them."""
     batch = CausalLMBatch(*torch.randint(0, SIZE["vocab"], (2, 4, 2048)))
     for recipe in REVERSIBLE:
         for residual, goal in (("reversible", DEPTH_GOAL), ("plain", None)):
             memory = [
-                frame.memory_of(gradients(reformer(recipe, 2, depth=layers, residual=residual)(2048), batch))
+                frame.median_memory(gradients(reformer(recipe, 2, depth=layers, residual=residual)(2048), batch))
                 for layers in (SHALLOW, DEEP)
             ]
             yield {
-                "what": f"memory at depth {DEEP} against depth {SHALLOW}, 4 rows of 2048 tokens",
+                "contest": f"memory at depth {DEEP} against depth {SHALLOW}, 4 rows of 2048 tokens",
                 "candidate": f"{recipe}, {residual}",
                 "memory": memory[1],
                 "memory_ratio": memory[1] / memory[0],
@@ -268,8 +275,8 @@ def gradients(model: Any, batch: CausalLMBatch) -> frame.Step:
     """Loss and gradients alone."""
 
     def run() -> None:
-        found = model.loss(batch)
-        (found.total / found.targets).backward()
+        output = model.loss(batch)
+        (output.total / output.targets).backward()
         model.zero_grad(set_to_none=True)
 
     run()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from manyformer import masks as m
 from manyformer.core import ContiguousLayout, PackedLayout, TokenPositions
+from manyformer.costs.cost_model import COSTS
 from manyformer.kernels import (
     Kernel,
     KernelCall,
@@ -164,7 +165,7 @@ def near(value: int, steps: int = 2) -> list[int]:
     return [value * 2**n if n >= 0 else max(1, value >> -n) for n in range(-steps, steps + 1)]
 
 
-USED = costs.COSTS
+USED = COSTS
 SWEEPS: dict[str, Sweep] = {
     "toeplitz_block": Sweep(
         [Place(toeplitz_attention, "BLOCK")],

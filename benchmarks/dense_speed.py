@@ -29,7 +29,7 @@ PROMPT, NEW = 16, 128
 WRITE_GOAL = 1 / 1.6
 
 
-def training(rounds: int) -> Iterator[frame.Row]:
+def training(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """Time and extra memory of a training step."""
     for batch, length in SHAPES:
         tokens = torch.randint(0, STEP.vocab, (batch, length))
@@ -37,7 +37,7 @@ def training(rounds: int) -> Iterator[frame.Row]:
         yield from frame.contest(f"training step, batch {batch} x {length}", steps, rounds, STEP_GOALS, MEMORY_GOALS)
 
 
-def decoding(rounds: int) -> Iterator[frame.Row]:
+def decoding(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """Time of writing one row."""
     prompt = torch.randint(0, WRITE.vocab, (1, PROMPT))
     writers = {name: writer_of(name, model, prompt, NEW) for name, model in _models(WRITE).items()}
@@ -46,7 +46,7 @@ def decoding(rounds: int) -> Iterator[frame.Row]:
         assert written == NEW, f"{name} wrote {written} tokens"
     times = take_turns(writers, rounds, frame.CPU)
     for name in writers:
-        row: frame.Row = {"what": f"decoding, {NEW} tokens after {PROMPT}", "candidate": name}
+        row: frame.BenchmarkRow = {"contest": f"decoding, {NEW} tokens after {PROMPT}", "candidate": name}
         row |= {"tokens_per_second": NEW / statistics.median(times[name])}
         if name != "ours":
             row |= {"ratio": paired_ratio(times["ours"], times[name])._asdict(), "goal": WRITE_GOAL}

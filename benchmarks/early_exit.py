@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from frame import parser_of, settle
+from frame import argument_parser, set_threads
 
 import manyformer as mf
 from manyformer.config import RunConfig
@@ -50,28 +50,28 @@ SIDES = ("en", "de")
 
 
 def main() -> None:
-    words = _arguments()
-    settle(words.threads)
-    out = Path(words.out)
+    arguments = _arguments()
+    set_threads(arguments.threads)
+    out = Path(arguments.out)
     points: list[ThresholdPoint] = []
     for name, stage in STAGES.items():
-        folder = _trained(name, stage, words, out)
-        there = load_prompts(folder, split="test", count=words.sentences, rows=words.batch)
+        folder = _trained(name, stage, arguments, out)
+        prompts = load_prompts(folder, split="test", count=arguments.sentences, rows=arguments.batch)
         if name == "calm-saturation":
-            there = _as_saturation(there)
+            prompts = _as_saturation(prompts)
         values = stage.get("threshold", VALUES)
-        found = sweep(name, there, values, tokenize="none", rounds=words.rounds)
-        _show(found)
-        points += found
+        points_of_stage = sweep(name, prompts, values, tokenize="none", rounds=arguments.rounds)
+        _show(points_of_stage)
+        points += points_of_stage
     files = write_points(points, out)
     print("\nall together")
     _show(points)
     _verdict(points)
-    _calibrated(out / "calm-classifier", words)
+    _calibrated(out / "calm-classifier", arguments)
     print(f"wrote {', '.join(map(str, files))}")
 
 
-def _trained(name: str, stage: dict[str, Any], words: argparse.Namespace, out: Path) -> Path:
+def _trained(name: str, stage: dict[str, Any], arguments: argparse.Namespace, out: Path) -> Path:
     """The folder of the stage's run, trained for its share of the processor minutes."""
     folder = out / stage.get("trained", name)
     if (folder / "result.json").is_file() or "trained" in stage:
@@ -82,7 +82,7 @@ def _trained(name: str, stage: dict[str, Any], words: argparse.Namespace, out: P
         "init_from": str(out / stage["init_from"]) if "init_from" in stage else None,
         "data": {
             "kind": "pairs",
-            **_pairs(Path(words.data)),
+            **_pairs(Path(arguments.data)),
             "tokenizer": "bpe",
             "vocab": 2000,
             "shared": True,
@@ -92,13 +92,13 @@ def _trained(name: str, stage: dict[str, Any], words: argparse.Namespace, out: P
         "schedule": {"warmup": 20 if "init_from" in stage else 200},
         "loss": {"label_smoothing": 0.0},
         "batch": {"tokens": 1024},
-        "limits": {"cpu_minutes": stage["share"] * words.minutes},
+        "limits": {"cpu_minutes": stage["share"] * arguments.minutes},
         "evaluate": {"every": None},
         "save": {"every": 100},
         "device": "cpu",
         "out": str(folder),
     }
-    print(f"training {name} for {format_duration(60 * stage['share'] * words.minutes)} of one core", flush=True)
+    print(f"training {name} for {format_duration(60 * stage['share'] * arguments.minutes)} of one core", flush=True)
     result = mf.train(RunConfig.model_validate(run), on_event=lambda event: None)
     print(
         f"   {result.step} steps, {', '.join(f'{key} {value:.3f}' for key, value in result.scores.items())}", flush=True
@@ -109,27 +109,27 @@ def _trained(name: str, stage: dict[str, Any], words: argparse.Namespace, out: P
 def _pairs(data: Path) -> dict[str, list[str]]:
     """The two files of each part, whatever stands between its name and the language: also train.lc.norm.tok.en.gz."""
     names = {"path": "train", "valid": "val", "test": "test_2016_flickr"}
-    found: dict[str, list[str]] = {}
+    points_of_stage: dict[str, list[str]] = {}
     for part, stem in names.items():
         sides = [
             sorted(str(file) for end in ("", ".gz") for file in data.glob(f"{stem}*.{side}{end}")) for side in SIDES
         ]
         if not all(sides):
             raise UserError(f"{data} has no {stem}.en and {stem}.de")
-        found[part] = [files[0] for files in sides]
-    return found
+        points_of_stage[part] = [files[0] for files in sides]
+    return points_of_stage
 
 
-def _as_saturation(there: Any) -> Any:
+def _as_saturation(prompts: Any) -> Any:
     """The weights of the first stage, by another measure, which needs none of its own."""
     from dataclasses import replace
 
-    model = there.workload.model
+    model = prompts.workload.model
     keywords = {**model.spec.keywords, "confidence": "saturation"}
-    other = mf.build(model.spec.recipe, **keywords).eval()
-    other.load_state_dict(model.state_dict())
-    other.tokenizer = model.tokenizer
-    return there._replace(workload=replace(there.workload, model=other))
+    converted = mf.build(model.spec.recipe, **keywords).eval()
+    converted.load_state_dict(model.state_dict())
+    converted.tokenizer = model.tokenizer
+    return prompts._replace(workload=replace(prompts.workload, model=converted))
 
 
 def _show(points: list[ThresholdPoint]) -> None:
@@ -140,28 +140,30 @@ def _show(points: list[ThresholdPoint]) -> None:
 def _verdict(points: list[ThresholdPoint], loss: float = 1.0) -> None:
     """The fastest of those that lose at most so much BLEU."""
     full = {point.model: point for point in points if point.threshold is None}
-    near = [p for p in points if p.bleu is not None and p.bleu >= (full[p.model].bleu or 0.0) - loss]
-    best = max(near, key=lambda p: p.tokens_per_second / full[p.model].tokens_per_second)
+    acceptable_points = [p for p in points if p.bleu is not None and p.bleu >= (full[p.model].bleu or 0.0) - loss]
+    best = max(acceptable_points, key=lambda p: p.tokens_per_second / full[p.model].tokens_per_second)
     ratio = best.tokens_per_second / full[best.model].tokens_per_second
-    told = "reached" if ratio >= GOAL else "MISSED"
-    print(f"at most {loss} BLEU lost: {ratio:.2f} times as fast ({best.model}, {best.label}); goal {GOAL}: {told}")
+    verdict = "reached" if ratio >= GOAL else "MISSED"
+    print(f"at most {loss} BLEU lost: {ratio:.2f} times as fast ({best.model}, {best.label}); goal {GOAL}: {verdict}")
 
 
-def _calibrated(folder: Path, words: argparse.Namespace) -> None:
+def _calibrated(folder: Path, arguments: argparse.Namespace) -> None:
     """A guarantee from the test sentences, and what it means on the validation sentences."""
-    there = load_calibration_prompts(folder, count=words.prompts, rows=words.batch)
+    prompts = load_calibration_prompts(folder, count=arguments.prompts, rows=arguments.batch)
     try:
-        found = calibrate(there.workload, tolerance=words.tolerance, documents=there.documents, source=there.source)
+        points_of_stage = calibrate(
+            prompts.workload, tolerance=arguments.tolerance, documents=prompts.documents, source=prompts.source
+        )
     except UserError as error:
         print(f"calibration: {error}")
         return
-    print(f"calibration: {found.statement}")
-    valid = load_prompts(folder, split="valid", count=words.sentences, rows=words.batch)
-    _show(sweep("calibrated", valid, [found.threshold], tokenize="none", rounds=words.rounds))
+    print(f"calibration: {points_of_stage.statement}")
+    valid = load_prompts(folder, split="valid", count=arguments.sentences, rows=arguments.batch)
+    _show(sweep("calibrated", valid, [points_of_stage.threshold], tokenize="none", rounds=arguments.rounds))
 
 
 def _arguments() -> argparse.Namespace:
-    parser = parser_of(__doc__)
+    parser = argument_parser(__doc__)
     parser.add_argument("data", help="the folder of Multi30k, tokenised and in lower case")
     parser.add_argument("--minutes", type=float, default=20.0, help="processor minutes of all trainings together [20]")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch [1]")

@@ -19,7 +19,7 @@ from manyformer.ops.plan_records import SparsePlan
 class Product(NamedTuple):
     """`many` products of matrices m x k and k x n."""
 
-    many: int
+    count: int
     m: int
     k: int
     n: int
@@ -39,8 +39,8 @@ class Adding(Kernel):
 
 def floor(step: Step, products: Iterable[Product], layers: int) -> Step:
     """The step of a model without attention, and after it the products of so many layers, forward and backward."""
-    known: dict[Product, Callable[[], Tensor]] = {}
-    order = [known.setdefault(product, _job(product)) for product in products] * layers
+    jobs: dict[Product, Callable[[], Tensor]] = {}
+    order = [jobs.setdefault(product, _job(product)) for product in products] * layers
 
     def both() -> None:
         step()
@@ -51,14 +51,14 @@ def floor(step: Step, products: Iterable[Product], layers: int) -> Step:
 
 
 def _job(product: Product) -> Callable[[], Tensor]:
-    many, m, k, n = product
-    one, other, into = torch.randn(many, m, k), torch.randn(many, k, n), torch.empty(many, m, n)
-    return lambda: torch.bmm(one, other, out=into)
+    count, m, k, n = product
+    left, right, product = torch.randn(count, m, k), torch.randn(count, k, n), torch.empty(count, m, n)
+    return lambda: torch.bmm(left, right, output=product)
 
 
 def planned(plan: SparsePlan, channels: int) -> list[Product]:
     """Those of attention over a plan: scores and outputs; the gradients of weights, queries, keys and values."""
-    found = []
+    products = []
     for lane in plan.rows[0]:
         for part in lane.parts:
             for tiles in part.tiles:
@@ -66,19 +66,41 @@ def planned(plan: SparsePlan, channels: int) -> list[Product]:
                 if tiles.same_keys:
                     rows, queries = 1, rows * queries
                 to_keys, to_queries = (queries, channels, keys), (queries, keys, channels)
-                each = [to_keys, to_queries, to_keys, to_queries, (keys, queries, channels), (keys, queries, channels)]
-                found += [Product(rows, *sizes) for sizes in each for _ in lane.heads]
-    return found
+                sizes_of_products = [
+                    to_keys,
+                    to_queries,
+                    to_keys,
+                    to_queries,
+                    (keys, queries, channels),
+                    (keys, queries, channels),
+                ]
+                products += [Product(rows, *sizes) for sizes in sizes_of_products for _ in lane.heads]
+    return products
 
 
 def estimated(heads: int, length: int, channels: int, features: int, chunk: int) -> list[Product]:
     """Those of causal linear attention in chunks over random features, with a column for the sum of the weights."""
-    many, wide = heads * length // chunk, channels + 1
-    made = [Product(1, heads * length, channels, features), Product(1, heads * length, features, channels)]
+    count, wide = heads * length // chunk, channels + 1
+    feature_products = [Product(1, heads * length, channels, features), Product(1, heads * length, features, channels)]
     # the sums of chunks, reading from them, and the gradients of both
-    into, out = Product(many, features, chunk, wide), Product(many, chunk, features, wide)
-    back = Product(many, chunk, wide, features)
-    pairs, values = Product(many, chunk, features, chunk), Product(many, chunk, chunk, wide)
-    inner, above = Product(many, chunk, chunk, features), Product(many, chunk, wide, chunk)
+    product, output = Product(count, features, chunk, wide), Product(count, chunk, features, wide)
+    value_gradient = Product(count, chunk, wide, features)
+    pairs, values = Product(count, chunk, features, chunk), Product(count, chunk, chunk, wide)
+    pair_gradient, value_pairs = Product(count, chunk, chunk, features), Product(count, chunk, wide, chunk)
     # queries and keys; forward: sums, reading, pairs, outputs; backward: the gradient of each factor
-    return [*made, *made, into, out, pairs, values, into, above, inner, back, inner, back, values, out]
+    return [
+        *feature_products,
+        *feature_products,
+        product,
+        output,
+        pairs,
+        values,
+        product,
+        value_pairs,
+        pair_gradient,
+        value_gradient,
+        pair_gradient,
+        value_gradient,
+        values,
+        output,
+    ]

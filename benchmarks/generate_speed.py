@@ -32,19 +32,19 @@ SMALL_LLAMA = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads"
 LARGE_LLAMA = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 4}
 
 
-def small(rounds: int) -> Iterator[frame.Row]:
+def small(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """Models whose calls cost more than their products."""
     yield from _contest("GPT-2, d 256, 4 layers", _gpt2(SMALL), rounds)
     yield from _contest("Llama, d 256, 4 layers", _llama({**SMALL_LLAMA, "intermediate_size": 688}, 8000), rounds)
 
 
-def large(rounds: int) -> Iterator[frame.Row]:
+def large(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """Models of the size of GPT-2 small."""
     yield from _contest("GPT-2 small", _gpt2({}), rounds)
     yield from _contest("Llama, d 768, 12 layers", _llama({**LARGE_LLAMA, "intermediate_size": 2048}, 32000), rounds)
 
 
-def batch(rounds: int) -> Iterator[frame.Row]:
+def batch(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """Eight prompts at once, where keys and values of long rows cost as much as the weights."""
     yield from _contest("GPT-2 small", _gpt2({}), rounds, BATCH, BATCH_NEW)
 
@@ -57,7 +57,7 @@ def _llama(sizes: dict[str, int], vocab: int) -> Any:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=vocab))
 
 
-def _contest(what: str, theirs: Any, rounds: int, rows: int = 1, new: int = NEW) -> Iterator[frame.Row]:
+def _contest(what: str, theirs: Any, rounds: int, rows: int = 1, new: int = NEW) -> Iterator[frame.BenchmarkRow]:
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_pretrained(Path(folder))
         ours = import_model(folder).model
@@ -71,7 +71,7 @@ def _contest(what: str, theirs: Any, rounds: int, rows: int = 1, new: int = NEW)
     assert first == second, f"{what}: the texts differ"
     times = take_turns(writers, rounds, frame.CPU)
     for name in writers:
-        row: frame.Row = {"what": f"{what}, rows: {rows}, {new} tokens after {PROMPT}", "candidate": name}
+        row: frame.BenchmarkRow = {"contest": f"{what}, rows: {rows}, {new} tokens after {PROMPT}", "candidate": name}
         row |= {"tokens_per_second": rows * new / statistics.median(times[name])}
         if name != "ours":
             row |= {"ratio": paired_ratio(times["ours"], times[name])._asdict(), "goal": GOAL}

@@ -30,7 +30,7 @@ FAILED, INCOMPLETE = 1, 3
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what is left within the time; returns the exit code."""
-    parser = frame.parser_of(__doc__)
+    parser = frame.argument_parser(__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes: a rehearsal; a CPU has no other")
     parser.add_argument("--minutes", type=float, default=10, help="begin no item after so many minutes [10]")

@@ -37,7 +37,7 @@ EARLY, LATE, STEADY_GOAL = 100, 8000, 1.10
 class Contest(NamedTuple):
     """Candidates for one length, and by how much the first may be slower than which other."""
 
-    what: str
+    title: str
     length: int
     makers: dict[str, Callable[[int], nn.Module]]
     goals: dict[str, float]
@@ -79,15 +79,15 @@ def contests() -> list[Contest]:
     ]
 
 
-def training(rounds: int) -> Iterator[frame.Row]:
+def training(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """Time and extra memory of a training step of one row."""
     for contest in contests():
         tokens = torch.randint(0, SIZE["vocab"], (1, contest.length))
         steps = {name: language_step(make(contest.length), tokens) for name, make in contest.makers.items()}
-        yield from frame.contest(f"{contest.what}, {contest.length} tokens", steps, rounds, contest.goals)
+        yield from frame.contest(f"{contest.title}, {contest.length} tokens", steps, rounds, contest.goals)
 
 
-def least(rounds: int) -> Iterator[frame.Row]:
+def least(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """What a Performer's step costs without its features, as a share of the other package's."""
     length = 2048
     tokens = torch.randint(0, SIZE["vocab"], (1, length))
@@ -103,18 +103,18 @@ def least(rounds: int) -> Iterator[frame.Row]:
     yield from frame.contest(f"the least a causal Performer can cost, {length} tokens", steps, rounds, PERFORMER_GOALS)
 
 
-def growth(rounds: int) -> Iterator[frame.Row]:
+def growth(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """How operations, time and memory of a training step grow with the length."""
     for recipe in OURS:
-        more = {"features": FEATURES} if recipe == "performer" else {}
+        extra_keywords = {"features": FEATURES} if recipe == "performer" else {}
         if recipe == "linformer":
-            more = {"projected_length": SLOTS, "projection_sharing": "layers", "dropout": 0.0}
+            extra_keywords = {"projected_length": SLOTS, "projection_sharing": "layers", "dropout": 0.0}
         tokens = {length: torch.randint(0, SIZE["vocab"], (1, length)) for length in LENGTHS}
-        jobs = {length: language_step(ours(recipe, **more)(length), row) for length, row in tokens.items()}
+        jobs = {length: language_step(ours(recipe, **extra_keywords)(length), row) for length, row in tokens.items()}
         yield from frame.growth(recipe, jobs, max(3, rounds // 3), GROWTH_GOALS)
 
 
-def decoding(_: int) -> Iterator[frame.Row]:
+def decoding(_: int) -> Iterator[frame.BenchmarkRow]:
     """Time of a token at two positions, in turns, and the size of the state."""
     for recipe in ("linear-transformer", "performer", "rfa"):
         model: Any = ours(recipe)(LATE).eval()
@@ -134,7 +134,7 @@ def decoding(_: int) -> Iterator[frame.Row]:
         sizes = [state_bytes(state) for state in states.values()]
         assert sizes[0] == sizes[1], sizes
         yield {
-            "what": f"a token at position {LATE} against one at {EARLY}",
+            "contest": f"a token at position {LATE} against one at {EARLY}",
             "candidate": recipe,
             "seconds": statistics.median(times[LATE]),
             "ratio": paired_ratio(times[LATE], times[EARLY])._asdict(),
@@ -143,12 +143,12 @@ def decoding(_: int) -> Iterator[frame.Row]:
         }
 
 
-def ours(recipe: str, **words: Any) -> Callable[[int], nn.Module]:
+def ours(recipe: str, **keywords: Any) -> Callable[[int], nn.Module]:
     """A recipe of ours, long enough."""
 
     def make(length: int) -> nn.Module:
-        known = mf.recipes()[recipe].signature.parameters
-        return mf.build(recipe, **SIZE, **words, **({"max_length": length} if "max_length" in known else {}))
+        parameters = mf.recipes()[recipe].signature.parameters
+        return mf.build(recipe, **SIZE, **keywords, **({"max_length": length} if "max_length" in parameters else {}))
 
     return make
 

@@ -22,6 +22,8 @@ from cost_jobs import SWEEPS, Job, Sweep
 
 from manyformer.bench import take_turns
 from manyformer.bench.call_costs import COSTS_IN_PAIRS
+from manyformer.costs import cost_model
+from manyformer.costs.cost_model import COSTS
 
 MARGIN, ROUNDS = 0.03, 5
 
@@ -50,39 +52,41 @@ def best_candidate(sweep: Sweep, used: Any, rounds: int) -> Any:
 
 
 def rewritten(source: str, values: dict[str, Any], today: str) -> str:
-    """The source of `costs.py` with these values and the day, the old value beside each that changed."""
+    """The source of `cost_model.py` with these values and the day, the old value beside each that changed."""
     for name, value in values.items():
-        if value != getattr(costs.COSTS, name):
+        if value != getattr(COSTS, name):
             line = re.compile(rf'^(    {name}: .*? = measured\()(.*)(, "\w+", ")[\d-]+("\))$', re.MULTILINE)
-            found = line.search(source)
-            assert found is not None, name
-            before, old, unit, after = found.groups()
+            match = line.search(source)
+            assert match is not None, name
+            prefix, old, unit, suffix = match.groups()
             source = (
-                f"{source[: found.start()]}{before}{value!r}{unit}{today}{after}  # was {old}{source[found.end() :]}"
+                f"{source[: match.start()]}{prefix}{value!r}{unit}{today}{suffix}  # was {old}{source[match.end() :]}"
             )
     return source
 
 
 def main() -> None:
-    measurable = [field.name for field in dataclasses.fields(costs.COSTS) if field.name in SWEEPS | COSTS_IN_PAIRS]
-    parser = frame.parser_of(__doc__)
+    measurable = [field.name for field in dataclasses.fields(COSTS) if field.name in SWEEPS | COSTS_IN_PAIRS]
+    parser = frame.argument_parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=measurable, default=measurable, metavar="FIELD")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    words = parser.parse_args()
-    frame.settle(words.threads)
+    arguments = parser.parse_args()
+    frame.set_threads(arguments.threads)
     torch.manual_seed(0)
     values = {}
-    for name in words.only:
-        used = getattr(costs.COSTS, name)
+    for name in arguments.only:
+        used = getattr(COSTS, name)
         print(f"{name}, used: {used}")
         sweep = SWEEPS.get(name)
         values[name] = (
-            best_candidate(sweep, used, words.rounds) if sweep is not None else COSTS_IN_PAIRS[name](words.rounds)
+            best_candidate(sweep, used, arguments.rounds)
+            if sweep is not None
+            else COSTS_IN_PAIRS[name](arguments.rounds)
         )
         print(f"    measured: {values[name]}")
-    print(f"\nmeasured {len(values)} of {len(dataclasses.fields(costs.COSTS))} fields with {words.threads} threads\n")
-    print(rewritten(Path(costs.__file__).read_text(encoding="utf-8"), values, f"{datetime.now(UTC):%Y-%m-%d}"))
+    print(f"\nmeasured {len(values)} of {len(dataclasses.fields(COSTS))} fields with {arguments.threads} threads\n")
+    print(rewritten(Path(cost_model.__file__).read_text(encoding="utf-8"), values, f"{datetime.now(UTC):%Y-%m-%d}"))
 
 
 if __name__ == "__main__":

@@ -22,10 +22,9 @@ from torch import Tensor, nn
 import manyformer as mf
 from manyformer.batches import CausalLMBatch
 from manyformer.config import RunConfig
-from manyformer.evaluate.eval_data import load_split
+from manyformer.evaluate.eval_data import open_run
 from manyformer.models import LanguageModel
 from manyformer.ops.top_products import top_products, top_products_reference
-from manyformer.train.run_folder import as_run
 
 SIZE = Size(dim=256, depth=4, heads=4, vocab=256, max_length=512)
 BATCH, SEGMENT, MEMORY = 4, 512, 512
@@ -49,30 +48,30 @@ RUN = {
 """Two minutes of training, so that losses say something."""
 
 
-def training(rounds: int) -> Iterator[frame.Row]:
+def training(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """Time and memory of a training step."""
-    tokens, before = (torch.randint(0, SIZE.vocab, (BATCH, n)) for n in (SEGMENT, MEMORY))
-    steps = {name: make(tokens, before) for name, make in TRAINERS.items()}
+    tokens, memory_tokens = (torch.randint(0, SIZE.vocab, (BATCH, n)) for n in (SEGMENT, MEMORY))
+    steps = {name: make(tokens, memory_tokens) for name, make in TRAINERS.items()}
     yield from frame.contest(f"training step, batch {BATCH} x ({MEMORY} + {SEGMENT})", steps, rounds, TRAINING_GOALS)
 
 
-def ours(tokens: Tensor, before: Tensor) -> frame.Step:
+def ours(tokens: Tensor, memory_tokens: Tensor) -> frame.Step:
     """`transformer-xl`."""
-    words = {**SIZE._asdict(), "memory_length": MEMORY, "dropout": 0.0}
-    words.pop("max_length")
-    model = mf.build("transformer-xl", **words)
+    keywords = {**SIZE._asdict(), "memory_length": MEMORY, "dropout": 0.0}
+    keywords.pop("max_length")
+    model = mf.build("transformer-xl", **keywords)
     assert isinstance(model, LanguageModel)
-    state = model.train().loss(CausalLMBatch(before, before), state=model.init_state(BATCH)).state
+    state = model.train().loss(CausalLMBatch(memory_tokens, memory_tokens), state=model.init_state(BATCH)).state
     batch = CausalLMBatch(tokens, tokens.roll(-1, 1))
 
     def loss() -> Tensor:
-        found = model.loss(batch, state=state)
-        return found.total / found.targets
+        output = model.loss(batch, state=state)
+        return output.total / output.targets
 
     return train(model, loss)
 
 
-def x_transformers(tokens: Tensor, before: Tensor) -> frame.Step:
+def x_transformers(tokens: Tensor, memory_tokens: Tensor) -> frame.Step:
     """x-transformers with `max_mem_len` and its relative bias."""
     from x_transformers import Decoder, TransformerWrapper
 
@@ -83,7 +82,7 @@ def x_transformers(tokens: Tensor, before: Tensor) -> frame.Step:
         num_tokens=SIZE.vocab, max_seq_len=SEGMENT, max_mem_len=MEMORY, use_abs_pos_emb=False, attn_layers=layers
     )
     with torch.no_grad():
-        _, memories = model(before, return_mems=True)
+        _, memories = model(memory_tokens, return_mems=True)
     targets = tokens.roll(-1, 1)
 
     def loss() -> Tensor:
@@ -93,7 +92,7 @@ def x_transformers(tokens: Tensor, before: Tensor) -> frame.Step:
     return train(model, loss)
 
 
-def xlnet(tokens: Tensor, before: Tensor) -> frame.Step:
+def xlnet(tokens: Tensor, memory_tokens: Tensor) -> frame.Step:
     """`transformers.XLNetLMHeadModel` in one direction."""
     from transformers import XLNetConfig, XLNetLMHeadModel
 
@@ -111,7 +110,7 @@ def xlnet(tokens: Tensor, before: Tensor) -> frame.Step:
     )
     model = XLNetLMHeadModel(config)
     with torch.no_grad():
-        memories = model(before, use_mems=True).mems
+        memories = model(memory_tokens, use_mems=True).mems
     targets = tokens.roll(-1, 1)
 
     def loss() -> Tensor:
@@ -124,24 +123,24 @@ def xlnet(tokens: Tensor, before: Tensor) -> frame.Step:
 TRAINERS = {"ours": ours, "x-transformers, rel_pos_bias": x_transformers, "XLNet": xlnet}
 
 
-def scoring(rounds: int) -> Iterator[frame.Row]:
+def scoring(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """Time for a stretch of held-out text, and its loss."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         mf.train(RunConfig.model_validate({**RUN, "out": str(out)}), on_event=lambda event: None)
         model, text = mf.load(out), _text(out)
     assert isinstance(model, LanguageModel)
-    ways: dict[str, Any] = {"memory": lambda: by_memory(model, text), "re-reading": lambda: by_reading(model, text)}
-    losses = {name: way() for name, way in ways.items()}
-    told = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
+    methods: dict[str, Any] = {"memory": lambda: by_memory(model, text), "re-reading": lambda: by_reading(model, text)}
+    losses = {name: method() for name, method in methods.items()}
+    loss_text = ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items())
     verdict = "reached" if losses["memory"] <= losses["re-reading"] * (1 + SCORING_LOSS) else "MISSED"
-    what = f"scoring {SCORED} characters"
-    line = f"loss in nats a character: {told}; goal: at most {SCORING_LOSS:.0%} more: {verdict}"
-    yield {"what": what, "candidate": line, "losses": losses}
-    yield from frame.contest(what, ways, rounds, SCORING_GOALS)
+    title = f"scoring {SCORED} characters"
+    summary = f"loss in nats a character: {loss_text}; goal: at most {SCORING_LOSS:.0%} more: {verdict}"
+    yield {"contest": title, "candidate": summary, "losses": losses}
+    yield from frame.contest(title, methods, rounds, SCORING_GOALS)
 
 
-def lookup(rounds: int) -> Iterator[frame.Row]:
+def lookup(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """Time to find the nearest of many keys, and for all the products alone."""
     heads, width = LOOKED_UP["heads"], LOOKED_UP["width"]
     q, k = (nn.functional.normalize(torch.randn(heads, LOOKED_UP[n], width), dim=-1) for n in ("queries", "pairs"))
@@ -149,12 +148,12 @@ def lookup(rounds: int) -> Iterator[frame.Row]:
     torch.testing.assert_close(
         top_products(q[:1, :64], k[:1], count).products, top_products_reference(q[:1, :64], k[:1], count).products
     )
-    ways: dict[str, frame.Step] = {
+    methods: dict[str, frame.Step] = {
         "lookup": lambda: top_products(q, k, count),
         "one product": lambda: torch.bmm(q, k.mT),
     }
-    what = "{queries} queries of {heads} heads among {pairs} keys of width {width}".format(**LOOKED_UP)
-    yield from frame.contest(what, ways, rounds, LOOKUP_GOALS)
+    title = "{queries} queries of {heads} heads among {pairs} keys of width {width}".format(**LOOKED_UP)
+    yield from frame.contest(title, methods, rounds, LOOKUP_GOALS)
 
 
 def by_memory(model: LanguageModel, text: Tensor) -> float:
@@ -180,7 +179,7 @@ def by_reading(model: LanguageModel, text: Tensor) -> float:
 
 
 def _text(folder: Path) -> Tensor:
-    held = load_split(as_run(folder), folder, "valid").batches
+    held = open_run(folder).load_split("valid").batches
     assert held is not None
     rows = torch.cat([batch.tokens[:1] for batch, _ in zip(held, range(1 + (WINDOW + SCORED) // 128))], 1)
     return rows[:, : WINDOW + SCORED]

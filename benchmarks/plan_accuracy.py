@@ -94,13 +94,13 @@ def _row(what: str, recipe: str, size: str, planned: float, measured: float, goa
         f"{what:<16}{recipe:<20}{size:<8}{planned:10.3f} planned{measured:10.3f} measured {error:+.1%} {verdict}",
         flush=True,
     )
-    return {"what": what, "recipe": recipe, "size": size, "planned": planned, "measured": measured, "goal": goal}
+    return {"contest": what, "recipe": recipe, "size": size, "planned": planned, "measured": measured, "goal": goal}
 
 
 def main() -> None:
     """Measure both, or the one that is asked for."""
     parts = {"memory": memory, "time": times}
-    parser = frame.parser_of(__doc__)
+    parser = frame.argument_parser(__doc__)
     parser.add_argument("--only", choices=parts)
     parser.add_argument("--recipes", nargs="+", default=RECIPES, help="all unless given")
     parser.add_argument("--heap", action="store_true", help="glibc's allocator as it comes")
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", default="plan_accuracy.json")
     options = parser.parse_args()
-    frame.settle(options.threads)
+    frame.set_threads(options.threads)
     if not options.heap:
         # for the processes that are started from here
         os.environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 17)

@@ -139,10 +139,10 @@ def candidates() -> dict[str, Candidate]:
     return found
 
 
-def contest_of(what: str, step_of: Callable[[Candidate], frame.Step]) -> frame.Part:
+def contest_of(what: str, step_of: Callable[[Candidate], frame.Step]) -> frame.BenchmarkPart:
     """A part in which every policy does the same."""
 
-    def part(rounds: int) -> Iterator[frame.Row]:
+    def part(rounds: int) -> Iterator[frame.BenchmarkRow]:
         found = candidates()
         for candidate in found.values():
             candidate.act()
@@ -162,7 +162,7 @@ def both(candidate: Candidate) -> frame.Step:
     return step
 
 
-def long_rollout(rounds: int) -> Iterator[frame.Row]:
+def long_rollout(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """Steps with a memory that has just been filled, and after many others."""
     policy, actions = Policy("gtrxl"), torch.zeros(ENVIRONMENTS, dtype=torch.long)
 
@@ -182,7 +182,7 @@ def long_rollout(rounds: int) -> Iterator[frame.Row]:
     yield from frame.contest(f"{GROUP} steps of acting", steps, rounds, {f"after {GROUP} steps": 1.2})
 
 
-PARTS: dict[str, frame.Part] = {
+PARTS: dict[str, frame.BenchmarkPart] = {
     "acting": contest_of("acting", lambda candidate: candidate.act),
     "learning": contest_of("learning", lambda candidate: candidate.learn),
     "both": contest_of("acting and learning", both),

@@ -45,7 +45,7 @@ PEERS: dict[str, dict[str, dict[str, Any]]] = {
 PEER_GOAL, MEMORY_GOALS = 0.7, {"memory": 1.15}
 
 
-def training(rounds: int) -> Iterator[frame.Row]:
+def training(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """Time of a training step."""
     tokens = torch.randint(0, SIZE.vocab, (BATCH, LENGTH))
     for name, goals in GOALS.items():
@@ -56,7 +56,7 @@ def training(rounds: int) -> Iterator[frame.Row]:
         yield from frame.contest(f"{name}, training step, batch {BATCH} x {LENGTH}", steps, rounds, goals)
 
 
-def memory(rounds: int) -> Iterator[frame.Row]:
+def memory(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """Extra memory of a training step against length."""
     for name in (NONE, *GOALS):
         model = ours(name)

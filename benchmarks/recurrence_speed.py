@@ -26,7 +26,7 @@ RECIPES = ("deltanet", "gated-deltanet", "kda", "gla", "retnet", "lightning", "h
 STEP_GOAL, PEER_GOAL = 1.5, 0.5
 
 
-def training(rounds: int) -> Iterator[frame.Row]:
+def training(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """A training step of each recipe against that of linear attention."""
     tokens = torch.randint(0, SIZE["vocab"], (1, LENGTH))
     linear = language_step(mf.build("linear-transformer", **SIZE), tokens)
@@ -35,7 +35,7 @@ def training(rounds: int) -> Iterator[frame.Row]:
         yield from frame.contest(f"{recipe}, {LENGTH} tokens", steps, rounds, {"linear-transformer": STEP_GOAL})
 
 
-def peers(rounds: int) -> Iterator[frame.Row]:
+def peers(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """A layer of ours against that of transformers, forward and backward."""
     x = torch.randn(1, LENGTH, SIZE["dim"], requires_grad=True)
     positions = contiguous_positions(1, 0, LENGTH, x.device)
@@ -48,7 +48,7 @@ def peers(rounds: int) -> Iterator[frame.Row]:
         yield from frame.contest(f"a layer of {recipe}, {LENGTH} tokens", steps, rounds, {"transformers": PEER_GOAL})
 
 
-def decoding(rounds: int) -> Iterator[frame.Row]:
+def decoding(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """Tokens one by one after a prompt of 64: by bound steps, by `forward`, and linear attention's by bound steps."""
     linear = token_steps(mf.build("linear-transformer", **SIZE), bind_next_token)
     for recipe in RECIPES:

@@ -81,7 +81,7 @@ LINEAR: dict[str, Callable[[int], Mask]] = {
 }
 
 
-def windows(rounds: int) -> Iterator[frame.Row]:
+def windows(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """A causal language model with window 256 against `local-attention` and our own dense one."""
     for length, goals in WINDOW_GOALS.items():
         models = {"ours": language_model(m.Window(WINDOW), length), "dense": language_model(m.Causal(), length)}
@@ -91,7 +91,7 @@ def windows(rounds: int) -> Iterator[frame.Row]:
         yield from frame.contest(f"causal window {WINDOW}, {length} tokens", steps, rounds, goals, MEMORY_GOALS)
 
 
-def encoders(rounds: int) -> Iterator[frame.Row]:
+def encoders(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """Encoders with global tokens and with random blocks against those of `transformers`."""
     for length in (2048, 8192):
         tokens = torch.randint(3, VOCAB, (1, length))
@@ -100,16 +100,16 @@ def encoders(rounds: int) -> Iterator[frame.Row]:
         first[:, 0] = 1
         sizes: dict[str, Any] = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "max_length": length}
         ours = mf.build("longformer", **sizes, window=WINDOW, global_tokens=1, dropout=0.0)
-        theirs = masked_step(longformer(length), tokens, targets, global_attention_mask=first)
-        pairs = {"Longformer": (masked_step(ours, tokens, targets), theirs)}
+        peer_step = masked_step(longformer(length), tokens, targets, global_attention_mask=first)
+        pairs = {"Longformer": (masked_step(ours, tokens, targets), peer_step)}
         blocks = masked_step(bigbird(length), tokens, targets)
         pairs["BigBird"] = (blocks, masked_step(their_bigbird(length), tokens, targets))
-        for name, (mine, other) in pairs.items():
-            steps = {"ours": mine, name: other}
+        for name, (candidate, peer) in pairs.items():
+            steps = {"ours": candidate, name: peer}
             yield from frame.contest(f"{name}, {length} tokens", steps, rounds, ENCODER_GOALS)
 
 
-def least(rounds: int) -> Iterator[frame.Row]:
+def least(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """What BigBird's step costs without all that is no product of matrices in its attention."""
     for length in (2048, 8192):
         tokens = torch.randint(3, VOCAB, (1, length))
@@ -126,15 +126,15 @@ def least(rounds: int) -> Iterator[frame.Row]:
         yield from frame.contest(f"the least BigBird can cost, {length} tokens", steps, rounds, ENCODER_GOALS)
 
 
-def packed(rounds: int) -> Iterator[frame.Row]:
+def packed(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """Rows of documents of any lengths, others in every step, against rows that are one document each.
 
     All of them have come before: plans are made once for every 128 tokens that a document may have.
     """
     tokens = torch.randint(0, VOCAB, (2, PACKED))
     every = [CausalLMBatch(tokens, tokens, documents(*tokens.shape)) for _ in range(30)]
-    for name, words in (("longformer-lm", {"window": 128}), ("bigbird-lm", {"max_length": PACKED})):
-        sizes: dict[str, Any] = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, **words}
+    for name, keywords in (("longformer-lm", {"window": 128}), ("bigbird-lm", {"max_length": PACKED})):
+        sizes: dict[str, Any] = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, **keywords}
         steps = {
             "packed rows": rows_step(mf.build(name, **sizes), itertools.cycle(every)),
             "whole rows": language_step(mf.build(name, **sizes), tokens),
@@ -151,26 +151,26 @@ def documents(rows: int, length: int) -> torch.Tensor:
     return torch.searchsorted(ends, torch.arange(length).expand(rows, -1).contiguous(), right=True)
 
 
-def slopes(rounds: int) -> Iterator[frame.Row]:
+def slopes(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """How work, time and the largest tensor grow with length, attention alone, forward and backward."""
     for name, mask in LINEAR.items():
         jobs = {length: attention_job(mask(length), length) for length in SLOPE_LENGTHS}
         yield from frame.growth(name, jobs, rounds, SLOPE_GOALS)
         largest: list[float] = []
         for job in jobs.values():
-            with LargestTensorMode() as seen:
+            with LargestTensorMode() as mode:
                 job()
-            largest.append(seen.elements)
+            largest.append(mode.elements)
         yield {
-            "what": "largest tensor, the slope of its size",
+            "contest": "largest tensor, the slope of its size",
             "candidate": name,
             "values": dict(zip(SLOPE_LENGTHS, largest)),
-            "slope": frame.slope(list(SLOPE_LENGTHS), largest),
+            "slope": frame.log_slope(list(SLOPE_LENGTHS), largest),
             "goal": LARGEST_GOAL,
         }
 
 
-def decoding(_: int) -> Iterator[frame.Row]:
+def decoding(_: int) -> Iterator[frame.BenchmarkRow]:
     """Writing 4,096 tokens with a window of 256, as generation does it: the time and the state of each stretch."""
     model = language_model(m.Window(WINDOW), DECODED).eval()
     ends, seconds, sizes = [], [], []
@@ -189,14 +189,14 @@ def decoding(_: int) -> Iterator[frame.Row]:
             seconds.append(time.perf_counter() - started)
             sizes.append(state_bytes(state))
             yield {
-                "what": f"decoding with window {WINDOW}",
+                "contest": f"decoding with window {WINDOW}",
                 "candidate": f"tokens {begin} to {begin + STRETCH}",
                 "tokens_per_second": STRETCH / seconds[-1],
                 "memory": sizes[-1],
             }
-    for what, found, goal in (("seconds", seconds, FLAT), ("memory", sizes, 0.001)):
-        slope = frame.slope(ends, found)
-        yield {"what": "growth with what is written", "candidate": what, "slope": slope, "goal": goal}
+    for quantity, values, goal in (("seconds", seconds, FLAT), ("memory", sizes, 0.001)):
+        slope = frame.log_slope(ends, values)
+        yield {"contest": "growth with what is written", "candidate": quantity, "slope": slope, "goal": goal}
 
 
 def language_model(mask: Mask, length: int) -> LanguageModel:

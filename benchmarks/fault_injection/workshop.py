@@ -132,9 +132,11 @@ def differing(before: dict[str, str], after: dict[str, str]) -> list[str]:
     return sorted(name for name in {**before, **after} if before.get(name) != after.get(name))
 
 
-def changed_results(before: dict[str, str], after: dict[str, str], kept: set[str]) -> list[str]:
+def changed_results(before: dict[str, str], after: dict[str, str], kept_runs: set[str]) -> list[str]:
     """The files that are a result, not the way to it (checkpoints, prepared data), and differ; `kept` may."""
-    return [name for name in before if is_final(Path(name)) and name not in kept and before[name] != after.get(name)]
+    return [
+        name for name in before if is_final(Path(name)) and name not in kept_runs and before[name] != after.get(name)
+    ]
 
 
 def is_final(name: Path) -> bool:

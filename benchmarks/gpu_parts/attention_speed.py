@@ -62,7 +62,7 @@ def contest(setting: Setting, length: int) -> Outcome:
             absent.append(f"{name}: {str(error).strip().partition(chr(10))[0][:120] or type(error).__name__}")
             continue
         jobs[name] = job
-    times = {name: statistics.median(each) for name, each in take_turns(jobs, ROUNDS, setting.device).items()}
+    times = {name: statistics.median(seconds) for name, seconds in take_turns(jobs, ROUNDS, setting.device).items()}
     # 2 products forward, 5 backward, of the visible half of all pairs
     flops = 7 * batch * heads * length * length * width
     numbers = {f"{name}, ms": 1e3 * seconds for name, seconds in times.items()}
@@ -84,7 +84,7 @@ def goals(times: dict[str, float], length: int) -> list[str]:
 
 def candidates(setting: Setting, q: Tensor, paths: list[str]) -> dict[str, Attend]:
     """Functions of queries, keys and values by name; `paths` collects those that our kernels take."""
-    found: dict[str, Attend] = {"sdpa": partial(F.scaled_dot_product_attention, is_causal=True)}
+    functions: dict[str, Attend] = {"sdpa": partial(F.scaled_dot_product_attention, is_causal=True)}
     kernels: dict[str, tuple[Kernel, AlibiPosition | NoPosition]] = {
         "our dense": (SoftmaxKernel(m.Causal()), NoPosition()),
         "our window 256": (SoftmaxKernel(m.Causal() & m.Window(256)), NoPosition()),
@@ -95,18 +95,18 @@ def candidates(setting: Setting, q: Tensor, paths: list[str]) -> dict[str, Atten
     for name, (kernel, position) in kernels.items():
         position.to(q.device)
         paths.append(f"{name}: {kernel.explain(KernelCall(q, q, q, positions, positions, position))}")
-        found[name] = lambda q, k, v, kernel=kernel, position=position: (
+        functions[name] = lambda q, k, v, kernel=kernel, position=position: (
             kernel(  # type: ignore[misc]
                 KernelCall(q, k, v, positions, positions, position)
             ).y
         )
     if not setting.on_gpu:
-        return found
+        return functions
     blocks = block_mask(m.Causal(), positions, positions, q.shape[1])
-    found["flex"] = lambda q, k, v: compiled_flex_attention()(q, k, v, block_mask=blocks)
-    found |= {name: partial(_with_backend, backend) for name, backend in BACKENDS.items()}
-    found |= {name: partial(_with_flash, name) for name in list_flash_attention_impls()}
-    return found | {name: partial(_with_fla, *operator) for name, operator in FLA_OPERATORS.items()}
+    functions["flex"] = lambda q, k, v: compiled_flex_attention()(q, k, v, block_mask=blocks)
+    functions |= {name: partial(_with_backend, backend) for name, backend in BACKENDS.items()}
+    functions |= {name: partial(_with_flash, name) for name in list_flash_attention_impls()}
+    return functions | {name: partial(_with_fla, *operator) for name, operator in FLA_OPERATORS.items()}
 
 
 def _forward_backward(attend: Attend, tensors: tuple[Tensor, ...], upstream: Tensor) -> None:

@@ -47,17 +47,17 @@ def eager_and_graph(setting: Setting, recipe: str, rows: int) -> Outcome:
         options = {"max_new": new, "stop_ids": (), "batch": rows, "step_path": step_path} | options
         return mf.generate(model, lengths, **options)
 
-    written = {each: write(each) for each in ("eager", path)}
-    beams = {each: write(each, beam=2, max_new=12).tokens for each in ("eager", path)}
+    written = {cache: write(cache) for cache in ("eager", path)}
+    beams = {cache: write(cache, beam=2, max_new=12).tokens for cache in ("eager", path)}
     shares = [equal_share(results["eager"], results[path]) for results in (tokens_of(written), beams)]
     misses = [f"{share:.1%} of the tokens are those of eager steps" for share in shares if share < SAME_TOKENS]
-    times = take_turns({each: partial(write, each) for each in written}, ROUNDS, setting.device)
-    numbers = {f"{each}, tokens/s": rows * new / statistics.median(seconds) for each, seconds in times.items()}
+    times = take_turns({cache: partial(write, cache) for cache in written}, ROUNDS, setting.device)
+    numbers = {f"{cache}, tokens/s": rows * new / statistics.median(seconds) for cache, seconds in times.items()}
     numbers[f"{path} over eager"] = ratio = paired_ratio(times[path], times["eager"]).median
     if setting.has_goals and ratio > GRAPH_GOAL:
         misses.append(f"{ratio:.2f} of eager steps' time, goal {GRAPH_GOAL}")
     sentence = f"{new} tokens after 9 to 16, the same with beams"
-    return judged(sentence, misses, numbers, [f"{each}: {result.stats.cache}" for each, result in written.items()])
+    return judged(sentence, misses, numbers, [f"{cache}: {result.stats.cache}" for cache, result in written.items()])
 
 
 def decoder_of(setting: Setting, recipe: str) -> Model:
@@ -95,8 +95,8 @@ def contest(setting: Setting) -> Outcome:
             continue
         jobs[name] = job
     times = take_turns(jobs, ROUNDS, setting.device)
-    numbers = {f"{name}, tokens/s": new / statistics.median(each) for name, each in times.items()}
-    ratios = {name: paired_ratio(times["ours"], each).median for name, each in times.items() if name != "ours"}
+    numbers = {f"{name}, tokens/s": new / statistics.median(seconds) for name, seconds in times.items()}
+    ratios = {name: paired_ratio(times["ours"], seconds).median for name, seconds in times.items() if name != "ours"}
     numbers |= {f"ours over {name}": ratio for name, ratio in ratios.items()}
     misses = [f"{ratio:.2f} of {name}'s time, goal {GOAL:.3f}" for name, ratio in ratios.items() if ratio > GOAL]
     sentence = f"{new} tokens after 16, d {size.dim}, {size.depth} layers"

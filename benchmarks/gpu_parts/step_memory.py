@@ -3,7 +3,7 @@
 from functools import partial
 
 import torch
-from frame import slope
+from frame import log_slope
 
 import manyformer as mf
 from gpu_parts.outcome import Item, Outcome, Setting, judged
@@ -35,7 +35,7 @@ def growth(setting: Setting, recipe: str) -> Outcome:
         extra.append(max(1.0, float(size)))
     paths = [*mf.explain(model, torch.randint(256, (1, lengths[-1]), device=setting.device)).values()]
     numbers = {f"{length} tokens, MB": size / 1e6 for length, size in zip(lengths, extra)}
-    numbers["slope"] = slope(lengths, extra)
+    numbers["slope"] = log_slope(lengths, extra)
     misses = (
         [f"it grows with length^{numbers['slope']:.2f}"] if setting.has_goals and numbers["slope"] > MAX_SLOPE else []
     )

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Callable
 from functools import partial
 
+import frame
 import steps
 import torch
 from peers import MODELS, Size
@@ -29,7 +30,7 @@ def items(setting: Setting) -> dict[str, Item]:
     }
 
 
-def step_of(setting: Setting, model: nn.Module, tokens: Tensor, *, compiled: bool = False) -> steps.Step:
+def step_of(setting: Setting, model: nn.Module, tokens: Tensor, *, compiled: bool = False) -> frame.Step:
     """Loss, gradients and fused AdamW under autocast."""
     loss = steps.language_loss(model, tokens)
 
