@@ -85,10 +85,12 @@ def random_percentage(language: str, random: np.random.Generator) -> FormattedVa
 
 
 def random_amount(language: str, random: np.random.Generator) -> FormattedValue:
-    """A random amount with the currency's sign or its name."""
+    """A random amount with the currency's sign or its name, to the smallest unit in which CLDR writes the currency."""
+    from babel import numbers
+
     currency = CURRENCIES[int(random.integers(len(CURRENCIES)))]
-    cents = Decimal(int(10 ** random.uniform(0, 7)))
-    value = cents if currency == "JPY" else cents.scaleb(-2)
+    smallest_units = Decimal(int(10 ** random.uniform(0, 7)))
+    value = smallest_units.scaleb(-numbers.get_currency_precision(currency))
     source = format_money(value, currency, language, named=bool(random.integers(2)))
     return FormattedValue(source, f"{value} {currency}", source, amount_reading(value, currency))
 
