@@ -87,9 +87,9 @@ def test_extra_memory_is_the_peak_beyond_what_was_there(size: int) -> None:
 
     job()
     for _ in range(2):
-        found = extra_memory(job, CPU)
-        assert found is not None
-        assert abs(found - size * MEGABYTE) < 2 * MEGABYTE
+        actual = extra_memory(job, CPU)
+        assert actual is not None
+        assert abs(actual - size * MEGABYTE) < 2 * MEGABYTE
 
 
 def test_where_nobody_keeps_the_peak_nothing_is_claimed(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

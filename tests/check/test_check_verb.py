@@ -63,8 +63,8 @@ def test_three_lines_are_enough_for_a_foreign_module() -> None:
     net = Recurrent()
     report = mf.check(Adapter(logits=lambda tokens: net(tokens), vocab=VOCAB), skip=["compile"], length=48)
     assert report.ok, report.table()
-    found = verdicts(report)
-    assert {name for name, verdict in found.items() if verdict == "passed"} == {
+    actual = verdicts(report)
+    assert {name for name, verdict in actual.items() if verdict == "passed"} == {
         "repeatable",
         "traceless",
         "causal",
@@ -79,9 +79,9 @@ def test_what_else_an_adapter_gives_is_checked_too() -> None:
     net = Recurrent()
     report = mf.check(Adapter(logits=net, vocab=VOCAB, step=net.step), skip=["compile"], length=48)
     assert report.ok, report.table()
-    found = verdicts(report)
+    actual = verdicts(report)
     for name in ("cached", "prefill", "beams", "gradients", "float64", "bfloat16"):
-        assert found[name] == "passed", report[name]
+        assert actual[name] == "passed", report[name]
     assert report.subject == "Recurrent"
 
 
@@ -102,9 +102,9 @@ def test_an_encoder_is_held_to_padding_and_packing_but_not_to_causality() -> Non
     )
     report = mf.check(adapter, skip=["compile"])
     assert report.ok, report.table()
-    found = verdicts(report)
-    assert found["causal"] == found["cached"] == "not promised"
-    assert found["padding-left"] == found["padding-right"] == found["packing"] == found["empty-rows"] == "passed"
+    actual = verdicts(report)
+    assert actual["causal"] == actual["cached"] == "not promised"
+    assert actual["padding-left"] == actual["padding-right"] == actual["packing"] == actual["empty-rows"] == "passed"
 
 
 def test_lengths_are_multiples_of_what_an_adapter_asks_for() -> None:

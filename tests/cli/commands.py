@@ -39,20 +39,20 @@ TINY = ("dim=32", "depth=1", "heads=2", "limits.steps=30", "evaluate.every=15", 
 def pairs(number: int) -> list[tuple[str, str]]:
     """Words and their letters the other way round."""
     words = ["red", "tan", "sun", "box", "cup", "fig", "map", "net", "oak", "pen", "rod", "sky"]
-    found = [(f"{a} {b} {c}", f"{a} {b} {c}"[::-1]) for a in words for b in words for c in words]
-    return found[:: max(1, len(found) // number)][:number]
+    actual = [(f"{a} {b} {c}", f"{a} {b} {c}"[::-1]) for a in words for b in words for c in words]
+    return actual[:: max(1, len(actual) // number)][:number]
 
 
 def sentences(number: int) -> str:
     """Sentences of a subject, a verb and an object in CoNLL-U, numbered by name."""
     nouns, verbs = ["cats", "dogs", "birds", "mice"], ["see", "hear", "like"]
-    found = []
+    actual = []
     for count in range(number):
         subject, verb, thing = nouns[count % 4], verbs[count % 3], nouns[count // 12 % 4]
         rows = [(subject, "NOUN", 2, "nsubj"), (verb, "VERB", 0, "root"), (thing, "NOUN", 2, "obj")]
         words = [f"{n}\t{w}\t_\t{tag}\t_\t_\t{head}\t{rel}\t_\t_" for n, (w, tag, head, rel) in enumerate(rows, 1)]
-        found.append("\n".join([f"# sent_id = s{count}", *words]) + "\n")
-    return "\n".join(found)
+        actual.append("\n".join([f"# sent_id = s{count}", *words]) + "\n")
+    return "\n".join(actual)
 
 
 def lines(text: str) -> Sequence[str]:

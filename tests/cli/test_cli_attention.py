@@ -17,8 +17,8 @@ def test_a_translation_is_told_with_what_it_looked_at(cli: Cli, pairs_run: Path,
     assert "relative to the largest weight of their row" in told.err
     heads = lines(cli("attention", str(pairs_run), "red", "--answer", "d", "--heads").out)
     assert [row for row in heads if ": " in row] == [f"{pairs_run}: decoder.0.cross, head {head}" for head in (0, 1)]
-    found = json.loads(cli("attention", str(pairs_run), "red", "--json").out)[str(pairs_run)]
-    assert {one["part"] for one in found} == {"encoder.0.attention", "decoder.0.attention", "decoder.0.cross"}
+    actual = json.loads(cli("attention", str(pairs_run), "red", "--json").out)[str(pairs_run)]
+    assert {one["part"] for one in actual} == {"encoder.0.attention", "decoder.0.attention", "decoder.0.cross"}
 
 
 def test_mistakes_are_told(cli: Cli, text_run: Path, trees_run: Path) -> None:

@@ -28,11 +28,13 @@ def test_heads_are_json_and_their_labels_stay_with_the_run(cli: Cli, pairs_run: 
     assert read_head_labels(pairs_run) is None
     told = cli("heads", str(pairs_run), "--sentences", "110", "--trees", str(trees), "--json", "--save")
     assert told.code == 0, told.err
-    found = json.loads(told.out)
-    assert found["trees"] == 110
-    assert 0 < found["sentences"] <= 110
-    assert [(one["part"], one["head"]) for one in found["heads"]] == [(part, head) for part in PARTS for head in (0, 1)]
-    for one in found["heads"]:
+    actual = json.loads(told.out)
+    assert actual["trees"] == 110
+    assert 0 < actual["sentences"] <= 110
+    assert [(one["part"], one["head"]) for one in actual["heads"]] == [
+        (part, head) for part in PARTS for head in (0, 1)
+    ]
+    for one in actual["heads"]:
         assert 0 < one["confidence"] <= 1
         assert 0 <= one["offset"]["share"] <= 1
         assert one["rare"]["chance"] <= one["rare"]["chance_of_two"] <= 1
@@ -41,7 +43,7 @@ def test_heads_are_json_and_their_labels_stay_with_the_run(cli: Cli, pairs_run: 
     labels = read_head_labels(pairs_run)
     assert labels is not None
     assert list(labels) == PARTS
-    assert [label for part in PARTS for label in labels[part]] == [", ".join(one["labels"]) for one in found["heads"]]
+    assert [label for part in PARTS for label in labels[part]] == [", ".join(one["labels"]) for one in actual["heads"]]
     (pairs_run / "heads.json").write_text('{"format": 1, "labels": {"x": []}}')
     with pytest.raises(UserError, match="damaged"):
         read_head_labels(pairs_run)
@@ -49,10 +51,10 @@ def test_heads_are_json_and_their_labels_stay_with_the_run(cli: Cli, pairs_run: 
 
 
 def test_a_language_model_reads_pieces_of_its_text(cli: Cli, text_run: Path) -> None:
-    found = json.loads(cli("heads", str(text_run), "--sentences", "3", "--json").out)
-    assert found["sentences"] == 3
+    actual = json.loads(cli("heads", str(text_run), "--sentences", "3", "--json").out)
+    assert actual["sentences"] == 3
     # no head of a causal model attends to the next token
-    assert all(one["offset"]["offset"] <= 0 for one in found["heads"])
+    assert all(one["offset"]["offset"] <= 0 for one in actual["heads"])
 
 
 def test_mistakes_are_told(cli: Cli, text_run: Path, trees_run: Path, tmp_path: Path) -> None:
@@ -65,14 +67,14 @@ def test_mistakes_are_told(cli: Cli, text_run: Path, trees_run: Path, tmp_path: 
 
 def test_the_loss_depends_on_heads(cli: Cli, pairs_run: Path, labels_run: Path, tmp_path: Path) -> None:
     options = ("--sentences", "4", "--importance", "--ablate", "loss", "--relevance", "2")
-    found = json.loads(cli("heads", str(pairs_run), *options, "--json").out)
-    assert list(found["importance"]) == list(found["change of loss without the head"])
-    assert set(found["importance"]) == set(PARTS)
+    actual = json.loads(cli("heads", str(pairs_run), *options, "--json").out)
+    assert list(actual["importance"]) == list(actual["change of loss without the head"])
+    assert set(actual["importance"]) == set(PARTS)
     for part in PARTS:
         # importance has the norm 1 in each layer
-        assert sum(value**2 for value in found["importance"][part]) == pytest.approx(1)
-        assert any(found["change of loss without the head"][part])
-        assert 0.5 <= max(found["relevance"][part]) <= 1
+        assert sum(value**2 for value in actual["importance"][part]) == pytest.approx(1)
+        assert any(actual["change of loss without the head"][part])
+        assert 0.5 <= max(actual["relevance"][part]) <= 1
     told = cli("heads", str(labels_run), *options, "--out", str(tmp_path / "heads.svg"))
     assert told.code == 0, told.err
     assert "importance: body attention" in told.out

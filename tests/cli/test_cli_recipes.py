@@ -80,14 +80,14 @@ def test_show_reads_a_trained_run(cli: Cli, text_run: Path) -> None:
 def test_equal_layers_are_told_once_and_shared_weights_counted_once() -> None:
     shared = nn.Linear(3, 3)
     model = nn.ModuleDict({"a": shared, "b": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "c": shared})
-    found = module_rows(model)
-    assert [(p.name, p.times, p.parameters) for p in found] == [
+    actual = module_rows(model)
+    assert [(p.name, p.times, p.parameters) for p in actual] == [
         ("a", 1, 12),
         ("b", 1, 12),
         ("0..1", 2, 12),
         ("c", 1, 0),
     ]
-    assert found[-1].note == "the same as a"
+    assert actual[-1].note == "the same as a"
 
 
 def test_cost_is_what_can_be_counted_by_hand() -> None:
@@ -95,13 +95,13 @@ def test_cost_is_what_can_be_counted_by_hand() -> None:
     model = build_on_meta(
         "transformer-lm", {"vocab": vocab, "dim": dim, "depth": depth, "heads": 2, "max_length": length}
     )
-    found = forward_cost(model, length)
+    actual = forward_cost(model, length)
     projections = 2 * length * depth * 12 * dim * dim
     attention = depth * 2 * 2 * length * length * dim
-    assert found.flops == projections + attention + 2 * length * dim * vocab
-    assert found.bytes_per_token is not None
+    assert actual.flops == projections + attention + 2 * length * dim * vocab
+    assert actual.bytes_per_token is not None
     # keys and values in float32, and where each token is: two int64 a layer
-    assert found.bytes_per_token == depth * (2 * dim * 4 + 16)
+    assert actual.bytes_per_token == depth * (2 * dim * 4 + 16)
 
 
 @pytest.mark.slow
@@ -148,9 +148,9 @@ def test_a_broken_promise_is_exit_code_1(cli: Cli, monkeypatch: pytest.MonkeyPat
 def test_the_doctor_finds_what_is_there(cli: Cli) -> None:
     ended = cli("doctor", "--json")
     assert ended.code == 0, ended
-    found = {finding["subject"]: finding for finding in json.loads(ended.out)}
-    assert torch.__version__ in found["torch"]["result"]
-    assert found["SDPA"]["state"] == found["FlexAttention"]["state"] == "ok"
+    actual = {finding["subject"]: finding for finding in json.loads(ended.out)}
+    assert torch.__version__ in actual["torch"]["result"]
+    assert actual["SDPA"]["state"] == actual["FlexAttention"]["state"] == "ok"
 
 
 def test_the_doctor_verifies_a_folder(cli: Cli, tmp_path: Path) -> None:
@@ -221,9 +221,9 @@ def test_properties_of_a_recipe_and_of_a_run(cli: Cli, text_run: Path) -> None:
     assert "tiny sizes, random weights" in told.out
     assert "encoder.0.attention" in told.out
     assert "they depend on the order" in told.out
-    found = json.loads(cli("show", "compose", "--kernel", "rfa", "--properties", "--json").out)
-    assert {one["kernel"] for one in found["layers"]} == {"LinearKernel"}
-    assert not all(one["in_convex_hull"] for one in found["layers"])
+    actual = json.loads(cli("show", "compose", "--kernel", "rfa", "--properties", "--json").out)
+    assert {one["kernel"] for one in actual["layers"]} == {"LinearKernel"}
+    assert not all(one["in_convex_hull"] for one in actual["layers"])
     trained = cli("show", str(text_run), "--properties", "--length", "8")
     assert "trained weights, 8 random tokens" in trained.out
     for words, message in (

@@ -114,29 +114,29 @@ def test_plot_draws_one_run_or_several(cli: Cli, here: Path, text_run: Path) -> 
 
 def test_on_a_terminal_there_is_a_bar(here: Path) -> None:
     """A real terminal: the bar is drawn, and nothing of it is left over when the end is told."""
-    ours, theirs = pty.openpty()
+    controller, terminal = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "manyformer", *WORDS],
-        stdout=theirs,
+        stdout=terminal,
         stderr=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "120"},
     )
-    os.close(theirs)
-    seen = b""
+    os.close(terminal)
+    output = b""
     while True:
         try:
-            piece = os.read(ours, 65536)
+            piece = os.read(controller, 65536)
         except OSError:
             break
         if not piece:
             break
-        seen += piece
-    os.close(ours)
+        output += piece
+    os.close(controller)
     assert process.stderr is not None
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait(60) == 0
-    text = seen.decode()
+    text = output.decode()
     assert "━" in text
     assert "\x1b[" in text
     assert text.rstrip().endswith("manyformer plot runs/transformer-lm")

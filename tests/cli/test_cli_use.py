@@ -76,16 +76,16 @@ def test_generate_is_the_same_without_its_cache(cli: Cli, text_run: Path) -> Non
 
 def test_generate_reads_a_pipe(cli: Cli, text_run: Path, pipe: Callable[[bytes], None]) -> None:
     words = ("--greedy", "--max-new", "5")
-    wanted = cli("generate", str(text_run), "the cat", *words).out
+    expected = cli("generate", str(text_run), "the cat", *words).out
     for given in ((), ("-",)):
         pipe(b"the cat\n")
-        assert cli("generate", str(text_run), *given, *words).out == wanted
+        assert cli("generate", str(text_run), *given, *words).out == expected
     pipe(b"the cat\nthe dog\n\n")
     records = [
         json.loads(line) for line in cli("generate", str(text_run), "--lines", "--json", *words).out.splitlines()
     ]
     assert [record["prompt"] for record in records] == ["the cat", "the dog"]
-    assert records[0]["prompt"] + records[0]["text"] + "\n" == wanted
+    assert records[0]["prompt"] + records[0]["text"] + "\n" == expected
     pipe(b"\xff\xfe")
     ended = cli("generate", str(text_run))
     assert ended.code == 2
@@ -200,20 +200,20 @@ def test_text_is_scored_as_by_hand(cli: Cli, text_run: Path, tmp_path: Path) -> 
     ids = torch.tensor([[words.bos, *words.encode(text), words.eos]])
     logits = model(ids[:, :-1]).logits.detach().log_softmax(-1)
     nats = -float(logits.gather(2, ids[:, 1:, None]).sum())
-    found = {score["name"]: score["value"] for score in record["scores"]}
+    actual = {score["name"]: score["value"] for score in record["scores"]}
     count = ids.shape[1] - 1
-    assert found["perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-4)
-    assert found["bits per character"] == pytest.approx(nats / math.log(2) / len(text), rel=1e-4)
+    assert actual["perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-4)
+    assert actual["bits per character"] == pytest.approx(nats / math.log(2) / len(text), rel=1e-4)
     right = float((logits.argmax(-1) == ids[:, 1:]).float().mean())
-    assert found["token accuracy"] == pytest.approx(100 * right, abs=1e-3)
+    assert actual["token accuracy"] == pytest.approx(100 * right, abs=1e-3)
 
 
 def test_the_validation_score_is_that_of_training(cli: Cli, text_run: Path) -> None:
     record = json.loads(cli("evaluate", str(text_run), "--split", "valid", "--json").out)
     told = json.loads((text_run / "result.json").read_text())["scores"]
-    found = {score["name"]: score["value"] for score in record["scores"]}
-    assert found["perplexity"] == pytest.approx(told["perplexity"], rel=1e-4)
-    assert found["bits per byte"] == pytest.approx(told["bits_per_byte"], rel=1e-4)
+    actual = {score["name"]: score["value"] for score in record["scores"]}
+    assert actual["perplexity"] == pytest.approx(told["perplexity"], rel=1e-4)
+    assert actual["bits per byte"] == pytest.approx(told["bits_per_byte"], rel=1e-4)
 
 
 def test_translations_are_scored_against_their_references(cli: Cli, pairs_run: Path, tmp_path: Path) -> None:
@@ -228,20 +228,20 @@ def test_translations_are_scored_against_their_references(cli: Cli, pairs_run: P
     assert f"{wanted.value:.2f}" in ended.out
     assert wanted.signature in ended.out
     assert "beam 4, length penalty 0.6" in ended.out
-    found = evaluate(pairs_run, split="valid", settings=EvaluationSettings(beam=1))
-    assert {score.name for score in found.scores} >= {"BLEU", "chrF", "TER", "exact", "perplexity"}
-    assert "beam 1" in found.how
+    actual = evaluate(pairs_run, split="valid", settings=EvaluationSettings(beam=1))
+    assert {score.name for score in actual.scores} >= {"BLEU", "chrF", "TER", "exact", "perplexity"}
+    assert "beam 1" in actual.how
 
 
 def test_labels_are_scored_and_unknown_ones_count_as_missed(cli: Cli, labels_run: Path, tmp_path: Path) -> None:
     model = mf.load(labels_run)
     texts = ["red tan sun", "box", "oak oak oak"]
     names = json.loads((labels_run / "model" / "labels.json").read_text())
-    found = []
+    actual = []
     for text in texts:
         ids = torch.tensor([[1, *model.tokenizer.encode(text), 2]])
-        found.append(names[int(model(ids).logits.argmax())])
-    (tmp_path / "x.tsv").write_text("".join(f"{x}\t{y}\n" for x, y in zip(texts, [found[0], "never seen", found[2]])))
+        actual.append(names[int(model(ids).logits.argmax())])
+    (tmp_path / "x.tsv").write_text("".join(f"{x}\t{y}\n" for x, y in zip(texts, [actual[0], "never seen", actual[2]])))
     record = json.loads(cli("evaluate", str(labels_run), "--data", str(tmp_path / "x.tsv"), "--json").out)
     scores = {score["name"]: score["value"] for score in record["scores"]}
     assert scores["accuracy"] == pytest.approx(200 / 3)

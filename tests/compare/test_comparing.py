@@ -50,10 +50,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ComparisonResu
 
 
 def test_every_case_is_trained_with_every_seed(done: tuple[Path, ComparisonResult, list[str]]) -> None:
-    folder, found, said = done
+    folder, actual, said = done
     runs = sorted(str(path.parent.relative_to(folder / "out")) for path in (folder / "out").glob(f"*/*/{RUN_FILE}"))
     assert runs == ["learned/seed-0", "learned/seed-1", "rope/seed-0", "rope/seed-1"]
-    assert [(one.case, one.seed) for one in found.measurements] == [
+    assert [(one.case, one.seed) for one in actual.measurements] == [
         (case, seed) for case in ("learned", "rope", "rope, YaRN") for seed in (0, 1)
     ]
     assert len(said) == 4
@@ -62,30 +62,30 @@ def test_every_case_is_trained_with_every_seed(done: tuple[Path, ComparisonResul
 
 
 def test_what_cannot_be_scored_is_a_dash_with_its_reason(done: tuple[Path, ComparisonResult, list[str]]) -> None:
-    _, found, _ = done
-    assert found.values("learned", "loss", 1) == []
-    assert found.rows[0][2] == "–"
-    assert "learned at data.length 32: it was built for 16 positions, but there are 32" in found.notes
-    assert found.mean("rope", "loss", 1) is not None
+    _, actual, _ = done
+    assert actual.values("learned", "loss", 1) == []
+    assert actual.rows[0][2] == "–"
+    assert "learned at data.length 32: it was built for 16 positions, but there are 32" in actual.notes
+    assert actual.mean("rope", "loss", 1) is not None
 
 
 def test_scores_are_those_of_the_trained_model(done: tuple[Path, ComparisonResult, list[str]]) -> None:
-    folder, found, _ = done
+    folder, actual, _ = done
     result = json.loads((folder / "out/rope/seed-1/result.json").read_text())
-    assert found.measurements_of("rope")[1].scores[0]["loss"] == pytest.approx(result["scores"]["loss"], abs=1e-6)
-    assert found.measurements_of("rope")[1].scores[0]["accuracy"] == pytest.approx(
+    assert actual.measurements_of("rope")[1].scores[0]["loss"] == pytest.approx(result["scores"]["loss"], abs=1e-6)
+    assert actual.measurements_of("rope")[1].scores[0]["accuracy"] == pytest.approx(
         100 * result["scores"]["accuracy"], abs=1e-6
     )
     # other angles, same weights: near, and not the same
-    plain, scaled = (found.values(case, "loss") for case in ("rope", "rope, YaRN"))
+    plain, scaled = (actual.values(case, "loss") for case in ("rope", "rope, YaRN"))
     assert all(a != b and abs(a - b) < 0.5 for a, b in zip(plain, scaled, strict=True))
 
 
 def test_the_table_has_mean_and_deviation(done: tuple[Path, ComparisonResult, list[str]]) -> None:
-    folder, found, _ = done
-    values = found.values("rope", "loss")
-    row = found.rows[1]
-    assert found.headers[:3] == ["case", "loss (nats) at 16", "loss (nats) at 32"]
+    folder, actual, _ = done
+    values = actual.values("rope", "loss")
+    row = actual.rows[1]
+    assert actual.headers[:3] == ["case", "loss (nats) at 16", "loss (nats) at 32"]
     assert row[1] == f"{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f}"
     assert int(row[5].replace(",", "")) > 1000
     table = (folder / "out/table.md").read_text()
@@ -99,10 +99,10 @@ def test_the_table_has_mean_and_deviation(done: tuple[Path, ComparisonResult, li
 
 
 def test_scripts_find_everything(done: tuple[Path, ComparisonResult, list[str]]) -> None:
-    folder, found, _ = done
+    folder, actual, _ = done
     record = json.loads((folder / "out/results.json").read_text())
     assert record["values"] == [16, 32]
-    assert record["table"][1]["scores"][0]["mean"] == pytest.approx(found.mean("rope", "loss"))
+    assert record["table"][1]["scores"][0]["mean"] == pytest.approx(actual.mean("rope", "loss"))
     assert [claim["holds"] for claim in record["claims"]] == [True, False, None]
     lines = (folder / "out/table.csv").read_text().splitlines()
     assert lines[0] == "case,seed,data.length,score,value"
@@ -139,26 +139,26 @@ def test_steps_are_timed_and_one_setting_needs_no_sweep(tmp_path: Path) -> None:
     text = FILE.replace("sweep: {data.length: [16, 32]}", "cost: [step, memory]").replace("@16", "").split("claims")[0]
     claims = "claims: [rope <= learned + 9, accuracy of rope >= 0, step of rope <= learned * 99, step of rope < 0]\n"
     (tmp_path / "mine.yaml").write_text(text + claims)
-    found = compare(tmp_path / "mine.yaml", out=tmp_path / "out", seeds=1)
-    assert found.headers == ["case", "loss (nats)", "accuracy (%)", "ms a step", "MB a step"]
-    assert float(found.rows[0][3]) > 0
-    assert found.rows[2][3] == "–"
-    assert [verdict.holds for verdict in found.verdicts] == [True, True, True, False]
+    actual = compare(tmp_path / "mine.yaml", out=tmp_path / "out", seeds=1)
+    assert actual.headers == ["case", "loss (nats)", "accuracy (%)", "ms a step", "MB a step"]
+    assert float(actual.rows[0][3]) > 0
+    assert actual.rows[2][3] == "–"
+    assert [verdict.holds for verdict in actual.verdicts] == [True, True, True, False]
     assert (tmp_path / "out/picture.png").stat().st_size > 10_000
     fresh = compare(tmp_path / "mine.yaml", out=tmp_path / "out", seeds=1, fresh=True)
     assert (tmp_path / "out.old-1").is_dir()
-    assert fresh.mean("rope", "loss") == found.mean("rope", "loss")
+    assert fresh.mean("rope", "loss") == actual.mean("rope", "loss")
 
 
 def test_models_that_became_larger_than_the_reference_are_noted(tmp_path: Path) -> None:
     """Data may decide a size that was assumed when sizes were made equal, such as the longest of all sentences."""
     text = FILE.replace("score:", "reference: learned\nscore:").split("  rope, YaRN")[0]
     (tmp_path / "mine.yaml").write_text(text)
-    found = compare(tmp_path / "mine.yaml", out=tmp_path / "out", seeds=1)
-    assert not any("parameters" in note for note in found.notes)
-    first, second = found.measurements
+    actual = compare(tmp_path / "mine.yaml", out=tmp_path / "out", seeds=1)
+    assert not any("parameters" in note for note in actual.notes)
+    first, second = actual.measurements
     assert first.parameters is not None
-    larger = replace(found, measurements=(first, replace(second, parameters=2 * first.parameters)))
+    larger = replace(actual, measurements=(first, replace(second, parameters=2 * first.parameters)))
     note = f"rope has {2 * first.parameters:,} parameters with its vocabulary, learned has {first.parameters:,}"
     assert note in larger.notes
 
@@ -171,14 +171,14 @@ def test_a_case_may_begin_with_the_weights_of_another(tmp_path: Path) -> None:
         "cost: [minutes, total]\n"
     )
     (tmp_path / "mine.yaml").write_text(text)
-    found = compare(tmp_path / "mine.yaml", out=tmp_path / "out")
-    assert found.values("second", "loss") == pytest.approx(found.values("first", "loss"), abs=1e-6)
-    minutes = {case: statistics.fmean(m.minutes or 0.0 for m in found.measurements_of(case)) for case in found.cases}
-    assert [row[-1] for row in found.rows] == [f"{sum(minutes.values()):.1f}", f"{minutes['first']:.1f}"]
-    assert found.values("first", "loss")[0] != pytest.approx(found.values("first", "loss")[1], abs=1e-4)
+    actual = compare(tmp_path / "mine.yaml", out=tmp_path / "out")
+    assert actual.values("second", "loss") == pytest.approx(actual.values("first", "loss"), abs=1e-6)
+    minutes = {case: statistics.fmean(m.minutes or 0.0 for m in actual.measurements_of(case)) for case in actual.cases}
+    assert [row[-1] for row in actual.rows] == [f"{sum(minutes.values()):.1f}", f"{minutes['first']:.1f}"]
+    assert actual.values("first", "loss")[0] != pytest.approx(actual.values("first", "loss")[1], abs=1e-4)
     (tmp_path / "out").rename(tmp_path / "moved")
     again = compare(tmp_path / "mine.yaml", out=tmp_path / "moved")
-    assert again.measurements == found.measurements
+    assert again.measurements == actual.measurements
 
 
 TRIALS = FILE.replace("claims: [rope@16 <= learned@16 + 9, rope@32 < 0, learned@32 <= 9]\n", "").replace(
@@ -189,37 +189,37 @@ TRIALS = FILE.replace("claims: [rope@16 <= learned@16 + 9, rope@32 < 0, learned@
 def test_the_best_trial_is_trained_with_the_other_seeds(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(TRIALS + "trials: {optim.lr: [1.0e-20, 0.01], optim.weight_decay: [0.0]}\n")
     said: list[str] = []
-    found = compare(tmp_path / "mine.yaml", out=tmp_path / "out", log=said.append)
+    actual = compare(tmp_path / "mine.yaml", out=tmp_path / "out", log=said.append)
     # the others are the trials of the first seed
     assert len(said) == 6
     best = "optim.lr 0.01, optim.weight_decay 0.0"
-    assert {one.trial for one in found.measurements} == {best}
-    assert [(one.case, one.seed) for one in found.measurements] == [
+    assert {one.trial for one in actual.measurements} == {best}
+    assert [(one.case, one.seed) for one in actual.measurements] == [
         (case, seed) for case in ("learned", "rope", "rope, YaRN") for seed in (0, 1)
     ]
-    trials = {one.trial: one for one in found.trials if one.case == "learned"}
+    trials = {one.trial: one for one in actual.trials if one.case == "learned"}
     assert len(trials) == 2
-    assert trials[best] == found.measurements_of("learned")[0]
-    assert trials[best].selection == pytest.approx(found.values("learned", "loss")[0], abs=1e-6)
-    assert any(note.startswith("trials of rope: optim.lr 1e-20") and note.endswith("(best)") for note in found.notes)
+    assert trials[best] == actual.measurements_of("learned")[0]
+    assert trials[best].selection == pytest.approx(actual.values("learned", "loss")[0], abs=1e-6)
+    assert any(note.startswith("trials of rope: optim.lr 1e-20") and note.endswith("(best)") for note in actual.notes)
     again = compare(tmp_path / "mine.yaml", out=tmp_path / "out", jobs=2)
-    assert again.measurements == found.measurements
+    assert again.measurements == actual.measurements
 
 
 @pytest.mark.slow
 def test_all_trials_are_cases_and_two_processes_give_the_same(tmp_path: Path) -> None:
     text = TRIALS.replace("seeds: 2", "seeds: 1") + "trials: {optim.lr: [0.001, 0.01]}\nselect: all\n"
     (tmp_path / "mine.yaml").write_text(text)
-    found = compare(tmp_path / "mine.yaml", out=tmp_path / "out", jobs=2)
+    actual = compare(tmp_path / "mine.yaml", out=tmp_path / "out", jobs=2)
     names = ["learned", "rope", "rope, YaRN"]
-    assert found.cases == [f"{name}, optim.lr {lr}" for name in names for lr in ("0.001", "0.01")]
-    assert all(found.mean(case, "loss") is not None for case in found.cases)
+    assert actual.cases == [f"{name}, optim.lr {lr}" for name in names for lr in ("0.001", "0.01")]
+    assert all(actual.mean(case, "loss") is not None for case in actual.cases)
     (tmp_path / "mine.yaml").write_text(
         TRIALS.replace("seeds: 2", "seeds: 1").replace("limits:", "optim: {lr: 0.01}\n  limits:")
     )
     alone = compare(tmp_path / "mine.yaml", out=tmp_path / "alone")
     for name in names:
-        assert found.values(f"{name}, optim.lr 0.01", "loss") == pytest.approx(alone.values(name, "loss"), abs=1e-5)
+        assert actual.values(f"{name}, optim.lr 0.01", "loss") == pytest.approx(alone.values(name, "loss"), abs=1e-5)
 
 
 def test_a_training_that_diverges_is_a_dash(tmp_path: Path) -> None:
@@ -227,10 +227,10 @@ def test_a_training_that_diverges_is_a_dash(tmp_path: Path) -> None:
         "rope: {model: {position: rope}}", "rope: {model: {position: rope}, optim: {lr: 1.0e+30, max_grad_norm: null}}"
     )
     (tmp_path / "mine.yaml").write_text(text.split("  rope, YaRN")[0] + "sweep: {data.length: [16]}\n")
-    found = compare(tmp_path / "mine.yaml", out=tmp_path / "out", seeds=1)
-    assert found.mean("learned", "loss") is not None
-    assert found.rows[1][1] == "–"
-    assert any("rope at data.length 16: seed 0: " in note for note in found.notes)
+    actual = compare(tmp_path / "mine.yaml", out=tmp_path / "out", seeds=1)
+    assert actual.mean("learned", "loss") is not None
+    assert actual.rows[1][1] == "–"
+    assert any("rope at data.length 16: seed 0: " in note for note in actual.notes)
 
 
 def ended_by(number: signal.Signals, folder: Path, step: int) -> int:
@@ -265,11 +265,11 @@ def test_a_comparison_interrupted_and_killed_goes_on_where_it_was(tmp_path: Path
             begun.append(int(text.split()[4].rstrip(",")))
 
     settings = ["limits.steps=60", "save.every=10"]
-    found = compare(tmp_path / "mine.yaml", settings, seeds=1, out=tmp_path / "out", on_progress=hear)
+    actual = compare(tmp_path / "mine.yaml", settings, seeds=1, out=tmp_path / "out", on_progress=hear)
     assert begun[0] > 30, "it began from an earlier step"
     assert (tmp_path / "out/learned/seed-0/measured.json").stat().st_mtime_ns == kept
-    whole = compare(tmp_path / "mine.yaml", settings, seeds=1, out=tmp_path / "whole")
-    assert [one.scores for one in whole.measurements] == [one.scores for one in found.measurements]
+    full = compare(tmp_path / "mine.yaml", settings, seeds=1, out=tmp_path / "whole")
+    assert [one.scores for one in full.measurements] == [one.scores for one in actual.measurements]
 
 
 @pytest.mark.parametrize(
@@ -295,9 +295,9 @@ def test_claims(text: str, holds: bool | None) -> None:
 
 def test_numbers_of_one_seed_have_no_deviation() -> None:
     one = CaseMeasurement("a", 0, ({"loss": 1.0},), (None,), 1.0, 3, 48, 5)
-    found = ComparisonResult(None, 1, (one,))  # type: ignore[arg-type]
-    assert found.mean("a", "loss") == 1.0
-    assert found.deviation("a", "loss") is None
+    actual = ComparisonResult(None, 1, (one,))  # type: ignore[arg-type]
+    assert actual.mean("a", "loss") == 1.0
+    assert actual.deviation("a", "loss") is None
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -355,13 +355,13 @@ cases:
 sweep: {data.num_hops: [1, 3]}
 """
     )
-    found = compare(tmp_path / "mine.yaml", out=tmp_path / "out")
+    actual = compare(tmp_path / "mine.yaml", out=tmp_path / "out")
     for index in range(2):
-        steps, span = found.mean("universal", "steps", index), found.mean("spans", "span", index)
+        steps, span = actual.mean("universal", "steps", index), actual.mean("spans", "span", index)
         assert steps is not None
         assert 1 <= steps <= 3
         assert span == pytest.approx(6, abs=0.5)
-        assert found.mean("universal", "span", index) is found.mean("spans", "steps", index) is None
+        assert actual.mean("universal", "span", index) is actual.mean("spans", "steps", index) is None
 
 
 def test_a_process_that_does_not_end_by_itself_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

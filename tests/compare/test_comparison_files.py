@@ -40,34 +40,34 @@ def written(tmp_path: Path, text: str) -> Path:
 
 
 def test_cases_are_runs_over_the_base(tmp_path: Path) -> None:
-    found = read_comparison(written(tmp_path, FILE), ["limits.steps=7", "depth=2"])
-    assert (found.name, found.about) == ("mine", "Which position is best? In two lines.")
-    assert (found.setting, found.values) == ("data.length", (16, 32))
-    assert [case.name for case in found.cases] == ["learned", "rope", "yarn", "lm"]
-    for case in found.cases:
+    actual = read_comparison(written(tmp_path, FILE), ["limits.steps=7", "depth=2"])
+    assert (actual.name, actual.about) == ("mine", "Which position is best? In two lines.")
+    assert (actual.setting, actual.values) == ("data.length", (16, 32))
+    assert [case.name for case in actual.cases] == ["learned", "rope", "yarn", "lm"]
+    for case in actual.cases:
         assert case.run.limits.steps == 7
         assert case.run.model["dim"] == 16
         assert case.run.model["depth"] == 2
         assert [point.data.length for point in case.points] == [16, 32]  # type: ignore[union-attr]
-    assert found.case("rope").run.model["position"] == "rope"
-    assert found.case("lm").run.recipe == "transformer-lm"
-    assert (found.case("yarn").trained_by, found.case("yarn").run.model["length_scale"]) == ("rope", 2.0)
+    assert actual.case("rope").run.model["position"] == "rope"
+    assert actual.case("lm").run.recipe == "transformer-lm"
+    assert (actual.case("yarn").trained_by, actual.case("yarn").run.model["length_scale"]) == ("rope", 2.0)
 
 
 def test_the_sweep_wins_over_the_command_line(tmp_path: Path) -> None:
-    found = read_comparison(written(tmp_path, FILE), ["data.length=20"])
-    assert found.case("rope").run.data.length == 20  # type: ignore[union-attr]
-    assert [point.data.length for point in found.case("rope").points] == [16, 32]  # type: ignore[union-attr]
+    actual = read_comparison(written(tmp_path, FILE), ["data.length=20"])
+    assert actual.case("rope").run.data.length == 20  # type: ignore[union-attr]
+    assert [point.data.length for point in actual.case("rope").points] == [16, 32]  # type: ignore[union-attr]
 
 
 def test_a_sweep_over_a_keyword_leaves_out_who_has_none(tmp_path: Path) -> None:
-    found = read_comparison(
+    actual = read_comparison(
         written(
             tmp_path, FILE.replace("data.length: [16, 32]", "model.length_scale: [1.0, 2.0]").replace("@16", "@1.0")
         )
     )
-    assert found.case("lm").points == (None, None)
-    assert [point.model["length_scale"] for point in found.case("rope").points if point is not None] == [1.0, 2.0]
+    assert actual.case("lm").points == (None, None)
+    assert [point.model["length_scale"] for point in actual.case("rope").points if point is not None] == [1.0, 2.0]
 
 
 def test_one_base_serves_recipes_with_other_keywords(tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ def test_one_base_serves_recipes_with_other_keywords(tmp_path: Path) -> None:
         "title: T\nrun: {model: {dim: 16, heads: 2, kv_heads: 1, norm_kind: rms}}\n"
         "cases:\n  a: {recipe: compose}\n  b: {recipe: transformer-lm}\n"
     )
-    found = read_comparison(written(tmp_path, text))
-    assert found.case("a").run.model == {"dim": 16, "heads": 2, "kv_heads": 1, "norm_kind": "rms"}
-    assert found.case("b").run.model == {"dim": 16, "heads": 2, "kv_heads": 1}
+    actual = read_comparison(written(tmp_path, text))
+    assert actual.case("a").run.model == {"dim": 16, "heads": 2, "kv_heads": 1, "norm_kind": "rms"}
+    assert actual.case("b").run.model == {"dim": 16, "heads": 2, "kv_heads": 1}
     assert refused(tmp_path, text.replace("norm_kind", "norm_knid")) == [
         "mine.yaml:2:47: model.norm_knid: no such setting in the recipe of any case"
     ]
@@ -89,18 +89,18 @@ def test_one_base_serves_recipes_with_other_keywords(tmp_path: Path) -> None:
 
 def test_a_base_may_extend_a_shipped_run(tmp_path: Path) -> None:
     text = "title: T\nrun: {extends: lm/stdlib, limits: {steps: 9}}\ncases:\n  a: {}\n  b: {model: {depth: 2}}\n"
-    found = read_comparison(written(tmp_path, text))
-    assert [case.run.model["depth"] for case in found.cases] == [4, 2]
-    assert found.cases[0].run.limits.steps == 9
-    assert found.cases[0].run.limits.minutes == 3
-    assert found.values == (None,)
+    actual = read_comparison(written(tmp_path, text))
+    assert [case.run.model["depth"] for case in actual.cases] == [4, 2]
+    assert actual.cases[0].run.limits.steps == 9
+    assert actual.cases[0].run.limits.minutes == 3
+    assert actual.values == (None,)
 
 
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", sorted(shipped_comparisons()))
 def test_shipped_ones_are_valid_and_no_runs(name: str) -> None:
-    found = read_suite(name) if is_suite(name) else read_comparison(name)
-    assert found.about
+    actual = read_suite(name) if is_suite(name) else read_comparison(name)
+    assert actual.about
     assert name not in shipped_runs()
     assert f"comparisons/{name}" not in shipped_runs()
 
@@ -115,15 +115,15 @@ PAPERS = [
 @pytest.mark.parametrize("name", PAPERS)
 def test_what_papers_claim_is_compared_in_one_frame(name: str) -> None:
     """Equal parameters, as many learning rates for every case, three seeds."""
-    found = read_comparison(name)
-    reference = found.file.reference
+    actual = read_comparison(name)
+    reference = actual.file.reference
     assert reference is not None
-    parameters = body_parameters(found.case(reference).run)
-    for case in found.cases:
+    parameters = body_parameters(actual.case(reference).run)
+    for case in actual.cases:
         assert body_parameters(case.run) == pytest.approx(parameters, rel=TOLERANCE)
-    assert list(found.file.trials) == ["optim.lr"]
-    assert {len(case.trials) for case in found.cases} == {3}
-    assert found.file.seeds == 3
+    assert list(actual.file.trials) == ["optim.lr"]
+    assert {len(case.trials) for case in actual.cases} == {3}
+    assert actual.file.seeds == 3
 
 
 def test_models_become_as_large_as_the_reference(tmp_path: Path) -> None:
@@ -131,11 +131,11 @@ def test_models_become_as_large_as_the_reference(tmp_path: Path) -> None:
         "title: T\nreference: lm\nrun: {recipe: transformer-lm, model: {dim: 64, depth: 1, heads: 2, max_length: 64}}\n"
         "cases:\n  lm: {}\n  synthesizer: {recipe: synthesizer}\n"
     )
-    found = read_comparison(written(tmp_path, text))
-    assert "ff_dim" not in found.case("lm").run.model
+    actual = read_comparison(written(tmp_path, text))
+    assert "ff_dim" not in actual.case("lm").run.model
     # two scores of its table for each of 64 x 64 pairs of positions, and two that mix it with products
     removed = 2 * 64 * 64 // (2 * 64 + 1)
-    assert found.case("synthesizer").run.model["ff_dim"] == pytest.approx(4 * 64 - removed, abs=2)
+    assert actual.case("synthesizer").run.model["ff_dim"] == pytest.approx(4 * 64 - removed, abs=2)
     with pytest.raises(ValueError, match=r"case synthesizer: it has 9,594 parameters .* lm has 1,400, and no value of"):
         read_comparison(written(tmp_path, text.replace("dim: 64", "dim: 8", 1)))
     assert refused(tmp_path, text.replace("reference: lm", "reference: synthesiser")) == [

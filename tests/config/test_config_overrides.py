@@ -102,9 +102,9 @@ def test_a_wrong_word_gets_the_nearest_right_one(words: list[str], line: str) ->
     if not line:
         assert load("lm", *words).out == "runs/lm"
         return
-    found = refused("lm", *words)
-    assert len(found) == 1
-    assert found[0].startswith(line)
+    actual = refused("lm", *words)
+    assert len(actual) == 1
+    assert actual[0].startswith(line)
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,9 @@ def test_a_wrong_word_gets_the_nearest_right_one(words: list[str], line: str) ->
     ],
 )
 def test_an_earlier_name_is_answered_with_the_new_one(words: list[str], line: str) -> None:
-    (found,) = refused("lm", *words)
-    assert found.startswith(line)
-    assert ("is now" in found) == ("is now" in line)
+    (actual,) = refused("lm", *words)
+    assert actual.startswith(line)
+    assert ("is now" in actual) == ("is now" in line)
 
 
 def test_negative_values_are_no_options() -> None:

@@ -98,10 +98,10 @@ def test_defaults_that_depend_on_other_settings() -> None:
 
 
 def test_words_are_not_numbers_and_numbers_are_not_truths() -> None:
-    found = complaints(
+    actual = complaints(
         seed="1", activation_checkpointing="yes", batch={"tokens": True}, limits={"steps": 1.5}, optim={"lr": "0.1"}
     )
-    assert set(found) == {"seed", "activation_checkpointing", "batch.tokens", "limits.steps", "optim.adamw.lr"}
+    assert set(actual) == {"seed", "activation_checkpointing", "batch.tokens", "limits.steps", "optim.adamw.lr"}
     assert RunConfig.model_validate({"recipe": "lm", "limits": {"steps": 1e5}}).limits.steps == 100_000
 
 
@@ -147,9 +147,9 @@ def test_a_wrong_setting_is_refused_where_it_is(settings: Any, path: str) -> Non
     ],
 )
 def test_settings_that_contradict_one_another(settings: Any, path: str, word: str) -> None:
-    found = complaints(**settings)
-    assert list(found) == [path]
-    assert word in found[path]
+    actual = complaints(**settings)
+    assert list(actual) == [path]
+    assert word in actual[path]
 
 
 def test_every_setting_is_documented() -> None:

@@ -120,8 +120,8 @@ def test_a_conflict_with_a_broken_setting_is_not_reported() -> None:
     ],
 )
 def test_one_mistake_one_sentence(text: str, line: str) -> None:
-    found = refused(write(f"recipe: lm\n{text}\n"))
-    assert found[0].startswith(line), found
+    actual = refused(write(f"recipe: lm\n{text}\n"))
+    assert actual[0].startswith(line), actual
 
 
 def test_what_is_missing_is_asked_for() -> None:
@@ -173,9 +173,9 @@ def test_an_unknown_recipe_is_told_with_the_other_mistakes() -> None:
     ],
 )
 def test_broken_files_get_a_sentence_with_a_place(text: str | bytes, line: str) -> None:
-    found = refused(write(text))
-    assert found[0].startswith(line), found
-    assert len(found) == 1, "one cause, one line"
+    actual = refused(write(text))
+    assert actual[0].startswith(line), actual
+    assert len(actual) == 1, "one cause, one line"
 
 
 def test_a_byte_order_mark_and_windows_lines_are_no_mistake() -> None:
@@ -197,9 +197,9 @@ def test_a_section_whose_settings_are_all_commented_out_is_empty() -> None:
     ],
 )  # fmt: skip
 def test_plain_words_are_read_as_people_mean_them(word: str, value: object) -> None:
-    found = resolve_scalar(word)
-    assert found == value
-    assert type(found) is type(value)
+    actual = resolve_scalar(word)
+    assert actual == value
+    assert type(actual) is type(value)
 
 
 def test_extends_lays_a_file_over_another() -> None:

@@ -65,7 +65,7 @@ def test_no_word_for_two_numbers(pairs: list[normalization.NormalizationPair]) -
     for language in LANGUAGES:
         for number in [*range(400), *range(400, 1100, 50), *range(2000, 10_000, 1000), 10**5]:
             meanings.setdefault(spell_number(number, language).casefold(), set()).add(number)
-    torn = {words: found for words, found in meanings.items() if len(found) > 1}
+    torn = {words: actual for words, actual in meanings.items() if len(actual) > 1}
     # Spanish three is Danish sixty; no other words of these languages collide.
     assert torn == {"tres": {3, 60}}
     assert not LocaleConventions().is_unambiguous(FormattedValue("tres", "3", "tres", "3"))
@@ -118,12 +118,12 @@ def test_the_default_pairs_open(
     splits["train"] = set()
     while data.train.epoch == 0:
         splits["train"] |= {data.source.decode(row.tolist()) for row in next(data.train).source}
-    assert {name: len(found) / 6000 for name, found in splits.items()} == {
+    assert {name: len(actual) / 6000 for name, actual in splits.items()} == {
         "train": pytest.approx(0.93, abs=0.015),
         "valid": pytest.approx(0.05, abs=0.01),
         "test": pytest.approx(0.02, abs=0.008),
     }
-    folded = [source.casefold() for found in splits.values() for source in found]
+    folded = [source.casefold() for actual in splits.values() for source in actual]
     assert len(folded) == len(set(folded)) == 6000
 
 

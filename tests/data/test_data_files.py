@@ -31,13 +31,13 @@ def written(folder: Path, name: str, content: str | bytes) -> Path:
 
 
 def documents(path: str, cache: Path, column: str | None = None) -> list[str]:
-    found: list[str] = []
+    actual: list[str] = []
     for source in text_sources(path, column, cache):
         for part in source.parts():
             if part.starts_document:
-                found.append("")
-            found[-1] += part.text
-    return found
+                actual.append("")
+            actual[-1] += part.text
+    return actual
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), st.integers(1, 7))
@@ -95,8 +95,8 @@ def test_standard_input_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_jsonl_with_columns_inside(tmp_path: Path) -> None:
     lines = '{"translation": {"en": "a\\tb", "de": "c"}, "id": 7}\n{"translation": {"en": "d", "de": "e"}, "id": 8}\n'
     path = written(tmp_path, "pairs.jsonl.gz", lines)
-    found = [row.cells for row in read_rows(path, ["translation.en", "translation.de", "id"])]
-    assert found == [("a\tb", "c", "7"), ("d", "e", "8")]
+    actual = [row.cells for row in read_rows(path, ["translation.en", "translation.de", "id"])]
+    assert actual == [("a\tb", "c", "7"), ("d", "e", "8")]
 
 
 def test_tsv_by_number_and_by_name(tmp_path: Path) -> None:

@@ -65,9 +65,9 @@ def test_pairs_in_a_translation_column_of_a_folder_of_files(tmp_path: Path) -> N
         path=f"hf:{folder}", source="translation.en", target="translation.de", tokenizer="byte", valid=0.2
     )
     data = open_data(config, "pairs", batch_tokens=100, cache=tmp_path / "run", seed=0)
-    found = {(one.source, one.target) for one in data.examples("valid")}
-    assert found
-    assert found <= {(f"word {i}", f"Wort {i}") for i in range(50)}
+    actual = {(one.source, one.target) for one in data.examples("valid")}
+    assert actual
+    assert actual <= {(f"word {i}", f"Wort {i}") for i in range(50)}
 
 
 def test_what_is_wrong_is_said(reviews: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

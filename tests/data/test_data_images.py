@@ -39,9 +39,9 @@ def opened(path: Path, folder: Path, *, task: str = "labelled", batch: int = 60,
 
 def all_of(batches: Any) -> tuple[Images, list[int]]:
     """The images and labels of batches, in their order."""
-    found = list(batches)
-    assert all(isinstance(batch, ImageClassificationBatch) for batch in found)
-    return torch.cat([one.pixels for one in found]).numpy(), [n for one in found for n in one.labels.tolist()]
+    actual = list(batches)
+    assert all(isinstance(batch, ImageClassificationBatch) for batch in actual)
+    return torch.cat([one.pixels for one in actual]).numpy(), [n for one in actual for n in one.labels.tolist()]
 
 
 def epoch_of(data: OpenedData) -> list[Any]:
@@ -56,8 +56,8 @@ def write_idx(path: Path, array: NDArray[Any]) -> None:
 
 def assert_same_images(found: tuple[Images, list[int]], images: Images, labels: list[int]) -> None:
     """The same images with the same labels, in whatever order."""
-    mine = sorted((image.tobytes(), label) for image, label in zip(*found, strict=True))
-    assert mine == sorted((image.tobytes(), label) for image, label in zip(images, labels, strict=True))
+    ours = sorted((image.tobytes(), label) for image, label in zip(*found, strict=True))
+    assert ours == sorted((image.tobytes(), label) for image, label in zip(images, labels, strict=True))
 
 
 @pytest.mark.parametrize("names", [("x", "y"), ("train_x", "train_y"), ("x_train", "y_train"), ("images", "labels")])
@@ -220,9 +220,9 @@ def test_images_are_scaled_and_made_grey(tmp_path: Path) -> None:
     assert data.offered_keywords == {"height": 2, "width": 2, "channels": 3}
     # the mean of the pixels that fall together
     want = images.reshape(12, 2, 2, 2, 3, 3).mean((2, 4))
-    found = {tuple(np.round(image).ravel().astype(int).tolist()) for image in want}
+    actual = {tuple(np.round(image).ravel().astype(int).tolist()) for image in want}
     for image in all_of(data.valid)[0]:
-        assert min(np.abs(image.ravel().astype(int) - np.array(one)).max() for one in found) <= 1
+        assert min(np.abs(image.ravel().astype(int) - np.array(one)).max() for one in actual) <= 1
     grey = opened(tmp_path / "a.npz", tmp_path, batch=24, channels=1, valid=0.5)
     assert grey.offered_keywords["channels"] == 1
 
@@ -260,8 +260,8 @@ def test_training_goes_on_where_it_was(tmp_path: Path) -> None:
     assert torch.equal(next(one.train)[0], next(other.train)[0])
     # two processes see together what one sees alone
     halves = [one.train.shard(rank, 2) for rank in range(2)]
-    whole, parts = next(one.train), [next(half) for half in halves]
-    assert sorted(whole[1].tolist()) == sorted(label for part in parts for label in part[1].tolist())
+    full, parts = next(one.train), [next(half) for half in halves]
+    assert sorted(full[1].tolist()) == sorted(label for part in parts for label in part[1].tolist())
 
 
 @pytest.mark.parametrize(

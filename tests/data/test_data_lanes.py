@@ -27,24 +27,24 @@ from manyformer.data.text_epochs import NextTokenBatches, TextPlan
 @settings(max_examples=80, deadline=None)
 def test_every_target_once_and_rows_go_on(sizes: list[int], length: int, rows: int, seed: int) -> None:
     shard = shard_of(sizes)
-    wanted = Counter(pair for tokens in documents(shard) for pair in itertools.pairwise(tokens))
+    expected = Counter(pair for tokens in documents(shard) for pair in itertools.pairwise(tokens))
     for epoch, random in enumerate((None, random_generator(seed, 0), random_generator(seed, 1))):
         arrangement = LaneLayout(shard, length, rows, shifted=True).arrange(random, epoch)
-        found = arrangement.rows(np.arange(arrangement.count))
-        assert pairs_of(found) == wanted
+        actual = arrangement.rows(np.arange(arrangement.count))
+        assert pairs_of(actual) == expected
         assert arrangement.count % rows == 0
-        assert found.segments is not None
+        assert actual.segments is not None
         for lane in range(rows):
-            mine = TextRows(*(part[lane::rows].ravel() for part in found))  # type: ignore[union-attr]
-            real = mine.is_first_copy
+            ours = TextRows(*(part[lane::rows].ravel() for part in actual))  # type: ignore[union-attr]
+            real = ours.is_first_copy
             assert not (np.diff(real.astype(int)) > 0).any(), "padding stands at the end of a lane alone"
-            assert mine.segments is not None
-            numbers = mine.segments[real]
+            assert ours.segments is not None
+            numbers = ours.segments[real]
             assert (np.diff(numbers) >= 0).all()
-            assert (mine.segments[~real] == -1).all()
-            assert (mine.targets[~real] == IGNORE_INDEX).all()
+            assert (ours.segments[~real] == -1).all()
+            assert (ours.targets[~real] == IGNORE_INDEX).all()
             # a target is the next token of the lane
-            tokens, targets = mine.tokens[real], mine.targets[real]
+            tokens, targets = ours.tokens[real], ours.targets[real]
             known = targets[:-1] != IGNORE_INDEX
             assert (targets[:-1][known] == tokens[1:][known]).all()
             # a document begins where the number changes
@@ -66,34 +66,36 @@ def test_numbers_rise_through_all_epochs_and_positions_are_kept(tmp_path: Path) 
         assert ((batch.segments[:, 0] >= last) | (real < 0)).all()
         last = torch.maximum(last, real)
     again.train.load_state_dict(data.train.state_dict())
-    found, wanted = next(again.train), next(data.train)
-    assert found._fields == wanted._fields
-    assert not [field for field in found._fields if (getattr(found, field) is None) != (getattr(wanted, field) is None)]
-    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True) if one is not None)
+    actual, expected = next(again.train), next(data.train)
+    assert actual._fields == expected._fields
+    assert not [
+        field for field in actual._fields if (getattr(actual, field) is None) != (getattr(expected, field) is None)
+    ]
+    assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True) if one is not None)
     assert "each continuing the same row of the previous batch" in data.describe()[-1]
 
 
 def test_ranks_have_lanes_of_their_own() -> None:
     shard = shard_of([50, 60])
-    whole = TextPlan(LaneLayout(shard, 4, 4, shifted=True), 4, NextTokenBatches(), "x").epoch(0, 0)
-    assert whole.rows_continue
-    assert all(len(whole.batch(number).tokens) == 4 for number in range(len(whole)))
+    full = TextPlan(LaneLayout(shard, 4, 4, shifted=True), 4, NextTokenBatches(), "x").epoch(0, 0)
+    assert full.rows_continue
+    assert all(len(full.batch(number).tokens) == 4 for number in range(len(full)))
 
 
 @pytest.mark.parametrize("rule", ["periodic", "marked"])
 def test_a_rule_s_sequences_in_parts(rule: str, tmp_path: Path) -> None:
     section = MarkedData if rule == "marked" else partial(PeriodicData, period=5)
     parts = section(symbols=17, length=8, valid=640, rows_per_sequence=4)
-    whole = section(symbols=17, length=32, valid=640)
+    full = section(symbols=17, length=32, valid=640)
     cut, one = (
-        open_data(data, "next-token", batch_tokens=3 * data.length, cache=tmp_path, seed=0) for data in (parts, whole)
+        open_data(data, "next-token", batch_tokens=3 * data.length, cache=tmp_path, seed=0) for data in (parts, full)
     )
     pieces, expected = [next(cut.train) for _ in range(8)], [next(one.train) for _ in range(2)]
     for number in range(2):
-        mine = pieces[4 * number : 4 * number + 4]
-        assert torch.equal(torch.cat([piece.tokens for piece in mine], 1), expected[number].tokens)
-        assert torch.equal(torch.cat([piece.targets for piece in mine], 1), expected[number].targets)
-        assert all((piece.segments == number).all() for piece in mine)
+        ours = pieces[4 * number : 4 * number + 4]
+        assert torch.equal(torch.cat([piece.tokens for piece in ours], 1), expected[number].tokens)
+        assert torch.equal(torch.cat([piece.targets for piece in ours], 1), expected[number].targets)
+        assert all((piece.segments == number).all() for piece in ours)
     assert cut.train.rows_continue
     assert not one.train.rows_continue
     assert len(cut.valid) % 4 == 0

@@ -61,10 +61,10 @@ def test_units_are_exact(tokenizer: Any, packing: Any, folder: Path, tmp_path: P
     assert data.valid.units is not None
     assert sum(int((batch.targets != IGNORE_INDEX).sum()) for batch in data.valid) == data.valid.units.targets
     texts = {name: shard_text(tmp_path / "run", name, data) for name in ("train", "valid")}
-    whole = [document(number) for number in range(40) if document(number) in texts["valid"]]
+    full = [document(number) for number in range(40) if document(number) in texts["valid"]]
     assert sorted(texts["train"] + texts["valid"]) == sorted(map(document, range(40)))
-    assert data.valid.units.characters == sum(map(len, whole))
-    assert data.valid.units.bytes == sum(len(text.encode()) for text in whole)
+    assert data.valid.units.characters == sum(map(len, full))
+    assert data.valid.units.bytes == sum(len(text.encode()) for text in full)
     share = data.valid.units.characters / sum(len(document(number)) for number in range(40))
     assert 0.3 <= share < 0.6
 
@@ -77,17 +77,17 @@ def test_of_few_documents_the_ends_are_held_out(lengths: list[int]) -> None:
     for text in texts:
         pieces = [text[at : at + 33] for at in range(0, len(text), 33)] or [""]
         parts += [TextPart(piece, n == 0, n == len(pieces) - 1) for n, piece in enumerate(pieces)]
-    found: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
+    actual: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
     for split, part in holdout.divide(parts):
         assert not part.ends_document
         if part.starts_document:
-            found[split].append("")
-        found[split][-1] += part.text
+            actual[split].append("")
+        actual[split][-1] += part.text
     for number, text in enumerate(text for text in texts if text):
         a = int((1 - 0.1 - 0.2) * len(text))
-        wanted = [text[:a], text[a : a + int(0.1 * len(text))], text[a + int(0.1 * len(text)) :]]
-        stretches = [split[number] for split in found.values() if len(split) > number]
-        assert stretches == [stretch for stretch in wanted if stretch]
+        expected = [text[:a], text[a : a + int(0.1 * len(text))], text[a + int(0.1 * len(text)) :]]
+        stretches = [split[number] for split in actual.values() if len(split) > number]
+        assert stretches == [stretch for stretch in expected if stretch]
 
 
 def test_documents_are_held_out_whole_and_by_share() -> None:
@@ -186,10 +186,10 @@ def test_hostile_offsets_are_refused(folder: Path, tmp_path: Path) -> None:
 
 
 def test_preparing_streams(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = opened(TextData(path=str(folder), length=16, valid=0.2), tmp_path / "one")
+    full = opened(TextData(path=str(folder), length=16, valid=0.2), tmp_path / "one")
     monkeypatch.setattr(BPETokenizer, "block_characters", 50)
     parts = opened(TextData(path=str(folder), length=16, valid=0.2), tmp_path / "two")
-    assert (next(whole.train).tokens == next(parts.train).tokens).all()
+    assert (next(full.train).tokens == next(parts.train).tokens).all()
     shard = np.memmap(tmp_path / "two" / "train.tokens", dtype="<u2")
     assert len(shard) == json.loads((tmp_path / "two" / "prepared.json").read_text())["splits"]["train"]["tokens"]
 

@@ -57,11 +57,11 @@ def test_every_target_once_an_epoch(
 ) -> None:
     shard = shard_of(sizes)
     # What follows what inside each document: that is what a language model has to learn, no less and no more.
-    wanted = Counter(pair for tokens in documents(shard) for pair in itertools.pairwise(tokens))
+    expected = Counter(pair for tokens in documents(shard) for pair in itertools.pairwise(tokens))
     layout: RowLayout = shape(shard, length, shifted=True)
     for random in (None, random_generator(seed, 0), random_generator(seed, 1)):
         rows = everything(layout.arrange(random))
-        assert pairs_of(rows) == wanted
+        assert pairs_of(rows) == expected
         assert rows.tokens.shape[1] == length or len(rows.tokens) == 1
 
 
@@ -83,7 +83,7 @@ def test_without_a_shift_every_token_once(
 def test_a_segment_is_a_stretch_of_one_document(sizes: list[int], length: int) -> None:
     shard = shard_of(sizes)
     rows = everything(DocumentLayout(shard, length, shifted=True))
-    whole = [" ".join(map(str, tokens)) + " " for tokens in documents(shard)]
+    full = [" ".join(map(str, tokens)) + " " for tokens in documents(shard)]
     segments = np.zeros_like(rows.tokens) if rows.segments is None else rows.segments
     for tokens, targets, row in zip(rows.tokens, rows.targets, segments):
         used = row[row >= 0]
@@ -96,7 +96,7 @@ def test_a_segment_is_a_stretch_of_one_document(sizes: list[int], length: int) -
         for number in set(used.tolist()):
             inside = row == number
             stretch = [*tokens[inside].tolist(), int(targets[inside][-1])]
-            assert any(" ".join(map(str, stretch)) + " " in text for text in whole)
+            assert any(" ".join(map(str, stretch)) + " " in text for text in full)
 
 
 @given(st.lists(st.integers(1, 50), max_size=300))

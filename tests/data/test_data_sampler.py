@@ -91,16 +91,16 @@ def test_ranks_together_see_what_one_sees(what: str, world: int, tmp_path: Path)
     alone = opened(what, tmp_path).train
     ranks = [opened(what, tmp_path).train.shard(rank, world) for rank in range(world)]
     for _ in range(alone.batches + 2):
-        whole, parts = next(alone), [next(rank) for rank in ranks]
-        for column in range(len(whole)):
-            if whole[column] is None:
+        full, parts = next(alone), [next(rank) for rank in ranks]
+        for column in range(len(full)):
+            if full[column] is None:
                 assert all(part[column] is None for part in parts)
                 continue
-            together = torch.empty_like(whole[column])
+            together = torch.empty_like(full[column])
             for rank, part in enumerate(parts):
                 together[rank::world] = part[column][: len(together[rank::world])]
-            assert torch.equal(together, whole[column])
-        assert sum(map(scored, parts)) == scored(whole)
+            assert torch.equal(together, full[column])
+        assert sum(map(scored, parts)) == scored(full)
     assert all(rank.state_dict() == alone.state_dict() for rank in ranks)
 
 
@@ -113,9 +113,9 @@ def test_the_order_survives_a_change_of_the_number_of_processes(what: str, tmp_p
         ranks = [opened(what, tmp_path).train.shard(rank, world) for rank in range(world)]
         for rank in ranks:
             rank.load_state_dict(position)
-        for whole in expected[2 * number : 2 * number + 2]:
+        for full in expected[2 * number : 2 * number + 2]:
             parts = [next(rank) for rank in ranks]
-            for column, values in enumerate(whole):
+            for column, values in enumerate(full):
                 for rank, part in enumerate(parts):
                     if values is not None and rank < len(values):
                         assert torch.equal(part[column], values[rank::world])
@@ -173,11 +173,11 @@ def test_budgets_hold_and_nothing_is_lost(what: str, tmp_path: Path) -> None:
             sides = [first] + ([batch.target] if isinstance(batch, Seq2SeqBatch) else [])
             assert max(side.numel() for side in sides) <= 400
             seen.update(data.source.decode(row.tolist()) for row in first)
-        wanted = {one.source for one in data.examples("valid")}
+        expected = {one.source for one in data.examples("valid")}
         lines = (tmp_path / f"{what}.tsv").read_text().splitlines()
         sources = {line.split("\t")[0] for line in lines}
-        assert set(seen) | wanted == sources
-        assert not set(seen) & wanted
+        assert set(seen) | expected == sources
+        assert not set(seen) & expected
         assert set(seen.values()) == {1}
 
 

@@ -37,8 +37,8 @@ def test_every_two_symbols_have_four_successors_with_their_chances() -> None:
     assert made.symbols.shape == made.targets.shape == (2000, 200)
     assert np.array_equal(made.symbols[:, 1:], made.targets[:, :-1])
     seen: dict[tuple[int, int], Counter[int]] = {}
-    whole = np.concatenate([made.symbols, made.targets[:, -1:]], axis=1)
-    for a, b, c in zip(whole[:, :-2].ravel(), whole[:, 1:-1].ravel(), whole[:, 2:].ravel()):
+    full = np.concatenate([made.symbols, made.targets[:, -1:]], axis=1)
+    for a, b, c in zip(full[:, :-2].ravel(), full[:, 1:-1].ravel(), full[:, 2:].ravel()):
         seen.setdefault((int(a), int(b)), Counter())[int(c)] += 1
     assert len(seen) == 36
     for counts in seen.values():

@@ -203,17 +203,17 @@ def test_a_shuffled_share_is_held_out(tmp_path: Path) -> None:
 )
 def test_real_treebanks(name: str, sentences: int, words: int, relations: int | None, tmp_path: Path) -> None:
     path = shared_data(*name.split("/"))
-    found = [TreebankSentence.from_row(row) for row in open_treebank(str(path), "relation", tmp_path).rows()]
-    assert len(found) == sentences
+    actual = [TreebankSentence.from_row(row) for row in open_treebank(str(path), "relation", tmp_path).rows()]
+    assert len(actual) == sentences
     # counted without the library: lines that begin with a whole number
     with gzip.open(path, "rt", encoding="utf-8") as file:
         numbered = [line.split("\t") for line in file if line.partition("\t")[0].isdecimal()]
-    assert [word for one in found for word in one.forms] == [cells[1] for cells in numbered]
-    assert [head for one in found for head in one.heads] == [int(cells[6]) for cells in numbered]
+    assert [word for one in actual for word in one.forms] == [cells[1] for cells in numbered]
+    assert [head for one in actual for head in one.heads] == [int(cells[6]) for cells in numbered]
     assert len(numbered) == words
-    for one in found[:100]:
+    for one in actual[:100]:
         assert nx.is_arborescence(nx.DiGraph((head, word) for word, head in enumerate(one.heads, 1)))
-    assert relations in (None, len({label for one in found for label in one.labels}))
+    assert relations in (None, len({label for one in actual for label in one.labels}))
 
 
 @pytest.mark.parametrize("digits", ["9" * 5000, "99999999999999999999"])

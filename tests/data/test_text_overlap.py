@@ -51,9 +51,9 @@ def test_what_overlaps(tmp_path: Path) -> None:
     assert find_overlap(text, reference).overlapping.tolist() == [1, 2, 3, 6]
     none = find_overlap(shard_of(tmp_path / "none", *fresh[:2]), shard_of(tmp_path / "nothing", drawn(5000), drawn(10)))
     assert (none.documents.tolist(), none.shared_fraction) == ([], 0.0)
-    whole = find_overlap(reference, reference)
-    assert whole.overlapping.tolist() == list(range(5))
-    assert whole.shared_fraction == 1.0
+    full = find_overlap(reference, reference)
+    assert full.overlapping.tolist() == list(range(5))
+    assert full.shared_fraction == 1.0
     assert pairs(shard_of(tmp_path / "empty"), reference) == []
 
 

@@ -39,8 +39,8 @@ def test_keys_are_the_states_and_values_the_next_tokens(plain_run: Path, tmp_pat
         # the run packs pieces of 32 tokens, each with what follows its last one
         pieces = [torch.tensor([text[begin : begin + 32]]) for begin in range(0, len(text) - 1, 32)]
         pieces[-1] = torch.tensor([text[(len(text) - 1) // 32 * 32 : len(text) - 1]])
-        wanted = torch.cat([reader.hidden(piece).y[0, :, 16:] for piece in pieces if piece.numel()])
-    torch.testing.assert_close(torch.from_numpy(np.array(store.keys)), wanted, rtol=1e-4, atol=1e-5)
+        expected = torch.cat([reader.hidden(piece).y[0, :, 16:] for piece in pieces if piece.numel()])
+    torch.testing.assert_close(torch.from_numpy(np.array(store.keys)), expected, rtol=1e-4, atol=1e-5)
     half = build(datastore_job(plain_run, data=str(plain_run.parent / "other.txt")), tmp_path / "half")
     assert half.keys.dtype == np.float16
     np.testing.assert_allclose(half.keys, store.keys, rtol=2e-3, atol=1e-3)
@@ -55,10 +55,10 @@ def test_lanes_carry_the_memory_into_the_keys(memory_run: Path, tmp_path: Path) 
     rows, targets = work.rows, len(tokens) - 1
     edges = [lane * targets // rows for lane in range(rows + 1)]
     for lane in range(rows):
-        state, mine = model.init_state(1), tokens[edges[lane] : edges[lane + 1]]
+        state, ours = model.init_state(1), tokens[edges[lane] : edges[lane + 1]]
         keys = []
         with torch.no_grad():
-            for part in mine.split(32):
+            for part in ours.split(32):
                 out = model.hidden(part[None], None, state)
                 state = out.state
                 keys.append(out.y[0])
@@ -74,7 +74,7 @@ def test_after_a_kill_it_goes_on_to_the_same_files(
     run: Path = request.getfixturevalue(fixture)
     work = datastore_job(run, keys="final")
     once, killed = tmp_path / "once", tmp_path / "killed"
-    wanted = made(work, once)
+    expected = made(work, once)
     calls: list[int] = []
 
     def kill(done: int, of: int) -> None:
@@ -92,13 +92,13 @@ def test_after_a_kill_it_goes_on_to_the_same_files(
         Datastore(killed)
     done: list[int] = []
     build(work, killed, on_progress=lambda now, of: done.append(now))
-    assert 0 < len(done) < len(wanted["keys"]) / (2 * 16 * 128)
-    assert made(work, killed) == wanted
+    assert 0 < len(done) < len(expected["keys"]) / (2 * 16 * 128)
+    assert made(work, killed) == expected
 
 
 def test_a_finished_one_is_left_as_it_is(plain_run: Path, tmp_path: Path) -> None:
     work, folder = datastore_job(plain_run, split="valid"), tmp_path / "store"
-    wanted = made(work, folder)
+    expected = made(work, folder)
     done: list[int] = []
     build(work, folder, on_progress=lambda now, of: done.append(now))
     assert not done
@@ -106,7 +106,7 @@ def test_a_finished_one_is_left_as_it_is(plain_run: Path, tmp_path: Path) -> Non
         UserError, match=r"building.json is of a different datastore \(another keys\); choose another folder"
     ):
         build(datastore_job(plain_run, split="valid", keys="final"), folder)
-    assert made(work, folder) == wanted
+    assert made(work, folder) == expected
 
 
 def test_it_is_planned_before_it_is_built(plain_run: Path, tmp_path: Path) -> None:

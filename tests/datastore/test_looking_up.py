@@ -50,14 +50,14 @@ def test_neighbours_are_from_elsewhere(plain_run: Path, store: Datastore, found:
     every = np.arange(len(store))
     distances = torch.cdist(keys.double(), keys.double())
     near = torch.from_numpy(abs(every[:, None] - every) <= APART)
-    wanted = distances.masked_fill(near, torch.inf).sort(1)
+    expected = distances.masked_fill(near, torch.inf).sort(1)
     # where the last of them is not as near as the one after it
-    sure = (wanted.values[:, K] - wanted.values[:, K - 1] > 1e-4) & (wanted.values.diff(dim=1)[:, : K - 1] > 1e-4).all(
-        1
-    )
+    sure = (expected.values[:, K] - expected.values[:, K - 1] > 1e-4) & (
+        expected.values.diff(dim=1)[:, : K - 1] > 1e-4
+    ).all(1)
     assert sure.float().mean() > 0.5
     got = torch.from_numpy(lookups.lookup(store.text_positions(every)))
-    assert torch.equal(got[sure], store.next_tokens(wanted.indices[:, :K])[sure])
+    assert torch.equal(got[sure], store.next_tokens(expected.indices[:, :K])[sure])
 
 
 def test_it_learns_and_is_scored_with_them(looking_run: Path, found: Path) -> None:
@@ -83,8 +83,8 @@ def test_writing_finds_them_as_it_goes(plain_run: Path, looking_run: Path, store
     both = RetrievalAugmentedModel(model, retriever, store, k=K)
     tokens = torch.randint(5, model.vocab, (2, 12))
     entries = store.search(both.retriever.hidden(tokens).y[..., -16:].flatten(0, 1), K).entries
-    wanted = model(tokens, neighbours=store.next_tokens(entries).view(2, 12, K)).logits
-    torch.testing.assert_close(both(tokens).logits, wanted)
+    expected = model(tokens, neighbours=store.next_tokens(entries).view(2, 12, K)).logits
+    torch.testing.assert_close(both(tokens).logits, expected)
     answers = [mf.generate(both, [[5, 6, 7], [8]], max_new=6, use_cache=cache) for cache in (True, False)]
     assert [row[0].tokens for row in answers[0].rows] == [row[0].tokens for row in answers[1].rows]
     with pytest.raises(UserError, match="this model does not use retrieved tokens"):

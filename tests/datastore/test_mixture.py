@@ -66,10 +66,10 @@ def test_the_distribution_by_brute_force(tmp_path: Path, name: KeyLayer) -> None
             ]
             near = sorted(range(len(store)), key=distances.__getitem__)[:9]
             counts = np.exp([-distances[entry] / 2.0 for entry in near])
-            wanted = 0.7 * own[row, column]
+            expected = 0.7 * own[row, column]
             for entry, count in zip(near, counts / counts.sum()):
-                wanted[store.next_tokens(torch.tensor(entry))] += 0.3 * count
-            torch.testing.assert_close(got[row, column], wanted, rtol=1e-5, atol=1e-6)
+                expected[store.next_tokens(torch.tensor(entry))] += 0.3 * count
+            torch.testing.assert_close(got[row, column], expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(got.sum(-1), torch.ones(2, 15))
 
 
@@ -91,8 +91,8 @@ def test_weights_at_their_limits(tmp_path: Path) -> None:
     alone = knn_lm(model, store, neighbours=5, weight=0.0)(tokens).logits
     torch.testing.assert_close(alone, model(tokens).logits.log_softmax(-1))
     nearest = knn_lm(model, store, neighbours=1, weight=1.0)(tokens).logits.exp()
-    found = store.search(model.hidden(tokens).y.reshape(-1, 16), 1)
-    assert torch.equal(nearest.argmax(-1).flatten(), store.next_tokens(found.entries)[:, 0])
+    actual = store.search(model.hidden(tokens).y.reshape(-1, 16), 1)
+    assert torch.equal(nearest.argmax(-1).flatten(), store.next_tokens(actual.entries)[:, 0])
     torch.testing.assert_close(nearest.amax(-1), torch.ones(2, 15))
 
 
@@ -160,12 +160,12 @@ def test_scores_and_losses_are_those_of_the_distribution(tmp_path: Path) -> None
     targets[0, :3] = IGNORE_INDEX
     batch = CausalLMBatch(tokens, targets)
     log = both(tokens).logits.gather(-1, targets.clamp(min=0)[..., None])[..., 0]
-    wanted = -log[targets != IGNORE_INDEX].sum()
+    expected = -log[targets != IGNORE_INDEX].sum()
     score = both.score(batch)
-    torch.testing.assert_close(score.nll, wanted.double(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(score.nll, expected.double(), rtol=1e-5, atol=1e-5)
     assert int(score.targets) == 27
     loss = both.loss(batch)
-    torch.testing.assert_close(loss.total, wanted)
+    torch.testing.assert_close(loss.total, expected)
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ def test_neighbours_are_the_nearest(monkeypatch: pytest.MonkeyPatch, dtype: torc
     monkeypatch.setattr(exact_search, "KEYS_PER_BLOCK", 17)
     keys = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
     queries = torch.randn(9, 5, dtype=dtype)
-    found = with_distances(keys, queries, nearest_entries(keys, queries, k))
-    wanted = (queries[:, None] - torch.from_numpy(keys).to(dtype)).square().sum(-1).sort(1)
-    assert (found.entries == wanted.indices[:, :k]).all()
-    torch.testing.assert_close(found.distances, wanted.values[:, :k])
+    actual = with_distances(keys, queries, nearest_entries(keys, queries, k))
+    expected = (queries[:, None] - torch.from_numpy(keys).to(dtype)).square().sum(-1).sort(1)
+    assert (actual.entries == expected.indices[:, :k]).all()
+    torch.testing.assert_close(actual.distances, expected.values[:, :k])
 
 
 def test_entries_that_do_not_count_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,16 +33,16 @@ def test_entries_that_do_not_count_are_passed_over(monkeypatch: pytest.MonkeyPat
     ban = ExcludedRanges(torch.tensor([[4, 0], [0, 3], [0, 10]]), torch.tensor([[7, 0], [0, 3], [10, 28]]))
     entries = nearest_entries(keys, torch.tensor([[5.2], [5.2], [5.2]]), 3, excluded=ban)
     assert entries.sort(1).values.tolist() == [[3, 7, 8], [4, 5, 6], [-1, 28, 29]]
-    found = with_distances(keys, torch.tensor([[5.2]] * 3), entries)
-    assert found.entries[2].tolist() == [28, 29, -1]
-    assert found.distances[2, 2] == torch.inf
+    actual = with_distances(keys, torch.tensor([[5.2]] * 3), entries)
+    assert actual.entries[2].tolist() == [28, 29, -1]
+    assert actual.distances[2, 2] == torch.inf
 
 
 def test_equal_distances_are_in_the_order_of_the_text() -> None:
     keys = np.zeros((4, 2), np.float32)
-    found = with_distances(keys, torch.ones(1, 2), torch.tensor([[3, 1, -1, 0]]))
-    assert found.entries.tolist() == [[0, 1, 3, -1]]
-    assert found.distances.tolist() == [[2.0, 2.0, 2.0, torch.inf]]
+    actual = with_distances(keys, torch.ones(1, 2), torch.tensor([[3, 1, -1, 0]]))
+    assert actual.entries.tolist() == [[0, 1, 3, -1]]
+    assert actual.distances.tolist() == [[2.0, 2.0, 2.0, torch.inf]]
 
 
 def test_entries_and_places_of_a_text(tmp_path: Path) -> None:

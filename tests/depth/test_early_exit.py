@@ -34,10 +34,10 @@ def shaken(model: Any, by: float = 0.2) -> Any:
 
 
 def depths(model: Any, *inputs: Any) -> Tensor:
-    found: list[Tensor] = []
-    model(*inputs, watch=lambda part, name, value: found.append(value) if name == "depth" else None)
-    assert len(found) == 1
-    return found[0]
+    actual: list[Tensor] = []
+    model(*inputs, watch=lambda part, name, value: actual.append(value) if name == "depth" else None)
+    assert len(actual) == 1
+    return actual[0]
 
 
 def text_model(norm: str = "pre") -> Any:
@@ -85,9 +85,9 @@ def one_by_one(model: Any, tokens: Tensor, exits: list[int]) -> Tensor:
 def test_copied_states_are_projected_by_each_layer() -> None:
     model: Any = early_exit(text_model(), rule="softmax", threshold=0.05).eval()
     tokens = torch.randint(0, 13, (1, 9))
-    found = depths(model, tokens)[0].tolist()
-    assert len(set(found)) > 2
-    torch.testing.assert_close(model(tokens).logits[0], one_by_one(model, tokens[0], found))
+    actual = depths(model, tokens)[0].tolist()
+    assert len(set(actual)) > 2
+    torch.testing.assert_close(model(tokens).logits[0], one_by_one(model, tokens[0], actual))
 
 
 @pytest.mark.parametrize("rule", ["softmax", "geometric", "multinomial", "sequence"])
@@ -170,10 +170,10 @@ def test_smoothing_in_numbers() -> None:
         torch.randn(3, 1, 5),
         TokenPositions(torch.tensor([[0, 1, 2, 0, 1]]), torch.tensor([[0, 0, 0, 1, 1]])),
     )
-    found = best_layers(scores, place, torch.ones(1, 5, dtype=torch.bool), smoothing=2.0, layer_penalty=0.1)
+    actual = best_layers(scores, place, torch.ones(1, 5, dtype=torch.bool), smoothing=2.0, layer_penalty=0.1)
     for t, (begin, end) in enumerate([(0, 3)] * 3 + [(3, 5)] * 2):
         sums = [sum(scores[n, 0, s] * math.exp(-((t - s) ** 2) / 2) for s in range(begin, end)) for n in range(3)]
-        assert found[0, t] == max(range(3), key=lambda n: float(sums[n]) - 0.1 * n) + 1
+        assert actual[0, t] == max(range(3), key=lambda n: float(sums[n]) - 0.1 * n) + 1
 
 
 def mean(logits: Tensor, targets: Tensor) -> Tensor:
@@ -238,15 +238,15 @@ def test_what_a_predictor_learns(rule: Any, oracle: Any) -> None:
     costs: list[Tensor] = []
     for row, length in ((0, 6), (1, 4)):
         of_row = scores[:, row, :length] if rule != "sequence" else scores[:, row, :length].sum(-1, keepdim=True)
-        wanted = (of_row - 0.05 * torch.arange(1, 5)[:, None]).argmax(0)
+        expected = (of_row - 0.05 * torch.arange(1, 5)[:, None]).argmax(0)
         if rule == "sequence":
-            costs.append(F.cross_entropy(model.decoder.rule.choose(memory.y[row].mean(0))[None], wanted))
+            costs.append(F.cross_entropy(model.decoder.rule.choose(memory.y[row].mean(0))[None], expected))
         elif rule == "multinomial":
             first = outs[0].y[row, :length, :-1]
-            costs += F.cross_entropy(model.decoder.rule.choose(first), wanted, reduction="none").unbind()
+            costs += F.cross_entropy(model.decoder.rule.choose(first), expected, reduction="none").unbind()
         else:
             shares = model.decoder.rule.log_exit_probabilities([out.y[row : row + 1, :length, :-1] for out in outs])[0]
-            costs += (-shares.gather(-1, wanted[:, None])[:, 0]).unbind()
+            costs += (-shares.gather(-1, expected[:, None])[:, 0]).unbind()
     torch.testing.assert_close(extra, 0.7 * torch.stack(costs).mean(), rtol=1e-4, atol=1e-5)
     extra.backward()
     assert model.encoder.get_submodule("0").ff.inner.up.weight.grad.any()

@@ -84,13 +84,13 @@ def test_steps_of_the_predictor_equal_one_call() -> None:
     layer, x = routed(0.4, "predictor").eval(), torch.randn(2, 12, DIM, dtype=torch.float64)
     positions, pieces = segment_positions([[0] * 12] * 2), []
     chosen: list[Tensor] = []
-    whole = layer(x, Context(positions, watch=lambda m, name, v: chosen.append(v) if name == "chosen" else None)).y
+    full = layer(x, Context(positions, watch=lambda m, name, v: chosen.append(v) if name == "chosen" else None)).y
     assert 0 < chosen[0].double().mean() < 1
     state = layer.init_state(2, device=x.device, dtype=x.dtype)
     for start, stop in ((0, 4), *((n, n + 1) for n in range(4, 12))):
         y, state, _ = layer(x[:, start:stop], Context(positions.columns(start, stop)), state)
         pieces.append(y)
-    torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-12, rtol=0)
+    torch.testing.assert_close(torch.cat(pieces, 1), full, atol=1e-12, rtol=0)
 
 
 def test_the_predictor_learns_from_its_loss_alone() -> None:

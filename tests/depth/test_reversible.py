@@ -76,11 +76,11 @@ def test_gradients_are_the_ordinary_ones(dtype: torch.dtype, tolerance: float) -
 def test_random_numbers_go_on_as_if_nothing_was_computed_twice() -> None:
     body = stack(4, 2, 0.5).train()
     x = torch.randn(1, 3, 4, requires_grad=True)
-    found = []
+    actual = []
     for ctx in (context(3), context(3, watch=watch)):
         gradients(body, x, ctx)
-        found.append(torch.rand(4))
-    assert torch.equal(*found)
+        actual.append(torch.rand(4))
+    assert torch.equal(*actual)
 
 
 def test_weights_that_are_frozen_and_inputs_that_need_nothing() -> None:
@@ -121,12 +121,12 @@ def test_any_parts_may_be_reversible(words: dict[str, Any]) -> None:
         "compose", vocab=11, dim=16, depth=3, heads=2, residual_streams="reversible", ff_chunk=5, dropout=0.1, **words
     ).double()
     tokens = torch.randint(11, (2, 13))
-    found = []
+    actual = []
     for watched in (False, True):
         torch.manual_seed(1)
         logits = model(tokens, **({"watch": watch} if watched else {})).logits
-        found.append(torch.autograd.grad(logits.pow(2).sum(), list(model.parameters())))
-    for got, want in zip(*found):
+        actual.append(torch.autograd.grad(logits.pow(2).sum(), list(model.parameters())))
+    for got, want in zip(*actual):
         assert (got - want).abs().max() <= 1e-9 * (1 + want.abs().max())
 
 
@@ -141,11 +141,11 @@ def test_a_source_gets_its_gradient() -> None:
     layers = {"cross": Attention(8, 2, SoftmaxKernel(), source=CrossAttentionSource()), "ff": FeedForward(8)}
     body = ReversibleStack(**{"0": Chain(**{name: Residual(part) for name, part in layers.items()})}).double()
     source, x = (torch.randn(1, 4, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    found = []
+    actual = []
     for more in ({}, {"watch": watch}):
         ctx = context(4, memory=MemorySequence(source, context(4).positions), **more)
-        found.append(torch.autograd.grad(body(x, ctx).y.pow(2).sum(), [source, x, *body.parameters()]))
-    for got, want in zip(*found):
+        actual.append(torch.autograd.grad(body(x, ctx).y.pow(2).sum(), [source, x, *body.parameters()]))
+    for got, want in zip(*actual):
         assert (got - want).abs().max() < 1e-12
 
 
@@ -169,13 +169,13 @@ def test_choices_are_made_once() -> None:
 
 def test_a_feed_forward_in_pieces() -> None:
     torch.manual_seed(0)
-    whole = FeedForward(6).double()
+    full = FeedForward(6).double()
     x = torch.randn(2, 11, 6, dtype=torch.float64, requires_grad=True)
-    found = []
-    for layer in (whole, ChunkedLayer(whole, 4)):
+    actual = []
+    for layer in (full, ChunkedLayer(full, 4)):
         y = layer(x, context(11)).y
-        found.append([y, *torch.autograd.grad(y.pow(2).sum(), [x, *whole.parameters()])])
-    for got, want in zip(*found):
+        actual.append([y, *torch.autograd.grad(y.pow(2).sum(), [x, *full.parameters()])])
+    for got, want in zip(*actual):
         assert (got - want).abs().max() < 1e-12
     with pytest.raises(ValueError, match="may mix tokens"):
         ChunkedLayer(Rounded(4), 2)

@@ -93,13 +93,13 @@ def test_halted_tokens_are_left_out_without_a_trace(variant: str) -> None:
     real = (place.segment_ids != -1)[..., None]
     assert steps[real[..., 0]].unique().numel() > 1, "some halt before others"
     weight = torch.randn_like(x) * real
-    wanted = torch.autograd.grad((want * weight).sum() + cost, [x, *layer.parameters()])
+    expected = torch.autograd.grad((want * weight).sum() + cost, [x, *layer.parameters()])
     for watch in (no_watch, lambda *_: None):
         out = layer(x, Context(place, memory, watch))
         torch.testing.assert_close(out.y * real, want * real, atol=1e-10, rtol=1e-10)
         torch.testing.assert_close(out.loss, cost)
         got = torch.autograd.grad((out.y * weight).sum() + out.loss, [x, *layer.parameters()])
-        for one, two in zip(got, wanted):
+        for one, two in zip(got, expected):
             torch.testing.assert_close(one, two, atol=1e-10, rtol=1e-10)
 
 

@@ -74,9 +74,9 @@ def test_writing_tells_the_layers(run: Path) -> None:
     assert full.tokens_per_second > 0
     model: Any = task.model
     with exit_threshold(model, 0.02):
-        found = generate(model, task.prompts[:2], max_new=6).tokens
-        told = exit_layers(model, task.prompts[:2], found)
-    assert [len(row) for row in told] == [len(row) for row in found]
+        actual = generate(model, task.prompts[:2], max_new=6).tokens
+        told = exit_layers(model, task.prompts[:2], actual)
+    assert [len(row) for row in told] == [len(row) for row in actual]
     assert isinstance(model.decoder, EarlyExit)
     assert model.decoder.rule.values == (0.9, 0.9)
 

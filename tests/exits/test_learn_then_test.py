@@ -51,9 +51,9 @@ def test_p_values_are_those_of_mapie() -> None:
     risks = np.linspace(0, 0.4, 41)
     for count in (20, 133, 1000):
         for tolerance in (0.02, 0.1, 0.3):
-            theirs = np.ravel(compute_hoeffding_bentkus_p_value(risks, count, np.array([tolerance])))
+            reference = np.ravel(compute_hoeffding_bentkus_p_value(risks, count, np.array([tolerance])))
             ours = [hoeffding_bentkus_p_value(float(risk), count, tolerance) for risk in risks]
-            np.testing.assert_allclose(ours, np.minimum(theirs, 1.0), rtol=0.0, atol=1e-12)
+            np.testing.assert_allclose(ours, np.minimum(reference, 1.0), rtol=0.0, atol=1e-12)
 
 
 def test_the_first_failure_ends_it() -> None:
@@ -64,10 +64,10 @@ def test_the_first_failure_ends_it() -> None:
             asked.append(threshold)
             yield threshold, [1.0] * bad + [0.0] * (200 - bad)
 
-    found = list(fixed_sequence_test(losses(), tolerance=0.1, confidence=0.95))  # type: ignore[arg-type]
-    assert [one.certified for one in found] == [True, True, False]
+    actual = list(fixed_sequence_test(losses(), tolerance=0.1, confidence=0.95))  # type: ignore[arg-type]
+    assert [one.certified for one in actual] == [True, True, False]
     assert asked == [0.9, 0.8, 0.7]
-    assert [one.risk for one in found] == [0.0, 0.005, 0.3]
+    assert [one.risk for one in actual] == [0.0, 0.005, 0.3]
 
 
 def test_what_cannot_be_tested_is_refused() -> None:
@@ -96,10 +96,10 @@ def test_the_guarantee_holds_in_200_resamplings(kind: str) -> None:
             rows = draw.random((len(means), count)) < means[:, None]
         else:
             rows = draw.beta(2 * means[:, None], 2 * (1 - means[:, None]), (len(means), count))
-        found = fixed_sequence_test(
+        actual = fixed_sequence_test(
             zip(thresholds.tolist(), rows.astype(float)), tolerance=tolerance, confidence=confidence
         )
-        passed = [one for one in found if one.certified]
+        passed = [one for one in actual if one.certified]
         chosen.append(means[len(passed) - 1] if passed else 0.0)
     wrong = np.mean(np.array(chosen) > tolerance)
     assert wrong <= 0.1 + 2 * math.sqrt(0.1 * 0.9 / 200)
@@ -119,8 +119,8 @@ def test_the_guarantee_holds_for_documents_and_not_for_their_prompts() -> None:
         losses = (luck < means[:, None, None]).astype(float)
         for name, independent in (("documents", losses.mean(2)), ("prompts", losses.reshape(len(means), -1))):
             tests = zip(thresholds.tolist(), independent)
-            found = fixed_sequence_test(tests, tolerance=tolerance, confidence=confidence)
-            passed = sum(test.certified for test in found)
+            actual = fixed_sequence_test(tests, tolerance=tolerance, confidence=confidence)
+            passed = sum(test.certified for test in actual)
             wrong[name] += bool(passed and means[passed - 1] > tolerance)
     assert wrong["documents"] <= 200 * 0.1 + 2 * math.sqrt(200 * 0.1 * 0.9)
     assert wrong["prompts"] > 200 * 0.3

@@ -74,13 +74,13 @@ def test_capacity_is_that_of_switch() -> None:
 
     # the class has a fixed capacity for each row, here 1.25 times 24 / 5
     capacity = math.ceil(1.25 * 24 / EXPERTS)
-    theirs = SwitchTransformersTop1Router(
+    reference = SwitchTransformersTop1Router(
         SwitchTransformersConfig(num_experts=EXPERTS, expert_capacity=capacity, d_model=8)
     ).eval()
     x = torch.randn(3, 24, 8)
-    mask, _, _ = theirs(x)
+    mask, _, _ = reference(x)
     expected = torch.where(mask.any(-1), mask.long().argmax(-1), NO_EXPERT)
-    chosen = theirs.classifier(x).argmax(-1)
+    chosen = reference.classifier(x).argmax(-1)
     documents = torch.arange(3)[:, None].expand(3, 24).flatten()
     actual = drop_overflow(chosen.flatten()[:, None], documents, EXPERTS, 1.25)
     assert (expected == NO_EXPERT).any()

@@ -50,12 +50,12 @@ def test_the_block_of_mixtral() -> None:
     from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
     config = MixtralConfig(hidden_size=DIM, intermediate_size=WIDTH, num_local_experts=EXPERTS)
-    theirs = shaken(MixtralSparseMoeBlock(config))
+    reference = shaken(MixtralSparseMoeBlock(config))
     ours = MixtureOfExperts(SoftmaxRouter(DIM, EXPERTS, 2), GatedExperts(EXPERTS, DIM, WIDTH))
-    ours.router.proj.weight.data.copy_(theirs.gate.weight)  # type: ignore[union-attr]
-    copy_experts(theirs.experts, ours.experts)  # type: ignore[arg-type]
+    ours.router.proj.weight.data.copy_(reference.gate.weight)  # type: ignore[union-attr]
+    copy_experts(reference.experts, ours.experts)  # type: ignore[arg-type]
     x = torch.randn(2, 17, DIM)
-    torch.testing.assert_close(run(ours, x), theirs(x.clone()), rtol=0, atol=1e-5)
+    torch.testing.assert_close(run(ours, x), reference(x.clone()), rtol=0, atol=1e-5)
 
 
 @pytest.mark.oracle
@@ -64,17 +64,17 @@ def test_the_block_of_deepseek_with_its_shared_expert() -> None:
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
 
     sizes = {"n_routed_experts": EXPERTS, "n_group": 3, "topk_group": 2, "num_experts_per_tok": 3}
-    theirs = shaken(DeepseekV3MoE(DeepseekV3Config(hidden_size=DIM, moe_intermediate_size=WIDTH, **sizes)))
+    reference = shaken(DeepseekV3MoE(DeepseekV3Config(hidden_size=DIM, moe_intermediate_size=WIDTH, **sizes)))
     router = SigmoidRouter(
         DIM, EXPERTS, 3, groups=3, groups_per_token=2, scale=2.5, selection_bias=SelectionBias(EXPERTS)
     )
     shared = GatedFeedForward(DIM, WIDTH)
     ours = MixtureOfExperts(router, GatedExperts(EXPERTS, DIM, WIDTH), shared=shared)
-    router.proj.weight.data.copy_(theirs.gate.weight)
-    copy_experts(theirs.experts, ours.experts)  # type: ignore[arg-type]
-    copy_gated(theirs.shared_experts, shared)
+    router.proj.weight.data.copy_(reference.gate.weight)
+    copy_experts(reference.experts, ours.experts)  # type: ignore[arg-type]
+    copy_gated(reference.shared_experts, shared)
     x = torch.randn(2, 17, DIM)
-    torch.testing.assert_close(run(ours, x), theirs(x), rtol=0, atol=1e-5)
+    torch.testing.assert_close(run(ours, x), reference(x), rtol=0, atol=1e-5)
 
 
 @pytest.mark.oracle
@@ -90,16 +90,16 @@ def test_the_block_of_qwen3_next_with_its_gated_shared_expert() -> None:
         shared_expert_intermediate_size=10,
         num_hidden_layers=4,
     )
-    theirs = shaken(Qwen3NextSparseMoeBlock(config))
+    reference = shaken(Qwen3NextSparseMoeBlock(config))
     feedforward = GatedFeedForward(DIM, 10)
     shared = ScalarGate(feedforward, DIM)
     ours = MixtureOfExperts(SoftmaxRouter(DIM, EXPERTS, 3), GatedExperts(EXPERTS, DIM, WIDTH), shared=shared)
-    ours.router.proj.weight.data.copy_(theirs.gate.weight)  # type: ignore[union-attr]
-    copy_experts(theirs.experts, ours.experts)  # type: ignore[arg-type]
-    copy_gated(theirs.shared_expert, feedforward)
-    shared.gate.weight.data.copy_(theirs.shared_expert_gate.weight)
+    ours.router.proj.weight.data.copy_(reference.gate.weight)  # type: ignore[union-attr]
+    copy_experts(reference.experts, ours.experts)  # type: ignore[arg-type]
+    copy_gated(reference.shared_expert, feedforward)
+    shared.gate.weight.data.copy_(reference.shared_expert_gate.weight)
     x = torch.randn(2, 17, DIM)
-    torch.testing.assert_close(run(ours, x), theirs(x), rtol=0, atol=1e-5)
+    torch.testing.assert_close(run(ours, x), reference(x), rtol=0, atol=1e-5)
 
 
 def balanced_layer(**options: Any) -> MixtureOfExperts:

@@ -29,15 +29,15 @@ def test_the_router_of_deepseek() -> None:
     config = DeepseekV3Config(
         hidden_size=DIM, n_routed_experts=16, n_group=4, topk_group=2, num_experts_per_tok=5, routed_scaling_factor=2.5
     )
-    theirs = DeepseekV3TopkRouter(config)
-    torch.nn.init.normal_(theirs.weight)
-    torch.nn.init.normal_(theirs.e_score_correction_bias, std=0.2)
+    reference = DeepseekV3TopkRouter(config)
+    torch.nn.init.normal_(reference.weight)
+    torch.nn.init.normal_(reference.e_score_correction_bias, std=0.2)
     bias = SelectionBias(16)
-    bias.bias.copy_(theirs.e_score_correction_bias)
+    bias.bias.copy_(reference.e_score_correction_bias)
     ours = SigmoidRouter(DIM, 16, 5, groups=4, groups_per_token=2, scale=2.5, selection_bias=bias)
-    ours.proj.weight.data.copy_(theirs.weight)
+    ours.proj.weight.data.copy_(reference.weight)
     x = torch.randn(200, DIM)
-    _, weights, chosen = theirs(x)
+    _, weights, chosen = reference(x)
     routing = ours(x)
     order, their_order = routing.experts.argsort(), chosen.argsort()
     assert torch.equal(routing.experts.gather(1, order), chosen.gather(1, their_order))
@@ -53,14 +53,14 @@ def test_the_router_of_gpt_oss_is_a_softmax_of_the_chosen() -> None:
     from transformers import GptOssConfig
     from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
 
-    theirs = GptOssTopKRouter(GptOssConfig(hidden_size=DIM, num_local_experts=8, num_experts_per_tok=3))
-    torch.nn.init.normal_(theirs.weight)
-    torch.nn.init.normal_(theirs.bias)
+    reference = GptOssTopKRouter(GptOssConfig(hidden_size=DIM, num_local_experts=8, num_experts_per_tok=3))
+    torch.nn.init.normal_(reference.weight)
+    torch.nn.init.normal_(reference.bias)
     ours = SoftmaxRouter(DIM, 8, 3, bias=True)
-    ours.proj.weight.data.copy_(theirs.weight)
-    ours.proj.bias.data.copy_(theirs.bias)
+    ours.proj.weight.data.copy_(reference.weight)
+    ours.proj.bias.data.copy_(reference.bias)
     x = torch.randn(100, DIM)
-    _, weights, chosen = theirs(x)
+    _, weights, chosen = reference(x)
     routing = ours(x)
     assert torch.equal(routing.experts, chosen)
     torch.testing.assert_close(routing.weights, weights, rtol=0, atol=1e-6)
@@ -90,9 +90,9 @@ def test_the_loss_of_mixtral_and_its_gradient() -> None:
     experts = probabilities.topk(2).indices
     routing = Routing(experts, probabilities.gather(1, experts), probabilities, logits)
     ours = LoadBalanceLoss(0.5, scale="tokens")(routing, torch.zeros(50, dtype=torch.long))
-    theirs = 0.5 * load_balancing_loss_func((logits,), 6, 2)
-    torch.testing.assert_close(ours, theirs)
-    torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (ours, theirs)))
+    reference = 0.5 * load_balancing_loss_func((logits,), 6, 2)
+    torch.testing.assert_close(ours, reference)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (ours, reference)))
 
 
 def test_the_loss_for_each_sequence() -> None:

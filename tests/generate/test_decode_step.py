@@ -104,12 +104,12 @@ def test_a_prompt_may_be_shorter_than_a_convolution(name: str) -> None:
 def test_a_prompt_needs_the_logits_of_its_last_token_alone(name: str) -> None:
     model, prompt = build_model(name, {}), torch.randint(0, 29, (3, 5))
     with torch.inference_mode():
-        last, whole = (read(prompt, None, model.init_state(3)) for read in (model.last_logits, model))
+        last, full = (read(prompt, None, model.init_state(3)) for read in (model.last_logits, model))
         seen: list[int] = []
         model.head.register_forward_hook(lambda head, inputs, output: seen.append(inputs[0].shape[1]))
         mf.generate(model, prompt[0], max_new=2)
-    torch.testing.assert_close(last.logits, whole.logits[:, -1:], atol=1e-12, rtol=0)
-    assert equal_states(last.state, whole.state)
+    torch.testing.assert_close(last.logits, full.logits[:, -1:], atol=1e-12, rtol=0)
+    assert equal_states(last.state, full.state)
     assert set(seen) == {1}
 
 

@@ -34,10 +34,10 @@ def painter(kind: str, **keywords: Any) -> Any:
 def test_cold_images_are_the_likeliest_values_in_turn(kind: str, mixtures: int | None) -> None:
     """With a cache that forgets, value by value, as in one pass over the finished image."""
     model = painter(kind, logistic_mixtures=mixtures)
-    found = paint(model, 2, temperature=1e-4, seed=0)
-    assert found.images.shape == (2, 4, 6, 1)
-    assert found.stats.new_tokens == 48
-    tokens = torch.tensor([[1, *model.tokenizer.tokens(image)] for image in found.images])
+    actual = paint(model, 2, temperature=1e-4, seed=0)
+    assert actual.images.shape == (2, 4, 6, 1)
+    assert actual.stats.new_tokens == 48
+    tokens = torch.tensor([[1, *model.tokenizer.tokens(image)] for image in actual.images])
     with torch.no_grad():
         logits = model.eval()(tokens[:, :-1]).logits
     assert torch.equal(5 + logits[..., 5:].argmax(-1), tokens[:, 1:])
@@ -58,13 +58,13 @@ def test_what_is_given_stays(kind: str) -> None:
     model = painter(kind)
     # sixteen levels in brightness
     given = (17 * np.random.default_rng(0).integers(0, 16, (3, 4, 6, 1))).astype(np.uint8)
-    found = complete(model, given, tries=2, seed=1)
-    assert found.images.shape == (6, 4, 6, 1)
-    assert np.array_equal(found.images[:, :2], given[:, :2].repeat(2, 0))
-    assert (found.images[0, 2:] != found.images[1, 2:]).any()
+    actual = complete(model, given, tries=2, seed=1)
+    assert actual.images.shape == (6, 4, 6, 1)
+    assert np.array_equal(actual.images[:, :2], given[:, :2].repeat(2, 0))
+    assert (actual.images[0, 2:] != actual.images[1, 2:]).any()
     # every one has a seed of its own, and depends on nothing else
     alone = complete(model, given[1:2], rows=2, tries=2, seed=1 + 2)
-    assert np.array_equal(alone.images, found.images[2:4])
+    assert np.array_equal(alone.images, actual.images[2:4])
     same = complete(model, given[[0, 0]], seed=1).images
     assert (same[0] != same[1]).any()
 

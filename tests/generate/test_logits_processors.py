@@ -36,24 +36,24 @@ def kept(shaping: LogitsProcessor, logits: Tensor) -> list[list[int]]:
 @pytest.mark.parametrize("p", [0.05, 0.3, 0.5, 0.9, 0.999])
 def test_top_p_is_the_smallest_likely_set_that_reaches_p(p: float) -> None:
     logits = torch.randn(50, 12) * 2
-    for row, found in zip(logits.softmax(-1).tolist(), kept(TopPProcessor(p), logits)):
+    for row, actual in zip(logits.softmax(-1).tolist(), kept(TopPProcessor(p), logits)):
         order = sorted(range(12), key=row.__getitem__, reverse=True)
         size = next(n for n in range(1, 13) if sum(row[i] for i in order[:n]) >= p)
-        assert sorted(order[:size]) == found
+        assert sorted(order[:size]) == actual
 
 
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 1.0])
 def test_min_p_is_relative_to_the_likeliest(p: float) -> None:
     logits = torch.randn(50, 12) * 2
-    for row, found in zip(logits.softmax(-1).tolist(), kept(MinPProcessor(p), logits)):
-        assert found == [i for i in range(12) if row[i] >= p * max(row)]
+    for row, actual in zip(logits.softmax(-1).tolist(), kept(MinPProcessor(p), logits)):
+        assert actual == [i for i in range(12) if row[i] >= p * max(row)]
 
 
 @pytest.mark.parametrize("k", [1, 3, 12, 100])
 def test_top_k_keeps_k(k: int) -> None:
     logits = torch.randn(50, 12)
-    for row, found in zip(logits.tolist(), kept(TopKProcessor(k), logits)):
-        assert found == sorted(sorted(range(12), key=row.__getitem__, reverse=True)[:k])
+    for row, actual in zip(logits.tolist(), kept(TopKProcessor(k), logits)):
+        assert actual == sorted(sorted(range(12), key=row.__getitem__, reverse=True)[:k])
 
 
 def test_top_k_keeps_ties() -> None:
@@ -64,10 +64,10 @@ def test_no_repeat_by_brute_force() -> None:
     for n, length in itertools.product((1, 2, 3, 4), (1, 2, 3, 20)):
         history = torch.randint(0, 3, (20, length))
         shaped = NoRepeatNGramProcessor(n)(torch.zeros(20, 3), history)
-        for row, found in zip(history.tolist(), shaped.isfinite().tolist()):
+        for row, actual in zip(history.tolist(), shaped.isfinite().tolist()):
             grams = [tuple(row[i : i + n]) for i in range(length - n + 1)]
             begun = tuple(row[len(row) - n + 1 :]) if n > 1 else ()
-            assert found == [len(row) < n - 1 or (*begun, token) not in grams for token in range(3)]
+            assert actual == [len(row) < n - 1 or (*begun, token) not in grams for token in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -130,10 +130,10 @@ def test_values_out_of_range(make: object, message: str) -> None:
 def test_transformers_does_the_same(ours: LogitsProcessor, name: str, arguments: dict[str, float]) -> None:
     from transformers.generation import logits_process
 
-    theirs = getattr(logits_process, name)(**arguments)
+    reference = getattr(logits_process, name)(**arguments)
     for length in (1, 2, 7, 30):
         history, logits = torch.randint(0, 15, (64, length)), torch.randn(64, 15) * 3
-        expected = theirs(history, logits.clone())
+        expected = reference(history, logits.clone())
         torch.testing.assert_close(ours(logits.clone(), history), expected, rtol=0, atol=1e-6)
 
 

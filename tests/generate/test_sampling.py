@@ -81,9 +81,9 @@ def test_each_row_is_limited_by_its_own_length() -> None:
     _, model = language_models()
     for options in ({}, {"seed": 1}, {"beam": 2}):
         for use_cache in (None, False):
-            found = generate(model, PROMPTS, use_cache=use_cache, **options)
-            assert [len(tokens) for tokens in found.tokens] == [40 - len(prompt) for prompt in PROMPTS]
-            assert {row[0].finish for row in found.rows} == {"limit"}
+            actual = generate(model, PROMPTS, use_cache=use_cache, **options)
+            assert [len(tokens) for tokens in actual.tokens] == [40 - len(prompt) for prompt in PROMPTS]
+            assert {row[0].finish for row in actual.rows} == {"limit"}
 
 
 @pytest.mark.parametrize("interval", [3, 16])
@@ -106,10 +106,10 @@ def test_looking_seldom_changes_nothing(interval: int, monkeypatch: pytest.Monke
 
 def test_an_end_token_ends_and_is_left_out() -> None:
     p = torch.eye(6).roll(1, 1) + 1e-9
-    found = generate(Table(p.log()), [[0], [3]], max_new=9, stop_ids=(4,))
-    assert found.tokens == [[1, 2, 3], []]
-    assert [row[0].finish for row in found.rows] == ["end", "end"]
-    assert found.stats.new_tokens == 5
+    actual = generate(Table(p.log()), [[0], [3]], max_new=9, stop_ids=(4,))
+    assert actual.tokens == [[1, 2, 3], []]
+    assert [row[0].finish for row in actual.rows] == ["end", "end"]
+    assert actual.stats.new_tokens == 5
     assert generate(Table(p.log()), [[0]], max_new=3).rows[0][0].finish == "limit"
 
 
@@ -125,10 +125,10 @@ def test_frequencies_are_probabilities(shape: tuple[Any, ...]) -> None:
     shaped = logits[None]
     for one in shape:
         shaped = one(shaped, torch.zeros(1, 1, dtype=torch.long))
-    wanted = shaped[0].softmax(-1)
-    found = frequencies(shape, logits, 11)
+    expected = shaped[0].softmax(-1)
+    actual = frequencies(shape, logits, 11)
     # five standard deviations of a binomial
-    assert bool(((found - wanted).abs() <= 5 * (wanted * (1 - wanted) / DRAWS).sqrt() + 1e-9).all())
+    assert bool(((actual - expected).abs() <= 5 * (expected * (1 - expected) / DRAWS).sqrt() + 1e-9).all())
 
 
 def test_draws_of_a_row_are_independent() -> None:

@@ -31,8 +31,8 @@ def scripted(text: str, words: Any = BYTES) -> tuple[Table, list[int]]:
 def by_letter(text: str, stops: tuple[str, ...]) -> str:
     """The text up to the first stop string to be complete, one letter at a time."""
     for end in range(1, len(text) + 1):
-        if found := [stop for stop in stops if text[:end].endswith(stop)]:
-            return text[: end - max(map(len, found))]
+        if actual := [stop for stop in stops if text[:end].endswith(stop)]:
+            return text[: end - max(map(len, actual))]
     return text
 
 
@@ -177,6 +177,6 @@ def test_other_models_do_not_write() -> None:
 
 
 def test_text_needs_a_tokenizer() -> None:
-    found = generate(Recurrent(9).eval(), [[1]], max_new=2)
+    actual = generate(Recurrent(9).eval(), [[1]], max_new=2)
     with pytest.raises(ValueError, match="no text without a tokenizer"):
-        _ = found.text
+        _ = actual.text

@@ -23,8 +23,8 @@ def model(**options: Any) -> Pair:
 def test_every_line_gets_its_own_translation(tokens: int, window: int) -> None:
     decoding = Decoding(choice=BeamSettings(3, best=2), max_new=8)
     translator = Translator(model(), tokenizer=BYTES, decoding=decoding, tokens=tokens, window=window)
-    found = list(translator(LINES))
-    for line, answers in zip(LINES, found, strict=True):
+    actual = list(translator(LINES))
+    for line, answers in zip(LINES, actual, strict=True):
         if line.strip():
             alone = generate(model(), [line], tokenizer=BYTES, decoding=decoding).rows[0]
             assert [(a.tokens, a.text) for a in answers] == [(a.tokens, a.text) for a in alone]

@@ -42,10 +42,10 @@ def hidden_states(model: Any, *inputs: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", BARE)
 def test_the_same_hidden_states(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ENCODERS, name, BARE[name])
-    theirs, tokens = save_encoder(name, tmp_path / "theirs"), torch.randint(5, VOCAB, (2, 16))
+    reference, tokens = save_encoder(name, tmp_path / "theirs"), torch.randint(5, VOCAB, (2, 16))
     model, report = import_model(tmp_path / "theirs")
     with torch.no_grad():
-        expected = theirs(tokens).last_hidden_state
+        expected = reference(tokens).last_hidden_state
     torch.testing.assert_close(hidden_states(model, tokens), expected, atol=1e-4, rtol=0)
     assert set(report.new) == {part for part in model.state_dict() if part.startswith("head.transform")} | {"head.bias"}
     save_imported(model, tmp_path / "saved")
@@ -63,12 +63,12 @@ def test_images(tmp_path: Path) -> None:
     import transformers
 
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-    theirs = transformers.ViTModel(transformers.ViTConfig(image_size=16, patch_size=8, **sizes)).eval()
-    theirs.save_pretrained(tmp_path)
+    reference = transformers.ViTModel(transformers.ViTConfig(image_size=16, patch_size=8, **sizes)).eval()
+    reference.save_pretrained(tmp_path)
     model, report = import_model(tmp_path)
     images = torch.randn(2, 16, 16, 3)
     with torch.no_grad():
-        expected = theirs(images.permute(0, 3, 1, 2)).last_hidden_state
+        expected = reference(images.permute(0, 3, 1, 2)).last_hidden_state
     torch.testing.assert_close(hidden_states(model, images), expected, atol=1e-4, rtol=0)
     assert report.new == ("head.weight", "head.bias")
     assert model.labels is None

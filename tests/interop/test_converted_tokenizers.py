@@ -65,7 +65,7 @@ def test_byte_pairs_and_merges(model_type: str, special: list[str], prepends_bos
 
 
 def test_sentence_pieces_of_t5(tmp_path: Path) -> None:
-    theirs = save_pieces(tmp_path, "spiece.model", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+    reference = save_pieces(tmp_path, "spiece.model", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "eos_token_id": 1}))
     tokenizer = read_foreign_tokenizer(tmp_path)
     assert tokenizer is not None
@@ -73,7 +73,7 @@ def test_sentence_pieces_of_t5(tmp_path: Path) -> None:
     source = tokenizer.for_sources()
     assert source.eos == 1
     for text in UNSEEN:
-        assert tokenizer.encode(text) == theirs.encode(text)
+        assert tokenizer.encode(text) == reference.encode(text)
     assert tokenizer.decode(tokenizer.encode("the cats ran")) == "the cats ran"
 
 
@@ -127,14 +127,14 @@ def test_the_two_languages_of_a_marian(is_shared: bool, tmp_path: Path) -> None:
     assert pair is not None
     source, target = pair[0].for_sources(), pair[1].for_targets(pair[1].pad)
     files = [str(tmp_path / name) for name in ("source.spm", "target.spm", "vocab.json", "target_vocab.json")]
-    theirs = transformers.MarianTokenizer(*files, separate_vocabs=not is_shared)
+    reference = transformers.MarianTokenizer(*files, separate_vocabs=not is_shared)
     assert (source.eos, target.bos, target.stop_ids) == (0, target.pad, (0,))
     for text in [*UNSEEN, *(["die Hügel"] if is_shared else []), ">>deu<< the mat", "the 語 cat"]:
-        assert [*source.encode(text), source.eos] == theirs(text).input_ids, text
+        assert [*source.encode(text), source.eos] == reference(text).input_ids, text
     for text in ["die Hunde liefen", " ein  Hügel,", ""]:
-        ids = theirs(text_target=text).input_ids
+        ids = reference(text_target=text).input_ids
         assert [*target.encode(text), target.eos] == ids, text
-        assert target.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+        assert target.decode(ids) == reference.decode(ids, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize(
@@ -160,9 +160,11 @@ def test_sentence_pieces_of_mbart_and_xlnet(model_type: str, name: str, tmp_path
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "eos_token_id": 2}))
     tokenizer = read_foreign_tokenizer(tmp_path)
     assert tokenizer is not None
-    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in UNSEEN:
-        assert tokenizer.encode(text) == theirs.encode(text, add_special_tokens=False), text
-        assert tokenizer.decode(tokenizer.encode(text)) == theirs.decode(theirs.encode(text), skip_special_tokens=True)
+        assert tokenizer.encode(text) == reference.encode(text, add_special_tokens=False), text
+        assert tokenizer.decode(tokenizer.encode(text)) == reference.decode(
+            reference.encode(text), skip_special_tokens=True
+        )
     source = tokenizer.for_sources()
-    assert [*source.encode("the cat"), source.eos] == theirs.encode("the cat")
+    assert [*source.encode("the cat"), source.eos] == reference.encode("the cat")

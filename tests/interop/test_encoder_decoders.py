@@ -33,10 +33,10 @@ def their_logits(model: Any, source: torch.Tensor, segments: torch.Tensor, targe
 def test_the_same_logits_after_import_and_export(case: str, tmp_path: Path) -> None:
     import transformers
 
-    theirs = saved(case, tmp_path / "theirs")
+    reference = saved(case, tmp_path / "theirs")
     model: Any = import_model(tmp_path / "theirs").model
-    source, segments, target = inputs(theirs)
-    expected = their_logits(theirs, source, segments, target)
+    source, segments, target = inputs(reference)
+    expected = their_logits(reference, source, segments, target)
     # T5's scores are not scaled, and saturate: both sides then lose digits
     tolerance = {"atol": 1e-4 * max(1.0, float(expected.std())), "rtol": 0}
     with torch.no_grad():
@@ -49,7 +49,7 @@ def test_the_same_logits_after_import_and_export(case: str, tmp_path: Path) -> N
     export_model(model, tmp_path / "ours")
     auto: Any = transformers.AutoModelForSeq2SeqLM
     back, loading = auto.from_pretrained(tmp_path / "ours", output_loading_info=True)
-    assert case == "mt5" or type(back) is type(theirs)
+    assert case == "mt5" or type(back) is type(reference)
     # sinusoids that it computes
     assert all(name.endswith("embed_positions.weight") for name in loading["missing_keys"])
     assert not loading["unexpected_keys"]
@@ -60,11 +60,11 @@ def test_the_same_logits_after_import_and_export(case: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("case", ["bart", "mbart", "marian", "marian-two", "pegasus", "t5", "t5-unscaled"])
 def test_the_same_greedy_and_beam_texts(case: str, tmp_path: Path) -> None:
-    theirs = saved(case, tmp_path / "theirs")
+    reference = saved(case, tmp_path / "theirs")
     if case == "marian":
-        theirs.generation_config.bad_words_ids = [[49]]
-        theirs.generation_config.save_pretrained(tmp_path / "theirs")
-    source, segments, _ = inputs(theirs)
+        reference.generation_config.bad_words_ids = [[49]]
+        reference.generation_config.save_pretrained(tmp_path / "theirs")
+    source, segments, _ = inputs(reference)
     rows = [row[row_segments == 0].tolist() for row, row_segments in zip(source, segments, strict=True)]
     imported = mf.load(tmp_path / "theirs")
     imported.save(tmp_path / "saved")
@@ -74,11 +74,11 @@ def test_the_same_greedy_and_beam_texts(case: str, tmp_path: Path) -> None:
         assert model.generation == imported.generation
         for beams in (1, 3):
             options = {"num_beams": beams, "do_sample": False, "max_new_tokens": 12}
-            texts = theirs.generate(source, attention_mask=segments + 1, **options).tolist()
+            texts = reference.generate(source, attention_mask=segments + 1, **options).tolist()
             beam = BeamSettings(beams, AverageLogProbPenalty(1.0), stopping=LikelyStopping())
             choice = beam if beams > 1 else GreedyChoice()
             answers = mf.generate(model, rows, decoding=Decoding(choice=choice, max_new=12)).rows
-            assert [answer[0].tokens for answer in answers] == [without_ends(text, theirs) for text in texts]
+            assert [answer[0].tokens for answer in answers] == [without_ends(text, reference) for text in texts]
 
 
 def without_ends(text: list[int], model: Any) -> list[int]:

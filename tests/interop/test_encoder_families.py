@@ -48,12 +48,12 @@ def assert_same(theirs: Any, model: Any) -> None:
 def test_the_same_logits_after_import_and_export(case: str, tmp_path: Path) -> None:
     import transformers
 
-    theirs = save_encoder(case, tmp_path / "theirs")
+    reference = save_encoder(case, tmp_path / "theirs")
     model = import_model(tmp_path / "theirs").model
-    assert_same(theirs, model)
+    assert_same(reference, model)
     if "Classification" in case:
         assert model.labels == ("yes", "no", "perhaps")
-    model_type = theirs.config.model_type
+    model_type = reference.config.model_type
     has_relu = case == "DistilBertForSequenceClassification"
     for exported_type in {None, "roberta" if model_type == "xlm-roberta" else model_type}:
         folder = tmp_path / (exported_type or "default")
@@ -75,10 +75,10 @@ def test_the_same_logits_after_import_and_export(case: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("case", ["BertForMaskedLM", "BertForSequenceClassification", "BertForQuestionAnswering"])
 def test_pairs_of_texts(case: str, tmp_path: Path) -> None:
-    theirs = save_encoder(case, tmp_path)
+    reference = save_encoder(case, tmp_path)
     tokens, is_token = padded_rows()
     parts = (torch.arange(LENGTH) > 4).long().expand(3, -1)
-    expected = their_output(theirs, tokens, is_token, token_type_ids=parts)
+    expected = their_output(reference, tokens, is_token, token_type_ids=parts)
     with torch.no_grad():
         logits = import_model(tmp_path).model(tokens, is_token.long() - 1, parts=parts).logits
     scored = is_token if logits.ndim == 3 else slice(None)
@@ -110,24 +110,26 @@ def test_what_a_recipe_does_not_promise_whose_attention_depends_on_the_length_of
 
 
 def test_full_attention_at_all_lengths(tmp_path: Path) -> None:
-    theirs = save_encoder("BigBirdForMaskedLM", tmp_path / "theirs")
-    theirs.bert.set_attention_type("original_full")
-    theirs.config.attention_type = "original_full"
-    theirs.save_pretrained(tmp_path / "full")
+    reference = save_encoder("BigBirdForMaskedLM", tmp_path / "theirs")
+    reference.bert.set_attention_type("original_full")
+    reference.config.attention_type = "original_full"
+    reference.save_pretrained(tmp_path / "full")
     model = import_model(tmp_path / "full").model
     tokens = torch.randint(FIRST_TOKEN, VOCAB, (2, 60))
     with torch.no_grad():
-        torch.testing.assert_close(model(tokens).logits, theirs(tokens).logits, atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(model(tokens).logits, reference(tokens).logits, atol=TOLERANCE, rtol=0)
     export_model(model, tmp_path / "ours")
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["attention_type"] == "original_full"
 
 
 @pytest.mark.parametrize("head", ["MaskedLM", "QuestionAnswering"])
 def test_tokens_that_a_call_marks_as_global(head: str, tmp_path: Path) -> None:
-    theirs = save_encoder(f"LongformerFor{head}", tmp_path)
+    reference = save_encoder(f"LongformerFor{head}", tmp_path)
     tokens, is_token = padded_rows()
     is_global = (torch.arange(LENGTH) < torch.tensor([5, 2, 3])[:, None]).long()
-    expected = their_output(theirs, tokens_for(theirs, tokens, is_token), is_token, global_attention_mask=is_global)
+    expected = their_output(
+        reference, tokens_for(reference, tokens, is_token), is_token, global_attention_mask=is_global
+    )
     with torch.no_grad():
         logits = import_model(tmp_path).model(tokens, is_token.long() - 1, roles=is_global).logits
     torch.testing.assert_close(logits[is_token], expected[is_token], atol=TOLERANCE, rtol=0)

@@ -26,14 +26,14 @@ def test_weights_of_another_type(dtype: str, model: Any, tmp_path: Path) -> None
     import transformers
 
     export_model(model, tmp_path, dtype=dtype)
-    wanted = getattr(torch, dtype)
-    assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {wanted}
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert theirs.dtype == wanted
-    assert torch.equal(theirs.transformer.wte.weight, model.embed.token.weight.to(wanted))
+    expected = getattr(torch, dtype)
+    assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {expected}
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert reference.dtype == expected
+    assert torch.equal(reference.transformer.wte.weight, model.embed.token.weight.to(expected))
     back = import_model(tmp_path).model
     for name, weight in model.state_dict().items():
-        assert torch.equal(back.state_dict()[name], weight.to(wanted).float()), name
+        assert torch.equal(back.state_dict()[name], weight.to(expected).float()), name
 
 
 def test_numbers_that_do_not_fit(model: Any, tmp_path: Path) -> None:

@@ -27,11 +27,11 @@ def their_logits(model: Any, tokens: torch.Tensor, segments: torch.Tensor | None
 def test_the_same_logits_after_import_and_export(case: str, tmp_path: Path) -> None:
     import transformers
 
-    theirs = saved(case, tmp_path / "theirs")
+    reference = saved(case, tmp_path / "theirs")
     model, report = import_model(tmp_path / "theirs")
-    assert report.parameters == sum(weight.numel() for weight in theirs.parameters())
+    assert report.parameters == sum(weight.numel() for weight in reference.parameters())
     tokens = torch.randint(0, VOCAB, (3, LENGTH))
-    expected = their_logits(theirs, tokens)
+    expected = their_logits(reference, tokens)
     with torch.no_grad():
         torch.testing.assert_close(model(tokens).logits, expected, atol=TOLERANCE, rtol=0)
         # in pieces, from the state
@@ -42,7 +42,7 @@ def test_the_same_logits_after_import_and_export(case: str, tmp_path: Path) -> N
         torch.testing.assert_close(torch.cat(pieces, 1), expected, atol=TOLERANCE, rtol=0)
     export_model(model, tmp_path / "ours")
     back, loading = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
-    assert type(back) is type(theirs)
+    assert type(back) is type(reference)
     assert not loading["missing_keys"]
     assert not loading["unexpected_keys"]
     torch.testing.assert_close(their_logits(back, tokens), expected, atol=TOLERANCE, rtol=0)
@@ -56,20 +56,20 @@ def test_the_same_logits_after_import_and_export(case: str, tmp_path: Path) -> N
     ["gpt2", "mistral", "qwen3", "smollm3", "gemma2", "mixtral", "deepseek", "gpt-oss", "diffllama", "qwen3-next"],
 )
 def test_padding(case: str, side: str, tmp_path: Path) -> None:
-    theirs = saved(case, tmp_path)
+    reference = saved(case, tmp_path)
     tokens, lengths = torch.randint(0, VOCAB, (3, LENGTH)), torch.tensor([LENGTH, 7, 15])
     columns = torch.arange(LENGTH)
     is_token = columns >= LENGTH - lengths[:, None] if side == "left" else columns < lengths[:, None]
     segments = is_token.long() - 1
     with torch.no_grad():
         logits = import_model(tmp_path).model(tokens, segments).logits
-    expected = their_logits(theirs, tokens, segments)
+    expected = their_logits(reference, tokens, segments)
     torch.testing.assert_close(logits[is_token], expected[is_token], atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize("case", ["gpt2", "mistral", "gemma2", "deepseek", "gpt-oss", "qwen3-next"])
 def test_the_same_greedy_and_beam_texts(case: str, tmp_path: Path) -> None:
-    theirs = saved(case, tmp_path)
+    reference = saved(case, tmp_path)
     prompt = torch.randint(3, VOCAB, (1, 6))
     options = {
         "max_new_tokens": 12,
@@ -79,25 +79,25 @@ def test_the_same_greedy_and_beam_texts(case: str, tmp_path: Path) -> None:
     }
     model = mf.load(tmp_path)
     for beams in (1, 3):
-        expected = theirs.generate(prompt, num_beams=beams, **options)[0, 6:].tolist()
+        expected = reference.generate(prompt, num_beams=beams, **options)[0, 6:].tolist()
         assert mf.generate(model, prompt[0], beam=beams, max_new=12, stop_ids=()).tokens == [expected]
 
 
 def test_shards_and_narrow_numbers(tmp_path: Path) -> None:
-    whole = saved("llama", tmp_path / "whole")
-    whole.save_pretrained(tmp_path / "shards", max_shard_size="40KB")
+    full = saved("llama", tmp_path / "whole")
+    full.save_pretrained(tmp_path / "shards", max_shard_size="40KB")
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
     own, sharded = (import_model(tmp_path / name).model.state_dict() for name in ("whole", "shards"))
     for name, weight in own.items():
         torch.testing.assert_close(sharded[name], weight, rtol=0, atol=0)
-    whole.bfloat16().save_pretrained(tmp_path / "narrow")
+    full.bfloat16().save_pretrained(tmp_path / "narrow")
     narrow = import_model(tmp_path / "narrow").model.state_dict()
     assert all(torch.equal(narrow[name], weight.bfloat16().float()) for name, weight in own.items())
 
 
 def test_a_model_without_its_head_lacks_the_prefix_alone(tmp_path: Path) -> None:
-    theirs = saved("gpt2", tmp_path / "whole")
-    theirs.transformer.save_pretrained(tmp_path / "bare")
+    reference = saved("gpt2", tmp_path / "whole")
+    reference.transformer.save_pretrained(tmp_path / "bare")
     own, bare = (import_model(tmp_path / name).model.state_dict() for name in ("whole", "bare"))
     for name, weight in own.items():
         torch.testing.assert_close(bare[name], weight, rtol=0, atol=0)

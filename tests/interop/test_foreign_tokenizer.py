@@ -152,9 +152,9 @@ def test_word_pieces_without_a_tokenizer_file(settings: dict[str, Any], tmp_path
     assert tokenizer is not None
     assert (tokenizer.pad, tokenizer.unk, tokenizer.bos, tokenizer.eos, tokenizer.mask) == (0, 1, 2, 3, 4)
     assert tokenizer.prepends_bos
-    theirs = transformers.BertTokenizer(str(tmp_path / "vocab.txt"), split_special_tokens=True, **settings)
+    reference = transformers.BertTokenizer(str(tmp_path / "vocab.txt"), split_special_tokens=True, **settings)
     for text in WORDS:
-        assert tokenizer.encode(text) == theirs(text, add_special_tokens=False)["input_ids"], text
+        assert tokenizer.encode(text) == reference(text, add_special_tokens=False)["input_ids"], text
     assert tokenizer.decode([2, 5, 6, 7, 3]) == "the cats"
 
 

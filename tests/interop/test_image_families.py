@@ -57,11 +57,11 @@ def assert_same(theirs: Any, model: Any) -> None:
 def test_the_same_logits_after_import_and_export(name: str, tmp_path: Path) -> None:
     import transformers
 
-    theirs = save_image_model(name, tmp_path / "theirs")
+    reference = save_image_model(name, tmp_path / "theirs")
     model, report = import_model(tmp_path / "theirs")
     assert report.keywords["distillation_token"] == ARCHITECTURES[name]
     assert model.labels == ("cat", "dog", "cow")
-    assert_same(theirs, model)
+    assert_same(reference, model)
     export_model(model, tmp_path / "ours")
     back, loading = getattr(transformers, name).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not loading["missing_keys"]
@@ -77,7 +77,7 @@ def test_the_same_logits_after_import_and_export(name: str, tmp_path: Path) -> N
 def test_bytes_become_the_same_numbers(mean: list[float], scaling: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
 
-    theirs = save_image_model("ViTForImageClassification", tmp_path)
+    reference = save_image_model("ViTForImageClassification", tmp_path)
     deviation = [0.229, 0.224, 0.225] if scaling == "imagenet" else [0.5] * 3
     settings = {"image_mean": mean, "image_std": deviation, "size": {"height": 8, "width": 12}}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
@@ -89,7 +89,7 @@ def test_bytes_become_the_same_numbers(mean: list[float], scaling: str, tmp_path
     pixels = torch.as_tensor(np.array(processor(image)["pixel_values"]))
     with torch.no_grad():
         logits = model(torch.from_numpy(image)[None]).logits
-        torch.testing.assert_close(logits, theirs(pixels.float()).logits, atol=1e-4, rtol=0)
+        torch.testing.assert_close(logits, reference(pixels.float()).logits, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(

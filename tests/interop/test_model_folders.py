@@ -44,10 +44,10 @@ def predicted(folder: Path, file: Path, content: str, **options: Any) -> list[Pr
 
 
 def test_labels_of_texts(tmp_path: Path) -> None:
-    theirs, tokenizer = save_reader("BertForSequenceClassification", tmp_path / "bert")
+    reference, tokenizer = save_reader("BertForSequenceClassification", tmp_path / "bert")
     items = predicted(tmp_path / "bert", tmp_path / "texts.txt", "\n".join(TEXTS) + "\n", top=3)
     with torch.no_grad():
-        expected = theirs(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits.softmax(-1)
+        expected = reference(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits.softmax(-1)
     names = THREE_LABELS["id2label"]
     for item, row in zip(items, expected, strict=True):
         best = row.argsort(descending=True).tolist()
@@ -57,9 +57,9 @@ def test_labels_of_texts(tmp_path: Path) -> None:
 
 
 def test_scores_of_a_file(tmp_path: Path) -> None:
-    theirs, tokenizer = save_reader("BertForSequenceClassification", tmp_path / "bert")
+    reference, tokenizer = save_reader("BertForSequenceClassification", tmp_path / "bert")
     with torch.no_grad():
-        best = theirs(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits.argmax(-1).tolist()
+        best = reference(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits.argmax(-1).tolist()
     labels = [THREE_LABELS["id2label"][number] for number in best]
     labels[0] = "no" if labels[0] == "yes" else "yes"
     (tmp_path / "rows.tsv").write_text("".join(f"{text}\t{label}\n" for text, label in zip(TEXTS, labels)))
@@ -70,11 +70,11 @@ def test_scores_of_a_file(tmp_path: Path) -> None:
 
 
 def test_labels_of_words(tmp_path: Path) -> None:
-    theirs, tokenizer = save_reader("BertForTokenClassification", tmp_path / "bert")
+    reference, tokenizer = save_reader("BertForTokenClassification", tmp_path / "bert")
     (item,) = predicted(tmp_path / "bert", tmp_path / "words.conllu", CONLLU)
     encoding = tokenizer([["the", "cats", "ran"]], is_split_into_words=True, return_tensors="pt")
     with torch.no_grad():
-        numbers = theirs(**encoding).logits[0].argmax(-1).tolist()
+        numbers = reference(**encoding).logits[0].argmax(-1).tolist()
     starts = [encoding.word_ids().index(word) for word in range(3)]
     assert starts == [1, 2, 4]
     names = THREE_LABELS["id2label"]
@@ -82,12 +82,12 @@ def test_labels_of_words(tmp_path: Path) -> None:
 
 
 def test_answers_to_questions(tmp_path: Path) -> None:
-    theirs, tokenizer = save_reader("BertForQuestionAnswering", tmp_path / "bert")
+    reference, tokenizer = save_reader("BertForQuestionAnswering", tmp_path / "bert")
     document, question = "the cats sat on the mat . a dog ran over the hill .", "who slept ?"
     (item,) = predicted(tmp_path / "bert", tmp_path / "questions.tsv", f"{document}\t{question}\n", top=4)
     encoding = tokenizer(question, document, return_tensors="pt")
     with torch.no_grad():
-        output = theirs(**encoding)
+        output = reference(**encoding)
     begin, end = output.start_logits[0], output.end_logits[0]
     inside = [column for column, part in enumerate(encoding["token_type_ids"][0].tolist()) if part][:-1]
     spans = {(i, j): float(begin[i] + end[j]) for i in inside for j in inside if i <= j}
@@ -109,15 +109,15 @@ def test_labels_of_images(tmp_path: Path) -> None:
     torch.manual_seed(0)
     sizes = {name: SIZES[name] for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
     config = transformers.ViTConfig(image_size=16, patch_size=8, intermediate_size=48, **sizes, **THREE_LABELS)
-    theirs = transformers.ViTForImageClassification(config).eval()
-    theirs.save_pretrained(tmp_path / "vit")
+    reference = transformers.ViTForImageClassification(config).eval()
+    reference.save_pretrained(tmp_path / "vit")
     processor = transformers.ViTImageProcessor(size={"height": 16, "width": 16})
     processor.save_pretrained(tmp_path / "vit")
     pixels = np.random.default_rng(0).integers(0, 255, (16, 16, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "photo.png")
     (item,) = predict(tmp_path / "vit", str(tmp_path / "photo.png"), top=3)
     with torch.no_grad():
-        expected = theirs(**processor(Image.fromarray(pixels), return_tensors="pt")).logits.softmax(-1)[0]
+        expected = reference(**processor(Image.fromarray(pixels), return_tensors="pt")).logits.softmax(-1)[0]
     assert [label.probability for label in item.prediction[0]] == pytest.approx(
         expected.sort(descending=True)[0].tolist(), abs=1e-5
     )
@@ -133,11 +133,11 @@ def test_an_imported_model_is_a_folder_too(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    theirs = saved("gpt2", tmp_path)
+    reference = saved("gpt2", tmp_path)
     assert run(["show", str(tmp_path), "--json"]) == 0
     page = json.loads(capsys.readouterr().out)
     assert page["name"] == "transformer-lm"
-    assert page["parameters"] == sum(weight.numel() for weight in theirs.parameters())
+    assert page["parameters"] == sum(weight.numel() for weight in reference.parameters())
 
 
 @pytest.mark.parametrize(
@@ -157,6 +157,6 @@ def test_what_a_folder_cannot_serve(
 
 
 def test_a_loaded_folder_is_the_model(tmp_path: Path) -> None:
-    theirs, tokens = saved("gpt2", tmp_path), torch.randint(0, 60, (2, 9))
+    reference, tokens = saved("gpt2", tmp_path), torch.randint(0, 60, (2, 9))
     with torch.no_grad():
-        torch.testing.assert_close(mf.load(tmp_path)(tokens).logits, theirs(tokens).logits, atol=1e-4, rtol=0)
+        torch.testing.assert_close(mf.load(tmp_path)(tokens).logits, reference(tokens).logits, atol=1e-4, rtol=0)

@@ -71,13 +71,13 @@ def in_pieces(model: Any, tokens: Tensor, sizes: list[int]) -> Tensor:
 def test_the_same_logits_below_and_beyond_the_original_length(case: str, tmp_path: Path) -> None:
     import transformers
 
-    theirs = saved_phi3(tmp_path / "theirs", CASES[case])
+    reference = saved_phi3(tmp_path / "theirs", CASES[case])
     model, report = import_model(tmp_path / "theirs")
-    assert report.parameters == sum(weight.numel() for weight in theirs.parameters())
+    assert report.parameters == sum(weight.numel() for weight in reference.parameters())
     tokens = torch.randint(0, VOCAB, (2, LONG))
     short = tokens[:, :ORIGINAL]
     with torch.no_grad():
-        expected, expected_short = theirs(tokens).logits, theirs(short).logits
+        expected, expected_short = reference(tokens).logits, reference(short).logits
         torch.testing.assert_close(model(short).logits, expected_short, atol=TOLERANCE, rtol=0)
         torch.testing.assert_close(in_pieces(model, short, [7, 1, 8]), expected_short, atol=TOLERANCE, rtol=0)
         with pytest.raises(ValueError, match="17 tokens are more than this model allows"):
@@ -94,7 +94,7 @@ def test_the_same_logits_below_and_beyond_the_original_length(case: str, tmp_pat
     for exported in (model, extended):
         export_model(exported, tmp_path / "ours")
         back, loading = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
-        assert type(back) is type(theirs)
+        assert type(back) is type(reference)
         assert not loading["missing_keys"]
         assert not loading["unexpected_keys"]
         with torch.no_grad():
@@ -104,13 +104,13 @@ def test_the_same_logits_below_and_beyond_the_original_length(case: str, tmp_pat
 
 def test_their_cache_is_stale_beyond_the_original_length(tmp_path: Path) -> None:
     """Keys that were cached for a short text keep the rotation of its divisors: the reason for two models here."""
-    theirs = saved_phi3(tmp_path, CASES["longrope"])
+    reference = saved_phi3(tmp_path, CASES["longrope"])
     tokens = torch.randint(0, VOCAB, (1, ORIGINAL + 4))
     with torch.no_grad():
-        _, cache = cached_pass(theirs, None, input_ids=tokens[:, :ORIGINAL])
-        stepped, _ = cached_pass(theirs, cache, input_ids=tokens[:, ORIGINAL:])
-        whole = theirs(tokens).logits[:, ORIGINAL:]
-    assert (stepped - whole).abs().max() > 100 * TOLERANCE
+        _, cache = cached_pass(reference, None, input_ids=tokens[:, :ORIGINAL])
+        stepped, _ = cached_pass(reference, cache, input_ids=tokens[:, ORIGINAL:])
+        full = reference(tokens).logits[:, ORIGINAL:]
+    assert (stepped - full).abs().max() > 100 * TOLERANCE
 
 
 def test_older_files_and_plain_ones(tmp_path: Path) -> None:

@@ -33,13 +33,13 @@ def test_the_same_logits_after_import_and_export(positions: dict[str, Any], tmp_
         pad_token_id=0,
         eos_token_id=2,
     )
-    theirs: Any = transformers.ReformerModelWithLMHead(config).eval()
+    reference: Any = transformers.ReformerModelWithLMHead(config).eval()
     with torch.no_grad():
-        for name, weight in theirs.named_parameters():
+        for name, weight in reference.named_parameters():
             # it is not used by the versions that have it, and the only bias of the output in older files
             if name != "lm_head.bias":
                 weight.add_(torch.randn_like(weight) * 0.2)
-    theirs.save_pretrained(tmp_path / "theirs")
+    reference.save_pretrained(tmp_path / "theirs")
     model = import_model(tmp_path / "theirs").model
     export_model(model, tmp_path / "ours")
     reformer: Any = transformers.ReformerModelWithLMHead
@@ -47,11 +47,11 @@ def test_the_same_logits_after_import_and_export(positions: dict[str, Any], tmp_
     assert not loading["missing_keys"]
     # versions before 5.24 have no bias of the output
     assert not loading["unexpected_keys"] - {"lm_head.decoder.bias"}
-    assert ("lm_head.decoder.bias" in loading["unexpected_keys"]) == (theirs.lm_head.decoder.bias is None)
+    assert ("lm_head.decoder.bias" in loading["unexpected_keys"]) == (reference.lm_head.decoder.bias is None)
     tokens = torch.randint(3, 40, (3, CHUNK))
     segments = torch.where(torch.arange(CHUNK) < torch.tensor([CHUNK, 7, 15])[:, None], 0, -1)
     with torch.no_grad():
-        expected = theirs(tokens, attention_mask=segments + 1).logits
+        expected = reference(tokens, attention_mask=segments + 1).logits
         for logits in (model(tokens, segments).logits, back.eval()(tokens, attention_mask=segments + 1).logits):
             torch.testing.assert_close(logits[segments == 0], expected[segments == 0], atol=1e-4, rtol=0)
     again = import_model(tmp_path / "ours").model.state_dict()

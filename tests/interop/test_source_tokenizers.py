@@ -37,7 +37,7 @@ def write_tokenizer(folder: Path, template: str) -> tokenizers.Tokenizer:
 
 @pytest.mark.parametrize("case", TEMPLATES)
 def test_texts_of_sources_and_targets(case: str, tmp_path: Path) -> None:
-    theirs = saved(case, tmp_path / "theirs")
+    reference = saved(case, tmp_path / "theirs")
     inner = write_tokenizer(tmp_path / "theirs", TEMPLATES[case])
     text = "a b z q"
     source = torch.tensor([inner.encode(text).ids])
@@ -47,10 +47,10 @@ def test_texts_of_sources_and_targets(case: str, tmp_path: Path) -> None:
         read, write = model.tokenizer
         assert [*read.encode(text), read.eos] == source[0].tolist()
         assert read.decode(read.encode(text)) == write.decode(write.encode(text)) == text
-        assert write.bos == theirs.generation_config.decoder_start_token_id
+        assert write.bos == reference.generation_config.decoder_start_token_id
         # what has no token is never generated here
         options: Any = {"suppress_tokens": list(range(len(SPECIAL) + 26, 60)), "max_new_tokens": 9, "do_sample": False}
-        tokens = theirs.generate(source, **options)[0].tolist()
+        tokens = reference.generate(source, **options)[0].tolist()
         expected = inner.decode(tokens, skip_special_tokens=True)
         assert translate(model, [text], tokenizer=model.tokenizer, decoding=Decoding(max_new=9)) == [expected]
 

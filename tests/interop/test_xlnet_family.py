@@ -45,15 +45,15 @@ def assert_same(theirs: Any, model: Any) -> None:
 def test_the_same_logits_after_import_and_export(settings: dict[str, Any], tmp_path: Path) -> None:
     import transformers
 
-    theirs = save_xlnet(tmp_path / "theirs", **settings)
+    reference = save_xlnet(tmp_path / "theirs", **settings)
     model, report = import_model(tmp_path / "theirs")
     assert all(any(part in name for part in ("mask_emb", "r_s_bias", "seg_embed")) for name in report.left_out)
-    assert_same(theirs, model)
+    assert_same(reference, model)
     tokens = torch.randint(0, VOCAB, (2, LENGTH))
     state, memories = model.init_state(2), None
     for piece in torch.split(tokens, [9, 5, 5, 5], dim=1):
         with torch.no_grad():
-            expected = theirs(piece, mems=memories, use_mems=True)
+            expected = reference(piece, mems=memories, use_mems=True)
             memories = expected.mems
             logits, state, _ = model(piece, state=state)
         torch.testing.assert_close(logits, expected.logits, atol=TOLERANCE, rtol=0)

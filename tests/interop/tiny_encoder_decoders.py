@@ -81,8 +81,8 @@ def encoder_decoder(case: str) -> Any:
 
     logging.getLogger("transformers").setLevel(logging.ERROR)
     name, settings = CASES[case]
-    theirs = getattr(transformers, name)
-    model = theirs(theirs.config_class(**settings)).eval()
+    reference = getattr(transformers, name)
+    model = reference(reference.config_class(**settings)).eval()
     with torch.no_grad():
         for weight_name, weight in model.named_parameters():
             # sinusoids are parameters there, and no weights

@@ -46,16 +46,16 @@ def documents_of(name: str) -> list[tuple[int, Tensor]]:
 
 def in_steps(name: str, sizes: list[int]) -> list[tuple[slice, TokenPositions]]:
     """Places of chunks of these sizes, as a stream of them has it."""
-    segments, found, begin = segments_of(name), [], 0
+    segments, actual, begin = segments_of(name), [], 0
     tail: StreamTail | None = empty_tail(ROWS, torch.device("cpu"))
     for size in sizes:
         part = slice(begin, begin + size)
         tokens = torch.zeros(ROWS, size, dtype=torch.long)
         place, tail = positions_of(tokens, None if segments is None else segments[:, part], tail)
-        found.append((part, place))
+        actual.append((part, place))
         begin += size
     assert begin == LENGTH
-    return found
+    return actual
 
 
 def tensors(heads: int, groups: int, key: int, value: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:

@@ -247,11 +247,11 @@ def test_segments_after_a_cache_are_one_pass(training: bool) -> None:
         layer.attention.inner.kernel.spans.share.data.fill_(share)
     assert model.carries_state
     tokens = torch.randint(9, (2, 100))
-    whole, state, parts = model(tokens).logits, model.init_state(2), []
+    full, state, parts = model(tokens).logits, model.init_state(2), []
     for part in tokens.split([20, 45, 1, 4, 30], 1):
         logits, state, _ = model(part, None, state)
         parts.append(logits)
-    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-10, rtol=1e-10)
 
 
 def test_spans_of_tokens_are_built_with_the_other_defaults() -> None:

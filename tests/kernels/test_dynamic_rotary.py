@@ -33,13 +33,13 @@ def test_each_query_is_that_of_static_scaling_at_its_length(pairs: Any, rotated:
     """The definition: the last of n tokens sees what it would if the whole model were scaled for n tokens."""
     layer = attention(pairs, rotated, kv_heads=kv_heads)
     x = torch.randn(2, 21, 16, dtype=torch.float64)
-    found = layer(x, context(21)).y
+    actual = layer(x, context(21)).y
     for last in (1, 7, 8, 9, 13, 21):
         factor = max(1.0, 4.0 * last / ORIGINAL - 3.0)
         position = RotaryPosition(8, rotated=rotated, pairs=pairs, scaling=NTKRotaryScaling(factor))
         static = Attention(16, 2, SoftmaxKernel(Causal()), kv_heads=kv_heads, position=position).double()
         static.load_state_dict(layer.state_dict())
-        torch.testing.assert_close(found[:, last - 1], static(x[:, :last], context(last)).y[:, -1], atol=1e-12, rtol=0)
+        torch.testing.assert_close(actual[:, last - 1], static(x[:, :last], context(last)).y[:, -1], atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("sizes", [[1] * 37, [5, 1, 1, 20, 10], [30, 1, 6]])

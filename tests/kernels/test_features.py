@@ -41,8 +41,8 @@ def place(length: int) -> TokenPositions:
 
 def kernel_of(features: FeatureMap, q: Tensor, k: Tensor) -> Tensor:
     """The kernel of every pair that the features stand for, their scale included."""
-    found = [features(x, place(x.shape[2])) for x in (q, k)]
-    a, c = (f.y if f.log_scale is None else f.y * f.log_scale.exp()[..., None] for f in found)
+    actual = [features(x, place(x.shape[2])) for x in (q, k)]
+    a, c = (f.y if f.log_scale is None else f.y * f.log_scale.exp()[..., None] for f in actual)
     return a @ c.mT
 
 
@@ -83,15 +83,15 @@ def test_the_error_falls_as_one_over_the_root_of_the_number(name: str) -> None:
     q, k = drawn(0.3)
     v = torch.randn(1, 1, q.shape[2], 8, dtype=torch.float64)
     weights = exact(q, k)
-    wanted = weights / weights.sum(-1, keepdim=True) @ v
+    expected = weights / weights.sum(-1, keepdim=True) @ v
     counts, errors = [32, 128, 512, 2048], []
     for count in counts:
         squares = []
         for _ in range(40):
-            found = LinearKernel(make(count).double(), floor=1e-12)(
+            actual = LinearKernel(make(count).double(), floor=1e-12)(
                 KernelCall(q, k, v, place(24), place(24), NoPosition())
             ).y
-            squares.append(float((found - wanted).square().mean().detach()))
+            squares.append(float((actual - expected).square().mean().detach()))
         errors.append(math.sqrt(sum(squares) / len(squares)))
     slope = np.polyfit(np.log(counts), np.log(errors), 1)[0]
     assert -0.6 <= slope <= -0.4, (slope, errors)
@@ -127,8 +127,8 @@ def test_orthogonal_directions_vary_less() -> None:
     error = {}
     for directions in ("orthogonal", "independent"):
         made = [FavorPlusFeatures(KEY, 32, directions=directions, floor=0.0) for _ in range(300)]  # type: ignore[arg-type]
-        found = torch.stack([kernel_of(one.double(), q, k) for one in made])
-        error[directions] = float((found - softmax_kernel(q, k)).square().mean())
+        actual = torch.stack([kernel_of(one.double(), q, k) for one in made])
+        error[directions] = float((actual - softmax_kernel(q, k)).square().mean())
     assert error["orthogonal"] < 0.95 * error["independent"]
 
 
@@ -143,8 +143,8 @@ def test_the_variance_of_independent_positive_features_is_that_of_the_paper() ->
     scale = (left.log_scale[..., :, None] + right.log_scale[..., None, :]).exp() * count
     each = left.y[..., :, None, :] * right.y[..., None, :, :] * scale[..., None]
     both = (q[..., :, None, :] + k[..., None, :, :]).square().sum(-1) / math.sqrt(KEY)
-    wanted = both.exp() * softmax_kernel(q, k).square() * (1 - (-both).exp())
-    torch.testing.assert_close(each.var(-1), wanted, rtol=0.1, atol=0)
+    expected = both.exp() * softmax_kernel(q, k).square() * (1 - (-both).exp())
+    torch.testing.assert_close(each.var(-1), expected, rtol=0.1, atol=0)
 
 
 @pytest.mark.parametrize("features", [HyperbolicFavorFeatures, TrigonometricFavorFeatures])
@@ -163,12 +163,12 @@ def test_the_variance_of_pairs_of_features_is_that_of_the_paper(features: Any) -
     )
     exact = softmax_kernel(q, k)
     positive = both.exp() * exact.square() * (1 - (-both).exp())
-    wanted = {
+    expected = {
         HyperbolicFavorFeatures: 0.5 * (1 - (-both).exp()) * positive,
         TrigonometricFavorFeatures: 0.5 * both.exp() * exact**-2 * (1 - (-apart).exp()).square(),
     }[features]
     torch.testing.assert_close(each.mean(-1), exact, rtol=0.05, atol=0)
-    torch.testing.assert_close(each.var(-1), wanted, rtol=0.1, atol=0)
+    torch.testing.assert_close(each.var(-1), expected, rtol=0.1, atol=0)
 
 
 def test_directions_of_one_length_estimate_the_regularized_kernel() -> None:
@@ -179,9 +179,9 @@ def test_directions_of_one_length_estimate_the_regularized_kernel() -> None:
     x, y = x * 2**0.25, y * 2**0.25
     both = (x[..., :, None, :] + y[..., None, :, :]).norm(dim=-1) / 2**0.25
     norms = (x.square().sum(-1)[..., :, None] + y.square().sum(-1)[..., None, :]) / 2**0.5
-    wanted = (-norms / 2).exp() * torch.special.i0(math.sqrt(2) * both)
-    torch.testing.assert_close(kernel_of(made, x, y), wanted, rtol=0.02, atol=0)
-    assert (wanted <= (x @ y.mT / 2**0.5).exp() + 1e-12).all()
+    expected = (-norms / 2).exp() * torch.special.i0(math.sqrt(2) * both)
+    torch.testing.assert_close(kernel_of(made, x, y), expected, rtol=0.02, atol=0)
+    assert (expected <= (x @ y.mT / 2**0.5).exp() + 1e-12).all()
 
 
 @pytest.mark.parametrize("count", [5, 16, 40])
@@ -211,9 +211,9 @@ def test_closed_forms() -> None:
     falling = (math.pi / 2 * (i[:, None] - i) / 32).cos()
     torch.testing.assert_close(kernel_of(CosineReweightingFeatures(32), q, k), q.relu() @ k.relu().mT * falling)
     x = torch.tensor([1.0, -2.0, 3.0])
-    found = DPFPFeatures()(x[None, None, None], place(1)).y[0, 0, 0]
+    actual = DPFPFeatures()(x[None, None, None], place(1)).y[0, 0, 0]
     # relu(x), relu(-x) = 1 0 3 0 2 0, each times the one before it
-    assert found.tolist() == [0, 0, 0, 0, 0, 0]
+    assert actual.tolist() == [0, 0, 0, 0, 0, 0]
     assert DPFPFeatures(reach=2)(x[None, None, None], place(1)).y[0, 0, 0].tolist() == [0] * 6 + [2, 0, 3, 0, 6, 0]
 
 
@@ -259,10 +259,10 @@ def test_a_floor_is_a_constant_to_gradients() -> None:
     scaled = x * 3**-0.25
     products = scaled @ features.matrix[0].T
     top = products.detach().amax(-1, keepdim=True)
-    wanted = (products - top).exp() + 0.1, (top - scaled.square().sum(-1, keepdim=True) / 2)[..., 0] - math.log(5) / 2
+    expected = (products - top).exp() + 0.1, (top - scaled.square().sum(-1, keepdim=True) / 2)[..., 0] - math.log(5) / 2
     up = torch.randn_like(y), torch.randn_like(log)
-    torch.testing.assert_close((y, log), wanted)
-    torch.testing.assert_close(*(torch.autograd.grad(pair, x, up)[0] for pair in ((y, log), wanted)))
+    torch.testing.assert_close((y, log), expected)
+    torch.testing.assert_close(*(torch.autograd.grad(pair, x, up)[0] for pair in ((y, log), expected)))
 
 
 class TestRedrawing:

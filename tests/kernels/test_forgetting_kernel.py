@@ -75,9 +75,9 @@ def test_it_is_the_product_of_gates_in_each_document(path: str) -> None:
 @pytest.mark.parametrize(("past", "new"), [(5, 1), (3, 9), (0, 12)])
 def test_queries_at_the_end_of_a_cache(past: int, new: int) -> None:
     positions, (q, k, v, gates) = range_positions(past + new), draw(1, past + new)
-    whole = attend("naive", q, k, v, gates, positions)
-    found = attend("fused", q[:, :, past:], k, v, gates, positions, past)
-    torch.testing.assert_close(found, whole[:, :, past:], atol=1e-12, rtol=0)
+    full = attend("naive", q, k, v, gates, positions)
+    actual = attend("fused", q[:, :, past:], k, v, gates, positions, past)
+    torch.testing.assert_close(actual, full[:, :, past:], atol=1e-12, rtol=0)
 
 
 def test_constant_gates_are_alibi() -> None:
@@ -101,17 +101,17 @@ def test_sums_of_thousands_of_gates_lose_no_digits(dtype: torch.dtype, bound: fl
         q, inputs = q[:, :, :last], (x[:, :, :stop] for x in (k, v, gates))
         row = positions.columns(0, stop)
         k_part, v_part, gate_part = inputs
-        found = attend("fused", q, k_part, v_part, gate_part, row, stop - last)
-        wanted = attend("naive", *(x.double() for x in (q, k_part, v_part, gate_part)), row, stop - last)
-        assert (found.double() - wanted).abs().max() < bound
+        actual = attend("fused", q, k_part, v_part, gate_part, row, stop - last)
+        expected = attend("naive", *(x.double() for x in (q, k_part, v_part, gate_part)), row, stop - last)
+        assert (actual.double() - expected).abs().max() < bound
 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_steps_equal_one_call_and_the_gate_gets_a_gradient() -> None:
     layer = Attention(8, HEADS, ForgettingKernel(8, GROUPS), kv_heads=GROUPS).double()
     x = torch.randn(1, 11, 8, dtype=torch.float64)
-    whole, pieces = layer(x, Context(range_positions(11))).y, []
-    whole.square().sum().backward()
+    full, pieces = layer(x, Context(range_positions(11))).y, []
+    full.square().sum().backward()
     for parameter in layer.kernel.parameters():
         assert parameter.grad is not None
         assert parameter.grad.abs().max() > 1e-4
@@ -119,7 +119,7 @@ def test_steps_equal_one_call_and_the_gate_gets_a_gradient() -> None:
     for start, stop in ((0, 5), (5, 6), (6, 10), (10, 11)):
         y, state, _ = layer(x[:, start:stop], Context(range_positions(stop - start, start)), state)
         pieces.append(y)
-    torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-12, rtol=0)
+    torch.testing.assert_close(torch.cat(pieces, 1), full, atol=1e-12, rtol=0)
 
 
 def test_it_says_what_it_does_and_refuses_what_it_cannot() -> None:

@@ -85,7 +85,7 @@ def test_a_state_of_constant_size_continues_documents(sizes: tuple[int, ...]) ->
     layer = Attention(8, 2, InfiniKernel(2, SEGMENT, position=RotaryPosition(4))).double()
     segments = torch.tensor(LAYOUTS["packed"])
     x, parts, start = torch.randn(2, 15, 8, dtype=torch.float64), [], 0
-    whole = layer(x, Context(positions_of(segments, segments, None)[0])).y
+    full = layer(x, Context(positions_of(segments, segments, None)[0])).y
     state, tail = layer.init_state(2, device=x.device, dtype=x.dtype), materialize_tail(empty_tail(2, x.device))
     for size in sizes:
         columns = slice(start, start + size)
@@ -94,7 +94,7 @@ def test_a_state_of_constant_size_continues_documents(sizes: tuple[int, ...]) ->
         parts.append(y)
         start += size
     valid = (segments != PADDING_SEGMENT)[..., None]
-    torch.testing.assert_close(torch.cat(parts, 1) * valid, whole * valid, atol=1e-12, rtol=0)
+    torch.testing.assert_close(torch.cat(parts, 1) * valid, full * valid, atol=1e-12, rtol=0)
     assert state.kernel.k.shape == (2, 2, SEGMENT, 4)
 
 

@@ -69,14 +69,14 @@ def test_every_causal_form_is_the_definition(layout: str, features: str, name: s
     made: FeatureMap = MAPS[features](groups).double()
     qkv = tensors(HEADS, groups, KEY, VALUE + rule.gate_dim)
     up = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
-    found = {
+    actual = {
         path: run(LinearKernel(made, Causal(), rule=rule, chunk=8, floor=1e-3, path=path), qkv, up, place, real)
         for path in rule.forms
     }
-    wanted = found.pop("quadratic" if "quadratic" in found else "recurrent")
-    assert found
-    for path, got in found.items():
-        assert apart(got, wanted) < 1e-10, path
+    expected = actual.pop("quadratic" if "quadratic" in actual else "recurrent")
+    assert actual
+    for path, got in actual.items():
+        assert apart(got, expected) < 1e-10, path
 
 
 @pytest.mark.parametrize("sizes", [[1] * LENGTH, [5, 1, 9, 8], [LENGTH]], ids=["steps", "chunks", "whole"])
@@ -91,9 +91,9 @@ def test_a_stream_gives_what_one_pass_gives(layout: str, features: str, rule: Me
     for part, at in in_steps(layout, sizes):
         y, state, _ = kernel(KernelCall(q[:, :, part], k[:, :, part], v[:, :, part], at, at, NOWHERE, state))
         outputs.append(y)
-    whole = kernel(KernelCall(q, k, v, place, place, NOWHERE)).y
+    full = kernel(KernelCall(q, k, v, place, place, NOWHERE)).y
     real = real_of(layout)
-    assert apart((torch.cat(outputs, 2) * real,), (whole * real,)) < 1e-10
+    assert apart((torch.cat(outputs, 2) * real,), (full * real,)) < 1e-10
 
 
 @pytest.mark.parametrize("groups", [1, 4])
@@ -104,8 +104,8 @@ def test_sums_over_whole_documents_are_the_definition(layout: str, features: str
     made = MAPS[features](groups).double()
     qkv = tensors(HEADS, groups, KEY, VALUE)
     up = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
-    wanted, got = (run(LinearKernel(made, floor=1e-3, path=p), qkv, up, place, real) for p in ("quadratic", "summed"))
-    assert apart(got, wanted) < 1e-10
+    expected, got = (run(LinearKernel(made, floor=1e-3, path=p), qkv, up, place, real) for p in ("quadratic", "summed"))
+    assert apart(got, expected) < 1e-10
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -184,13 +184,13 @@ def test_chunks_are_steps_whatever_there_is(data: st.DataObject) -> None:
     run = torch.tensor(data.draw(steps)).cumsum(1) if data.draw(st.booleans()) else None
     leaves = [x for x in (a, c, v, decay, memory) if x is not None]
     up, last = torch.randn(2, 3, length, 5, dtype=torch.float64), torch.randn(2, 3, 4, 5, dtype=torch.float64)
-    found = []
+    actual = []
     with patch.object(matrix_recurrence, "MIN_CHUNK", block):
         in_chunks = linear_attention.chunked(a, c, v, decay, run, memory, chunk=chunk)
     for summed in (matrix_recurrence.recurrent(a, c, v, decay, run, memory), in_chunks):
         loss = (summed.y * up).sum() + (summed.memory * last).sum()
-        found.append((*summed, *torch.autograd.grad(loss, leaves)))
-    torch.testing.assert_close(found[1], found[0], atol=1e-10, rtol=1e-10)
+        actual.append((*summed, *torch.autograd.grad(loss, leaves)))
+    torch.testing.assert_close(actual[1], actual[0], atol=1e-10, rtol=1e-10)
 
 
 def test_a_correction_replaces_what_was_said() -> None:
@@ -295,7 +295,7 @@ def test_another_sequence_is_summed_once(layout: str, features: str) -> None:
             of.position_ids, torch.tensor([[0] * 4 + [1] * 3 + [2] * 2, [PADDING_SEGMENT, 2, 2, 2, 1, 0, 0, 0, 0]])
         )
     memory = MemorySequence(other, of)
-    whole = layer(x, Context(place_of(layout), memory)).y
+    full = layer(x, Context(place_of(layout), memory)).y
     state, outputs = layer.init_state(ROWS, device=x.device, dtype=x.dtype), []
     for part, at in in_steps(layout, [1, 1, 4, 17]):
         y, state, _ = layer(x[:, part], Context(at, memory), state)
@@ -303,7 +303,7 @@ def test_another_sequence_is_summed_once(layout: str, features: str) -> None:
         assert state.source.k.numel() == 0
         state = tree_map(lambda t: t.index_select(0, torch.arange(ROWS)), state)
     real = real_of(layout)[:, 0]
-    assert apart((torch.cat(outputs, 1) * real,), (whole * real,)) < 1e-10
+    assert apart((torch.cat(outputs, 1) * real,), (full * real,)) < 1e-10
     pairs = Attention(
         12,
         2,
@@ -313,7 +313,7 @@ def test_another_sequence_is_summed_once(layout: str, features: str) -> None:
         source=CrossAttentionSource(),
     )
     pairs.double().load_state_dict(layer.state_dict())
-    assert apart((pairs(x, Context(place_of(layout), memory)).y * real,), (whole * real,)) < 1e-10
+    assert apart((pairs(x, Context(place_of(layout), memory)).y * real,), (full * real,)) < 1e-10
 
 
 def test_the_state_does_not_grow() -> None:

@@ -113,8 +113,8 @@ def test_random_projections_keep_products() -> None:
             e = LearnedLengthProjection(256, count).double()
             e.weight.data.normal_(std=count**-0.5)
             mixed = e(values[None, None]).x[0, 0]
-            wanted = weights @ values
-            squares.append(((weights @ e.weight[0].T @ mixed - wanted).norm() / wanted.norm()).square().item())
+            expected = weights @ values
+            squares.append(((weights @ e.weight[0].T @ mixed - expected).norm() / expected.norm()).square().item())
         errors.append(0.5 * math.log(sum(squares) / len(squares)))
     slope = (errors[-1] - errors[0]) / math.log(counts[-1] / counts[0])
     assert -0.6 < slope < -0.4

@@ -69,8 +69,8 @@ def test_a_stream_gives_what_one_pass_gives(layout: str, sizes: list[int]) -> No
     for part, at in in_steps(layout, sizes):
         y, state, _ = made(KernelCall(q[:, :, part], k[:, :, part], v[:, :, part], at, at, NOWHERE, state))
         outputs.append(y)
-    whole = made(KernelCall(q, k, v, place, place, NOWHERE)).y
-    assert apart((torch.cat(outputs, 2) * real,), (whole * real,)) < 1e-10
+    full = made(KernelCall(q, k, v, place, place, NOWHERE)).y
+    assert apart((torch.cat(outputs, 2) * real,), (full * real,)) < 1e-10
 
 
 def test_the_state_is_one_window_and_a_matrix_whatever_was_read() -> None:

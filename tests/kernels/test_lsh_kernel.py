@@ -29,8 +29,8 @@ FORMS: dict[str, dict[str, Any]] = {
 def run(
     kernel: LSHKernel, q: Tensor, v: Tensor, positions: TokenPositions, state: Any = None, **more: Any
 ) -> LayerOutput:
-    found: LayerOutput = kernel(KernelCall(q, q, v, positions, positions, NoPosition(), state, **more))
-    return found
+    actual: LayerOutput = kernel(KernelCall(q, q, v, positions, positions, NoPosition(), state, **more))
+    return actual
 
 
 def inputs() -> tuple[Tensor, Tensor]:
@@ -66,9 +66,9 @@ def test_sorted_is_written_out(form: str, layout: str) -> None:
     words: dict[str, Any] = {"num_buckets": 4, "chunk_length": 3, "num_hashes": 3, **FORMS[form]}
     kernels = [LSHKernel(**words, path=path) for path in ("sorted", "naive")]
     kernels[1].load_state_dict(kernels[0].state_dict())
-    found = [differentiated(run(kernel, q, v, place).y, up, (q, v)) for kernel in kernels]
+    actual = [differentiated(run(kernel, q, v, place).y, up, (q, v)) for kernel in kernels]
     real = real_of(layout)
-    assert apart((found[0][0] * real, *found[0][1:]), (found[1][0] * real, *found[1][1:])) < 1e-10
+    assert apart((actual[0][0] * real, *actual[0][1:]), (actual[1][0] * real, *actual[1][1:])) < 1e-10
 
 
 @pytest.mark.parametrize("layout", ["plain", "left padding", "packed"])

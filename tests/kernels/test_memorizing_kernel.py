@@ -71,7 +71,7 @@ def test_with_all_as_neighbours_it_is_dense_attention(combine: str) -> None:
     """Mixed by the gate with what is near, or in one softmax with it; with the gradients of a memory that is given."""
     model = kernel(combine=JointSoftmaxCombiner() if combine == "joint" else None)
     q, k, v = tensors = draw(12, grad=True)
-    found, _ = run(model, tensors, [3, 3, 3, 3])
+    actual, _ = run(model, tensors, [3, 3, 3, 3])
     at = torch.arange(12)
     edge = at // 3 * 3
     far = (at < edge[:, None]) & (at >= edge[:, None] - 9)
@@ -83,22 +83,22 @@ def test_with_all_as_neighbours_it_is_dense_attention(combine: str) -> None:
         assert isinstance(model.combine, GatedCombiner)
         with torch.no_grad():
             model.combine.bias.copy_(torch.tensor([0.7, -1.0]))
-        found, _ = run(model, tensors, [3, 3, 3, 3])
+        actual, _ = run(model, tensors, [3, 3, 3, 3])
         gate = model.combine.bias.sigmoid()[:, None, None] * far.any(-1, keepdim=True)
         expected = (1 - gate) * dense(q, k, v, near) + gate * dense(q, k.detach(), v.detach(), far)
-    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
-    up, inputs = torch.randn_like(found), [*tensors, *model.parameters()]
-    for mine, theirs in zip(torch.autograd.grad(found, inputs, up), torch.autograd.grad(expected, inputs, up)):
-        torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=0)
+    torch.testing.assert_close(actual, expected, atol=1e-10, rtol=0)
+    up, inputs = torch.randn_like(actual), [*tensors, *model.parameters()]
+    for ours, reference in zip(torch.autograd.grad(actual, inputs, up), torch.autograd.grad(expected, inputs, up)):
+        torch.testing.assert_close(ours, reference, atol=1e-10, rtol=0)
 
 
 def test_few_neighbours_are_those_with_the_largest_products() -> None:
     model, (q, k, v) = kernel(neighbours=2, size=50, block=10, combine=JointSoftmaxCombiner()), draw(20)
-    found, _ = run(model, [q, k, v], [10, 10])
+    actual, _ = run(model, [q, k, v], [10, 10])
     products = q[:, :, 10:] @ k[:, :, :10].mT
     best = torch.zeros_like(products, dtype=torch.bool).scatter(-1, products.topk(2).indices, True)
     near = torch.ones(10, 10, dtype=torch.bool).tril().expand(2, HEADS, -1, -1)
-    torch.testing.assert_close(found[:, :, 10:], dense(q[:, :, 10:], k, v, torch.cat([best, near], -1)))
+    torch.testing.assert_close(actual[:, :, 10:], dense(q[:, :, 10:], k, v, torch.cat([best, near], -1)))
 
 
 @given(st.integers(1, 9), st.integers(1, 5), st.lists(st.integers(1, 7), min_size=1, max_size=5), st.data())
@@ -119,9 +119,9 @@ def test_who_sees_what(size: int, block: int, sizes: list[int], data: st.DataObj
         of = TokenPositions(torch.cat([p.expand(2, -1) for p in pos], 1), torch.cat(seg, 1))
         at = TokenPositions(place.position_ids.expand(2, -1), place.segment_ids.expand(2, -1), place.layout)
         seen = torch.zeros(2, count, of.position_ids.shape[1], dtype=torch.bool)
-        found = shared_key_ranges(sight, at, of.position_ids.shape[1])
-        assert found is not None
-        for rows, queries, keys in found:
+        actual = shared_key_ranges(sight, at, of.position_ids.shape[1])
+        assert actual is not None
+        for rows, queries, keys in actual:
             assert not seen[rows, queries].any()
             seen[rows, queries, keys] = True
         assert torch.equal(seen, ~sight.masked_keys(at, of))
@@ -180,13 +180,13 @@ def made(**words: Any) -> LanguageModel:
 @pytest.mark.parametrize("training", [True, False])
 def test_it_does_not_matter_in_which_pieces_a_text_is_read(words: dict[str, Any], training: bool) -> None:
     model, tokens = made(**words).train(training), torch.randint(0, VOCAB, (2, 40))
-    whole = model(tokens).logits
+    full = model(tokens).logits
     for sizes in ([1] * 40, [16, 7, 17]):
         state, parts = model.init_state(2), []
         for columns in tokens.split(sizes, dim=1):
             logits, state, _ = model(columns, None, state)
             parts.append(logits)
-        torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-10, rtol=0)
+        torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-10, rtol=0)
 
 
 def test_a_closed_gate_is_the_model_without_a_memory() -> None:
@@ -209,9 +209,9 @@ def test_nothing_that_is_kept_has_a_gradient() -> None:
 
 
 def leaves(state: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    tree_map(lambda t: found.append(t) or t, state)  # type: ignore[func-returns-value]
-    return found
+    actual: list[Tensor] = []
+    tree_map(lambda t: actual.append(t) or t, state)  # type: ignore[func-returns-value]
+    return actual
 
 
 def test_states_are_chosen_copied_and_moved_like_any_other() -> None:
@@ -251,17 +251,17 @@ def test_a_larger_memory_in_evaluation() -> None:
     model, larger = made(knn_memory_size=4), made(knn_memory_size=40, neighbours=5)
     larger.load_state_dict(model.state_dict())
     tokens = torch.randint(0, VOCAB, (1, 30))
-    found, expected = larger(tokens).logits, model(tokens).logits
-    torch.testing.assert_close(found[:, :4], expected[:, :4])
-    assert (found - expected)[:, 12:].abs().max() > 1e-3
+    actual, expected = larger(tokens).logits, model(tokens).logits
+    torch.testing.assert_close(actual[:, :4], expected[:, :4])
+    assert (actual - expected)[:, 12:].abs().max() > 1e-3
 
 
 def test_faiss_finds_the_same() -> None:
     pytest.importorskip("faiss")
     q, k = torch.randn(3, 5, 8), torch.randn(3, 70, 8)
-    mine, theirs = (search(q, k, 6, None) for search in (ExactSearch(), FaissSearch()))
-    torch.testing.assert_close(mine.products, theirs.products)
-    assert torch.equal(mine.columns, theirs.columns)
+    ours, reference = (search(q, k, 6, None) for search in (ExactSearch(), FaissSearch()))
+    torch.testing.assert_close(ours.products, reference.products)
+    assert torch.equal(ours.columns, reference.columns)
     tokens = torch.randint(0, VOCAB, (2, 24))
     segments = torch.tensor([[PADDING_SEGMENT] * 3 + [0] * 21, [0] * 24])
     one, other = made().float(), made(search="faiss").float()

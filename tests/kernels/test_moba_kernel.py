@@ -79,8 +79,8 @@ def test_as_many_blocks_as_there_are_is_full_attention() -> None:
     positions, qkv = range_positions(17), draw(1, 17)
     expected = SoftmaxKernel(Causal())(call_of(qkv, positions)).y
     for path in ("naive", "blocks"):
-        found = MoBAKernel(BLOCK, 6, path=path)(call_of(qkv, positions)).y  # type: ignore[arg-type]
-        torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+        actual = MoBAKernel(BLOCK, 6, path=path)(call_of(qkv, positions)).y  # type: ignore[arg-type]
+        torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
     assert (MoBAKernel(BLOCK, 5)(call_of(qkv, positions)).y - expected).abs().max() > 1e-3
 
 
@@ -93,11 +93,11 @@ def test_of_equal_blocks_the_newer_is_chosen() -> None:
 def test_steps_equal_one_call() -> None:
     layer = Attention(8, 2, MoBAKernel(BLOCK, 2), position=RotaryPosition(4)).double()
     x, pieces = torch.randn(1, 17, 8, dtype=torch.float64), []
-    whole, state = layer(x, Context(range_positions(17))).y, layer.init_state(1, device=x.device, dtype=x.dtype)
+    full, state = layer(x, Context(range_positions(17))).y, layer.init_state(1, device=x.device, dtype=x.dtype)
     for start, stop in ((0, 5), (5, 6), (6, 14), (14, 17)):
         y, state, _ = layer(x[:, start:stop], Context(range_positions(stop - start, start)), state)
         pieces.append(y)
-    torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-12, rtol=0)
+    torch.testing.assert_close(torch.cat(pieces, 1), full, atol=1e-12, rtol=0)
 
 
 def test_a_key_planted_in_a_far_block_is_seen() -> None:

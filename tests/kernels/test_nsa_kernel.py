@@ -129,12 +129,12 @@ def test_steps_equal_one_call(sizes: tuple[int, ...]) -> None:
     kernel = NSAKernel(8, 1, 4, SIZES)
     layer = Attention(8, 2, kernel, kv_heads=1, position=RotaryPosition(4)).double()
     x, pieces, start = torch.randn(1, 23, 8, dtype=torch.float64), [], 0
-    whole, state = layer(x, Context(range_positions(23))).y, layer.init_state(1, device=x.device, dtype=x.dtype)
+    full, state = layer(x, Context(range_positions(23))).y, layer.init_state(1, device=x.device, dtype=x.dtype)
     for size in sizes:
         y, state, _ = layer(x[:, start : start + size], Context(range_positions(size, start)), state)
         pieces.append(y)
         start += size
-    torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-12, rtol=0)
+    torch.testing.assert_close(torch.cat(pieces, 1), full, atol=1e-12, rtol=0)
     assert state.kernel.k.shape[2] == 10
 
 

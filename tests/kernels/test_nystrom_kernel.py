@@ -59,22 +59,22 @@ def test_it_is_the_layer_of_transformers_for_one_row_and_head() -> None:
 
     sizes = {"hidden_size": WIDTH, "num_attention_heads": 1, "num_landmarks": 8, "segment_means_seq_len": 48}
     config = transformers.NystromformerConfig(**sizes, conv_kernel_size=5, attention_probs_dropout_prob=0.0)
-    theirs = NystromformerSelfAttention(config).double().eval()
+    reference = NystromformerSelfAttention(config).double().eval()
     kernel, x = NystromKernel(1, 8, convolution=5).double(), torch.randn(1, 48, WIDTH, dtype=torch.float64)
     assert kernel.weight is not None
     with torch.no_grad():
-        kernel.weight.copy_(theirs.conv.weight[:, 0, :, 0])
-        qkv = [layer(x)[:, None] for layer in (theirs.query, theirs.key, theirs.value)]
-        found = attend(kernel, qkv, range_positions(48))[:, 0]
-        torch.testing.assert_close(found, theirs(x)[0], atol=1e-10, rtol=0)
+        kernel.weight.copy_(reference.conv.weight[:, 0, :, 0])
+        qkv = [layer(x)[:, None] for layer in (reference.query, reference.key, reference.value)]
+        actual = attend(kernel, qkv, range_positions(48))[:, 0]
+        torch.testing.assert_close(actual, reference(x)[0], atol=1e-10, rtol=0)
 
 
 def test_short_documents_have_plain_attention() -> None:
     qkv, positions = draw(2, 8), segment_positions([[0] * 8] * 2)
     q, k, v = qkv
     expected = SoftmaxKernel()(KernelCall(q, k, v, positions, positions, NoPosition())).y
-    found = attend(NystromKernel(HEADS, 8, convolution=None), qkv, positions)
-    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    actual = attend(NystromKernel(HEADS, 8, convolution=None), qkv, positions)
+    torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
 
 
 def test_documents_in_packed_and_padded_rows_are_those_alone() -> None:

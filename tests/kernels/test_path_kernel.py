@@ -72,8 +72,8 @@ def test_without_strength_it_is_plain_attention() -> None:
 def test_chunks_in_float32_equal_float64_over_a_long_row() -> None:
     inputs = [x.detach() for x in draw(1, 2048)]
     expected = attend(inputs, range_positions(2048), 64)
-    found = attend([x.float() for x in inputs], range_positions(2048), 64)
-    assert (found - expected).abs().max() < 1e-5
+    actual = attend([x.float() for x in inputs], range_positions(2048), 64)
+    assert (actual - expected).abs().max() < 1e-5
 
 
 def test_steps_equal_one_call_and_reflections_get_gradients() -> None:
@@ -81,8 +81,8 @@ def test_steps_equal_one_call_and_reflections_get_gradients() -> None:
     layer = Attention(8, HEADS, kernel, kv_heads=GROUPS).double()
     positions = segment_positions([[0] * 11, [0] * 4 + [1] * 7])
     x = torch.randn(2, 11, 8, dtype=torch.float64)
-    whole, pieces = layer(x, Context(positions)).y, []
-    whole.square().sum().backward()
+    full, pieces = layer(x, Context(positions)).y, []
+    full.square().sum().backward()
     for parameter in kernel.parameters():
         assert parameter.grad is not None
         assert parameter.grad.abs().max() > 1e-6
@@ -90,7 +90,7 @@ def test_steps_equal_one_call_and_reflections_get_gradients() -> None:
     for start, stop in ((0, 5), (5, 6), (6, 10), (10, 11)):
         y, state, _ = layer(x[:, start:stop], Context(positions.columns(start, stop)), state)
         pieces.append(y)
-    torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-12, rtol=0)
+    torch.testing.assert_close(torch.cat(pieces, 1), full, atol=1e-12, rtol=0)
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -45,13 +45,13 @@ def watched(route: RoutingKernel, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]
 
 
 @pytest.mark.parametrize("membership", MEMBERSHIPS, ids=repr)
-@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["32", "64"])
-def test_the_fast_way_is_the_definition(membership: ClusterMembership, dtype: torch.dtype, near: float) -> None:
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["32", "64"])
+def test_the_fast_way_is_the_definition(membership: ClusterMembership, dtype: torch.dtype, tolerance: float) -> None:
     route, (k, v), place = kernel(membership), drawn(dtype), place_of("plain")
     fast = route(KernelCall(k, k, v, place, place, NoPosition())).y
     slow, weights = watched(route, k, v)
     up = torch.randn_like(fast)
-    assert apart(differentiated(fast, up, (k, v)), differentiated(slow, up, (k, v))) < near
+    assert apart(differentiated(fast, up, (k, v)), differentiated(slow, up, (k, v))) < tolerance
     assert (weights.triu(1) == 0).all()
 
 
@@ -97,8 +97,8 @@ def test_going_on_gives_what_one_pass_gives(layout: str, sizes: list[int]) -> No
 def test_a_token_sees_members_of_its_own_cluster_alone() -> None:
     route, (k, v) = kernel(NearestMembership(3)), drawn()
     _, weights = watched(route, k, v)
-    near = F.layer_norm(k, (6,)) @ route.centroids.mean.to(k.dtype).mT
-    label = near.argmax(-1)
+    scores = F.layer_norm(k, (6,)) @ route.centroids.mean.to(k.dtype).mT
+    label = scores.argmax(-1)
     assert ((weights > 0) <= (label[..., None] == label[..., None, :])).all()
 
 
@@ -129,9 +129,9 @@ def test_centroids_find_clusters_and_follow_them() -> None:
         means(blobs(64)[0], None)
         means.after_step(step + 1)
     x, label = blobs(400)
-    found = means.eval()(x, None).argmax(-1)
+    actual = means.eval()(x, None).argmax(-1)
     purity = sum(
-        int(label[found == cluster].bincount(minlength=4).max()) for cluster in range(4) if (found == cluster).any()
+        int(label[actual == cluster].bincount(minlength=4).max()) for cluster in range(4) if (actual == cluster).any()
     )
     assert purity / 400 >= 0.98
     torch.testing.assert_close(means.mean.norm(dim=-1), torch.ones(1, 4))
@@ -189,8 +189,8 @@ def test_a_model_learns_the_same_again_and_is_saved_with_its_centroids(tmp_path:
         optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(3):
             tokens = torch.randint(11, (2, 12))
-            found = model.train().loss(CausalLMBatch(tokens, tokens))
-            (found.total / found.targets + found.extra).backward()
+            actual = model.train().loss(CausalLMBatch(tokens, tokens))
+            (actual.total / actual.targets + actual.extra).backward()
             optimiser.step()
             optimiser.zero_grad()
             run_post_step_updates(model, step + 1)
@@ -205,22 +205,22 @@ def test_a_model_learns_the_same_again_and_is_saved_with_its_centroids(tmp_path:
 
 def test_processes_average_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two halves of a batch, each with its own copy, whose sums are added as between processes."""
-    halves, whole = [KMeansCentroids(1, 3, 4).train() for _ in range(2)], KMeansCentroids(1, 3, 4).train()
+    halves, full = [KMeansCentroids(1, 3, 4).train() for _ in range(2)], KMeansCentroids(1, 3, 4).train()
     keys = F.normalize(torch.randn(2, 1, 7, 4), dim=-1)
-    for each in (*halves, whole):
-        each.load_state_dict(whole.state_dict())
+    for each in (*halves, full):
+        each.load_state_dict(full.state_dict())
         each.started.fill_(1)
     for half, part in zip(halves, keys.split(1)):
         half(part, None)
-    whole(keys, None)
-    whole.after_step(1)
+    full(keys, None)
+    full.after_step(1)
     pending = [half._pending for half in halves]
     assert all(isinstance(part, CentroidSums) for part in pending)
     sums = iter([pending[0].sums + pending[1].sums, pending[0].total + pending[1].total] * 2)  # type: ignore[union-attr]
     monkeypatch.setattr(centroids, "_sum_over_processes", lambda _: next(sums))
     for half in halves:
         half.after_step(1)
-        torch.testing.assert_close(half.state_dict(), whole.state_dict())
+        torch.testing.assert_close(half.state_dict(), full.state_dict())
 
 
 def test_routing_finds_more_of_full_attention_than_chance() -> None:
@@ -231,5 +231,5 @@ def test_routing_finds_more_of_full_attention_than_chance() -> None:
     label = means.eval()(x, None).argmax(-1)[0, 0]
     full = ops.masked_softmax(8 * x @ x.mT, ~torch.eye(64, dtype=torch.bool)[None, None])[0, 0]
     random = label[torch.randperm(64)]
-    found, chance = (float((full * (by[:, None] == by)).sum()) for by in (label, random))
-    assert found > 2 * chance
+    actual, chance = (float((full * (by[:, None] == by)).sum()) for by in (label, random))
+    assert actual > 2 * chance

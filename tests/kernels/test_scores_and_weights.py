@@ -91,8 +91,8 @@ def test_one_query_at_a_time(score: str, weights: str) -> None:
         keys = seen[b, 0, i].nonzero()[:, 0].tolist()
         assert real[b, 0, i]
         scores = torch.stack([score_by_hand(kernel.score, q[b, h, i], k[b, h // 2, j], h) for j in keys])
-        wanted = weights_by_hand(kernel.weights, scores) @ v[b, h // 2, keys]
-        torch.testing.assert_close(y[b, h, i], wanted, atol=1e-10, rtol=1e-10)
+        expected = weights_by_hand(kernel.weights, scores) @ v[b, h // 2, keys]
+        torch.testing.assert_close(y[b, h, i], expected, atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize("mask", [Causal(), AllKeys()], ids=repr)
@@ -101,11 +101,11 @@ def test_the_usual_ones_are_softmax_attention(layout: str, mask: Any) -> None:
     place, real = place_of(layout), real_of(layout)
     qkv = tensors(HEADS, GROUPS, KEY, VALUE)
     up = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
-    got, wanted = (
+    got, expected = (
         differentiated(kernel(KernelCall(*qkv, place, place, NOWHERE)).y * real, up, qkv)
         for kernel in (PairwiseKernel(mask=mask), SoftmaxKernel(mask))
     )
-    assert apart(got, wanted) < 1e-10
+    assert apart(got, expected) < 1e-10
 
 
 def test_a_gaussian_of_keys_of_one_length_is_the_scaled_product() -> None:
@@ -183,9 +183,9 @@ class TestRegression:
     def test_it_is_the_formula(self) -> None:
         x, y, query = self.points(0.2)
         near = (-((query - x.T) ** 2) / (2 * 0.3**2)).exp()
-        wanted = near @ y / near.sum(1, keepdim=True)
+        expected = near @ y / near.sum(1, keepdim=True)
         torch.testing.assert_close(
-            nadaraya_watson(x, y, query, kernel=GaussianScore(0.3, learned=False).double()), wanted
+            nadaraya_watson(x, y, query, kernel=GaussianScore(0.3, learned=False).double()), expected
         )
         near = (1 - ((query - x.T) / 0.5) ** 2).clamp(min=0)
         ended = nadaraya_watson(

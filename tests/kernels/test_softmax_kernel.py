@@ -143,9 +143,9 @@ def test_padding_between_documents_is_zero_on_their_path() -> None:
 @pytest.mark.parametrize(("past", "new"), [(5, 1), (5, 3), (0, 4)])
 def test_queries_at_the_end_of_a_cache(past: int, new: int) -> None:
     """The last queries see every earlier key: torch's own causal flag would align them with the first keys."""
-    whole = segment_positions([[0] * (past + new)] * 2)
-    q, k, v = inputs(whole, 2)
-    everything = SoftmaxKernel(Causal(), path="naive")(KernelCall(q, k, v, whole, whole, NoPosition())).y[:, :, past:]
+    full = segment_positions([[0] * (past + new)] * 2)
+    q, k, v = inputs(full, 2)
+    everything = SoftmaxKernel(Causal(), path="naive")(KernelCall(q, k, v, full, full, NoPosition())).y[:, :, past:]
     at = positions_of(torch.zeros(2, past + new, dtype=torch.long), None, None)[0]
     late = at._replace(
         position_ids=at.position_ids[:, past:],

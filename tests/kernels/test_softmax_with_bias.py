@@ -111,8 +111,8 @@ def run(
 ) -> list[Tensor]:
     """Outputs and the gradients of everything that has one."""
     y = kernel(KernelCall(*qkv, query_positions, key_positions, position)).y
-    found = torch.autograd.grad((y * up).sum(), [*qkv, *position.parameters()])
-    return [y * (up != 0), *found]
+    actual = torch.autograd.grad((y * up).sum(), [*qkv, *position.parameters()])
+    return [y * (up != 0), *actual]
 
 
 def assert_paths_agree(
@@ -130,9 +130,9 @@ def assert_paths_agree(
         * (query_positions.segment_ids != PADDING_SEGMENT)[:, None, :, None]
     )
     kernel = SoftmaxKernel(mask, path=path)  # type: ignore[arg-type]
-    wanted = run(SoftmaxKernel(mask, path="naive"), position, qkv, up, query_positions, key_positions)
+    expected = run(SoftmaxKernel(mask, path="naive"), position, qkv, up, query_positions, key_positions)
     torch.testing.assert_close(
-        run(kernel, position, qkv, up, query_positions, key_positions), wanted, atol=1e-10, rtol=0
+        run(kernel, position, qkv, up, query_positions, key_positions), expected, atol=1e-10, rtol=0
     )
     return kernel.explain(KernelCall(*qkv, query_positions, key_positions, position))
 

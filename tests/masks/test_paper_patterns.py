@@ -82,14 +82,14 @@ def test_image_blocks(above: int, beside: int) -> None:
         return over or aside or (owner[i] == owner[j] and j <= i)
 
     mask = m.Local2D(width, rows, columns, above, beside)
-    found = seen(mask, width * height)[0]
-    assert (found == pairs(rule, width * height)).all()
-    assert not found.triu(1).any()
-    assert found.diagonal().all()
+    actual = seen(mask, width * height)[0]
+    assert (actual == pairs(rule, width * height)).all()
+    assert not actual.triu(1).any()
+    assert actual.diagonal().all()
     inner = max(i for i in range(width * height) if owner[i] == (6, 4))
     most = rows * columns + rows * beside + above * (columns + 2 * beside)
-    assert found[inner].sum() == most
-    reach = (torch.arange(width * height)[:, None] - torch.arange(width * height))[found].max()
+    assert actual[inner].sum() == most
+    reach = (torch.arange(width * height)[:, None] - torch.arange(width * height))[actual].max()
     assert mask.max_lookback is not None
     assert reach <= mask.max_lookback
     # no slot of a cache too many where blocks divide what is seen around them
@@ -99,8 +99,8 @@ def test_image_blocks(above: int, beside: int) -> None:
 @pytest.mark.parametrize("past", [True, False])
 def test_random_blocks(past: bool) -> None:
     mask = m.RandomBlocks(3, 2, 10, seed=5, local_blocks=1, skip_first=1, skip_last=0 if past else 1, past_only=past)
-    found = seen(mask, 30, 3)
-    cells = found.unflatten(1, (10, 3)).unflatten(3, (10, 3))
+    actual = seen(mask, 30, 3)
+    cells = actual.unflatten(1, (10, 3)).unflatten(3, (10, 3))
     blocks = cells.any(4).any(2)
     assert (blocks == cells.all(4).all(2)).all()
     assert (blocks[0] != blocks[1]).any()
@@ -115,8 +115,8 @@ def test_random_blocks(past: bool) -> None:
         30,
         3,
     )
-    assert (found == again).all()
-    assert (found != seen(m.RandomBlocks(3, 2, 10, seed=6, past_only=past), 30, 3)).any()
+    assert (actual == again).all()
+    assert (actual != seen(m.RandomBlocks(3, 2, 10, seed=6, past_only=past), 30, 3)).any()
     assert mask.causal == past
     if past:
         longer = m.RandomBlocks(3, 2, 20, seed=5, local_blocks=1, skip_first=1, past_only=True)

@@ -52,10 +52,10 @@ def test_roles_travel_with_padding_and_packing(name: str) -> None:
     roles = (torch.rand(1, 30) < 0.2).long()
     segments = torch.tensor([[0] * 13 + [1] * 14 + [PADDING_SEGMENT] * 3])
     with torch.no_grad():
-        found = model(tokens, segments, roles).logits
+        actual = model(tokens, segments, roles).logits
         for cut in (slice(0, 13), slice(13, 27)):
             alone = model(tokens[:, cut], None, roles[:, cut]).logits
-            torch.testing.assert_close(found[:, cut], alone, atol=1e-10, rtol=0)
+            torch.testing.assert_close(actual[:, cut], alone, atol=1e-10, rtol=0)
         none = model(tokens, None, torch.zeros_like(tokens)).logits
         torch.testing.assert_close(none, model(tokens).logits, atol=1e-10, rtol=0)
 
@@ -67,12 +67,12 @@ def test_training_and_scoring_take_them(name: str) -> None:
     roles[:, 3] = GLOBAL_ROLE
     targets = torch.where(torch.rand(2, 30) < 0.3, tokens, IGNORE_INDEX)
     with torch.no_grad():
-        wanted = torch.nn.functional.cross_entropy(
+        expected = torch.nn.functional.cross_entropy(
             model(tokens, None, roles).logits.flatten(0, 1), targets.flatten(), reduction="sum"
         )
         batch = MaskedLMBatch(tokens, targets, roles=roles)
-        torch.testing.assert_close(model.loss(batch).total, wanted)
-        torch.testing.assert_close(model.score(batch).nll, wanted, check_device=False)
+        torch.testing.assert_close(model.loss(batch).total, expected)
+        torch.testing.assert_close(model.score(batch).nll, expected, check_device=False)
 
 
 def test_parts_are_what_a_call_says() -> None:

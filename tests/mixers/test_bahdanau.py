@@ -106,17 +106,17 @@ def test_a_padded_batch_is_every_pair_by_hand(unit: str) -> None:
     (source, source_segments), (target, segments) = padded(SOURCES), padded(TARGETS)
     ups = [torch.randn(length, VOCAB, dtype=torch.float64) for length in TARGETS]
     logits = model(source, target, source_segments, segments).logits
-    found = sum((up * logits[row, : len(up)]).sum() for row, up in enumerate(ups))
+    actual = sum((up * logits[row, : len(up)]).sum() for row, up in enumerate(ups))
     hand = [logits_by_hand(model, source[row, :s], target[row, :t], step) for row, (s, t) in
             enumerate(zip(SOURCES, TARGETS))]  # fmt: skip
     for row, one in enumerate(hand):
         torch.testing.assert_close(logits[row, : len(one)], one, atol=1e-10, rtol=1e-10)
     expected = sum((up * one).sum() for up, one in zip(ups, hand))
-    assert isinstance(found, Tensor)
+    assert isinstance(actual, Tensor)
     assert isinstance(expected, Tensor)
     names, weights = zip(*model.named_parameters())
     for name, weight, got, want in zip(
-        names, weights, torch.autograd.grad(found, weights), torch.autograd.grad(expected, weights)
+        names, weights, torch.autograd.grad(actual, weights), torch.autograd.grad(expected, weights)
     ):
         if unit == "torch" and any(weight is square for square in squares):
             got, want = got.diagonal(), want.diagonal()
@@ -132,28 +132,28 @@ def test_the_encoder_is_torch_s_own_where_resets_commute() -> None:
     layer = BidirectionalGRU(WORDS, DIM).double()
     for unit in (layer.forward_gru, layer.backward_gru):
         unit.candidate.weight.data.mul_(torch.eye(DIM))
-    theirs = nn.GRU(WORDS, DIM, bidirectional=True, batch_first=True).double()
+    reference = nn.GRU(WORDS, DIM, bidirectional=True, batch_first=True).double()
     for unit, suffix in ((layer.forward_gru, "l0"), (layer.backward_gru, "l0_reverse")):
         for name, weight in weights_for_torch(unit).items():
-            getattr(theirs, f"{name}_{suffix}").data.copy_(weight)
+            getattr(reference, f"{name}_{suffix}").data.copy_(weight)
     tokens, segments = padded((7, 3, 5))
     place, _ = positions_of(tokens, segments, None)
     x = torch.randn(3, 7, WORDS, dtype=torch.float64)
     packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([7, 3, 5]), batch_first=True, enforce_sorted=False)
-    wanted, _ = nn.utils.rnn.pad_packed_sequence(theirs(packed)[0], batch_first=True)
+    expected, _ = nn.utils.rnn.pad_packed_sequence(reference(packed)[0], batch_first=True)
     got = layer(x, Context(place)).y * (segments != PADDING_SEGMENT)[..., None]
-    torch.testing.assert_close(got, wanted, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(got, expected, atol=1e-10, rtol=1e-10)
 
 
 def test_a_document_is_mirrored_where_it_stands() -> None:
     segments = torch.tensor([[-1, 4, 4, 4, 7, -1, 7, 9], [0, 0, -1, -1, 2, 2, 2, 2], [-1, -1, -1, -1, -1, -1, -1, -1]])
     place, _ = positions_of(torch.zeros_like(segments), segments, None)
-    wanted = [[0, 3, 2, 1, 6, 5, 4, 7], [1, 0, 2, 3, 7, 6, 5, 4], list(range(8))]
-    assert mirrored_columns(place).tolist() == wanted
-    whole = TokenPositions(torch.arange(4)[None], torch.zeros(1, 4, dtype=torch.long), ContiguousLayout())
+    expected = [[0, 3, 2, 1, 6, 5, 4, 7], [1, 0, 2, 3, 7, 6, 5, 4], list(range(8))]
+    assert mirrored_columns(place).tolist() == expected
+    full = TokenPositions(torch.arange(4)[None], torch.zeros(1, 4, dtype=torch.long), ContiguousLayout())
     assert (
-        mirrored_columns(whole).tolist()
-        == mirrored_columns(whole._replace(layout=PackedLayout(((0, 0, 4),)))).tolist()
+        mirrored_columns(full).tolist()
+        == mirrored_columns(full._replace(layout=PackedLayout(((0, 0, 4),)))).tolist()
         == [[3, 2, 1, 0]]
     )
 
@@ -236,15 +236,15 @@ def test_the_fixed_vector_is_the_last_state_of_the_source(side: str) -> None:
 def test_the_fixed_vector_is_decoded_step_by_step_and_in_packed_rows() -> None:
     model = built_fixed_vector()
     source, target = torch.randint(VOCAB, (2, 6)), torch.randint(VOCAB, (2, 5))
-    whole = model(source, target).logits
+    full = model(source, target).logits
     memory, state, parts = model.encode(source), model.init_state(2), []
     for part in target.split([2, 1, 2], dim=1):
         out = model.decode(part, memory, None, state)
         state = out.state
         parts.append(out.logits)
-    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-10, rtol=1e-10)
     packed = model(
         source.view(1, -1), target.view(1, -1), torch.arange(2).repeat_interleave(6)[None],
         torch.arange(2).repeat_interleave(5)[None],
     ).logits  # fmt: skip
-    torch.testing.assert_close(packed.view_as(whole), whole, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(packed.view_as(full), full, atol=1e-10, rtol=1e-10)

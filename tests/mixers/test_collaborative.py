@@ -72,17 +72,17 @@ def test_the_definition(causal: bool) -> None:
     x = torch.randn(LENGTH, DIM, dtype=torch.float64, requires_grad=True)
     leaves = [x, *layer.parameters()]
     up = torch.randn(LENGTH, DIM, dtype=torch.float64)
-    ours, wanted = layer(x[None], Context(place(LENGTH))).y[0], one_by_one(layer, x, x, causal=causal)
-    torch.testing.assert_close(ours, wanted, atol=1e-10, rtol=0)
-    for got, want in zip(*(torch.autograd.grad((y * up).sum(), leaves) for y in (ours, wanted)), strict=True):
+    ours, expected = layer(x[None], Context(place(LENGTH))).y[0], one_by_one(layer, x, x, causal=causal)
+    torch.testing.assert_close(ours, expected, atol=1e-10, rtol=0)
+    for got, want in zip(*(torch.autograd.grad((y * up).sum(), leaves) for y in (ours, expected)), strict=True):
         torch.testing.assert_close(got, want, atol=1e-10, rtol=0)
 
 
 def test_another_sequence() -> None:
     layer = shaken(CollaborativeAttention(DIM, HEADS, shared=SHARED, source=CrossAttentionSource()).double())
     x, y = torch.randn(4, DIM).double(), torch.randn(6, DIM).double()
-    found = layer(x[None], Context(place(4), MemorySequence(y[None], place(6)))).y[0]
-    torch.testing.assert_close(found, one_by_one(layer, x, y, causal=False), atol=1e-10, rtol=0)
+    actual = layer(x[None], Context(place(4), MemorySequence(y[None], place(6)))).y[0]
+    torch.testing.assert_close(actual, one_by_one(layer, x, y, causal=False), atol=1e-10, rtol=0)
 
 
 def test_one_key_is_kept_for_all_heads() -> None:
@@ -101,12 +101,12 @@ def test_mistakes_get_a_sentence(shared: int, dim: int) -> None:
 @pytest.mark.parametrize("recipe", ["transformer-lm", "bert"])
 def test_with_all_dimensions_nothing_changes(recipe: str) -> None:
     model: Any = shaken(mf.build(recipe, **WORDS, dropout=0.0)).double().eval()
-    found = mf.collaborate(model, shared=DIM)
-    assert set(found.errors.values()) == {0.0}
+    actual = mf.collaborate(model, shared=DIM)
+    assert set(actual.errors.values()) == {0.0}
     tokens, segments = torch.randint(0, 19, (2, 9)), torch.zeros(2, 9, dtype=torch.long)
     segments[1, 6:] = PADDING_SEGMENT
-    ours, theirs = (one(tokens, segments).logits[segments == 0] for one in (found.model, model))
-    torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=0)
+    ours, reference = (one(tokens, segments).logits[segments == 0] for one in (actual.model, model))
+    torch.testing.assert_close(ours, reference, atol=1e-10, rtol=0)
 
 
 def planted(rank: int, width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -129,10 +129,10 @@ def test_what_heads_share_is_found(rank: int) -> None:
     products = np.einsum("hax,hay->hxy", q, k)
     errors = []
     for shared in (1, 2, 3, rank):
-        found = factorize(q, k, shared, rounds=400, starts=3, seed=0)
-        apart = np.linalg.norm(rebuilt(found) - products) / np.linalg.norm(products)
-        assert found.error == pytest.approx(apart, abs=1e-9)
-        errors.append(found.error)
+        actual = factorize(q, k, shared, rounds=400, starts=3, seed=0)
+        apart = np.linalg.norm(rebuilt(actual) - products) / np.linalg.norm(products)
+        assert actual.error == pytest.approx(apart, abs=1e-9)
+        errors.append(actual.error)
     assert errors[-1] < 1e-3
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > 0.3
@@ -158,14 +158,14 @@ def test_fewer_dimensions_come_near_and_say_how_near(tmp_path: Any) -> None:
                 layer.q_proj.weight.copy_(torch.from_numpy(q.reshape(DIM, DIM)))
                 layer.kv_proj.weight[:DIM].copy_(torch.from_numpy(k.reshape(DIM, DIM)))
                 layer.q_proj.bias.normal_()
-    found = mf.collaborate(model, shared=4, rounds=400, starts=3)
-    assert all(0 < error < 1e-3 for error in found.errors.values())
+    actual = mf.collaborate(model, shared=4, rounds=400, starts=3)
+    assert all(0 < error < 1e-3 for error in actual.errors.values())
     tokens = torch.randint(0, 19, (2, 9))
-    logits = found.model(tokens).logits
+    logits = actual.model(tokens).logits
     torch.testing.assert_close(logits, model(tokens).logits, atol=2e-2, rtol=0)
-    found.model.save(tmp_path / "model")
+    actual.model.save(tmp_path / "model")
     torch.testing.assert_close(mf.load(tmp_path / "model")(tokens).logits, logits)
-    assert found.model.spec.keywords["shared_qk_dim"] == 4
+    assert actual.model.spec.keywords["shared_qk_dim"] == 4
 
 
 @pytest.mark.parametrize(

@@ -79,16 +79,16 @@ def read(mixer: Any, x: Tensor, sizes: list[int]) -> tuple[list[Tensor], list[An
 def test_slots_of_one_token_are_a_longer_memory(sizes: list[int]) -> None:
     """A convolution of one weight starts as the identity."""
     x = torch.randn(2, 20, DIM, dtype=torch.float64)
-    mine = layer(ConvolutionCompression(DIM, 1), memory_length=4, compressed_length=5)
+    ours = layer(ConvolutionCompression(DIM, 1), memory_length=4, compressed_length=5)
     xl = attention(SegmentMemorySource(9, DIM)).train()
-    for found, expected in zip(read(mine, x, sizes)[0], read(xl, x, sizes)[0], strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    for actual, expected in zip(read(ours, x, sizes)[0], read(xl, x, sizes)[0], strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
 
 
 def test_what_leaves_the_memory_becomes_slots_in_order() -> None:
     x = torch.arange(20.0, dtype=torch.float64)[None, :, None].expand(1, -1, DIM)
-    mine = layer(MeanPoolCompression(2), memory_length=4, compressed_length=5)
-    _, states, _ = read(mine, x, [4, 4, 4, 3, 5])
+    ours = layer(MeanPoolCompression(2), memory_length=4, compressed_length=5)
+    _, states, _ = read(ours, x, [4, 4, 4, 3, 5])
     assert [state.memory.x[0, :, 0].tolist() for state in states[:3]] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     assert [state.slots.x[0, :, 0].tolist() for state in states[:3]] == [[], [0.5, 2.5], [0.5, 2.5, 4.5, 6.5]]
     # three more: one pair leaves, the odd one stays until its slot is full
@@ -126,23 +126,23 @@ def test_slots_of_several_documents_belong_to_none() -> None:
 
 
 def test_rows_reset_where_their_documents_end() -> None:
-    mine, x = layer(MeanPoolCompression(2)).eval(), torch.randn(2, 18, DIM, dtype=torch.float64)
+    ours, x = layer(MeanPoolCompression(2)).eval(), torch.randn(2, 18, DIM, dtype=torch.float64)
     seg = torch.tensor([[0] * 18, [0] * 10 + [1] * 8])
     pos = torch.stack([torch.arange(18), torch.cat([torch.arange(10), torch.arange(8)])])
-    state, outs = mine.init_state(2, device=x.device, dtype=x.dtype), []
+    state, outs = ours.init_state(2, device=x.device, dtype=x.dtype), []
     for columns in torch.arange(18).split(5):
-        out = mine(x[:, columns], Context(TokenPositions(pos[:, columns], seg[:, columns])), state)
+        out = ours(x[:, columns], Context(TokenPositions(pos[:, columns], seg[:, columns])), state)
         state = out.state
         outs.append(out.y)
-    found = torch.cat(outs, 1)
-    whole = torch.cat(read(mine, x, [5, 5, 5, 3])[0], 1)
-    torch.testing.assert_close(found[0], whole[0], atol=1e-10, rtol=0)
-    fresh, _, _ = read(mine, x[1:, 10:], [5, 3])
-    torch.testing.assert_close(found[1, 10:], torch.cat(fresh, 1)[0], atol=1e-10, rtol=0)
+    actual = torch.cat(outs, 1)
+    full = torch.cat(read(ours, x, [5, 5, 5, 3])[0], 1)
+    torch.testing.assert_close(actual[0], full[0], atol=1e-10, rtol=0)
+    fresh, _, _ = read(ours, x[1:, 10:], [5, 3])
+    torch.testing.assert_close(actual[1, 10:], torch.cat(fresh, 1)[0], atol=1e-10, rtol=0)
     swapped = tree_map(lambda t: t.index_select(0, torch.tensor([1, 0])), state)
     at = Context(TokenPositions(torch.tensor([[8], [18]]), torch.tensor([[1], [0]])))
-    again = mine(x[:, :1], at, swapped).y
-    straight = mine(
+    again = ours(x[:, :1], at, swapped).y
+    straight = ours(
         x[[1, 0], :1],
         Context(TokenPositions(at.positions.position_ids.flip(0), at.positions.segment_ids.flip(0))),
         state,
@@ -173,8 +173,8 @@ def test_attention_reconstruction_is_its_closed_form(norm: bool) -> None:
 
     expected = (attend(made.x) - attend(old)).square().mean()
     torch.testing.assert_close(loss, expected)
-    found = torch.autograd.grad(loss, [at, old, *inner.parameters()], retain_graph=True, allow_unused=True)
-    assert not any(grad is not None for grad in found)
+    actual = torch.autograd.grad(loss, [at, old, *inner.parameters()], retain_graph=True, allow_unused=True)
+    assert not any(grad is not None for grad in actual)
     assert all(grad.abs().max() > 0 for grad in torch.autograd.grad(loss, list(compression.parameters())))
 
 
@@ -210,17 +210,17 @@ def test_what_learns_from_what(teacher: str) -> None:
     state, tokens = model.init_state(2), torch.randint(0, VOCAB, (2, 40))
     for begin in (0, 8, 16):
         batch = CausalLMBatch(tokens[:, begin : begin + 8], tokens[:, begin + 1 : begin + 9])
-        found = model.loss(batch, state=state)
-        state = found.state
+        actual = model.loss(batch, state=state)
+        state = actual.state
     names = [name for name, _ in model.named_parameters()]
-    mine = {name for name in names if ".compression." in name or ".teacher." in name}
-    assert mine
-    by_task = taught(model, found.total, names)
-    assert by_task == (set(names) - mine) | (mine if teacher == "through-time" else set())
+    ours = {name for name in names if ".compression." in name or ".teacher." in name}
+    assert ours
+    by_task = taught(model, actual.total, names)
+    assert by_task == (set(names) - ours) | (ours if teacher == "through-time" else set())
     if teacher == "through-time":
-        assert found.extra == 0.0
+        assert actual.extra == 0.0
     else:
-        assert taught(model, found.extra, names) == mine  # type: ignore[arg-type]
+        assert taught(model, actual.extra, names) == ours  # type: ignore[arg-type]
 
 
 def taught(model: nn.Module, loss: Tensor, names: list[str]) -> set[str]:
@@ -268,8 +268,8 @@ def test_states_are_chosen_copied_and_moved_like_any_other() -> None:
             _, state, _ = model(columns, None, state)
         expected, order = model(tokens[:, 30:], None, state).logits, torch.tensor([2, 0, 0])
         chosen = tree_map(lambda t: t.index_select(0, order), state)
-        found = model(tokens[order, 30:], None, chosen).logits
-        torch.testing.assert_close(found, expected[order], atol=1e-12, rtol=0)
+        actual = model(tokens[order, 30:], None, chosen).logits
+        torch.testing.assert_close(actual, expected[order], atol=1e-12, rtol=0)
         again = pickle.loads(pickle.dumps(tree_map(lambda t: t.to("cpu", copy=True), state)))
         torch.testing.assert_close(model(tokens[:, 30:], None, again).logits, expected, atol=1e-12, rtol=0)
         # a new document in the first row begins with empty memories, and leaves the other rows alone

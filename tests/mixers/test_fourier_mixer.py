@@ -36,10 +36,10 @@ def test_all_three_ways_agree_with_torch(shape: tuple[int, int], norm: Any) -> N
     x = torch.randn(3, *shape, dtype=torch.float64, requires_grad=True)
     place, up = place_of(None, 3, shape[0]), torch.randn(3, *shape, dtype=torch.float64)
     want = torch.fft.fft2(x, dim=(1, 2), norm=norm).real
-    for found in (dft_real(x, place, norm), dft_real_reference(x, place, norm)):
-        torch.testing.assert_close(found, want, atol=1e-10, rtol=0)
-        mine, theirs = (torch.autograd.grad((y * up).sum(), x, retain_graph=True)[0] for y in (found, want))
-        torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=0)
+    for actual in (dft_real(x, place, norm), dft_real_reference(x, place, norm)):
+        torch.testing.assert_close(actual, want, atol=1e-10, rtol=0)
+        ours, reference = (torch.autograd.grad((y * up).sum(), x, retain_graph=True)[0] for y in (actual, want))
+        torch.testing.assert_close(ours, reference, atol=1e-10, rtol=0)
 
 
 def test_the_definition() -> None:
@@ -56,14 +56,14 @@ def test_documents_are_transformed_by_themselves(norm: Any) -> None:
     x = torch.randn(6, 11, 6, dtype=torch.float64, requires_grad=True)
     # a document in two pieces, and places of which nothing is known in advance
     for given in (place, place._replace(layout=None)):
-        found = dft_real(x, given, norm)
-        torch.testing.assert_close(found, dft_real_reference(x, given, norm), atol=1e-10, rtol=0)
+        actual = dft_real(x, given, norm)
+        torch.testing.assert_close(actual, dft_real_reference(x, given, norm), atol=1e-10, rtol=0)
         for row in range(6):
             for number in set(SEGMENTS[row].tolist()):
                 columns = SEGMENTS[row] == number
                 alone = torch.fft.fft2(x[row, columns], norm=norm).real
                 want = torch.zeros_like(alone) if number == -1 else alone
-                torch.testing.assert_close(found[row, columns], want, atol=1e-10, rtol=0)
+                torch.testing.assert_close(actual[row, columns], want, atol=1e-10, rtol=0)
     up = torch.randn_like(x)
     one, other = (torch.autograd.grad((f(x, place, norm) * up).sum(), x)[0] for f in (dft_real, dft_real_reference))
     torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
@@ -77,18 +77,18 @@ def test_its_gradient_has_a_gradient() -> None:
 def test_energy_is_kept_by_cosines_and_sines_together() -> None:
     """Parseval: the real part of the transform and that of the turned one share the energy of the input."""
     x = torch.randn(1, 9, 6, dtype=torch.float64)
-    whole = torch.fft.fft2(x, dim=(1, 2), norm="ortho")
+    full = torch.fft.fft2(x, dim=(1, 2), norm="ortho")
     real = dft_real(x, place_of(None, 1, 9), "ortho")
-    assert float(real.square().sum() + whole.imag.square().sum()) == pytest.approx(float(x.square().sum()), abs=1e-10)
+    assert float(real.square().sum() + full.imag.square().sum()) == pytest.approx(float(x.square().sum()), abs=1e-10)
 
 
 def test_half_precision_is_summed_in_single() -> None:
     x = torch.randn(2, 300, 64).bfloat16()
     place = place_of(None, 2, 300)
     want = dft_real(x.float(), place)
-    found = dft_real(x, place)
-    assert found.dtype == torch.bfloat16
-    assert (found.float() - want).abs().max() < 0.005 * want.abs().max()
+    actual = dft_real(x, place)
+    assert actual.dtype == torch.bfloat16
+    assert (actual.float() - want).abs().max() < 0.005 * want.abs().max()
 
 
 def test_what_is_refused() -> None:

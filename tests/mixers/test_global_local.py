@@ -28,13 +28,13 @@ def test_few_or_all(count: int) -> None:
     place = positions_of(role, SEGMENTS, None)[0]._replace(roles=role)
     x = torch.randn(3, LENGTH, DIM, dtype=torch.float64, requires_grad=True)
     up = torch.randn_like(x) * (SEGMENTS != PADDING_SEGMENT)[..., None]
-    found = []
+    actual = []
     for watch in (watched, None):
         context = Context(place) if watch is None else Context(place, watch=watch)
         y = layer(x, context).y
-        found.append([y * (up != 0), *torch.autograd.grad(y, [x, *layer.parameters()], up)])
-    for mine, wanted in zip(*found, strict=True):
-        torch.testing.assert_close(mine, wanted, atol=1e-10, rtol=1e-10)
+        actual.append([y * (up != 0), *torch.autograd.grad(y, [x, *layer.parameters()], up)])
+    for ours, expected in zip(*actual, strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-10, rtol=1e-10)
 
 
 def test_without_global_tokens() -> None:

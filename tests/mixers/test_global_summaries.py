@@ -82,8 +82,8 @@ def label(query_positions: TokenPositions, key_positions: TokenPositions, i: int
 def sees(positions: TokenPositions, i: int, j: int, reads: Mask) -> bool:
     assert positions.roles is not None
     assert positions.part_ids is not None
-    mine, other = (positions.roles[0, n] == SUMMARY_ROLE for n in (i, j))
-    if mine and not other:
+    ours, other = (positions.roles[0, n] == SUMMARY_ROLE for n in (i, j))
+    if ours and not other:
         return reads == AllKeys() or bool(positions.part_ids[0, i] == positions.part_ids[0, j])
     return bool(other) or bool((positions.position_ids[0, i] - positions.position_ids[0, j]).abs() <= WINDOW)
 
@@ -151,8 +151,8 @@ def test_each_piece_with_keys_and_values_of_its_own(reads: Mask) -> None:
 
     q = heads_of(torch.cat([layer.summaries.q_proj(x[0, :3]), layer.text.q_proj(x[0, 3:])]))
     y = by_hand(place, q, lambda i, j: pair(i, j, 0), lambda i, j: pair(i, j, 1), lambda i: side(i).position, reads)
-    wanted = torch.cat([layer.summaries.out_proj(y[:3]), layer.text.out_proj(y[3:])])
-    torch.testing.assert_close(layer(x, Context(place)).y[0], wanted, atol=1e-12, rtol=0)
+    expected = torch.cat([layer.summaries.out_proj(y[:3]), layer.text.out_proj(y[3:])])
+    torch.testing.assert_close(layer(x, Context(place)).y[0], expected, atol=1e-12, rtol=0)
     with pytest.raises(ValueError, match="wrap it in a SummaryPrefixedLayer"):
         layer(x, Context(place._replace(layout=None)))
 
@@ -186,11 +186,11 @@ def test_long_texts_in_blocks_and_short_ones_written_out_are_the_same(name: str,
     longer = torch.cat([tokens, tokens[:, :3]], 1)
     kernels = [part for part in model.modules() if isinstance(part, SoftmaxKernel)]
     with torch.no_grad():
-        whole, padded = model(tokens).logits, model(longer, numbers).logits[:, :203]
+        full, padded = model(tokens).logits, model(longer, numbers).logits[:, :203]
         for kernel in kernels:
             kernel.path = "naive"
-        torch.testing.assert_close(whole, model(tokens).logits, atol=1e-10, rtol=0)
-        torch.testing.assert_close(whole, padded, atol=1e-10, rtol=0)
+        torch.testing.assert_close(full, model(tokens).logits, atol=1e-10, rtol=0)
+        torch.testing.assert_close(full, padded, atol=1e-10, rtol=0)
     said = mf.explain(model.float(), tokens)
     assert said
     assert kernels

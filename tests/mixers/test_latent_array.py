@@ -135,23 +135,23 @@ def saved_perceiver(folder: Path, **settings: Any) -> Any:
 def test_a_perceiver_of_transformers(settings: dict[str, Any], tmp_path: Path) -> None:
     import transformers
 
-    theirs = saved_perceiver(tmp_path / "theirs", **settings)
+    reference = saved_perceiver(tmp_path / "theirs", **settings)
     model, report = import_model(tmp_path / "theirs")
-    assert report.parameters == sum(weight.numel() for weight in theirs.parameters())
+    assert report.parameters == sum(weight.numel() for weight in reference.parameters())
     tokens = torch.randint(0, 30, (3, 13))
     is_token = torch.arange(13) < torch.tensor([13, 4, 9])[:, None]
     with torch.no_grad():
-        expected = theirs(tokens, attention_mask=is_token.long()).logits[:, :13]
+        expected = reference(tokens, attention_mask=is_token.long()).logits[:, :13]
         logits = model(tokens, is_token.long() - 1).logits
         torch.testing.assert_close(logits[is_token], expected[is_token], atol=TOLERANCE, rtol=0)
-        torch.testing.assert_close(model(tokens).logits, theirs(tokens).logits[:, :13], atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(model(tokens).logits, reference(tokens).logits[:, :13], atol=TOLERANCE, rtol=0)
     export_model(model, tmp_path / "ours")
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["architectures"] == ["PerceiverForMaskedLM"]
     back, loading = transformers.PerceiverForMaskedLM.from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not loading["missing_keys"]
     assert not loading["unexpected_keys"]
     with torch.no_grad():
-        torch.testing.assert_close(back(tokens).logits, theirs(tokens).logits, atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(back(tokens).logits, reference(tokens).logits, atol=TOLERANCE, rtol=0)
 
 
 def test_what_no_recipe_has_is_refused(tmp_path: Path) -> None:

@@ -75,8 +75,8 @@ def test_the_definition_with_gradients(length: int) -> None:
     torch.testing.assert_close(loss, expected_loss, rtol=0, atol=1e-12)
     direction, weights = torch.randn_like(y), [x, *layer.parameters()]
     ours = torch.autograd.grad((y * direction).sum() + loss, weights)
-    theirs = torch.autograd.grad((expected * direction).sum() + expected_loss, weights)
-    for own, definition in zip(ours, theirs, strict=True):
+    reference = torch.autograd.grad((expected * direction).sum() + expected_loss, weights)
+    for own, definition in zip(ours, reference, strict=True):
         torch.testing.assert_close(own, definition, rtol=0, atol=1e-11)
 
 
@@ -164,16 +164,16 @@ def test_the_choice_of_transformers() -> None:
     config = DeepseekV32Config(
         hidden_size=DIM, q_lora_rank=14, qk_rope_head_dim=4, index_topk=COUNT, index_n_heads=16, index_head_dim=8
     )
-    theirs = DeepseekV32Indexer(config, 0).double()
+    reference = DeepseekV32Indexer(config, 0).double()
     position = RotaryPosition(8, rotated=4, pairs="halves")
     ours = LightningIndexer(DIM, 14, heads=16, head_dim=8, count=COUNT, position=position).double()
     names = {"wq_b": "q_proj", "wk": "k_proj", "k_norm": "k_norm", "weights_proj": "weight_proj"}
-    ours.load_state_dict({f"{names[n.split('.')[0]]}.{n.split('.')[1]}": w for n, w in theirs.state_dict().items()})
+    ours.load_state_dict({f"{names[n.split('.')[0]]}.{n.split('.')[1]}": w for n, w in reference.state_dict().items()})
     x, latent, length = torch.randn(3, 40, DIM, dtype=torch.double), torch.randn(3, 40, 14, dtype=torch.double), 40
     angles = torch.arange(length)[:, None] * 1e4 ** -(torch.arange(0, 4, 2) / 4).double()
     angles = torch.cat([angles, angles], -1)[None]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
-    expected = theirs(x, latent, (angles.cos(), angles.sin()), causal[None].expand(3, -1, -1), torch.arange(length))
+    expected = reference(x, latent, (angles.cos(), angles.sin()), causal[None].expand(3, -1, -1), torch.arange(length))
     positions = contiguous_positions(3, 0, length, x.device)
     chosen = ours.choose(ours.queries(x, latent, positions), ours.keys(x, positions), causal[None, None])
     # queries that see fewer keys than are chosen get masked ones there

@@ -53,18 +53,18 @@ def test_an_open_gate_is_transformer_xl() -> None:
     model, (tokens, neighbours) = biased(model_of(), 1e4), drawn()
     plain = model_of("transformer-xl")
     plain.load_state_dict({name: value for name, value in model.state_dict().items() if "recall" not in name})
-    wanted = plain(tokens).logits
-    torch.testing.assert_close(model(tokens, neighbours=neighbours).logits, wanted, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(model(tokens).logits, wanted, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(model(tokens, neighbours=torch.zeros_like(neighbours)).logits, wanted)
+    expected = plain(tokens).logits
+    torch.testing.assert_close(model(tokens, neighbours=neighbours).logits, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(model(tokens, neighbours=torch.zeros_like(neighbours)).logits, expected)
 
 
 @pytest.mark.parametrize("k", [1, 4])
 def test_a_shut_gate_says_the_neighbour(k: int) -> None:
     model, (tokens, neighbours) = biased(model_of(), -1e4), drawn(1)
     # as often as you like
-    found = model.hidden(tokens, neighbours=neighbours.expand(-1, -1, k)).y
-    torch.testing.assert_close(found, model.embed.token(neighbours[..., 0]), rtol=1e-10, atol=1e-12)
+    actual = model.hidden(tokens, neighbours=neighbours.expand(-1, -1, k)).y
+    torch.testing.assert_close(actual, model.embed.token(neighbours[..., 0]), rtol=1e-10, atol=1e-12)
 
 
 def test_gradients_reach_the_words_through_the_neighbours() -> None:

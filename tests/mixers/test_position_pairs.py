@@ -19,17 +19,17 @@ def kinds() -> list[PositionPairs]:
 
 def dense(pairs: PositionPairs) -> torch.Tensor:
     """All numbers (h, l, s), by a loop."""
-    found = torch.empty(HEADS, LONGEST, LONGEST)
+    actual = torch.empty(HEADS, LONGEST, LONGEST)
     for i in range(LONGEST):
         for j in range(LONGEST):
             if isinstance(pairs, PairTable):
-                found[:, i, j] = pairs.weight[:, i, j]
+                actual[:, i, j] = pairs.weight[:, i, j]
             elif isinstance(pairs, FactorizedPairs):
-                found[:, i, j] = (pairs.row[:, i] * pairs.column[:, j]).sum(-1)
+                actual[:, i, j] = (pairs.row[:, i] * pairs.column[:, j]).sum(-1)
             else:
                 assert isinstance(pairs, ToeplitzPairs)
-                found[:, i, j] = pairs.weight[:, i - j + LONGEST - 1]
-    return found.detach()
+                actual[:, i, j] = pairs.weight[:, i - j + LONGEST - 1]
+    return actual.detach()
 
 
 def plain(start: int, length: int, rows: int = 3) -> TokenPositions:
@@ -48,10 +48,10 @@ def test_slices_and_lookups_say_the_same(kind: int) -> None:
     want = dense(pairs)
     torch.testing.assert_close(pairs(plain(2, 4), plain(0, 6))[0], want[:, 2:6, :6])
     at, of = scattered([0, 3, 8], [1, 1, 5]), scattered([2, 0], [7, 8])
-    found = pairs(at, of)
-    assert found.shape == (2, HEADS, 3, 2)
+    actual = pairs(at, of)
+    assert actual.shape == (2, HEADS, 3, 2)
     for row in range(2):
-        torch.testing.assert_close(found[row], want[:, at.position_ids[row][:, None], of.position_ids[row]])
+        torch.testing.assert_close(actual[row], want[:, at.position_ids[row][:, None], of.position_ids[row]])
     mixed = pairs(plain(4, 2, rows=2), of)
     for row in range(2):
         torch.testing.assert_close(mixed[row if len(mixed) > 1 else 0], want[:, 4:6][..., of.position_ids[row]])
@@ -75,8 +75,8 @@ def test_they_start_as_large_as_asked_for() -> None:
         lambda: ToeplitzPairs(20000, std=0.1),
     ):
         pairs = make()
-        found = pairs.weight if isinstance(pairs, ToeplitzPairs) else pairs(plain(0, 200), plain(0, 200))
-        assert float(found.detach().std()) == pytest.approx(0.1, rel=0.1)
+        actual = pairs.weight if isinstance(pairs, ToeplitzPairs) else pairs(plain(0, 200), plain(0, 200))
+        assert float(actual.detach().std()) == pytest.approx(0.1, rel=0.1)
     assert not PairTable(4, std=1.0, trainable=False).weight.requires_grad
     with pytest.raises(ValueError, match=r"Table: max_length \(0\) must be at least 1"):
         PairTable(0, std=1.0)

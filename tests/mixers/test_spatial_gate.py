@@ -48,17 +48,17 @@ def test_documents_are_those_of_the_paper(causal: bool, shifts: bool) -> None:
     place, _ = positions_of(SEGMENTS, SEGMENTS, None)
     leaves = [x, *layer.parameters()]
     for given in (place, place._replace(layout=None)):
-        found = layer(x, Context(given)).y
+        actual = layer(x, Context(given)).y
         total, want = torch.zeros(()).double(), torch.zeros(()).double()
         for row in range(len(SEGMENTS)):
             for number in sorted(set(SEGMENTS[row].tolist()) - {PADDING_SEGMENT}):
                 columns = SEGMENTS[row] == number
                 alone = written_out(layer, x[row, columns], causal=causal)
-                torch.testing.assert_close(found[row, columns], alone, atol=1e-10, rtol=0)
+                torch.testing.assert_close(actual[row, columns], alone, atol=1e-10, rtol=0)
                 up = torch.randn_like(alone)
-                total, want = total + (found[row, columns] * up).sum(), want + (alone * up).sum()
-        for mine, theirs in zip(torch.autograd.grad(total, leaves), torch.autograd.grad(want, leaves)):
-            torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=0)
+                total, want = total + (actual[row, columns] * up).sum(), want + (alone * up).sum()
+        for ours, reference in zip(torch.autograd.grad(total, leaves), torch.autograd.grad(want, leaves)):
+            torch.testing.assert_close(ours, reference, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("attention", [False, True])
@@ -78,18 +78,18 @@ def test_step_by_step_is_all_at_once(segments: Tensor | None, capacity: int | No
     x = torch.randn(3, 12, DIM, dtype=torch.float64)
     tokens = torch.zeros(3, 12, dtype=torch.long)
     with torch.no_grad():
-        whole = layer(x, Context(positions_of(tokens, segments, None)[0])).y
+        full = layer(x, Context(positions_of(tokens, segments, None)[0])).y
         state, tail = layer.init_state(3, capacity=capacity, device=x.device, dtype=x.dtype), empty_tail(3, x.device)
-        begin, found = 0, []
+        begin, actual = 0, []
         for size in (3, 1, 1, 4, 1, 2):
             part = slice(begin, begin + size)
             place, tail = positions_of(tokens[:, part], None if segments is None else segments[:, part], tail)
             out = layer(x[:, part], Context(place), state)
             state = tree_map(lambda t: t.clone(), out.state)
-            found.append(out.y)
+            actual.append(out.y)
             begin += size
     real = torch.ones(3, 12, dtype=torch.bool) if segments is None else segments != PADDING_SEGMENT
-    torch.testing.assert_close(torch.cat(found, dim=1)[real], whole[real], atol=1e-10, rtol=0)
+    torch.testing.assert_close(torch.cat(actual, dim=1)[real], full[real], atol=1e-10, rtol=0)
 
 
 def test_the_future_has_no_weight() -> None:

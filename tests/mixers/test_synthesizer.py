@@ -46,7 +46,7 @@ def shaken(kind: str, mask: Mask) -> SynthesizerAttention:
 
 def score(part: SynthesizerScores, head: int, x: Tensor, i: int, j: int) -> Tensor:
     """The score of key j for query i, both in one document, by the formulas of the paper."""
-    mine = slice(head * WIDTH, (head + 1) * WIDTH)
+    ours = slice(head * WIDTH, (head + 1) * WIDTH)
     if isinstance(part, FixedScores):
         pairs = part.pairs
         if isinstance(pairs, PairTable):
@@ -54,9 +54,9 @@ def score(part: SynthesizerScores, head: int, x: Tensor, i: int, j: int) -> Tens
         assert isinstance(pairs, FactorizedPairs)
         return pairs.row[head, i] @ pairs.column[head, j]
     if isinstance(part, DotProductScores):
-        return part.q_proj(x[i])[mine] @ part.k_proj(x[j])[mine] / WIDTH**0.5
+        return part.q_proj(x[i])[ours] @ part.k_proj(x[j])[ours] / WIDTH**0.5
     assert isinstance(part, DenseScores | FactorizedDenseScores)
-    numbers = part.up(x[i])[mine].relu() @ part.weight[head] + part.bias[head, 0]
+    numbers = part.up(x[i])[ours].relu() @ part.weight[head] + part.bias[head, 0]
     if isinstance(part, DenseScores):
         return numbers[j]
     a, b = numbers[: part.remainders], numbers[part.remainders :]
@@ -89,20 +89,20 @@ def test_documents_are_those_of_the_paper(kind: str, causal: bool) -> None:
     layer = shaken(kind, Causal() if causal else AllKeys())
     x = torch.randn(*SEGMENTS.shape, DIM, dtype=torch.float64, requires_grad=True)
     place, _ = positions_of(SEGMENTS, SEGMENTS, None)
-    found = layer(x, Context(place)).y
+    actual = layer(x, Context(place)).y
     leaves = [x, *layer.parameters()]
     total, want = torch.zeros(()).double(), torch.zeros(()).double()
     for row, number in ((0, 0), (1, 3), (1, 5), (2, 1)):
         columns = SEGMENTS[row] == number
         alone = written_out(layer, x[row, columns], causal=causal)
-        torch.testing.assert_close(found[row, columns], alone, atol=1e-10, rtol=0)
+        torch.testing.assert_close(actual[row, columns], alone, atol=1e-10, rtol=0)
         up = torch.randn_like(alone)
-        total, want = total + (found[row, columns] * up).sum(), want + (alone * up).sum()
-    for mine, theirs in zip(torch.autograd.grad(total, leaves), torch.autograd.grad(want, leaves)):
-        torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=0)
+        total, want = total + (actual[row, columns] * up).sum(), want + (alone * up).sum()
+    for ours, reference in zip(torch.autograd.grad(total, leaves), torch.autograd.grad(want, leaves)):
+        torch.testing.assert_close(ours, reference, atol=1e-10, rtol=0)
     # one plain document takes other ways, in which rows share their weights
     plain, _ = positions_of(SEGMENTS, None, None)
-    torch.testing.assert_close(layer(x, Context(plain)).y[0], found[0], atol=1e-10, rtol=0)
+    torch.testing.assert_close(layer(x, Context(plain)).y[0], actual[0], atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("capacity", [None, 11])
@@ -112,18 +112,18 @@ def test_step_by_step_is_all_at_once(kind: str, segments: Tensor | None, capacit
     layer = shaken(kind, Causal())
     x, tokens = torch.randn(3, 11, DIM, dtype=torch.float64), torch.zeros(3, 11, dtype=torch.long)
     with torch.no_grad():
-        whole = layer(x, Context(positions_of(tokens, segments, None)[0])).y
+        full = layer(x, Context(positions_of(tokens, segments, None)[0])).y
         state, tail = layer.init_state(3, capacity=capacity, device=x.device, dtype=x.dtype), empty_tail(3, x.device)
-        begin, found = 0, []
+        begin, actual = 0, []
         for size in (2, 1, 5, 1, 2):
             part = slice(begin, begin + size)
             place, tail = positions_of(tokens[:, part], None if segments is None else segments[:, part], tail)
             out = layer(x[:, part], Context(place), state)
             state = tree_map(lambda t: t.clone(), out.state)
-            found.append(out.y)
+            actual.append(out.y)
             begin += size
     real = torch.ones(3, 11, dtype=torch.bool) if segments is None else segments != PADDING_SEGMENT
-    torch.testing.assert_close(torch.cat(found, dim=1)[real], whole[real], atol=1e-10, rtol=0)
+    torch.testing.assert_close(torch.cat(actual, dim=1)[real], full[real], atol=1e-10, rtol=0)
 
 
 def test_products_of_queries_and_keys_alone_are_attention() -> None:

@@ -38,8 +38,8 @@ def chosen_all_but(model: Any, first: int, monkeypatch: pytest.MonkeyPatch) -> N
     real = torch.rand
 
     def drawn(*shape: Any, **words: Any) -> Tensor:
-        found = real(*shape, **words)
-        return torch.where(torch.arange(found.shape[-1]) < first, 1.0, 0.0).expand(found.shape)
+        actual = real(*shape, **words)
+        return torch.where(torch.arange(actual.shape[-1]) < first, 1.0, 0.0).expand(actual.shape)
 
     monkeypatch.setattr(torch, "rand", drawn)
 
@@ -51,23 +51,23 @@ def test_what_is_hidden_and_what_is_compared(monkeypatch: pytest.MonkeyPatch) ->
     targets = torch.full_like(tokens, IGNORE_INDEX)
     targets[:, 1] = targets[0, 9] = 7
     chosen_all_but(model, 1, monkeypatch)
-    found = model.loss(MaskedLMBatch(tokens, targets, segments))
+    actual = model.loss(MaskedLMBatch(tokens, targets, segments))
     hidden = tokens.clone()
     hidden[0, 4:], hidden[1, 4:6] = MASK_ID, MASK_ID
     place = positions_of(tokens, segments, None)[0]
-    whole = model.body.summaries_and_text(model.embed(hidden, place), Context(place))
-    wanted = F.cross_entropy(model.head(whole.text.y).flatten(0, 1), targets.flatten(), reduction="sum")
-    torch.testing.assert_close(found.total, wanted)
+    full = model.body.summaries_and_text(model.embed(hidden, place), Context(place))
+    expected = F.cross_entropy(model.head(full.text.y).flatten(0, 1), targets.flatten(), reduction="sum")
+    torch.testing.assert_close(actual.total, expected)
     # the originals where tokens were replaced, one part at a time
     original = torch.where(targets == IGNORE_INDEX, tokens, targets)
     alone = []
     for part in (original[:1, 4:8], original[:1, 8:10], original[1:, 4:6]):
         at = positions_of(part, None, None)[0]
         alone.append(model.body.summaries_and_text(model.embed(part, at), Context(at)).summaries[0, 0])
-    inside = torch.stack([whole.summaries[0, 1], whole.summaries[0, 2], whole.summaries[1, 1]])
+    inside = torch.stack([full.summaries[0, 1], full.summaries[0, 2], full.summaries[1, 1]])
     scores = inside @ torch.stack(alone).T / 16**0.5
     apart = F.cross_entropy(scores, torch.arange(3)) * (0.25 / 0.75)
-    torch.testing.assert_close(found.extra, apart)
+    torch.testing.assert_close(actual.extra, apart)
 
 
 def test_a_single_part_is_never_hidden_and_nothing_is_while_scoring() -> None:
@@ -82,8 +82,8 @@ def test_a_single_part_is_never_hidden_and_nothing_is_while_scoring() -> None:
     # two at least, or there would be nothing to tell apart
     assert model.loss(longer).extra > 0
     assert model.eval().loss(longer).extra > 0
-    wanted = F.cross_entropy(model(longer.tokens).logits.flatten(0, 1), longer.targets.flatten(), reduction="sum")
-    torch.testing.assert_close(model.loss(longer).total, wanted)
+    expected = F.cross_entropy(model(longer.tokens).logits.flatten(0, 1), longer.targets.flatten(), reduction="sum")
+    torch.testing.assert_close(model.loss(longer).total, expected)
 
 
 def test_it_can_be_left_out_and_needs_parts() -> None:

@@ -27,11 +27,11 @@ def images(rows: int = 3) -> Tensor:
 
 def test_patches_are_cut_row_by_row() -> None:
     x = torch.arange(2 * 4 * 6 * 3).view(2, 4, 6, 3).float()
-    found = split_patches(x, 2)
-    assert found.shape == (2, 6, 12)
+    actual = split_patches(x, 2)
+    assert actual.shape == (2, 6, 12)
     for number in range(6):
         row, column = number // 3 * 2, number % 3 * 2
-        assert torch.equal(found[1, number], x[1, row : row + 2, column : column + 2].flatten())
+        assert torch.equal(actual[1, number], x[1, row : row + 2, column : column + 2].flatten())
 
 
 def test_brightness_is_taken_as_minus_one_to_one() -> None:
@@ -139,10 +139,10 @@ def test_one_command_trains_and_scores(recipe: str, tmp_path: Path, monkeypatch:
     words = ["data.path=a.npz", "patch=2", "dim=16", "depth=1", *heads, "limits.steps=120", "batch.tokens=2048"]
     result = train(recipe, [*words, "optim.lr=0.005", "dropout=0.0"], on_event=silent)
     assert result.scores["accuracy"] > 0.9
-    found = evaluate(result.out)
-    assert found.data == "test"
-    assert found["accuracy"].value > 90
-    assert evaluate(result.out, data="a.npz")["accuracy"].value == found["accuracy"].value
+    actual = evaluate(result.out)
+    assert actual.data == "test"
+    assert actual["accuracy"].value > 90
+    assert evaluate(result.out, data="a.npz")["accuracy"].value == actual["accuracy"].value
     model = mf.load(result.out)
     assert model.spec.keywords["height"] == 8
     assert model.tokenizer.shape == (8, 8, 1)

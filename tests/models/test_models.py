@@ -102,9 +102,9 @@ def test_large_vocabularies_lose_in_chunks_and_just_as_much(bias: bool, smoothin
     )
     torch.testing.assert_close(loss.total, expected, rtol=1e-5, atol=0)
     leaves = [x, *head.parameters()]
-    found = torch.autograd.grad(loss.total / loss.targets, leaves)
+    actual = torch.autograd.grad(loss.total / loss.targets, leaves)
     wanted = torch.autograd.grad(expected / loss.targets, leaves)
-    for a, b in zip(found, wanted, strict=True):
+    for a, b in zip(actual, wanted, strict=True):
         torch.testing.assert_close(a, b, atol=2e-6, rtol=1e-4)
 
 

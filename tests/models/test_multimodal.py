@@ -117,8 +117,8 @@ def fused_by_hand(fusion: Any, parts: dict[str, Tensor]) -> dict[str, Tensor]:
         wholes = {
             name: layer_by_hand(layers[name], torch.cat([part, bottleneck], 1), None) for name, part in parts.items()
         }
-        bottleneck = torch.stack([whole[:, parts[name].shape[1] :] for name, whole in wholes.items()]).mean(0)
-        parts = {name: whole[:, : parts[name].shape[1]] for name, whole in wholes.items()}
+        bottleneck = torch.stack([full[:, parts[name].shape[1] :] for name, full in wholes.items()]).mean(0)
+        parts = {name: full[:, : parts[name].shape[1]] for name, full in wholes.items()}
     return parts
 
 

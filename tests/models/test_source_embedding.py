@@ -98,8 +98,8 @@ def test_a_wide_beam_finds_the_best_caption_of_all(model: EncoderDecoder, images
 @torch.inference_mode()
 def test_captions_need_no_cache(model: EncoderDecoder, images: Tensor) -> None:
     sources = SourceBatch(images, None)
-    cached, whole = (answer_sources(model, sources, decoding=Decoding(use_cache=use)) for use in (None, False))
-    assert cached.tokens == whole.tokens
+    cached, full = (answer_sources(model, sources, decoding=Decoding(use_cache=use)) for use in (None, False))
+    assert cached.tokens == full.tokens
     assert max(map(len, cached.tokens)) <= LIMIT
     assert cached.stats.prompts == 3
 

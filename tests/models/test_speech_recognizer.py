@@ -91,14 +91,14 @@ def test_transcripts_do_not_depend_on_padding() -> None:
 
 def test_sound_in_pieces_gives_the_same_with_a_state_of_constant_size() -> None:
     model, features = recognizer("streaming-conformer", window=4), torch.randn(2, 120, MELS, dtype=torch.float64)
-    whole = model(features).logits
+    full = model(features).logits
     state, pieces, sizes = model.init_state(2), list[Tensor](), list[int]()
     with torch.no_grad():
         for piece in features.split([16, 4, 20, 40, 4, 4, 28, 4], dim=1):
             logits, state, _ = model(piece, None, state)
             pieces.append(logits)
             sizes.append(state_bytes(state))
-    torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-9, rtol=0)
+    torch.testing.assert_close(torch.cat(pieces, 1), full, atol=1e-9, rtol=0)
     assert len(set(sizes)) == 1
     assert sizes[0] == state_bytes(model.init_state(2))
     with pytest.raises(UserError, match="a piece of 3 frames cannot be continued: 4 frames are a token"):

@@ -27,10 +27,10 @@ def rows(draw: st.DrawFn, width: int | None = None, batch: int | None = None) ->
 def walked(row: list[int | None], start: tuple[int, int | None] = (-1, None)) -> list[tuple[int, int] | None]:
     """(position, segment) of each token of a row; None stands for "goes on", and for the place of padding."""
     position, segment = start
-    found: list[tuple[int, int] | None] = []
+    actual: list[tuple[int, int] | None] = []
     for number in row:
         if number == PADDING_SEGMENT:
-            found.append(None)
+            actual.append(None)
             continue
         goes_on = number is None or number == segment
         if number is None and segment is None:
@@ -38,8 +38,8 @@ def walked(row: list[int | None], start: tuple[int, int | None] = (-1, None)) ->
         position = position + 1 if goes_on else 0
         segment = segment if number is None else number
         assert segment is not None
-        found.append((position, segment))
-    return found
+        actual.append((position, segment))
+    return actual
 
 
 def assert_placed(positions: TokenPositions, expected: list[list[tuple[int, int] | None]]) -> None:
@@ -57,9 +57,9 @@ def same_documents(seen: list[Tensor], expected: list[list[tuple[int, int] | Non
     numbers = torch.cat(seen, dim=1).tolist()
     for row, wanted in zip(numbers, expected):
         real = [(number, at[1]) for number, at in zip(row, wanted) if at is not None]
-        for mine, theirs in real:
+        for ours, reference in real:
             for other, their in real:
-                assert (mine == other) == (theirs == their)
+                assert (ours == other) == (reference == their)
 
 
 @given(rows())

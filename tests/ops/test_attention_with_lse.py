@@ -32,28 +32,28 @@ def test_it_is_softmax_with_gradients(form: str, kind: str) -> None:
     scores = q @ k.mT * 0.3 + (0 if bias is None else bias)
     if kind == "causal":
         scores = scores.masked_fill(torch.ones(rows, keys).triu(1).bool(), -torch.inf)
-    wanted = scores.softmax(-1) @ v
-    gradients = torch.autograd.grad((wanted * up).sum(), (q, k, v))
+    expected = scores.softmax(-1) @ v
+    gradients = torch.autograd.grad((expected * up).sum(), (q, k, v))
     with torch.no_grad():
         y, lse = attention_with_lse.attention_forward(q, k, v, scale=0.3, bias=bias, causal=kind == "causal")
-        found = attention_with_lse.attention_backward(
+        actual = attention_with_lse.attention_backward(
             up, q, k, v, y, lse, scale=0.3, bias=bias, causal=kind == "causal"
         )
-    torch.testing.assert_close((y, lse), (wanted, scores.logsumexp(-1)), atol=1e-12, rtol=0)
-    torch.testing.assert_close(found, gradients, atol=1e-12, rtol=0)
+    torch.testing.assert_close((y, lse), (expected, scores.logsumexp(-1)), atol=1e-12, rtol=0)
+    torch.testing.assert_close(actual, gradients, atol=1e-12, rtol=0)
 
 
 def test_the_gradient_of_a_part_comes_from_the_merged_result(form: str) -> None:
     q, k, v, up = draw(7, 12)
     y, lse = attention_with_lse.attention_forward(q, k, v, scale=0.3)
-    whole = attention_with_lse.attention_backward(up, q, k, v, y, lse, scale=0.3)
+    full = attention_with_lse.attention_backward(up, q, k, v, y, lse, scale=0.3)
     parts = [
         attention_with_lse.attention_backward(up, q, k[:, :, cut], v[:, :, cut], y, lse, scale=0.3)
         for cut in (slice(5), slice(5, 12))
     ]
-    torch.testing.assert_close(parts[0][0] + parts[1][0], whole[0], atol=1e-12, rtol=0)
+    torch.testing.assert_close(parts[0][0] + parts[1][0], full[0], atol=1e-12, rtol=0)
     for index in (1, 2):
-        torch.testing.assert_close(torch.cat([part[index] for part in parts], 2), whole[index], atol=1e-12, rtol=0)
+        torch.testing.assert_close(torch.cat([part[index] for part in parts], 2), full[index], atol=1e-12, rtol=0)
 
 
 def test_widths_that_the_kernel_does_not_take_are_written_out() -> None:

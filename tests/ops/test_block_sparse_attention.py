@@ -97,8 +97,8 @@ def test_bounds_are_never_wrong(
     bounds = mask.bounds(spans[0].select((slice(None), None)), spans[1].select(None))
     assert (bounds.any_visible | ~blocks.flatten(2).any(-1)).all()
     assert (~bounds.all_visible | blocks.flatten(2).all(-1)).all()
-    found = cover_blocks(mask, *spans)
-    pairs = set(zip(found.rows.tolist(), found.columns.tolist()))
+    actual = cover_blocks(mask, *spans)
+    pairs = set(zip(actual.rows.tolist(), actual.columns.tolist()))
     assert pairs == {tuple(pair) for pair in bounds.any_visible.expand(len(q.blocks), len(k.blocks)).nonzero().tolist()}
 
 
@@ -125,9 +125,9 @@ def test_any_expression_is_dense_attention(
     up = torch.randn(*qkv[0].shape[:3], qkv[2].shape[-1], dtype=apart[0]) * real
     with pytest.MonkeyPatch.context() as patch:
         small_blocks(patch, size)
-        found, *gradients = run(SoftmaxKernel(mask, path="sparse"), qkv, up, positions, positions)
+        actual, *gradients = run(SoftmaxKernel(mask, path="sparse"), qkv, up, positions, positions)
     wanted, *expected = run(SoftmaxKernel(mask, path="naive"), qkv, up, positions, positions)
-    assert_near((found * real, *gradients), (wanted * real, *expected), apart[1])
+    assert_near((actual * real, *gradients), (wanted * real, *expected), apart[1])
 
 
 def small_blocks(patch: pytest.MonkeyPatch, size: int) -> None:
@@ -190,9 +190,9 @@ def test_patterns_are_dense_attention(name: str, rows: str) -> None:
     for dtype, apart in APART:
         qkv = tuple(x.detach().to(dtype).requires_grad_() for x in wide)
         up = torch.randn(*qkv[0].shape[:3], qkv[2].shape[-1], dtype=dtype) * real
-        found, *gradients = run(SoftmaxKernel(mask, path="sparse"), qkv, up, place, place)
+        actual, *gradients = run(SoftmaxKernel(mask, path="sparse"), qkv, up, place, place)
         wanted, *expected = run(SoftmaxKernel(mask, path="naive"), qkv, up, place, place)
-        assert_near((found * real, *gradients), (wanted * real, *expected), apart)
+        assert_near((actual * real, *gradients), (wanted * real, *expected), apart)
 
 
 @pytest.mark.parametrize(("kept", "held"), [(True, True), (True, False), (False, False)])
@@ -210,9 +210,9 @@ def test_kept_or_made_anew(kept: bool, held: bool, monkeypatch: pytest.MonkeyPat
     real = (place.segment_ids != PADDING_SEGMENT)[:, None, :, None]
     up = torch.randn_like(q) * real
     for mask in (MANY["longformer"], MANY["strided"], m.Window(40) & ~m.Window(3), m.RandomBlocks(100, 2, 4)):
-        found, *gradients = run(SoftmaxKernel(mask, path="sparse"), (q, k, v), up, place, place)
+        actual, *gradients = run(SoftmaxKernel(mask, path="sparse"), (q, k, v), up, place, place)
         wanted, *expected = run(SoftmaxKernel(mask, path="naive"), (q, k, v), up, place, place)
-        assert_near((found * real, *gradients), (wanted * real, *expected), 1e-10)
+        assert_near((actual * real, *gradients), (wanted * real, *expected), 1e-10)
 
 
 @pytest.mark.parametrize("name", ["window", "strided", "bigbird", "window in float heads"])
@@ -221,13 +221,13 @@ def test_heads_side_by_side(name: str) -> None:
     place = segment_positions(ROWS["plain"])
     wide = [torch.randn(2, LONG, 4, 6, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     up = torch.randn(2, 4, LONG, 6, dtype=torch.float64)
-    found = []
+    actual = []
     for path in ("sparse", "naive"):
         y = SoftmaxKernel(MANY[name], path=path)(
             KernelCall(*(x.transpose(1, 2) for x in wide), place, place, NoPosition())
         ).y
-        found.append((y, *torch.autograd.grad(y, wide, up)))
-    assert_near(*found, 1e-10)
+        actual.append((y, *torch.autograd.grad(y, wide, up)))
+    assert_near(*actual, 1e-10)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -250,9 +250,9 @@ def test_rows_that_see_a_block_less_share_a_call() -> None:
     assert all(part.is_exclusive for lane in (shared, *single) for part in lane.parts)
     qkv = inputs(place, HEADS)
     up = torch.randn(1, HEADS, 1152, qkv[2].shape[-1], dtype=torch.float64)
-    found = [run(SoftmaxKernel(mask, path=path), qkv, up, place, place) for path in ("sparse", "blocked", "naive")]  # type: ignore[arg-type]
-    assert_near(tuple(found[0]), tuple(found[2]), 1e-10)
-    assert_near(tuple(found[1]), tuple(found[2]), 1e-10)
+    actual = [run(SoftmaxKernel(mask, path=path), qkv, up, place, place) for path in ("sparse", "blocked", "naive")]  # type: ignore[arg-type]
+    assert_near(tuple(actual[0]), tuple(actual[2]), 1e-10)
+    assert_near(tuple(actual[1]), tuple(actual[2]), 1e-10)
 
 
 def test_gradients_by_differences() -> None:
@@ -280,12 +280,12 @@ def test_nothing_leaks_from_the_future(name: str) -> None:
 
 @pytest.mark.parametrize("mask", [m.Window(100), m.union(m.strided_pattern(16)), MANY["bigbird"]], ids=repr)
 def test_late_queries_of_a_longer_cache(mask: Mask) -> None:
-    whole = segment_positions([[0] * 300] * 2)
-    q, k, v = alike(whole, 2)
-    wanted = SoftmaxKernel(mask, path="naive")(KernelCall(q, k, v, whole, whole, NoPosition())).y[:, :, 180:]
-    late = whole.columns(180, 300)
-    found = SoftmaxKernel(mask, path="sparse")(KernelCall(q[:, :, 180:], k, v, late, whole, NoPosition())).y
-    torch.testing.assert_close(found, wanted, atol=1e-10, rtol=0)
+    full = segment_positions([[0] * 300] * 2)
+    q, k, v = alike(full, 2)
+    expected = SoftmaxKernel(mask, path="naive")(KernelCall(q, k, v, full, full, NoPosition())).y[:, :, 180:]
+    late = full.columns(180, 300)
+    actual = SoftmaxKernel(mask, path="sparse")(KernelCall(q[:, :, 180:], k, v, late, full, NoPosition())).y
+    torch.testing.assert_close(actual, expected, atol=1e-10, rtol=0)
 
 
 LINEAR = {
@@ -360,9 +360,9 @@ def test_what_flex_attention_is_given(name: str, rows: str) -> None:
         place = place._replace(roles=(torch.rand(place.position_ids.shape) < 0.02).long())
     q, k, v = (x.detach() for x in alike(place, 2))
     real = (place.segment_ids != PADDING_SEGMENT)[:, None, :, None]
-    found = flex_mask_attention.flex_mask_attention(q, k, v, mask, place, place, scale=0.4) * real
-    wanted = SoftmaxKernel(mask, path="naive", scale=0.4)(KernelCall(q, k, v, place, place, NoPosition())).y * real
-    torch.testing.assert_close(found, wanted, atol=1e-10, rtol=0)
+    actual = flex_mask_attention.flex_mask_attention(q, k, v, mask, place, place, scale=0.4) * real
+    expected = SoftmaxKernel(mask, path="naive", scale=0.4)(KernelCall(q, k, v, place, place, NoPosition())).y * real
+    torch.testing.assert_close(actual, expected, atol=1e-10, rtol=0)
     blocks = flex_mask_attention.block_mask(mask, place, place, HEADS)
     dense = mask.dense(place, place, HEADS).expand(2, HEADS, -1, -1)
     cells = torch.nn.functional.pad(dense, [0, -LONG % 128] * 2).unflatten(3, (-1, 128)).unflatten(2, (-1, 128))

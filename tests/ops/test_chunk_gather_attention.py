@@ -23,7 +23,7 @@ def positions() -> Tensor:
 
 def met(bucket: Tensor, unit: ChunkUnit, before: int, after: int, causal: bool) -> Tensor:
     """Who sees whom, by counting tokens one by one."""
-    pos, found = positions(), torch.zeros(4, LENGTH, LENGTH, dtype=torch.bool)
+    pos, actual = positions(), torch.zeros(4, LENGTH, LENGTH, dtype=torch.bool)
     for one, row in product(bucket, range(4)):
         count: Counter[tuple[int, ...]] = Counter()
         chunk = torch.zeros(LENGTH, dtype=torch.long)
@@ -34,9 +34,9 @@ def met(bucket: Tensor, unit: ChunkUnit, before: int, after: int, causal: bool) 
         apart = chunk[:, None] - chunk
         same = (SEG[row, :, None] == SEG[row]) & (one[row, :, None] == one[row])
         allowed = pos[row, :, None] > pos[row] if causal else ~torch.eye(LENGTH, dtype=torch.bool)
-        found[row] |= same & allowed & (apart <= before) & (apart >= -after) & (SEG[row] >= 0)
+        actual[row] |= same & allowed & (apart <= before) & (apart >= -after) & (SEG[row] >= 0)
     own = torch.eye(LENGTH, dtype=torch.bool) & (SEG >= 0)[:, None]
-    return found | (own & ~found.any(-1, keepdim=True))
+    return actual | (own & ~actual.any(-1, keepdim=True))
 
 
 def drawn(dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
@@ -78,13 +78,13 @@ def test_in_pieces_and_without_weights_that_are_kept(monkeypatch: pytest.MonkeyP
     ways = tuple(sort_into_chunks(one, SEG, CHUNK, unit="bucket", reach=1) for one in bucket)
     sight = ChunkVisibility(ways, 1, 0, causal=True)
     q, k, v = (x.flatten(0, 1) for x in inputs)
-    found = []
+    actual = []
     for pairs, kept in ((1 << 18, 1 << 24), (100, 1 << 24), (100, 0)):
         monkeypatch.setitem(chunk_gather_attention.PAIRS_PER_CALL, "cpu", pairs)
         monkeypatch.setattr(chunk_gather_attention, "MAX_SAVED_WEIGHTS", kept)
         y = chunk_gather_attention.chunk_gather_attention(q, k, v, sight, scale=1.0)
-        found.append([y, *torch.autograd.grad(y.square().sum(), inputs)])
-    for one, *others in zip(*found):
+        actual.append([y, *torch.autograd.grad(y.square().sum(), inputs)])
+    for one, *others in zip(*actual):
         assert all((one - other).abs().max() < 1e-13 for other in others)
 
 
@@ -93,12 +93,12 @@ def test_chunks_begin_with_their_unit() -> None:
     bucket = torch.randint(3, (4, LENGTH))
     units: tuple[ChunkUnit, ...] = ("document", "bucket")
     for unit in units:
-        found = sort_into_chunks(bucket, SEG, CHUNK, unit=unit, reach=1)
-        there = found.tokens[found.tokens >= 0]
+        actual = sort_into_chunks(bucket, SEG, CHUNK, unit=unit, reach=1)
+        there = actual.tokens[actual.tokens >= 0]
         assert there.sort().values.tolist() == (SEG.flatten() >= 0).nonzero()[:, 0].tolist()
-        assert torch.equal(found.tokens.flatten()[found.slot[there]], there)
-        assert bool((found.slot[SEG.flatten() < 0] == found.tokens.numel()).all())
-        for chunk in found.tokens:
+        assert torch.equal(actual.tokens.flatten()[actual.slot[there]], there)
+        assert bool((actual.slot[SEG.flatten() < 0] == actual.tokens.numel()).all())
+        for chunk in actual.tokens:
             tokens = chunk[chunk >= 0]
             inside = {(int(SEG.flatten()[t]), int(bucket.flatten()[t])) for t in tokens}
             assert len({one[0] for one in inside} if unit == "document" else inside) == 1
@@ -137,14 +137,14 @@ def test_draws_are_normal_and_their_own() -> None:
 def test_buckets_are_nearest_directions() -> None:
     turns = lsh_hashing.rotations(torch.tensor(0), 2, 3, 5, (4, 6))
     x = torch.randn(2, 3, 7, 5)
-    found = lsh_hashing.buckets(x, turns)
-    assert found is not None
+    actual = lsh_hashing.buckets(x, turns)
+    assert actual is not None
     for r, b, h, t in product(range(2), range(2), range(3), range(7)):
         parts = []
         for matrix in turns:
             near = x[b, h, t] @ matrix[r, h]
             parts.append(int(torch.cat([near, -near]).argmax()))
-        assert int(found[r, b, h, t]) == parts[0] + 4 * parts[1]
+        assert int(actual[r, b, h, t]) == parts[0] + 4 * parts[1]
     assert lsh_hashing.buckets(x, ()) is None
 
 

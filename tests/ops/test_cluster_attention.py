@@ -6,7 +6,9 @@ from torch import Tensor
 
 from manyformer.ops import cluster_attention
 
-TYPES = pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["32", "64"])
+TYPES = pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["32", "64"]
+)
 
 
 def drawn(dtype: torch.dtype, length: int = 23, clusters: int = 4) -> tuple[Tensor, Tensor, Tensor]:
@@ -16,27 +18,27 @@ def drawn(dtype: torch.dtype, length: int = 23, clusters: int = 4) -> tuple[Tens
 
 @TYPES
 @pytest.mark.parametrize("size", [1, 7, 23])
-def test_balanced_groups_are_a_mean_of_softmaxes(dtype: torch.dtype, near: float, size: int) -> None:
+def test_balanced_groups_are_a_mean_of_softmaxes(dtype: torch.dtype, tolerance: float, size: int) -> None:
     k, v, likeness = drawn(dtype)
     members = cluster_attention.top_members(likeness, size)
     fast, (slow, weights) = (
         form(k, v, members, scale=0.3)
         for form in (cluster_attention.balanced_attention, cluster_attention.balanced_attention_reference)
     )
-    torch.testing.assert_close(fast, slow, atol=near, rtol=0)
+    torch.testing.assert_close(fast, slow, atol=tolerance, rtol=0)
     up = torch.randn_like(fast)
     got, want = (torch.autograd.grad(y, (k, v), up, allow_unused=True, materialize_grads=True) for y in (fast, slow))
-    torch.testing.assert_close(got, want, atol=near, rtol=0)
+    torch.testing.assert_close(got, want, atol=tolerance, rtol=0)
     inside = (members[..., None] == torch.arange(23)).any(3).any(2)
     torch.testing.assert_close(weights.sum(-1), inside.to(dtype))
 
 
 def test_members_are_the_most_alike_in_order() -> None:
     likeness = torch.randn(1, 1, 9, 2).masked_fill(torch.arange(9)[:, None] >= 7, -torch.inf)
-    found = cluster_attention.top_members(likeness, 4, torch.tensor([3]))
+    actual = cluster_attention.top_members(likeness, 4, torch.tensor([3]))
     for group in range(2):
         best = likeness[0, 0, :, group].argsort(descending=True)[:3].sort().values
-        assert found[0, 0, group].tolist() == [*best.tolist(), 9]
+        assert actual[0, 0, group].tolist() == [*best.tolist(), 9]
 
 
 def test_absent_tokens_are_in_no_group() -> None:
@@ -60,9 +62,9 @@ def test_who_sees_whom_follows_from_ranks() -> None:
     rank = cluster_attention.ranks(group, 19)
     seen = cluster_attention.visible_members(group, rank, size, 19)
     for row, head, query in ((0, 0, 18), (1, 1, 11), (0, 1, 0)):
-        mine = [j for j in range(query) if group[row, head, j] == group[row, head, query]]
-        assert rank[row, head, query] == len(mine)
-        begin = max(len(mine) // size - 1, 0) * size
-        assert seen[row, head, query].nonzero().flatten().tolist() == (mine[begin:] or [query])
+        ours = [j for j in range(query) if group[row, head, j] == group[row, head, query]]
+        assert rank[row, head, query] == len(ours)
+        begin = max(len(ours) // size - 1, 0) * size
+        assert seen[row, head, query].nonzero().flatten().tolist() == (ours[begin:] or [query])
     assert torch.equal(cluster_attention.visible_members(group, rank, size, 4), seen[:, :, -4:])
     assert torch.equal(cluster_attention.ranks(group, 4), rank[..., -4:])

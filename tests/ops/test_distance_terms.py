@@ -54,11 +54,11 @@ def by_hand(
 
 
 def assert_same(run: Callable[[], Tensor], reference: Callable[[], Tensor], inputs: list[Tensor]) -> None:
-    y, wanted = run(), reference()
-    torch.testing.assert_close(y, wanted, atol=1e-10, rtol=0)
+    y, expected = run(), reference()
+    torch.testing.assert_close(y, expected, atol=1e-10, rtol=0)
     up = torch.randn_like(y)
-    found = torch.autograd.grad((y * up).sum(), inputs)
-    torch.testing.assert_close(found, torch.autograd.grad((wanted * up).sum(), inputs), atol=1e-10, rtol=0)
+    actual = torch.autograd.grad((y * up).sum(), inputs)
+    torch.testing.assert_close(actual, torch.autograd.grad((expected * up).sum(), inputs), atol=1e-10, rtol=0)
 
 
 @pytest.mark.usefixtures("form")
@@ -143,9 +143,11 @@ def test_narrow_types(dtype: torch.dtype) -> None:
             by_hand(wide, ahead, terms[0, :, 0, ahead.clamp(-3, 0) + 3], values[:, ahead.clamp(-3, 0) + 3], True),
         ),
     ]
-    for y, wanted in runs:
+    for y, expected in runs:
         assert y.dtype == dtype
-        torch.testing.assert_close(y.double(), wanted.double(), atol=0.05 if dtype == torch.bfloat16 else 1e-5, rtol=0)
+        torch.testing.assert_close(
+            y.double(), expected.double(), atol=0.05 if dtype == torch.bfloat16 else 1e-5, rtol=0
+        )
         y.sum().backward()
         assert all(x.grad.dtype == x.dtype and x.grad.isfinite().all() for x in qkv)  # type: ignore[union-attr]
 

@@ -22,11 +22,11 @@ def test_a_shift_is_a_look_up_by_distance(queries: int, keys: int) -> None:
     each = torch.randn(2, 3, queries, queries + keys - 1, requires_grad=True)
     columns = torch.arange(keys)[None, :] - torch.arange(queries)[:, None] + queries - 1
     expected = each.gather(-1, columns.expand(2, 3, -1, -1))
-    found = toeplitz_view(each, keys)
-    assert torch.equal(found, expected)
-    assert found.data_ptr() == each.data_ptr() + (queries - 1) * each.element_size()
+    actual = toeplitz_view(each, keys)
+    assert torch.equal(actual, expected)
+    assert actual.data_ptr() == each.data_ptr() + (queries - 1) * each.element_size()
     up = torch.randn_like(expected)
-    assert torch.equal(*(torch.autograd.grad(y, each, up)[0] for y in (found, expected)))
+    assert torch.equal(*(torch.autograd.grad(y, each, up)[0] for y in (actual, expected)))
     alike = broadcast_pairs(each[0, 0, :1].expand(queries, -1)[0], queries)
     assert torch.equal(alike, each[0, 0, 0][columns])
 
@@ -41,14 +41,14 @@ def made() -> TransformerXLPosition:
 
 def blocks(xl: TransformerXLPosition, q: Tensor, k: Tensor, v: Tensor, offset: int, mask: Mask) -> Tensor:
     causal = mask == Causal()
-    found = xl.distance_terms(
+    actual = xl.distance_terms(
         offset + q.shape[2] - 1, distance_vector_attention.BLOCK if causal else k.shape[2] - 1 - offset
     )
-    assert found.keys is not None
+    assert actual.keys is not None
     q = xl.query(q, range_positions(q.shape[2], offset))
     span = QueryOffset(offset, causal)
     return distance_vector_attention.distance_vector_attention(
-        q, k, v, found.keys, found.query_bias, found.lookback, span, scale=WIDTH**-0.5
+        q, k, v, actual.keys, actual.query_bias, actual.lookback, span, scale=WIDTH**-0.5
     )
 
 
@@ -67,12 +67,12 @@ def test_blocks_are_the_definition(
     q, k, v = (torch.randn(2, HEADS, n, WIDTH, dtype=torch.float64, requires_grad=True) for n in sizes)
     at, of = range_positions(queries, offset), range_positions(keys, 0)
     expected = SoftmaxKernel(mask, path="naive")(KernelCall(xl.query(q, at), k, v, at, of, xl)).y
-    found = blocks(xl, q, k, v, offset, mask)
-    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+    actual = blocks(xl, q, k, v, offset, mask)
+    torch.testing.assert_close(actual, expected, atol=1e-10, rtol=0)
     up, leaves = torch.randn_like(expected), [q, k, v, *xl.parameters()]
-    pairs = zip(torch.autograd.grad(found, leaves, up), torch.autograd.grad(expected, leaves, up), strict=True)
-    for mine, theirs in pairs:
-        torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=0)
+    pairs = zip(torch.autograd.grad(actual, leaves, up), torch.autograd.grad(expected, leaves, up), strict=True)
+    for ours, reference in pairs:
+        torch.testing.assert_close(ours, reference, atol=1e-10, rtol=0)
     with torch.no_grad():
         torch.testing.assert_close(blocks(xl, q, k, v, offset, mask), expected, atol=1e-10, rtol=0)
 
@@ -85,16 +85,16 @@ def test_rows_of_several_documents_that_stand_side_by_side(kind: torch.dtype, ap
     place, _ = positions_of(segments, segments, None)
     of, at = place._replace(layout=AlignedLayout(7)), place.columns(60, 100)._replace(layout=AlignedLayout(67))
     q, k, v = (torch.randn(3, HEADS, n, WIDTH, dtype=kind, requires_grad=True) for n in (40, 100, 100))
-    xl, found = made().to(kind), []
+    xl, actual = made().to(kind), []
     leaves = [q, k, v, *xl.parameters()]
     up = torch.randn_like(q)
     for path in ("naive", "auto"):
         kernel = SoftmaxKernel(Causal(), path=path, dropout=dropout)  # type: ignore[arg-type]
         y = kernel(KernelCall(xl.query(q, at), k, v, at, of, xl)).y
-        found.append([y, *torch.autograd.grad(y, leaves, up)])
+        actual.append([y, *torch.autograd.grad(y, leaves, up)])
     assert "rows of contiguous tokens" in kernel.explain(KernelCall(q, k, v, at, of, xl))
-    for mine, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=apart, rtol=apart)
+    for ours, reference in zip(*actual, strict=True):
+        torch.testing.assert_close(ours, reference, atol=apart, rtol=apart)
 
 
 def test_dropout_draws_the_same_weights_for_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +144,9 @@ def test_distance_aware_blocks_are_the_definition(plain: bool) -> None:
     place = place if plain else place._replace(layout=None)
     q, k, v = (torch.randn(1, HEADS, 300, WIDTH, dtype=torch.float64, requires_grad=True) for _ in range(3))
     leaves = [q, k, v, part.w, part.v]
-    up, found = torch.randn(1, HEADS, 300, WIDTH, dtype=torch.float64), []
+    up, actual = torch.randn(1, HEADS, 300, WIDTH, dtype=torch.float64), []
     for path in ("naive", "blocked"):
         y = SoftmaxKernel(Causal(), path=path)(KernelCall(q, k, v, place, place, part)).y  # type: ignore[arg-type]
-        found.append([y, *torch.autograd.grad(y, leaves, up)])
-    for mine, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=0)
+        actual.append([y, *torch.autograd.grad(y, leaves, up)])
+    for ours, reference in zip(*actual, strict=True):
+        torch.testing.assert_close(ours, reference, atol=1e-10, rtol=0)

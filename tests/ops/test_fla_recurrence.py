@@ -96,20 +96,20 @@ def build_pair(name: str) -> tuple[Any, Any]:
 @pytest.mark.usefixtures("stand_ins")
 def test_recipes(name: str) -> None:
     """Packed rows with padding, gradients, and a text in two calls with a state."""
-    ours, theirs = build_pair(name)
+    ours, reference = build_pair(name)
     tokens = torch.randint(0, 29, (2, 21))
     segments = torch.tensor([[0] * 9 + [1] * 12, [-1] * 4 + [0] * 11 + [1] * 3 + [-1] * 3])
     visible = (segments >= 0)[..., None]
-    logits = [model(tokens, segments).logits * visible for model in (ours, theirs)]
+    logits = [model(tokens, segments).logits * visible for model in (ours, reference)]
     torch.testing.assert_close(logits[1], logits[0], atol=2e-5, rtol=1e-4)
     gradients = [
         torch.autograd.grad(x.square().sum(), list(model.parameters()), allow_unused=True)
-        for x, model in zip(logits, (ours, theirs))
+        for x, model in zip(logits, (ours, reference))
     ]
     torch.testing.assert_close(gradients[1], gradients[0], atol=2e-3, rtol=1e-3)
     with torch.no_grad():
-        state = theirs(tokens[:, :10], state=theirs.init_state(2)).state
-        continued = theirs(tokens[:, 10:], state=state).logits
+        state = reference(tokens[:, :10], state=reference.init_state(2)).state
+        continued = reference(tokens[:, 10:], state=state).logits
         torch.testing.assert_close(continued, ours(tokens).logits[:, 10:], atol=2e-5, rtol=1e-4)
 
 
@@ -127,9 +127,9 @@ def test_refusals() -> None:
 
 
 def test_a_forced_path_is_refused_in_a_sentence() -> None:
-    _, theirs = build_pair("gla")
+    _, reference = build_pair("gla")
     with pytest.raises(ValueError, match="path 'fla' cannot serve this call: fla-core needs a GPU"):
-        theirs(torch.zeros(1, 5, dtype=torch.long))
+        reference(torch.zeros(1, 5, dtype=torch.long))
 
 
 def test_a_normalizer_has_no_such_path() -> None:

@@ -42,18 +42,18 @@ class Inputs:
         self.ups = [leaf(*shape) for shape in ((units, LENGTH, ROWS, DIM),) * 2 + ((LENGTH, ROWS, SOURCE),)]
 
     def __call__(self, run: Any) -> tuple[ScanResult, list[Tensor]]:
-        found = ScanResult(*run(*self.own, self.look, self.breaks))
-        whole = sum((up * part).sum() for up, part in zip(self.ups, found) if part is not None)
-        assert isinstance(whole, Tensor)
-        return found, list(torch.autograd.grad(whole, self.leaves))
+        actual = ScanResult(*run(*self.own, self.look, self.breaks))
+        full = sum((up * part).sum() for up, part in zip(self.ups, actual) if part is not None)
+        assert isinstance(full, Tensor)
+        return actual, list(torch.autograd.grad(full, self.leaves))
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_the_gradient_by_hand_is_that_of_every_step(case: str, dtype: torch.dtype, bound: float) -> None:
     inputs = Inputs(dtype, **CASES[case])  # type: ignore[arg-type]
-    (fast, grads), (slow, wanted) = inputs(gru_scan), inputs(gru_scan_reference)
-    for got, want in zip([*fast, *grads], [*slow, *wanted]):
+    (fast, grads), (slow, expected) = inputs(gru_scan), inputs(gru_scan_reference)
+    for got, want in zip([*fast, *grads], [*slow, *expected]):
         if want is not None:
             torch.testing.assert_close(got, want, atol=bound, rtol=bound)
 

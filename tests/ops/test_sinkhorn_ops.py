@@ -7,7 +7,9 @@ from torch import Tensor
 from manyformer.ops import sinkhorn_attention
 from manyformer.ops import softmax_attention as softmax_ops
 
-TYPES = pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["32", "64"])
+TYPES = pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["32", "64"]
+)
 
 
 @pytest.mark.parametrize(("temperature", "bound"), [(1.0, 5e-3), (0.25, 0.5)])
@@ -70,23 +72,23 @@ def test_gradients_are_finite_where_nothing_is_valid() -> None:
 
 def drawn(dtype: torch.dtype, blocks: int = 4, size: int = 3, queries: int | None = None) -> list[Tensor]:
     counts = (queries or blocks, blocks, blocks)
-    found = [torch.randn(2, 2, count, size, 5, dtype=dtype, requires_grad=True) for count in counts]
-    return [*found, torch.rand(2, 2, counts[0], blocks, dtype=dtype).softmax(-1).requires_grad_()]
+    actual = [torch.randn(2, 2, count, size, 5, dtype=dtype, requires_grad=True) for count in counts]
+    return [*actual, torch.rand(2, 2, counts[0], blocks, dtype=dtype).softmax(-1).requires_grad_()]
 
 
 @TYPES
 @pytest.mark.parametrize("causal", [False, True], ids=["both sides", "causal"])
 @pytest.mark.parametrize("queries", [4, 2])
-def test_attention_is_the_definition(dtype: torch.dtype, near: float, causal: bool, queries: int) -> None:
+def test_attention_is_the_definition(dtype: torch.dtype, tolerance: float, causal: bool, queries: int) -> None:
     inputs = drawn(dtype, queries=queries)
     fast, slow = (
         form(*inputs, causal=causal, scale=0.4)
         for form in (sinkhorn_attention.sinkhorn_attention, sinkhorn_attention.sinkhorn_attention_reference)
     )
-    torch.testing.assert_close(fast, slow, atol=near, rtol=0)
+    torch.testing.assert_close(fast, slow, atol=tolerance, rtol=0)
     up = torch.randn_like(fast)
     got, want = (torch.autograd.grad(y, inputs, up) for y in (fast, slow))
-    torch.testing.assert_close(got, want, atol=near, rtol=0)
+    torch.testing.assert_close(got, want, atol=tolerance, rtol=0)
 
 
 def test_a_permutation_is_a_mask() -> None:

@@ -8,7 +8,7 @@ import torch
 from manyformer.ops import small_batch_attention
 
 
-@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["32", "64"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)], ids=["32", "64"])
 @pytest.mark.parametrize(
     ("form", "value", "kept"),
     [
@@ -20,7 +20,13 @@ from manyformer.ops import small_batch_attention
 )
 @pytest.mark.parametrize("shared", [False, True], ids=["each head's bias", "one bias"])
 def test_it_is_the_definition(
-    form: Any, dtype: torch.dtype, near: float, value: int, kept: int, shared: bool, monkeypatch: pytest.MonkeyPatch
+    form: Any,
+    dtype: torch.dtype,
+    tolerance: float,
+    value: int,
+    kept: int,
+    shared: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(small_batch_attention, "PAIRS_PER_THREAD", 70)
     monkeypatch.setattr(small_batch_attention, "MAX_SAVED_WEIGHTS", kept)
@@ -35,7 +41,7 @@ def test_it_is_the_definition(
         one(q, k, v, scale=0.4, mask=mask, bias=bias)
         for one in (form, small_batch_attention.small_batch_attention_reference)
     )
-    torch.testing.assert_close(fast, slow, atol=near, rtol=0)
+    torch.testing.assert_close(fast, slow, atol=tolerance, rtol=0)
     up = torch.randn_like(fast)
     got, want = (torch.autograd.grad(y, (q, k, v), up) for y in (fast, slow))
-    torch.testing.assert_close(got, want, atol=near, rtol=0)
+    torch.testing.assert_close(got, want, atol=tolerance, rtol=0)

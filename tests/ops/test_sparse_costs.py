@@ -34,11 +34,11 @@ def test_without_weights_as_with(name: str) -> None:
     model: Any = mf.build(name, **words)
     tokens = torch.zeros(1, 700, dtype=torch.long)
     with torch.no_grad():
-        found = count_flops(lambda: model(tokens))
+        actual = count_flops(lambda: model(tokens))
     told = forward_cost(build_on_meta(name, words), 700)
-    assert told.flops == found
+    assert told.flops == actual
     # all pairs, their scores and their values, would be more
-    linear = found - forward_cost(build_on_meta(name, words), 350).flops * 2
+    linear = actual - forward_cost(build_on_meta(name, words), 350).flops * 2
     assert linear < 0.25 * 4 * 700**2 * 8
 
 

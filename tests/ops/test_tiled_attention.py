@@ -65,16 +65,16 @@ def both(
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Outputs and gradients of inputs and of the position, in blocks and written out."""
     qkv = inputs(positions, groups)
-    wanted = [*qkv, *position.parameters()]
+    expected = [*qkv, *position.parameters()]
     up = (
         torch.randn(*qkv[0].shape[:3], VALUE, dtype=torch.float64)
         * (positions.segment_ids != PADDING_SEGMENT)[:, None, :, None]
     )
-    found = []
+    actual = []
     for path in ("blocked", "naive"):
         y = SoftmaxKernel(mask, path=path)(KernelCall(*qkv, positions, positions, position)).y * (up != 0)  # type: ignore[arg-type]
-        found.append((y, *torch.autograd.grad((y * up).sum(), wanted)))
-    return found[0], found[1]
+        actual.append((y, *torch.autograd.grad((y * up).sum(), expected)))
+    return actual[0], actual[1]
 
 
 @pytest.fixture
@@ -109,8 +109,8 @@ def test_it_is_the_definition(name: str, position: str, rows: str) -> None:
     assert "of the cost of all pairs" in SoftmaxKernel(mask, path="blocked").explain(
         KernelCall(*qkv, place, place, made)
     )
-    found, wanted = both(mask, place, made, 2)
-    for a, b in zip(found, wanted, strict=True):
+    actual, expected = both(mask, place, made, 2)
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
 
 

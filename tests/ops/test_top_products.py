@@ -11,15 +11,15 @@ from manyformer.ops.top_products import top_products, top_products_reference
 
 
 def same(q: Tensor, k: Tensor, count: int, hidden: Tensor | None = None) -> None:
-    found, expected = top_products(q, k, count, hidden), top_products_reference(q, k, count, hidden)
-    torch.testing.assert_close(found.products, expected.products, atol=1e-12, rtol=0)
+    actual, expected = top_products(q, k, count, hidden), top_products_reference(q, k, count, hidden)
+    torch.testing.assert_close(actual.products, expected.products, atol=1e-12, rtol=0)
     # of equal products any may be chosen, but each number once, and with its own product
-    assert found.columns.shape == expected.columns.shape
-    assert all(len(set(row)) == len(row) for row in found.columns.flatten(0, 1).tolist())
-    own = (q @ k.mT).gather(-1, found.columns)
+    assert actual.columns.shape == expected.columns.shape
+    assert all(len(set(row)) == len(row) for row in actual.columns.flatten(0, 1).tolist())
+    own = (q @ k.mT).gather(-1, actual.columns)
     if hidden is not None:
-        own = own.masked_fill(hidden.expand(len(q), -1, -1).gather(-1, found.columns), -torch.inf)
-    torch.testing.assert_close(own, found.products, atol=1e-12, rtol=0)
+        own = own.masked_fill(hidden.expand(len(q), -1, -1).gather(-1, actual.columns), -torch.inf)
+    torch.testing.assert_close(own, actual.products, atol=1e-12, rtol=0)
 
 
 @given(

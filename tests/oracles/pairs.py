@@ -38,11 +38,11 @@ def gpt2_pair() -> tuple[Any, Any]:
         eos_token_id=END,
         pad_token_id=0,
     )
-    theirs = shaken(GPT2LMHeadModel(config))
+    reference = shaken(GPT2LMHeadModel(config))
     sizes = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "ff_dim": HIDDEN, "max_length": LONGEST}
     ours = mf.build("transformer-lm", **sizes, gelu_approximate="tanh").eval()
-    ours.load_state_dict(gpt2(weights_of(theirs)))
-    return ours, theirs
+    ours.load_state_dict(gpt2(weights_of(reference)))
+    return ours, reference
 
 
 def bert_pair() -> tuple[Any, Any]:
@@ -59,16 +59,16 @@ def bert_pair() -> tuple[Any, Any]:
         max_position_embeddings=LONGEST,
         attn_implementation="eager",
     )
-    theirs = shaken(BertForMaskedLM(config))
+    reference = shaken(BertForMaskedLM(config))
     ours = mf.build("bert", vocab=VOCAB, dim=DIM, depth=DEPTH, heads=HEADS, ff_dim=HIDDEN, max_length=LONGEST).eval()
-    weights = weights_of(theirs)
+    weights = weights_of(reference)
     # the sentence type of all tokens is one more vector at every position
-    weights["bert.embeddings.position_embeddings.weight"] += theirs.bert.embeddings.token_type_embeddings.weight[0]
+    weights["bert.embeddings.position_embeddings.weight"] += reference.bert.embeddings.token_type_embeddings.weight[0]
     ours.load_state_dict(bert(weights))
     with torch.no_grad():
-        theirs.bert.embeddings.position_embeddings.weight.copy_(ours.embed.position.weight)
-        theirs.bert.embeddings.token_type_embeddings.weight.zero_()
-    return ours, theirs
+        reference.bert.embeddings.position_embeddings.weight.copy_(ours.embed.position.weight)
+        reference.bert.embeddings.token_type_embeddings.weight.zero_()
+    return ours, reference
 
 
 def marian_pair() -> tuple[Any, Any]:
@@ -94,8 +94,8 @@ def marian_pair() -> tuple[Any, Any]:
         forced_eos_token_id=None,
         decoder_start_token_id=START,
     )
-    theirs = shaken(MarianMTModel(config))
+    reference = shaken(MarianMTModel(config))
     ours = mf.build("transformer", vocab=VOCAB, dim=DIM, depth=DEPTH, heads=HEADS, ff_dim=HIDDEN).eval()
     ours.embed_source.position = ours.embed_target.position = SinusoidalPosition(DIM, layout="halves")
-    ours.load_state_dict(marian(weights_of(theirs)))
-    return ours, theirs
+    ours.load_state_dict(marian(weights_of(reference)))
+    return ours, reference

@@ -15,29 +15,29 @@ ROWS, SOURCE, DIM, MEMORY, ALIGN = 3, 7, 5, 8, 6
 
 
 def test_the_look_is_that_of_joeynmt() -> None:
-    theirs = theirs_.BahdanauAttention(hidden_size=ALIGN, key_size=MEMORY, query_size=DIM).double()
+    reference = theirs_.BahdanauAttention(hidden_size=ALIGN, key_size=MEMORY, query_size=DIM).double()
     ours = AdditiveScore(DIM, ALIGN, key_dim=MEMORY).double()
     for name in ("query", "key", "energy"):
-        getattr(ours, name).weight.data.copy_(getattr(theirs, f"{name}_layer").weight)
+        getattr(ours, name).weight.data.copy_(getattr(reference, f"{name}_layer").weight)
     state = torch.randn(ROWS, DIM, dtype=torch.float64, requires_grad=True)
     memory = torch.randn(ROWS, SOURCE, MEMORY, dtype=torch.float64, requires_grad=True)
     seen = torch.arange(SOURCE) < torch.tensor([7, 2, 5])[:, None]
-    theirs.compute_proj_keys(memory)
-    context, weights = theirs(query=state[:, None], mask=seen[:, None], values=memory)
+    reference.compute_proj_keys(memory)
+    context, weights = reference(query=state[:, None], mask=seen[:, None], values=memory)
 
     no_gates = [
         torch.zeros(1, *shape, dtype=torch.float64) for shape in ((1, ROWS, 3 * DIM), (DIM, 2 * DIM), (DIM, DIM))
     ]
     values = torch.zeros(ROWS, SOURCE, 3 * DIM, dtype=torch.float64)
     look = StepAttention(ours.query.weight.mT, ours.key(memory), values, ours.energy.weight[0], seen[None])
-    found = gru_scan(*no_gates, state[None], look).weights
-    assert found is not None
-    ours_context = (found.transpose(0, 1) @ memory)[:, 0]
-    torch.testing.assert_close(found[0], weights[:, 0], atol=1e-10, rtol=1e-10)
+    actual = gru_scan(*no_gates, state[None], look).weights
+    assert actual is not None
+    ours_context = (actual.transpose(0, 1) @ memory)[:, 0]
+    torch.testing.assert_close(actual[0], weights[:, 0], atol=1e-10, rtol=1e-10)
     torch.testing.assert_close(ours_context, context[:, 0], atol=1e-10, rtol=1e-10)
     up = torch.randn_like(ours_context)
     for got, want in zip(
-        leaves(ours_context, up, state, memory, ours), leaves(context[:, 0], up, state, memory, theirs)
+        leaves(ours_context, up, state, memory, ours), leaves(context[:, 0], up, state, memory, reference)
     ):
         torch.testing.assert_close(got, want, atol=1e-10, rtol=1e-10)
 

@@ -21,11 +21,11 @@ def test_clips_own_loss_is_the_mean_of_ours() -> None:
     peer = transformers.CLIPModel(config).eval()
     images, tokens = torch.randn(6, 3, 8, 8), torch.randint(3, 20, (6, 8))
     with torch.no_grad():
-        theirs = peer(input_ids=tokens, pixel_values=images, return_loss=True)
+        reference = peer(input_ids=tokens, pixel_values=images, return_loss=True)
         scale = peer.logit_scale.exp()
-        logits = scale * theirs.image_embeds @ theirs.text_embeds.mT
-        torch.testing.assert_close(logits, theirs.logits_per_image)
-        torch.testing.assert_close(logits.mT, theirs.logits_per_text)
-        torch.testing.assert_close(pair_loss(logits) / 6, theirs.loss)
+        logits = scale * reference.image_embeds @ reference.text_embeds.mT
+        torch.testing.assert_close(logits, reference.logits_per_image)
+        torch.testing.assert_close(logits.mT, reference.logits_per_text)
+        torch.testing.assert_close(pair_loss(logits) / 6, reference.loss)
     assert float(peer.logit_scale.detach()) == pytest.approx(math.log(INITIAL_SCALE), abs=1e-4)
-    torch.testing.assert_close(theirs.image_embeds.norm(dim=-1), torch.ones(6))
+    torch.testing.assert_close(reference.image_embeds.norm(dim=-1), torch.ones(6))

@@ -26,15 +26,15 @@ def test_balanced_clusters_are_those_of_routing_transformer(clusters: int, size:
     layer.kmeans.initted.fill_(True)
     layer.kmeans.means.copy_(F.normalize(layer.kmeans.means, dim=-1))
     k, v = F.normalize(torch.randn(2, 2, 20, 6), dim=-1).requires_grad_(), torch.randn(2, 2, 20, 6, requires_grad=True)
-    theirs, loss = layer(k, k, v)
+    reference, loss = layer(k, k, v)
     near = k @ layer.kmeans.means.mT
     ours = cluster_attention.balanced_attention(
         k, v, cluster_attention.top_members(near.detach(), size), scale=1 / math.sqrt(6)
     )
     # a count of 1 is 1.00001 there
-    torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=2e-5)
-    up = torch.randn_like(theirs)
-    assert_same_direction(*(torch.autograd.grad(y, (k, v), up, retain_graph=True) for y in (ours, theirs)), k)
+    torch.testing.assert_close(ours, reference, atol=2e-6, rtol=2e-5)
+    up = torch.randn_like(reference)
+    assert_same_direction(*(torch.autograd.grad(y, (k, v), up, retain_graph=True) for y in (ours, reference)), k)
     # a mean over channels too
     torch.testing.assert_close(loss, 1e-4 * (2 - 2 * near.amax(-1)).mean() / 6)
 
@@ -50,9 +50,9 @@ def test_a_round_of_k_means_is_that_of_routing_transformer() -> None:
     released = pytest.importorskip("routing_transformer.routing_transformer", reason="needs routing-transformer")
     x, means = (F.normalize(torch.randn(*shape), dim=-1) for shape in ((3, 2, 20, 6), (2, 4, 6)))
     keys = x.transpose(0, 1).flatten(1, 2)
-    found = centroid_sums(keys, nearest_centroid(keys, means), 4)
-    length = found.sums.norm(dim=-1, keepdim=True)
-    ours = torch.where(length > 0, found.sums / length, means)
+    actual = centroid_sums(keys, nearest_centroid(keys, means), 4)
+    length = actual.sums.norm(dim=-1, keepdim=True)
+    ours = torch.where(length > 0, actual.sums / length, means)
     torch.testing.assert_close(ours, released.kmeans_iter(x, means))
 
 
@@ -67,7 +67,7 @@ def test_causal_sorted_blocks_are_those_of_sinkhorn_transformer() -> None:
         # a channel in which only its learned key for the first block has anything, and nobody looks at that key
         q[..., 0], k[..., 0] = 1.0, 0.0
         layer.null_keys[..., 0] = -1e4
-        theirs = layer(q, k, v)[:, 0]
+        reference = layer(q, k, v)[:, 0]
         matrix = layer.sort_net(q[:, 0], k[:, 0], topk=1)
     # its first column is the learned block
     sort = matrix[:, None, :, 1:].clone()
@@ -76,12 +76,12 @@ def test_causal_sorted_blocks_are_those_of_sinkhorn_transformer() -> None:
     inside = (sort.sum(-1) > 0)[:, 0].repeat_interleave(size, 1)
     inside[:, :size] = True
     assert inside[:, size:].any()
-    torch.testing.assert_close(ours[inside], theirs[inside], atol=1e-5, rtol=0)
+    torch.testing.assert_close(ours[inside], reference[inside], atol=1e-5, rtol=0)
 
 
 def test_balancing_is_that_of_sinkhorn_transformer() -> None:
     """It scales rows and then columns: of the transpose, columns and then rows, as here after the first rows."""
     released = pytest.importorskip("sinkhorn_transformer.sinkhorn_transformer", reason="needs sinkhorn-transformer")
     logits = torch.randn(3, 6, 6)
-    theirs = released.sinkhorn_sorting_operator(logits.log_softmax(-1).mT, n_iters=7).mT
-    torch.testing.assert_close(sinkhorn_attention.balance(logits, steps=7, causal=False), theirs)
+    reference = released.sinkhorn_sorting_operator(logits.log_softmax(-1).mT, n_iters=7).mT
+    torch.testing.assert_close(sinkhorn_attention.balance(logits, steps=7, causal=False), reference)

@@ -67,9 +67,9 @@ def test_shaw_keys_are_those_of_wav2vec2_bert(length: int, path: Any) -> None:
         attention_dropout=0.0,
         attn_implementation="eager",
     )
-    theirs = shaken(Wav2Vec2BertSelfAttention(config)).double()
+    reference = shaken(Wav2Vec2BertSelfAttention(config)).double()
     ours = Attention(DIM, HEADS, SoftmaxKernel(path=path), position=ShawPosition(DIM // HEADS, 4)).double()
-    weights = weights_of(theirs)
+    weights = weights_of(reference)
     mapped = {"position.keys": weights["distance_embedding.weight"], "position.values": torch.zeros(9, DIM // HEADS)}
     for kind in ("weight", "bias"):
         q, k, v, out = (weights[f"linear_{name}.{kind}"] for name in ("q", "k", "v", "out"))
@@ -77,15 +77,15 @@ def test_shaw_keys_are_those_of_wav2vec2_bert(length: int, path: Any) -> None:
     ours.load_state_dict(mapped)
     x = torch.randn(2, length, DIM, dtype=torch.float64)
     place = positions_of(torch.zeros(2, length, dtype=torch.long), None, None)[0]
-    torch.testing.assert_close(ours(x, Context(place)).y, theirs(x)[0], atol=1e-12, rtol=0)
+    torch.testing.assert_close(ours(x, Context(place)).y, reference(x)[0], atol=1e-12, rtol=0)
 
 
 def mpt() -> tuple[Any, dict[str, Tensor]]:
     from transformers import MptConfig, MptForCausalLM
 
     config = MptConfig(d_model=DIM, n_heads=HEADS, n_layers=DEPTH, max_seq_len=256, vocab_size=VOCAB)
-    theirs = shaken(MptForCausalLM(config))
-    weights = {name.removeprefix("transformer."): value for name, value in weights_of(theirs).items()}
+    reference = shaken(MptForCausalLM(config))
+    weights = {name.removeprefix("transformer."): value for name, value in weights_of(reference).items()}
     mapped = {"embed.token.weight": weights["wte.weight"], "body.norm.inner.weight": weights["norm_f.weight"]}
     for n in range(DEPTH):
         q, kv = weights[f"blocks.{n}.attn.Wqkv.weight"].split([DIM, 2 * DIM])
@@ -98,16 +98,16 @@ def mpt() -> tuple[Any, dict[str, Tensor]]:
             f"body.{n}.ff.inner.up.weight": weights[f"blocks.{n}.ffn.up_proj.weight"],
             f"body.{n}.ff.inner.down.weight": weights[f"blocks.{n}.ffn.down_proj.weight"],
         }
-    return lambda tokens: theirs(tokens).logits, mapped
+    return lambda tokens: reference(tokens).logits, mapped
 
 
 def x_transformers() -> tuple[Any, dict[str, Tensor]]:
     from x_transformers import Decoder, TransformerWrapper
 
     layers = Decoder(dim=DIM, depth=DEPTH, heads=HEADS, attn_dim_head=DIM // HEADS, alibi_pos_bias=True)
-    theirs = shaken(TransformerWrapper(num_tokens=VOCAB, max_seq_len=256, use_abs_pos_emb=False, attn_layers=layers))
-    theirs.to_logits.weight.data = theirs.token_emb.emb.weight.data
-    weights = weights_of(theirs)
+    reference = shaken(TransformerWrapper(num_tokens=VOCAB, max_seq_len=256, use_abs_pos_emb=False, attn_layers=layers))
+    reference.to_logits.weight.data = reference.token_emb.emb.weight.data
+    weights = weights_of(reference)
     # a gain is one more than it says
     gains = {name: value + 1 for name, value in weights.items() if name.endswith(".gamma")}
     mapped = {
@@ -129,7 +129,7 @@ def x_transformers() -> tuple[Any, dict[str, Tensor]]:
                 f"body.{n}.ff.inner.up.{kind}": weights[f"{ff}.1.ff.0.0.{kind}"],
                 f"body.{n}.ff.inner.down.{kind}": weights[f"{ff}.1.ff.2.{kind}"],
             }
-    return theirs, mapped
+    return reference, mapped
 
 
 @pytest.mark.parametrize("length", [9, 150])
@@ -137,19 +137,19 @@ def x_transformers() -> tuple[Any, dict[str, Tensor]]:
 def test_alibi_as_a_whole(make: Any, length: int) -> None:
     """In one pass and step by step; where they have no bias, ours is zero."""
     torch.manual_seed(6)
-    theirs, mapped = make()
+    reference, mapped = make()
     ours: Any = mf.build("alibi", vocab=VOCAB, dim=DIM, depth=DEPTH, heads=HEADS).eval()
     zeros = {name: torch.zeros_like(value) for name, value in ours.state_dict().items() if name.endswith("bias")}
     ours.load_state_dict(zeros | mapped | {"head.weight": mapped["embed.token.weight"]})
     tokens = torch.randint(3, VOCAB, (2, length))
     with torch.no_grad():
-        expected = theirs(tokens)
+        expected = reference(tokens)
         assert expected.std() > 0.3
         torch.testing.assert_close(ours(tokens).logits, expected, atol=1e-5, rtol=1e-5)
         state = ours.init_state(2)
         for part in tokens.split([length - 5, 1, 4], dim=1):
-            found, state, _ = ours(part, state=state)
-        torch.testing.assert_close(found, expected[:, -4:], atol=1e-5, rtol=1e-5)
+            actual, state, _ = ours(part, state=state)
+        torch.testing.assert_close(actual, expected[:, -4:], atol=1e-5, rtol=1e-5)
         left = torch.cat([torch.full((2, 3), PADDING_SEGMENT), torch.zeros_like(tokens)], dim=1)
-        found = ours(torch.cat([tokens[:, :3], tokens], dim=1), left).logits[:, 3:]
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        actual = ours(torch.cat([tokens[:, :3], tokens], dim=1), left).logits[:, 3:]
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)

@@ -38,9 +38,9 @@ def test_a_flat_index_finds_the_same_neighbours(tmp_path: Path) -> None:
     assert np.array_equal(ours.entries, entries)
     np.testing.assert_allclose(ours.distances, distances, rtol=1e-3, atol=1e-4)
     make_index(keys, tmp_path / "index", FlatIndex())
-    theirs = with_distances(keys, queries, KeyIndex(tmp_path / "index", None).search(queries, 20))
-    assert torch.equal(theirs.entries, ours.entries)
-    assert torch.equal(theirs.distances, ours.distances)
+    reference = with_distances(keys, queries, KeyIndex(tmp_path / "index", None).search(queries, 20))
+    assert torch.equal(reference.entries, ours.entries)
+    assert torch.equal(reference.distances, ours.distances)
 
 
 def test_entries_that_do_not_count(tmp_path: Path) -> None:
@@ -49,9 +49,9 @@ def test_entries_that_do_not_count(tmp_path: Path) -> None:
     queries, begin = torch.from_numpy(keys[:5]), torch.tensor([0, 1, 2, 3, 0])
     for end in (begin + 30, torch.tensor([6, 300, 20, 399, 400])):
         ban = ExcludedRanges(begin[:, None], end[:, None])
-        found = with_distances(keys, queries, KeyIndex(tmp_path / "index", None).search(queries, 9, excluded=ban))
-        wanted = with_distances(keys, queries, nearest_entries(keys, queries, 9, excluded=ban))
-        assert torch.equal(found.entries, wanted.entries)
+        actual = with_distances(keys, queries, KeyIndex(tmp_path / "index", None).search(queries, 9, excluded=ban))
+        expected = with_distances(keys, queries, nearest_entries(keys, queries, 9, excluded=ban))
+        assert torch.equal(actual.entries, expected.entries)
 
 
 def test_codes_in_lists_find_most_neighbours(tmp_path: Path) -> None:
@@ -60,12 +60,12 @@ def test_codes_in_lists_find_most_neighbours(tmp_path: Path) -> None:
     make_index(keys, tmp_path / "index", IVFPQIndex(lists=16, codes=8))
     index = KeyIndex(tmp_path / "index", 8)
     assert index.kind == "IndexIVFPQ"
-    wanted = nearest_entries(keys, queries, 10)
-    found = index.search(queries, 10)
-    hits = [len(set(a.tolist()) & set(b.tolist())) for a, b in zip(found, wanted)]
+    expected = nearest_entries(keys, queries, 10)
+    actual = index.search(queries, 10)
+    hits = [len(set(a.tolist()) & set(b.tolist())) for a, b in zip(actual, expected)]
     assert np.mean(hits) > 6
     # whatever the codes say, distances are those of the keys
-    exact = with_distances(keys, queries, found)
+    exact = with_distances(keys, queries, actual)
     assert torch.equal(exact.distances[:, 0], torch.zeros(40))
     with pytest.raises(UserError, match=r"codes \(5\) must divide the width of the keys \(16\)"):
         make_index(keys, tmp_path / "other", IVFPQIndex(codes=5))

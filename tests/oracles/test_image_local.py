@@ -18,7 +18,7 @@ def test_one_dimension_is_local_attention_that_looks_one_block_back(length: int)
     local = pytest.importorskip("local_attention")
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 3, length, 8).unbind()
-    theirs = local.LocalAttention(
+    reference = local.LocalAttention(
         window_size=16,
         causal=True,
         look_backward=1,
@@ -32,7 +32,7 @@ def test_one_dimension_is_local_attention_that_looks_one_block_back(length: int)
     mask = m.Causal() & m.LocalBlocks(16, lookback=16)
     for path in ("naive", "sparse"):
         ours = SoftmaxKernel(mask, path=path)(KernelCall(q, k, v, place, place, NoPosition())).y  # type: ignore[arg-type]
-        torch.testing.assert_close(ours, theirs(q, k, v), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours, reference(q, k, v), rtol=1e-5, atol=1e-5)
 
 
 def test_two_dimensions_are_flex_attention_over_rows_and_columns() -> None:

@@ -47,35 +47,35 @@ def compare(ours: Tensor, theirs: Tensor, leaves: list[Tensor]) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_positive_features(causal: bool) -> None:
     """Without their floors, which are added at other places: with them both are estimates of the same, not equal."""
-    theirs = installed("performer_pytorch.performer_pytorch")
+    reference = installed("performer_pytorch.performer_pytorch")
     kernel = LinearKernel(FavorPlusFeatures(KEY, FEATURES, floor=0.0).double(), Causal() if causal else None, chunk=16)
     matrix = kernel.features.matrix[0]
     q, k, v = drawn()
-    a, c = (theirs.softmax_kernel(x, projection_matrix=matrix, is_query=x is q, eps=0.0) for x in (q, k))
-    attend = theirs.causal_linear_attention_noncuda if causal else theirs.linear_attention
-    wanted = attend(a, c, v, **({"chunk_size": 5, "eps": 0.0} if causal else {}))
-    compare(kernel(KernelCall(q, k, v, place(LENGTH), place(LENGTH), NOWHERE)).y, wanted, [q, k, v])
+    a, c = (reference.softmax_kernel(x, projection_matrix=matrix, is_query=x is q, eps=0.0) for x in (q, k))
+    attend = reference.causal_linear_attention_noncuda if causal else reference.linear_attention
+    expected = attend(a, c, v, **({"chunk_size": 5, "eps": 0.0} if causal else {}))
+    compare(kernel(KernelCall(q, k, v, place(LENGTH), place(LENGTH), NOWHERE)).y, expected, [q, k, v])
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_generalised_features(causal: bool) -> None:
-    theirs = installed("performer_pytorch.performer_pytorch")
+    reference = installed("performer_pytorch.performer_pytorch")
     kernel = LinearKernel(GeneralizedFavorFeatures(KEY, FEATURES).double(), Causal() if causal else None, chunk=16)
     q, k, v = drawn()
-    a, c = (theirs.generalized_kernel(x, projection_matrix=kernel.features.matrix[0]) for x in (q, k))
-    attend = theirs.causal_linear_attention_noncuda if causal else theirs.linear_attention
-    wanted = attend(a, c, v, **({"chunk_size": 5, "eps": 0.0} if causal else {}))
-    compare(kernel(KernelCall(q, k, v, place(LENGTH), place(LENGTH), NOWHERE)).y, wanted, [q, k, v])
+    a, c = (reference.generalized_kernel(x, projection_matrix=kernel.features.matrix[0]) for x in (q, k))
+    attend = reference.causal_linear_attention_noncuda if causal else reference.linear_attention
+    expected = attend(a, c, v, **({"chunk_size": 5, "eps": 0.0} if causal else {}))
+    compare(kernel(KernelCall(q, k, v, place(LENGTH), place(LENGTH), NOWHERE)).y, expected, [q, k, v])
 
 
 def test_fast_attention_as_it_is_released() -> None:
     """The whole bidirectional module, its floor of 1e-4 included: as near as the floors allow, about a thousandth."""
-    theirs = installed("performer_pytorch").FastAttention(KEY, FEATURES)
+    reference = installed("performer_pytorch").FastAttention(KEY, FEATURES)
     kernel = LinearKernel(FavorPlusFeatures(KEY, FEATURES))
-    kernel.features.matrix[0] = theirs.projection_matrix
+    kernel.features.matrix[0] = reference.projection_matrix
     q, k, v = (x.detach().float() for x in drawn(0.5))
     torch.testing.assert_close(
-        kernel(KernelCall(q, k, v, place(LENGTH), place(LENGTH), NOWHERE)).y, theirs(q, k, v), atol=3e-2, rtol=0
+        kernel(KernelCall(q, k, v, place(LENGTH), place(LENGTH), NOWHERE)).y, reference(q, k, v), atol=3e-2, rtol=0
     )
 
 
@@ -93,31 +93,31 @@ def test_ours_leaks_nothing_where_the_released_one_leaks() -> None:
         nb_features=16,
         feature_redraw_interval=None,
     ).eval()
-    theirs = mf.check(Adapter(logits=model, vocab=60, max_length=512), only=["causal"])
-    assert theirs["causal"].verdict == "failed"
-    assert theirs["causal"].measured is not None
-    assert theirs["causal"].measured > 1e-6
+    reference = mf.check(Adapter(logits=model, vocab=60, max_length=512), only=["causal"])
+    assert reference["causal"].verdict == "failed"
+    assert reference["causal"].measured is not None
+    assert reference["causal"].measured > 1e-6
     ours = mf.check("performer", only=["causal", "causal-gradient"])
     assert not ours.failed
     assert ours["causal"].measured == 0.0
-    assert ours.length == theirs.length == 512
+    assert ours.length == reference.length == 512
 
 
 @pytest.mark.parametrize("length", [24, 17])
 def test_linformer(length: int) -> None:
     """One projection for all heads, keys and values each their own."""
     package = installed("linformer")
-    theirs = package.LinformerSelfAttention(24, 24, k=6, heads=3).double().eval()
+    reference = package.LinformerSelfAttention(24, 24, k=6, heads=3).double().eval()
     keys, values = (LearnedLengthProjection(24, 6).double() for _ in range(2))
     ours = Attention(24, 3, LinformerKernel(keys, values), bias=False).double()
     with torch.no_grad():
-        keys.weight[0], values.weight[0] = theirs.proj_k.T, theirs.proj_v.T
-        ours.q_proj.weight.copy_(theirs.to_q.weight)
-        ours.kv_proj.weight.copy_(torch.cat([theirs.to_k.weight, theirs.to_v.weight]))
-        ours.out_proj.weight.copy_(theirs.to_out.weight)
-        theirs.to_out.bias.zero_()
+        keys.weight[0], values.weight[0] = reference.proj_k.T, reference.proj_v.T
+        ours.q_proj.weight.copy_(reference.to_q.weight)
+        ours.kv_proj.weight.copy_(torch.cat([reference.to_k.weight, reference.to_v.weight]))
+        ours.out_proj.weight.copy_(reference.to_out.weight)
+        reference.to_out.bias.zero_()
     x = torch.randn(2, length, 24, dtype=torch.float64, requires_grad=True)
-    compare(ours(x, Context(place(length))).y, theirs(x), [x])
+    compare(ours(x, Context(place(length))).y, reference(x), [x])
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -127,6 +127,6 @@ def test_linear_attention_in_closed_form(causal: bool) -> None:
     a, c = (torch.nn.functional.elu(x) + 1 for x in (q, k))
     outer = c[..., :, None] * v[..., None, :]
     s, z = (outer.cumsum(2), c.cumsum(2)) if causal else (outer.sum(2, keepdim=True), c.sum(2, keepdim=True))
-    wanted = (a[..., None, :] @ s)[..., 0, :] / (a * z).sum(-1, keepdim=True)
+    expected = (a[..., None, :] @ s)[..., 0, :] / (a * z).sum(-1, keepdim=True)
     kernel = LinearKernel(EluPlusOneFeatures(), Causal() if causal else None, chunk=16)
-    compare(kernel(KernelCall(q, k, v, place(LENGTH), place(LENGTH), NOWHERE)).y, wanted, [q, k, v])
+    compare(kernel(KernelCall(q, k, v, place(LENGTH), place(LENGTH), NOWHERE)).y, expected, [q, k, v])

@@ -139,32 +139,32 @@ def fnet_pair() -> tuple[Any, Any]:
         hidden_dropout_prob=0.0,
         pad_token_id=0,
     )
-    theirs = shaken(FNetForMaskedLM(config))
+    reference = shaken(FNetForMaskedLM(config))
     sizes = {"dim": DIM, "depth": DEPTH, "ff_dim": HIDDEN, "max_length": LONGEST, "sentence_types": 4}
     ours = mf.build("fnet", vocab=VOCAB, **sizes, dropout=0.0)
-    ours.load_state_dict(from_fnet(weights_of(theirs)))
-    return ours, theirs
+    ours.load_state_dict(from_fnet(weights_of(reference)))
+    return ours, reference
 
 
 @pytest.mark.parametrize("length", [1, 2, 17, LONGEST])
 def test_fnet(fnets: tuple[Any, Any], length: int) -> None:
-    ours, theirs = fnets
+    ours, reference = fnets
     tokens, types = torch.randint(3, VOCAB, (3, length)), torch.randint(4, (3, length))
     with torch.no_grad():
-        assert_near(ours(tokens).logits, theirs(tokens).logits)
-        assert_near(ours(tokens, parts=types).logits, theirs(tokens, token_type_ids=types).logits)
+        assert_near(ours(tokens).logits, reference(tokens).logits)
+        assert_near(ours(tokens, parts=types).logits, reference(tokens, token_type_ids=types).logits)
 
 
 def test_fnet_gradients(fnets: tuple[Any, Any]) -> None:
-    ours, theirs = fnets
+    ours, reference = fnets
     tokens = torch.randint(3, VOCAB, (3, 15))
     targets = torch.where(torch.rand(3, 15) < 0.4, tokens, -100)
     ours.zero_grad()
-    theirs.zero_grad()
+    reference.zero_grad()
     loss = ours.loss(MaskedLMBatch(tokens, targets))
     loss.total.div(loss.targets).backward()
-    theirs(tokens, labels=targets).loss.backward()
-    assert_same_gradients(ours, from_fnet(gradients_of(theirs)))
+    reference(tokens, labels=targets).loss.backward()
+    assert_same_gradients(ours, from_fnet(gradients_of(reference)))
 
 
 @pytest.fixture(scope="module", name="vits")
@@ -183,11 +183,11 @@ def vit_pair() -> tuple[Any, Any]:
         layer_norm_eps=1e-6,
         hidden_dropout_prob=0.0,
     )
-    theirs = shaken(ViTForImageClassification(config))
+    reference = shaken(ViTForImageClassification(config))
     sizes = {"height": HEIGHT, "width": WIDTH, "patch": PATCH, "classes": CLASSES}
     ours = mf.build("vit", **sizes, dim=DIM, depth=DEPTH, heads=HEADS, ff_dim=HIDDEN, dropout=0.0)
-    ours.load_state_dict(from_vit(weights_of(theirs)))
-    return ours, theirs
+    ours.load_state_dict(from_vit(weights_of(reference)))
+    return ours, reference
 
 
 def pictures(rows: int = 3) -> tuple[Tensor, Tensor]:
@@ -197,54 +197,56 @@ def pictures(rows: int = 3) -> tuple[Tensor, Tensor]:
 
 
 def test_vit(vits: tuple[Any, Any]) -> None:
-    ours, theirs = vits
+    ours, reference = vits
     images, values = pictures()
     with torch.no_grad():
-        assert_near(ours(images).logits, theirs(values).logits)
+        assert_near(ours(images).logits, reference(values).logits)
 
 
 def test_vit_gradients(vits: tuple[Any, Any]) -> None:
-    ours, theirs = vits
+    ours, reference = vits
     images, values = pictures()
     labels = torch.tensor([0, 6, 2])
     ours.zero_grad()
-    theirs.zero_grad()
+    reference.zero_grad()
     loss = ours.loss(ImageClassificationBatch(images, labels))
     loss.total.div(loss.targets).backward()
-    theirs(values, labels=labels).loss.backward()
-    assert_same_gradients(ours, from_vit(gradients_of(theirs)))
+    reference(values, labels=labels).loss.backward()
+    assert_same_gradients(ours, from_vit(gradients_of(reference)))
 
 
 def gmlp_pair(*, causal: bool, attention: int | None) -> tuple[Any, Any]:
     torch.manual_seed(7)
-    theirs = gMLP(num_tokens=VOCAB, dim=DIM, depth=DEPTH, seq_len=LONGEST, ff_mult=2, attn_dim=attention, causal=causal)
-    shaken(theirs)
+    reference = gMLP(
+        num_tokens=VOCAB, dim=DIM, depth=DEPTH, seq_len=LONGEST, ff_mult=2, attn_dim=attention, causal=causal
+    )
+    shaken(reference)
     sizes = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "ff_dim": 2 * DIM, "max_length": LONGEST}
     ours: Any = mf.build("gmlp" if causal else "gmlp-encoder", **sizes, weights="table", attention_dim=attention)
     # theirs has a projection of its own, with a bias, where we have the embedding's matrix
     ours.head = nn.Linear(DIM, VOCAB)
-    mapped = from_gmlp(weights_of(theirs)) | renamed(weights_of(theirs), {"to_logits.1": "head"})
+    mapped = from_gmlp(weights_of(reference)) | renamed(weights_of(reference), {"to_logits.1": "head"})
     for name, value in ours.state_dict().items():
         if "attention" in name and name not in mapped:
             assert name.endswith("bias")
             mapped[name] = torch.zeros_like(value)
     ours.load_state_dict(mapped)
-    return ours.eval(), theirs
+    return ours.eval(), reference
 
 
 @pytest.mark.parametrize("attention", [None, 6])
 @pytest.mark.parametrize("causal", [True, False])
 def test_gmlp(causal: bool, attention: int | None) -> None:
-    ours, theirs = gmlp_pair(causal=causal, attention=attention)
+    ours, reference = gmlp_pair(causal=causal, attention=attention)
     # theirs takes shorter rows only where it is causal
     for length in (1, 17, LONGEST) if causal else (LONGEST,):
         tokens = torch.randint(0, VOCAB, (3, length))
-        mine, yours = ours(tokens).logits, theirs(tokens)
+        mine, yours = ours(tokens).logits, reference(tokens)
         assert_near(mine, yours)
     weight = torch.randn_like(mine)
     (mine * weight).sum().backward()
     (yours * weight).sum().backward()
-    gradients = gradients_of(theirs)
+    gradients = gradients_of(reference)
     want = from_gmlp(gradients) | renamed(gradients, {"to_logits.1": "head"})
     for name, value in ours.named_parameters():
         if name in want:
@@ -255,7 +257,7 @@ def test_gmlp(causal: bool, attention: int | None) -> None:
 @pytest.fixture(scope="module", name="mixers")
 def mixer_pair() -> tuple[Any, Any]:
     torch.manual_seed(8)
-    theirs = MLPMixer(
+    reference = MLPMixer(
         image_size=HEIGHT,
         channels=3,
         patch_size=PATCH,
@@ -265,30 +267,30 @@ def mixer_pair() -> tuple[Any, Any]:
         expansion_factor=0.75,
         expansion_factor_token=2.5,
     )
-    with_epsilon(shaken(theirs), 1e-6)
+    with_epsilon(shaken(reference), 1e-6)
     sizes = {"height": HEIGHT, "width": WIDTH, "patch": PATCH, "classes": CLASSES, "token_mlp_dim": 24, "ff_dim": 80}
     ours = mf.build("mlp-mixer", **sizes, dim=DIM, depth=DEPTH)
-    ours.load_state_dict(from_mixer(weights_of(theirs)))
-    return ours, theirs
+    ours.load_state_dict(from_mixer(weights_of(reference)))
+    return ours, reference
 
 
 def test_mlp_mixer(mixers: tuple[Any, Any]) -> None:
-    ours, theirs = mixers
+    ours, reference = mixers
     images, values = pictures()
     with torch.no_grad():
-        assert_near(ours(images).logits, theirs(values))
+        assert_near(ours(images).logits, reference(values))
 
 
 def test_mlp_mixer_gradients(mixers: tuple[Any, Any]) -> None:
-    ours, theirs = mixers
+    ours, reference = mixers
     images, values = pictures()
     labels = torch.tensor([0, 6, 2])
     ours.zero_grad()
-    theirs.zero_grad()
+    reference.zero_grad()
     loss = ours.loss(ImageClassificationBatch(images, labels))
     loss.total.div(loss.targets).backward()
-    torch.nn.functional.cross_entropy(theirs(values), labels).backward()
-    assert_same_gradients(ours, from_mixer(gradients_of(theirs)))
+    torch.nn.functional.cross_entropy(reference(values), labels).backward()
+    assert_same_gradients(ours, from_mixer(gradients_of(reference)))
 
 
 def test_sizes_of_the_papers() -> None:

@@ -68,11 +68,11 @@ def test_gated_deltanet_is_that_of_olmo_hybrid() -> None:
         linear_value_head_dim=10,
         layer_types=["linear_attention", "full_attention"],
     )
-    theirs = peer.OlmoHybridGatedDeltaNet(config, 0)
+    reference = peer.OlmoHybridGatedDeltaNet(config, 0)
     k, v = weight(layer, "kv_proj.weight").split([12, 40])
     gates = "kernel.rule.gate_projection"
     load(
-        theirs,
+        reference,
         {
             "q_proj.weight": weight(layer, "q_proj.weight"),
             "k_proj.weight": k,
@@ -88,7 +88,7 @@ def test_gated_deltanet_is_that_of_olmo_hybrid() -> None:
         },
     )
     with torch.no_grad():
-        same(layer, theirs(drawn()[0]))
+        same(layer, reference(drawn()[0]))
 
 
 def test_gated_deltanet_is_that_of_qwen3_next() -> None:
@@ -107,14 +107,14 @@ def test_gated_deltanet_is_that_of_qwen3_next() -> None:
         rms_norm_eps=1e-6,
         layer_types=["linear_attention", "full_attention"],
     )
-    theirs = peer.Qwen3NextGatedDeltaNet(config, 0)
+    reference = peer.Qwen3NextGatedDeltaNet(config, 0)
     k, v = weight(layer, "kv_proj.weight").split([12, 40])
     gates = "kernel.rule.gate_projection"
     parts = [weight(layer, "q_proj.weight"), k, v, weight(layer, "output_stage.gate.up.weight")]
     by_head = [part.unflatten(0, (2, -1)) for part in parts]  # type: ignore[no-untyped-call]
     rates = [weight(layer, f"{gates}.{name}.up.weight").unflatten(0, (2, -1)) for name in ("strength", "decay")]  # type: ignore[no-untyped-call]
     load(
-        theirs,
+        reference,
         {
             "in_proj_qkvz.weight": torch.cat(by_head, 1).flatten(0, 1),
             "in_proj_ba.weight": torch.cat(rates, 1).flatten(0, 1),
@@ -126,7 +126,7 @@ def test_gated_deltanet_is_that_of_qwen3_next() -> None:
         },
     )
     with torch.no_grad():
-        same(layer, theirs(drawn()[0]))
+        same(layer, reference(drawn()[0]))
 
 
 def test_kimi_delta_attention_is_that_of_transformers() -> None:
@@ -139,11 +139,11 @@ def test_kimi_delta_attention_is_that_of_transformers() -> None:
         linear_head_dim=DIM // HEADS,
         layer_types=["linear_attention", "full_attention"],
     )
-    theirs = peer.KimiLinearDeltaAttention(config, 0)
+    reference = peer.KimiLinearDeltaAttention(config, 0)
     k, v = weight(layer, "kv_proj.weight").chunk(2)
     gates = "kernel.rule.gate_projection"
     load(
-        theirs,
+        reference,
         {
             "q_proj.weight": weight(layer, "q_proj.weight"),
             "k_proj.weight": k,
@@ -161,7 +161,7 @@ def test_kimi_delta_attention_is_that_of_transformers() -> None:
         },
     )
     with torch.no_grad():
-        same(layer, theirs(drawn()[0]))
+        same(layer, reference(drawn()[0]))
 
 
 def test_mamba_2_is_that_of_transformers() -> None:
@@ -170,14 +170,14 @@ def test_mamba_2_is_that_of_transformers() -> None:
     config = peer.Mamba2Config(
         hidden_size=DIM, num_hidden_layers=2, num_heads=HEADS, head_dim=12, state_size=5, n_groups=2, chunk_size=16
     )
-    theirs = peer.Mamba2Mixer(config, 0)
+    reference = peer.Mamba2Mixer(config, 0)
     k, v = weight(layer, "kv_proj.weight").split([10, 48])
     z, steps = weight(layer, "output_stage.gate.up.weight"), weight(layer, "kernel.rule.gate_projection.up.weight")
     # ours convolves queries, keys, values (C, B, x), theirs x, B, C
     q_conv, k_conv, v_conv = conv_weight(layer).split([10, 10, 48])
     q_bias, k_bias, v_bias = weight(layer, "short_convolution.bias").split([10, 10, 48])
     load(
-        theirs,
+        reference,
         {
             "in_proj.weight": torch.cat([z, v, k, weight(layer, "q_proj.weight"), steps]),
             "conv1d.weight": torch.cat([v_conv, k_conv, q_conv]),
@@ -190,7 +190,7 @@ def test_mamba_2_is_that_of_transformers() -> None:
         },
     )
     with torch.no_grad():
-        y = theirs(drawn()[0])
+        y = reference(drawn()[0])
         same(layer, y[0] if isinstance(y, tuple) else y)
 
 
@@ -200,11 +200,11 @@ def test_mlstm_is_that_of_xlstm() -> None:
     with torch.no_grad():
         layer.get_parameter("kernel.rule.input_bias").normal_(std=2.0)
     config = peer.xLSTMConfig(hidden_size=DIM, num_heads=HEADS, autocast_kernel_dtype="float32")
-    theirs = peer.xLSTMLayer(config)
+    reference = peer.xLSTMLayer(config)
     k, v = weight(layer, "kv_proj.weight").split([12, 24])
     gates = "kernel.rule.gate_projection"
     load(
-        theirs,
+        reference,
         {
             "q.weight": weight(layer, "q_proj.weight"),
             "k.weight": k,
@@ -219,7 +219,7 @@ def test_mlstm_is_that_of_xlstm() -> None:
         },
     )
     with torch.no_grad():
-        same(layer, theirs(drawn()[0])[0])
+        same(layer, reference(drawn()[0])[0])
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -235,12 +235,12 @@ def test_lightning_attention_is_that_of_minimax(number: int) -> None:
         block_size=16,
         layer_types=["linear_attention", "linear_attention"],
     )
-    theirs = peer.MiniMaxLightningAttention(config, number)
+    reference = peer.MiniMaxLightningAttention(config, number)
     k, v = weight(layer, "kv_proj.weight").chunk(2)
     by_head = [part.unflatten(0, (HEADS, -1)) for part in (weight(layer, "q_proj.weight"), k, v)]  # type: ignore[no-untyped-call]
-    slopes = {name: value for name, value in theirs.state_dict().items() if "decay" in name or "slope" in name}
+    slopes = {name: value for name, value in reference.state_dict().items() if "decay" in name or "slope" in name}
     load(
-        theirs,
+        reference,
         slopes
         | {
             "norm.weight": weight(layer, "output_stage.norm.weight"),
@@ -250,7 +250,7 @@ def test_lightning_attention_is_that_of_minimax(number: int) -> None:
         },
     )
     with torch.no_grad():
-        same(layer, theirs(drawn()[0], None, torch.ones(2, LENGTH))[0])
+        same(layer, reference(drawn()[0], None, torch.ones(2, LENGTH))[0])
 
 
 def projected(layer: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -143,13 +143,13 @@ def test_axial_positions() -> None:
 
     settings = config()
     settings.axial_pos_shape, settings.axial_pos_embds_dim, settings.hidden_dropout_prob = (4, 6), (6, 6), 0.0
-    theirs = AxialPositionEmbeddings(settings).eval()
+    reference = AxialPositionEmbeddings(settings).eval()
     ours = axial_embedding(7, DIM, 24, dropout=0.0).position
     assert isinstance(ours, ConcatenatedGridPosition)
     with torch.no_grad():
-        for weight, axis in zip(theirs.weights, ours.axes, strict=True):
+        for weight, axis in zip(reference.weights, ours.axes, strict=True):
             weight.copy_(axis.weight.view_as(weight))
-        expected = theirs(torch.arange(24)[None])[0]
+        expected = reference(torch.arange(24)[None])[0]
     torch.testing.assert_close(ours.rows(torch.arange(24)), expected)
     with pytest.raises(UserError, match="axial positions are a grid"):
         axial_embedding(7, DIM, 23, dropout=0.0)

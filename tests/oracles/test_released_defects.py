@@ -174,8 +174,8 @@ def test_routing_transformer_sees_the_future() -> None:
     )
 
     def logits(tokens: Tensor) -> Tensor:
-        found: Tensor = net(tokens)[0]
-        return found
+        actual: Tensor = net(tokens)[0]
+        return actual
 
     adapter = Adapter(logits=logits, vocab=VOCAB, max_length=128, length_multiple=32, module=net)
     report = mf.check(adapter, only=CAUSAL)
@@ -207,9 +207,9 @@ def test_x_transformers_with_shifted_tokens_decodes_something_else(shift: int) -
     def step(tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         # as its own generate does: all tokens so far, and the cache
         before, cache = state
-        whole = torch.cat([before, tokens], dim=1)
-        logits, cache = net(whole, cache=cache, return_intermediates=True)
-        return logits[:, -tokens.shape[1] :], (whole, cache)
+        full = torch.cat([before, tokens], dim=1)
+        logits, cache = net(full, cache=cache, return_intermediates=True)
+        return logits[:, -tokens.shape[1] :], (full, cache)
 
     def init_state(batch: int) -> Any:
         return torch.zeros(batch, 0, dtype=torch.long), None

@@ -42,8 +42,8 @@ def test_gptj(queries: Tensor, rotated: int) -> None:
     x = queries.transpose(1, 2)
     turned = apply_rotary_pos_emb(x[..., :rotated], sin[None], cos[None])
     expected = torch.cat([turned, x[..., rotated:]], dim=-1).transpose(1, 2)
-    found = RotaryPosition(WIDTH, rotated=rotated).query(queries, range_positions(LENGTH))
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    actual = RotaryPosition(WIDTH, rotated=rotated).query(queries, range_positions(LENGTH))
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
 
 
 def test_roformer_pairs(queries: Tensor) -> None:
@@ -109,8 +109,8 @@ def test_llama_halves(rope: dict[str, Any], scaling: RotaryScaling | None) -> No
     x, pos = torch.randn(2, HEADS, LENGTH, DIM // HEADS), torch.arange(LENGTH)[None]
     cos, sin = LlamaRotaryEmbedding(llama_config(rope))(x, pos)
     expected = apply_rotary_pos_emb(x, x, cos, sin)[0]
-    found = RotaryPosition(DIM // HEADS, pairs="halves", scaling=scaling).query(x, range_positions(LENGTH))
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    actual = RotaryPosition(DIM // HEADS, pairs="halves", scaling=scaling).query(x, range_positions(LENGTH))
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
 
 
 MORE: dict[str, dict[str, Any]] = {
@@ -137,7 +137,7 @@ def test_scaled_rates(name: str, length: int) -> None:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     config = llama_config(rope_settings(name))
-    theirs, gain = ROPE_INIT_FUNCTIONS[name](config, "cpu", seq_len=length)
+    reference, gain = ROPE_INIT_FUNCTIONS[name](config, "cpu", seq_len=length)
     width = DIM // HEADS
     if name == "dynamic":
         ours = DynamicNTKRotaryScaling(4.0, 24).frequencies(width, 10_000.0, torch.tensor(length))
@@ -147,7 +147,7 @@ def test_scaled_rates(name: str, length: int) -> None:
         scaling = STATIC[name]
         ours = scaling.frequencies(width, 10_000.0)
         assert scaling.attention_factor == pytest.approx(gain, abs=1e-12)
-    torch.testing.assert_close(ours, theirs.double(), atol=4e-8, rtol=1e-6)
+    torch.testing.assert_close(ours, reference.double(), atol=4e-8, rtol=1e-6)
 
 
 @pytest.mark.parametrize("lengths", [[9, 9, 9], [30, 3, 17]])
@@ -163,19 +163,19 @@ def test_roformer_as_a_whole(lengths: list[int]) -> None:
         intermediate_size=HIDDEN,
         max_position_embeddings=64,
     )
-    theirs = shaken(RoFormerForMaskedLM(config))
+    reference = shaken(RoFormerForMaskedLM(config))
     with torch.no_grad():
         # the sentence type of all tokens is part of every word
-        theirs.roformer.embeddings.token_type_embeddings.weight.zero_()
+        reference.roformer.embeddings.token_type_embeddings.weight.zero_()
     ours: Any = mf.build("roformer", vocab=VOCAB, dim=DIM, depth=DEPTH, heads=HEADS, ff_dim=HIDDEN).eval()
-    ours.load_state_dict(roformer(weights_of(theirs)))
+    ours.load_state_dict(roformer(weights_of(reference)))
     real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     tokens = torch.randint(3, VOCAB, real.shape)
     with torch.no_grad():
-        expected = theirs(tokens, attention_mask=real.long()).logits
-        found = ours(tokens, torch.where(real, 0, PADDING_SEGMENT)).logits
+        expected = reference(tokens, attention_mask=real.long()).logits
+        actual = ours(tokens, torch.where(real, 0, PADDING_SEGMENT)).logits
     assert expected.std() > 0.3
-    torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=0)
+    torch.testing.assert_close(actual[real], expected[real], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("rope", "position"), ROPE_NAMES)
@@ -185,24 +185,24 @@ def test_llama_as_a_whole(rope: str, position: str) -> None:
 
     torch.manual_seed(5)
     config = llama_config(rope_settings(rope))
-    theirs = shaken(LlamaForCausalLM(config))
+    reference = shaken(LlamaForCausalLM(config))
     ours: Any = mf.build(
         "compose",
         **{"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "kv_heads": 2, "ff_dim": HIDDEN},
         **{"feedforward": "swiglu", "norm_kind": "rms", "position": position, "max_length": 24, "length_scale": 4.0},
     ).eval()
-    ours.load_state_dict(llama(weights_of(theirs), dim=DIM, heads=HEADS, kv_heads=2))
+    ours.load_state_dict(llama(weights_of(reference), dim=DIM, heads=HEADS, kv_heads=2))
     tokens = torch.randint(3, VOCAB, (2, 70))
     with torch.no_grad():
-        expected = theirs(tokens).logits
+        expected = reference(tokens).logits
         # our words are scaled up where they come in, and tied to those that go out
-        found = ours(tokens).logits * DIM**0.5
+        actual = ours(tokens).logits * DIM**0.5
         assert expected.std() > 0.3
         # theirs interpolates the frequencies of Llama 3 in float32
         atol = 5e-5 if rope == "llama3" else 1e-5
-        torch.testing.assert_close(found, expected, atol=atol, rtol=1e-5)
+        torch.testing.assert_close(actual, expected, atol=atol, rtol=1e-5)
         state, past = ours.init_state(2), None
         for part in tokens.split([60, 1, 1, 8], dim=1):
-            mine, (expected, past) = ours(part, state=state), cached_pass(theirs, past, input_ids=part)
+            mine, (expected, past) = ours(part, state=state), cached_pass(reference, past, input_ids=part)
             state = mine.state
             torch.testing.assert_close(mine.logits * DIM**0.5, expected, atol=atol, rtol=1e-5)

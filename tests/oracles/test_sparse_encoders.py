@@ -44,11 +44,11 @@ def models() -> tuple[Any, Any]:
         attention_probs_dropout_prob=0.0,
         layer_norm_eps=1e-12,
     )
-    theirs = shaken(LongformerForMaskedLM(config))
+    reference = shaken(LongformerForMaskedLM(config))
     sizes = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "ff_dim": HIDDEN, "max_length": LONGEST}
     ours = mf.build("longformer", **sizes, window=WINDOW, global_tokens=GLOBALS, dropout=0.0).eval()
-    ours.load_state_dict(longformer(weights_of(theirs)))
-    return ours, theirs
+    ours.load_state_dict(longformer(weights_of(reference)))
+    return ours, reference
 
 
 def draw(rows: int, length: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -59,32 +59,32 @@ def draw(rows: int, length: int) -> tuple[Tensor, dict[str, Tensor]]:
 
 @pytest.mark.parametrize("length", [2, 9, 31, LONGEST])
 def test_longformer_logits(models: tuple[Any, Any], length: int) -> None:
-    ours, theirs = models
+    ours, reference = models
     tokens, words = draw(2, length)
     with torch.no_grad():
-        torch.testing.assert_close(ours(tokens).logits, theirs(tokens, **words).logits, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(ours(tokens).logits, reference(tokens, **words).logits, atol=1e-5, rtol=1e-5)
 
 
 def test_longformer_with_padding(models: tuple[Any, Any]) -> None:
-    ours, theirs = models
+    ours, reference = models
     tokens, words = draw(3, 33)
     lengths = torch.tensor([33, 20, 7])[:, None]
     real = torch.arange(33) < lengths
     tokens = torch.where(real, tokens, 1)
     with torch.no_grad():
-        found = ours(tokens, torch.where(real, 0, PADDING_SEGMENT)).logits
-        wanted = theirs(tokens, attention_mask=real.long(), **words).logits
-    torch.testing.assert_close(found[real], wanted[real], atol=1e-5, rtol=1e-5)
+        actual = ours(tokens, torch.where(real, 0, PADDING_SEGMENT)).logits
+        expected = reference(tokens, attention_mask=real.long(), **words).logits
+    torch.testing.assert_close(actual[real], expected[real], atol=1e-5, rtol=1e-5)
 
 
 def test_longformer_gradients(models: tuple[Any, Any]) -> None:
-    ours, theirs = models
+    ours, reference = models
     tokens, words = draw(2, 40)
     targets = torch.where(torch.rand(2, 40) < 0.3, tokens, IGNORE_INDEX)
     loss = ours.loss(MaskedLMBatch(tokens, targets, None))
     (loss.total / loss.targets).backward()
-    theirs(tokens, labels=torch.where(targets == IGNORE_INDEX, -100, targets), **words).loss.backward()
-    mapped = longformer(gradients_of(theirs))
+    reference(tokens, labels=torch.where(targets == IGNORE_INDEX, -100, targets), **words).loss.backward()
+    mapped = longformer(gradients_of(reference))
     for name, value in ours.named_parameters():
         if name == "embed.position.weight":
             # theirs is the sum over two tables
@@ -100,9 +100,9 @@ def test_any_token_can_be_global() -> None:
 
     config = LongformerConfig(hidden_size=DIM, num_attention_heads=HEADS, attention_window=[8])
     config.attention_probs_dropout_prob = 0.0
-    theirs: Any = shaken(LongformerSelfAttention(config, 0))
+    reference: Any = shaken(LongformerSelfAttention(config, 0))
     ours = GlobalLocalAttention(DIM, HEADS, m.symmetric_window(4), m.WithRole(1))
-    weights = weights_of(theirs)
+    weights = weights_of(reference)
     packed = {}
     for kind in ("weight", "bias"):
         q, k, v = (weights[f"{name}.{kind}"] for name in ("query", "key", "value"))
@@ -115,10 +115,10 @@ def test_any_token_can_be_global() -> None:
     marks = torch.where(segments == PADDING_SEGMENT, -10000.0, 10000.0 * role)
     with torch.no_grad():
         place = positions_of(role, segments, None)[0]._replace(roles=role)
-        found = ours(x, Context(place)).y
-        wanted = theirs(x, marks, marks < 0, marks > 0, bool((marks > 0).any()))[0]
+        actual = ours(x, Context(place)).y
+        expected = reference(x, marks, marks < 0, marks > 0, bool((marks > 0).any()))[0]
     real = segments != PADDING_SEGMENT
-    torch.testing.assert_close(found[real], wanted[real], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(actual[real], expected[real], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("padding", [0, 11])
@@ -131,17 +131,17 @@ def test_bigbird_with_our_random_blocks(padding: int, monkeypatch: pytest.Monkey
         hidden_size=DIM, num_attention_heads=HEADS, block_size=size, num_random_blocks=count, max_position_embeddings=64
     )
     # evaluation would look at block 0 instead of random ones
-    theirs: Any = shaken(BigBirdBlockSparseAttention(config, seed=0)).train()
+    reference: Any = shaken(BigBirdBlockSparseAttention(config, seed=0)).train()
     chance = m.RandomBlocks(size, count, blocks, seed=3, skip_first=1, skip_last=1)
     lists: list[Any] = [chance.for_head(head) for head in range(HEADS)]
     rows = [np.array(one.rows[1:-1]) for one in lists]
     assert {row.shape for row in rows} == {(blocks - 2, count)}
-    monkeypatch.setattr(theirs, "_bigbird_block_rand_mask_with_head", lambda **words: rows)
+    monkeypatch.setattr(reference, "_bigbird_block_rand_mask_with_head", lambda **words: rows)
     ends = m.AtPositions(*range(size), *range(size * (blocks - 1), size * blocks))
     mask = m.LocalBlocks(size, lookback=size, lookahead=size) | m.GlobalTokens(ends) | chance
     ours = Attention(DIM, HEADS, SoftmaxKernel(mask, path="sparse"))
     names = ("query", "key", "value", "query")
-    weights = {f"x.{name}": value for name, value in weights_of(theirs).items()}
+    weights = {f"x.{name}": value for name, value in weights_of(reference).items()}
     mapped = {name.removeprefix("y."): value for name, value in _attention(weights, "x", "y", names).items()}
     ours.load_state_dict(mapped)
     with torch.no_grad():
@@ -152,7 +152,7 @@ def test_bigbird_with_our_random_blocks(padding: int, monkeypatch: pytest.Monkey
     keep = torch.ones(2, length)
     keep[1, length - padding :] = 0 if padding else 1
     blocked, band, before, after = BigBirdModel.create_masks_for_block_sparse_attn(keep, size)
-    found = ours(x, Context(positions_of(keep.long(), torch.where(keep > 0, 0, PADDING_SEGMENT), None)[0])).y
-    wanted = theirs(x, band, before, after, blocked, blocked)[0]
+    actual = ours(x, Context(positions_of(keep.long(), torch.where(keep > 0, 0, PADDING_SEGMENT), None)[0])).y
+    expected = reference(x, band, before, after, blocked, blocked)[0]
     real = keep > 0
-    torch.testing.assert_close(found[real], wanted[real], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(actual[real], expected[real], atol=1e-5, rtol=1e-5)

@@ -39,8 +39,8 @@ def pair_of(activation: str, output: str) -> tuple[Any, Any]:
         eos_token_id=END,
         decoder_start_token_id=0,
     )
-    theirs = shaken(T5ForConditionalGeneration(config)).double()
-    for module in list(theirs.modules()):
+    reference = shaken(T5ForConditionalGeneration(config)).double()
+    for module in list(reference.modules()):
         for name, part in list(module.named_children()):
             if type(part).__name__ == "T5LayerNorm":
                 # theirs takes the mean square in float32, whatever the dtype
@@ -49,12 +49,12 @@ def pair_of(activation: str, output: str) -> tuple[Any, Any]:
                 setattr(module, name, norm)
     if output == "untied":
         # the file says untied, which 5.23 replaces by tied weights and no scale
-        theirs.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB, DIM, dtype=torch.float64))
+        reference.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB, DIM, dtype=torch.float64))
     sizes = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "ff_dim": HIDDEN, "head_dim": HEAD_DIM}
     options = {"activation": activation, "output": output, "buckets": BUCKETS, "max_distance": MAX_DISTANCE}
     ours = mf.build("t5", **sizes, **options, dropout=0.0).double().eval()
-    ours.load_state_dict(mapped(weights_of(theirs)))
-    return ours, theirs
+    ours.load_state_dict(mapped(weights_of(reference)))
+    return ours, reference
 
 
 def mapped(theirs: Tensors) -> dict[str, Tensor]:
@@ -73,37 +73,37 @@ def inputs() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_logits(models: tuple[Any, Any]) -> None:
-    ours, theirs = models
+    ours, reference = models
     source, segments, target = inputs()
     with torch.no_grad():
-        expected = theirs(source, attention_mask=segments + 1, decoder_input_ids=target).logits
+        expected = reference(source, attention_mask=segments + 1, decoder_input_ids=target).logits
         assert expected.std() > 0.3
         torch.testing.assert_close(ours(source, target, segments).logits, expected, atol=1e-5, rtol=0)
 
 
 def test_cached_decoding(models: tuple[Any, Any]) -> None:
-    ours, theirs = models
+    ours, reference = models
     source, segments, target = inputs()
     with torch.no_grad():
         memory, state, past = ours.encode(source, segments), ours.init_state(3), None
-        encoded = theirs.encoder(source, attention_mask=segments + 1)
+        encoded = reference.encoder(source, attention_mask=segments + 1)
         for part in target.split([6, 1, 1, 16, 3], dim=1):
             mine = ours.decode(part, memory, None, state)
             expected, past = cached_pass(
-                theirs, past, encoder_outputs=encoded, attention_mask=segments + 1, decoder_input_ids=part
+                reference, past, encoder_outputs=encoded, attention_mask=segments + 1, decoder_input_ids=part
             )
             state = mine.state
             torch.testing.assert_close(mine.logits, expected, atol=1e-5, rtol=0)
 
 
 def test_gradients(models: tuple[Any, Any]) -> None:
-    ours, theirs = models
+    ours, reference = models
     source, segments, target = inputs()
     targets = torch.randint(3, VOCAB, target.shape)
     loss = ours.loss(Seq2SeqBatch(source, target, targets, segments))
     loss.total.div(loss.targets).backward()
-    theirs(source, attention_mask=segments + 1, decoder_input_ids=target, labels=targets).loss.backward()
-    theirs_by_name = gradients_of(theirs)
+    reference(source, attention_mask=segments + 1, decoder_input_ids=target, labels=targets).loss.backward()
+    theirs_by_name = gradients_of(reference)
     expected = mapped({"lm_head.weight": theirs_by_name["shared.weight"], **theirs_by_name})
     # the table of a side is stored once, and the embedding divided by sqrt(dim): its gradient is multiplied by it
     expected["embed_source.token.weight"] = expected["embed_source.token.weight"] * DIM

@@ -81,20 +81,20 @@ def pair(name: str) -> tuple[nn.Module, Any, Any]:
     common |= {"dim": DIM, "depth": DEPTH, "dropout": 0.0}
     sizes = {"img_size": SIZE, "patch_size": PATCH, "num_classes": CLASSES, "embed_dim": DIM}
     if name == "vit":
-        theirs = timm.models.vision_transformer.VisionTransformer(**sizes, depth=DEPTH, num_heads=HEADS)
-        return theirs, mf.build("vit", **common, heads=HEADS), vit
+        reference = timm.models.vision_transformer.VisionTransformer(**sizes, depth=DEPTH, num_heads=HEADS)
+        return reference, mf.build("vit", **common, heads=HEADS), vit
     return timm.models.mlp_mixer.MlpMixer(**sizes, num_blocks=DEPTH), mf.build("mlp-mixer", **common), mixer
 
 
 @pytest.mark.parametrize("name", ["vit", "mlp-mixer"])
 def test_outputs_and_gradients(name: str) -> None:
-    theirs, ours, convert = pair(name)
-    theirs, ours = shaken(theirs).double().eval(), ours.double().eval()
-    ours.load_state_dict(convert(weights_of(theirs)))
+    reference, ours, convert = pair(name)
+    reference, ours = shaken(reference).double().eval(), ours.double().eval()
+    ours.load_state_dict(convert(weights_of(reference)))
     images = torch.randn(3, SIZE, SIZE, 3, dtype=torch.float64)
     labels = torch.tensor([0, 4, 2])
-    logits = theirs(images.permute(0, 3, 1, 2))
+    logits = reference(images.permute(0, 3, 1, 2))
     assert_near(ours(images).logits, logits)
     nn.functional.cross_entropy(logits, labels, reduction="sum").backward()
     ours.loss(ImageClassificationBatch(images, labels)).total.backward()
-    assert_same_gradients(ours, convert(gradients_of(theirs)))
+    assert_same_gradients(ours, convert(gradients_of(reference)))

@@ -24,9 +24,9 @@ def compare(model: Any, layers: Any, activation: Any, copied: dict[Tensor, Tenso
     """Copy our parameters to theirs, and compare logits and the gradients of the features."""
     x, edges = drawn_graph()
     with torch.no_grad():
-        for theirs, ours in copied.items():
+        for reference, ours in copied.items():
             ours.normal_()
-            theirs.copy_(ours.view_as(theirs))
+            reference.copy_(ours.view_as(reference))
     expected = layers[1](activation(layers[0](x, edges)), edges)
     logits = model(x[None], edges.t()[None]).logits[0]
     torch.testing.assert_close(logits, expected)
@@ -47,19 +47,19 @@ def test_gat(scores: str) -> None:
     ]
     projections = [model.embed.weight.t(), model.body.projection_1.inner[2].weight]
     copied: dict[Tensor, Tensor] = {}
-    for theirs, ours, projection in zip(layers, [model.body.attention_0, model.body.attention_1], projections):
-        copied[theirs.bias] = ours.bias
+    for reference, ours, projection in zip(layers, [model.body.attention_0, model.body.attention_1], projections):
+        copied[reference.bias] = ours.bias
         if scores == "additive":
-            copied |= {theirs.lin.weight: projection, theirs.att_src: ours.scores.source}
-            copied[theirs.att_dst] = ours.scores.target
+            copied |= {reference.lin.weight: projection, reference.att_src: ours.scores.source}
+            copied[reference.att_dst] = ours.scores.target
         else:
             # ours has, for each head, the rows of the target and then those of the source
-            by_head = projection.unflatten(0, (theirs.heads, 2, -1))
+            by_head = projection.unflatten(0, (reference.heads, 2, -1))
             with torch.no_grad():
-                theirs.lin_r.weight.copy_(by_head[:, 0].flatten(0, 1))
-                theirs.lin_l.weight.copy_(by_head[:, 1].flatten(0, 1))
-                theirs.lin_l.bias.zero_(), theirs.lin_r.bias.zero_()
-            copied[theirs.att] = ours.scores.vector
+                reference.lin_r.weight.copy_(by_head[:, 0].flatten(0, 1))
+                reference.lin_l.weight.copy_(by_head[:, 1].flatten(0, 1))
+                reference.lin_l.bias.zero_(), reference.lin_r.bias.zero_()
+            copied[reference.att] = ours.scores.vector
     compare(model, layers, F.elu, copied)
 
 
@@ -68,5 +68,5 @@ def test_gcn() -> None:
     model: Any = mf.build("gcn", features=FEATURES, classes=CLASSES, dim=DIM, dropout=0.0).double().eval()
     layers = [nn.GCNConv(FEATURES, DIM).double(), nn.GCNConv(DIM, CLASSES).double()]
     projections = [model.embed.weight.t(), model.body.projection_1.inner[2].weight]
-    copied = {theirs.lin.weight: ours for theirs, ours in zip(layers, projections)}
+    copied = {reference.lin.weight: ours for reference, ours in zip(layers, projections)}
     compare(model, layers, F.relu, copied)

@@ -52,33 +52,33 @@ def block(order: str, *, cross: bool) -> Chain:
 
 @pytest.mark.parametrize("order", ["pre", "post"])
 def test_encoder_layer(order: str) -> None:
-    theirs = shaken(nn.TransformerEncoderLayer(DIM, HEADS, HIDDEN, 0.0, batch_first=True, norm_first=order == "pre"))
+    reference = shaken(nn.TransformerEncoderLayer(DIM, HEADS, HIDDEN, 0.0, batch_first=True, norm_first=order == "pre"))
     ours = block(order, cross=False)
     norm = "pre_norm" if order == "pre" else "post_norm"
-    ours.load_state_dict(torch_layer(weights_of(theirs), norm))
+    ours.load_state_dict(torch_layer(weights_of(reference), norm))
     place = padded([9, 5])
     real = place.segment_ids != PADDING_SEGMENT
     x, up = torch.randn(2, 9, DIM), torch.randn(2, 9, DIM) * real[..., None]
     # under grad mode torch takes its written-out form, not the inference fast path
-    expected = theirs(x, src_key_padding_mask=~real)
+    expected = reference(x, src_key_padding_mask=~real)
     y = ours(x, Context(place)).y
     torch.testing.assert_close(y[real], expected[real], atol=1e-5, rtol=0)
     (expected * up).sum().backward()
     (y * up).sum().backward()
-    for name, value in torch_layer(gradients_of(theirs), norm).items():
+    for name, value in torch_layer(gradients_of(reference), norm).items():
         torch.testing.assert_close(ours.get_parameter(name).grad, value, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("order", ["pre", "post"])
 def test_decoder_layer(order: str) -> None:
-    theirs = shaken(nn.TransformerDecoderLayer(DIM, HEADS, HIDDEN, 0.0, batch_first=True, norm_first=order == "pre"))
+    reference = shaken(nn.TransformerDecoderLayer(DIM, HEADS, HIDDEN, 0.0, batch_first=True, norm_first=order == "pre"))
     ours = block(order, cross=True)
-    ours.load_state_dict(torch_layer(weights_of(theirs), "pre_norm" if order == "pre" else "post_norm"))
+    ours.load_state_dict(torch_layer(weights_of(reference), "pre_norm" if order == "pre" else "post_norm"))
     source, place = torch.randn(2, 11, DIM), padded([11, 6])
     x, length = torch.randn(2, 7, DIM), 7
     later = torch.ones(length, length, dtype=torch.bool).triu(1)
     with torch.no_grad():
-        expected = theirs(x, source, tgt_mask=later, memory_key_padding_mask=place.segment_ids == PADDING_SEGMENT)
+        expected = reference(x, source, tgt_mask=later, memory_key_padding_mask=place.segment_ids == PADDING_SEGMENT)
         y = ours(x, Context(plain(2, length), MemorySequence(source, place))).y
     torch.testing.assert_close(y, expected, atol=1e-5, rtol=0)
 
@@ -93,27 +93,27 @@ MASKS: list[tuple[str, Mask]] = [
 @pytest.mark.parametrize(("_", "mask"), MASKS, ids=[name for name, _ in MASKS])
 @pytest.mark.parametrize("path", ["auto", "naive"])
 def test_multihead_attention(_: str, mask: Mask, path: Any) -> None:
-    theirs = shaken(nn.MultiheadAttention(DIM, HEADS, batch_first=True))
+    reference = shaken(nn.MultiheadAttention(DIM, HEADS, batch_first=True))
     ours = Attention(DIM, HEADS, SoftmaxKernel(mask, path=path))
-    ours.load_state_dict(multihead(weights_of(theirs)))
+    ours.load_state_dict(multihead(weights_of(reference)))
     x, place = torch.randn(2, 8, DIM), plain(2, 8)
     hidden = ~mask.dense(place, place, HEADS).expand(2, HEADS, 8, 8).flatten(0, 1)
-    expected, _weights = theirs(x, x, x, attn_mask=hidden)
+    expected, _weights = reference(x, x, x, attn_mask=hidden)
     y = ours(x, Context(place)).y
     torch.testing.assert_close(y, expected, atol=1e-5, rtol=0)
     up = torch.randn_like(y)
     (expected * up).sum().backward()
     (y * up).sum().backward()
-    for name, value in multihead(gradients_of(theirs)).items():
+    for name, value in multihead(gradients_of(reference)).items():
         torch.testing.assert_close(ours.get_parameter(name).grad, value, atol=1e-5, rtol=1e-4)
 
 
 def test_watched_weights_are_those_of_torch() -> None:
-    theirs = shaken(nn.MultiheadAttention(DIM, HEADS, batch_first=True))
+    reference = shaken(nn.MultiheadAttention(DIM, HEADS, batch_first=True))
     ours = Attention(DIM, HEADS, SoftmaxKernel())
-    ours.load_state_dict(multihead(weights_of(theirs)))
+    ours.load_state_dict(multihead(weights_of(reference)))
     x, place = torch.randn(2, 8, DIM), padded([8, 3])
-    _y, expected = theirs(x, x, x, key_padding_mask=place.segment_ids == PADDING_SEGMENT, average_attn_weights=False)
+    _y, expected = reference(x, x, x, key_padding_mask=place.segment_ids == PADDING_SEGMENT, average_attn_weights=False)
     seen: list[tuple[str, Tensor]] = []
     ours(x, Context(place, watch=lambda module, name, value: seen.append((name, value))))
     assert [name for name, _ in seen] == ["weights"]
@@ -125,17 +125,17 @@ def test_watched_weights_are_those_of_torch() -> None:
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_grouped_heads_are_repeated_heads(kv_heads: int) -> None:
     grouped = shaken(Attention(DIM, HEADS, SoftmaxKernel(Causal()), kv_heads=kv_heads))
-    whole = Attention(DIM, HEADS, SoftmaxKernel(Causal()))
+    full = Attention(DIM, HEADS, SoftmaxKernel(Causal()))
     repeats, width = HEADS // kv_heads, DIM // HEADS
     with torch.no_grad():
-        whole.q_proj.load_state_dict(grouped.q_proj.state_dict())
-        whole.out_proj.load_state_dict(grouped.out_proj.state_dict())
-        for old, new in ((grouped.kv_proj.weight, whole.kv_proj.weight), (grouped.kv_proj.bias, whole.kv_proj.bias)):
+        full.q_proj.load_state_dict(grouped.q_proj.state_dict())
+        full.out_proj.load_state_dict(grouped.out_proj.state_dict())
+        for old, new in ((grouped.kv_proj.weight, full.kv_proj.weight), (grouped.kv_proj.bias, full.kv_proj.bias)):
             # (k or v) x heads x width, every head as often as it has queries
             parts = old.view(2, kv_heads, width, -1).repeat_interleave(repeats, dim=1)
             new.copy_(parts.reshape(new.shape))
     x, ctx = torch.randn(2, 9, DIM), Context(plain(2, 9))
-    torch.testing.assert_close(grouped(x, ctx).y, whole(x, ctx).y, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(grouped(x, ctx).y, full(x, ctx).y, atol=1e-6, rtol=1e-5)
 
 
 def test_key_and_value_widths_against_a_loop() -> None:
@@ -150,8 +150,8 @@ def test_key_and_value_widths_against_a_loop() -> None:
             joined = []
             for h in range(heads):
                 g = h // (heads // kv_heads)
-                mine = q[b, i, h * key : (h + 1) * key]
-                scores = [mine @ kv[b, j, g * key : (g + 1) * key] / math.sqrt(key) for j in range(i + 1)]
+                ours = q[b, i, h * key : (h + 1) * key]
+                scores = [ours @ kv[b, j, g * key : (g + 1) * key] / math.sqrt(key) for j in range(i + 1)]
                 weights = torch.stack(scores).softmax(0)
                 at = kv_heads * key + g * value
                 joined.append(sum(weights[j] * kv[b, j, at : at + value] for j in range(i + 1)))

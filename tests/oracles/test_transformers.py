@@ -55,89 +55,89 @@ def assert_same_gradients(ours: nn.Module, mapped: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 17, LONGEST])
 def test_gpt2_logits(gpt2_models: tuple[Any, Any], length: int) -> None:
-    ours, theirs = gpt2_models
+    ours, reference = gpt2_models
     tokens = words(3, length)
     with torch.no_grad():
-        assert_near(ours(tokens).logits, theirs(tokens).logits)
+        assert_near(ours(tokens).logits, reference(tokens).logits)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_gpt2_padding(gpt2_models: tuple[Any, Any], side: str) -> None:
-    ours, theirs = gpt2_models
+    ours, reference = gpt2_models
     segments = padded([11, 4, 7], side)
     tokens, mask = words(3, 11), attention_of(segments)
     position = (mask.cumsum(1) - 1).clamp(min=0)
     with torch.no_grad():
-        expected = theirs(tokens, attention_mask=mask, position_ids=position).logits
+        expected = reference(tokens, attention_mask=mask, position_ids=position).logits
         assert_near(ours(tokens, segments).logits[mask.bool()], expected[mask.bool()])
 
 
 @pytest.mark.parametrize("capacity", [None, LONGEST])
 def test_gpt2_cache(gpt2_models: tuple[Any, Any], capacity: int | None) -> None:
-    ours, theirs = gpt2_models
+    ours, reference = gpt2_models
     tokens = words(2, 15)
     state, past = ours.init_state(2, capacity=capacity), None
     with torch.no_grad():
         for part in tokens.split([6, 1, 1, 4, 3], dim=1):
             mine = ours(part, state=state)
-            state, (expected, past) = mine.state, cached_pass(theirs, past, input_ids=part)
+            state, (expected, past) = mine.state, cached_pass(reference, past, input_ids=part)
             assert_near(mine.logits, expected)
 
 
 def test_gpt2_gradients(gpt2_models: tuple[Any, Any]) -> None:
-    ours, theirs = gpt2_models
+    ours, reference = gpt2_models
     tokens = words(3, 12)
     targets = torch.where(torch.rand(3, 12) < 0.3, IGNORE_INDEX, words(3, 12))
     ours.zero_grad()
-    theirs.zero_grad()
+    reference.zero_grad()
     loss = ours.loss(CausalLMBatch(tokens, targets))
     loss.total.div(loss.targets).backward()
     # they shift the labels themselves
     labels = torch.cat([torch.full((3, 1), IGNORE_INDEX), targets], dim=1)
-    theirs(torch.cat([tokens, tokens[:, :1]], dim=1), labels=labels).loss.backward()
-    assert_same_gradients(ours, gpt2(gradients_of(theirs)))
+    reference(torch.cat([tokens, tokens[:, :1]], dim=1), labels=labels).loss.backward()
+    assert_same_gradients(ours, gpt2(gradients_of(reference)))
 
 
 @pytest.mark.parametrize("lengths", [[9, 9, 9], [12, 3, 8]])
 def test_bert_logits(bert_models: tuple[Any, Any], lengths: list[int]) -> None:
-    ours, theirs = bert_models
+    ours, reference = bert_models
     segments = padded(lengths, "right")
     tokens, mask = words(3, max(lengths)), attention_of(segments)
     with torch.no_grad():
-        expected = theirs(tokens, attention_mask=mask).logits
+        expected = reference(tokens, attention_mask=mask).logits
         assert_near(ours(tokens, segments).logits[mask.bool()], expected[mask.bool()])
 
 
 def test_bert_gradients(bert_models: tuple[Any, Any]) -> None:
-    ours, theirs = bert_models
+    ours, reference = bert_models
     segments = padded([12, 5, 9], "right")
     tokens, mask = words(3, 12), attention_of(segments)
     targets = torch.where((torch.rand(3, 12) < 0.5) & mask.bool(), words(3, 12), IGNORE_INDEX)
     ours.zero_grad()
-    theirs.zero_grad()
+    reference.zero_grad()
     loss = ours.loss(MaskedLMBatch(tokens, targets, segments))
     loss.total.div(loss.targets).backward()
-    theirs(tokens, attention_mask=mask, labels=targets).loss.backward()
-    assert_same_gradients(ours, bert(gradients_of(theirs)))
+    reference(tokens, attention_mask=mask, labels=targets).loss.backward()
+    assert_same_gradients(ours, bert(gradients_of(reference)))
 
 
 @pytest.mark.parametrize("lengths", [[9, 9, 9], [13, 2, 8]])
 def test_marian_logits(marian_models: tuple[Any, Any], lengths: list[int]) -> None:
-    ours, theirs = marian_models
+    ours, reference = marian_models
     segments = padded(lengths, "right")
     source, target = words(3, max(lengths)), words(3, 7)
     with torch.no_grad():
-        expected = theirs(source, attention_mask=attention_of(segments), decoder_input_ids=target).logits
+        expected = reference(source, attention_mask=attention_of(segments), decoder_input_ids=target).logits
         assert_near(ours(source, target, segments).logits, expected)
 
 
 @pytest.mark.parametrize("capacity", [None, 12])
 def test_marian_cache(marian_models: tuple[Any, Any], capacity: int | None) -> None:
-    ours, theirs = marian_models
+    ours, reference = marian_models
     segments = padded([10, 4], "right")
     source, target = words(2, 10), words(2, 12)
     with torch.no_grad():
-        expected = theirs(source, attention_mask=attention_of(segments), decoder_input_ids=target).logits
+        expected = reference(source, attention_mask=attention_of(segments), decoder_input_ids=target).logits
         memory, state, logits = ours.encode(source, segments), ours.init_state(2, capacity=capacity), []
         for part in target.split([1, 5, 1, 1, 4], dim=1):
             out = ours.decode(part, memory, state=state)
@@ -147,17 +147,17 @@ def test_marian_cache(marian_models: tuple[Any, Any], capacity: int | None) -> N
 
 
 def test_marian_gradients(marian_models: tuple[Any, Any]) -> None:
-    ours, theirs = marian_models
+    ours, reference = marian_models
     segments = padded([10, 4, 6], "right")
     source, target = words(3, 10), words(3, 8)
     targets = torch.where(padded([8, 5, 6], "right") == PADDING_SEGMENT, IGNORE_INDEX, words(3, 8))
     ours.zero_grad()
-    theirs.zero_grad()
+    reference.zero_grad()
     loss = ours.loss(Seq2SeqBatch(source, target, targets, segments))
     loss.total.div(loss.targets).backward()
     mask = attention_of(segments)
-    theirs(source, attention_mask=mask, decoder_input_ids=target, labels=targets).loss.backward()
-    assert_same_gradients(ours, marian(gradients_of(theirs)))
+    reference(source, attention_mask=mask, decoder_input_ids=target, labels=targets).loss.backward()
+    assert_same_gradients(ours, marian(gradients_of(reference)))
 
 
 def beamed(width: int, best: int, alpha: float, max_new: int) -> Decoding:
@@ -168,9 +168,9 @@ def beamed(width: int, best: int, alpha: float, max_new: int) -> Decoding:
 
 def assert_same_beams(answers: tuple[tuple[Hypothesis, ...], ...], sequences: Tensor, scores: Tensor) -> None:
     """The same texts in the same order with the same scores; their rows are padded after the end token."""
-    mine = [answer for row in answers for answer in row]
-    assert len(mine) == len(sequences)
-    for answer, row, score in zip(mine, sequences.tolist(), scores.tolist()):
+    ours = [answer for row in answers for answer in row]
+    assert len(ours) == len(sequences)
+    for answer, row, score in zip(ours, sequences.tolist(), scores.tolist()):
         ended = END in row
         assert answer.tokens == (row[: row.index(END)] if ended else row[: len(answer.tokens)])
         assert answer.finish == ("end" if ended else "limit")
@@ -179,14 +179,14 @@ def assert_same_beams(answers: tuple[tuple[Hypothesis, ...], ...], sequences: Te
 
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 def test_gpt2_beam_search(gpt2_models: tuple[Any, Any], alpha: float) -> None:
-    ours, theirs = gpt2_models
+    ours, reference = gpt2_models
     prompts = [words(n).tolist() for n in (5, 2, 8, 8, 1)]
     answers = generate(ours, prompts, decoding=beamed(4, 3, alpha, 12)).rows
     segments = padded([len(p) for p in prompts], "left")
     tokens = torch.zeros_like(segments)
     for row, prompt in zip(tokens, prompts):
         row[-len(prompt) :] = torch.tensor(prompt)
-    out = theirs.generate(
+    out = reference.generate(
         tokens,
         attention_mask=attention_of(segments),
         num_beams=4,
@@ -203,14 +203,14 @@ def test_gpt2_beam_search(gpt2_models: tuple[Any, Any], alpha: float) -> None:
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 def test_marian_beam_search(marian_models: tuple[Any, Any], alpha: float) -> None:
-    ours, theirs = marian_models
+    ours, reference = marian_models
     sources = [words(n).tolist() for n in (6, 3, 9, 9)]
     decoding = beamed(4, 4, alpha, 10)
     segments = padded([len(s) for s in sources], "right")
     tokens = torch.zeros_like(segments)
     for row, source in zip(tokens, sources):
         row[: len(source)] = torch.tensor(source)
-    out = theirs.generate(
+    out = reference.generate(
         tokens,
         attention_mask=attention_of(segments),
         num_beams=4,

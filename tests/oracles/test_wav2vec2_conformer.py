@@ -81,11 +81,11 @@ def encoder_pair(positions: DistanceKind) -> tuple[Any, Any]:
         hidden_act="silu",
         attn_implementation="eager",
     )
-    theirs = shaken(Wav2Vec2ConformerEncoder(config)).double()
+    reference = shaken(Wav2Vec2ConformerEncoder(config)).double()
     make_layer = conformer_layer(DIM, HEADS, HIDDEN, KERNEL, positions=positions)
     ours = Chain(**{str(number): make_layer() for number in range(DEPTH)}).double().eval()
-    ours.load_state_dict(conformer_tensors(weights_of(theirs.layers), positions))
-    return ours, theirs
+    ours.load_state_dict(conformer_tensors(weights_of(reference.layers), positions))
+    return ours, reference
 
 
 def outputs(ours: Any, theirs: Any, length: int) -> tuple[Tensor, Tensor]:
@@ -103,18 +103,18 @@ def test_layers(positions: DistanceKind, length: int) -> None:
 
 @pytest.mark.parametrize("positions", ["xl", "none"])
 def test_training(positions: DistanceKind) -> None:
-    ours, theirs = encoder_pair(positions)
-    ours.train(), theirs.train()
-    actual, expected = outputs(ours, theirs, 33)
+    ours, reference = encoder_pair(positions)
+    ours.train(), reference.train()
+    actual, expected = outputs(ours, reference, 33)
     assert_near(actual, expected)
     weight = torch.randn_like(expected)
     (actual * weight).sum().backward()
     ours_gradients = {name: x.grad for name, x in ours.named_parameters()}
-    theirs.zero_grad()
+    reference.zero_grad()
     (expected * weight).sum().backward()
-    mapped = conformer_tensors({**weights_of(theirs.layers), **gradients_of(theirs.layers)}, positions)
+    mapped = conformer_tensors({**weights_of(reference.layers), **gradients_of(reference.layers)}, positions)
     assert all(gradient is not None for gradient in ours_gradients.values())
     assert_same_gradients(ours, {name: mapped[name] for name in ours_gradients})
-    buffers = conformer_tensors(weights_of(theirs.layers), positions)
+    buffers = conformer_tensors(weights_of(reference.layers), positions)
     for name, value in ours.named_buffers():
         torch.testing.assert_close(value, buffers[name])

@@ -133,17 +133,17 @@ PARTS: dict[str, AbsolutePosition] = {
 def test_left_padding_packing_and_pieces_change_nothing(kind: str) -> None:
     part = PARTS[kind]
     x = torch.randn(1, 9, 8)
-    whole = part.embed(x, range_positions(9))
-    torch.testing.assert_close(part.embed(x, range_positions(9, plain=False)), whole)
+    full = part.embed(x, range_positions(9))
+    torch.testing.assert_close(part.embed(x, range_positions(9, plain=False)), full)
     pieces = [part.embed(x[:, a:b], range_positions(b - a, a)) for a, b in ((0, 1), (1, 6), (6, 9))]
-    torch.testing.assert_close(torch.cat(pieces, dim=1), whole)
+    torch.testing.assert_close(torch.cat(pieces, dim=1), full)
     segments = torch.tensor([[PADDING_SEGMENT] * 4 + [0] * 9, [0] * 3 + [1] * 9 + [PADDING_SEGMENT]])
     place, _ = positions_of(segments, segments, None)
     rows = torch.zeros(2, 13, 8)
     rows[0, 4:], rows[1, 3:12] = x[0], x[0]
-    found = part.embed(rows, place)
-    torch.testing.assert_close(found[0, 4:], whole[0])
-    torch.testing.assert_close(found[1, 3:12], whole[0])
+    actual = part.embed(rows, place)
+    torch.testing.assert_close(actual[0, 4:], full[0])
+    torch.testing.assert_close(actual[1, 3:12], full[0])
 
 
 def test_padding_may_carry_any_position() -> None:
@@ -168,19 +168,19 @@ def test_a_grid_reads_row_after_row(before: int) -> None:
     rows, columns = LearnedPosition(8, height, std=1.0), LearnedPosition(8, width, std=1.0)
     grid = SummedGridPosition((height, width), [rows, columns], prefix_tokens=before)
     assert grid.max_length == before + 15
-    found = grid.embed(torch.zeros(1, grid.max_length, 8), range_positions(grid.max_length))[0]
-    assert not found[:before].any()
+    actual = grid.embed(torch.zeros(1, grid.max_length, 8), range_positions(grid.max_length))[0]
+    assert not actual[:before].any()
     for r in range(height):
         for c in range(width):
-            cell = found[before + r * width + c]
+            cell = actual[before + r * width + c]
             torch.testing.assert_close(cell, rows.weight[r] + columns.weight[c])
 
 
 def test_a_grid_of_three_axes_one_after_the_other() -> None:
     axes = [SinusoidalPosition(4), SinusoidalPosition(6, layout="halves"), LearnedPosition(2, 3, std=1.0)]
-    found = ConcatenatedGridPosition((2, 2, 3), axes).rows(torch.arange(12))
+    actual = ConcatenatedGridPosition((2, 2, 3), axes).rows(torch.arange(12))
     for pos, (r, c, k) in enumerate((r, c, k) for r in range(2) for c in range(2) for k in range(3)):
-        torch.testing.assert_close(found[pos], torch.cat([axes[0].table[r], axes[1].table[c], axes[2].weight[k]]))  # type: ignore[attr-defined]
+        torch.testing.assert_close(actual[pos], torch.cat([axes[0].table[r], axes[1].table[c], axes[2].weight[k]]))  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -208,8 +208,8 @@ def test_the_signal_of_the_universal_transformer(plain: bool) -> None:
                 rate = 10000 ** (-2 * k / dim)
                 expected[:, i, 2 * k] += math.sin((start + i) * rate) + math.sin((step + 1) * rate)
                 expected[:, i, 2 * k + 1] += math.cos((start + i) * rate) + math.cos((step + 1) * rate)
-        found = timing(x, range_positions(length, start, plain=plain), step)
-        torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+        actual = timing(x, range_positions(length, start, plain=plain), step)
+        torch.testing.assert_close(actual, expected, atol=1e-6, rtol=0)
 
 
 def test_the_signal_of_tensor2tensor() -> None:

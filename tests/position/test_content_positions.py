@@ -107,11 +107,11 @@ def test_steps_equal_one_call(name: str) -> None:
         torch.randn(2, 11, 8, dtype=torch.float64),
         layer.init_state(2, device=torch.device("cpu"), dtype=torch.float64),
     )
-    whole, pieces = layer(x, Context(batch_positions(0, 11))).y, []
+    full, pieces = layer(x, Context(batch_positions(0, 11))).y, []
     for start, stop in ((0, 5), (5, 6), (6, 10), (10, 11)):
         y, state, _ = layer(x[:, start:stop], Context(batch_positions(start, stop)), state)
         pieces.append(y)
-    torch.testing.assert_close(torch.cat(pieces, 1), whole, atol=1e-10, rtol=0)
+    torch.testing.assert_close(torch.cat(pieces, 1), full, atol=1e-10, rtol=0)
 
 
 def batch_positions(start: int, stop: int) -> TokenPositions:

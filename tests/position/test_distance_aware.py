@@ -101,13 +101,13 @@ def test_attention_is_the_definition_with_gradients(mask: Mask, plain: bool) -> 
     q, k, v = (torch.randn(1, HEADS, 6, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     place = range_positions(6, plain=plain)
     expected = by_hand(part, q, k, v, mask, place)
-    found = SoftmaxKernel(mask)(KernelCall(q, k, v, place, place, part)).y
-    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+    actual = SoftmaxKernel(mask)(KernelCall(q, k, v, place, place, part)).y
+    torch.testing.assert_close(actual, expected, atol=1e-10, rtol=0)
     up, leaves = torch.randn_like(expected), [q, k, v, part.w, part.v]
-    pairs = zip(torch.autograd.grad(found, leaves, up), torch.autograd.grad(expected, leaves, up), strict=True)
-    for mine, theirs in pairs:
-        assert theirs.abs().max() > 0.01
-        torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=0)
+    pairs = zip(torch.autograd.grad(actual, leaves, up), torch.autograd.grad(expected, leaves, up), strict=True)
+    for ours, reference in pairs:
+        assert reference.abs().max() > 0.01
+        torch.testing.assert_close(ours, reference, atol=1e-10, rtol=0)
 
 
 def test_queries_after_a_memory_and_before_all_keys() -> None:
@@ -123,8 +123,8 @@ def test_queries_after_a_memory_and_before_all_keys() -> None:
 
 def test_without_a_slope_it_is_attention_with_relu() -> None:
     q, k, v = torch.randn(3, 1, HEADS, 6, 4, dtype=torch.float64)
-    found = SoftmaxKernel()(KernelCall(q, k, v, range_positions(6), range_positions(6), made([0.0] * 3, [0.7] * 3))).y
-    torch.testing.assert_close(found, (F.relu(q @ k.mT) / 2).softmax(-1) @ v, atol=1e-12, rtol=0)
+    actual = SoftmaxKernel()(KernelCall(q, k, v, range_positions(6), range_positions(6), made([0.0] * 3, [0.7] * 3))).y
+    torch.testing.assert_close(actual, (F.relu(q @ k.mT) / 2).softmax(-1) @ v, atol=1e-12, rtol=0)
 
 
 def test_gradients_of_slope_and_limit() -> None:
@@ -144,21 +144,21 @@ def test_gradients_of_slope_and_limit() -> None:
 def test_padding_packing_shifts_and_caches_change_nothing(mask: Mask) -> None:
     layer = Attention(DIM, HEADS, SoftmaxKernel(mask), position=DistanceAwarePosition(HEADS)).double()
     x = torch.randn(1, 7, DIM, dtype=torch.float64)
-    whole = layer(x, Context(range_positions(7))).y[0]
-    torch.testing.assert_close(layer(x, Context(range_positions(7, 100_000))).y[0], whole, atol=1e-10, rtol=0)
+    full = layer(x, Context(range_positions(7))).y[0]
+    torch.testing.assert_close(layer(x, Context(range_positions(7, 100_000))).y[0], full, atol=1e-10, rtol=0)
     segments = torch.tensor([[PADDING_SEGMENT] * 4 + [0] * 7, [0] * 3 + [1] * 7 + [PADDING_SEGMENT]])
     place, _ = positions_of(segments, segments, None)
     rows = torch.randn(2, 11, DIM, dtype=torch.float64)
     rows[0, 4:], rows[1, 3:10] = x[0], x[0]
-    found = layer(rows, Context(place)).y
-    torch.testing.assert_close(found[0, 4:], whole, atol=1e-10, rtol=0)
-    torch.testing.assert_close(found[1, 3:10], whole, atol=1e-10, rtol=0)
+    actual = layer(rows, Context(place)).y
+    torch.testing.assert_close(actual[0, 4:], full, atol=1e-10, rtol=0)
+    torch.testing.assert_close(actual[1, 3:10], full, atol=1e-10, rtol=0)
     if mask == Causal():
         state, pieces = layer.init_state(1, device=x.device, dtype=x.dtype), []
         for a, b in ((0, 1), (1, 5), (5, 7)):
             out = layer(x[:, a:b], Context(range_positions(b - a, a)), state)
             state, pieces = out.state, [*pieces, out.y[0]]
-        torch.testing.assert_close(torch.cat(pieces), whole, atol=1e-10, rtol=0)
+        torch.testing.assert_close(torch.cat(pieces), full, atol=1e-10, rtol=0)
 
 
 def test_a_text_and_its_reverse_are_alike() -> None:
@@ -210,12 +210,12 @@ def accuracy_at_twice_the_length(inside: Callable[[], Position], outside: Positi
         F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten()).backward()
         optimiser.step()
         optimiser.zero_grad()
-    found = []
+    actual = []
     with torch.no_grad():
         for length in (48, 96):
             tokens, labels = markers(64, length, generator)
-            found.append(float((model(tokens).argmax(-1) == labels).float().mean()))
-    return found[0], found[1]
+            actual.append(float((model(tokens).argmax(-1) == labels).float().mean()))
+    return actual[0], actual[1]
 
 
 STEPS = 150

@@ -63,8 +63,8 @@ def test_shaw_is_the_formula(sides: str, each_head: bool) -> None:
             rows = [max(-clip, min(clip, j - i)) + clip for j in seen]
             scores = [q[0, h, i] @ (k[0, h, j] + keys[row]) / math.sqrt(width) for j, row in zip(seen, rows)]
             weights = torch.stack(scores).softmax(0)
-            wanted = sum(w * (v[0, h, j] + values[row]) for w, j, row in zip(weights, seen, rows))
-            torch.testing.assert_close(y[0, h, i], wanted, atol=1e-12, rtol=0)
+            expected = sum(w * (v[0, h, j] + values[row]) for w, j, row in zip(weights, seen, rows))
+            torch.testing.assert_close(y[0, h, i], expected, atol=1e-12, rtol=0)
 
 
 def test_buckets_of_the_paper() -> None:
@@ -101,19 +101,19 @@ POSITIONS = {
 def test_what_it_says_by_distance_is_what_it_does(name: str) -> None:
     position, length = POSITIONS[name](), 12
     place = segment_positions([[0] * length])
-    found = position.distance_terms(length - 1, length - 1)
-    assert found is not None
+    actual = position.distance_terms(length - 1, length - 1)
+    assert actual is not None
     ahead = torch.arange(length) - torch.arange(length)[:, None]
-    rows = ahead.clamp(-found.lookback, found.lookahead) + found.lookback
+    rows = ahead.clamp(-actual.lookback, actual.lookahead) + actual.lookback
     q, k = torch.randn(2, 1, 3, length, 4)
     terms = torch.zeros(1, 3, length, length)
-    if found.bias is not None:
-        terms = terms + found.bias[None, :, rows]
-    if found.keys is not None:
-        terms = terms + torch.einsum("bhle,hlse->bhls", q, found.keys.expand(3, -1, -1)[:, rows])
+    if actual.bias is not None:
+        terms = terms + actual.bias[None, :, rows]
+    if actual.keys is not None:
+        terms = terms + torch.einsum("bhle,hlse->bhls", q, actual.keys.expand(3, -1, -1)[:, rows])
     torch.testing.assert_close(position.score(torch.zeros_like(terms), q, k, place, place), terms)
     weights, y = torch.rand(1, 3, length, length), torch.zeros(1, 3, length, 4)
-    values = 0.0 if found.values is None else found.values.expand(3, -1, -1)[:, rows]
+    values = 0.0 if actual.values is None else actual.values.expand(3, -1, -1)[:, rows]
     torch.testing.assert_close(position.value(y, weights, place, place), (weights[..., None] * values).sum(-2) + y)
 
 
@@ -123,8 +123,8 @@ def test_padding_and_packing_change_no_distance(name: str) -> None:
     q, k = torch.randn(2, 1, 3, 8, 4)
     alone, packed = segment_positions([[0] * 5]), segment_positions([[PADDING_SEGMENT, 3, 3] + [4] * 5])
     logits = torch.zeros(1, 3, 8, 8)
-    wanted = position.score(logits[..., 3:, 3:], q[:, :, 3:], k[:, :, 3:], alone, alone)
-    torch.testing.assert_close(position.score(logits, q, k, packed, packed)[..., 3:, 3:], wanted)
+    expected = position.score(logits[..., 3:, 3:], q[:, :, 3:], k[:, :, 3:], alone, alone)
+    torch.testing.assert_close(position.score(logits, q, k, packed, packed)[..., 3:, 3:], expected)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -50,9 +50,9 @@ def test_it_is_the_matrix_of_the_paper(pairs: Any, rotated: int, dtype: torch.dt
     expected = by_matrices(x, torch.arange(4, 11), rotary_frequencies(rotated, 10_000.0), pairs)
     (wanted,) = torch.autograd.grad(expected, x, up)
     for plain in (True, False):
-        found = rotary.query(x, range_positions(7, 4, plain=plain))
-        (grad,) = torch.autograd.grad(found, x, up)
-        torch.testing.assert_close(found, expected, atol=atol, rtol=0)
+        actual = rotary.query(x, range_positions(7, 4, plain=plain))
+        (grad,) = torch.autograd.grad(actual, x, up)
+        torch.testing.assert_close(actual, expected, atol=atol, rtol=0)
         torch.testing.assert_close(grad, wanted, atol=atol, rtol=0)
 
 
@@ -123,12 +123,12 @@ def test_weights_are_converted_between_conventions(kv_heads: int, rotated: int) 
     other.load_state_dict(one.state_dict())
     split = kv_heads * 8
     with torch.no_grad():
-        for mine, theirs in ((one.q_proj.weight, other.q_proj.weight), (one.q_proj.bias, other.q_proj.bias)):
-            theirs.copy_(convert_pairs(mine, 2, to="halves", rotated=rotated))
-            back = convert_pairs(theirs, 2, to="interleaved", rotated=rotated)
-            assert torch.equal(back, mine)
-        for mine, theirs in ((one.kv_proj.weight, other.kv_proj.weight), (one.kv_proj.bias, other.kv_proj.bias)):
-            theirs[:split].copy_(convert_pairs(mine[:split], kv_heads, to="halves", rotated=rotated))
+        for ours, reference in ((one.q_proj.weight, other.q_proj.weight), (one.q_proj.bias, other.q_proj.bias)):
+            reference.copy_(convert_pairs(ours, 2, to="halves", rotated=rotated))
+            back = convert_pairs(reference, 2, to="interleaved", rotated=rotated)
+            assert torch.equal(back, ours)
+        for ours, reference in ((one.kv_proj.weight, other.kv_proj.weight), (one.kv_proj.bias, other.kv_proj.bias)):
+            reference[:split].copy_(convert_pairs(ours[:split], kv_heads, to="halves", rotated=rotated))
     x, ctx = torch.randn(2, 11, 16), Context(positions_of(torch.zeros(2, 11, dtype=torch.long), None, None)[0])
     torch.testing.assert_close(one(x, ctx).y, other(x, ctx).y, atol=1e-5, rtol=0)
     other.load_state_dict(one.state_dict())
@@ -153,9 +153,9 @@ def test_yarn_leaves_fast_pairs_and_slows_slow_ones() -> None:
     plain = rotary_frequencies(64, 10_000.0)
     turns = 2048 * plain / (2 * torch.pi)
     by_pairs, by_turns = (YaRNRotaryScaling(4.0, 2048, ramp=r).frequencies(64, 10_000.0) for r in ("pairs", "turns"))  # type: ignore[arg-type]
-    for found in (by_pairs, by_turns):
-        torch.testing.assert_close(found[turns > 40], plain[turns > 40])
-        torch.testing.assert_close(found[turns < 0.8], plain[turns < 0.8] / 4)
+    for actual in (by_pairs, by_turns):
+        torch.testing.assert_close(actual[turns > 40], plain[turns > 40])
+        torch.testing.assert_close(actual[turns < 0.8], plain[turns < 0.8] / 4)
     # the code and the paper are not the same thing
     assert 0.43 < ((by_pairs - by_turns) / by_pairs).abs().max() < 0.45
     middle = int(((turns - 10).abs()).argmin())
@@ -167,10 +167,10 @@ def test_yarn_multiplies_turned_channels_once() -> None:
     scaling = YaRNRotaryScaling(4.0, 32)
     x = torch.randn(1, 1, 3, 8, dtype=torch.float64)
     for pairs in PAIRS:
-        found = RotaryPosition(8, rotated=4, pairs=pairs, scaling=scaling).key(x, range_positions(3, 5))  # type: ignore[arg-type]
+        actual = RotaryPosition(8, rotated=4, pairs=pairs, scaling=scaling).key(x, range_positions(3, 5))  # type: ignore[arg-type]
         expected = by_matrices(x, torch.arange(5, 8), scaling.frequencies(4, 10_000.0), pairs, scaling.attention_factor)
-        torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
-        assert torch.equal(found[..., 4:], x[..., 4:])
+        torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
+        assert torch.equal(actual[..., 4:], x[..., 4:])
 
 
 @pytest.mark.parametrize(

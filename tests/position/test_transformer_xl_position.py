@@ -76,14 +76,14 @@ def test_it_is_the_formula_with_gradients(where: str) -> None:
     xl = shaken(TransformerXLPosition(DIM, HEADS))
     q = torch.randn(2, HEADS, at.position_ids.shape[1], WIDTH, dtype=torch.float64, requires_grad=True)
     k = torch.randn(2, HEADS, of.position_ids.shape[1], WIDTH, dtype=torch.float64, requires_grad=True)
-    expected, found = by_hand(xl, q, k, at, of), scores(xl, q, k, at, of)
+    expected, actual = by_hand(xl, q, k, at, of), scores(xl, q, k, at, of)
     # R is float32: the loop takes it in float64
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=0)
     up, leaves = torch.randn_like(expected), [q, k, *xl.parameters()]
-    pairs = zip(torch.autograd.grad(found, leaves, up), torch.autograd.grad(expected, leaves, up), strict=True)
-    for mine, theirs in pairs:
-        assert theirs.abs().max() > 0.1
-        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=0)
+    pairs = zip(torch.autograd.grad(actual, leaves, up), torch.autograd.grad(expected, leaves, up), strict=True)
+    for ours, reference in pairs:
+        assert reference.abs().max() > 0.1
+        torch.testing.assert_close(ours, reference, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("clamp", [None, 3])
@@ -119,9 +119,9 @@ def test_the_table_that_is_kept_grows_to_both_sides_and_further_ones_are_compute
     monkeypatch.setattr("manyformer.position.transformer_xl.MAX_TABLE_DISTANCE", 40)
     for back, ahead in ((0, 0), (3, -1), (-2, 9), (20, 30), (50, 0), (5, 5)):
         with torch.inference_mode(mode=back == 3):
-            found = xl.distance_vectors(back, ahead)
+            actual = xl.distance_vectors(back, ahead)
         expected = torch.stack([wave(far, DIM) for far in range(back, -ahead - 1, -1)]).float() @ xl.r_proj.weight.T
-        torch.testing.assert_close(found.transpose(0, 1).flatten(1), expected, atol=1e-6, rtol=0)
+        torch.testing.assert_close(actual.transpose(0, 1).flatten(1), expected, atol=1e-6, rtol=0)
     xl.distance_vectors(2, 2).sum().backward()
     assert not [name for name in xl.state_dict() if "table" in name]
 
@@ -172,8 +172,8 @@ def test_xlnet_attends_alike(kind: str, memory: int) -> None:
     ours = attention(Causal() if kind == "uni" else AllKeys())
     sizes = {"d_model": DIM, "n_head": HEADS, "d_inner": 8, "n_layer": 1, "vocab_size": 7}
     model = XLNetModel(XLNetConfig(**sizes, attn_type=kind, dropout=0.0)).double()
-    theirs = shaken(model.layer[0].rel_attn)
-    ahead = memory_of(ours, theirs)
+    reference = shaken(model.layer[0].rel_attn)
+    ahead = memory_of(ours, reference)
     x = torch.randn(batch, memory + length, DIM, dtype=torch.float64)
     table = model.relative_positional_encoding(length, memory + length, bsz=batch).double()
     seen = torch.ones(length, memory + length).tril(memory if kind == "uni" else memory + length)
@@ -181,9 +181,9 @@ def test_xlnet_attends_alike(kind: str, memory: int) -> None:
     with torch.no_grad():
         h = x[:, memory:].transpose(0, 1)
         mems = x[:, :memory].transpose(0, 1) if memory else None
-        expected = theirs(h, None, hidden, None, table, None, mems=mems)[0].transpose(0, 1)
-        found = theirs.layer_norm(x[:, memory:] + ahead(x, memory))
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+        expected = reference(h, None, hidden, None, table, None, mems=mems)[0].transpose(0, 1)
+        actual = reference.layer_norm(x[:, memory:] + ahead(x, memory))
+    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=0)
     assert expected.std() > 0.3
 
 
@@ -205,29 +205,29 @@ def memory_of(ours: Attention, theirs: Any) -> Callable[[Tensor, int], Tensor]:
 def test_padding_packing_and_shifts_change_nothing(mask: Mask) -> None:
     layer = attention(mask)
     x = torch.randn(1, 7, DIM, dtype=torch.float64)
-    whole = layer(x, Context(range_positions(7))).y[0]
+    full = layer(x, Context(range_positions(7))).y[0]
     shifted = layer(x, Context(range_positions(7, 100_000))).y[0]
-    torch.testing.assert_close(shifted, whole, atol=1e-10, rtol=0)
+    torch.testing.assert_close(shifted, full, atol=1e-10, rtol=0)
     segments = torch.tensor([[PADDING_SEGMENT] * 4 + [0] * 7, [0] * 3 + [1] * 7 + [PADDING_SEGMENT]])
     place, _ = positions_of(segments, segments, None)
     rows = torch.randn(2, 11, DIM, dtype=torch.float64)
     rows[0, 4:], rows[1, 3:10] = x[0], x[0]
-    found = layer(rows, Context(place)).y
-    torch.testing.assert_close(found[0, 4:], whole, atol=1e-10, rtol=0)
-    torch.testing.assert_close(found[1, 3:10], whole, atol=1e-10, rtol=0)
+    actual = layer(rows, Context(place)).y
+    torch.testing.assert_close(actual[0, 4:], full, atol=1e-10, rtol=0)
+    torch.testing.assert_close(actual[1, 3:10], full, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("sizes", [[1] * 7, [3, 1, 3], [7]])
 @pytest.mark.parametrize("capacity", [None, 9])
 def test_cached_is_parallel(sizes: list[int], capacity: int | None) -> None:
     layer, x = attention(Causal()), torch.randn(2, 7, DIM, dtype=torch.float64)
-    whole = layer(x, Context(range_positions(7))).y
+    full = layer(x, Context(range_positions(7))).y
     state = layer.init_state(2, capacity=capacity, device=x.device, dtype=x.dtype)
     begin = 0
     for size in sizes:
         with torch.no_grad():
             out = layer(x[:, begin : begin + size], Context(range_positions(size, begin)), state)
-        torch.testing.assert_close(out.y, whole[:, begin : begin + size], atol=1e-10, rtol=0)
+        torch.testing.assert_close(out.y, full[:, begin : begin + size], atol=1e-10, rtol=0)
         state, begin = out.state, begin + size
 
 

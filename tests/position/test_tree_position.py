@@ -59,12 +59,12 @@ def test_offsets_are_the_papers(heads: list[int]) -> None:
     lengths = nx.single_source_shortest_path_length(graph, ROOT)
     depth = {word: length - (heads.count(ROOT) == 1) for word, length in lengths.items()}
     place = place_of(heads)
-    found = tree_offsets(place, place)[0]
-    assert torch.equal(found, -found.T)
+    actual = tree_offsets(place, place)[0]
+    assert torch.equal(actual, -actual.T)
     for query in range(1, len(heads) + 1):
         for key in range(1, len(heads) + 1):
             # as Shaw's distances they are those of the key as seen from the query
-            assert found[query - 1, key - 1] == by_the_paper(graph, depth, key, query)
+            assert actual[query - 1, key - 1] == by_the_paper(graph, depth, key, query)
 
 
 def test_a_sentence_by_hand() -> None:
@@ -91,10 +91,10 @@ def test_pieces_of_a_word_are_one_node() -> None:
 
 def shaw_as_structural(shaw: ShawPosition) -> TreeOffsetPosition:
     """Structural tables with the rows of Shaw's."""
-    found = TreeOffsetPosition(shaw.keys.shape[-1], shaw.clip)
+    actual = TreeOffsetPosition(shaw.keys.shape[-1], shaw.clip)
     with torch.no_grad():
-        found.keys[:-1], found.values[:-1] = shaw.keys, shaw.values
-    return found
+        actual.keys[:-1], actual.values[:-1] = shaw.keys, shaw.values
+    return actual
 
 
 def attended(position: Position, x: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor]:
@@ -110,8 +110,8 @@ def attended(position: Position, x: Tensor, positions: TokenPositions) -> tuple[
 def test_in_a_chain_it_is_shaw() -> None:
     x, place = torch.randn(1, 12, 16).double(), place_of(range(12))
     shaw = ShawPosition(8, 4)
-    wanted = attended(shaw, x, place)
-    torch.testing.assert_close(attended(shaw_as_structural(shaw), x, place), wanted, atol=1e-10, rtol=0)
+    expected = attended(shaw, x, place)
+    torch.testing.assert_close(attended(shaw_as_structural(shaw), x, place), expected, atol=1e-10, rtol=0)
 
 
 def test_both_together_are_the_sum_of_their_tables() -> None:
@@ -121,13 +121,13 @@ def test_both_together_are_the_sum_of_their_tables() -> None:
     summed = ShawPosition(8, 4)
     with torch.no_grad():
         summed.keys[:], summed.values[:] = one.keys + two.keys, one.values + two.values
-    found = attended(ComposedPosition(one, shaw_as_structural(two)), x, place)
-    torch.testing.assert_close(found, attended(summed, x, place), atol=1e-6, rtol=0)
+    actual = attended(ComposedPosition(one, shaw_as_structural(two)), x, place)
+    torch.testing.assert_close(actual, attended(summed, x, place), atol=1e-6, rtol=0)
 
 
 def by_pairs(position: TreeOffsetPosition, q: Tensor, k: Tensor, v: Tensor, positions: TokenPositions) -> Tensor:
     """Attention with a vector for each pair of words, written with loops."""
-    found, tree = torch.zeros_like(v), positions.tree
+    actual, tree = torch.zeros_like(v), positions.tree
     assert tree is not None
     for b, h, i in torch.cartesian_prod(*(torch.arange(size) for size in q.shape[:3])).tolist():
         rows = []
@@ -137,8 +137,8 @@ def by_pairs(position: TreeOffsetPosition, q: Tensor, k: Tensor, v: Tensor, posi
             rows.append(2 * position.clip + 1 if outside else near)
         scores = [q[b, h, i] @ (k[b, h, j] + position.keys[row]) / q.shape[-1] ** 0.5 for j, row in enumerate(rows)]
         weights = torch.stack(scores).softmax(0)
-        found[b, h, i] = sum(weights[j] * (v[b, h, j] + position.values[row]) for j, row in enumerate(rows))
-    return found
+        actual[b, h, i] = sum(weights[j] * (v[b, h, j] + position.values[row]) for j, row in enumerate(rows))
+    return actual
 
 
 def test_it_adds_a_vector_for_each_pair_to_keys_and_values() -> None:
@@ -146,14 +146,14 @@ def test_it_adds_a_vector_for_each_pair_to_keys_and_values() -> None:
     position = TreeOffsetPosition(4, 2).double()
     q, k, v = torch.randn(3, 1, 2, 9, 4).double().unbind()
     place = place_of([2, 0, 4, 2, 2, 5, 6, 7], outside=1)
-    found = SoftmaxKernel()(KernelCall(q, k, v, place, place, position)).y
-    torch.testing.assert_close(found, by_pairs(position, q, k, v, place), atol=1e-10, rtol=0)
+    actual = SoftmaxKernel()(KernelCall(q, k, v, place, place, position)).y
+    torch.testing.assert_close(actual, by_pairs(position, q, k, v, place), atol=1e-10, rtol=0)
 
 
 def test_tokens_in_no_tree_have_a_row_of_their_own() -> None:
     place = place_of([0, 1], outside=1)
-    found = TreeOffsetPosition(4, 2).row_index(place, place)[0]
-    assert found.tolist() == [[5, 5, 5], [5, 2, 3], [5, 1, 2]]
+    actual = TreeOffsetPosition(4, 2).row_index(place, place)[0]
+    assert actual.tolist() == [[5, 5, 5], [5, 2, 3], [5, 1, 2]]
 
 
 def test_fused_positions_are_the_formula() -> None:
@@ -161,8 +161,8 @@ def test_fused_positions_are_the_formula() -> None:
     order, depth = (SinusoidalPosition(8).table[: n + 1] for n in (3, 1))
     nowhere = torch.stack([-depth[1, 0::2], depth[1, 1::2]], -1).flatten()
     depths = torch.stack([nowhere, depth[1], depth[0], depth[1]])
-    wanted = torch.tanh(order @ fused.sequential.weight.T + depths @ fused.structural.weight.T)
-    torch.testing.assert_close(fused.embed(torch.ones(1, 4, 8), place)[0], 1 + wanted)
+    expected = torch.tanh(order @ fused.sequential.weight.T + depths @ fused.structural.weight.T)
+    torch.testing.assert_close(fused.embed(torch.ones(1, 4, 8), place)[0], 1 + expected)
 
 
 def test_without_a_tree_there_are_no_structural_positions() -> None:
@@ -214,9 +214,9 @@ def accuracy_on_parents(position: Position, steps: int = 150) -> float:
 
 
 def test_only_the_tree_tells_the_parent() -> None:
-    found = {
+    actual = {
         name: accuracy_on_parents(position)
         for name, position in (("s", TreeOffsetPosition(16)), ("q", ShawPosition(16)))
     }
-    assert found["s"] >= 0.95, found
-    assert found["q"] <= 0.4, found
+    assert actual["s"] >= 0.95, actual
+    assert actual["q"] <= 0.4, actual

@@ -34,22 +34,22 @@ def test_every_kernel_translates_exactly(name: str) -> None:
     model = build(name)
     segments = torch.tensor([[0] * 9, [0] * 5 + [PADDING_SEGMENT] * 4])
     with torch.inference_mode():
-        whole = model(SOURCE, TARGET, segments).logits
+        full = model(SOURCE, TARGET, segments).logits
         # padding of the source changes nothing
-        torch.testing.assert_close(whole[1:], model(SOURCE[1:, :5], TARGET[1:]).logits, atol=1e-10, rtol=0)
+        torch.testing.assert_close(full[1:], model(SOURCE[1:, :5], TARGET[1:]).logits, atol=1e-10, rtol=0)
         # a later token changes nothing before it
-        torch.testing.assert_close(model(SOURCE, TARGET[:, :4], segments).logits, whole[:, :4], atol=1e-10, rtol=0)
+        torch.testing.assert_close(model(SOURCE, TARGET[:, :4], segments).logits, full[:, :4], atol=1e-10, rtol=0)
         memory, state = model.encode(SOURCE, segments), model.init_state(2)
         steps = []
         for token in TARGET[:, :4].split(1, dim=1):
             output = model.decode(token, memory, None, state)
             steps.append(output.logits)
             state = output.state
-        torch.testing.assert_close(torch.cat(steps, 1), whole[:, :4], atol=1e-10, rtol=0)
+        torch.testing.assert_close(torch.cat(steps, 1), full[:, :4], atol=1e-10, rtol=0)
         order = torch.tensor([1, 1, 0])
         rows = tree_map(lambda t: t.index_select(0, order), (memory, state))
         rest = model.decode(TARGET[order, 4:], rows[0], None, rows[1]).logits
-    torch.testing.assert_close(rest, whole[order, 4:], atol=1e-10, rtol=0)
+    torch.testing.assert_close(rest, full[order, 4:], atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["linear", "rfa", "favor", "lsh", "linformer", "collaborative", "synthesizer-random"])

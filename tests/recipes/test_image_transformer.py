@@ -50,9 +50,9 @@ def influence(model: Any, cells: int) -> Tensor:
 def test_one_dimension(channels: int) -> None:
     cells = 24 * channels
     sizes: dict[str, Any] = {"height": 6, "width": 4, "channels": channels, "block": 7, "memory_block": 4}
-    found = influence(built("image-transformer", **sizes), cells)
+    actual = influence(built("image-transformer", **sizes), cells)
     rule = [[j <= i and j >= i // 7 * 7 - 4 for j in range(cells)] for i in range(cells)]
-    assert torch.equal(found, torch.tensor(rule))
+    assert torch.equal(actual, torch.tensor(rule))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -60,7 +60,7 @@ def test_one_dimension(channels: int) -> None:
 def test_two_dimensions(channels: int, above: int | None, beside: int | None) -> None:
     """By the rows and columns of pixels, in the order in which they are written."""
     sizes: dict[str, Any] = {"height": 4, "width": 6, "channels": channels, "block_height": 2, "block_width": 3}
-    found = influence(built("image-transformer-2d", **sizes, memory_height=above, memory_width=beside), 24 * channels)
+    actual = influence(built("image-transformer-2d", **sizes, memory_height=above, memory_width=beside), 24 * channels)
     place = [(cell // channels // 6, cell // channels % 6) for cell in pixel_order((4, 6, channels), (2, 3)).tolist()]
     up, side = above or 0, beside or 0
 
@@ -73,7 +73,7 @@ def test_two_dimensions(channels: int, above: int | None, beside: int | None) ->
 
     want = torch.tensor([[rule(i, j) for j in range(24 * channels)] for i in range(24 * channels)])
     assert not want.triu(1).any()
-    assert torch.equal(found, want)
+    assert torch.equal(actual, want)
 
 
 def test_positions_are_those_of_the_value_to_be_predicted() -> None:
@@ -96,11 +96,11 @@ def test_every_channel_has_a_table_of_its_own() -> None:
     model = built("image-transformer", height=2, width=2, channels=3)
     tokens = torch.tensor([[1, 7, 7, 7, 7, 8]])
     place, _ = positions_of(tokens, None, None)
-    found = (model.embed(tokens, place) - model.embed.position.rows(place.position_ids)) / 16**0.5
+    actual = (model.embed(tokens, place) - model.embed.position.rows(place.position_ids)) / 16**0.5
     table = model.embed.token.weight.view(3, 21, 16)
     # the start token stands before the first channel
     want = torch.stack([table[2, 1], table[0, 7], table[1, 7], table[2, 7], table[0, 7], table[1, 8]])
-    torch.testing.assert_close(found[0], want)
+    torch.testing.assert_close(actual[0], want)
 
 
 OUTPUT = ["loss", "gradients", "cached", "batch", "float64", "bfloat16", "saving"]
@@ -121,11 +121,11 @@ def test_a_cache_holds_what_can_still_be_seen() -> None:
     tokens = torch.randint(5, 21, (2, 80))
     for model, slots in ((one, 30), (two, (5 + 1 + 1) * 4)):
         with torch.no_grad():
-            whole, state, steps = model(tokens).logits, model.init_state(2, capacity=80), []
+            full, state, steps = model(tokens).logits, model.init_state(2, capacity=80), []
             for column in range(80):
                 logits, state, _ = model(tokens[:, column : column + 1], None, state)
                 steps.append(logits)
-        torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(torch.cat(steps, 1), full, rtol=1e-5, atol=1e-5)
         (ring,) = [kept.source for kept in states(state.body) if hasattr(kept, "source")]
         assert isinstance(ring, RingCache)
         assert ring.k.shape[2] == slots
@@ -135,7 +135,7 @@ def states(state: Any) -> list[Any]:
     """All records in a tree of states."""
     if isinstance(state, torch.Tensor) or not isinstance(state, list | tuple):
         return []
-    inner = [found for part in state for found in states(part)]
+    inner = [actual for part in state for actual in states(part)]
     return [state, *inner] if hasattr(state, "_fields") else inner
 
 
@@ -168,9 +168,9 @@ def test_bits_of_an_image_are_those_of_its_values_in_turn() -> None:
         for count in range(1, 17):
             chances = model(tokens[:, :count]).logits[:, -1].softmax(-1)
             nats -= float(chances.gather(1, values[:, count - 1 : count]).log().sum())
-        found = model.score(CausalLMBatch(tokens, values))
+        actual = model.score(CausalLMBatch(tokens, values))
     want = nats / math.log(2) / 48
-    assert bits_per_dimension(float(found.nll), int(found.targets)).value == pytest.approx(want, rel=1e-5)
+    assert bits_per_dimension(float(actual.nll), int(actual.targets)).value == pytest.approx(want, rel=1e-5)
 
 
 def test_mixtures_are_sums_of_their_parts() -> None:

@@ -101,8 +101,8 @@ def test_each_head_gets_what_the_explicit_jacobian_gives(
 
         for target in range(2):
             expected = explicit(run, relevance[target, 0, head], tuple(x[0, head] for x in inputs))
-            for part, whole in zip(expected, parts):
-                torch.testing.assert_close(whole[target, 0, head], part, rtol=1e-5, atol=1e-9)
+            for part, full in zip(expected, parts):
+                torch.testing.assert_close(full[target, 0, head], part, rtol=1e-5, atol=1e-9)
     kept = sum(part.abs().sum((1, 2, 3, 4)) for part in parts)
     torch.testing.assert_close(kept, relevance.abs().sum((1, 2, 3, 4)))
 

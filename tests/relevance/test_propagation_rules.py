@@ -68,8 +68,8 @@ def test_tokens_get_what_the_explicit_jacobian_gives(name: str) -> None:
         for row in range(2):
             for token in range(3):
                 expected = explicit(function, relevance[target, row, token], tuple(x[row, token] for x in inputs))
-                for part, whole in zip(expected, got):
-                    torch.testing.assert_close(whole[target, row, token], part, rtol=1e-5, atol=1e-8)
+                for part, full in zip(expected, got):
+                    torch.testing.assert_close(full[target, row, token], part, rtol=1e-5, atol=1e-8)
 
 
 def test_a_sum_over_tokens_gives_rows_what_the_explicit_jacobian_gives() -> None:
@@ -113,8 +113,8 @@ def test_each_head_gets_what_the_explicit_jacobian_gives(
                 expected = explicit(
                     lambda q, k, v: attend(q, k, v, **one_row), relevance[target, row, head][None], arguments
                 )
-                for part, whole in zip(expected, got):
-                    torch.testing.assert_close(whole[target, row, head], part[0], rtol=1e-5, atol=1e-8)
+                for part, full in zip(expected, got):
+                    torch.testing.assert_close(full[target, row, head], part[0], rtol=1e-5, atol=1e-8)
 
 
 def test_heads_that_share_keys_add_their_relevance() -> None:

@@ -91,12 +91,12 @@ def test_rollouts_equal_what_each_row_saw_alone() -> None:
     collector = RolloutCollector(environment, policy, SETTINGS)
     collector.begin(row_seeds(1, 4))
     rollouts = [collector.collect() for _ in range(3)]
-    whole = {name: torch.cat([getattr(rollout, name) for rollout in rollouts], 1) for name in RolloutBatch._fields[:-2]}
+    full = {name: torch.cat([getattr(rollout, name) for rollout in rollouts], 1) for name in RolloutBatch._fields[:-2]}
     ends = np.zeros(2)
     for row in range(4):
-        seen = naive_row(policy, row_seeds(1, 4)[row : row + 1], whole["actions"][row], options)
-        assert whole["segments"][row].tolist() == seen["segments"]
-        torch.testing.assert_close(whole["values"][row], torch.tensor(seen["values"]))
+        seen = naive_row(policy, row_seeds(1, 4)[row : row + 1], full["actions"][row], options)
+        assert full["segments"][row].tolist() == seen["segments"]
+        torch.testing.assert_close(full["values"][row], torch.tensor(seen["values"]))
         # a rollout ends in the middle of an episode: advantages reach to its end only
         for number, rollout in enumerate(rollouts):
             part = {name: column[13 * number : 13 * number + 13] for name, column in seen.items() if name != "segments"}
@@ -105,9 +105,9 @@ def test_rollouts_equal_what_each_row_saw_alone() -> None:
             torch.testing.assert_close(rollout.returns[row], naive + rollout.values[row], rtol=1e-4, atol=1e-5)
         ends += sum(seen["terminated"]), sum(seen["done"]) - sum(seen["terminated"])
     assert ends.min() > 0, "some episodes end by themselves and some by the limit"
-    first = whole["previous_actions"] == -1
-    assert bool((whole["previous_rewards"][first] == 0).all())
-    starts = torch.diff(whole["segments"], dim=1, prepend=torch.full((4, 1), -1)) > 0
+    first = full["previous_actions"] == -1
+    assert bool((full["previous_rewards"][first] == 0).all())
+    starts = torch.diff(full["segments"], dim=1, prepend=torch.full((4, 1), -1)) > 0
     assert torch.equal(first, starts)
 
 

@@ -56,25 +56,25 @@ def test_f1_by_brute_force() -> None:
     draw = random.Random(1)
     for _ in range(200):
         size = draw.randint(1, 15)
-        found, wanted = draw.choices(range(4), k=size), draw.choices(range(3), k=size)
+        actual, expected = draw.choices(range(4), k=size), draw.choices(range(3), k=size)
         for classes in (None, [0, 1, 2, 3], [1, 2]):
-            names = sorted({*found, *wanted}) if classes is None else classes
-            each, macro, micro = brute_f1(found, wanted, names)
-            assert f1(found, wanted, classes=classes).value == pytest.approx(macro)
-            assert f1(found, wanted, classes=classes).parts == pytest.approx(each)
-            assert f1(found, wanted, average="micro", classes=classes).value == pytest.approx(micro)
+            names = sorted({*actual, *expected}) if classes is None else classes
+            each, macro, micro = brute_f1(actual, expected, names)
+            assert f1(actual, expected, classes=classes).value == pytest.approx(macro)
+            assert f1(actual, expected, classes=classes).parts == pytest.approx(each)
+            assert f1(actual, expected, average="micro", classes=classes).value == pytest.approx(micro)
         # over all classes the micro average is the accuracy
-        assert f1(found, wanted, average="micro").value == pytest.approx(accuracy(found, wanted).value)
+        assert f1(actual, expected, average="micro").value == pytest.approx(accuracy(actual, expected).value)
 
 
 def test_f1_by_hand() -> None:
     # yes: precision 2/3, recall 2/2; no: precision 1/1, recall 1/2
-    found, wanted = ["yes", "yes", "yes", "no"], ["yes", "yes", "no", "no"]
-    score = f1(found, wanted)
+    actual, expected = ["yes", "yes", "yes", "no"], ["yes", "yes", "no", "no"]
+    score = f1(actual, expected)
     assert score.parts == pytest.approx({"yes": 80, "no": 200 / 3})
     assert score.value == pytest.approx((80 + 200 / 3) / 2)
     assert score.signature == "average:macro|classes:2|items:4"
-    assert accuracy(found, wanted).value == 75
+    assert accuracy(actual, expected).value == 75
 
 
 def test_text_scores_are_sacrebleus() -> None:

@@ -49,8 +49,8 @@ def read(
 @pytest.mark.parametrize("sizes", [[8, 8, 8], [1] * 24, [5, 18, 1]])
 def test_a_memory_of_everything_is_one_pass(sizes: list[int], training: bool, norm: str) -> None:
     model, tokens = made(memory_length=24, norm_order=norm).train(training), torch.randint(0, VOCAB, (2, 24))
-    found, _ = read(model, tokens, sizes)
-    torch.testing.assert_close(found, model(tokens).logits, atol=1e-10, rtol=0)
+    actual, _ = read(model, tokens, sizes)
+    torch.testing.assert_close(actual, model(tokens).logits, atol=1e-10, rtol=0)
 
 
 DOCUMENTS = torch.tensor(
@@ -69,11 +69,11 @@ def test_rows_reset_where_their_documents_end(training: bool, capacity: int | No
     """Each document as if it were alone, whatever was in its row before it, with padding on either side."""
     model, tokens = made(memory_length=24).train(training), torch.randint(0, VOCAB, (4, 24))
     with torch.set_grad_enabled(capacity is None):
-        found, _ = read(model, tokens, [7, 7, 1, 9], DOCUMENTS, None if training else capacity)
+        actual, _ = read(model, tokens, [7, 7, 1, 9], DOCUMENTS, None if training else capacity)
         for row, number in ((0, 0), (0, 1), (0, 2), (1, 3), (2, 4), (2, 7), (3, 0), (3, 9)):
             at = DOCUMENTS[row] == number
             alone = model(tokens[row][at][None]).logits[0]
-            torch.testing.assert_close(found[row, at], alone, atol=1e-10, rtol=0)
+            torch.testing.assert_close(actual[row, at], alone, atol=1e-10, rtol=0)
 
 
 def test_padding_in_between_takes_no_room_in_the_memory() -> None:
@@ -82,9 +82,9 @@ def test_padding_in_between_takes_no_room_in_the_memory() -> None:
     holes[0, [3, 4, 9]] = PADDING_SEGMENT
     for capacity in (None, 12):
         with torch.no_grad():
-            found, _ = read(model, tokens, [1] * 12, holes, capacity)
+            actual, _ = read(model, tokens, [1] * 12, holes, capacity)
             expected, _ = read(model, tokens[holes != PADDING_SEGMENT][None], [1] * 9, None, capacity)
-        torch.testing.assert_close(found[holes != PADDING_SEGMENT], expected[0], atol=1e-10, rtol=0)
+        torch.testing.assert_close(actual[holes != PADDING_SEGMENT], expected[0], atol=1e-10, rtol=0)
 
 
 def test_the_gradient_ends_with_the_segment() -> None:
@@ -108,14 +108,14 @@ def test_the_gradient_ends_with_the_segment() -> None:
         state = out.state
         outs.append(out.y)
     up = torch.randn_like(outs[1])
-    found = torch.autograd.grad(outs[1], [x, *layer.parameters()], up)
+    actual = torch.autograd.grad(outs[1], [x, *layer.parameters()], up)
     given = torch.cat([x[:, :4].detach(), x[:, 4:]], 1)
     pos = torch.arange(9).expand(2, -1)
-    whole = layer(given, Context(TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout()))).y[:, 4:]
-    expected = torch.autograd.grad(whole, [x, *layer.parameters()], up)
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=0)
-    assert not found[0][:, :4].any()
+    full = layer(given, Context(TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout()))).y[:, 4:]
+    expected = torch.autograd.grad(full, [x, *layer.parameters()], up)
+    for ours, reference in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours, reference, atol=1e-10, rtol=0)
+    assert not actual[0][:, :4].any()
 
 
 def test_the_state_holds_what_the_layer_was_given_last() -> None:
@@ -137,10 +137,10 @@ def test_with_an_equal_view_it_does_not_matter_how_a_text_is_cut(capacity: int |
     """Every token sees as many as are remembered, itself among them: also far beyond the memory."""
     model, tokens = made(memory_length=6, context="same-length").eval(), torch.randint(0, VOCAB, (2, 30))
     with torch.no_grad():
-        whole = model(tokens).logits
+        full = model(tokens).logits
         for sizes in ([1] * 30, [10, 10, 10], [4, 25, 1]):
-            found, state = read(model, tokens, sizes, None, capacity)
-            torch.testing.assert_close(found, whole, atol=1e-10, rtol=0)
+            actual, state = read(model, tokens, sizes, None, capacity)
+            torch.testing.assert_close(actual, full, atol=1e-10, rtol=0)
             if capacity is not None:
                 assert isinstance(state.body[0][0].source, RememberedBuffer)
                 # a step writes in place; nothing is moved but once for a whole memory
@@ -165,8 +165,8 @@ def test_states_are_chosen_copied_and_moved_like_any_other() -> None:
         expected = model(tokens[:, 10:], segments[:, 10:], state).logits
         order = torch.tensor([2, 0, 0])
         chosen = tree_map(lambda t: t.index_select(0, order), state)
-        found = model(tokens[order, 10:], segments[order, 10:], chosen).logits
-        torch.testing.assert_close(found, expected[order], atol=1e-12, rtol=0)
+        actual = model(tokens[order, 10:], segments[order, 10:], chosen).logits
+        torch.testing.assert_close(actual, expected[order], atol=1e-12, rtol=0)
         again = pickle.loads(pickle.dumps(tree_map(lambda t: t.to("cpu", copy=True), state)))
         copied = model(tokens[:, 10:], segments[:, 10:], again).logits
         torch.testing.assert_close(copied, expected, atol=1e-12, rtol=0)

@@ -48,7 +48,7 @@ def test_any_cutting_into_calls_is_one_call(data: st.DataObject) -> None:
     layer = attention()
     real = segments != PADDING_SEGMENT
     with torch.no_grad():
-        whole = layer(x, Context(place_of(segments, batch, length, None)[0])).y
+        full = layer(x, Context(place_of(segments, batch, length, None)[0])).y
         for capacity in (None, length, length + 3):
             state, tail, at, parts = begin(layer, batch, capacity), empty_tail(batch, CPU), 0, []
             while at < length:
@@ -57,13 +57,13 @@ def test_any_cutting_into_calls_is_one_call(data: st.DataObject) -> None:
                 out = layer(x[:, at:end], Context(place), state)
                 state, at = out.state, end
                 parts.append(out.y)
-            torch.testing.assert_close(torch.cat(parts, 1)[real], whole[real], atol=1e-12, rtol=0)
+            torch.testing.assert_close(torch.cat(parts, 1)[real], full[real], atol=1e-12, rtol=0)
 
 
 def test_a_growing_cache_carries_gradients() -> None:
     layer, x = attention(), torch.randn(2, 6, DIM, dtype=torch.float64, requires_grad=True)
-    whole = layer(x, Context(place_of(None, 2, 6, None)[0])).y
-    (expected,) = torch.autograd.grad(whole.sin().sum(), x)
+    full = layer(x, Context(place_of(None, 2, 6, None)[0])).y
+    (expected,) = torch.autograd.grad(full.sin().sum(), x)
     state, tail, parts = begin(layer, 2), empty_tail(2, CPU), []
     for part in x.split([4, 1, 1], dim=1):
         place, tail = place_of(None, 2, part.shape[1], tail)
@@ -122,17 +122,17 @@ def test_an_encoders_keys_are_projected_once() -> None:
     calls: list[Any] = []
     layer.kv_proj.register_forward_hook(lambda *call: calls.append(call))
     place, _ = place_of(None, 2, 4, None)
-    whole = layer(x, Context(place, memory)).y
+    full = layer(x, Context(place, memory)).y
     state, parts = begin(layer, 2), []
     for number in range(4):
         place, _ = place_of(None, 2, 1, empty_tail(2, CPU)._replace(contiguous_length=number))
         y, state, _ = layer(x[:, number : number + 1], Context(place, memory), state)
         parts.append(y)
     assert len(calls) == 2
-    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-12, rtol=0)
+    torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-12, rtol=0)
     # padding of the source is seen by nobody
     other = MemorySequence(torch.where((unequal == PADDING_SEGMENT)[..., None], 99.0, source), memory.positions)
-    torch.testing.assert_close(layer(x, Context(place_of(None, 2, 4, None)[0], other)).y, whole, atol=1e-12, rtol=0)
+    torch.testing.assert_close(layer(x, Context(place_of(None, 2, 4, None)[0], other)).y, full, atol=1e-12, rtol=0)
 
 
 def test_cross_attention_without_a_memory_is_an_error() -> None:

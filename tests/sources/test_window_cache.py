@@ -57,7 +57,7 @@ def test_any_cutting_into_calls_is_one_call(name: str, data: st.DataObject) -> N
     layer, real = attention(MASKS[name]), segments != PADDING_SEGMENT
     none = torch.zeros(batch, length, dtype=torch.long)
     with torch.no_grad():
-        whole = layer(x, Context(positions_of(none, segments, None)[0])).y
+        full = layer(x, Context(positions_of(none, segments, None)[0])).y
         for capacity in (None, length + 9):
             state, tail, at, parts = begin(layer, batch, capacity), empty_tail(batch, CPU), 0, []
             while at < length:
@@ -66,7 +66,7 @@ def test_any_cutting_into_calls_is_one_call(name: str, data: st.DataObject) -> N
                 y, state, _ = layer(x[:, at:end], Context(place), state)
                 at = end
                 parts.append(y)
-            torch.testing.assert_close(torch.cat(parts, 1)[real], whole[real], atol=1e-12, rtol=0)
+            torch.testing.assert_close(torch.cat(parts, 1)[real], full[real], atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -88,8 +88,8 @@ def test_memory_stays_what_the_mask_can_show(name: str) -> None:
 def test_a_ring_carries_gradients_and_can_be_gone_back_to() -> None:
     layer, x = attention(MASKS["sinks"]), torch.randn(2, 9, DIM, dtype=torch.float64, requires_grad=True)
     none = torch.zeros(2, 9, dtype=torch.long)
-    whole = layer(x, Context(positions_of(none, None, None)[0])).y
-    (expected,) = torch.autograd.grad(whole.sin().sum(), x)
+    full = layer(x, Context(positions_of(none, None, None)[0])).y
+    (expected,) = torch.autograd.grad(full.sin().sum(), x)
     state, tail, at, parts = begin(layer, 2, None), empty_tail(2, CPU), 0, []
     for size in (4, 1, 1, 3):
         place, tail = positions_of(none[:, at : at + size], None, tail)  # type: ignore[assignment]
@@ -98,7 +98,7 @@ def test_a_ring_carries_gradients_and_can_be_gone_back_to() -> None:
         y, state, _ = layer(x[:, at : at + size], context, state)
         parts.append(y)
         at += size
-    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-12, rtol=0)
+    torch.testing.assert_close(torch.cat(parts, 1), full, atol=1e-12, rtol=0)
     (gradient,) = torch.autograd.grad(torch.cat(parts, 1).sin().sum(), x)
     torch.testing.assert_close(gradient, expected, atol=1e-12, rtol=0)
 
@@ -108,14 +108,14 @@ def test_rows_can_be_reordered(capacity: int | None) -> None:
     layer, x = attention(MASKS["sinks"]), torch.randn(3, 12, DIM, dtype=torch.float64)
     order, none = torch.tensor([2, 0, 0]), torch.zeros(3, 12, dtype=torch.long)
     with torch.no_grad():
-        wanted = layer(x[order], Context(positions_of(none, None, None)[0])).y
+        expected = layer(x[order], Context(positions_of(none, None, None)[0])).y
         place, tail = positions_of(none[:, :9], None, empty_tail(3, CPU))
         state = layer(x[:, :9], Context(place), begin(layer, 3, capacity)).state
         state = tree_map(lambda tensor: tensor.index_select(0, order), state)
         for column in range(9, 12):
             place, tail = positions_of(none[:, :1], None, tail)
             y, state, _ = layer(x[order][:, column : column + 1], Context(place), state)
-            torch.testing.assert_close(y, wanted[:, column : column + 1], atol=1e-12, rtol=0)
+            torch.testing.assert_close(y, expected[:, column : column + 1], atol=1e-12, rtol=0)
 
 
 def test_what_lasts() -> None:

@@ -29,14 +29,14 @@ def drawn(heads: list[int]) -> nx.DiGraph:
 @given(trees())
 @settings(max_examples=200, deadline=None)
 def test_depths_and_spans_are_those_of_networkx(heads: list[int]) -> None:
-    graph, found = drawn(heads), preorder_columns(heads)
+    graph, actual = drawn(heads), preorder_columns(heads)
     lengths = nx.single_source_shortest_path_length(graph, ROOT)
     single = heads.count(ROOT) == 1
-    assert found[:, 0].tolist() == [lengths[word] - single for word in range(1, len(heads) + 1)]
-    assert sorted(found[:, 1]) == list(range(len(heads)))
+    assert actual[:, 0].tolist() == [lengths[word] - single for word in range(1, len(heads) + 1)]
+    assert sorted(actual[:, 1]) == list(range(len(heads)))
     for word in range(1, len(heads) + 1):
-        _, first, last = found[word - 1]
-        below = {other for other in range(1, len(heads) + 1) if first <= found[other - 1, 1] <= last}
+        _, first, last = actual[word - 1]
+        below = {other for other in range(1, len(heads) + 1) if first <= actual[other - 1, 1] <= last}
         assert below == nx.descendants(graph, word) | {word}
 
 
@@ -54,8 +54,8 @@ def test_no_words_are_no_tree() -> None:
 
 
 def test_a_long_chain_needs_no_deep_recursion() -> None:
-    found = preorder_columns(list(range(20_000)))
-    np.testing.assert_array_equal(found[:, 0], np.arange(20_000))
+    actual = preorder_columns(list(range(20_000)))
+    np.testing.assert_array_equal(actual[:, 0], np.arange(20_000))
 
 
 @pytest.mark.parametrize(

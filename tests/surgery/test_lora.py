@@ -48,18 +48,18 @@ def test_outputs_and_gradients_are_those_of_peft() -> None:
     layers = {name: layer for name, layer in ours.named_modules() if isinstance(layer, LoraLinear)}
     config = peft.LoraConfig(r=2, lora_alpha=6, target_modules=list(layers), rank_pattern={"kv_proj": 4})
     config.alpha_pattern = {"kv_proj": 12}
-    theirs = peft.inject_adapter_in_model(config, encoder()).eval()
+    reference = peft.inject_adapter_in_model(config, encoder()).eval()
     for name, layer in layers.items():
-        other = theirs.get_submodule(name)
+        other = reference.get_submodule(name)
         with torch.no_grad():
             other.lora_A["default"].weight.copy_(layer.lora_a)
             other.lora_B["default"].weight.copy_(torch.block_diag(*layer.lora_b.split(layer.sizes)))
-    outputs = [model(TOKENS).logits for model in (ours, theirs)]
+    outputs = [model(TOKENS).logits for model in (ours, reference)]
     torch.testing.assert_close(outputs[0], outputs[1], rtol=0, atol=1e-10)
     for logits in outputs:
         logits.square().sum().backward()
     for name, layer in layers.items():
-        other = theirs.get_submodule(name)
+        other = reference.get_submodule(name)
         torch.testing.assert_close(layer.lora_a.grad, other.lora_A["default"].weight.grad)
         blocks = zip(other.lora_B["default"].weight.grad.split(layer.sizes), range(len(layer.sizes)), strict=True)
         expected = torch.cat([block[:, 2 * number : 2 * number + 2] for block, number in blocks])

@@ -151,8 +151,8 @@ def test_shortest_paths_are_learned_from_random_walks(tmp_path: Path) -> None:
         assert isinstance(model, DecisionTransformer)
         with torch.no_grad():
             means[returns] = achieved_returns(model, "graph-walk", optimum, 200, delayed=False).mean()
-            for wanted in (-3.0, -5.0, -10.0) if returns == "true" else ():
-                achieved = achieved_returns(model, "graph-walk", wanted, 200, delayed=False).mean()
-                assert achieved == pytest.approx(wanted, abs=0.6)
+            for expected in (-3.0, -5.0, -10.0) if returns == "true" else ():
+                achieved = achieved_returns(model, "graph-walk", expected, 200, delayed=False).mean()
+                assert achieved == pytest.approx(expected, abs=0.6)
     assert means["true"] >= optimum.mean() - 0.3
     assert means["false"] < -8

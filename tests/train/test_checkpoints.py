@@ -55,8 +55,8 @@ DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
 def test_damage_is_told_by_name_and_passed_over(
     name: str, harm: Callable[[Path], None], said: str, tmp_path: Path
 ) -> None:
-    whole, run = a_run(tmp_path / "whole"), a_run(tmp_path / "run")
-    go(whole)
+    full, run = a_run(tmp_path / "whole"), a_run(tmp_path / "run")
+    go(full)
     stopped(run, 9)
     store = CheckpointStore(tmp_path / "run/checkpoints")
     assert store.steps() == [4, 8, 9]

@@ -137,12 +137,12 @@ def test_a_mistake_is_told_once_and_in_a_sentence(tmp_path: Path, capfd: pytest.
 
 def worker_pids(launcher: int) -> dict[int, int]:
     """The process ids of the workers that a process has launched, by rank."""
-    found = {}
+    actual = {}
     for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
         variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
         if rank := [value for value in variables if value.startswith(b"RANK=")]:
-            found[int(rank[0].removeprefix(b"RANK="))] = int(child)
-    return found
+            actual[int(rank[0].removeprefix(b"RANK="))] = int(child)
+    return actual
 
 
 def signalling(number: signal.Signals) -> Callable[[TrainingEvent], None]:

@@ -50,15 +50,15 @@ def gradients(model: nn.Module) -> Iterator[torch.Tensor]:
 
 def test_accumulation_is_one_large_batch() -> None:
     """Micro-batches with different numbers of targets weigh by their targets, not alike."""
-    whole = make("language-model", 1, rows=6)
-    assert isinstance(whole, CausalLMBatch)
-    whole.targets[0, 2:] = IGNORE_INDEX
-    whole.targets[4] = IGNORE_INDEX
-    parts = [CausalLMBatch(whole.tokens[i : i + 2], whole.targets[i : i + 2]) for i in (0, 2, 4)]
+    full = make("language-model", 1, rows=6)
+    assert isinstance(full, CausalLMBatch)
+    full.targets[0, 2:] = IGNORE_INDEX
+    full.targets[4] = IGNORE_INDEX
+    parts = [CausalLMBatch(full.tokens[i : i + 2], full.targets[i : i + 2]) for i in (0, 2, 4)]
     one, three = small(), small()
-    first = engine(one, clip=0.5).step([whole], 0.01)
+    first = engine(one, clip=0.5).step([full], 0.01)
     second = engine(three, clip=0.5).step(parts, 0.01)
-    assert first.targets == second.targets == int((whole.targets != IGNORE_INDEX).sum())
+    assert first.targets == second.targets == int((full.targets != IGNORE_INDEX).sum())
     torch.testing.assert_close(first.figures, second.figures)
     for a, b in zip(one.parameters(), three.parameters(), strict=True):
         # Adam's first step is the rate times the sign: tiny gradients may round to either side
@@ -122,9 +122,9 @@ def test_remat_changes_no_gradient(recipe: str) -> None:
 def test_remat_leaves_streaming_alone() -> None:
     model = small().eval()
     tokens = torch.randint(5, 11, (1, 6))
-    wanted = model(tokens).logits
+    expected = model(tokens).logits
     checkpoint_activations(model)
-    torch.testing.assert_close(model(tokens, state=model.init_state(1)).logits, wanted)
+    torch.testing.assert_close(model(tokens, state=model.init_state(1)).logits, expected)
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_weights_and_loss_in_float32() -> None:

@@ -139,11 +139,11 @@ def test_layers_without_a_depth_are_refused(recipe: str) -> None:
 )
 def test_an_interrupted_fine_tuning_is_the_same(pretrained: Path, tmp_path: Path, settings: dict[str, Any]) -> None:
     runs = [classifier(pretrained, tmp_path / name, **settings, save={"every": 2}) for name in ("whole", "stopped")]
-    whole = go(runs[0], opened=opened("classification")).load()
+    full = go(runs[0], opened=opened("classification")).load()
     stopped(runs[1], 2, opened=opened("classification"))
     resumed = go(runs[1], opened=opened("classification")).load()
     assert learned(tmp_path / "whole") == learned(tmp_path / "stopped")
-    for name, value in whole.state_dict().items():
+    for name, value in full.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[name]), name
 
 

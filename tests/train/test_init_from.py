@@ -33,9 +33,9 @@ class OtherWords(FakeSource):
 
 
 def source(task: str, longest: int = 8, kind: type[FakeSource] = FakeSource) -> FakeSource:
-    found = kind(task)
-    found.length_limits = [FakeSpan(longest)]
-    return found
+    actual = kind(task)
+    actual.length_limits = [FakeSpan(longest)]
+    return actual
 
 
 def opened(found: FakeSource) -> DataOpener:
@@ -68,11 +68,11 @@ def test_an_interrupted_stage_goes_on_with_its_own_weights(tmp_path: Path) -> No
     text = source("language-model")
     go(stage(tmp_path / "1", WINDOWS[0]), opened=opened(text))
     run = stage(tmp_path / "2", WINDOWS[1], init_from=str(tmp_path / "1"))
-    whole = go(run, opened=opened(text))
+    full = go(run, opened=opened(text))
     # the earlier stage may be gone by now
     (tmp_path / "1").rename(tmp_path / "elsewhere")
     again = go(run.model_copy(update={"limits": run.limits.model_copy(update={"steps": 6})}), opened=opened(text))
-    assert (whole.step, again.step) == (4, 6)
+    assert (full.step, again.step) == (4, 6)
 
 
 def test_learned_positions_are_repeated(tmp_path: Path) -> None:

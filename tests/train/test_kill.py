@@ -26,18 +26,18 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], st
 
 
 def test_a_few_kills(played: tuple[dict[str, Any], str]) -> None:
-    found = played[0]["kills:3"]
-    assert found["kills"] == 3
-    assert found["same"] == found["runs"] >= 1
+    actual = played[0]["kills:3"]
+    assert actual["kills"] == 3
+    assert actual["same"] == actual["runs"] >= 1
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_hundred_kills(tmp_path: Path) -> None:
-    found = play(tmp_path, "kills:100", most=1200)[0]["kills:100"]
-    print(found)
-    assert found["kills"] == 100
-    assert found["same"] == found["runs"] >= 5
+    actual = play(tmp_path, "kills:100", most=1200)[0]["kills:100"]
+    print(actual)
+    assert actual["kills"] == 100
+    assert actual["same"] == actual["runs"] >= 5
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -59,6 +59,6 @@ def test_a_busy_folder_is_refused_in_one_sentence(played: tuple[dict[str, Any], 
 
 
 def test_asking_twice_stops_at_once(played: tuple[dict[str, Any], str]) -> None:
-    found = played[0]["impatient:0"]
-    assert found["code"] == 1
-    assert found["seconds"] < 10
+    actual = played[0]["impatient:0"]
+    assert actual["code"] == 1
+    assert actual["seconds"] < 10

@@ -118,9 +118,9 @@ def test_steps_learn_from_what_was_read_before(recipe: str) -> None:
     )
     for batch in read:
         stepped = engine.step([batch], 0.0)
-    whole = CausalLMBatch(*(torch.cat([batch[n] for batch in read], 1) for n in (0, 1)))  # type: ignore[arg-type]
-    logits = model(whole.tokens).logits[:, 12:]
-    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), whole.targets[:, 12:].flatten())
+    full = CausalLMBatch(*(torch.cat([batch[n] for batch in read], 1) for n in (0, 1)))  # type: ignore[arg-type]
+    logits = model(full.tokens).logits[:, 12:]
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), full.targets[:, 12:].flatten())
     torch.testing.assert_close(stepped.figures[0], expected.detach(), atol=1e-5, rtol=1e-5)
     engine.step([batches(1, rows=2)[0]], 0.0)
     assert engine.carried_state.rows == 2
@@ -155,12 +155,12 @@ def test_every_validation_begins_with_an_empty_memory_and_leaves_that_of_trainin
     assert first == second
     assert engine.carried_state.state is before
     part = Validator(engine.scorer, read, EvaluateConfig(batches=2), SINGLE_PROCESS_GROUP, task=LANGUAGE_MODELLING)()
-    for found, length in ((first, 24), (part, 12)):
+    for actual, length in ((first, 24), (part, 12)):
         tokens, targets = (torch.cat([batch[n] for batch in read], 1)[:, :length] for n in (0, 1))  # type: ignore[misc]
         with torch.no_grad():
             nll = float(model.eval().score(CausalLMBatch(tokens, targets)).nll)
-        assert found is not None
-        assert found["loss"] == pytest.approx(nll / targets.numel(), abs=1e-5)
+        assert actual is not None
+        assert actual["loss"] == pytest.approx(nll / targets.numel(), abs=1e-5)
 
 
 def test_only_models_with_a_memory_carry_one() -> None:

@@ -97,7 +97,7 @@ def kills(folder: Path, number: int) -> dict[str, Any]:
     began = time.monotonic()
     assert end(begin(a_run(folder, "again"))) == 0
     lasts = time.monotonic() - began
-    wanted, chance = outcome(reference), random.Random(number)
+    expected, chance = outcome(reference), random.Random(number)
     done, runs, same = 0, 0, 0
     while done < number:
         run = a_run(folder, f"run-{runs}")
@@ -112,7 +112,7 @@ def kills(folder: Path, number: int) -> dict[str, Any]:
                 break
             done += 1
         runs += 1
-        same += outcome(run) == wanted
+        same += outcome(run) == expected
     return {"kills": done, "runs": runs, "same": same, "seconds": lasts}
 
 
@@ -171,13 +171,13 @@ def impatient(folder: Path, number: int) -> dict[str, Any]:
 def main(folder: Path, scenarios: list[str]) -> None:
     """Each scenario is NAME:NUMBER and gets a folder of its own."""
     warm_up()
-    found = {}
+    actual = {}
     for scenario in scenarios:
         name, _, number = scenario.partition(":")
         own = folder / scenario.replace(":", "-")
         own.mkdir()
-        found[scenario] = {"kills": kills, "interrupts": interrupts, "impatient": impatient}[name](own, int(number))
-    print(json.dumps(found))
+        actual[scenario] = {"kills": kills, "interrupts": interrupts, "impatient": impatient}[name](own, int(number))
+    print(json.dumps(actual))
 
 
 if __name__ == "__main__":

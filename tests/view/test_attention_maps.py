@@ -32,15 +32,15 @@ def built(name: str, **keywords: Any) -> Any:
 @pytest.mark.parametrize("name", PAIR)
 def test_an_encoder_decoder_looks_at_its_source(name: str, answer: str | None) -> None:
     model = built(name, **PAIR[name])
-    found = attention_maps(model, "abcd", answer)
-    crossing = [one for one in found if one.is_cross_attention]
+    actual = attention_maps(model, "abcd", answer)
+    crossing = [one for one in actual if one.is_cross_attention]
     assert [one.part for one in crossing] == OVER_SOURCE[name]
     for one in crossing:
         assert one.columns == ("a", "b", "c", "d", "<eos>")
         assert one.rows[-1] == "<eos>"
         assert answer is None or one.rows[:-1] == tuple(answer)
         torch.testing.assert_close(one.weights.sum(-1), torch.ones(one.weights.shape[:2]))
-    own = [one.part for one in found if not one.is_cross_attention]
+    own = [one.part for one in actual if not one.is_cross_attention]
     parts = ["encoder.0.attention", "encoder.1.attention", "decoder.0.attention", "decoder.1.attention"]
     assert own == (parts if name == "transformer" else [])
 
@@ -66,24 +66,24 @@ def first(model: Any, memory: Any) -> torch.Tensor:
 @pytest.mark.parametrize("name", ["transformer-lm", "bert", "transformer-classifier"])
 def test_a_text_looks_at_itself(name: str) -> None:
     given = {"classes": 2} if name == "transformer-classifier" else {}
-    found = attention_maps(built(name, **SMALL, **given), "abc")
-    assert [one.part for one in found] == ["body.0.attention", "body.1.attention"]
+    actual = attention_maps(built(name, **SMALL, **given), "abc")
+    assert [one.part for one in actual] == ["body.0.attention", "body.1.attention"]
     assert (
-        found[0].rows == found[0].columns == ("<bos>", "a", "b", "c", "<eos>")[: 4 if name == "transformer-lm" else 5]
+        actual[0].rows == actual[0].columns == ("<bos>", "a", "b", "c", "<eos>")[: 4 if name == "transformer-lm" else 5]
     )
     if name == "transformer-lm":
-        assert not found[0].weights.triu(1).any()
+        assert not actual[0].weights.triu(1).any()
 
 
 def test_a_part_is_chosen_by_name_and_number() -> None:
-    found = attention_maps(built("transformer", **SMALL), "abcd", "ab")
-    assert select_map(found).part == select_map(found, layer=2).part == "decoder.1.cross"
-    assert select_map(found, layer=1).part == "decoder.0.cross"
-    assert select_map(found, part="encoder", layer=1).part == "encoder.0.attention"
+    actual = attention_maps(built("transformer", **SMALL), "abcd", "ab")
+    assert select_map(actual).part == select_map(actual, layer=2).part == "decoder.1.cross"
+    assert select_map(actual, layer=1).part == "decoder.0.cross"
+    assert select_map(actual, part="encoder", layer=1).part == "encoder.0.attention"
     with pytest.raises(UserError, match=r"no part 'encodr'; known: decoder\.0\.attention, "):
-        select_map(found, part="encodr")
+        select_map(actual, part="encodr")
     with pytest.raises(UserError, match=r"layer \(9\) must be 1 to 2: .* are decoder\.0\.cross, decoder\.1\.cross"):
-        select_map(found, layer=9)
+        select_map(actual, layer=9)
 
 
 def test_the_text_form_names_what_is_looked_at_most() -> None:

@@ -19,14 +19,14 @@ def run_folder(folder: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def rows(scale: float, *, bits: bool = True) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    actual: list[dict[str, Any]] = []
     for step in range(10, 60, 10):
         row = {"step": step, "loss": scale / step, "learning_rate": 1e-3 * step, "gradient_norm": 1.0}
         if step % 20 == 0:
             row |= {"valid_loss": 2 * scale / step, "valid_accuracy": 0.5}
             row |= {"valid_bits_per_byte": 3 * scale / step} if bits else {}
-        found.append(row)
-    return found
+        actual.append(row)
+    return actual
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
 
 def test_the_masks_of_a_model() -> None:
     model = mf.build("longformer-lm", dim=16, heads=2, depth=4, window=4, top_window=4, dilated_heads=1)
-    found = attention_masks(model)
-    assert next(iter(found)) == m.Window(4)
-    assert found[m.Window(4)] == ["body.0.attention.inner.kernel", "body.1.attention.inner.kernel"]
-    assert m.PerHead({0: m.Window(4, dilation=2)}, default=m.Window(4)) in found
+    actual = attention_masks(model)
+    assert next(iter(actual)) == m.Window(4)
+    assert actual[m.Window(4)] == ["body.0.attention.inner.kernel", "body.1.attention.inner.kernel"]
+    assert m.PerHead({0: m.Window(4, dilation=2)}, default=m.Window(4)) in actual

@@ -32,9 +32,9 @@ def text(count: int) -> Any:
 @pytest.mark.parametrize("recipe", MORE)
 def test_every_layer_tells_its_regions(recipe: str) -> None:
     held: HeldOutBatches = text(5)
-    found = region_masses(mf.build(recipe, **SMALL, **MORE[recipe]), held)
-    assert len(found) == 2
-    for one in found:
+    actual = region_masses(mf.build(recipe, **SMALL, **MORE[recipe]), held)
+    assert len(actual) == 2
+    for one in actual:
         assert sum(one.shares.values()) == pytest.approx(1, abs=1e-5)
         assert all(share > 0.05 for share in one.shares.values())
     names = {
@@ -42,8 +42,8 @@ def test_every_layer_tells_its_regions(recipe: str) -> None:
         "compressive-transformer": ("slots", "memory", "segment"),
         "memorizing-transformer": ("memory", "lately", "segment"),
     }
-    assert tuple(found[1].shares) == names[recipe]
-    assert found[0].part.startswith("body.0.attention.")
+    assert tuple(actual[1].shares) == names[recipe]
+    assert actual[0].part.startswith("body.0.attention.")
 
 
 @pytest.mark.usefixtures("unchecked")

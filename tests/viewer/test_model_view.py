@@ -171,9 +171,9 @@ def test_a_memory_stands_before_the_text() -> None:
     text = "abcd abcd efgh abcd efgh abcd aa"
     model = tiny("transformer-xl")
     view = view_text(model, text)
-    whole = ("<bos>", *text)
-    assert view.maps[0].rows == whole[16:]
-    assert (view.maps[0].columns, view.maps[0].memory, view.maps[0].keys) == (whole, 16, "memory")
+    full = ("<bos>", *text)
+    assert view.maps[0].rows == full[16:]
+    assert (view.maps[0].columns, view.maps[0].memory, view.maps[0].keys) == (full, 16, "memory")
     # the same as if everything had been read at once: its memory is longer than the text
     weights = []
     tokens = torch.tensor([[1, *model.tokenizer.encode(text)]])
