@@ -95,6 +95,24 @@ def test_one_query_at_a_time(score: str, weights: str) -> None:
         torch.testing.assert_close(y[b, h, i], expected, atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.parametrize("score", ["Gaussian", "Laplace", "Epanechnikov"])
+def test_scores_of_distances_have_the_gradients_of_their_definition(score: str) -> None:
+    q, k, _ = (x.detach().requires_grad_() for x in tensors(HEADS, HEADS, KEY, VALUE))
+    scorer = SCORES[score]().double()
+    pairs = [(0, 0, 3, 3), (1, 2, 0, 6), (1, 3, 9, 2)]
+    actual = torch.stack([scorer(q, k)[pair] for pair in pairs]).sum()
+    by_hand = sum(score_by_hand(scorer, q[b, h, i], k[b, h, j], h) for b, h, i, j in pairs)
+    inputs = (q, k, scorer.log)
+    for gradient, expected in zip(torch.autograd.grad(actual, inputs), torch.autograd.grad(by_hand, inputs)):
+        torch.testing.assert_close(gradient, expected, atol=1e-12, rtol=1e-12)
+    # equal queries and keys have no direction
+    (gradient,) = torch.autograd.grad(scorer(q, q.detach()).diagonal(dim1=-2, dim2=-1).sum(), q)
+    assert not gradient.any()
+    narrow = SCORES[score]()(q.bfloat16(), k.bfloat16())
+    assert narrow.dtype == torch.bfloat16
+    torch.testing.assert_close(narrow.double(), scorer(q, k), atol=0.05, rtol=0.05)
+
+
 @pytest.mark.parametrize("mask", [Causal(), AllKeys()], ids=repr)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_usual_ones_are_softmax_attention(layout: str, mask: Any) -> None:

@@ -96,9 +96,12 @@ class _DistanceScore(PairScore):
         """The current bandwidth."""
         return float(self.log.detach().exp())
 
-    def squared_distances(self, q: Tensor, k: Tensor) -> Tensor:
-        """Squared distances over the squared bandwidth, from differences: products lose precision for close points."""
-        return (q[..., :, None, :] - k[..., None, :, :]).square().sum(-1) * (-2 * self.log).exp()
+    def distances(self, q: Tensor, k: Tensor) -> Tensor:
+        """Distances over the bandwidth, from differences: products of close points lose precision."""
+        # torch has no kernel for narrower types
+        wide = torch.promote_types(q.dtype, torch.float32)
+        distances = torch.cdist(q.to(wide), k.to(wide), compute_mode="donot_use_mm_for_euclid_dist")
+        return (distances * (-self.log).exp()).to(q.dtype)
 
 
 @final
@@ -111,18 +114,17 @@ class GaussianScore(_DistanceScore):
     at_most_zero = True
 
     def forward(self, q: Float[Tensor, "*b l e"], k: Float[Tensor, "*b s e"]) -> Float[Tensor, "*b l s"]:
-        return -self.squared_distances(q, k) / 2
+        return -self.distances(q, k).square() / 2
 
 
 @final
 class LaplaceScore(_DistanceScore):
-    """-|q - k| / bandwidth."""
+    """-|q - k| / bandwidth, with a gradient of 0 where query and key are equal."""
 
     at_most_zero = True
 
     def forward(self, q: Float[Tensor, "*b l e"], k: Float[Tensor, "*b s e"]) -> Float[Tensor, "*b l s"]:
-        # the square root has no derivative at 0
-        return -self.squared_distances(q, k).clamp(min=1e-24).sqrt()
+        return -self.distances(q, k)
 
 
 @final
@@ -130,7 +132,7 @@ class EpanechnikovScore(_DistanceScore):
     """1 - |q - k|^2 / bandwidth^2, for `ReluWeights`: keys beyond the bandwidth get weight 0."""
 
     def forward(self, q: Float[Tensor, "*b l e"], k: Float[Tensor, "*b s e"]) -> Float[Tensor, "*b l s"]:
-        return 1 - self.squared_distances(q, k)
+        return 1 - self.distances(q, k).square()
 
 
 def _positive_log(name: str, value: float) -> float:
