@@ -104,6 +104,20 @@ def attention(
     return job
 
 
+def rows_with_roles(length: int, *, layers: int = 6) -> Job:
+    """The same in several layers, on tokens with roles that no call has had before, so that no earlier plan serves."""
+    kernel = SoftmaxKernel(m.Window(64))
+    q, k, v, upstream = (torch.randn(1, HEADS, length, WIDTH, requires_grad=True) for _ in range(4))
+
+    def job() -> None:
+        place = positions((length,))
+        place = place._replace(roles=torch.zeros_like(place.position_ids))
+        for _ in range(layers):
+            kernel(KernelCall(q, k, v, place, place, NoPosition())).y.backward(upstream)
+
+    return job
+
+
 def sequence(*jobs: Job) -> Job:
     """All jobs, one after the other."""
     return lambda: [job() for job in jobs]
@@ -243,6 +257,11 @@ SWEEPS: dict[str, Sweep] = {
         [Place(softmax_kernel, "MIN_PAIRS_FOR_PLAN")],
         near(USED.min_planned_pairs),
         lambda: sequence(*(attention(SoftmaxKernel(m.Window(64)), n // 2, n // 2) for n in (256, 512, 1024))),
+    ),
+    "min_row_plan_pairs": Sweep(
+        [Place(sparse_plan, "MIN_ROW_PLAN_PAIRS")],
+        near(USED.min_row_plan_pairs),
+        lambda: sequence(*map(rows_with_roles, (384, 512, 768, 1024))),
     ),
     "min_document_length": Sweep(
         [Place(module, "MIN_DOCUMENT_LENGTH") for module in (softmax_kernel, biased_softmax_plan)],

@@ -282,6 +282,16 @@ def test_packed_documents_are_seen_one_by_one(mask: Mask, groups: int, monkeypat
     assert choice(kernel, marked).startswith(("sdpa", "sparse"))
 
 
+def test_rows_with_plans_of_their_own_are_planned_if_they_are_long() -> None:
+    """Rows that differ in roles, as questions do, are planned in every step; short ones are computed sooner."""
+    kernel = SoftmaxKernel(Window(20))
+    for length, path in [(400, "sdpa"), (1000, "sparse")]:
+        place = segment_positions([[0] * length])
+        with_roles = place._replace(roles=torch.zeros_like(place.position_ids))
+        assert choice(kernel, place).startswith("sparse")
+        assert choice(kernel, with_roles).startswith(path)
+
+
 def test_documents_of_nearly_one_length_share_a_plan() -> None:
     """Packed text has documents of any length, and planning takes as long as a step."""
     kernel = SoftmaxKernel(Window(20))

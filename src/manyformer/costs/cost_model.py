@@ -31,6 +31,8 @@ class CostModel:
     """Overhead of one attention call on a CPU, in (head, query, key) pairs."""
     min_planned_pairs: int = measured(1 << 17, "pairs", "2026-11-21")
     """With fewer (query, key) pairs, planning costs more than skipping masked blocks saves."""
+    min_row_plan_pairs: int = measured(1 << 20, "pairs", "2026-11-26")
+    """The same for the pairs of all heads in a row that needs a plan of its own, because rows of tokens differ."""
     short_document_rounding: int = measured(32, "tokens", "2026-11-21")
     """Under a causal mask the length of a document is padded to a multiple of this: equal lengths share a mask."""
     long_document_rounding: int = measured(128, "tokens", "2026-11-21")

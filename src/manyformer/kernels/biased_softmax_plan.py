@@ -10,7 +10,7 @@ from manyformer.ops import distance_vector_attention, toeplitz_attention
 from manyformer.ops.distance_vector_blocks import SegmentPair
 from manyformer.ops.flex_bias_attention import MIN_FLEX_WIDTH, has_flex_width
 from manyformer.ops.plan_records import SparsePlan
-from manyformer.ops.sparse_plan import make_sparse_plan
+from manyformer.ops.sparse_plan import make_sparse_plan, repays_planning
 from manyformer.ops.static_layout import can_plan
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position import Position
@@ -106,10 +106,12 @@ def _select_pairwise_plan(softmax: SoftmaxCall, seams: str) -> BiasedSoftmaxPlan
     q, k, _, query_positions, key_positions, *_ = softmax.call
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     is_large = queries > BLOCK and queries * keys > MAX_REFERENCE_PAIRS
-    if is_large and softmax.mask not in (Causal(), AllKeys()) and can_plan(query_positions, key_positions):
-        # a position computes all heads at once, so all heads share one plan
-        any_head = union(list(dict.fromkeys(softmax.mask.for_head(head) for head in range(heads))))
-        plan = make_sparse_plan(any_head, query_positions, key_positions, heads)
+    # a position computes all heads at once, so all heads share one plan
+    any_head = union(list(dict.fromkeys(softmax.mask.for_head(head) for head in range(heads))))
+    planned = any_head, query_positions, key_positions, heads
+    is_sparse = softmax.mask not in (Causal(), AllKeys())
+    if is_large and is_sparse and can_plan(query_positions, key_positions) and repays_planning(*planned):
+        plan = make_sparse_plan(*planned)
         share = plan.cost / (heads * queries * keys)
         if share < 1:
             cost = f"{share:.0%} of the cost of all pairs"

@@ -29,7 +29,7 @@ from manyformer.ops import block_sparse_attention, flex_mask_attention
 from manyformer.ops import softmax_attention as ops
 from manyformer.ops.flex_bias_attention import MIN_FLEX_WIDTH, has_flex_width
 from manyformer.ops.plan_records import SparsePlan
-from manyformer.ops.sparse_plan import make_sparse_plan
+from manyformer.ops.sparse_plan import make_sparse_plan, repays_planning
 from manyformer.ops.static_layout import can_plan, has_roles_or_parts, materialize
 from manyformer.position import NoPosition, Position
 
@@ -216,11 +216,14 @@ class SoftmaxKernel(Kernel):
     def _select_sparse_path(self, fused: SoftmaxPathChoice, call: KernelCall) -> SoftmaxPathChoice:
         """The sparse path, where its cost is below that of all pairs."""
         heads, pairs = call.q.shape[1], call.q.shape[2] * call.k.shape[2]
+        planned = self.mask, call.query_positions, call.key_positions, heads
         if pairs < MIN_PAIRS_FOR_PLAN or not can_plan(call.query_positions, call.key_positions):
             return fused
+        if not repays_planning(*planned):
+            return fused._replace(reason=f"{fused.reason}: a sparse plan for each row would cost more than it saves")
         if self.training and self.dropout:
             return fused._replace(reason=f"{fused.reason}, because dropout acts on the weights")
-        plan: SparsePlan = make_sparse_plan(self.mask, call.query_positions, call.key_positions, heads)
+        plan: SparsePlan = make_sparse_plan(*planned)
         share = plan.cost / (heads * pairs)
         if share >= 1:
             return fused._replace(reason=f"{fused.reason}, which has too few masked blocks for a sparse plan")

@@ -22,6 +22,7 @@ from manyformer.ops.static_layout import cache_by_tokens, has_roles_or_parts, la
 BLOCK = COSTS.sparse_block
 PAIRS_PER_MASK = COSTS.pairs_per_mask
 MAX_CACHED_PLANS = COSTS.max_cached_plans
+MIN_ROW_PLAN_PAIRS = COSTS.min_row_plan_pairs
 
 
 @compiler_disabled
@@ -34,16 +35,34 @@ def make_sparse_plan(
         return _plan(mask, query_positions, key_positions, heads)
 
 
+def repays_planning(mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int) -> bool:
+    """Whether skipped blocks can save more than planning costs, which depends on whether all rows share one plan."""
+    pairs = query_positions.position_ids.shape[1] * key_positions.position_ids.shape[1]
+    return heads * pairs >= MIN_ROW_PLAN_PAIRS or _shared_layouts(mask, query_positions, key_positions) is not None
+
+
 def _plan(mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int) -> SparsePlan:
-    layout = query_positions.layout
+    layouts = _shared_layouts(mask, query_positions, key_positions)
+    if layouts is None:
+        return _plan_by_row(mask, query_positions, key_positions, heads)
     lengths = query_positions.position_ids.shape[1], key_positions.position_ids.shape[1]
+    return _plan_for_layouts(mask, heads, *layouts, *lengths)
+
+
+def _shared_layouts(
+    mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions
+) -> tuple[ContiguousLayout | PrefixedLayout, ContiguousLayout | PrefixedLayout] | None:
+    """The layouts of queries and keys for which one plan serves all rows; None if each row needs its own."""
+    layout, key_layout = query_positions.layout, key_positions.layout
     if layout_is_complete(query_positions) and layout_is_complete(key_positions):
-        return _plan_for_layouts(mask, heads, layout, key_positions.layout, *lengths)
+        assert isinstance(layout, ContiguousLayout | PrefixedLayout)
+        assert isinstance(key_layout, ContiguousLayout | PrefixedLayout)
+        return layout, key_layout
     same_tokens = query_positions.segment_ids is key_positions.segment_ids and not has_roles_or_parts(query_positions)
     if mask.causal and same_tokens and isinstance(layout, PackedLayout) and layout.right_padded:
         # with a causal mask no token sees padding on its right, so rows count as full
-        return _plan_for_layouts(mask, heads, ContiguousLayout(), ContiguousLayout(), *lengths)
-    return _plan_by_row(mask, query_positions, key_positions, heads)
+        return ContiguousLayout(), ContiguousLayout()
+    return None
 
 
 @lru_cache(maxsize=MAX_CACHED_PLANS)
