@@ -81,6 +81,7 @@ def both(
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_search, "RATES", {4: 1.0, 8: 1.0})
     monkeypatch.setattr(plans, "BLOCK", 8)
+    monkeypatch.setattr(plans, "MIN_ROW_PLAN_PAIRS", 0)
     monkeypatch.setattr(plan_search, "CALL", 0)
     monkeypatch.setattr(plan_search, "GATHER", 0)
     # several pieces of each kind
