@@ -109,15 +109,15 @@ def _trained(name: str, stage: dict[str, Any], arguments: argparse.Namespace, ou
 def _pairs(data: Path) -> dict[str, list[str]]:
     """The two files of each part, whatever stands between its name and the language: also train.lc.norm.tok.en.gz."""
     names = {"path": "train", "valid": "val", "test": "test_2016_flickr"}
-    points_of_stage: dict[str, list[str]] = {}
+    files_by_split: dict[str, list[str]] = {}
     for part, stem in names.items():
         sides = [
             sorted(str(file) for end in ("", ".gz") for file in data.glob(f"{stem}*.{side}{end}")) for side in SIDES
         ]
         if not all(sides):
             raise UserError(f"{data} has no {stem}.en and {stem}.de")
-        points_of_stage[part] = [files[0] for files in sides]
-    return points_of_stage
+        files_by_split[part] = [files[0] for files in sides]
+    return files_by_split
 
 
 def _as_saturation(prompts: Any) -> Any:
@@ -151,15 +151,15 @@ def _calibrated(folder: Path, arguments: argparse.Namespace) -> None:
     """A guarantee from the test sentences, and what it means on the validation sentences."""
     prompts = load_calibration_prompts(folder, count=arguments.prompts, rows=arguments.batch)
     try:
-        points_of_stage = calibrate(
+        calibration = calibrate(
             prompts.workload, tolerance=arguments.tolerance, documents=prompts.documents, source=prompts.source
         )
     except UserError as error:
         print(f"calibration: {error}")
         return
-    print(f"calibration: {points_of_stage.statement}")
+    print(f"calibration: {calibration.statement}")
     valid = load_prompts(folder, split="valid", count=arguments.sentences, rows=arguments.batch)
-    _show(sweep("calibrated", valid, [points_of_stage.threshold], tokenize="none", rounds=arguments.rounds))
+    _show(sweep("calibrated", valid, [calibration.threshold], tokenize="none", rounds=arguments.rounds))
 
 
 def _arguments() -> argparse.Namespace:

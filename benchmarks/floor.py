@@ -17,7 +17,7 @@ from manyformer.ops.plan_records import SparsePlan
 
 
 class Product(NamedTuple):
-    """`many` products of matrices m x k and k x n."""
+    """`count` products of matrices m x k and k x n."""
 
     count: int
     m: int
@@ -52,8 +52,8 @@ def floor(step: Step, products: Iterable[Product], layers: int) -> Step:
 
 def _job(product: Product) -> Callable[[], Tensor]:
     count, m, k, n = product
-    left, right, product = torch.randn(count, m, k), torch.randn(count, k, n), torch.empty(count, m, n)
-    return lambda: torch.bmm(left, right, output=product)
+    left, right, result = torch.randn(count, m, k), torch.randn(count, k, n), torch.empty(count, m, n)
+    return lambda: torch.bmm(left, right, out=result)
 
 
 def planned(plan: SparsePlan, channels: int) -> list[Product]:
@@ -83,7 +83,7 @@ def estimated(heads: int, length: int, channels: int, features: int, chunk: int)
     count, wide = heads * length // chunk, channels + 1
     feature_products = [Product(1, heads * length, channels, features), Product(1, heads * length, features, channels)]
     # the sums of chunks, reading from them, and the gradients of both
-    product, output = Product(count, features, chunk, wide), Product(count, chunk, features, wide)
+    memory_update, output = Product(count, features, chunk, wide), Product(count, chunk, features, wide)
     value_gradient = Product(count, chunk, wide, features)
     pairs, values = Product(count, chunk, features, chunk), Product(count, chunk, chunk, wide)
     pair_gradient, value_pairs = Product(count, chunk, chunk, features), Product(count, chunk, wide, chunk)
@@ -91,11 +91,11 @@ def estimated(heads: int, length: int, channels: int, features: int, chunk: int)
     return [
         *feature_products,
         *feature_products,
-        product,
+        memory_update,
         output,
         pairs,
         values,
-        product,
+        memory_update,
         value_pairs,
         pair_gradient,
         value_gradient,

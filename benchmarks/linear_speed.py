@@ -92,7 +92,8 @@ def least(rounds: int) -> Iterator[frame.BenchmarkRow]:
     length = 2048
     tokens = torch.randint(0, SIZE["vocab"], (1, length))
     embed = sinusoidal_embedding(SIZE["vocab"], SIZE["dim"], dropout=0.0)
-    bare = language_model(embed, SIZE["depth"], attention_layers(SIZE["dim"], SIZE["heads"], None, Adding), dropout=0.0)
+    layers = attention_layers(SIZE["dim"], SIZE["heads"], None, lambda _: Adding())
+    bare = language_model(embed, SIZE["depth"], layers, dropout=0.0)
     products = estimated(SIZE["heads"], length, SIZE["dim"] // SIZE["heads"], FEATURES, CHUNK)
     steps = {
         "no attention, bare products": floor(language_step(bare, tokens), products, SIZE["depth"]),

@@ -106,14 +106,12 @@ def _select_pairwise_plan(softmax: SoftmaxCall, seams: str) -> BiasedSoftmaxPlan
     q, k, _, query_positions, key_positions, *_ = softmax.call
     heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
     is_large = queries > BLOCK and queries * keys > MAX_REFERENCE_PAIRS
-    # a position computes all heads at once, so all heads share one plan
-    any_head = union(list(dict.fromkeys(softmax.mask.for_head(head) for head in range(heads))))
-    planned = any_head, query_positions, key_positions, heads
-    is_sparse = softmax.mask not in (Causal(), AllKeys())
-    if is_large and is_sparse and can_plan(query_positions, key_positions) and repays_planning(*planned):
-        plan = make_sparse_plan(*planned)
-        share = plan.cost / (heads * queries * keys)
-        if share < 1:
+    if is_large and softmax.mask not in (Causal(), AllKeys()) and can_plan(query_positions, key_positions):
+        # a position computes all heads at once, so all heads share one plan
+        any_head = union(list(dict.fromkeys(softmax.mask.for_head(head) for head in range(heads))))
+        planned = any_head, query_positions, key_positions, heads
+        plan = make_sparse_plan(*planned) if repays_planning(*planned) else None
+        if plan is not None and (share := plan.cost / (heads * queries * keys)) < 1:
             cost = f"{share:.0%} of the cost of all pairs"
             reason = f"{seams}: computed in visible blocks for {cost}, in {plan.describe()}"
             return BiasedSoftmaxPlan("blocked", reason, "tiled", sparse_plan=plan)
