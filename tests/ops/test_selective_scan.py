@@ -44,6 +44,23 @@ def test_chunks_equal_the_reference_with_gradients(length: int, *, with_starts: 
     torch.testing.assert_close(results[1], results[0], atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("elements", [1, 8 * CHANNELS * STATE, 3 * 8 * CHANNELS * STATE])
+def test_groups_of_rows_equal_all_rows_with_gradients(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
+    """Groups of one row and of three, of five rows with documents that start anywhere."""
+    torch.manual_seed(0)
+    x, steps = torch.randn(5, 21, CHANNELS), torch.rand(5, 21, CHANNELS)
+    rates, (writes, reads) = -torch.rand(CHANNELS, STATE), torch.randn(2, 5, 21, STATE)
+    inputs = [
+        part.double().requires_grad_() for part in (x, steps, rates, writes, reads, torch.randn(5, CHANNELS, STATE))
+    ]
+    starts, results = torch.rand(5, 21) < 0.2, []
+    monkeypatch.setattr("manyformer.ops.selective_scan.SCAN_ELEMENTS", elements)
+    for scan in (selective_scan_reference, lambda *parts: selective_scan(*parts, chunk=8)):
+        y, memory = scan(*inputs, starts)  # type: ignore[operator]
+        results.append([y, memory, *torch.autograd.grad(y.sin().sum() + memory.square().sum(), inputs)])
+    torch.testing.assert_close(results[1], results[0], atol=1e-12, rtol=0)
+
+
 def test_long_rows_in_float32() -> None:
     """Decays of 0.03 to 1.6 nats a token in the mean, relative to the largest output of a channel in float64."""
     x, steps, _, writes, reads, _ = (part.detach() for part in drawn_inputs(8192))

@@ -20,6 +20,7 @@ from manyformer.compilation import compiler_disabled
 from manyformer.costs.cost_model import COSTS
 
 SCAN_CHUNK = COSTS.selective_scan_chunk
+SCAN_ELEMENTS = COSTS.selective_scan_elements
 
 
 class SelectiveScanResult(NamedTuple):
@@ -64,9 +65,35 @@ def selective_scan(
 ) -> SelectiveScanResult:
     """`selective_scan_reference` with one product for each token: all else is computed for a chunk of tokens at once.
 
-    For gradients only the memories before the chunks are stored, and those within a chunk are computed again."""
+    For gradients only the memories before the chunks are stored, and those within a chunk are computed again. On a CPU
+    as many rows are scanned together as keep the memories of a chunk in its caches."""
+    by_row = (x, steps, writes, reads, memory, None if starts is None else ~starts)
+    results = [
+        _scan_rows(*(part if part is None else part[rows] for part in by_row), rates, chunk)
+        for rows in _row_groups(x, rates, chunk)
+    ]
+    return SelectiveScanResult(*(torch.cat(parts) for parts in zip(*results)))
+
+
+def _row_groups(x: Float[Tensor, "b l n"], rates: Float[Tensor, "n s"], chunk: int) -> list[slice]:
+    """The rows that are scanned together, at least one in each group."""
+    elements = max(min(chunk, x.shape[1]) * rates.numel(), 1)
+    rows = max(SCAN_ELEMENTS // elements if x.device.type == "cpu" else len(x), 1)
+    return [slice(first, first + rows) for first in range(0, max(len(x), 1), rows)]
+
+
+def _scan_rows(
+    x: Tensor,
+    steps: Tensor,
+    writes: Tensor,
+    reads: Tensor,
+    memory: Tensor,
+    continues: Tensor | None,
+    rates: Tensor,
+    chunk: int,
+) -> SelectiveScanResult:
     by_time = (part.transpose(0, 1).contiguous() for part in (x, steps, writes, reads))
-    kept = None if starts is None else (~starts).to(x.dtype).mT[..., None, None]
+    kept = None if continues is None else continues.to(x.dtype).mT[..., None, None]
     y, memory = _SelectiveScan.apply(*by_time, rates, memory, kept, chunk)  # type: ignore[no-untyped-call]
     return SelectiveScanResult(y.transpose(0, 1), memory)
 
