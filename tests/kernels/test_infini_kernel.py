@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyformer.attention import Attention
-from manyformer.core import PADDING_SEGMENT, Context, TokenPositions
+from manyformer.core import PADDING_SEGMENT, Context, TokenPositions, contiguous_positions
 from manyformer.kernels import KernelCall
 from manyformer.kernels.infini_kernel import InfiniKernel
 from manyformer.models.token_positions import empty_tail, materialize_tail, positions_of
@@ -78,6 +78,37 @@ def test_segments_equal_the_formulas_with_gradients(layout: str, update: str) ->
     torch.testing.assert_close(y * real, expected * real, atol=1e-12, rtol=0)
     grads = [torch.autograd.grad(x, weights, upstream) for x in (y, expected)]
     torch.testing.assert_close(*grads, atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("segment", [15, 16, 100])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_within_one_segment_only_softmax_attention_counts(layout: str, segment: int) -> None:
+    positions = segment_positions(LAYOUTS[layout])
+    kernel = InfiniKernel(HEADS, segment, position=RotaryPosition(WIDTH)).double()
+    q, k, v = (x.detach() for x in draw(len(LAYOUTS[layout]), 15))
+    ids = positions.segment_ids
+    mask = (ids[:, None] == ids[..., None]).tril()[:, None]
+    turned_q, turned_k = RotaryPosition(WIDTH).query(q, positions), RotaryPosition(WIDTH).key(k, positions)
+    expected = 0.5 * F.scaled_dot_product_attention(turned_q, turned_k, v, mask, enable_gqa=True)
+    real = (ids != PADDING_SEGMENT)[:, None, :, None]
+    torch.testing.assert_close(kernel(call_of([q, k, v], positions)).y * real, expected * real, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("update", ["sum", "delta"])
+def test_steps_of_one_token_equal_one_pass(update: str) -> None:
+    kernel = InfiniKernel(4, SEGMENT, update=update, position=RotaryPosition(4))  # type: ignore[arg-type]
+    torch.nn.init.normal_(kernel.beta)
+    layer = Attention(16, 4, kernel, kv_heads=2).double()
+    x, device = torch.randn(2, 15, 16, dtype=torch.float64), torch.device("cpu")
+    step = layer.decode_step()
+    assert step is not None
+    full = layer(x, Context(contiguous_positions(2, 0, 15, device))).y
+    _, state, _ = layer(
+        x[:, :2], Context(contiguous_positions(2, 0, 2, device)), layer.init_state(2, device=device, dtype=x.dtype)
+    )
+    for i in range(2, 15):
+        y, state = step(x[:, i : i + 1], Context(contiguous_positions(2, i, i + 1, device)), state)
+        torch.testing.assert_close(y, full[:, i : i + 1], atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("sizes", [(1,) * 15, (3, 8, 4)])

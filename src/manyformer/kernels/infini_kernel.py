@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyformer.autocast import autocast_disabled
-from manyformer.core import ContiguousLayout, LayerOutput, contiguous_positions, tree_map
+from manyformer.core import ContiguousLayout, LayerOutput, State, TokenPositions, contiguous_positions, tree_map
 from manyformer.head_selection import PerHeadTensors
-from manyformer.kernels.kernel import Kernel, KernelCall
+from manyformer.kernels.kernel import AttendStep, Kernel, KernelCall
 from manyformer.ops.segment_rows import SegmentRows, segment_rows
 from manyformer.ops.softmax_attention import fused_attention
 from manyformer.position import NoPosition, Position
@@ -29,6 +29,10 @@ class SegmentMemory(NamedTuple):
         """What it returns for these queries or keys; zeros while it is empty."""
         total = features @ self.normalizer[..., None]
         return features @ self.matrix / (total + (total == 0))
+
+    def of_heads(self, group: int) -> "SegmentMemory":
+        """The memory of each query head, where `group` of them share a key head."""
+        return SegmentMemory(*(x.repeat_interleave(group, 1) for x in self))
 
 
 class InfiniState(NamedTuple):
@@ -74,6 +78,8 @@ class InfiniKernel(Kernel, PerHeadTensors):
         state = call.state or self._empty_state(call)
         if not call.state:
             rows = rows._replace(continues=torch.zeros_like(rows.continues))
+        if call.state is None:
+            rows = rows.shortened(length, self.segment)
         q, k, v = (rows.scatter(x) for x in (call.q, call.k, call.v))
         if call.state:
             is_earlier = (torch.arange(self.segment, device=q.device) < rows.first[:, None]) & rows.continues[:, None]
@@ -88,6 +94,29 @@ class InfiniKernel(Kernel, PerHeadTensors):
         share = self.beta.sigmoid()[:, None, None]
         y = rows.gather(share * far.to(near.dtype) + (1 - share) * near, length)
         return LayerOutput(y.to(v.dtype), None if call.state is None else self._next_state(rows, memory, k, v, state))
+
+    def decode_attend(self, position: Position, *, heads: int, kv_heads: int, head_dim: int) -> AttendStep | None:
+        segment, own_position, add_segment = self.segment, self.position, self._add_segment
+        group, scale, share = heads // kv_heads, 1 / math.sqrt(head_dim), self.beta.sigmoid()[:, None, None]
+
+        def attend(
+            q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, positions: TokenPositions, state: InfiniState
+        ) -> tuple[Tensor, State]:
+            assert isinstance(positions.layout, ContiguousLayout)
+            column, memory = positions.layout.start % segment, state.memory
+            k, v = (torch.cat([old[:, :, :column].to(new.dtype), new], 2) for old, new in zip(state[1:], (k, v)))
+            turned_q = own_position.query(q, contiguous_positions(len(q), column, column + 1, q.device))
+            turned_k = own_position.key(k, contiguous_positions(len(k), 0, column + 1, k.device))
+            near = fused_attention(turned_q, turned_k, v, None, causal=False, scale=scale)
+            dtype = memory.matrix.dtype
+            far = memory.of_heads(group).read(_features(q.to(dtype)))
+            if column == segment - 1:
+                memory = add_segment(memory, _features(k.to(dtype)), v.to(dtype))
+            k, v = (F.pad(x, (0, 0, 0, segment - column - 1)) for x in (k, v))
+            y = share * far.to(near.dtype) + (1 - share) * near
+            return y.to(v.dtype), InfiniState(memory, k, v)
+
+        return AttendStep(attend, lambda positions, state: bool(state))
 
     def explain(self, call: KernelCall) -> str:
         return f"segments of {self.segment} tokens, and one product with the memory of each"
@@ -113,13 +142,14 @@ class InfiniKernel(Kernel, PerHeadTensors):
         # inside a segment only distances count, so that positions may begin anywhere
         positions = contiguous_positions(len(q), 0, q.shape[2], q.device)
         q, k = self.position.query(q, positions), self.position.key(k, positions)
-        q, k, v = (x.unflatten(2, (-1, self.segment)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # type: ignore[no-untyped-call]
+        segment = min(self.segment, q.shape[2])
+        q, k, v = (x.unflatten(2, (-1, segment)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # type: ignore[no-untyped-call]
         mask = None
         if present is not None:
-            causal = torch.ones(self.segment, self.segment, dtype=torch.bool, device=q.device).tril()
+            causal = torch.ones(segment, segment, dtype=torch.bool, device=q.device).tril()
             # empty columns see themselves, because a row that sees nothing has no softmax
-            own = torch.eye(self.segment, dtype=torch.bool, device=q.device)
-            mask = (causal & present.view(-1, 1, 1, self.segment)) | own
+            own = torch.eye(segment, dtype=torch.bool, device=q.device)
+            mask = (causal & present.view(-1, 1, 1, segment)) | own
         y = fused_attention(q, k, v, mask, causal=mask is None, scale=1 / math.sqrt(q.shape[-1]))
         by_row = y.unflatten(0, (len(positions.position_ids), -1))  # type: ignore[no-untyped-call]
         joined: Tensor = by_row.transpose(1, 2).flatten(2, 3)
@@ -130,17 +160,23 @@ class InfiniKernel(Kernel, PerHeadTensors):
     ) -> tuple[Float[Tensor, "n h p f"], SegmentMemory]:
         """What the memory of the segments before a query returns, and the memory after all complete segments."""
         dtype, group = memory.matrix.dtype, q.shape[1] // k.shape[1]
-        query_features = F.elu(q.to(dtype)) + 1
-        key_features = (F.elu(k.to(dtype)) + 1) * present[:, None, :, None]
+        query_features = _features(q.to(dtype))
+        key_features = _features(k.to(dtype)) * present[:, None, :, None]
         parts = (torch.split(x, self.segment, 2) for x in (query_features, key_features, v.to(dtype)))
         outputs = []
         for features, keys, values, is_present in zip(*parts, torch.split(present, self.segment, 1), strict=True):
-            outputs.append(SegmentMemory(*(x.repeat_interleave(group, 1) for x in memory)).read(features))
-            written = values - memory.read(keys) if self.update == "delta" else values
-            additions = SegmentMemory(keys.mT @ written, keys.sum(2))
+            outputs.append(memory.of_heads(group).read(features))
             # a segment is complete with its last token
-            memory = SegmentMemory(*(x + _masked(new, is_present[:, -1]) for x, new in zip(memory, additions)))
+            is_complete, longer = is_present[:, -1], self._add_segment(memory, keys, values)
+            memory = SegmentMemory(*(_select(is_complete, new, old) for new, old in zip(longer, memory)))
         return torch.cat(outputs, 2), memory
+
+    def _add_segment(
+        self, memory: SegmentMemory, keys: Float[Tensor, "n g p e"], values: Float[Tensor, "n g p f"]
+    ) -> SegmentMemory:
+        """The memory after a segment with these features of keys."""
+        written = values - memory.read(keys) if self.update == "delta" else values
+        return SegmentMemory(memory.matrix + keys.mT @ written, memory.normalizer + keys.sum(2))
 
     def _next_state(
         self, rows: SegmentRows, memory: SegmentMemory, k: Tensor, v: Tensor, state: InfiniState
@@ -153,6 +189,10 @@ class InfiniKernel(Kernel, PerHeadTensors):
         new = InfiniState(SegmentMemory(*(x[latest] for x in memory)), k, v)
         merged: InfiniState = tree_map(lambda x, y: _select(rows.latest >= 0, x, y.to(x.dtype)), new, state)
         return merged
+
+
+def _features(x: Tensor) -> Tensor:
+    return F.elu(x) + 1
 
 
 def _masked(x: Tensor, valid: Bool[Tensor, " n"]) -> Tensor:

@@ -35,6 +35,11 @@ class SegmentRows(NamedTuple):
         is_earlier = column < self.first[:, None]
         return (column < (self.first + self.token_count)[:, None]) & (~is_earlier | self.continues[:, None])
 
+    def shortened(self, length: int, segment: int) -> "SegmentRows":
+        """The rows of a call of `length` tokens, where a single segment ends with the last token of the longest."""
+        used = self.offset + length if self.grid is None else self.grid.present.shape[1]
+        return self._replace(columns=used) if used <= segment else self
+
     def scatter(self, x: Float[Tensor, "b g l e"]) -> Float[Tensor, "n g p e"]:
         """The tokens in the rows of documents, zeros elsewhere."""
         y = F.pad(x, (0, 0, self.offset, 0)) if self.grid is None else self.grid.scatter(x)

@@ -67,12 +67,13 @@ def selective_scan(
 
     For gradients only the memories before the chunks are stored, and those within a chunk are computed again. On a CPU
     as many rows are scanned together as keep the memories of a chunk in its caches."""
-    by_row = (x, steps, writes, reads, memory, None if starts is None else ~starts)
-    results = [
-        _scan_rows(*(part if part is None else part[rows] for part in by_row), rates, chunk)
-        for rows in _row_groups(x, rates, chunk)
-    ]
-    return SelectiveScanResult(*(torch.cat(parts) for parts in zip(*results)))
+    results = []
+    for rows in _row_groups(x, rates, chunk):
+        by_time = (part[rows].transpose(0, 1).contiguous() for part in (x, steps, writes, reads))
+        kept = None if starts is None else (~starts[rows]).to(x.dtype).mT[..., None, None]
+        results.append(_SelectiveScan.apply(*by_time, rates, memory[rows], kept, chunk))  # type: ignore[no-untyped-call]
+    y, memory = (torch.cat(parts, dim) for parts, dim in zip(zip(*results), (1, 0)))
+    return SelectiveScanResult(y.transpose(0, 1), memory)
 
 
 def _row_groups(x: Float[Tensor, "b l n"], rates: Float[Tensor, "n s"], chunk: int) -> list[slice]:
@@ -80,22 +81,6 @@ def _row_groups(x: Float[Tensor, "b l n"], rates: Float[Tensor, "n s"], chunk: i
     elements = max(min(chunk, x.shape[1]) * rates.numel(), 1)
     rows = max(SCAN_ELEMENTS // elements if x.device.type == "cpu" else len(x), 1)
     return [slice(first, first + rows) for first in range(0, max(len(x), 1), rows)]
-
-
-def _scan_rows(
-    x: Tensor,
-    steps: Tensor,
-    writes: Tensor,
-    reads: Tensor,
-    memory: Tensor,
-    continues: Tensor | None,
-    rates: Tensor,
-    chunk: int,
-) -> SelectiveScanResult:
-    by_time = (part.transpose(0, 1).contiguous() for part in (x, steps, writes, reads))
-    kept = None if continues is None else continues.to(x.dtype).mT[..., None, None]
-    y, memory = _SelectiveScan.apply(*by_time, rates, memory, kept, chunk)  # type: ignore[no-untyped-call]
-    return SelectiveScanResult(y.transpose(0, 1), memory)
 
 
 class _Chunk(NamedTuple):
