@@ -9,6 +9,8 @@ Every entry decays at its own rate, so that tokens of a chunk do not meet in one
 `matrix_recurrence`. A step size of 0 leaves the memory as it is, which padding needs.
 """
 
+import itertools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from manyformer.compilation import compiler_disabled
 from manyformer.costs.cost_model import COSTS
+from manyformer.ops.scratch_buffer import ScratchBuffer
 
 SCAN_CHUNK = COSTS.selective_scan_chunk
 SCAN_ELEMENTS = COSTS.selective_scan_elements
@@ -67,13 +70,9 @@ def selective_scan(
 
     For gradients only the memories before the chunks are stored, and those within a chunk are computed again. On a CPU
     as many rows are scanned together as keep the memories of a chunk in its caches."""
-    results = []
-    for rows in _row_groups(x, rates, chunk):
-        by_time = (part[rows].transpose(0, 1).contiguous() for part in (x, steps, writes, reads))
-        kept = None if starts is None else (~starts[rows]).to(x.dtype).mT[..., None, None]
-        results.append(_SelectiveScan.apply(*by_time, rates, memory[rows], kept, chunk))  # type: ignore[no-untyped-call]
-    y, memory = (torch.cat(parts, dim) for parts, dim in zip(zip(*results), (1, 0)))
-    return SelectiveScanResult(y.transpose(0, 1), memory)
+    kept = None if starts is None else (~starts).to(x.dtype)
+    rows = _row_groups(x, rates, chunk)
+    return SelectiveScanResult(*_SelectiveScan.apply(x, steps, writes, reads, rates, memory, kept, rows, chunk))  # type: ignore[no-untyped-call]
 
 
 def _row_groups(x: Float[Tensor, "b l n"], rates: Float[Tensor, "n s"], chunk: int) -> list[slice]:
@@ -93,19 +92,94 @@ class _Chunk(NamedTuple):
     decay: Float[Tensor, "c b n s"]
     memories: Float[Tensor, "c b n s"]
 
+    def gradients(
+        self, dy: Tensor, dmemories: Tensor, decayed: Tensor, memory: Tensor, rates: Tensor
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
+        """The gradients of x, steps, writes and reads, and of the rates; `memory` precedes the chunk.
+
+        `decayed` is the product of `dmemories` and decays, and is overwritten."""
+        dreads = (dy[..., None, :] @ self.memories)[..., 0, :]
+        dwrites = ((self.steps * self.x)[..., None, :] @ dmemories)[..., 0, :]
+        dwritten = (dmemories @ self.writes[..., None])[..., 0]
+        exponents = decayed
+        exponents[0] *= memory
+        exponents[1:] *= self.memories[:-1]
+        dsteps = torch.mul(exponents, rates, out=dmemories).sum(-1) + dwritten * self.x
+        drates = exponents.mul_(self.steps[..., None]).sum((0, 1))
+        return (dwritten * self.steps, dsteps, dwrites, dreads), drates
+
+
+class _Rows(NamedTuple):
+    """Rows that are scanned together; time comes first."""
+
+    x: Float[Tensor, "l b n"]
+    steps: Float[Tensor, "l b n"]
+    writes: Float[Tensor, "l b s"]
+    reads: Float[Tensor, "l b s"]
+    rates: Float[Tensor, "n s"]
+    kept: Float[Tensor, "l b 1 1"] | None
+    chunk: int
+    scratch: ScratchBuffer
+
     @classmethod
     def of(
-        cls, tokens: tuple[Tensor, ...], rates: Tensor, memory: Tensor, kept: Tensor | None, columns: slice
-    ) -> "_Chunk":
-        """The chunk at these columns, which continues `memory`."""
-        x, steps, writes, reads = (part[columns] for part in tokens)
-        decay = (steps[..., None] * rates).exp_()
-        if kept is not None:
-            decay *= kept[columns]
-        memories = (steps * x)[..., None] * writes[..., None, :]
+        cls,
+        tokens: tuple[Tensor, ...],
+        kept: Tensor | None,
+        rows: slice,
+        rates: Tensor,
+        chunk: int,
+        scratch: ScratchBuffer,
+    ) -> "_Rows":
+        """The rows at this slice of tensors whose first axis is that of rows."""
+        x, steps, writes, reads = (part[rows].transpose(0, 1).contiguous() for part in tokens)
+        return cls(
+            x, steps, writes, reads, rates, None if kept is None else kept[rows].mT[..., None, None], chunk, scratch
+        )
+
+    @property
+    def chunks(self) -> list[slice]:
+        """The columns of each chunk."""
+        length = len(self.x)
+        return [slice(start, min(start + self.chunk, length)) for start in range(0, length, self.chunk)]
+
+    def chunk_at(self, columns: slice, memory: Float[Tensor, "b n s"]) -> _Chunk:
+        """The chunk at these columns, which continues `memory`; valid until the next one."""
+        x, steps, writes, reads = (part[columns] for part in self[:4])
+        shape = (*x.shape, writes.shape[-1])
+        decay = torch.mul(steps[..., None], self.rates, out=self.scratch("decay", *shape)).exp_()
+        if self.kept is not None:
+            decay *= self.kept[columns]
+        memories = torch.mul((steps * x)[..., None], writes[..., None, :], out=self.scratch("memories", *shape))
         for i in range(len(x)):
             memory = memories[i].addcmul_(decay[i], memory)
-        return cls(x, steps, writes, reads, decay, memories)
+        return _Chunk(x, steps, writes, reads, decay, memories)
+
+    def scan(self, memory: Float[Tensor, "b n s"]) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """The outputs, the last memory, and the memories before the chunks."""
+        y, initial = torch.empty_like(self.x), []
+        for columns in self.chunks:
+            initial.append(memory)
+            part = self.chunk_at(columns, memory)
+            torch.matmul(part.memories, part.reads[..., None], out=y[columns, ..., None])
+            memory = part.memories[-1].clone()
+        return y, memory, initial
+
+    def gradients(self, initial: Sequence[Tensor], dy: Tensor, dmemory: Tensor) -> tuple[Tensor, ...]:
+        """The gradients of x, steps, writes, reads, rates, and of the memory before the first token."""
+        token_grads, drates = [torch.empty_like(part) for part in self[:4]], torch.zeros_like(self.rates)
+        for columns, memory in reversed(list(zip(self.chunks, initial, strict=True))):
+            part, shape = self.chunk_at(columns, memory), (*self.x[columns].shape, self.rates.shape[1])
+            dmemories, decayed = self.scratch("dmemories", *shape), self.scratch("decayed", *shape)
+            torch.mul(dy[columns, ..., None], part.reads[..., None, :], out=dmemories)
+            for i in reversed(range(len(part.x))):
+                dmemory = torch.mul(dmemories[i].add_(dmemory), part.decay[i], out=decayed[i])
+            dmemory = dmemory.clone()
+            chunk_grads, chunk_drates = part.gradients(dy[columns], dmemories, decayed, memory, self.rates)
+            drates += chunk_drates
+            for grad, chunk_grad in zip(token_grads, chunk_grads):
+                grad[columns] = chunk_grad
+        return *token_grads, drates, dmemory
 
 
 class _SelectiveScan(torch.autograd.Function):
@@ -119,48 +193,25 @@ class _SelectiveScan(torch.autograd.Function):
         rates: Tensor,
         memory: Tensor,
         kept: Tensor | None,
+        row_groups: list[slice],
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        tokens, y, initial = (x, steps, writes, reads), torch.empty_like(x), []
-        for columns in _chunks(len(x), chunk):
-            initial.append(memory)
-            part = _Chunk.of(tokens, rates, memory, kept, columns)
-            torch.matmul(part.memories, part.reads[..., None], out=y[columns, ..., None])
-            memory = part.memories[-1].clone()
-        ctx.save_for_backward(*tokens, rates, kept, *initial)
-        ctx.chunk = chunk
-        return y, memory
+        tokens, scratch = (x, steps, writes, reads), ScratchBuffer(x)
+        results = [_Rows.of(tokens, kept, rows, rates, chunk, scratch).scan(memory[rows]) for rows in row_groups]
+        outputs, memories, initial = zip(*results)
+        ctx.save_for_backward(*tokens, rates, kept, *itertools.chain(*initial))
+        ctx.row_groups, ctx.chunk = row_groups, chunk
+        return torch.cat(outputs, 1).transpose(0, 1), torch.cat(memories)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, dmemory: Tensor) -> tuple[Tensor | None, ...]:
         x, steps, writes, reads, rates, kept, *initial = ctx.saved_tensors
-        tokens, grads = (x, steps, writes, reads), [torch.empty_like(part) for part in (x, steps, writes, reads)]
-        drates = torch.zeros_like(rates)
-        for columns, memory in reversed(list(zip(_chunks(len(x), ctx.chunk), initial, strict=True))):
-            part = _Chunk.of(tokens, rates, memory, kept, columns)
-            dmemories = dy[columns, ..., None] * part.reads[..., None, :]
-            for i in reversed(range(len(part.x))):
-                dmemory = dmemories[i].add_(dmemory) * part.decay[i]
-            token_grads, chunk_drates = _chunk_gradients(part, dy[columns], dmemories, memory, rates)
-            drates += chunk_drates
-            for grad, chunk_grad in zip(grads, token_grads):
-                grad[columns] = chunk_grad
-        return *grads, drates, dmemory, None, None
-
-
-def _chunks(length: int, chunk: int) -> list[slice]:
-    return [slice(start, min(start + chunk, length)) for start in range(0, length, chunk)]
-
-
-def _chunk_gradients(
-    part: _Chunk, dy: Tensor, dmemories: Tensor, memory: Tensor, rates: Tensor
-) -> tuple[tuple[Tensor, ...], Tensor]:
-    """The gradients of a chunk's x, steps, writes and reads, and of the rates; `memory` precedes the chunk."""
-    dreads = (dy[..., None, :] @ part.memories)[..., 0, :]
-    dwrites = ((part.steps * part.x)[..., None, :] @ dmemories)[..., 0, :]
-    dwritten = (dmemories @ part.writes[..., None])[..., 0]
-    exponents = dmemories * part.decay * torch.cat([memory[None], part.memories[:-1]])
-    drates = (exponents * part.steps[..., None]).sum((0, 1))
-    dsteps = (exponents * rates).sum(-1) + dwritten * part.x
-    return (dwritten * part.steps, dsteps, dwrites, dreads), drates
+        tokens, scratch, results = (x, steps, writes, reads), ScratchBuffer(x), []
+        for i, rows in enumerate(ctx.row_groups):
+            group, by_time = _Rows.of(tokens, kept, rows, rates, ctx.chunk, scratch), dy[rows].transpose(0, 1)
+            count = len(group.chunks)
+            results.append(group.gradients(initial[i * count : (i + 1) * count], by_time, dmemory[rows]))
+        *token_grads, drates, dmemories = zip(*results)
+        grads = (torch.cat(parts, 1).transpose(0, 1) for parts in token_grads)
+        return *grads, sum(drates), torch.cat(dmemories), None, None, None
