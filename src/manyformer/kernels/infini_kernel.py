@@ -96,7 +96,7 @@ class InfiniKernel(Kernel, PerHeadTensors):
         return LayerOutput(y.to(v.dtype), None if call.state is None else self._next_state(rows, memory, k, v, state))
 
     def decode_attend(self, position: Position, *, heads: int, kv_heads: int, head_dim: int) -> AttendStep | None:
-        segment, own_position, add_segment = self.segment, self.position, self._add_segment
+        segment, segment_position, add_segment = self.segment, self.position, self._add_segment
         group, scale, share = heads // kv_heads, 1 / math.sqrt(head_dim), self.beta.sigmoid()[:, None, None]
 
         def attend(
@@ -104,9 +104,9 @@ class InfiniKernel(Kernel, PerHeadTensors):
         ) -> tuple[Tensor, State]:
             assert isinstance(positions.layout, ContiguousLayout)
             column, memory = positions.layout.start % segment, state.memory
-            k, v = (torch.cat([old[:, :, :column].to(new.dtype), new], 2) for old, new in zip(state[1:], (k, v)))
-            turned_q = own_position.query(q, contiguous_positions(len(q), column, column + 1, q.device))
-            turned_k = own_position.key(k, contiguous_positions(len(k), 0, column + 1, k.device))
+            k, v = (torch.cat([cached[:, :, :column].to(new.dtype), new], 2) for cached, new in zip(state[1:], (k, v)))
+            turned_q = segment_position.query(q, contiguous_positions(len(q), column, column + 1, q.device))
+            turned_k = segment_position.key(k, contiguous_positions(len(k), 0, column + 1, k.device))
             near = fused_attention(turned_q, turned_k, v, None, causal=False, scale=scale)
             dtype = memory.matrix.dtype
             far = memory.of_heads(group).read(_features(q.to(dtype)))
@@ -148,8 +148,8 @@ class InfiniKernel(Kernel, PerHeadTensors):
         if present is not None:
             causal = torch.ones(segment, segment, dtype=torch.bool, device=q.device).tril()
             # empty columns see themselves, because a row that sees nothing has no softmax
-            own = torch.eye(segment, dtype=torch.bool, device=q.device)
-            mask = (causal & present.view(-1, 1, 1, segment)) | own
+            diagonal = torch.eye(segment, dtype=torch.bool, device=q.device)
+            mask = (causal & present.view(-1, 1, 1, segment)) | diagonal
         y = fused_attention(q, k, v, mask, causal=mask is None, scale=1 / math.sqrt(q.shape[-1]))
         by_row = y.unflatten(0, (len(positions.position_ids), -1))  # type: ignore[no-untyped-call]
         joined: Tensor = by_row.transpose(1, 2).flatten(2, 3)

@@ -70,9 +70,9 @@ def selective_scan(
 
     For gradients only the memories before the chunks are stored, and those within a chunk are computed again. On a CPU
     as many rows are scanned together as keep the memories of a chunk in its caches."""
-    kept = None if starts is None else (~starts).to(x.dtype)
+    keep_mask = None if starts is None else (~starts).to(x.dtype)
     rows = _row_groups(x, rates, chunk)
-    return SelectiveScanResult(*_SelectiveScan.apply(x, steps, writes, reads, rates, memory, kept, rows, chunk))  # type: ignore[no-untyped-call]
+    return SelectiveScanResult(*_SelectiveScan.apply(x, steps, writes, reads, rates, memory, keep_mask, rows, chunk))  # type: ignore[no-untyped-call]
 
 
 def _row_groups(x: Float[Tensor, "b l n"], rates: Float[Tensor, "n s"], chunk: int) -> list[slice]:
@@ -117,7 +117,7 @@ class _Rows(NamedTuple):
     writes: Float[Tensor, "l b s"]
     reads: Float[Tensor, "l b s"]
     rates: Float[Tensor, "n s"]
-    kept: Float[Tensor, "l b 1 1"] | None
+    keep_mask: Float[Tensor, "l b 1 1"] | None
     chunk: int
     scratch: ScratchBuffer
 
@@ -125,7 +125,7 @@ class _Rows(NamedTuple):
     def of(
         cls,
         tokens: tuple[Tensor, ...],
-        kept: Tensor | None,
+        keep_mask: Tensor | None,
         rows: slice,
         rates: Tensor,
         chunk: int,
@@ -134,7 +134,14 @@ class _Rows(NamedTuple):
         """The rows at this slice of tensors whose first axis is that of rows."""
         x, steps, writes, reads = (part[rows].transpose(0, 1).contiguous() for part in tokens)
         return cls(
-            x, steps, writes, reads, rates, None if kept is None else kept[rows].mT[..., None, None], chunk, scratch
+            x,
+            steps,
+            writes,
+            reads,
+            rates,
+            None if keep_mask is None else keep_mask[rows].mT[..., None, None],
+            chunk,
+            scratch,
         )
 
     @property
@@ -148,8 +155,8 @@ class _Rows(NamedTuple):
         x, steps, writes, reads = (part[columns] for part in self[:4])
         shape = (*x.shape, writes.shape[-1])
         decay = torch.mul(steps[..., None], self.rates, out=self.scratch("decay", *shape)).exp_()
-        if self.kept is not None:
-            decay *= self.kept[columns]
+        if self.keep_mask is not None:
+            decay *= self.keep_mask[columns]
         memories = torch.mul((steps * x)[..., None], writes[..., None, :], out=self.scratch("memories", *shape))
         for i in range(len(x)):
             memory = memories[i].addcmul_(decay[i], memory)
@@ -192,24 +199,24 @@ class _SelectiveScan(torch.autograd.Function):
         reads: Tensor,
         rates: Tensor,
         memory: Tensor,
-        kept: Tensor | None,
+        keep_mask: Tensor | None,
         row_groups: list[slice],
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
         tokens, scratch = (x, steps, writes, reads), ScratchBuffer(x)
-        results = [_Rows.of(tokens, kept, rows, rates, chunk, scratch).scan(memory[rows]) for rows in row_groups]
+        results = [_Rows.of(tokens, keep_mask, rows, rates, chunk, scratch).scan(memory[rows]) for rows in row_groups]
         outputs, memories, initial = zip(*results)
-        ctx.save_for_backward(*tokens, rates, kept, *itertools.chain(*initial))
+        ctx.save_for_backward(*tokens, rates, keep_mask, *itertools.chain(*initial))
         ctx.row_groups, ctx.chunk = row_groups, chunk
         return torch.cat(outputs, 1).transpose(0, 1), torch.cat(memories)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, dmemory: Tensor) -> tuple[Tensor | None, ...]:
-        x, steps, writes, reads, rates, kept, *initial = ctx.saved_tensors
+        x, steps, writes, reads, rates, keep_mask, *initial = ctx.saved_tensors
         tokens, scratch, results = (x, steps, writes, reads), ScratchBuffer(x), []
         for i, rows in enumerate(ctx.row_groups):
-            group, by_time = _Rows.of(tokens, kept, rows, rates, ctx.chunk, scratch), dy[rows].transpose(0, 1)
+            group, by_time = _Rows.of(tokens, keep_mask, rows, rates, ctx.chunk, scratch), dy[rows].transpose(0, 1)
             count = len(group.chunks)
             results.append(group.gradients(initial[i * count : (i + 1) * count], by_time, dmemory[rows]))
         *token_grads, drates, dmemories = zip(*results)
