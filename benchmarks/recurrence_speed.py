@@ -22,7 +22,7 @@ from manyformer.generate.next_token import bind_next_token
 
 SIZE: dict[str, Any] = {"vocab": 256, "dim": 256, "depth": 4, "heads": 4}
 LENGTH = 2048
-RECIPES = ("deltanet", "gated-deltanet", "kda", "gla", "retnet", "lightning", "hgrn2", "mamba-2", "mlstm")
+RECIPES = ("deltanet", "gated-deltanet", "kda", "gla", "retnet", "lightning", "hgrn2", "mamba-2", "mlstm", "rwkv-7")
 STEP_GOAL, PEER_GOAL = 1.5, 0.5
 
 
@@ -31,7 +31,7 @@ def training(rounds: int) -> Iterator[frame.BenchmarkRow]:
     tokens = torch.randint(0, SIZE["vocab"], (1, LENGTH))
     linear = language_step(mf.build("linear-transformer", **SIZE), tokens)
     for recipe in RECIPES:
-        steps = {recipe: language_step(mf.build(recipe, **SIZE), tokens), "linear-transformer": linear}
+        steps = {recipe: language_step(sized_model(recipe), tokens), "linear-transformer": linear}
         yield from frame.contest(f"{recipe}, {LENGTH} tokens", steps, rounds, {"linear-transformer": STEP_GOAL})
 
 
@@ -52,10 +52,15 @@ def decoding(rounds: int) -> Iterator[frame.BenchmarkRow]:
     """Tokens one by one after a prompt of 64: by bound steps, by `forward`, and linear attention's by bound steps."""
     linear = token_steps(mf.build("linear-transformer", **SIZE), bind_next_token)
     for recipe in RECIPES:
-        model = mf.build(recipe, **SIZE)
+        model = sized_model(recipe)
         by_forward = token_steps(model, forward_step)
         steps = {recipe: token_steps(model, bind_next_token), "by forward": by_forward, "linear-transformer": linear}
         yield from frame.contest(f"{recipe}, 32 tokens one by one", steps, rounds, {})
+
+
+def sized_model(recipe: str) -> Any:
+    """The recipe at the common sizes; the heads of `rwkv-7` are as wide, which follows from its head_dim."""
+    return mf.build(recipe, **{name: size for name, size in SIZE.items() if recipe != "rwkv-7" or name != "heads"})
 
 
 def token_steps(model: Any, bind: Callable[[Any], Callable[..., Any]]) -> Callable[[], object]:

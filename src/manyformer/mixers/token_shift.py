@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from manyformer.core import Context, Layer, LayerOutput, State, TokenPositions
 from manyformer.ops.neighbour_convolution import ConvolutionTokens, convolve_neighbours, one_document_rows
+from manyformer.ops.squared_relu import squared_relu
 
 
 @final
@@ -56,7 +57,7 @@ class ShiftedFeedForward(Layer):
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         (shifted,), state = self.shift(x, ctx.positions, state)
-        return LayerOutput(self.down(self.up(shifted).relu().square()), state)
+        return LayerOutput(self.down(squared_relu(self.up(shifted))), state)
 
 
 def initial_mixture(dim: int, power: float) -> Float[Tensor, " d"]:
