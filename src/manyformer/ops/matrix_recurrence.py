@@ -104,7 +104,7 @@ def chunked(
         (readers, entered_readers), corrected = factors.read(w), factors.columns(u)
         blocks = factors.pair_blocks(rows, readers, columns, corrected)
         terms = CorrectedChunks(
-            -blocks.readers_of_corrections,
+            blocks.system,
             blocks.readers_of_keys @ values,
             entered_readers,
             blocks.queries_of_corrections,
@@ -152,12 +152,14 @@ def _select_chunk(chunk: int, decay: Tensor | None) -> tuple[int, bool]:
 
 
 class _PairBlocks(NamedTuple):
-    """The decayed products of queries with keys and u up to their tokens, and of w with those before its token."""
+    """The decayed products of queries with keys and u up to their tokens, and of w with those before its token.
+
+    `system` has those of w and u with the opposite sign, as the system of a chunk does."""
 
     queries_of_keys: Float[Tensor, "b h n c c"]
     queries_of_corrections: Float[Tensor, "b h n c c"]
     readers_of_keys: Float[Tensor, "b h n c c"]
-    readers_of_corrections: Float[Tensor, "b h n c c"]
+    system: Float[Tensor, "b h n c c"]
 
 
 class _ChunkFactors(NamedTuple):
@@ -212,7 +214,8 @@ class _ChunkFactors(NamedTuple):
         else:
             blocks = torch.einsum("bhnpid,bhnijd,bhnqjd->bhnpiqj", rows, self.pair_factors, columns)
         visible = blocks.new_ones(length, length).tril()
-        factors = torch.stack([visible, visible.tril(-1)])[:, :, None]
+        earlier = visible.tril(-1)
+        factors = torch.stack([visible, visible, earlier, -earlier]).view(2, 2, length, length).transpose(1, 2)
         if self.table is not None:
             factors = factors * self.table[:, :, :, None, :, None]
         return _PairBlocks(*(block for row in (blocks * factors).unbind(3) for block in row.unbind(4)))
