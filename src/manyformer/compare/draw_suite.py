@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MARKERS = "os^DvP*X"
 MAX_COLUMNS = 3
+LEGEND_INCHES = (2.1, 0.22)
+"""The width of a column of a legend, and the height of a row."""
 
 
 class ScatterFigure(NamedTuple):
@@ -117,7 +119,17 @@ def _draw_panels(
     for axis in axes[len(tasks) :]:
         axis.set_visible(False)
     order = [case for case in result.cases if case in labelled]
-    figure.legend([labelled[case] for case in order], order, loc="outside right upper", frameon=False, fontsize="small")
+    width, height = figure.get_size_inches()
+    legend_columns = math.ceil(len(order) / max(int(height / LEGEND_INCHES[1]), 1))
+    figure.set_size_inches(width + LEGEND_INCHES[0] * legend_columns, height)
+    figure.legend(
+        [labelled[case] for case in order],
+        order,
+        loc="outside right upper",
+        ncols=legend_columns,
+        frameon=False,
+        fontsize="small",
+    )
     write_picture(figure, path)
 
 
