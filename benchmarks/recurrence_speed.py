@@ -59,8 +59,9 @@ def decoding(rounds: int) -> Iterator[frame.BenchmarkRow]:
 
 
 def sized_model(recipe: str) -> Any:
-    """The recipe at the common sizes; the heads of `rwkv-7` are as wide, which follows from its head_dim."""
-    return mf.build(recipe, **{name: size for name, size in SIZE.items() if recipe != "rwkv-7" or name != "heads"})
+    """The recipe at those of the common sizes that it has: heads follow from the width of a head in `rwkv-7`."""
+    parameters = mf.recipes()[recipe].signature.parameters
+    return mf.build(recipe, **{name: size for name, size in SIZE.items() if name in parameters})
 
 
 def token_steps(model: Any, bind: Callable[[Any], Callable[..., Any]]) -> Callable[[], object]:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from manyformer.autocast import autocast_disabled
 from manyformer.core import ContiguousLayout, LayerOutput, State, TokenPositions, contiguous_positions, tree_map
 from manyformer.head_selection import PerHeadTensors
+from manyformer.kernels.features.deterministic import elu_plus_one
 from manyformer.kernels.kernel import AttendStep, Kernel, KernelCall
 from manyformer.ops.segment_rows import SegmentRows, segment_rows
 from manyformer.ops.softmax_attention import fused_attention
@@ -109,9 +110,9 @@ class InfiniKernel(Kernel, PerHeadTensors):
             turned_k = segment_position.key(k, contiguous_positions(len(k), 0, column + 1, k.device))
             near = fused_attention(turned_q, turned_k, v, None, causal=False, scale=scale)
             dtype = memory.matrix.dtype
-            far = memory.of_heads(group).read(_features(q.to(dtype)))
+            far = memory.of_heads(group).read(elu_plus_one(q.to(dtype)))
             if column == segment - 1:
-                memory = add_segment(memory, _features(k.to(dtype)), v.to(dtype))
+                memory = add_segment(memory, elu_plus_one(k.to(dtype)), v.to(dtype))
             k, v = (F.pad(x, (0, 0, 0, segment - column - 1)) for x in (k, v))
             y = share * far.to(near.dtype) + (1 - share) * near
             return y.to(v.dtype), InfiniState(memory, k, v)
@@ -160,8 +161,8 @@ class InfiniKernel(Kernel, PerHeadTensors):
     ) -> tuple[Float[Tensor, "n h p f"], SegmentMemory]:
         """What the memory of the segments before a query returns, and the memory after all complete segments."""
         dtype, group = memory.matrix.dtype, q.shape[1] // k.shape[1]
-        query_features = _features(q.to(dtype))
-        key_features = _features(k.to(dtype)) * present[:, None, :, None]
+        query_features = elu_plus_one(q.to(dtype))
+        key_features = elu_plus_one(k.to(dtype)) * present[:, None, :, None]
         parts = (torch.split(x, self.segment, 2) for x in (query_features, key_features, v.to(dtype)))
         outputs = []
         for features, keys, values, is_present in zip(*parts, torch.split(present, self.segment, 1), strict=True):
@@ -189,10 +190,6 @@ class InfiniKernel(Kernel, PerHeadTensors):
         new = InfiniState(SegmentMemory(*(x[latest] for x in memory)), k, v)
         merged: InfiniState = tree_map(lambda x, y: _select(rows.latest >= 0, x, y.to(x.dtype)), new, state)
         return merged
-
-
-def _features(x: Tensor) -> Tensor:
-    return F.elu(x) + 1
 
 
 def _masked(x: Tensor, valid: Bool[Tensor, " n"]) -> Tensor:

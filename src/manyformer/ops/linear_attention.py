@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from manyformer.ops import matrix_recurrence
-from manyformer.ops.matrix_recurrence import RecurrenceResult, channel_decay_pairs, decay_table, zero_memory
+from manyformer.ops.chunk_factors import channel_decay_pairs, decay_table
+from manyformer.ops.matrix_recurrence import RecurrenceResult, zero_memory
 
 
 def quadratic(

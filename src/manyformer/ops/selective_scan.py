@@ -82,40 +82,44 @@ def _row_groups(x: Float[Tensor, "b l n"], rates: Float[Tensor, "n s"], chunk: i
     return [slice(first, first + rows) for first in range(0, max(len(x), 1), rows)]
 
 
+class _ScanTokens(NamedTuple):
+    """The inputs of the scan that tokens decide."""
+
+    x: Float[Tensor, "... n"]
+    steps: Float[Tensor, "... n"]
+    writes: Float[Tensor, "... s"]
+    reads: Float[Tensor, "... s"]
+
+
 class _Chunk(NamedTuple):
     """Tokens of a chunk, and their decays and memories; time comes first."""
 
-    x: Float[Tensor, "c b n"]
-    steps: Float[Tensor, "c b n"]
-    writes: Float[Tensor, "c b s"]
-    reads: Float[Tensor, "c b s"]
+    tokens: _ScanTokens
     decay: Float[Tensor, "c b n s"]
     memories: Float[Tensor, "c b n s"]
 
     def gradients(
         self, dy: Tensor, dmemories: Tensor, decayed: Tensor, memory: Tensor, rates: Tensor
-    ) -> tuple[tuple[Tensor, ...], Tensor]:
-        """The gradients of x, steps, writes and reads, and of the rates; `memory` precedes the chunk.
+    ) -> tuple[_ScanTokens, Tensor]:
+        """The gradients of the tokens and of the rates; `memory` precedes the chunk.
 
         `decayed` is the product of `dmemories` and decays, and is overwritten."""
+        x, steps, writes, _ = self.tokens
         dreads = (dy[..., None, :] @ self.memories)[..., 0, :]
-        dwrites = ((self.steps * self.x)[..., None, :] @ dmemories)[..., 0, :]
-        dwritten = (dmemories @ self.writes[..., None])[..., 0]
+        dwrites = ((steps * x)[..., None, :] @ dmemories)[..., 0, :]
+        dwritten = (dmemories @ writes[..., None])[..., 0]
         exponents = decayed
         exponents[0] *= memory
         exponents[1:] *= self.memories[:-1]
-        dsteps = torch.mul(exponents, rates, out=dmemories).sum(-1) + dwritten * self.x
-        drates = exponents.mul_(self.steps[..., None]).sum((0, 1))
-        return (dwritten * self.steps, dsteps, dwrites, dreads), drates
+        dsteps = torch.mul(exponents, rates, out=dmemories).sum(-1) + dwritten * x
+        drates = exponents.mul_(steps[..., None]).sum((0, 1))
+        return _ScanTokens(dwritten * steps, dsteps, dwrites, dreads), drates
 
 
 class _Rows(NamedTuple):
     """Rows that are scanned together; time comes first."""
 
-    x: Float[Tensor, "l b n"]
-    steps: Float[Tensor, "l b n"]
-    writes: Float[Tensor, "l b s"]
-    reads: Float[Tensor, "l b s"]
+    tokens: _ScanTokens
     rates: Float[Tensor, "n s"]
     keep_mask: Float[Tensor, "l b 1 1"] | None
     chunk: int
@@ -124,7 +128,7 @@ class _Rows(NamedTuple):
     @classmethod
     def of(
         cls,
-        tokens: tuple[Tensor, ...],
+        tokens: _ScanTokens,
         keep_mask: Tensor | None,
         rows: slice,
         rates: Tensor,
@@ -132,27 +136,20 @@ class _Rows(NamedTuple):
         scratch: ScratchBuffer,
     ) -> "_Rows":
         """The rows at this slice of tensors whose first axis is that of rows."""
-        x, steps, writes, reads = (part[rows].transpose(0, 1).contiguous() for part in tokens)
-        return cls(
-            x,
-            steps,
-            writes,
-            reads,
-            rates,
-            None if keep_mask is None else keep_mask[rows].mT[..., None, None],
-            chunk,
-            scratch,
-        )
+        by_time = _ScanTokens(*(part[rows].transpose(0, 1).contiguous() for part in tokens))
+        keep_mask = None if keep_mask is None else keep_mask[rows].mT[..., None, None]
+        return cls(by_time, rates, keep_mask, chunk, scratch)
 
     @property
     def chunks(self) -> list[slice]:
         """The columns of each chunk."""
-        length = len(self.x)
+        length = len(self.tokens.x)
         return [slice(start, min(start + self.chunk, length)) for start in range(0, length, self.chunk)]
 
     def chunk_at(self, columns: slice, memory: Float[Tensor, "b n s"]) -> _Chunk:
         """The chunk at these columns, which continues `memory`; valid until the next one."""
-        x, steps, writes, reads = (part[columns] for part in self[:4])
+        tokens = _ScanTokens(*(part[columns] for part in self.tokens))
+        x, steps, writes, _ = tokens
         shape = (*x.shape, writes.shape[-1])
         decay = torch.mul(steps[..., None], self.rates, out=self.scratch("decay", *shape)).exp_()
         if self.keep_mask is not None:
@@ -160,26 +157,26 @@ class _Rows(NamedTuple):
         memories = torch.mul((steps * x)[..., None], writes[..., None, :], out=self.scratch("memories", *shape))
         for i in range(len(x)):
             memory = memories[i].addcmul_(decay[i], memory)
-        return _Chunk(x, steps, writes, reads, decay, memories)
+        return _Chunk(tokens, decay, memories)
 
     def scan(self, memory: Float[Tensor, "b n s"]) -> tuple[Tensor, Tensor, list[Tensor]]:
         """The outputs, the last memory, and the memories before the chunks."""
-        y, initial = torch.empty_like(self.x), []
+        y, initial = torch.empty_like(self.tokens.x), []
         for columns in self.chunks:
             initial.append(memory)
             part = self.chunk_at(columns, memory)
-            torch.matmul(part.memories, part.reads[..., None], out=y[columns, ..., None])
+            torch.matmul(part.memories, part.tokens.reads[..., None], out=y[columns, ..., None])
             memory = part.memories[-1].clone()
         return y, memory, initial
 
     def gradients(self, initial: Sequence[Tensor], dy: Tensor, dmemory: Tensor) -> tuple[Tensor, ...]:
         """The gradients of x, steps, writes, reads, rates, and of the memory before the first token."""
-        token_grads, drates = [torch.empty_like(part) for part in self[:4]], torch.zeros_like(self.rates)
+        token_grads, drates = [torch.empty_like(part) for part in self.tokens], torch.zeros_like(self.rates)
         for columns, memory in reversed(list(zip(self.chunks, initial, strict=True))):
-            part, shape = self.chunk_at(columns, memory), (*self.x[columns].shape, self.rates.shape[1])
-            dmemories, decayed = self.scratch("dmemories", *shape), self.scratch("decayed", *shape)
-            torch.mul(dy[columns, ..., None], part.reads[..., None, :], out=dmemories)
-            for i in reversed(range(len(part.x))):
+            part = self.chunk_at(columns, memory)
+            dmemories, decayed = (self.scratch(name, *part.memories.shape) for name in ("dmemories", "decayed"))
+            torch.mul(dy[columns, ..., None], part.tokens.reads[..., None, :], out=dmemories)
+            for i in reversed(range(len(dmemories))):
                 dmemory = torch.mul(dmemories[i].add_(dmemory), part.decay[i], out=decayed[i])
             dmemory = dmemory.clone()
             chunk_grads, chunk_drates = part.gradients(dy[columns], dmemories, decayed, memory, self.rates)
@@ -203,7 +200,7 @@ class _SelectiveScan(torch.autograd.Function):
         row_groups: list[slice],
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        tokens, scratch = (x, steps, writes, reads), ScratchBuffer(x)
+        tokens, scratch = _ScanTokens(x, steps, writes, reads), ScratchBuffer(x)
         results = [_Rows.of(tokens, keep_mask, rows, rates, chunk, scratch).scan(memory[rows]) for rows in row_groups]
         outputs, memories, initial = zip(*results)
         ctx.save_for_backward(*tokens, rates, keep_mask, *itertools.chain(*initial))
@@ -214,7 +211,7 @@ class _SelectiveScan(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, dmemory: Tensor) -> tuple[Tensor | None, ...]:
         x, steps, writes, reads, rates, keep_mask, *initial = ctx.saved_tensors
-        tokens, scratch, results = (x, steps, writes, reads), ScratchBuffer(x), []
+        tokens, scratch, results = _ScanTokens(x, steps, writes, reads), ScratchBuffer(x), []
         for i, rows in enumerate(ctx.row_groups):
             group, by_time = _Rows.of(tokens, keep_mask, rows, rates, ctx.chunk, scratch), dy[rows].transpose(0, 1)
             count = len(group.chunks)

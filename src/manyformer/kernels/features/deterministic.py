@@ -18,7 +18,7 @@ class EluPlusOneFeatures(FeatureMap):
     """elu(x) + 1 of every channel (Katharopoulos et al. 2020, section 3.2.1), without the scale 1 / sqrt(e)."""
 
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
-        return FeatureValues(_EluPlusOneFunction.apply(x))  # type: ignore[no-untyped-call]
+        return FeatureValues(elu_plus_one(x))
 
 
 @final
@@ -92,6 +92,12 @@ class DPFPFeatures(FeatureMap):
 
     def extra_repr(self) -> str:
         return f"reach={self.reach}"
+
+
+def elu_plus_one(x: Tensor) -> Tensor:
+    """elu(x) + 1."""
+    y: Tensor = _EluPlusOneFunction.apply(x)  # type: ignore[no-untyped-call]
+    return y
 
 
 class _EluPlusOneFunction(torch.autograd.Function):
