@@ -33,6 +33,7 @@ from manyformer.ops import (
     distance_vector_blocks,
     matrix_recurrence,
     plan_search,
+    selective_scan,
     small_batch_attention,
     span_attention,
     sparse_plan,
@@ -116,6 +117,13 @@ def rows_with_roles(length: int, *, layers: int = 6) -> Job:
             kernel(KernelCall(q, k, v, place, place, NoPosition())).y.backward(upstream)
 
     return job
+
+
+def scan(rows: int, length: int, *, channels: int = 160, state: int = 16) -> Job:
+    """A selective scan forward and backward."""
+    x, steps, writes, reads = (torch.rand(rows, length, width) for width in (channels, channels, state, state))
+    rates, memory = -torch.rand(channels, state, requires_grad=True), torch.zeros(rows, channels, state)
+    return lambda: selective_scan.selective_scan(x, steps, rates, writes, reads, memory).y.sum().backward()
 
 
 def sequence(*jobs: Job) -> Job:
@@ -262,6 +270,11 @@ SWEEPS: dict[str, Sweep] = {
         [Place(sparse_plan, "MIN_ROW_PLAN_PAIRS")],
         near(USED.min_row_plan_pairs),
         lambda: sequence(*map(rows_with_roles, (384, 512, 768, 1024))),
+    ),
+    "selective_scan_elements": Sweep(
+        [Place(selective_scan, "SCAN_ELEMENTS")],
+        near(USED.selective_scan_elements),
+        lambda: sequence(scan(64, 32), scan(8, 256)),
     ),
     "min_document_length": Sweep(
         [Place(module, "MIN_DOCUMENT_LENGTH") for module in (softmax_kernel, biased_softmax_plan)],

@@ -117,7 +117,7 @@ class CostModel:
     """Up to this many weights, 32 MB, are saved for the gradient, which saves a sixth of the time."""
     selective_scan_chunk: int = budget(16, "tokens", "2026-11-26")
     """Tokens whose memories a selective scan holds at once; for gradients those before each chunk are stored."""
-    selective_scan_elements: int = budget(1 << 19, "elements", "2026-11-26")
+    selective_scan_elements: int = measured(1 << 19, "elements", "2026-11-26")
     """Numbers in the memories of a chunk on a CPU: as many rows are scanned together as have no more."""
     channel_decay_block: int = measured(16, "tokens", "2026-11-21")
     """The shortest chunks of a recurrence with strong decays per channel, whose pairs cost a product per channel."""
