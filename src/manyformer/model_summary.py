@@ -120,17 +120,8 @@ def forward_cost(model: Model, length: int) -> ForwardCost:
     The pass is one in evaluation mode after a warm-up; an image classifier is given one image, whatever `length` is.
     Raises ValueError if the model does not allow that length. `model` may come from `build_on_meta`; if the cost
     depends on the content of the tokens, a copy with real weights is then built with a fixed seed."""
-    model.check_length(length)
-    content_based = is_content_based(model)
-    if content_based and model.device.type == "meta":
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = build(model.spec.recipe, **model.spec.keywords).eval()
+    model, inputs = _example_inputs(model, length)
     card, task = RECIPES[model.spec.recipe].card, task_of(model)
-    tokens = torch.zeros(1, length, dtype=torch.long, device=model.device)
-    if content_based:
-        tokens = torch.arange(length, device=model.device)[None] % task.token_ids(model)
-    inputs = task.example(model, tokens)
     length = task.fixed_length(model) or length
     arguments = task.arguments(model, inputs)
     with torch.no_grad(), eval_mode(model):
@@ -143,6 +134,33 @@ def forward_cost(model: Model, length: int) -> ForwardCost:
         return ForwardCost(length, flops, None, None)
     half_bytes, full_bytes = (_state_bytes(task, model, inputs, upto) for upto in (half_length, length))
     return ForwardCost(length, flops, full_bytes, (full_bytes - half_bytes) / (length - half_length))
+
+
+def state_bytes_after(model: Model, length: int) -> int | None:
+    """The bytes of the decoding state after `length` tokens; None for a model without one.
+
+    Raises ValueError if the model does not allow that length. `model` may come from `build_on_meta`, as for
+    `forward_cost`."""
+    if "incremental_decoding" not in RECIPES[model.spec.recipe].card.promises:
+        return None
+    model, inputs = _example_inputs(model, length)
+    with eval_mode(model):
+        return _state_bytes(task_of(model), model, inputs, length)
+
+
+def _example_inputs(model: Model, length: int) -> tuple[Model, Inputs]:
+    """The model, with real weights if its cost depends on the content of the tokens, and inputs of that length."""
+    model.check_length(length)
+    content_based = is_content_based(model)
+    if content_based and model.device.type == "meta":
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = build(model.spec.recipe, **model.spec.keywords).eval()
+    task = task_of(model)
+    tokens = torch.zeros(1, length, dtype=torch.long, device=model.device)
+    if content_based:
+        tokens = torch.arange(length, device=model.device)[None] % task.token_ids(model)
+    return model, task.example(model, tokens)
 
 
 def _state_bytes(task: Task, model: Model, inputs: Inputs, length: int) -> int:

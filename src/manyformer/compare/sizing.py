@@ -38,9 +38,20 @@ def match_sizes(comparison: Comparison, reference: str) -> Comparison:
     """The comparison with each case's model as large as that of the case `reference`.
 
     Counted are the parameters besides those for each token of the vocabulary (embedding and output). A case whose own
-    settings are within `TOLERANCE` is left as it is. Raises UserError where no size keyword suffices."""
+    settings are within `TOLERANCE` is left as it is, and one that starts from the weights of another case gets the size
+    of that case. Raises UserError where no size keyword suffices."""
     target = body_parameters(comparison.case(reference).run)
-    return replace(comparison, cases=tuple(_matched_case(case, target, reference) for case in comparison.cases))
+    solve = functools.cache(lambda name: _solve_case(comparison.case(name), target, reference))
+    return replace(
+        comparison, cases=tuple(_resized(case, solve(_first_case(comparison, case))) for case in comparison.cases)
+    )
+
+
+def _first_case(comparison: Comparison, case: ComparisonCase) -> str:
+    """The name of the case from whose weights, over any number of trainings, this one starts; its own if from none."""
+    while case.init_from_case is not None:
+        case = comparison.case(case.init_from_case)
+    return case.name
 
 
 def body_parameters(run: RunConfig) -> int:
@@ -62,17 +73,18 @@ def _count_body(recipe: str, keywords_text: str) -> int:
     return first - _VOCABS[0] * (second - first) // (_VOCABS[1] - _VOCABS[0])
 
 
-def _matched_case(case: ComparisonCase, target: int, reference: str) -> ComparisonCase:
+def _solve_case(case: ComparisonCase, target: int, reference: str) -> dict[str, int]:
+    """The value of the size keyword with which the case is as large as `target`; none if it is as it stands."""
     count = body_parameters(case.run)
     if is_as_large(count, target):
-        return case
+        return {}
     for keyword in _size_keywords(case.run):
         step = _step(case.run, keyword)
         value = _solve(
             partial(_body_at, case.run, keyword.name), target, step, _current_size(case.run, keyword) // step
         )
         if value is not None:
-            return replace(case, trials=tuple(_resized(trial, keyword.name, value) for trial in case.trials))
+            return {keyword.name: value}
     names = " or ".join(keyword.name for keyword in SIZE_KEYWORDS)
     raise UserError(
         f"case {case.name}: it has {count:,} parameters besides its embedding, {reference} has {target:,}, and no "
@@ -135,13 +147,23 @@ def is_as_large(count: int, target: int) -> bool:
 
 def _body_at(run: RunConfig, keyword: str, value: int) -> int:
     """The number of parameters with that value of a size keyword."""
-    return body_parameters(_with_size(run, keyword, value))
+    return body_parameters(_with_sizes(run, {keyword: value}))
 
 
-def _with_size(run: RunConfig, keyword: str, value: int) -> RunConfig:
-    return run.model_copy(update={"model": {**run.model, keyword: value}})
+def _with_sizes(run: RunConfig, sizes: dict[str, int]) -> RunConfig:
+    return run.model_copy(update={"model": {**run.model, **sizes}})
 
 
-def _resized(trial: CaseTrial, keyword: str, value: int) -> CaseTrial:
-    points = tuple(None if point is None else _with_size(point, keyword, value) for point in trial.points)
-    return CaseTrial(trial.label, _with_size(trial.run, keyword, value), points)
+def _resized(case: ComparisonCase, sizes: dict[str, int]) -> ComparisonCase:
+    """The case with these values of size keywords in all its runs."""
+    if not sizes:
+        return case
+    trials = [
+        CaseTrial(
+            trial.label,
+            _with_sizes(trial.run, sizes),
+            tuple(None if point is None else _with_sizes(point, sizes) for point in trial.points),
+        )
+        for trial in case.trials
+    ]
+    return replace(case, trials=tuple(trials))

@@ -13,7 +13,7 @@ from manyformer.bench import BenchCandidate, bench
 from manyformer.compare.job_pool import describe_machine
 from manyformer.config import RunConfig
 from manyformer.files.json_lines import JsonLines
-from manyformer.model_summary import build_on_meta, forward_cost
+from manyformer.model_summary import build_on_meta, state_bytes_after
 from manyformer.recipes import get_recipe
 
 ROUNDS = 3
@@ -85,7 +85,7 @@ def state_bytes_at(recipe: str, keywords: Mapping[str, Any], length: int) -> int
     parameters = get_recipe(recipe).signature.parameters
     longer = {"max_length": length} if "max_length" in parameters else {}
     try:
-        return forward_cost(build_on_meta(recipe, {**keywords, **longer}), length).state_bytes
+        return state_bytes_after(build_on_meta(recipe, {**keywords, **longer}), length)
     except ValueError:
         return None
 

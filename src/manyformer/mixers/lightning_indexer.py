@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from manyformer.core import PADDING_SEGMENT, TokenPositions
 from manyformer.feedforward import init_glorot
-from manyformer.ops.highest_scores import choose_highest_scores
-from manyformer.ops.token_choice_attention import chosen_index_scores, index_scores
+from manyformer.ops.token_choice_attention import choose_tokens, chosen_index_scores
 from manyformer.position import Position
 from manyformer.recompute import choose_once
 
@@ -69,8 +68,7 @@ class LightningIndexer(nn.Module):
 
         @torch.no_grad()
         def choose() -> Tensor:
-            scores = index_scores(*queries, keys[:, 0].to(queries.q.dtype))
-            return choose_highest_scores(scores.masked_fill(~visible[:, 0], -torch.inf), self.count)
+            return choose_tokens(*queries, keys[:, 0].to(queries.q.dtype), visible[:, 0], self.count)
 
         return choose_once(choose)
 

@@ -16,8 +16,18 @@ def choose_highest_scores(scores: Float[Tensor, "*b n"], count: int) -> Int[Tens
         return torch.where(scores == -torch.inf, -1, index)
     if count == 0:
         return torch.empty(*scores.shape[:-1], 0, dtype=torch.long, device=scores.device)
-    # `topk` chooses any of equal scores: it finds the threshold, and then the largest of distinct integers
-    threshold = scores.topk(count).values[..., -1:]
-    level = (scores >= threshold).int() + (scores > threshold).int()
-    chosen = (level * length + index.int()).topk(count, sorted=False).indices
-    return torch.where(scores.gather(-1, chosen) == -torch.inf, -1, chosen)
+    values, chosen = scores.topk(count)
+    threshold = values[..., -1:]
+    # `topk` chooses any of equal scores: where the last one chosen has equals, a second search decides by the index.
+    # On other devices, finding out whether it has would synchronize
+    if scores.device.type != "cpu" or torch.compiler.is_compiling() or _has_ties(scores, threshold, count):
+        level = (scores >= threshold).int() + (scores > threshold).int()
+        chosen = (level * length + index.int()).topk(count, sorted=False).indices
+        values = scores.gather(-1, chosen)
+    return torch.where(values == -torch.inf, -1, chosen)
+
+
+def _has_ties(scores: Float[Tensor, "*b n"], threshold: Float[Tensor, "*b 1"], count: int) -> bool:
+    """Whether a row has other scores equal to the last one chosen; which of -inf are chosen does not matter."""
+    is_unique = ((scores >= threshold).sum(-1, keepdim=True) == count) | (threshold == -torch.inf)
+    return not bool(is_unique.all())

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.costs.cost_model import COSTS
+from manyformer.ops.highest_scores import choose_highest_scores
 from manyformer.ops.softmax_attention import masked_softmax
 from manyformer.recompute import recompute_for_gradient
 
@@ -50,14 +51,24 @@ def index_scores(
     q: Float[Tensor, "b h l e"], head_weights: Float[Tensor, "b l h"], k: Float[Tensor, "b s e"]
 ) -> Float[Tensor, "b l s"]:
     """The scores of all pairs: the positive parts of products, summed over heads with the weights of the query."""
+    return (head_weights[..., None, :] @ (q.transpose(1, 2) @ k.mT[:, None]).relu()).squeeze(-2)
+
+
+def choose_tokens(
+    q: Float[Tensor, "b h l e"],
+    head_weights: Float[Tensor, "b l h"],
+    k: Float[Tensor, "b s e"],
+    visible: Bool[Tensor, "#b l s"],
+    count: int,
+) -> Int[Tensor, "b l m"]:
+    """The `count` visible tokens of each query with the largest `index_scores`, -1 for none."""
     size = max(1, COSTS.token_choice_elements // max(1, q.shape[0] * q.shape[1] * k.shape[1]))
-    return torch.cat(
-        [
-            (head_weights_chunk[..., None, :] @ (q_chunk.transpose(1, 2) @ k.mT[:, None]).relu()).squeeze(-2)
-            for q_chunk, head_weights_chunk in zip(torch.split(q, size, 2), torch.split(head_weights, size, 1))
-        ],
-        1,
-    )
+    chunks = zip(torch.split(q, size, 2), torch.split(head_weights, size, 1), torch.split(visible, size, 1))
+    chosen = [
+        choose_highest_scores(index_scores(q_chunk, weights_chunk, k).masked_fill(~visible_chunk, -torch.inf), count)
+        for q_chunk, weights_chunk, visible_chunk in chunks
+    ]
+    return torch.cat(chosen, 1)
 
 
 def chosen_index_scores(
