@@ -38,7 +38,7 @@ def token_choice_attention(
     scale: float,
 ) -> TokenChoiceOutput:
     """Softmax attention under `token_choice_mask`; zeros for queries without a chosen token."""
-    size = max(1, COSTS.token_choice_elements // max(1, k.shape[0] * chosen.shape[2] * (k.shape[2] + v.shape[2])))
+    size = _queries_of_chunk(k.shape[0] * chosen.shape[2] * (k.shape[2] + v.shape[2]))
     outputs = [
         recompute_for_gradient(_attend, q_chunk, k, v, chosen_chunk, scale, dropout=0.0)
         for q_chunk, chosen_chunk in zip(torch.split(q, size, 2), torch.split(chosen, size, 1))
@@ -62,7 +62,7 @@ def choose_tokens(
     count: int,
 ) -> Int[Tensor, "b l m"]:
     """The `count` visible tokens of each query with the largest `index_scores`, -1 for none."""
-    size = max(1, COSTS.token_choice_elements // max(1, q.shape[0] * q.shape[1] * k.shape[1]))
+    size = _queries_of_chunk(q.shape[0] * q.shape[1] * k.shape[1])
     chunks = zip(torch.split(q, size, 2), torch.split(head_weights, size, 1), torch.split(visible, size, 1))
     chosen = [
         choose_highest_scores(index_scores(q_chunk, weights_chunk, k).masked_fill(~visible_chunk, -torch.inf), count)
@@ -78,7 +78,7 @@ def chosen_index_scores(
     chosen: Int[Tensor, "b l m"],
 ) -> Float[Tensor, "b l m"]:
     """`index_scores` of the chosen tokens, with a gradient; -inf where there is none."""
-    size = max(1, COSTS.token_choice_elements // max(1, k.shape[0] * chosen.shape[2] * k.shape[2]))
+    size = _queries_of_chunk(k.shape[0] * chosen.shape[2] * k.shape[2])
     chunks = zip(torch.split(q, size, 2), torch.split(head_weights, size, 1), torch.split(chosen, size, 1))
     return torch.cat([recompute_for_gradient(_index_chosen, *chunk, k, dropout=0.0) for chunk in chunks], 1)
 
@@ -87,6 +87,11 @@ def gather_tokens(x: Float[Tensor, "b s e"], chosen: Int[Tensor, "b l m"]) -> Fl
     """The vectors of the chosen tokens of each query; any vector in place of -1."""
     index = chosen.clamp(min=0).flatten(1)[..., None].expand(-1, -1, x.shape[-1])
     return x.gather(1, index).unflatten(1, chosen.shape[1:])  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _queries_of_chunk(elements: int) -> int:
+    """The queries that are computed together, each of which takes so many elements."""
+    return max(1, COSTS.token_choice_elements // max(1, elements))
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, scale: float) -> tuple[Tensor, Tensor]:
