@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from manyformer.binding import bind_optional, has_hooks
 from manyformer.head_projection import HeadProjection
 from manyformer.head_selection import HeadSelection, PerHeadTensors, head_channels, select_entries
+from manyformer.ops.length_norms import rms_norm
 
 
 class OutputStage(nn.Module, ABC):
@@ -45,7 +46,7 @@ class SharedHeadNorm(nn.Module):
         self.value_dim, self.eps = value_dim, eps
 
     def forward(self, y: Float[Tensor, "b h l f"]) -> Float[Tensor, "b h l f"]:
-        return F.rms_norm(y, (self.value_dim,), None if self.weight is None else self.weight.to(y.dtype), self.eps)
+        return rms_norm(y, None if self.weight is None else self.weight.to(y.dtype), eps=self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.value_dim}, eps={self.eps}"
@@ -71,9 +72,8 @@ class HeadGroupNorm(PerHeadTensors):
     def forward(self, y: Float[Tensor, "b h l f"]) -> Float[Tensor, "b h l f"]:
         by_token = y.transpose(1, 2)
         grouped = by_token.unflatten(2, (self.groups, -1)).flatten(3)  # type: ignore[no-untyped-call]
-        width = grouped.shape[-1:]
         normalized = (
-            F.layer_norm(grouped, width, eps=self.eps) if self.centred else F.rms_norm(grouped, width, eps=self.eps)
+            F.layer_norm(grouped, grouped.shape[-1:], eps=self.eps) if self.centred else rms_norm(grouped, eps=self.eps)
         )
         scaled = normalized.flatten(2) * self.weight.to(y.dtype)
         biased = scaled if self.bias is None else scaled + self.bias.to(y.dtype)

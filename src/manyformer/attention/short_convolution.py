@@ -13,9 +13,9 @@ from manyformer.head_selection import select_entries
 from manyformer.ops.neighbour_convolution import (
     ConvolutionTokens,
     convolve_neighbours,
-    convolve_rows,
     one_document_rows,
 )
+from manyformer.ops.row_convolution import convolve_rows
 
 
 @final

@@ -4,12 +4,12 @@ import math
 from typing import final
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.core import LayerOutput, State
 from manyformer.kernels.kernel import Kernel, KernelCall
+from manyformer.ops.length_norms import rms_norm
 
 
 @final
@@ -40,7 +40,7 @@ class DifferentialKernel(Kernel):
         y, state, loss = self.inner(_pair_values(call))
         first, second = y.chunk(2, dim=1)
         difference = first - self.subtracted_share().to(y.dtype) * second
-        normalized = (1 - self.initial_lambda) * F.rms_norm(difference, (2 * self.width,), eps=self.eps)
+        normalized = (1 - self.initial_lambda) * rms_norm(difference, eps=self.eps)
         halves = normalized.unflatten(-1, (2, self.width))  # type: ignore[no-untyped-call]
         return LayerOutput(halves.transpose(2, 3).flatten(1, 2), state, loss)
 

@@ -21,9 +21,9 @@ from manyformer.feedforward import init_glorot
 from manyformer.ops.neighbour_convolution import (
     ConvolutionTokens,
     convolve_neighbours,
-    convolve_rows,
     one_document_rows,
 )
+from manyformer.ops.row_convolution import convolve_rows
 
 ConvolutionNorm = Literal["batch", "layer"]
 

@@ -17,6 +17,7 @@ from manyformer.mixers.lightning_indexer import IndexQueries, LightningIndexer
 from manyformer.multi_head.head_gates import MultiHeadLayer
 from manyformer.ops.token_choice_attention import token_choice_attention, token_choice_mask
 from manyformer.position import NoPosition, Position
+from manyformer.rms_norm import RMSNorm
 from manyformer.sources.kv_source import CacheSpec, KVShape
 
 LatentForm = Literal["expanded", "absorbed"]
@@ -87,10 +88,10 @@ class LatentAttention(MultiHeadLayer):
         self.kernel = SoftmaxKernel(mask, scale=(head_dim + rotary_dim) ** -0.5 if scale is None else scale)
         self.source = default_source(self.kernel)
         self.q_down_proj = None if query_latent_dim is None else nn.Linear(dim, query_latent_dim, bias=bias)
-        self.q_norm = None if query_latent_dim is None else nn.RMSNorm(query_latent_dim, norm_eps)
+        self.q_norm = None if query_latent_dim is None else RMSNorm(query_latent_dim, norm_eps)
         self.q_proj = nn.Linear(query_latent_dim or dim, heads * (head_dim + rotary_dim), bias=False)
         self.kv_down_proj = nn.Linear(dim, latent_dim + rotary_dim, bias=bias)
-        self.kv_norm = nn.RMSNorm(latent_dim, norm_eps)
+        self.kv_norm = RMSNorm(latent_dim, norm_eps)
         self.kv_proj = nn.Linear(latent_dim, heads * (head_dim + value_dim), bias=False)
         self.out_proj = nn.Linear(heads * value_dim, dim, bias=bias)
         projections = (self.q_down_proj, self.q_proj, self.kv_down_proj, self.kv_proj, self.out_proj)

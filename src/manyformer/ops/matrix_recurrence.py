@@ -129,7 +129,7 @@ def zero_memory(k: Tensor, v: Tensor) -> Float[Tensor, "b h r f"]:
 
 def split_chunks(x: Float[Tensor, "b h l e"], chunk: int) -> Float[Tensor, "b h n c e"]:
     """Chunks of tokens, the last one filled up with zeros, which leave a memory as it is."""
-    padded = F.pad(x, (0, 0, 0, -x.shape[2] % chunk)) if x.shape[2] % chunk else x
+    padded = F.pad(x, (0, 0, 0, -x.shape[2] % chunk)) if x.shape[2] % chunk else x.contiguous()
     return padded.unflatten(2, (-1, chunk))  # type: ignore[no-untyped-call,no-any-return]
 
 

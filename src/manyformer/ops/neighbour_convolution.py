@@ -1,12 +1,11 @@
 """Depthwise convolutions along a text, over neighbours by position ids rather than by columns."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from manyformer.core import PADDING_SEGMENT, AlignedLayout, ContiguousLayout, PackedLayout, TokenPositions
 
@@ -89,56 +88,6 @@ def _convolve_tokens(
             tap_output = torch.where(is_neighbour[..., None], x[:, start:stop], 0.0) * weight[tap]
             y = y + F.pad(tap_output, (0, 0, rows.start, length - rows.stop))
     return y
-
-
-def convolve_rows(x: Float[Tensor, "b l d"], weight: Float[Tensor, "n d"], *, causal: bool) -> Float[Tensor, "b l d"]:
-    """`convolve_neighbours` of rows that are one document each, for which zeros stand in place of padding.
-
-    A sum of shifted rows: on a CPU twice (31 neighbours) to eighteen times (4) as fast as torch's grouped `conv1d`,
-    which also wants the channels before the tokens. Half precision is summed in float32."""
-    size = len(weight)
-    compute_dtype = torch.promote_types(x.dtype, torch.float32)
-    inputs = (part.to(compute_dtype) for part in (x, weight))
-    y: Tensor = _ConvolveShifts.apply(*inputs, 1 - size if causal else -(size // 2))  # type: ignore[no-untyped-call]
-    return y.to(x.dtype)
-
-
-class _ConvolveShifts(torch.autograd.Function):
-    """y_i = sum over taps n of w_n x_(i + offset + n), with zeros outside of a row."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, offset: int) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.offset = offset
-        return _sum_shifts(x, weight, offset)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
-        dx = dweight = None
-        if ctx.needs_input_grad[0]:
-            dx = _sum_shifts(dy, weight.flip(0), 1 - len(weight) - ctx.offset)
-        if ctx.needs_input_grad[1]:
-            taps = (_overlap(x.shape[1], ctx.offset + tap) for tap in range(len(weight)))
-            dweight = torch.stack([(x[:, shifted] * dy[:, rows]).sum((0, 1)) for rows, shifted in taps])
-        return dx, dweight, None
-
-
-def _sum_shifts(x: Tensor, weight: Tensor, offset: int) -> Tensor:
-    # the neighbours include the token itself, whose term needs no zeros to be added to
-    y = torch.mul(x, weight[-offset], out=torch.empty_like(x, memory_format=torch.contiguous_format))
-    for tap, tap_weight in enumerate(weight):
-        if tap != -offset:
-            rows, shifted = _overlap(x.shape[1], offset + tap)
-            y[:, rows].addcmul_(x[:, shifted], tap_weight)
-    return y
-
-
-def _overlap(length: int, shift: int) -> tuple[slice, slice]:
-    """The tokens i of a row for which i + shift is in the row, and these shifted tokens."""
-    rows = slice(max(0, -shift), max(0, length - shift))
-    return rows, slice(max(0, shift), max(0, length + shift))
 
 
 def one_document_rows(x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b l d"] | None:

@@ -3,10 +3,11 @@
 from typing import final
 
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyformer.core import TokenPositions
 from manyformer.position.position import Position
+from manyformer.rms_norm import RMSNorm
 
 
 @final
@@ -19,7 +20,7 @@ class HeadNorm(Position):
 
     def __init__(self, width: int, *, eps: float = 1e-6) -> None:
         super().__init__()
-        self.query_norm, self.key_norm = nn.RMSNorm(width, eps), nn.RMSNorm(width, eps)
+        self.query_norm, self.key_norm = RMSNorm(width, eps), RMSNorm(width, eps)
 
     def query(self, q: Float[Tensor, "b h l e"], positions: TokenPositions) -> Float[Tensor, "b h l e"]:
         return _normalized(q, self.query_norm)
@@ -28,7 +29,7 @@ class HeadNorm(Position):
         return _normalized(k, self.key_norm)
 
 
-def _normalized(x: Tensor, norm: nn.RMSNorm) -> Tensor:
+def _normalized(x: Tensor, norm: RMSNorm) -> Tensor:
     # under autocast the projections are narrower than the gain
     normalized: Tensor = norm(x.to(norm.weight.dtype))
     return normalized.to(x.dtype)

@@ -40,6 +40,7 @@ from manyformer.recipes.recurrent_layers import RecurrentSizes, gated_delta_atte
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import LoopCount, NormOrder, ResidualStreams, makers_of_pattern, stack
 from manyformer.residual.gated_joins import make_join
+from manyformer.rms_norm import RMSNorm
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 FeedForwardName = Annotated[Literal["relu", "gelu", "swiglu", "geglu"], "kind of feed-forward layer and activation"]
@@ -113,7 +114,7 @@ FEEDFORWARDS: dict[FeedForwardName, Callable[[int, int | None], Layer]] = {
 
 PositionName = Annotated[str, POSITIONS, "kind of position encoding"]
 
-NORMS: dict[NormName, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+NORMS: dict[NormName, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": RMSNorm}
 
 
 @recipe(

@@ -4,7 +4,6 @@ from functools import partial
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt
-from torch import nn
 
 from manyformer.core import Layer
 from manyformer.errors import UserError
@@ -31,6 +30,7 @@ from manyformer.recipes.keywords import (
 )
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import init_std, stack
+from manyformer.rms_norm import RMSNorm
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 LATENT_EPS = 1e-6
@@ -167,7 +167,7 @@ def deepseek(
         )
         return {"attention": attention, "ff": feedforward(number)}
 
-    std, norm = init_std(dim), partial(nn.RMSNorm, dim, norm_eps)
+    std, norm = init_std(dim), partial(RMSNorm, dim, norm_eps)
     embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
     body = stack(depth, layer, order="pre", norm=norm, dropout=dropout, std=std)
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token if tied else None))

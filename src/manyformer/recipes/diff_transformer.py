@@ -2,8 +2,6 @@
 
 from functools import partial
 
-from torch import nn
-
 from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.errors import UserError
@@ -21,6 +19,7 @@ from manyformer.recipes.keywords import (
 )
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import check_heads, init_std, stack
+from manyformer.rms_norm import RMSNorm
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
@@ -72,7 +71,7 @@ def diff_transformer(
         )
         return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}
 
-    std, norm = init_std(dim), partial(nn.RMSNorm, dim, norm_eps)
+    std, norm = init_std(dim), partial(RMSNorm, dim, norm_eps)
     embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
     body = stack(depth, layer, order="pre", norm=norm, dropout=dropout, std=std)
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token if tied else None))

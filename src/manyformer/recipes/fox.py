@@ -2,8 +2,6 @@
 
 from functools import partial
 
-from torch import nn
-
 from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.feedforward import GatedFeedForward
@@ -11,6 +9,7 @@ from manyformer.kernels.forgetting_kernel import ForgettingKernel
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, check_heads, init_std, stack
+from manyformer.rms_norm import RMSNorm
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
@@ -46,5 +45,5 @@ def fox(
 
     std = init_std(dim)
     embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
-    body = stack(depth, layer, order=norm_order, norm=partial(nn.RMSNorm, dim), dropout=dropout, std=std)
+    body = stack(depth, layer, order=norm_order, norm=partial(RMSNorm, dim), dropout=dropout, std=std)
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=None))

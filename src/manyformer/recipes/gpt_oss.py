@@ -3,8 +3,6 @@
 from functools import partial
 from typing import Annotated
 
-from torch import nn
-
 from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.errors import UserError
@@ -28,6 +26,7 @@ from manyformer.recipes.keywords import (
 )
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import check_heads, init_std, makers_of_pattern, stack
+from manyformer.rms_norm import RMSNorm
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
@@ -91,7 +90,7 @@ def gpt_oss(
         return {"attention": attention, "ff": MixtureOfExperts(router, experts, losses=losses)}
 
     makers = {"W": partial(layer, mask=Window(window)), "F": partial(layer, mask=Causal())}
-    std, norm = init_std(dim), partial(nn.RMSNorm, dim, norm_eps)
+    std, norm = init_std(dim), partial(RMSNorm, dim, norm_eps)
     embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
     body = stack(depth, makers_of_pattern(pattern, makers), order="pre", norm=norm, dropout=dropout, std=std)
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token if tied else None))

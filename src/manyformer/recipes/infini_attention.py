@@ -3,8 +3,6 @@
 from functools import partial
 from typing import Annotated
 
-from torch import nn
-
 from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.feedforward import GatedFeedForward
@@ -14,6 +12,7 @@ from manyformer.position import RotaryPosition
 from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, check_heads, init_std, stack
+from manyformer.rms_norm import RMSNorm
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
@@ -57,5 +56,5 @@ def infini_attention(
 
     std = init_std(dim)
     embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
-    body = stack(depth, layer, order=norm_order, norm=partial(nn.RMSNorm, dim), dropout=dropout, std=std)
+    body = stack(depth, layer, order=norm_order, norm=partial(RMSNorm, dim), dropout=dropout, std=std)
     return LanguageModel(embed, body, ClassHead(dim, vocab))

@@ -51,6 +51,7 @@ from manyformer.recipes.keywords import (
 )
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import LoopCount, NormOrder, check_heads, init_std, stack
+from manyformer.rms_norm import RMSNorm
 from manyformer.sources import SegmentMemorySource
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -203,7 +204,7 @@ def llama(
 
     std = init_std(dim)
     embed = TokenEmbedding(vocab, dim, scale=dim**0.5 if scaled_embedding else 1.0, std=std, dropout=dropout)
-    norm = partial(nn.RMSNorm, dim, norm_eps)
+    norm = partial(RMSNorm, dim, norm_eps)
     body = stack(depth, layer, order=norm_order, norm=norm, dropout=dropout, std=std, loops=loops)
     shared = embed.token if tied else None
     if logit_cap is None:

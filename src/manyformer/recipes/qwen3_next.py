@@ -4,7 +4,6 @@ from functools import partial
 from typing import Annotated
 
 import torch
-from torch import nn
 
 from manyformer.attention import Attention
 from manyformer.attention.output_stages import GatedNormStage
@@ -33,6 +32,7 @@ from manyformer.recipes.keywords import (
 from manyformer.recipes.recurrent_layers import RecurrentSizes, gated_delta_attention
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import check_heads, init_std, makers_of_pattern, stack
+from manyformer.rms_norm import RMSNorm
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
@@ -125,7 +125,7 @@ def qwen3_next(
         return {"attention": full_attention() if is_full else delta(), "ff": experts}
 
     makers = {"L": partial(layer, is_full=False), "F": partial(layer, is_full=True)}
-    std, norm = init_std(dim), partial(nn.RMSNorm, dim, norm_eps)
+    std, norm = init_std(dim), partial(RMSNorm, dim, norm_eps)
     embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
     body = stack(depth, makers_of_pattern(pattern, makers), order="pre", norm=norm, dropout=dropout, std=std)
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token if tied else None))

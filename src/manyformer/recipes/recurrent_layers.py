@@ -4,8 +4,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from torch import nn
-
 from manyformer.attention import Attention
 from manyformer.attention.output_stages import GatedNormStage, OutputStage, SharedHeadNorm
 from manyformer.attention.short_convolution import ShortConvolution
@@ -19,6 +17,7 @@ from manyformer.masks import Causal
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.models.capped_head import CappedClassHead
 from manyformer.recipes.stacks import check_heads, init_std, stack
+from manyformer.rms_norm import RMSNorm
 
 
 class RecurrentSizes(NamedTuple):
@@ -102,7 +101,7 @@ def recurrent_decoder(
     """A language model with these branches in each layer, RMSNorm before each and at the end, without positions."""
     std = init_std(dim)
     embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
-    body = stack(depth, layer, order="pre", norm=partial(nn.RMSNorm, dim, norm_eps), dropout=dropout, std=std)
+    body = stack(depth, layer, order="pre", norm=partial(RMSNorm, dim, norm_eps), dropout=dropout, std=std)
     shared = embed.token if tied else None
     if logit_cap is None:
         return LanguageModel(embed, body, ClassHead(dim, vocab, tied=shared))

@@ -17,6 +17,7 @@ from manyformer.position.distance_bias import BiasDirection
 from manyformer.recipes.keywords import DecoderDepth, NormEps, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import stack
+from manyformer.rms_norm import RMSNorm
 from manyformer.sources import CrossAttentionSource
 from manyformer.tasks.translation import TRANSLATION
 
@@ -93,7 +94,7 @@ def t5(
             }
 
         layers = (decoder_depth or depth) if is_decoder else depth
-        return stack(layers, layer, order="pre", norm=partial(nn.RMSNorm, dim, eps=norm_eps), dropout=dropout)
+        return stack(layers, layer, order="pre", norm=partial(RMSNorm, dim, eps=norm_eps), dropout=dropout)
 
     encoder, decoder = side("both"), side("past")
     for part in (encoder, decoder):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from manyformer.core import TokenPositions
 from manyformer.kernels.features.feature_map import FeatureMap, FeatureValues
+from manyformer.ops.length_norms import unit_length
 
 EPSILON = 1e-6
 
@@ -41,7 +42,7 @@ class UnitLengthFeatures(FeatureMap):
         self.scale = scale
 
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
-        return FeatureValues(x * ((x * x).sum(-1, keepdim=True) + EPSILON).rsqrt() * self.scale)
+        return FeatureValues(unit_length(x, scale=self.scale, eps=EPSILON))
 
     def extra_repr(self) -> str:
         return f"scale={self.scale:.3g}"

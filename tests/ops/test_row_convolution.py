@@ -1,16 +1,23 @@
-"""Convolutions over neighbours are torch's own depthwise ones where each row is one document."""
+"""Convolutions of rows that are one document each are torch's own depthwise ones."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from manyformer.ops.neighbour_convolution import convolve_rows
+from manyformer.ops import row_convolution
+from manyformer.ops.row_convolution import convolve_rows
 
 
+@pytest.mark.parametrize("block", ["rows", "tokens"])
 @pytest.mark.parametrize("length", [1, 2, 5, 40])
 @pytest.mark.parametrize("size", [1, 3, 4, 31])
 @pytest.mark.parametrize("causal", [True, False])
-def test_rows_are_convolved_like_conv1d_with_gradients(causal: bool, size: int, length: int) -> None:
+def test_rows_are_convolved_like_conv1d_with_gradients(
+    causal: bool, size: int, length: int, block: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # both rows at once, or blocks of at most three tokens
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(row_convolution, "BLOCK_ELEMENTS", 480 if block == "rows" else max(1, 18 // threads))
     x = torch.randn(2, length, 6, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(size, 6, dtype=torch.float64, requires_grad=True)
     upstream = torch.randn(2, length, 6, dtype=torch.float64)

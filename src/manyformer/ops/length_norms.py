@@ -1,0 +1,72 @@
+"""Vectors divided by their root mean square or by their length, with a gradient in few passes over memory.
+
+torch has a fused kernel of the root mean square norm for GPUs alone: on a CPU each of its products is an operation of
+its own, with its own gradient, and forward and backward take three times as long as these."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+
+def rms_norm(
+    x: Float[Tensor, "*n e"], weight: Float[Tensor, " e"] | None = None, *, eps: float | None = None
+) -> Float[Tensor, "*n e"]:
+    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, arXiv:1910.07467); by default eps is torch's."""
+    width = x.shape[-1]
+    if not _lacks_fused_gradient(x, weight):
+        return F.rms_norm(x, (width,), weight, eps)
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    y: Tensor = _ScaleByLength.apply(x, weight, 1 / width, eps)  # type: ignore[no-untyped-call]
+    return y
+
+
+def unit_length(x: Float[Tensor, "*n e"], *, scale: float = 1.0, eps: float) -> Float[Tensor, "*n e"]:
+    """x / sqrt(|x|^2 + eps) times `scale`."""
+    if not _lacks_fused_gradient(x, None):
+        return x * ((x * x).sum(-1, keepdim=True) + eps).rsqrt() * scale
+    y: Tensor = _ScaleByLength.apply(x, None, scale**-2, eps * scale**-2)  # type: ignore[no-untyped-call]
+    return y
+
+
+def _lacks_fused_gradient(x: Tensor, weight: Tensor | None) -> bool:
+    # what is planned on `meta` saves as much as on either device
+    parts = [x] if weight is None else [x, weight]
+    return (
+        torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and any(part.requires_grad for part in parts)
+        and all(part.device.type in ("cpu", "meta") and part.dtype in (torch.float32, torch.float64) for part in parts)
+        and len({part.dtype for part in parts}) == 1
+    )
+
+
+class _ScaleByLength(torch.autograd.Function):
+    """y = s w x with s = (share |x|^2 + eps)^(-1/2)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, share: float, eps: float) -> Tensor:
+        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().mul_(share).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, scale)
+        ctx.share = share
+        y: Tensor = x * scale
+        return y if weight is None else y.mul_(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, scale = ctx.saved_tensors
+        # dx = s w dy - share s^3 (w dy . x) x
+        products = dy * x
+        dweight = None
+        if weight is None:
+            projections, dx = products.sum(-1, keepdim=True), dy * scale
+        else:
+            rows = products.reshape(-1, len(weight))
+            projections, dx = (rows @ weight).view(scale.shape), (dy * weight).mul_(scale)
+            if ctx.needs_input_grad[1]:
+                dweight = scale.flatten() @ rows
+        return dx.addcmul_(x, projections.mul_(scale**3).mul_(-ctx.share)), dweight, None, None
