@@ -60,7 +60,7 @@ def test_the_convolution_is_its_formula_over_the_tokens_of_a_document() -> None:
     assert convolution.bias is not None
     place, segments = place_of("packed"), place_of("packed").segment_ids
     x = torch.randn(ROWS, 23, 5, dtype=torch.float64)
-    y, _ = convolution(x, place, None)
+    (y,), _ = convolution([x], place, None)
     for row in range(ROWS):
         for i in range(23):
             taps = [j for j in range(max(0, i - 3), i + 1) if segments[row, j] == segments[row, i]]
@@ -75,9 +75,8 @@ def test_gates_are_projected_from_the_input_that_is_not_convolved() -> None:
     x = torch.randn(ROWS, 23, DIM, dtype=torch.float64)
     assert layer.q_proj is not None
     assert layer.short_convolution is not None
-    projected = torch.cat([layer.q_proj(x), layer.kv_proj(x)], -1)
-    mixed, _ = layer.short_convolution(projected, place, None)
-    q, k, v = (part.unflatten(2, (HEADS, WIDTH)).transpose(1, 2) for part in mixed.chunk(3, -1))
+    mixed, _ = layer.short_convolution([layer.q_proj(x), layer.kv_proj(x)], place, None)
+    q, k, v = (part.unflatten(2, (HEADS, WIDTH)).transpose(1, 2) for part in torch.cat(mixed, -1).chunk(3, -1))
     gates = layer.kernel.gate_projection(x)  # type: ignore[misc]
     assert gates.shape == (ROWS, HEADS, 23, 1)
     decay = torch.sigmoid(gates[..., 0] + 2.0)

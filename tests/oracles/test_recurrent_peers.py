@@ -319,8 +319,8 @@ def test_deltanet_is_its_formula() -> None:
     with torch.no_grad():
         assert layer.q_proj is not None
         assert layer.short_convolution is not None
-        mixed, _ = layer.short_convolution(torch.cat([layer.q_proj(x), layer.kv_proj(x)], -1), ctx.positions, None)
-        q, k, v = (part.unflatten(2, (HEADS, -1)).transpose(1, 2) for part in mixed.chunk(3, -1))
+        mixed, _ = layer.short_convolution([layer.q_proj(x), layer.kv_proj(x)], ctx.positions, None)
+        q, k, v = (part.unflatten(2, (HEADS, -1)).transpose(1, 2) for part in torch.cat(mixed, -1).chunk(3, -1))
         q, k = (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt() for part in (q, k))
         strength = torch.sigmoid(x @ weight(layer, "kernel.rule.gate_projection.strength.up.weight").T).mT
         memory, outputs = torch.zeros(2, HEADS, 6, 6), []

@@ -158,9 +158,7 @@ class Attention(MultiHeadLayer):
         """The convolved queries, a function that returns the convolved keys and values, and the next state."""
         assert self.q_proj is not None
         normed = x if self.pre_norm is None else self.pre_norm(x)
-        q, keys_values = self.q_proj(normed), self.kv_proj(normed)
-        mixed, state = convolution(torch.cat([q, keys_values], -1), positions, state)
-        q, keys_values = torch.split(mixed, [q.shape[-1], keys_values.shape[-1]], -1)
+        (q, keys_values), state = convolution([self.q_proj(normed), self.kv_proj(normed)], positions, state)
         projected = self._split_keys_values(keys_values, normed, positions)
         return self._split_queries(q, positions), lambda *_: projected, state
 

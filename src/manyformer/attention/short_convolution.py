@@ -46,16 +46,22 @@ class ShortConvolution(nn.Module):
         return ConvolutionTokens.empty(batch, size - 1, channels, device=device, dtype=dtype)
 
     def forward(
-        self, x: Float[Tensor, "b l n"], positions: TokenPositions, state: ConvolutionTokens | None
-    ) -> tuple[Float[Tensor, "b l n"], ConvolutionTokens | None]:
-        """The convolved channels; a `state` is continued and the next one returned."""
-        weight = self.weight.to(x.dtype)
-        rows = None if state is not None else one_document_rows(x, positions)
-        if rows is None:
-            y, state = convolve_neighbours(x, weight, positions, state, causal=True)
-        else:
-            y = convolve_rows(rows, weight, causal=True)
-        return F.silu(y if self.bias is None else y + self.bias.to(y.dtype)), state
+        self, parts: Sequence[Float[Tensor, "b l _"]], positions: TokenPositions, state: ConvolutionTokens | None
+    ) -> tuple[list[Tensor], ConvolutionTokens | None]:
+        """The convolved channels, whose `parts` lie side by side; a `state` is continued and the next one returned."""
+        widths, weight = [part.shape[-1] for part in parts], self.weight.to(parts[0].dtype)
+        rows = [] if state is not None else [one_document_rows(part, positions) for part in parts]
+        convolved = [
+            convolve_rows(part, part_weight, causal=True)
+            for part, part_weight in zip(rows, torch.split(weight, widths, 1))
+            if part is not None
+        ]
+        if not convolved:
+            y, state = convolve_neighbours(torch.cat(list(parts), -1), weight, positions, state, causal=True)
+            convolved = list(torch.split(y, widths, -1))
+        if self.bias is not None:
+            convolved = [y + bias.to(y.dtype) for y, bias in zip(convolved, torch.split(self.bias, widths))]
+        return [F.silu(y) for y in convolved], state
 
     def decode_step(self) -> Callable[[Tensor, TokenPositions, Any], tuple[Tensor, ConvolutionTokens]]:
         """`forward` bound to its current parameters, for the next token of rows that are one contiguous document each.

@@ -75,7 +75,7 @@ class MambaMixer(Layer):
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         convolved, gate = self.in_proj(x).chunk(2, -1)
-        convolved, convolution = self.short_convolution(convolved, ctx.positions, state and state.convolution)
+        (convolved,), convolution = self.short_convolution([convolved], ctx.positions, state and state.convolution)
         rank, writes, reads = torch.split(self.x_proj(convolved), [self.rank, self.state_dim, self.state_dim], -1)
         with autocast_disabled(x.device):
             y, memory, segment_ids = self._scan(convolved, rank, writes, reads, ctx.positions, state)
