@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import NamedTuple, final
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -16,11 +15,14 @@ from manyformer.kernels.features import ScaledFeatures
 from manyformer.kernels.generalized_delta_rule import GeneralizedDeltaRule
 from manyformer.masks import Causal
 from manyformer.mixers.token_shift import TokenShift, initial_mixture
+from manyformer.ops.length_norms import unit_length
 from manyformer.position import NoPosition
 
 MAX_DECAY = math.exp(-0.5)
 """The decay of a token is at least exp(-MAX_DECAY), 0.545."""
 NORM_EPS = 64e-5
+NORMALIZE_EPS = 1e-24
+"""The square of the smallest length by which keys are divided in the released code."""
 CHUNK = 32
 """Tokens of a chunk of the recurrence: as each pair has four products, shorter chunks than those of other rules pay."""
 MIXTURE_POWERS = {"receptance": 0.2, "decay": 0.9, "key": 0.7, "value": 0.7, "rate": 0.9, "gate": 0.2}
@@ -105,8 +107,8 @@ class RWKVTimeMixing(nn.Module):
             v = v + (first_values - v) * torch.sigmoid(self.value_mix(v_input))
         log_decay = -MAX_DECAY * torch.sigmoid(self.decay(decay_input))
         rate = torch.sigmoid(self.rate(rate_input))
-        removal_key = F.normalize(self._heads(k * self.removal_scale), dim=-1)
-        k = k * (1 + (rate - 1) * self.rate_share)
+        removal_key = unit_length(self._heads(k * self.removal_scale), eps=NORMALIZE_EPS)
+        k = k * torch.addcmul(1 - self.rate_share, rate, self.rate_share)
         # under autocast, parameters are wider than projections
         written = torch.cat([self._heads(v), self._heads(log_decay), removal_key, self._heads(rate)], -1).to(v.dtype)
         q, key = self._heads(r), self._heads(k.to(r.dtype))

@@ -1,5 +1,6 @@
 """Token shift: the layers of RWKV see each token together with the one before it."""
 
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from manyformer.core import Context, Layer, LayerOutput, State, TokenPositions
 from manyformer.ops.neighbour_convolution import ConvolutionTokens, convolve_neighbours, one_document_rows
 from manyformer.ops.squared_relu import squared_relu
+from manyformer.ops.token_mixtures import mix_tokens
 
 
 @final
@@ -28,7 +30,7 @@ class TokenShift(nn.Module):
 
     def forward(
         self, x: Float[Tensor, "b l d"], positions: TokenPositions, state: ConvolutionTokens | None
-    ) -> tuple[list[Tensor], ConvolutionTokens | None]:
+    ) -> tuple[Sequence[Tensor], ConvolutionTokens | None]:
         """The mixtures; a `state` is continued and the next one returned."""
         rows = None if state is not None else one_document_rows(x, positions)
         if rows is None:
@@ -36,8 +38,7 @@ class TokenShift(nn.Module):
             previous, state = convolve_neighbours(x, taps, positions, state, causal=True)
         else:
             previous = F.pad(rows[:, :-1], (0, 0, 1, 0))
-        difference = previous - x
-        return [torch.addcmul(x, difference, mix.to(x.dtype)) for mix in self.mix], state
+        return mix_tokens(x, previous, self.mix.to(x.dtype)), state
 
 
 @final

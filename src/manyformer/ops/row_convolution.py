@@ -8,8 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-BLOCK_ELEMENTS = 96 * 1024
-"""The elements of a block for each thread of a CPU: all taps of it are summed before it leaves the cache."""
+from manyformer.ops.cache_blocks import block_elements
 
 
 def convolve_rows(x: Float[Tensor, "b l d"], weight: Float[Tensor, "n d"], *, causal: bool) -> Float[Tensor, "b l d"]:
@@ -63,11 +62,9 @@ class _Block(NamedTuple):
 
 
 def _blocks(x: Float[Tensor, "b l d"]) -> Iterator[_Block]:
-    """Blocks that stay in the caches of a CPU; everywhere else all tokens are one."""
+    """Blocks of which all taps are summed before they leave the caches of a CPU."""
     rows, length, channels = x.shape
-    limit = x.numel()
-    if x.device.type == "cpu" and not torch.compiler.is_compiling():
-        limit = BLOCK_ELEMENTS * torch.get_num_threads()
+    limit = block_elements(x)
     row_step, step = max(1, limit // max(1, length * channels)), max(1, limit // max(1, channels))
     for row in range(0, rows, row_step):
         for start in range(0, length, step):

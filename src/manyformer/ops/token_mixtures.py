@@ -1,0 +1,45 @@
+"""Mixtures of each token with another one, and their gradients in few passes over memory."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from manyformer.ops.cache_blocks import block_elements
+
+
+def mix_tokens(
+    x: Float[Tensor, "b l d"], other: Float[Tensor, "b l d"], shares: Float[Tensor, "n d"]
+) -> Sequence[Float[Tensor, "b l d"]]:
+    """x + share * (other - x) for each of the n vectors of shares."""
+    mixtures: Sequence[Tensor] = _MixTokens.apply(x, other, shares)  # type: ignore[no-untyped-call]
+    return mixtures
+
+
+class _MixTokens(torch.autograd.Function):
+    """Saves the differences alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, other: Tensor, shares: Tensor) -> tuple[Tensor, ...]:
+        difference = other - x
+        ctx.save_for_backward(difference, shares)
+        return tuple(torch.addcmul(x, difference, share) for share in shares)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *dmixtures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        difference, shares = ctx.saved_tensors
+        dx, dother = torch.zeros_like(difference), torch.zeros_like(difference)
+        dshares, rests = torch.zeros_like(shares), 1 - shares
+        width = shares.shape[1]
+        tensors = (difference, dx, dother, *dmixtures)
+        rows = max(1, block_elements(difference) // width)
+        for block, block_dx, block_dother, *dblocks in zip(*(x.reshape(-1, width).split(rows) for x in tensors)):
+            for number, dblock in enumerate(dblocks):
+                block_dx.addcmul_(dblock, rests[number])
+                block_dother.addcmul_(dblock, shares[number])
+                dshares[number] += (dblock * block).sum(0)
+        return dx, dother, dshares

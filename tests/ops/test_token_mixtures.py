@@ -1,0 +1,26 @@
+"""Mixtures of tokens equal their formula, with gradients, in blocks and at once."""
+
+import pytest
+import torch
+
+from manyformer.ops import cache_blocks
+from manyformer.ops.token_mixtures import mix_tokens
+
+WIDTH = 6
+
+
+@pytest.mark.parametrize("elements", [1, 4 * WIDTH, 10_000])
+@pytest.mark.parametrize("shares", [1, 3])
+def test_mixtures_equal_their_formula_with_gradients(
+    shares: int, elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_blocks, "BLOCK_ELEMENTS", max(1, elements // torch.get_num_threads()))
+    torch.manual_seed(0)
+    x, other = (torch.randn(2, 7, WIDTH, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    share = torch.randn(shares, WIDTH, dtype=torch.float64, requires_grad=True)
+    actual = torch.stack(list(mix_tokens(x, other, share)))
+    expected = x + share[:, None, None] * (other - x)
+    torch.testing.assert_close(actual, expected)
+    upstream = torch.randn_like(expected)
+    gradients = (torch.autograd.grad(y, [x, other, share], upstream) for y in (actual, expected))
+    torch.testing.assert_close(*gradients)
