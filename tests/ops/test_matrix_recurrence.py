@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyformer.ops import matrix_recurrence
-from manyformer.ops.matrix_recurrence import Correction
+from manyformer.ops.matrix_recurrence import Removal
 
 ROWS, HEADS, R, W = 2, 3, 5, 4
 LENGTHS = [1, 2, 15, 16, 17, 63, 64, 65, 131, 200]
@@ -29,12 +29,12 @@ def drawn_inputs(form: str, width: int, length: int, strongest: float) -> dict[s
     if form == "delta":
         inputs["strength"] = 2 * torch.rand_like(draw(length))
     if form == "general":
-        inputs["correction"] = Correction(-k * torch.rand_like(k), k + 0.1 * draw(length, R))
+        inputs["removal"] = Removal(k + 0.1 * draw(length, R), k * torch.rand_like(k))
     return inputs
 
 
 def written_out(inputs: dict[str, Any], run: Tensor | None) -> Tensor:
-    """The formula for one head of one row at a time, with matrices D, I - b k k^T and D + u w^T D."""
+    """The formula for one head of one row at a time, with matrices D, I - b k k^T and D - u w^T."""
     rows = []
     for b in range(ROWS):
         for h in range(HEADS):
@@ -43,14 +43,15 @@ def written_out(inputs: dict[str, Any], run: Tensor | None) -> Tensor:
             for i in range(len(q)):
                 if run is not None and run[b, i] != (run[b, i - 1] if i else 0):
                     state = torch.zeros_like(state)
+                before = state
                 if inputs["decay"] is not None:
                     state = torch.diag(inputs["decay"][b, h, i].exp().expand(R)) @ state
                 b_i = inputs["strength"][b, h, i] if "strength" in inputs else 1.0
                 if "strength" in inputs:
                     state = (torch.eye(R, dtype=q.dtype) - b_i * torch.outer(k[i], k[i])) @ state
-                if "correction" in inputs:
-                    u, w = (x[b, h, i] for x in inputs["correction"])
-                    state = state + torch.outer(u, w) @ state
+                if "removal" in inputs:
+                    w, u = (x[b, h, i] for x in inputs["removal"])
+                    state = state - torch.outer(u, w) @ before
                 state = state + b_i * torch.outer(k[i], v[i])
                 rows.append(state.T @ q[i])
     return torch.stack(rows).view(ROWS, HEADS, -1, W)
@@ -66,8 +67,8 @@ def differentiated(form: Any, inputs: dict[str, Any], run: Tensor | None) -> lis
     leaves: list[Tensor] = []
 
     def leaf(x: Any) -> Any:
-        if isinstance(x, Correction):
-            return Correction(leaf(x.u), leaf(x.w))
+        if isinstance(x, Removal):
+            return Removal(leaf(x.w), leaf(x.u))
         leaves.append(x.detach().requires_grad_())
         return leaves[-1]
 
@@ -102,13 +103,13 @@ def test_the_loop_is_the_formula(form: str, width: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_are_those_of_finite_differences(form: str) -> None:
     inputs = {
-        name: Correction(*(y[:1, :1] for y in x)) if name == "correction" else x[:1, :1]
+        name: Removal(*(y[:1, :1] for y in x)) if name == "removal" else x[:1, :1]
         for name, x in drawn_inputs(form, R, 5, 1.0).items()
     }
-    names = [name for name in inputs if name != "correction"]
+    names = [name for name in inputs if name != "removal"]
 
     def call(*values: Tensor) -> tuple[Tensor, ...]:
-        given = dict(zip(names, values)) | ({"correction": inputs["correction"]} if "correction" in inputs else {})
+        given = dict(zip(names, values)) | ({"removal": inputs["removal"]} if "removal" in inputs else {})
         return tuple(matrix_recurrence.chunked(**given, chunk=3))
 
     assert torch.autograd.gradcheck(call, [inputs[name].requires_grad_() for name in names])

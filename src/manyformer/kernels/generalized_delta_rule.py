@@ -5,7 +5,7 @@ from typing import final
 from manyformer.kernels.memory_rules import MemoryResult, MemoryRule, RecurrenceForm, RecurrentMemory, TokenFeatures
 from manyformer.kernels.recurrent_rules import gates_of, mask_padding
 from manyformer.ops import matrix_recurrence
-from manyformer.ops.matrix_recurrence import Correction
+from manyformer.ops.matrix_recurrence import Removal
 
 
 @final
@@ -28,11 +28,10 @@ class GeneralizedDeltaRule(MemoryRule):
         decay, removal_key, rate = gates_of(tokens).chunk(3, -1)
         decay, key = mask_padding(decay, tokens.valid), mask_padding(tokens.key_features, tokens.valid)
         removed = mask_padding(rate * removal_key, tokens.valid)
-        # the recurrence reads the decayed memory
-        correction = Correction(removed, -removal_key * (-decay).exp())
+        removal = Removal(removal_key, removed)
         inputs = tokens.query_features, key, tokens.v, decay, tokens.run, memory.matrix
         if form == "chunked":
-            y, matrix = matrix_recurrence.chunked(*inputs, correction=correction, chunk=chunk)
+            y, matrix = matrix_recurrence.chunked(*inputs, removal=removal, chunk=chunk)
         else:
-            y, matrix = matrix_recurrence.recurrent(*inputs, correction=correction)
+            y, matrix = matrix_recurrence.recurrent(*inputs, removal=removal)
         return MemoryResult(y, RecurrentMemory(matrix))

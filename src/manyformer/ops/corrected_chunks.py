@@ -8,6 +8,7 @@ With the memory S before a chunk, the corrections Z of its tokens, its outputs Y
 it, and B and C come from the values of the tokens. The inverse of I + A is computed once, by forward substitution.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -48,38 +49,62 @@ class _ComposeCorrectedChunks(torch.autograd.Function):
         inverse = torch.linalg.solve_triangular(system, identity, upper=False, unitriangular=True)
         read, corrected = inverse @ readers, inverse @ values
         memories = memory.new_empty(*system.shape[:3], *memory.shape[2:])
-        for i in range(system.shape[2]):
-            memories[:, :, i] = memory
-            corrected[:, :, i] += read[:, :, i] @ memory
-            kept = memory if retention is None else memory * retention[:, :, i]
-            kept = kept if additions is None else kept + additions[:, :, i]
-            memory = kept + writers[:, :, i].mT @ corrected[:, :, i]
+        last = torch.empty_like(memory, memory_format=torch.contiguous_format)
+        before = _chunk_list(memories)
+        before[0].copy_(memory.flatten(0, 1))
+        after = [*before[1:], last.flatten(0, 1)]
+        passed = zip(_chunk_list(retention, memories), _chunk_list(additions, memories))
+        chunks = zip(_chunk_list(read), _chunk_list(corrected), _chunk_list(writers), before, after, passed)
+        # operations in place on slices: each chunk is so small that allocating takes as long as computing
+        for chunk_read, correction, chunk_writers, start, end, (factor, addition) in chunks:
+            correction.baddbmm_(chunk_read, start)
+            _pass_memory(start, factor, addition, end).baddbmm_(chunk_writers.mT, correction)
         y = query_pairs @ corrected + queries @ memories
         ctx.save_for_backward(readers, query_pairs, queries, writers, retention, inverse, corrected, memories)
         ctx.has_additions = additions is not None
-        return y, memory
+        return y, last
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
         readers, query_pairs, queries, writers, retention, inverse, corrected, memories = ctx.saved_tensors
         # with the gradient D of the memory after a chunk: dZ = P^T dY + L D, and (I + A)^T dB = dZ
-        dvalues, dbefore = inverse.mT @ (query_pairs.mT @ dy), queries.mT @ dy
+        dvalues, dmemories = inverse.mT @ (query_pairs.mT @ dy), queries.mT @ dy
         solved_writers = inverse.mT @ writers
-        dafter = torch.empty_like(memories)
-        for i in reversed(range(memories.shape[2])):
-            dafter[:, :, i] = dlast
-            dvalues[:, :, i] += solved_writers[:, :, i] @ dlast
-            kept = dlast if retention is None else dlast * retention[:, :, i]
-            dlast = dbefore[:, :, i] + kept + readers[:, :, i].mT @ dvalues[:, :, i]
+        chunks = zip(
+            *(_chunk_list(x) for x in (dvalues, dmemories, solved_writers, readers)), _chunk_list(retention, memories)
+        )
+        dafter = dlast.flatten(0, 1)
+        for dvalue, dbefore, chunk_writers, chunk_readers, factor in reversed(list(chunks)):
+            dvalue.baddbmm_(chunk_writers, dafter)
+            dbefore.add_(dafter) if factor is None else dbefore.addcmul_(dafter, factor)
+            dafter = dbefore.baddbmm_(chunk_readers.mT, dvalue)
+        # the gradients of the memories after the chunks
+        dends = torch.cat([dmemories[:, :, 1:], dlast[:, :, None]], 2)
         return (
-            dlast,
+            dmemories[:, :, 0],
             (dvalues @ corrected.mT).neg_().tril_(-1),
             dvalues,
             dvalues @ memories.mT,
             dy @ corrected.mT,
             dy @ memories.mT,
-            corrected @ dafter.mT,
-            None if retention is None else (dafter * memories).sum_to_size(retention.shape),
-            dafter if ctx.has_additions else None,
+            corrected @ dends.mT,
+            None if retention is None else (dends * memories).sum_to_size(retention.shape),
+            dends if ctx.has_additions else None,
         )
+
+
+def _chunk_list(x: Float[Tensor, "b #h n *c"] | None, like: Tensor | None = None) -> Sequence[Any]:
+    """The chunks of all heads of all rows (b h, *c); None for each chunk of `like` where there is no tensor."""
+    if x is None:
+        assert like is not None
+        return [None] * like.shape[2]
+    heads = x if like is None else x.expand(-1, like.shape[1], *x.shape[2:])
+    return heads.flatten(0, 1).unbind(1)
+
+
+def _pass_memory(memory: Tensor, factor: Tensor | None, addition: Tensor | None, out: Tensor) -> Tensor:
+    """`memory` times `factor`, plus `addition`, each of which may be missing."""
+    if factor is None:
+        return out.copy_(memory) if addition is None else torch.add(memory, addition, out=out)
+    return torch.mul(memory, factor, out=out) if addition is None else torch.addcmul(addition, memory, factor, out=out)

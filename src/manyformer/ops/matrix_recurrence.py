@@ -4,9 +4,9 @@ With the memory S (r x f), log decays g, one per token or one per feature channe
 
     S_t = D_t S_(t-1) + k_t v_t^T,    y_t = S_t^T q_t                                    decay   (arXiv:2312.06635)
     S_t = D_t S_(t-1) + b_t k_t (v_t - (D_t S_(t-1))^T k_t)^T                            delta   (arXiv:2412.06464)
-    S_t = D_t S_(t-1) + u_t (w_t^T D_t S_(t-1)) + k_t v_t^T                              general (arXiv:2503.14456)
+    S_t = D_t S_(t-1) - u_t (w_t^T S_(t-1)) + k_t v_t^T                                  general (arXiv:2503.14456)
 
-The delta rule is the general form with u = -b k, w = k and the key b k. `run` numbers the documents of a row from 0 on;
+The general form reads the memory before its decay. `run` numbers the documents of a row from 0 on;
 only run 0 continues from the `memory` argument, every later one starts from zeros.
 """
 
@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from manyformer.costs.cost_model import COSTS
-from manyformer.ops.chunk_factors import chunk_factors
+from manyformer.ops.chunk_factors import decayed_chunks
 from manyformer.ops.corrected_chunks import CorrectedChunks, compose_corrected_chunks
 
 MAX_EXPONENT = 60.0
@@ -27,11 +27,11 @@ MAX_EXPONENT = 60.0
 MIN_CHUNK = COSTS.channel_decay_block
 
 
-class Correction(NamedTuple):
-    """The vectors of the general form: w reads the decayed memory, and u receives what it reads."""
+class Removal(NamedTuple):
+    """The vectors of the general form: what w reads in the memory is removed along u."""
 
-    u: Float[Tensor, "b h l r"]
     w: Float[Tensor, "b h l r"]
+    u: Float[Tensor, "b h l r"]
 
 
 class RecurrenceResult(NamedTuple):
@@ -50,7 +50,7 @@ def recurrent(
     memory: Float[Tensor, "b h r f"] | None = None,
     *,
     strength: Float[Tensor, "b h l"] | None = None,
-    correction: Correction | None = None,
+    removal: Removal | None = None,
 ) -> RecurrenceResult:
     """The definition: a loop over tokens, also used for decoding; `strength` (b) selects the delta rule."""
     memory = zero_memory(k, v) if memory is None else memory
@@ -59,13 +59,16 @@ def recurrent(
         if run is not None:
             same = run[:, i] == (run[:, i - 1] if i else current)
             memory = memory.where(same[:, None, None, None], 0.0)
+        removed = None
+        if removal is not None:
+            removed = removal.u[:, :, i, :, None] * (removal.w[:, :, i, None, :] @ memory)
         if decay is not None:
             memory = memory * decay[:, :, i, :, None].exp()
         value = v[:, :, i, None, :]
         if strength is not None:
             value = strength[:, :, i, None, None] * (value - k[:, :, i, None, :] @ memory)
-        if correction is not None:
-            memory = memory + correction.u[:, :, i, :, None] * (correction.w[:, :, i, None, :] @ memory)
+        if removed is not None:
+            memory = memory - removed
         memory = torch.addcmul(memory, k[:, :, i, :, None], value)
         outputs.append((q[:, :, i, None, :] @ memory)[:, :, 0])
     return RecurrenceResult(torch.stack(outputs, dim=2), memory)
@@ -80,45 +83,49 @@ def chunked(
     memory: Float[Tensor, "b h r f"] | None = None,
     *,
     strength: Float[Tensor, "b h l"] | None = None,
-    correction: Correction | None = None,
+    removal: Removal | None = None,
     chunk: int = 64,
 ) -> RecurrenceResult:
     """Chunks in parallel: what they write is an affine function of the memory before them, and a loop composes these.
 
     Within a chunk the corrections of all tokens solve one triangular system (`corrected_chunks`)."""
     length, memory = q.shape[2], zero_memory(k, v) if memory is None else memory
+    if removal is not None and decay is not None:
+        decay = decay.expand_as(k)
     chunk, is_exact = _select_chunk(min(chunk, length), decay)
     queries, keys, values = (split_chunks(x, chunk) for x in (q, k, v))
     decays = None if decay is None else split_chunks(decay, chunk)
     runs = None if run is None else _split_runs(run, chunk)
-    factors = chunk_factors(decays, runs, values, is_exact=is_exact)
-    (rows, entered), columns = factors.read(queries), factors.columns(keys)
-    left = factors.leave(columns)
     if strength is not None:
-        b, (readers, entered_readers) = split_chunks(strength[..., None], chunk), factors.read(keys)
-        system = b * factors.pairs(readers, columns)
-        query_pairs = factors.pairs(rows, columns)
-        terms = CorrectedChunks(system, b * values, -b * entered_readers, query_pairs, entered, left, factors.retention)
+        b = split_chunks(strength[..., None], chunk)
+        chunks = decayed_chunks([queries, b * keys], [keys], decays, runs, is_exact=is_exact)
+        (rows, readers), (entered, entered_readers), (columns,) = chunks.rows, chunks.entered, chunks.columns
+        system, query_pairs = chunks.system(readers, columns), chunks.pairs(rows, columns)
+        left, retention = chunks.leave(columns), chunks.retention
+        terms = CorrectedChunks(system, b * values, -entered_readers, query_pairs, entered, left, retention)
         y, memory = compose_corrected_chunks(terms, memory)
-    elif correction is not None:
-        u, w = (split_chunks(x, chunk) for x in correction)
-        (readers, entered_readers), corrected = factors.read(w), factors.columns(u)
-        blocks = factors.pair_blocks(rows, readers, columns, corrected)
+    elif removal is not None:
+        w, u = (split_chunks(x, chunk) for x in removal)
+        chunks = decayed_chunks([queries], [keys, u], decays, runs, is_exact=is_exact, early_readers=[w])
+        (entered, entered_readers), (columns, removed) = chunks.entered, chunks.columns
+        blocks = chunks.pair_blocks()
         terms = CorrectedChunks(
             blocks.system,
             blocks.readers_of_keys @ values,
             entered_readers,
-            blocks.queries_of_corrections,
+            blocks.queries_of_removals,
             entered,
-            factors.leave(corrected),
-            factors.retention,
-            left.mT @ values,
+            chunks.remove(removed),
+            chunks.retention,
+            chunks.leave(columns).mT @ values,
         )
         y, memory = compose_corrected_chunks(terms, memory)
         y = y + blocks.queries_of_keys @ values
     else:
-        memories, memory = _compose(left.mT @ values, factors.retention, memory)
-        y = factors.pairs(rows, columns) @ values + entered @ memories
+        chunks = decayed_chunks([queries], [keys], decays, runs, is_exact=is_exact)
+        (rows,), (entered,), (columns,) = chunks.rows, chunks.entered, chunks.columns
+        memories, memory = _compose(chunks.leave(columns).mT @ values, chunks.retention, memory)
+        y = chunks.pairs(rows, columns) @ values + entered @ memories
     return RecurrenceResult(y.flatten(2, 3)[:, :, :length], memory)
 
 
