@@ -28,11 +28,13 @@ from manyformer.ops import (
     attention_with_lse,
     band,
     block_cover,
+    cache_blocks,
     chunk_gather_attention,
     distance_vector_attention,
     distance_vector_blocks,
     matrix_recurrence,
     plan_search,
+    row_convolution,
     selective_scan,
     small_batch_attention,
     span_attention,
@@ -40,6 +42,7 @@ from manyformer.ops import (
     tile_steps,
     tiled_attention,
     toeplitz_attention,
+    token_mixtures,
     top_products,
 )
 from manyformer.position import (
@@ -124,6 +127,19 @@ def scan(rows: int, length: int, *, channels: int = 160, state: int = 16) -> Job
     x, steps, writes, reads = (torch.rand(rows, length, width) for width in (channels, channels, state, state))
     rates, memory = -torch.rand(channels, state, requires_grad=True), torch.zeros(rows, channels, state)
     return lambda: selective_scan.selective_scan(x, steps, rates, writes, reads, memory).y.sum().backward()
+
+
+def convolution(rows: int, length: int, channels: int, taps: int = 4) -> Job:
+    """A short convolution forward and backward."""
+    x, weight = torch.randn(rows, length, channels, requires_grad=True), torch.randn(taps, channels, requires_grad=True)
+    return lambda: row_convolution.convolve_rows(x, weight, causal=True).sum().backward()
+
+
+def mixtures(rows: int, length: int, channels: int, shares: int = 6) -> Job:
+    """The shifted tokens of RWKV-7 forward and backward."""
+    x, other = (torch.randn(rows, length, channels, requires_grad=True) for _ in range(2))
+    share = torch.rand(shares, channels, requires_grad=True)
+    return lambda: torch.autograd.backward(list(token_mixtures.mix_tokens(x, other, share)), [x.detach()] * shares)
 
 
 def sequence(*jobs: Job) -> Job:
@@ -270,6 +286,11 @@ SWEEPS: dict[str, Sweep] = {
         [Place(sparse_plan, "MIN_ROW_PLAN_PAIRS")],
         near(USED.min_row_plan_pairs),
         lambda: sequence(*map(rows_with_roles, (384, 512, 768, 1024))),
+    ),
+    "cached_block_elements": Sweep(
+        [Place(cache_blocks, "BLOCK_ELEMENTS")],
+        near(USED.cached_block_elements),
+        lambda: sequence(convolution(1, 2048, 768), convolution(32, 64, 128), mixtures(1, 2048, 256)),
     ),
     "selective_scan_elements": Sweep(
         [Place(selective_scan, "SCAN_ELEMENTS")],

@@ -117,6 +117,8 @@ class CostModel:
     """Up to this many weights, 32 MB, are saved for the gradient, which saves a sixth of the time."""
     selective_scan_chunk: int = budget(16, "tokens", "2026-11-26")
     """Tokens whose memories a selective scan holds at once; for gradients those before each chunk are stored."""
+    cached_block_elements: int = measured(96 << 10, "elements", "2026-11-26")
+    """Elements of a tensor, for each thread of a CPU, that several operations read in turn before the next ones."""
     selective_scan_elements: int = measured(1 << 19, "elements", "2026-11-26")
     """Numbers in the memories of a chunk on a CPU: as many rows are scanned together as have no more."""
     channel_decay_block: int = measured(16, "tokens", "2026-11-21")

@@ -83,8 +83,9 @@ class GatedDeltaRule(MemoryRule):
         self, tokens: TokenFeatures, memory: RecurrentMemory, *, form: RecurrenceForm, chunk: int, floor: float
     ) -> MemoryResult:
         gate = gates_of(tokens)
-        decay = None if self.decay is None else mask_padding(self.decay(gate[..., :-1]), tokens.valid)
-        strength = mask_padding(self.max_strength * torch.sigmoid(gate[..., -1:]), tokens.valid)[..., 0]
+        decay_gate, strength_gate = torch.split(gate, [self.gate_dim - 1, 1], -1)
+        decay = None if self.decay is None else mask_padding(self.decay(decay_gate), tokens.valid)
+        strength = mask_padding(self.max_strength * torch.sigmoid(strength_gate), tokens.valid)[..., 0]
         inputs = tokens.query_features, tokens.key_features, tokens.v, decay, tokens.run, memory.matrix
         if form == "fla":
             y, matrix = fla_recurrence.chunked(*inputs, strength=strength, dtype=tokens.dtype)

@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-BLOCK_ELEMENTS = 96 * 1024
-"""The elements of a block, for each thread."""
+from manyformer.costs.cost_model import COSTS
+
+BLOCK_ELEMENTS = COSTS.cached_block_elements
 
 
 def block_elements(x: Tensor) -> int:
