@@ -8,8 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from manyformer.files.json_records import DamagedFile, read_json, validate_json
 from manyformer.recipes import RECIPES
+from manyformer.recipes.compose import POSITIONS
 
 LEDGER = Path(__file__).parent / "ledger.json"
+PARTS = frozenset(f"compose position={position}" for position in POSITIONS)
+"""Papers whose mechanism is a position of `compose`, without a recipe of its own."""
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=300, pattern=r"^[^\n\r]*$")]
 
@@ -51,10 +54,12 @@ class Ledger(BaseModel):
 
 
 def read_ledger(path: Path = LEDGER) -> Ledger:
-    """The records. Raises DamagedFile unless each is complete, and each recipe has a record or a reason for none."""
+    """The records. Raises DamagedFile unless each is complete, and each recipe has a record or a reason for none.
+
+    Those of other papers name a position of `compose`."""
     ledger: Ledger = validate_json(read_json(path, "the ledger"), Ledger, path)
     recorded = {record.recipe for record in ledger.records}
-    for name in sorted((recorded | ledger.without_figure.keys()) - RECIPES.keys()):
+    for name in sorted((recorded | ledger.without_figure.keys()) - RECIPES.keys() - PARTS):
         raise DamagedFile(f"{path}: there is no recipe '{name}'")
     for name in sorted(recorded & ledger.without_figure.keys()):
         raise DamagedFile(f"{path}: '{name}' has a record, and a reason in without_figure why it has none")

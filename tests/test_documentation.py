@@ -106,6 +106,7 @@ def test_the_ledger_names_every_recipe_in_one_whole_record(tmp_path: Path) -> No
         ({}, "'audio-transformer-classifier' needs a record, or a reason"),
         (ledger["without_figure"] | {"gat": "a reason"}, "'gat' has a record, and a reason"),
         (ledger["without_figure"] | {"gatt": "a reason"}, "there is no recipe 'gatt'"),
+        (ledger["without_figure"] | {"compose position=fir": "a reason"}, "no recipe 'compose position=fir'"),
     ):
         path.write_text(json.dumps(ledger | {"without_figure": reasons}))
         with pytest.raises(DamagedFile, match=message):
