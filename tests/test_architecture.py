@@ -22,7 +22,7 @@ LEVELS = [
     {"autocast", "binding", "compilation", "decoding_options", "dropout", "errors", "type_aliases", "version"},
     {"files", "spaces", "structures", "system"},
     {"core", "costs", "environments", "plugins", "recompute", "training_hooks"},
-    {"batches", "context_windows", "head_selection", "state_tensors", "two_texts"},
+    {"batches", "context_windows", "head_selection", "length_norms", "state_tensors", "two_texts"},
     {"head_projection", "masks", "position", "residual", "rollouts"},
     {"multi_head"},
     {"ops"},

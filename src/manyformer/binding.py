@@ -7,8 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyformer.rms_norm import RMSNorm
-
 TensorFn = Callable[[Tensor], Tensor]
 
 
@@ -66,7 +64,6 @@ BINDERS: dict[type[nn.Module], Callable[[Any], TensorFn]] = {
     nn.Linear: _bind_linear,
     nn.LayerNorm: _bind_layer_norm,
     nn.RMSNorm: _bind_rms_norm,
-    RMSNorm: _bind_rms_norm,
     nn.GELU: _bind_gelu,
     nn.ReLU: lambda module: torch.relu_ if module.inplace else torch.relu,
     nn.SiLU: lambda module: lambda x: F.silu(x, inplace=module.inplace),

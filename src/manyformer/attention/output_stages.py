@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from manyformer.binding import bind_optional, has_hooks
 from manyformer.head_projection import HeadProjection
 from manyformer.head_selection import HeadSelection, PerHeadTensors, head_channels, select_entries
-from manyformer.ops.length_norms import rms_norm
+from manyformer.length_norms import rms_norm
 
 
 class OutputStage(nn.Module, ABC):

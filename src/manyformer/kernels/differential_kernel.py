@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from manyformer.core import LayerOutput, State
 from manyformer.kernels.kernel import Kernel, KernelCall
-from manyformer.ops.length_norms import rms_norm
+from manyformer.length_norms import rms_norm
 
 
 @final

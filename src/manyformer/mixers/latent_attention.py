@@ -12,12 +12,12 @@ from manyformer.core import Context, LayerOutput, State, TokenPositions, no_watc
 from manyformer.feedforward import init_glorot
 from manyformer.head_selection import HeadSelection, select_head_inputs, select_head_outputs
 from manyformer.kernels import KernelCall, SoftmaxKernel
+from manyformer.length_norms import RMSNorm
 from manyformer.masks import Mask
 from manyformer.mixers.lightning_indexer import IndexQueries, LightningIndexer
 from manyformer.multi_head.head_gates import MultiHeadLayer
 from manyformer.ops.token_choice_attention import token_choice_attention, token_choice_mask
 from manyformer.position import NoPosition, Position
-from manyformer.rms_norm import RMSNorm
 from manyformer.sources.kv_source import CacheSpec, KVShape
 
 LatentForm = Literal["expanded", "absorbed"]

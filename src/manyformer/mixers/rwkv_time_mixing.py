@@ -13,9 +13,9 @@ from manyformer.core import Context, Layer, LayeredStack, LayerOutput, NamedLaye
 from manyformer.kernels import KernelCall, LinearKernel
 from manyformer.kernels.features import ScaledFeatures
 from manyformer.kernels.generalized_delta_rule import GeneralizedDeltaRule
+from manyformer.length_norms import unit_length
 from manyformer.masks import Causal
 from manyformer.mixers.token_shift import TokenShift, initial_mixture
-from manyformer.ops.length_norms import unit_length
 from manyformer.position import NoPosition
 
 MAX_DECAY = math.exp(-0.5)

@@ -6,8 +6,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyformer.core import TokenPositions
+from manyformer.length_norms import RMSNorm
 from manyformer.position.position import Position
-from manyformer.rms_norm import RMSNorm
 
 
 @final

@@ -12,6 +12,7 @@ from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward, GatedFeedForward, chunked
 from manyformer.kernels import DynamicRotaryKernel, ForgettingKernel, Kernel
 from manyformer.kernels.path_kernel import PaTHKernel
+from manyformer.length_norms import RMSNorm
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import (
     AlibiPosition,
@@ -40,7 +41,6 @@ from manyformer.recipes.recurrent_layers import RecurrentSizes, gated_delta_atte
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import LoopCount, NormOrder, ResidualStreams, makers_of_pattern, stack
 from manyformer.residual.gated_joins import make_join
-from manyformer.rms_norm import RMSNorm
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 FeedForwardName = Annotated[Literal["relu", "gelu", "swiglu", "geglu"], "kind of feed-forward layer and activation"]

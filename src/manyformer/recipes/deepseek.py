@@ -9,6 +9,7 @@ from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.experts import GatedExperts, MixtureOfExperts, SelectionBias, SequenceBalanceLoss, SigmoidRouter
 from manyformer.feedforward import GatedFeedForward
+from manyformer.length_norms import RMSNorm
 from manyformer.masks import Causal
 from manyformer.mixers.latent_attention import LatentAttention
 from manyformer.mixers.lightning_indexer import LightningIndexer
@@ -30,7 +31,6 @@ from manyformer.recipes.keywords import (
 )
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import init_std, stack
-from manyformer.rms_norm import RMSNorm
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 LATENT_EPS = 1e-6

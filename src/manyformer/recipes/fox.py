@@ -6,10 +6,10 @@ from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.feedforward import GatedFeedForward
 from manyformer.kernels.forgetting_kernel import ForgettingKernel
+from manyformer.length_norms import RMSNorm
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, check_heads, init_std, stack
-from manyformer.rms_norm import RMSNorm
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 

@@ -9,6 +9,7 @@ from manyformer.errors import UserError
 from manyformer.experts import ClampedSwiGLU, GatedExperts, LoadBalanceLoss, MixtureOfExperts, SoftmaxRouter
 from manyformer.feedforward import default_gated_dim
 from manyformer.kernels.sink_softmax_kernel import SinkSoftmaxKernel
+from manyformer.length_norms import RMSNorm
 from manyformer.masks import Causal, Mask, Window
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import RotaryPosition, YaRNRotaryScaling
@@ -26,7 +27,6 @@ from manyformer.recipes.keywords import (
 )
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import check_heads, init_std, makers_of_pattern, stack
-from manyformer.rms_norm import RMSNorm
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 

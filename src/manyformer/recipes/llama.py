@@ -15,6 +15,7 @@ from manyformer.errors import UserError
 from manyformer.feedforward import GatedFeedForward
 from manyformer.head_projection import HeadProjection
 from manyformer.kernels import Kernel, SoftmaxKernel
+from manyformer.length_norms import RMSNorm
 from manyformer.masks import Causal
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.models.capped_head import CappedClassHead
@@ -51,7 +52,6 @@ from manyformer.recipes.keywords import (
 )
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import LoopCount, NormOrder, check_heads, init_std, stack
-from manyformer.rms_norm import RMSNorm
 from manyformer.sources import SegmentMemorySource
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 

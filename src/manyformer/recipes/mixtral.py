@@ -8,6 +8,7 @@ from manyformer.errors import UserError
 from manyformer.experts import GatedExperts, LoadBalanceLoss, MixtureOfExperts, RouterZLoss, RoutingLoss, SoftmaxRouter
 from manyformer.feedforward import default_gated_dim
 from manyformer.kernels import SoftmaxKernel
+from manyformer.length_norms import RMSNorm
 from manyformer.masks import Causal, Window
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import RotaryPosition
@@ -24,7 +25,6 @@ from manyformer.recipes.keywords import (
 )
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import check_heads, init_std, stack
-from manyformer.rms_norm import RMSNorm
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 

@@ -8,12 +8,12 @@ from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.feedforward import GatedFeedForward
 from manyformer.kernels.nsa_kernel import NSAKernel, NSASizes
+from manyformer.length_norms import RMSNorm
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import RotaryPosition
 from manyformer.recipes.keywords import BlockLength, CausalWindowSize, HeadDim, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, check_heads, init_std, stack
-from manyformer.rms_norm import RMSNorm
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 

@@ -13,6 +13,7 @@ from manyformer.experts import GatedExperts, LoadBalanceLoss, MixtureOfExperts, 
 from manyformer.feedforward import GatedFeedForward
 from manyformer.head_projection import HeadProjection
 from manyformer.kernels import SoftmaxKernel
+from manyformer.length_norms import RMSNorm
 from manyformer.masks import Causal
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import ComposedPosition, HeadNorm, RotaryPosition
@@ -32,7 +33,6 @@ from manyformer.recipes.keywords import (
 from manyformer.recipes.recurrent_layers import RecurrentSizes, gated_delta_attention
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import check_heads, init_std, makers_of_pattern, stack
-from manyformer.rms_norm import RMSNorm
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 

@@ -13,11 +13,11 @@ from manyformer.kernels import LinearKernel
 from manyformer.kernels.decay_gates import DecayGate, SoftplusDecay
 from manyformer.kernels.features import UnitLengthFeatures
 from manyformer.kernels.recurrent_rules import GatedDeltaRule, GateProjections
+from manyformer.length_norms import RMSNorm
 from manyformer.masks import Causal
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.models.capped_head import CappedClassHead
 from manyformer.recipes.stacks import check_heads, init_std, stack
-from manyformer.rms_norm import RMSNorm
 
 
 class RecurrentSizes(NamedTuple):

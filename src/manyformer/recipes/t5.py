@@ -10,6 +10,7 @@ from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward, GatedFeedForward
 from manyformer.kernels import SoftmaxKernel
+from manyformer.length_norms import RMSNorm
 from manyformer.masks import Causal, Mask
 from manyformer.models import ClassHead, EncoderDecoder, TokenEmbedding
 from manyformer.position import T5BiasPosition
@@ -17,7 +18,6 @@ from manyformer.position.distance_bias import BiasDirection
 from manyformer.recipes.keywords import DecoderDepth, NormEps, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import stack
-from manyformer.rms_norm import RMSNorm
 from manyformer.sources import CrossAttentionSource
 from manyformer.tasks.translation import TRANSLATION
 

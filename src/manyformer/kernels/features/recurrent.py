@@ -8,7 +8,7 @@ from torch import Tensor
 
 from manyformer.core import TokenPositions
 from manyformer.kernels.features.feature_map import FeatureMap, FeatureValues
-from manyformer.ops.length_norms import unit_length
+from manyformer.length_norms import unit_length
 
 EPSILON = 1e-6
 

@@ -3,13 +3,15 @@
 torch has a fused kernel of the root mean square norm for GPUs alone: on a CPU each of its products is an operation of
 its own, with its own gradient, and forward and backward take three times as long as these."""
 
-from typing import Any
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from manyformer.binding import BINDERS
 
 
 def rms_norm(
@@ -30,6 +32,17 @@ def unit_length(x: Float[Tensor, "*n e"], *, scale: float = 1.0, eps: float) -> 
         return x * ((x * x).sum(-1, keepdim=True) + eps).rsqrt() * scale
     y: Tensor = _ScaleByLength.apply(x, None, scale**-2, eps * scale**-2)  # type: ignore[no-untyped-call]
     return y
+
+
+@final
+class RMSNorm(nn.RMSNorm):
+    """`nn.RMSNorm` over the last dimension, whose training on a CPU takes a third of the time."""
+
+    def forward(self, x: Float[Tensor, "*n e"]) -> Float[Tensor, "*n e"]:
+        return rms_norm(x, self.weight, eps=self.eps)
+
+
+BINDERS[RMSNorm] = BINDERS[nn.RMSNorm]
 
 
 def _lacks_fused_gradient(x: Tensor, weight: Tensor | None) -> bool:

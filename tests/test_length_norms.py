@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyformer.ops.length_norms import rms_norm, unit_length
-from manyformer.rms_norm import RMSNorm
+from manyformer.length_norms import RMSNorm, rms_norm, unit_length
 
 ROWS, WIDTH = (2, 3, 7), 12
 
