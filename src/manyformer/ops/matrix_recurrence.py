@@ -93,11 +93,11 @@ def chunked(
     if removal is not None and decay is not None:
         decay = decay.expand_as(k)
     chunk, is_exact = _select_chunk(min(chunk, length), decay)
-    queries, keys, values = (split_chunks(x, chunk) for x in (q, k, v))
-    decays = None if decay is None else split_chunks(decay, chunk)
+    queries, keys, values = (_split_chunks(x, chunk) for x in (q, k, v))
+    decays = None if decay is None else _split_chunks(decay, chunk)
     runs = None if run is None else _split_runs(run, chunk)
     if strength is not None:
-        b = split_chunks(strength[..., None], chunk)
+        b = _split_chunks(strength[..., None], chunk)
         chunks = decayed_chunks([queries, b * keys], [keys], decays, runs, is_exact=is_exact)
         (rows, readers), (entered, entered_readers), (columns,) = chunks.rows, chunks.entered, chunks.columns
         system, query_pairs = chunks.system(readers, columns), chunks.pairs(rows, columns)
@@ -105,7 +105,7 @@ def chunked(
         terms = CorrectedChunks(system, b * values, -entered_readers, query_pairs, entered, left, retention)
         y, memory = compose_corrected_chunks(terms, memory)
     elif removal is not None:
-        w, u = (split_chunks(x, chunk) for x in removal)
+        w, u = (_split_chunks(x, chunk) for x in removal)
         chunks = decayed_chunks([queries], [keys, u], decays, runs, is_exact=is_exact, early_readers=[w])
         (entered, entered_readers), (columns, removed) = chunks.entered, chunks.columns
         blocks = chunks.pair_blocks()
@@ -134,9 +134,14 @@ def zero_memory(k: Tensor, v: Tensor) -> Float[Tensor, "b h r f"]:
     return v.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1])
 
 
-def split_chunks(x: Float[Tensor, "b h l e"], chunk: int) -> Float[Tensor, "b h n c e"]:
+def _split_chunks(x: Float[Tensor, "b h l e"], chunk: int) -> Float[Tensor, "b h n c e"]:
     """Chunks of tokens, the last one filled up with zeros, which leave a memory as it is."""
-    padded = F.pad(x, (0, 0, 0, -x.shape[2] % chunk)) if x.shape[2] % chunk else x.contiguous()
+    # once here, instead of in every product that reads them
+    return _view_chunks(x.contiguous(), chunk)
+
+
+def _view_chunks(x: Float[Tensor, "b h l e"], chunk: int) -> Float[Tensor, "b h n c e"]:
+    padded = F.pad(x, (0, 0, 0, -x.shape[2] % chunk)) if x.shape[2] % chunk else x
     return padded.unflatten(2, (-1, chunk))  # type: ignore[no-untyped-call,no-any-return]
 
 
@@ -153,7 +158,7 @@ def _select_chunk(chunk: int, decay: Tensor | None) -> tuple[int, bool]:
         # a choice by values would end the graph; this path serves all of them
         return min(chunk, MIN_CHUNK), True
     while True:
-        strongest = float(split_chunks(decay.detach(), chunk).sum(-2).amin())
+        strongest = float(_view_chunks(decay.detach(), chunk).sum(-2).amin())
         if strongest >= -MAX_EXPONENT or chunk <= MIN_CHUNK:
             return chunk, strongest < -MAX_EXPONENT
         chunk = max(MIN_CHUNK, chunk // 2)
