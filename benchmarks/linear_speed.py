@@ -123,7 +123,7 @@ def decoding(_: int) -> Iterator[frame.BenchmarkRow]:
             following = bind_next_token(model)
             states = {}
             for position in (EARLY, LATE):
-                state = model.start(1)
+                state = model.init_state(1)
                 states[position] = model(torch.randint(0, SIZE["vocab"], (1, position)), state=state).state
             times: dict[int, list[float]] = {EARLY: [], LATE: []}
             for _ in range(300):

@@ -202,7 +202,7 @@ def decoding(_: int) -> Iterator[frame.BenchmarkRow]:
 def language_model(mask: Mask, length: int) -> LanguageModel:
     """The parts of `transformer-lm` with another mask."""
 
-    def layer() -> dict[str, Any]:
+    def layer(number: int) -> dict[str, Any]:
         return {"attention": Attention(DIM, HEADS, SoftmaxKernel(mask)), "ff": FeedForward(DIM, activation=nn.GELU())}
 
     std = init_std(DIM)

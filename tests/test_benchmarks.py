@@ -1,8 +1,10 @@
-"""The scripts of benchmarks/ fit the library: each can be imported, in one process that imports them all."""
+"""The scripts of benchmarks/ fit the library: each can be imported, and every candidate of a contest runs."""
 
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 SCRIPT = """
@@ -14,6 +16,36 @@ for name in sys.argv[1:]:
         print(f"{name}: {type(error).__name__}: {error}")
 """
 
+CONTESTS = sorted(path.name for path in FOLDER.glob("*.py") if "frame.run(__doc__" in path.read_text(encoding="utf-8"))
+LEFT_OUT = {"generate_speed.py": ["batch"]}
+"""Parts that take minutes, with models that another part of the script has."""
+ONCE = """
+import runpy, sys
+import frame
+
+def contest(title, steps, rounds, goals, memory_goals=None):
+    for step in steps.values():
+        step()
+    return iter(())
+
+def growth(candidate, jobs, rounds, goals):
+    return contest(candidate, dict([next(iter(jobs.items()))]), rounds, goals)
+
+def median_memory(step):
+    step()
+    return 1.0
+
+parts = {}
+frame.contest, frame.growth, frame.median_memory = contest, growth, median_memory
+frame.run = lambda doc, script_parts, **_: parts.update(script_parts)
+frame.set_threads(1)
+runpy.run_path(sys.argv[1], run_name="__main__")
+for name, part in parts.items():
+    if name not in sys.argv[2:]:
+        list(part(1))
+print(len(parts))
+"""
+
 
 def test_every_script_is_importable() -> None:
     names = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -22,3 +54,18 @@ def test_every_script_is_importable() -> None:
         [sys.executable, "-c", SCRIPT, *names], cwd=FOLDER, capture_output=True, text=True, check=True
     )
     assert not done.stdout, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("script", CONTESTS)
+def test_every_candidate_of_a_contest_runs(script: str) -> None:
+    """Once each, without timing."""
+    arguments = [sys.executable, "-c", ONCE, script, *LEFT_OUT.get(script, [])]
+    done = subprocess.run(arguments, cwd=FOLDER, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout.split()[-1]) > 0
+
+
+def test_contests_are_found() -> None:
+    assert len(CONTESTS) >= 10
