@@ -259,7 +259,9 @@ def depth(_: int) -> Iterator[frame.BenchmarkRow]:
     for recipe in REVERSIBLE:
         for residual, goal in (("reversible", DEPTH_GOAL), ("plain", None)):
             memory = [
-                frame.median_memory(gradients(reformer(recipe, 2, depth=layers, residual_streams=residual)(2048), batch))
+                frame.median_memory(
+                    gradients(reformer(recipe, 2, depth=layers, residual_streams=residual)(2048), batch)
+                )
                 for layers in (SHALLOW, DEEP)
             ]
             yield {

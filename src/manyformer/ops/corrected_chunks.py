@@ -105,6 +105,7 @@ def _chunk_list(x: Float[Tensor, "b #h n *c"] | None, like: Tensor | None = None
 
 def _pass_memory(memory: Tensor, factor: Tensor | None, addition: Tensor | None, out: Tensor) -> Tensor:
     """`memory` times `factor`, plus `addition`, each of which may be missing."""
+    # torch.compile ends a graph at the `out` of an operation that is not one piece of memory
     if factor is None:
-        return out.copy_(memory) if addition is None else torch.add(memory, addition, out=out)
-    return torch.mul(memory, factor, out=out) if addition is None else torch.addcmul(addition, memory, factor, out=out)
+        return out.copy_(memory) if addition is None else out.copy_(memory).add_(addition)
+    return out.copy_(memory).mul_(factor) if addition is None else out.copy_(addition).addcmul_(memory, factor)
