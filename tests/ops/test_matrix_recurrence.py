@@ -118,18 +118,25 @@ def test_gradients_are_those_of_finite_differences(form: str) -> None:
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("mean", [0.03, 1.6])
 @pytest.mark.parametrize("width", [1, 16])
-@pytest.mark.parametrize("form", ["decay", "delta"])
+@pytest.mark.parametrize("form", FORMS)
 def test_float32_over_8192_steps(form: str, width: int, mean: float) -> None:
     """A product q e^G k e^-G over the whole text would be infinite after 47 tokens of the strongest decay."""
     torch.manual_seed(0)
     shape = (1, 1, 8192)
     q, v = (torch.randn(*shape, 16) for _ in range(2))
     k, decay = F.normalize(torch.randn(*shape, 16), dim=-1), -2 * mean * torch.rand(*shape, width)
-    strength = 2 * torch.rand(shape) if form == "delta" else None
-    exact = (x.double() for x in (q, k, v, decay))
-    expected, _ = matrix_recurrence.recurrent(*exact, strength=None if strength is None else strength.double())
+    inputs: dict[str, Any] = {"q": q, "k": k, "v": v, "decay": decay}
+    if form == "delta":
+        inputs["strength"] = 2 * torch.rand(shape)
+    if form == "general":
+        inputs["removal"] = Removal(k, k * torch.rand_like(k))
+    exact = {
+        name: Removal(*(part.double() for part in x)) if isinstance(x, Removal) else x.double()
+        for name, x in inputs.items()
+    }
+    expected, _ = matrix_recurrence.recurrent(**exact)
     for function in (matrix_recurrence.chunked, matrix_recurrence.recurrent):
-        y, _ = function(q, k, v, decay, strength=strength)
+        y, _ = function(**inputs)
         assert ((y.double() - expected).abs().amax() / expected.abs().amax()) < 1e-5
 
 

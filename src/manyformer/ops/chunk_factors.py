@@ -35,11 +35,11 @@ class DecayedChunks(NamedTuple):
     rows: Sequence[Float[Tensor, "b h n c r"]]
     entered: Sequence[Float[Tensor, "b h n c r"]]
     columns: Sequence[Float[Tensor, "b h n c r"]]
-    table: Float[Tensor, "b #h n c c"] | None
-    leaving: Float[Tensor, "b h n #c #r"] | None
-    retention: Float[Tensor, "b h n #r 1"] | None
-    pair_factors: Float[Tensor, "b h n c c r"] | None
-    early_pair_factors: Float[Tensor, "b h n c c r"] | None
+    table: Float[Tensor, "b #h n c c"] | None = None
+    leaving: Float[Tensor, "b h n #c #r"] | None = None
+    retention: Float[Tensor, "b h n #r 1"] | None = None
+    pair_factors: Float[Tensor, "b h n c c r"] | None = None
+    early_pair_factors: Float[Tensor, "b h n c c r"] | None = None
 
     def leave(self, columns: Float[Tensor, "b h n c r"]) -> Float[Tensor, "b h n c r"]:
         """Keys with the decay after them; zeros for those of earlier documents than the last token's."""
@@ -99,36 +99,41 @@ def decayed_chunks(
 
     Where some readers are early, decays must be those of channels. `is_exact` gives each channel of each pair a factor
     of its own."""
-    table = leaving = retention = pair_factors = early_pair_factors = None
-    rows, columns = [*readers, *early_readers], list(keys)
-    entered = rows
-    if decay is not None and decay.shape[-1] > 1 and not is_exact:
+    rows = [*readers, *early_readers]
+    if decay is None:
+        chunks = DecayedChunks(rows, rows, keys)
+    elif decay.shape[-1] > 1 and not is_exact:
         scales = scale_by_decays(decay, readers, keys, early_readers)
-        rows = entered = [*scales.readers, *scales.early_readers]
-        columns, leaving, retention = list(scales.keys), scales.end, scales.end.mT
-    elif decay is not None:
+        rows = [*scales.readers, *scales.early_readers]
+        chunks = DecayedChunks(rows, rows, scales.keys, leaving=scales.end, retention=scales.end.mT)
+    else:
         total = decay.cumsum(-2)
-        entering, early = total.exp(), total - decay
-        retention = entering[..., -1:, :].mT
+        early, entering = F.pad(total[..., :-1, :], (0, 0, 1, 0)), total.exp()
+        entered = [*(x * entering for x in readers), *(x * early.exp() for x in early_readers)]
         # backwards, so that small sums after strong decays keep their digits
         leaving = F.pad(decay[..., 1:, :], (0, 0, 0, 1)).flip(-2).cumsum(-2).flip(-2).exp()
-        entered = [*(x * entering for x in readers), *(x * early.exp() for x in early_readers)]
+        chunks = DecayedChunks(rows, entered, keys, leaving=leaving, retention=entering[..., -1:, :].mT)
         if is_exact:
-            pair_factors = _pair_factors(total, total)
             early_pair_factors = _pair_factors(early, total, 0) if early_readers else None
+            chunks = chunks._replace(pair_factors=_pair_factors(total, total), early_pair_factors=early_pair_factors)
         else:
-            table = _DecayTable.apply(total)  # type: ignore[no-untyped-call]
-    if runs is not None:
-        # the memory at the start of a chunk belongs to the last run of the previous chunk
-        previous, last = F.pad(runs[:, :, :-1, -1:], (0, 0, 1, 0)), runs[..., -1:]
-        same = (runs[..., :, None] == runs[..., None, :]).tril().to(rows[0].dtype)
-        table = same if table is None else table * same
-        is_entered, is_left = ((runs == end)[..., None].to(rows[0].dtype) for end in (previous, last))
-        is_retained = (last == previous)[..., None].to(rows[0].dtype)
-        entered = [x * is_entered for x in entered]
-        leaving = is_left if leaving is None else leaving * is_left
-        retention = is_retained if retention is None else retention * is_retained
-    return DecayedChunks(rows, entered, columns, table, leaving, retention, pair_factors, early_pair_factors)
+            chunks = chunks._replace(table=_DecayTable.apply(total))  # type: ignore[no-untyped-call]
+    return chunks if runs is None else _separate_documents(chunks, runs)
+
+
+def _separate_documents(chunks: DecayedChunks, runs: Int[Tensor, "b 1 n c"]) -> DecayedChunks:
+    # the memory at the start of a chunk belongs to the last run of the previous chunk
+    previous, last = F.pad(runs[:, :, :-1, -1:], (0, 0, 1, 0)), runs[..., -1:]
+    dtype = chunks.rows[0].dtype
+    same = (runs[..., :, None] == runs[..., None, :]).tril().to(dtype)
+    is_entered, is_left = ((runs == end)[..., None].to(dtype) for end in (previous, last))
+    is_retained = (last == previous)[..., None].to(dtype)
+    return chunks._replace(
+        entered=[x * is_entered for x in chunks.entered],
+        table=same if chunks.table is None else chunks.table * same,
+        leaving=is_left if chunks.leaving is None else chunks.leaving * is_left,
+        retention=is_retained if chunks.retention is None else chunks.retention * is_retained,
+    )
 
 
 def channel_decay_pairs(
