@@ -155,8 +155,11 @@ def test_a_documented_training_can_be_started(words: list[str], samples: Path, h
 
 
 @pytest.mark.parametrize("words", marked(CARRIED_OUT))
-def test_a_documented_command_runs(words: list[str], samples: Path, here: Path) -> None:
+def test_a_documented_command_runs(words: list[str], samples: Path, here: Path, request: pytest.FixtureRequest) -> None:
     provide_runs(words, samples, here)
+    if words[0] == "check":
+        # which compiles the model
+        request.getfixturevalue("unchecked")
     if words[:2] == ["runs", "copy"]:
         (here / words[-1]).unlink()
     assert run(words) == (1 if "routing=top-k" in words else 0), "of these a check fails alone, as its page says"
