@@ -45,10 +45,14 @@ def elastic_run(text: Path, out: Path) -> RunConfig:
 
 
 @contextmanager
-def agent(port: int, file: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """One machine: torchrun with one process of a run."""
+def agent(port: int, file: Path, log: Path, *, is_host: bool) -> Iterator[subprocess.Popen[bytes]]:
+    """One machine: torchrun with one process of a run; the one that is lost must not be the host of the others."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3"]
-    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-conf={RENDEZVOUS}"]
+    command += [
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{port}",
+        f"--rdzv-conf={RENDEZVOUS},is_host={is_host}",
+    ]
     command += ["-m", "manyformer", "train", str(file), "--quiet"]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -92,8 +96,8 @@ def test_the_other_machine_goes_on(tmp_path: Path, free_port: int) -> None:
     out, file = tmp_path / "run", tmp_path / "run.yaml"
     file.write_text(dump_run(elastic_run(text, out)))
     with ExitStack() as machines:
-        first = machines.enter_context(agent(free_port, file, tmp_path / "first.log"))
-        second = machines.enter_context(agent(free_port, file, tmp_path / "second.log"))
+        first = machines.enter_context(agent(free_port, file, tmp_path / "first.log", is_host=True))
+        second = machines.enter_context(agent(free_port, file, tmp_path / "second.log", is_host=False))
         wait_for_step(out, 10, first)
         lose(second)
         assert first.wait(LONGEST) == 0, (tmp_path / "first.log").read_text()
