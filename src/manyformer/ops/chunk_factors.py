@@ -53,20 +53,18 @@ class DecayedChunks(NamedTuple):
         self, rows: Float[Tensor, "b h n c r"], columns: Float[Tensor, "b h n c r"]
     ) -> Float[Tensor, "b h n c c"]:
         """The decayed products of each reader with all keys up to its token, of the same document."""
-        pairs = self._products(rows, columns)
-        return pairs.tril() if self.table is None else pairs * self.table
+        pairs = self.system(rows, columns)
+        return pairs.tril() if self.table is None else pairs
 
     def system(
         self, rows: Float[Tensor, "b h n c r"], columns: Float[Tensor, "b h n c r"]
     ) -> Float[Tensor, "b h n c c"]:
         """`pairs` for a triangular system, which reads only what is below its diagonal."""
-        pairs = self._products(rows, columns)
-        return pairs if self.table is None else pairs * self.table
-
-    def _products(self, rows: Tensor, columns: Tensor) -> Tensor:
         if self.pair_factors is None:
-            return rows @ columns.mT
-        return torch.einsum("...id,...ijd,...jd->...ij", rows, self.pair_factors, columns)
+            pairs = rows @ columns.mT
+        else:
+            pairs = torch.einsum("...id,...ijd,...jd->...ij", rows, self.pair_factors, columns)
+        return pairs if self.table is None else pairs * self.table
 
     def pair_blocks(self) -> PairBlocks:
         """All pairs of queries and early readers with keys and u, in one product, faster than four small ones."""

@@ -53,12 +53,10 @@ class _Block(NamedTuple):
 
     def overlap(self, length: int, shift: int) -> tuple[slice, slice, slice]:
         """The tokens i of the block for which i + shift is in a row of `length`: in the block, in the row, shifted."""
-        start, stop = max(self.start, -shift), max(self.start, -shift, min(self.stop, length - shift))
-        return (
-            slice(start - self.start, stop - self.start),
-            slice(start, stop),
-            slice(start + shift, stop + shift),
-        )
+        start = max(self.start, -shift)
+        stop = max(start, min(self.stop, length - shift))
+        in_block, in_row, shifted = (slice(start + move, stop + move) for move in (-self.start, 0, shift))
+        return in_block, in_row, shifted
 
 
 def _blocks(x: Float[Tensor, "b l d"]) -> Iterator[_Block]:
