@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
-from manyformer.compilation import compiler_disabled
+from manyformer.torch_internals import compiler_disabled
 
 
 class Graphs:

@@ -16,7 +16,7 @@ from manyformer import masks as m
 from manyformer.bench import take_turns
 from manyformer.kernels import Kernel, KernelCall, LinearKernel, SoftmaxKernel
 from manyformer.kernels.features import EluPlusOneFeatures
-from manyformer.ops.flex_bias_attention import compiled_flex_attention
+from manyformer.ops.flex_bias_attention import fused_flex_attention
 from manyformer.ops.flex_mask_attention import block_mask
 from manyformer.position import AlibiPosition, NoPosition
 
@@ -103,7 +103,7 @@ def candidates(setting: Setting, q: Tensor, paths: list[str]) -> dict[str, Atten
     if not setting.on_gpu:
         return functions
     blocks = block_mask(m.Causal(), positions, positions, q.shape[1])
-    functions["flex"] = lambda q, k, v: compiled_flex_attention()(q, k, v, block_mask=blocks)
+    functions["flex"] = lambda q, k, v: fused_flex_attention(q, k, v, block_mask=blocks, scale=q.shape[-1] ** -0.5)
     functions |= {name: partial(_with_backend, backend) for name, backend in BACKENDS.items()}
     functions |= {name: partial(_with_flash, name) for name in list_flash_attention_impls()}
     return functions | {name: partial(_with_fla, *operator) for name, operator in FLA_OPERATORS.items()}

@@ -1,7 +1,6 @@
 """Clocks, memory and operation counts, against what is known beforehand."""
 
 import itertools
-import sys
 import time
 from typing import Any
 
@@ -100,8 +99,8 @@ def test_where_nobody_keeps_the_peak_nothing_is_claimed(tmp_path: Any, monkeypat
 
 @pytest.mark.parametrize("vocab", [256, 8192])
 def test_operations_are_counted_as_by_hand(vocab: int) -> None:
-    """Both operators that torch's own counter passes over are in it: attention on a CPU, and the chunked loss."""
-    dim, depth, heads, length, batch = 64, 2, 4, 128, 2
+    """Attention on a CPU, which torch's own counter passes over, is in it, and the loss in chunks of tokens."""
+    dim, depth, heads, length, batch = 64, 2, 4, 128, 5
     model = mf.build("transformer-lm", vocab=vocab, dim=dim, depth=depth, heads=heads, max_length=length)
     tokens = torch.randint(0, vocab, (batch, length))
     products = 2 * batch * length * (depth * (4 * dim * dim + 2 * 4 * dim * dim) + dim * vocab)
@@ -121,16 +120,3 @@ def test_layers_made_again_on_the_way_back_are_counted_again() -> None:
     forward = count_flops(lambda: model(tokens))
     # all but the head and the hashes, which are remembered
     assert 0.85 * forward < counts["reversible"] - counts["plain"] < forward
-
-
-def test_the_chunked_loss_is_known_from_its_first_use_on() -> None:
-    """Its operator is registered when torch first needs it; a count before that must not miss it."""
-    code = (
-        "import torch\nfrom manyformer.costs.flops import count_flops\nfrom manyformer.models import ClassHead\n"
-        "head, x = ClassHead(16, 8192), torch.randn(8, 16, requires_grad=True)\n"
-        "job = lambda: head.loss(x, torch.zeros(8, dtype=torch.long), label_smoothing=0.0)\n"
-        "assert count_flops(job) == 3 * 2 * 8 * 16 * 8192"
-    )
-    import subprocess
-
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

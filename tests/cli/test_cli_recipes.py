@@ -179,7 +179,16 @@ def test_a_broken_machine_is_exit_code_1(cli: Cli, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("torch.__version__", "1.0.0")
     ended = cli("doctor")
     assert ended.code == 1
-    assert "2.13 is needed" in ended.out
+    assert "2.10 or newer is needed" in ended.out
+
+
+def test_a_newer_torch_is_called_untested_and_not_broken(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.__version__", "3.1.0a0+git1234")
+    ended = cli("doctor", "--json")
+    assert ended.code == 0, ended
+    torch_finding = next(finding for finding in json.loads(ended.out) if finding["subject"] == "torch")
+    assert torch_finding["state"] == "ok"
+    assert "3.1.0a0+git1234, not tested with this version" in torch_finding["result"]
 
 
 def test_runs_are_listed_shown_and_copied(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,8 @@
 from typing import Any, final
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from manyformer.torch_internals import TorchDispatchMode, tree_leaves
 
 
 @final

@@ -5,11 +5,10 @@ from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from manyformer.check.token_exchange import Forward
 from manyformer.tasks import Inputs
+from manyformer.torch_internals import TorchDispatchMode, tree_leaves
 
 
 class OperatorCall(NamedTuple):

@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from torch import Tensor
 
+OLDEST_TORCH = (2, 10)
+NEWEST_TESTED_TORCH = (2, 15)
+"""The releases between which the tests have passed: `benchmarks/check_versions.py`."""
+
 CheckStatus = Literal["ok", "absent", "broken"]
 
 EXTRAS = (
@@ -88,12 +92,20 @@ def _python() -> Iterator[DoctorFinding]:
 def _torch() -> Iterator[DoctorFinding]:
     import torch
 
-    if torch.__version__.startswith("2.13."):
-        yield DoctorFinding("torch", "ok", torch.__version__)
+    release = tuple(int(number) for number in torch.__version__.split(".")[:2])
+    if release < OLDEST_TORCH:
+        yield DoctorFinding("torch", "broken", f"{torch.__version__}; {_release(OLDEST_TORCH)} or newer is needed")
+    elif release > NEWEST_TESTED_TORCH:
+        tested = f"up to {_release(NEWEST_TESTED_TORCH)}"
+        yield DoctorFinding("torch", "ok", f"{torch.__version__}, not tested with this version, but {tested}")
     else:
-        yield DoctorFinding("torch", "broken", f"{torch.__version__}; 2.13 is needed")
+        yield DoctorFinding("torch", "ok", torch.__version__)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield DoctorFinding("threads", "ok", f"{torch.get_num_threads()} on {cores} cores (OMP_NUM_THREADS sets them)")
+
+
+def _release(numbers: tuple[int, int]) -> str:
+    return ".".join(map(str, numbers))
 
 
 def _device() -> Iterator[DoctorFinding]:

@@ -140,7 +140,9 @@ class CostModel:
     min_chunked_classes: int = measured(8192, "classes", "2026-11-21")
     """From this many classes on, the loss is computed in chunks of tokens: less memory and, on a CPU, less time."""
     tokens_per_loss_chunk: int = measured(512, "tokens", "2026-11-21")
-    """Tokens per chunk of the loss."""
+    """Tokens per chunk of the loss on a CPU."""
+    loss_logits_elsewhere: int = budget(1 << 29, "logits", "2026-11-27")
+    """Logits of the loss that exist at once on other devices: 2 GiB in float32."""
     sinusoid_table_distance: int = budget(1 << 13, "tokens", "2026-11-21")
     """A table of sinusoids ends at this distance; those of larger distances are computed at every call."""
     projected_distance_margin: int = measured(256, "tokens", "2026-11-21")

@@ -1,7 +1,5 @@
 """Floating-point operations of a computation, counted with torch's FLOP counter and additional formulas."""
 
-import contextlib
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -39,18 +37,13 @@ class _NoModuleTracker:
 
 
 def _extra_flop_formulas() -> dict[Any, Callable[..., int]]:
-    """FLOP formulas of operators that torch's counter ignores: attention and LSTMs on a CPU, and the chunked loss."""
+    """FLOP formulas of operators that torch's counter ignores: attention and LSTMs on a CPU."""
     mapping: dict[Any, Callable[..., int]] = {
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
         torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
         torch.ops.aten.mkldnn_rnn_layer: _recurrent_flops,
         torch.ops.aten.mkldnn_rnn_layer_backward: lambda *args, **kwargs: 2 * _recurrent_flops(*args),
     }
-    # importing it registers the operator; it is private, and a later torch may have it elsewhere
-    with contextlib.suppress(ImportError):
-        importlib.import_module("torch.nn.modules.linear_cross_entropy")
-    if hasattr(torch.ops.torch_nn, "_linear_cross_entropy_batch_chunked"):
-        mapping[torch.ops.torch_nn._linear_cross_entropy_batch_chunked] = _chunked_loss_flops
     return mapping
 
 
@@ -64,10 +57,3 @@ def _attention_backward_flops(grad_output: Any, q: Any, k: Any, v: Any, *args: A
 
 def _recurrent_flops(x: Any, input_weight: Any, state_weight: Any, *args: Any, **kwargs: Any) -> int:
     return int(2 * x[0] * x[1] * sum(rows * columns for rows, columns in (input_weight, state_weight)))
-
-
-def _chunked_loss_flops(x: Any, weight: Any, *args: Any, **kwargs: Any) -> int:
-    """The operator computes its gradients in the forward pass, so that its backward pass has no products."""
-    input_grad, weight_grad, _ = args[-3:]
-    products = 1 + bool(input_grad) + bool(weight_grad)
-    return int(2 * products * x[0] * weight[0] * weight[1])

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.compilation import compiler_disabled
 from manyformer.datastore.context_keys import extract_keys
 from manyformer.datastore.datastore import Datastore
 from manyformer.datastore.exact_search import ExcludedRanges, Neighbours
@@ -17,6 +16,7 @@ from manyformer.models import BatchLoss, LanguageModel, Model, OutputHead
 from manyformer.models.model import model_name
 from manyformer.models.output_head import count_targets
 from manyformer.models.weights_fingerprint import weights_fingerprint
+from manyformer.torch_internals import compiler_disabled
 
 
 def neighbour_weights(distances: Float[Tensor, "n k"], temperature: float) -> Float[Tensor, "n k"]:

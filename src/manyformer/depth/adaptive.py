@@ -7,7 +7,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyformer.attention import Attention
-from manyformer.compilation import compiler_disabled
 from manyformer.core import PADDING_SEGMENT, Context, Layer, LayerOutput, State, no_watch
 from manyformer.depth.halted_kv import HaltedKVStore
 from manyformer.depth.halting import HaltingState, HaltingUnit
@@ -21,6 +20,7 @@ from manyformer.depth.universal import (
 from manyformer.feedforward import ChunkedLayer, FeedForward, GatedFeedForward
 from manyformer.position import PositionStepSignal
 from manyformer.sources import HaltedTokenSource
+from manyformer.torch_internals import compiler_disabled
 
 
 class StepInput(NamedTuple):

@@ -9,10 +9,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.compilation import compiler_disabled
 from manyformer.core import Chain, Context, Layer, LayerOutput, MemorySequence, State, no_watch
 from manyformer.recompute import ChoiceTape, recording_choices, replaying_choices
 from manyformer.residual import AddJoin, Residual
+from manyformer.torch_internals import compiler_disabled
 
 StreamMerge = Literal["mean", "concat"]
 

@@ -7,8 +7,8 @@ import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.compilation import compiler_disabled
 from manyformer.recompute import choose_once
+from manyformer.torch_internals import compiler_disabled
 from manyformer.training_hooks import PostStepUpdate
 
 

@@ -5,10 +5,9 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from manyformer.sources.static_cache import NotStaticError
+from manyformer.torch_internals import TorchDispatchMode, tree_leaves
 
 READS_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 """Operators whose numbers or shapes depend on the content of tensors."""

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.compilation import compiler_disabled
 from manyformer.head_selection import PerHeadTensors
 from manyformer.recompute import choose_once
+from manyformer.torch_internals import compiler_disabled
 from manyformer.training_hooks import PostStepUpdate
 
 LLOYD_ITERATIONS = 10

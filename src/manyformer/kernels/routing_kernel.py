@@ -11,7 +11,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
-from manyformer.compilation import compiler_disabled
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, State, TokenPositions, no_watch
 from manyformer.kernels.centroids import KMeansCentroids
 from manyformer.kernels.kernel import Kernel, KernelCall
@@ -20,6 +19,7 @@ from manyformer.ops import softmax_attention as ops
 from manyformer.ops.bucket_chunks import sort_into_chunks
 from manyformer.ops.document_grid import grid_by_run
 from manyformer.recompute import choose_once
+from manyformer.torch_internals import compiler_disabled
 
 
 class RoutingState(NamedTuple):

@@ -9,7 +9,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from manyformer.compilation import compiler_disabled
 from manyformer.core import (
     PADDING_SEGMENT,
     SUMMARY_ROLE,
@@ -23,6 +22,7 @@ from manyformer.core import (
 )
 from manyformer.masks.mask import part_ids_of, roles_of
 from manyformer.ops.static_layout import has_roles_or_parts, materialize
+from manyformer.torch_internals import compiler_disabled
 
 
 class SummaryTokens(ABC):

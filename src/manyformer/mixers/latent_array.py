@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from manyformer.attention import Attention
-from manyformer.compilation import compiler_disabled
 from manyformer.core import (
     PADDING_SEGMENT,
     Context,
@@ -22,6 +21,7 @@ from manyformer.core import (
 )
 from manyformer.position import LearnedPosition
 from manyformer.sources import CrossAttentionSource
+from manyformer.torch_internals import compiler_disabled
 
 LATENT_STD = 0.02
 

@@ -10,7 +10,6 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from manyformer.autocast import autocast_disabled
 from manyformer.binding import has_hooks
-from manyformer.compilation import compiler_disabled
 from manyformer.core import (
     PADDING_SEGMENT,
     AlignedLayout,
@@ -24,6 +23,7 @@ from manyformer.core import (
     TokenPositions,
     forward_step,
 )
+from manyformer.torch_internals import compiler_disabled
 
 FORGET_BIAS = 1.0
 """The initial bias of the forget gate (Gers et al. 2000; Jozefowicz et al. 2015)."""

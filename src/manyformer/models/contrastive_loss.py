@@ -9,12 +9,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX, MaskedLMBatch
-from manyformer.compilation import compiler_disabled
 from manyformer.core import PADDING_SEGMENT, Context, LayerOutput, PrefixedLayout, TokenPositions
 from manyformer.masks.mask import part_ids_of
 from manyformer.mixers.global_summaries import SummaryPrefixedLayer
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.token_positions import positions_of
+from manyformer.torch_internals import compiler_disabled
 
 MASK_ID = 4
 """The id of the mask token, the same in all tokenizers here."""

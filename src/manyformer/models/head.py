@@ -11,10 +11,13 @@ from manyformer.batches import IGNORE_INDEX
 from manyformer.binding import TensorFn, bind_optional, has_hooks
 from manyformer.costs.cost_model import COSTS
 from manyformer.models.output_head import BatchLoss, OutputHead, count_targets
+from manyformer.ops.chunked_cross_entropy import LossOptions, chunked_cross_entropy
 
 MIN_CHUNKED_CLASSES = COSTS.min_chunked_classes
 
 TOKENS_PER_CHUNK = COSTS.tokens_per_loss_chunk
+
+LOGITS_ELSEWHERE = COSTS.loss_logits_elsewhere
 
 
 @final
@@ -47,20 +50,15 @@ class ClassHead(OutputHead):
         x = x if self.transform is None else self.transform(x)
         x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
         count = count_targets(targets)
-        if self.weight.shape[0] < MIN_CHUNKED_CLASSES:
+        tokens_per_chunk = self._tokens_per_chunk(x)
+        if x.shape[0] <= tokens_per_chunk:
             logits = F.linear(x, self.weight, self.bias)
             total = F.cross_entropy(
                 logits, targets, ignore_index=IGNORE_INDEX, label_smoothing=label_smoothing, reduction="sum"
             )
             return BatchLoss(total, count)
-        # the chunk size is set explicitly because torch's default is several times slower on a CPU
-        options = nn.LinearCrossEntropyOptions(
-            batch_chunk_size=TOKENS_PER_CHUNK, chunking_method=None, acc_policy="compact"
-        )
-        total = F.linear_cross_entropy(
-            x, self.weight, targets, linear_bias=self.bias, ignore_index=IGNORE_INDEX, reduction="sum", options=options
-        )
-        return BatchLoss(total + label_smoothing * self._logit_margin(x, targets) if label_smoothing else total, count)
+        options = LossOptions(IGNORE_INDEX, label_smoothing, tokens_per_chunk)
+        return BatchLoss(chunked_cross_entropy(x, self.weight, self.bias, targets, options), count)
 
     def decode_step(self) -> TensorFn:
         weight, bias, transform = self.weight, self.bias, bind_optional(self.transform)
@@ -68,13 +66,9 @@ class ClassHead(OutputHead):
             return self
         return lambda x: F.linear(x if transform is None else transform(x), weight, bias)
 
-    def _logit_margin(self, x: Float[Tensor, "n d"], targets: Int[Tensor, " n"]) -> Float[Tensor, ""]:
-        """The target's logit minus the mean of all logits, summed over the targets that count.
-
-        The chunked kernel has no label smoothing s, which mixes the loss of the target and the mean loss over all
-        classes: (1 - s) (lse - z_y) + s (lse - mean z) = (lse - z_y) + s (z_y - mean z); this is the last term.
-        """
-        scored = targets != IGNORE_INDEX
-        x, targets = x[scored], targets[scored]
-        margin = (x * (F.embedding(targets, self.weight) - self.weight.mean(0))).sum()
-        return margin if self.bias is None else margin + (self.bias[targets] - self.bias.mean()).sum()
+    def _tokens_per_chunk(self, x: Float[Tensor, "n d"]) -> int:
+        """Tokens whose logits are computed at a time: all of them where that is no slower."""
+        # shapes without a device are those of a plan, which is held to measurements on a CPU
+        if x.device.type not in ("cpu", "meta"):
+            return LOGITS_ELSEWHERE // self.classes
+        return x.shape[0] if self.classes < MIN_CHUNKED_CLASSES else TOKENS_PER_CHUNK

@@ -11,12 +11,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyformer.costs.cost_model import COSTS
+from manyformer.torch_internals import has_flash_attention_on_cpu
 
 BLOCK = COSTS.lse_block
 
-FUSED = all(
-    hasattr(torch.ops.aten, f"_scaled_dot_product_flash_attention_for_cpu{suffix}") for suffix in ("", "_backward")
-)
+FUSED = has_flash_attention_on_cpu()
 """Whether the installed torch has the private operators."""
 
 

@@ -14,7 +14,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
-from manyformer.compilation import compiler_disabled
 from manyformer.costs.cost_model import COSTS
 from manyformer.ops import attention_with_lse, tile_softmax
 from manyformer.ops.block_cover import BlockOrder
@@ -22,6 +21,7 @@ from manyformer.ops.plan_records import HeadGroup, MaskPart, SparsePlan
 from manyformer.ops.scratch_buffer import ScratchBuffer
 from manyformer.ops.tile_softmax import OutputGradient, TileCall
 from manyformer.ops.tile_steps import TileStep, make_steps
+from manyformer.torch_internals import compiler_disabled
 
 MAX_SAVED_WEIGHTS = COSTS.saved_sparse_weights
 MAX_SAVED_KEYS_VALUES = COSTS.saved_gathered_elements

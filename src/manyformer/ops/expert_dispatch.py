@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.compilation import compiler_disabled
+from manyformer.torch_internals import compiler_disabled
 
 NO_EXPERT = -1
 """The expert of an assignment that is not carried out."""

@@ -12,10 +12,15 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from manyformer.costs.cost_model import COSTS
 from manyformer.ops.toeplitz_attention import QueryOffset
+from manyformer.torch_internals import compile_up_to
+
+MAX_COMPILED_MASKS = COSTS.max_compiled_masks
+"""Masks and score functions that may be compiled in one process."""
 
 MIN_FLEX_WIDTH = 16
-"""The fewest channels of keys and of values that the compiled kernel of torch 2.13 computes."""
+"""The fewest channels of keys and of values that the compiled kernel of torch 2.11 to 2.13 computes."""
 
 
 def has_flex_width(q: Float[Tensor, "b h l e"], v: Float[Tensor, "b g s f"]) -> bool:
@@ -35,11 +40,9 @@ def flex_bias_attention(
     scale: float,
 ) -> Float[Tensor, "b h l f"]:
     """Softmax of scale q_i k_j + terms[i, r_ij] over keys j; row 0 of the terms is for keys at least `back` before."""
-    flex: Any = compiled_flex_attention() if q.device.type == "cuda" else flex_attention
     mask = _causal_block_mask(q.shape[2], k.shape[2], query_offset.offset, q.device) if query_offset.causal else None
     modify_score = score_mod(terms.expand(-1, q.shape[1], -1, -1), back, ahead, query_offset.offset)
-    y: Tensor = flex(q, k, v, score_mod=modify_score, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
-    return y
+    return fused_flex_attention(q, k, v, score_mod=modify_score, block_mask=mask, scale=scale)
 
 
 def score_mod(terms: Float[Tensor, "#b h #l r"], back: int, ahead: int, offset: int) -> Callable[..., Tensor]:
@@ -50,9 +53,33 @@ def score_mod(terms: Float[Tensor, "#b h #l r"], back: int, ahead: int, offset: 
     return lambda score, b, h, q, k: score + terms[b, h, q, (k - q - offset).clamp(-back, ahead) + back]
 
 
+def fused_flex_attention(
+    q: Float[Tensor, "b h l e"],
+    k: Float[Tensor, "b g s e"],
+    v: Float[Tensor, "b g s f"],
+    *,
+    block_mask: BlockMask | None,
+    scale: float,
+    score_mod: Callable[..., Tensor] | None = None,
+) -> Float[Tensor, "b h l f"]:
+    """FlexAttention as one kernel on CUDA, compiled for each mask and score function; its definition elsewhere.
+
+    It is compiled with `fullgraph`: without it one graph break makes all later calls slow, silently. Inside a step that
+    is being compiled the definition is traced, and becomes the kernel there."""
+    options: dict[str, Any] = {"score_mod": score_mod, "block_mask": block_mask, "scale": scale}
+    if q.shape[1] != k.shape[1]:
+        options["enable_gqa"] = True
+    if q.device.type != "cuda" or torch.compiler.is_compiling():
+        y: Tensor = flex_attention(q, k, v, **options)
+        return y
+    with compile_up_to(MAX_COMPILED_MASKS):
+        kernel: Any = _compiled_flex_attention()
+        y = kernel(q, k, v, **options)
+    return y
+
+
 @cache
-def compiled_flex_attention() -> Callable[..., Any]:
-    """FlexAttention compiled with `fullgraph`: without it one graph break makes all later calls slow, silently."""
+def _compiled_flex_attention() -> Callable[..., Any]:
     return torch.compile(flex_attention, fullgraph=True)
 
 

@@ -6,23 +6,21 @@ there is no gradient; the eager form is used there to test the block masks.
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask
 
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions, tree_map
 from manyformer.costs.cost_model import COSTS
 from manyformer.masks import Mask, PerHead, SameDocument
 from manyformer.masks.mask import simplify_and, take_tokens
 from manyformer.ops.block_cover import block_bounds, cover_blocks, order_into_blocks
-from manyformer.ops.flex_bias_attention import compiled_flex_attention
+from manyformer.ops.flex_bias_attention import MAX_COMPILED_MASKS, fused_flex_attention
 from manyformer.ops.static_layout import cache_by_tokens, has_roles_or_parts, materialize
 
 BLOCK = COSTS.flex_block
-MAX_COMPILED_MASKS = COSTS.max_compiled_masks
 
 
 def flex_mask_attention(
@@ -37,10 +35,7 @@ def flex_mask_attention(
 ) -> Float[Tensor, "b h l f"]:
     """Softmax attention under `mask` within segments; a query that sees no key gets zeros."""
     blocks = block_mask(mask, query_positions, key_positions, q.shape[1])
-    flex: Any = compiled_flex_attention() if q.device.type == "cuda" else flex_attention
-    with torch._dynamo.config.patch(recompile_limit=MAX_COMPILED_MASKS):
-        y: Tensor = flex(q, k, v, block_mask=blocks, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
-    return y
+    return fused_flex_attention(q, k, v, block_mask=blocks, scale=scale)
 
 
 def block_mask(mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int) -> BlockMask:

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from manyformer.compilation import compiler_disabled
+from manyformer.torch_internals import compiler_disabled
 
 
 class StepAttention(NamedTuple):

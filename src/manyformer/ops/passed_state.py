@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from manyformer.compilation import compiler_disabled
 from manyformer.core import State, tree_map
 from manyformer.ops.token_ring import TokenRing
+from manyformer.torch_internals import compiler_disabled
 
 
 @compiler_disabled

@@ -18,9 +18,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from manyformer.compilation import compiler_disabled
 from manyformer.costs.cost_model import COSTS
 from manyformer.ops.scratch_buffer import ScratchBuffer
+from manyformer.torch_internals import compiler_disabled
 
 SCAN_CHUNK = COSTS.selective_scan_chunk
 SCAN_ELEMENTS = COSTS.selective_scan_elements

@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from manyformer.compilation import compiler_disabled
 from manyformer.core import ContiguousLayout, PackedLayout, PrefixedLayout, TokenPositions, tree_map
 from manyformer.costs.cost_model import COSTS
 from manyformer.masks import Mask
@@ -18,6 +17,7 @@ from manyformer.ops.block_cover import dense_block_mask, group_rows
 from manyformer.ops.plan_records import BlockTiles, HeadGroup, MaskPart, PlanRecipe, SparsePlan
 from manyformer.ops.plan_search import PartChoice, PlanCandidate, PlanSearch
 from manyformer.ops.static_layout import cache_by_tokens, has_roles_or_parts, layout_is_complete, materialize
+from manyformer.torch_internals import compiler_disabled
 
 BLOCK = COSTS.sparse_block
 PAIRS_PER_MASK = COSTS.pairs_per_mask

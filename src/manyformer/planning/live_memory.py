@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from typing import Any, final
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from manyformer.torch_internals import TorchDispatchMode, tree_leaves
 
 
 @final

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from manyformer.errors import UserError
 from manyformer.relevance.attention_rule import attention_relevance
 from manyformer.relevance.propagation_rules import linear_relevance, pooled_relevance, term_relevance
+from manyformer.torch_internals import tree_leaves
 
 Propagate = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """From the relevance of all outputs of an operation to that of all of its inputs that depend on the embeddings."""

@@ -5,12 +5,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.batches import GraphBatch
-from manyformer.compilation import compiler_disabled
 from manyformer.core import PADDING_SEGMENT
 from manyformer.models.graph_encoder import GraphEncoder
 from manyformer.structures.graph_laplacian import laplacian_eigenvectors
 from manyformer.tasks.stand_in_vectors import STAND_IN_IDS, stand_in_vectors
 from manyformer.tasks.task import Inputs
+from manyformer.torch_internals import compiler_disabled
 
 
 def batch_of_tokens(model: GraphEncoder, inputs: Inputs, targets: Tensor) -> GraphBatch:

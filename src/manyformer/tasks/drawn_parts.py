@@ -7,13 +7,13 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.batches import ModalitiesBatch
-from manyformer.compilation import compiler_disabled
 from manyformer.core import PADDING_SEGMENT
 from manyformer.models import PatchEmbedding
 from manyformer.models.frame_embedding import FrameEmbedding
 from manyformer.models.part_embedding import PartEmbedding
 from manyformer.tasks.stand_in_vectors import STAND_IN_IDS, stand_in_vectors
 from manyformer.tasks.task import Inputs
+from manyformer.torch_internals import compiler_disabled
 
 
 @compiler_disabled

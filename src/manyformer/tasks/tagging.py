@@ -9,7 +9,6 @@ from jaxtyping import Int
 from torch import Generator, Tensor
 
 from manyformer.batches import IGNORE_INDEX, Batch, TaggingBatch, to_device
-from manyformer.compilation import compiler_disabled
 from manyformer.core import PADDING_SEGMENT
 from manyformer.dropout import Dropout
 from manyformer.models import ClassHead, EncoderModel, Tagger
@@ -22,6 +21,7 @@ from manyformer.tasks.requests import EvaluationRequest, EvaluationResult, Predi
 from manyformer.tasks.task import Inputs
 from manyformer.tasks.tokenizer_protocols import TaskTokenizers
 from manyformer.tasks.toy import FIRST_SYMBOL, PERIOD, SYMBOLS, Toy, ToyDraw
+from manyformer.torch_internals import compiler_disabled
 
 
 @final

@@ -12,6 +12,7 @@ from manyformer.models import Model
 from manyformer.recipes import build, get_recipe
 from manyformer.recipes.encoder_heads import HEAD
 from manyformer.system.device_memory import check_model_fits
+from manyformer.torch_internals import compile_backward_as_eager
 from manyformer.train.activation_checkpointing import checkpoint_activations
 from manyformer.train.objective import TrainingObjective
 from manyformer.train.parallel_strategy import DDPStrategy, ParallelStrategy
@@ -110,6 +111,7 @@ def make_objective(run: RunConfig, model: Model, device: torch.device) -> Traini
     objective = TrainingObjective(model.to(device), label_smoothing=run.loss.label_smoothing, autocast=autocast)
     # on a CPU, compiling takes half a minute and saves a hundredth of each step
     if run.compile == "on" or (run.compile == "auto" and device.type == "cuda"):
+        compile_backward_as_eager()
         objective.compile()
     return objective
 

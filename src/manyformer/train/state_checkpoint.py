@@ -6,11 +6,11 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from manyformer.files.json_records import DamagedFile
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.models.carried_state import CarriedState
+from manyformer.torch_internals import tree_leaves, tree_structure, tree_unflatten
 from manyformer.train.process_group import ProcessGroup
 
 MAX_ROWS = 1 << 20

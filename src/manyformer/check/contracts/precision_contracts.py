@@ -1,6 +1,7 @@
 """The contracts that lower precision changes outputs only slightly, never to NaN, and compilation not at all."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,8 +9,9 @@ from torch import Tensor
 
 from manyformer.check.isolation import in_dtype
 from manyformer.check.subject import seed_everything
-from manyformer.check.trial import Backend, ContractFinding, ContractTrial, Untestable, contract, failed
+from manyformer.check.trial import ContractFinding, ContractTrial, Untestable, contract, failed
 from manyformer.tasks import Inputs
+from manyformer.torch_internals import compiler_backend
 
 HALF_TOLERANCE = 0.05
 """The largest error in bfloat16 (8 bits), relative to the logits: a dozen roundings of 1/256 each."""
@@ -80,15 +82,13 @@ def _compare_precision(actual: Tensor, expected: Tensor, tolerance: float, label
 class CountingBackend:
     """A backend of `torch.compile` that counts graphs and nodes; a function that falls back to eager has none."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Callable[..., Any]) -> None:
         self.backend, self.graphs, self.nodes = backend, 0, 0
 
     def __call__(self, graph: torch.fx.GraphModule, examples: list[Tensor]) -> Any:
-        from torch._dynamo.backends.registry import lookup_backend
-
         self.graphs += 1
         self.nodes += len(graph.graph.nodes)
-        return lookup_backend(self.backend)(graph, examples)
+        return self.backend(graph, examples)
 
 
 @contract("compile", "compiled == eager")
@@ -99,7 +99,10 @@ def compiled(trial: ContractTrial) -> ContractFinding:
     "inductor" also generates code, which needs a C++ compiler or a GPU and up to a minute. All compiled functions of
     the process are reset, because torch stops compiling a function that it has recompiled too often.
     """
-    backend = CountingBackend(trial.backend)
+    torch_backend = compiler_backend(trial.backend)
+    if torch_backend is None:
+        raise Untestable(f"torch {torch.__version__} does not show its backends, so that graphs cannot be counted")
+    backend = CountingBackend(torch_backend)
 
     def forward(inputs: Inputs) -> Tensor:
         return trial.subject.forward(inputs).logits

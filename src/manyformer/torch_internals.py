@@ -1,0 +1,100 @@
+"""The private names of torch that the package uses, in one place; each is looked for, and the package works without it.
+
+Private names move between releases of torch. Nothing else in the package may import them, so that a release that has
+moved one costs a function its speed or a check its details, never the package its import.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from types import CodeType
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+# an underscore, but what torch's own pages tell extensions to use; every release from 2.0 on has them here
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map, tree_structure, tree_unflatten
+
+__all__ = [
+    "TorchDispatchMode",
+    "compile_backward_as_eager",
+    "compile_up_to",
+    "compiler_backend",
+    "compiler_disabled",
+    "has_flash_attention_on_cpu",
+    "tree_leaves",
+    "tree_map",
+    "tree_structure",
+    "tree_unflatten",
+]
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def compiler_disabled(function: Callable[P, T]) -> Callable[P, T]:
+    """Make `torch.compile` break its graph at calls of `function`, as the decorator `torch.compiler.disable` does.
+
+    That decorator imports the compiler, which takes seconds; this one imports nothing.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return function(*args, **kwargs)
+
+    # at functions with this attribute, a graph that is being traced ends
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    call._torchdynamo_orig_callable = function  # type: ignore[attr-defined]
+    try:
+        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+    except ImportError:
+        # what the function calls may then be compiled, which is right and costs time
+        return call
+    # neither this frame nor those that it calls are compiled
+    code: CodeType = call.__code__  # type: ignore[attr-defined]
+    set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    return call
+
+
+def compiler_backend(name: str) -> Callable[..., Any] | None:
+    """The backend of `torch.compile` with this name as a function of a graph and examples; None if torch hides it."""
+    try:
+        from torch._dynamo.backends.registry import lookup_backend
+    except ImportError:
+        return None
+    backend: Callable[..., Any] = lookup_backend(name)
+    return backend
+
+
+def compile_up_to(variants: int) -> contextlib.AbstractContextManager[Any]:
+    """Within it a function may be compiled for so many variants before torch gives up, which it does at 8 by default.
+
+    Both limits of torch are meant: of one frame and of all its objects together."""
+    try:
+        import torch._dynamo.config as config
+    except ImportError:
+        return contextlib.nullcontext()
+    limits = [name for name in ("recompile_limit", "accumulated_recompile_limit") if hasattr(config, name)]
+    patched: contextlib.AbstractContextManager[Any] = config.patch(dict.fromkeys(limits, variants))
+    return patched
+
+
+def compile_backward_as_eager() -> None:
+    """From now on compiled graphs trace gradients without autocast, as eager mode computes them; for the whole process.
+
+    By default torch traces them under the autocast of the forward pass, and hand-written gradients, which have their
+    precision from what they saved, then meet tensors of two. Compilation happens at later calls, hence no context."""
+    try:
+        import torch._functorch.config as config
+    except ImportError:
+        return
+    if hasattr(config, "backward_pass_autocast"):
+        config.backward_pass_autocast = "off"
+
+
+def has_flash_attention_on_cpu() -> bool:
+    """Whether torch has its fused attention of a CPU, with log-sum-exps, as operators of their own."""
+    name = "_scaled_dot_product_flash_attention_for_cpu"
+    return hasattr(torch.ops.aten, name) and hasattr(torch.ops.aten, f"{name}_backward")
