@@ -147,8 +147,8 @@ class _PairFactors(torch.autograd.Function):
         exponents = row_coarse[..., :, None, :] - coarse[..., None, :, :]
         exponents.add_(row_fine[..., :, None, :]).sub_(fine[..., None, :, :])
         visible = exponents.new_ones(exponents.shape[-3:-1]).tril(-lag)
-        # the exponent of hidden pairs may overflow, and on a CPU exp(-inf) takes twenty times as long as exp(0)
-        factors = exponents.clamp_(max=0.0).exp_().mul_(visible[..., None])
+        # see `decay_table`
+        factors = exponents.clamp_(max=1.0).exp_().mul_(visible[..., None])
         ctx.save_for_backward(factors)
         ctx.lag = lag
         return factors
@@ -164,10 +164,11 @@ class _PairFactors(torch.autograd.Function):
 
 
 def decay_table(coarse: Float[Tensor, "*b c 1"], fine: Float[Tensor, "*b c 1"]) -> Float[Tensor, "*b c c"]:
-    """exp(G_i - G_j) where j <= i, else 0, with the two parts of sums G of log decays, which never grow."""
+    """exp(G_i - G_j) where j <= i, else 0, with the two parts of sums G of log decays."""
     exponents = (coarse - coarse.mT).add_(fine).sub_(fine.mT)
-    # the exponent of hidden pairs may overflow, and on a CPU exp(-inf) takes twenty times as long as exp(0)
-    return exponents.clamp_(max=0.0).exp_().tril_()
+    # the exponent of hidden pairs may overflow, and on a CPU exp(-inf) takes twenty times as long as exp(0); sums of
+    # decays next to 0 may exceed it by rounding
+    return exponents.clamp_(max=1.0).exp_().tril_()
 
 
 class _DecayTable(torch.autograd.Function):

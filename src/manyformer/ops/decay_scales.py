@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from manyformer.ops.decay_sums import split_decays, sum_along_tokens
 
+
 class DecayScales(NamedTuple):
     """Features as `scale_by_decays` returns them, and the factor of a memory that passes the whole chunk."""
 
