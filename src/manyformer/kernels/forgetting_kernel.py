@@ -18,10 +18,19 @@ from manyformer.ops import softmax_attention as ops
 ForgettingPath = Literal["naive", "fused"]
 
 BLOCK = COSTS.forget_gate_block
-"""Queries of one fused call: the sums of its gates are counted from its first token, so that float32 stays exact."""
+"""Queries of one fused call."""
+
+ORIGINS = 8
+"""Parts of the queries of a fused call, each with a channel of its own for sums of gates that begin at its first token:
+scores contain these sums, and float32 rounds them the less the smaller they are."""
+
+MAX_SUM = 16.0
+"""The largest sum of the gates of a part of queries, of which float32 resolves 1e-6, that a fused call adds to scores.
+Beyond it pairs get the exact difference of their sums, in blocks of the definition."""
 
 LOW_PRECISION_PARTS = 3
-"""Channels that hold a sum of gates in 16 bits each: together they have the digits of float32."""
+"""Channels that hold a sum of gates in 16 bits each: together they have the digits of float32. Queries of 16 bits have
+fewer, so that one origin serves all of a fused call."""
 
 MAX_LOW_PRECISION = 1e4
 """Sums beyond it, whose weights are zero, are clamped to what float16 can represent."""
@@ -61,20 +70,18 @@ class ForgettingKernel(Kernel):
         v, gates = torch.split(call.v, [call.v.shape[-1] - 1, 1], -1)
         totals = total_log_gates(gates[..., 0], call.key_positions)
         q = call.q / math.sqrt(call.q.shape[-1])
+        call = call._replace(q=q, v=v)
         if self._select_path(call) == "fused":
-            return LayerOutput(_fused(call._replace(q=q, v=v), totals), call.state)
-        k, v, totals = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (call.k, v, totals))
-        decays = (totals[..., -q.shape[2] :, None] - totals[..., None, :]).to(
-            torch.promote_types(q.dtype, torch.float32)
-        )
-        weights = ops.masked_softmax(q @ k.mT + decays, Causal().dense(call.query_positions, call.key_positions, 1))
-        call.watch(self, "weights", weights.to(q.dtype))
-        return LayerOutput(weights.to(q.dtype) @ v, call.state)
+            attend = _dense_blocks if _has_strong_gates(totals, q) else _fused
+            return LayerOutput(attend(call, totals), call.state)
+        y, weights = _dense(call, totals)
+        call.watch(self, "weights", weights)
+        return LayerOutput(y, call.state)
 
     def explain(self, call: KernelCall) -> str:
         if self._select_path(call) == "naive":
             return "naive: " + ("forced" if self.path != "auto" else "the weights are watched")
-        return f"fused: blocks of {BLOCK} queries, the sums of gates as a channel of the keys"
+        return f"fused: blocks of {BLOCK} queries, the sums of gates as channels of the keys"
 
     def extra_repr(self) -> str:
         return f"path={self.path}"
@@ -96,20 +103,69 @@ def total_log_gates(gates: Float[Tensor, "b g s"], positions: TokenPositions) ->
     return log_gates.double().cumsum(-1)
 
 
+def _dense(call: KernelCall, totals: Float[Tensor, "b g s"]) -> tuple[Float[Tensor, "b h l f"], Tensor]:
+    """Outputs and weights by the definition, for scaled queries that are the last of the keys."""
+    q, (k, v, totals) = (
+        call.q,
+        (x.repeat_interleave(call.q.shape[1] // x.shape[1], 1) for x in (call.k, call.v, totals)),
+    )
+    compute_dtype = torch.promote_types(q.dtype, torch.float32)
+    decays = (totals[..., -q.shape[2] :, None] - totals[..., None, :]).to(compute_dtype)
+    mask = Causal().dense(call.query_positions, call.key_positions, 1)
+    weights = ops.masked_softmax(q @ k.mT + decays, mask).to(q.dtype)
+    return weights @ v, weights
+
+
+def _dense_blocks(call: KernelCall, totals: Float[Tensor, "b g s"]) -> Float[Tensor, "b h l f"]:
+    """The definition for `BLOCK` queries at a time, without their weights."""
+    first, outputs = call.k.shape[2] - call.q.shape[2], []
+    for start in range(0, call.q.shape[2], BLOCK):
+        queries = call.q[:, :, start : start + BLOCK]
+        stop = first + start + queries.shape[2]
+        block = call._replace(
+            q=queries,
+            k=call.k[:, :, :stop],
+            v=call.v[:, :, :stop],
+            query_positions=call.query_positions.columns(start, start + BLOCK),
+            key_positions=call.key_positions.columns(0, stop),
+        )
+        outputs.append(_dense(block, totals[..., :stop])[0])
+    return torch.cat(outputs, 2)
+
+
+def _part_size(dtype: torch.dtype) -> int:
+    """The queries of a fused call that share an origin of sums."""
+    return BLOCK if torch.finfo(dtype).bits < 32 else max(BLOCK // ORIGINS, 1)
+
+
+def _has_strong_gates(totals: Float[Tensor, "b g s"], q: Float[Tensor, "b h l e"]) -> bool:
+    """Whether the gates of some part of the queries sum to more than a score may contain."""
+    size = _part_size(q.dtype)
+    # 16 bits resolve no more, compiled code must not depend on values, and `meta` tensors have none
+    if size == BLOCK or q.shape[2] == 1 or torch.compiler.is_compiling() or q.is_meta:
+        return False
+    sums = totals[..., -q.shape[2] :].detach()
+    padded = F.pad(sums, (0, -q.shape[2] % size), mode="replicate")
+    parts = padded.unflatten(-1, (-1, size))  # type: ignore[no-untyped-call]
+    return bool((parts[..., 0] - parts[..., -1]).amax() > MAX_SUM)
+
+
 def _fused(call: KernelCall, totals: Float[Tensor, "b g s"]) -> Float[Tensor, "b h l f"]:
     """Attention by torch's fused kernel, for scaled queries; a row's own sum of gates cancels in its softmax."""
     q, k, v, query_positions, key_positions, *_ = call
     is_contiguous = all(isinstance(x.layout, ContiguousLayout) for x in (query_positions, key_positions))
-    first, outputs = k.shape[2] - q.shape[2], []
+    first, size, outputs = k.shape[2] - q.shape[2], _part_size(q.dtype), []
     for start in range(0, q.shape[2], BLOCK):
         queries = q[:, :, start : start + BLOCK]
         # the queries are the last keys, so no query of the block attends to keys behind it
         stop = first + start + queries.shape[2]
-        # a later token would be the more exact middle, but its rounding would reach queries before it
-        origin = totals[..., first + start, None].detach()
-        channels = _split_precision(origin - totals[..., :stop], q.dtype)
+        # later tokens would be more exact middles, but their rounding would reach queries before them
+        origins = totals[..., None, first + start : stop : size].detach()
+        channels = _split_precision(origins - totals[..., :stop, None], q.dtype)
+        part = torch.arange(queries.shape[2], device=q.device) // size
+        chosen = part[:, None] == torch.arange(channels.shape[-1], device=q.device) % origins.shape[-1]
         keys = torch.cat([k[:, :, :stop], channels], -1)
-        queries = torch.cat([queries, queries.new_ones(*queries.shape[:3], channels.shape[-1])], -1)
+        queries = torch.cat([queries, chosen.to(q.dtype).expand(*queries.shape[:2], -1, -1)], -1)
         aligned = is_contiguous and stop == queries.shape[2]
         positions = query_positions.columns(start, start + BLOCK), key_positions.columns(0, stop)
         mask = None if aligned or (is_contiguous and queries.shape[2] == 1) else Causal().dense(*positions, 1)
@@ -117,12 +173,12 @@ def _fused(call: KernelCall, totals: Float[Tensor, "b g s"]) -> Float[Tensor, "b
     return torch.cat(outputs, 2)
 
 
-def _split_precision(x: Float[Tensor, "b g s"], dtype: torch.dtype) -> Float[Tensor, "b g s n"]:
-    """`x` as channels of `dtype` whose sum is `x` to the digits of float32: one, or several of 16 bits."""
+def _split_precision(x: Float[Tensor, "b g s n"], dtype: torch.dtype) -> Float[Tensor, "b g s m"]:
+    """`x` as channels of `dtype` whose sums are `x` to the digits of float32: one each, or several of 16 bits."""
     if torch.promote_types(dtype, torch.float32) == dtype:
-        return x.to(dtype)[..., None]
+        return x.to(dtype)
     remainder, parts = x.clamp(-MAX_LOW_PRECISION, MAX_LOW_PRECISION), []
     for _ in range(LOW_PRECISION_PARTS):
         parts.append(remainder.to(dtype))
         remainder = remainder - parts[-1].double()
-    return torch.stack(parts, -1)
+    return torch.cat(parts, -1)

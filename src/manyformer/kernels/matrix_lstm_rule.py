@@ -45,9 +45,8 @@ class MatrixLSTMRule(MemoryRule, PerHeadTensors):
         level = decayed_running_max(input_gate.detach(), decay.detach(), tokens.run, before)
         scale = (input_gate - level).exp()[..., None]
         previous = torch.cat([before[..., None], level[..., :-1]], -1)
-        decay = decay + previous - level
-        # rounding may leave it above 0, where a clamp would stop its gradient
-        decay = (decay - decay.detach().clamp(min=0.0))[..., None]
+        # the exact difference of levels first: what remains, of either sign, makes up for the rounding of the level
+        decay = (decay + (previous - level))[..., None]
         columns = F.pad(v, (0, 1), value=1.0) * scale
         y, memory, weights = decayed_sum(tokens._replace(v=columns), decay, memory, form=form, chunk=chunk)
         divisor = y[..., -1:].abs().maximum((-level).exp()[..., None]) + EPSILON

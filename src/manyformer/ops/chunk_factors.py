@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from manyformer.ops.decay_scales import scale_by_decays
+from manyformer.ops.decay_sums import DecaySums, sum_decays
 
 
 class PairBlocks(NamedTuple):
@@ -105,17 +106,15 @@ def decayed_chunks(
         rows = [*scales.readers, *scales.early_readers]
         chunks = DecayedChunks(rows, rows, scales.keys, leaving=scales.end, retention=scales.end.mT)
     else:
-        total = decay.cumsum(-2)
-        early, entering = F.pad(total[..., :-1, :], (0, 0, 1, 0)), total.exp()
-        entered = [*(x * entering for x in readers), *(x * early.exp() for x in early_readers)]
-        # backwards, so that small sums after strong decays keep their digits
-        leaving = F.pad(decay[..., 1:, :], (0, 0, 0, 1)).flip(-2).cumsum(-2).flip(-2).exp()
+        sums, leaving = sum_decays(decay)
+        before, entering = sums.before(), sums.total().exp()
+        entered = [*(x * entering for x in readers), *(x * before.total().exp() for x in early_readers)]
         chunks = DecayedChunks(rows, entered, keys, leaving=leaving, retention=entering[..., -1:, :].mT)
         if is_exact:
-            early_pair_factors = _pair_factors(early, total, 0) if early_readers else None
-            chunks = chunks._replace(pair_factors=_pair_factors(total, total), early_pair_factors=early_pair_factors)
+            early_pair_factors = _pair_factors(before, sums, 1) if early_readers else None
+            chunks = chunks._replace(pair_factors=_pair_factors(sums, sums, 0), early_pair_factors=early_pair_factors)
         else:
-            chunks = chunks._replace(table=_DecayTable.apply(total))  # type: ignore[no-untyped-call]
+            chunks = chunks._replace(table=_DecayTable.apply(*sums))  # type: ignore[no-untyped-call]
     return chunks if runs is None else _separate_documents(chunks, runs)
 
 
@@ -134,42 +133,62 @@ def _separate_documents(chunks: DecayedChunks, runs: Int[Tensor, "b 1 n c"]) -> 
     )
 
 
-def channel_decay_pairs(
-    a: Float[Tensor, "*b l r"], c: Float[Tensor, "*b l r"], total: Float[Tensor, "*b l r"]
-) -> Float[Tensor, "*b l l"]:
-    """The definition: the sums over channels of a_i c_j exp(total_i - total_j) where j <= i; `total` sums decays."""
-    pairs: Tensor = (a[..., :, None, :] * c[..., None, :, :] * _pair_factors(total, total)).sum(-1)
-    return pairs
+def _pair_factors(rows: DecaySums, columns: DecaySums, lag: int) -> Float[Tensor, "*b c c r"]:
+    """exp(rows_i - columns_j) of each channel where j <= i - lag, else 0; row i is the sum up to token i - lag."""
+    factors: Tensor = _PairFactors.apply(*rows, *columns, lag)  # type: ignore[no-untyped-call]
+    return factors
 
 
-def _pair_factors(
-    row_total: Float[Tensor, "*b l r"], total: Float[Tensor, "*b l r"], first_hidden: int = 1
-) -> Float[Tensor, "*b l l r"]:
-    hidden = torch.ones(total.shape[-2], total.shape[-2], dtype=torch.bool, device=total.device).triu(first_hidden)
-    # the exponent of hidden pairs may overflow
-    exponents = row_total[..., :, None, :] - total[..., None, :, :]
-    return exponents.masked_fill(hidden[..., None], -torch.inf).exp()
+class _PairFactors(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, row_coarse: Tensor, row_fine: Tensor, coarse: Tensor, fine: Tensor, lag: int
+    ) -> Float[Tensor, "*b c c r"]:
+        exponents = row_coarse[..., :, None, :] - coarse[..., None, :, :]
+        exponents.add_(row_fine[..., :, None, :]).sub_(fine[..., None, :, :])
+        visible = exponents.new_ones(exponents.shape[-3:-1]).tril(-lag)
+        # see `decay_table`
+        factors = exponents.clamp_(max=1.0).exp_().mul_(visible[..., None])
+        ctx.save_for_backward(factors)
+        ctx.lag = lag
+        return factors
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dfactors: Tensor) -> tuple[Tensor | None, ...]:
+        (factors,) = ctx.saved_tensors
+        dexponents = dfactors * factors
+        # a pair without a decay in between has no gradient, but would leave the difference of two rounded sums
+        dexponents.diagonal(-ctx.lag, -3, -2).zero_()
+        return None, dexponents.sum(-2), None, dexponents.sum(-3).neg_(), None
 
 
-def decay_table(total: Float[Tensor, "*b c 1"]) -> Float[Tensor, "*b c c"]:
-    """exp(total_i - total_j) where j <= i, else 0; `total` are sums of log decays, which never grow."""
-    # the exponent of hidden pairs may overflow, and on a CPU exp(-inf) takes twenty times as long as exp(0)
-    return (total - total.mT).clamp_(max=0.0).exp_().tril_()
+def decay_table(coarse: Float[Tensor, "*b c 1"], fine: Float[Tensor, "*b c 1"]) -> Float[Tensor, "*b c c"]:
+    """exp(G_i - G_j) where j <= i, else 0, with the two parts of sums G of log decays."""
+    exponents = (coarse - coarse.mT).add_(fine).sub_(fine.mT)
+    # the exponent of hidden pairs may overflow, and on a CPU exp(-inf) takes twenty times as long as exp(0); sums of
+    # decays next to 0 may exceed it by rounding
+    return exponents.clamp_(max=1.0).exp_().tril_()
 
 
 class _DecayTable(torch.autograd.Function):
     """`decay_table` with a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, total: Float[Tensor, "b h n c 1"]) -> Float[Tensor, "b h n c c"]:
-        table = decay_table(total)
+    def forward(ctx: Any, coarse: Float[Tensor, "b h n c 1"], fine: Float[Tensor, "b h n c 1"]) -> Tensor:
+        table = decay_table(coarse, fine)
         ctx.save_for_backward(table)
         return table
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dtable: Tensor) -> Tensor:
+    def backward(ctx: Any, dtable: Tensor) -> tuple[None, Tensor]:
         (table,) = ctx.saved_tensors
-        dexponent = dtable * table
-        dtotal: Tensor = (dexponent.sum(-1) - dexponent.sum(-2))[..., None]
-        return dtotal
+        return None, gradient_of_sums(dtable * table)
+
+
+def gradient_of_sums(dexponents: Float[Tensor, "*b c c"]) -> Float[Tensor, "*b c 1"]:
+    """The gradient of sums whose differences are the exponents of pairs; that of a token with itself is overwritten."""
+    # it is 0, but would leave the difference of two rounded sums
+    dexponents.diagonal(dim1=-2, dim2=-1).zero_()
+    return (dexponents.sum(-1) - dexponents.sum(-2))[..., None]

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from manyformer.ops.decay_sums import split_decays, sum_along_tokens
+
 
 class DecayScales(NamedTuple):
     """Features as `scale_by_decays` returns them, and the factor of a memory that passes the whole chunk."""
@@ -40,8 +42,10 @@ class _ScaleByDecays(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, decay: Tensor, readers: int, early_readers: int, *features: Tensor) -> tuple[Tensor, ...]:
-        sums = _sums(decay)
-        entering, inverse = sums.exp(), sums.neg_().exp_()
+        # the exponential of one sum would have the rounding error of an exponent of up to 60
+        coarse, fine = (sum_along_tokens(part) for part in split_decays(decay))
+        entering = coarse.exp_().mul_(fine.exp_())
+        inverse = entering.reciprocal()
         ctx.save_for_backward(entering, inverse, *features)
         ctx.counts = readers, early_readers
         factors = _factors(entering, inverse, readers, early_readers, len(features))
@@ -66,18 +70,9 @@ class _ScaleByDecays(torch.autograd.Function):
             else:
                 dsums.addcmul_(dx, x, value=-1)
             dfeatures.append(dx)
-        return _sums(dsums, reverse=True), None, None, *dfeatures
+        return sum_along_tokens(dsums, reverse=True), None, None, *dfeatures
 
 
 def _factors(entering: Tensor, inverse: Tensor, readers: int, early_readers: int, features: int) -> list[Tensor]:
     before = [F.pad(entering[..., :-1, :], (0, 0, 1, 0), value=1.0)] * early_readers if early_readers else []
     return [entering] * readers + before + [inverse] * (features - readers - early_readers)
-
-
-def _sums(x: Float[Tensor, "*b c r"], *, reverse: bool = False) -> Float[Tensor, "*b c r"]:
-    """Sums along the tokens up to each one, or from each one on."""
-    if x.device.type in ("cpu", "meta"):
-        # three times as fast as a cumulated sum, which also has to be turned around twice; planned like that on `meta`
-        ones = x.new_ones(x.shape[-2], x.shape[-2])
-        return (ones.triu() if reverse else ones.tril()) @ x
-    return x.flip(-2).cumsum(-2).flip(-2) if reverse else x.cumsum(-2)

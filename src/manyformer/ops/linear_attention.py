@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from manyformer.ops import matrix_recurrence
-from manyformer.ops.chunk_factors import channel_decay_pairs, decay_table
+from manyformer.ops.chunk_factors import decay_table, gradient_of_sums
+from manyformer.ops.decay_sums import gradient_of_decays, sum_decays
 from manyformer.ops.matrix_recurrence import RecurrenceResult, zero_memory
 
 
@@ -37,16 +38,20 @@ def quadratic(
     if decay is None:
         last_visible = visible[..., -1, :, None].to(v.dtype)
         return pairs @ v, c.mT @ (v * last_visible), pairs
+    factors = _segment_factors(decay)
+    left = factors[..., -1, :, :] * visible[..., -1, :, None]
     if decay.shape[-1] > 1:
-        total = decay.cumsum(-2)
-        pairs = channel_decay_pairs(a, c, total).masked_fill(~visible, 0.0)
-        left = (total[..., -1:, :] - total).exp() * visible[..., -1, :, None]
-        return pairs @ v, (c * left).mT @ v, pairs
-    total = decay[..., 0].cumsum(-1)
-    # the exponent of hidden pairs may overflow
-    decay_factor = (total[..., :, None] - total[..., None, :]).masked_fill(~visible, -torch.inf).exp()
-    pairs = pairs * decay_factor
-    return pairs @ v, c.mT @ (v * decay_factor[..., -1, :, None]), pairs
+        pairs = torch.einsum("...id,...ijd,...jd->...ij", a, factors, c).masked_fill(~visible, 0.0)
+    else:
+        pairs = pairs * factors[..., 0]
+    return pairs @ v, (c * left).mT @ v, pairs
+
+
+def _segment_factors(decay: Float[Tensor, "b h l r"]) -> Float[Tensor, "b h l l r"]:
+    """The product of the decays after token j up to token i, for all pairs (i, j); 1 where j is not before i."""
+    after = torch.ones(decay.shape[2], decay.shape[2], dtype=torch.bool, device=decay.device).tril(-1)
+    segments = decay[..., :, None, :].where(after[..., None], 0.0)
+    return segments.cumsum(2).exp()
 
 
 def chunked(
@@ -129,9 +134,9 @@ def _chunk_gates(decay: Tensor | None, run: Tensor | None, chunk: int, like: Ten
         return _ChunkGates(None, None, None, None)
     parts: list[Tensor] = []
     if decay is not None:
-        total = decay.reshape(*decay.shape[:-1], -1, chunk, 1).cumsum(-2)
-        last = total[..., -1:, :]
-        parts = [decay_table(total), total.exp(), (last - total).exp(), last.exp()]
+        sums, leaving = sum_decays(decay.reshape(*decay.shape[:-1], -1, chunk, 1))
+        entering = sums.total().exp()
+        parts = [decay_table(*sums), entering, leaving, entering[..., -1:, :]]
     if run is not None:
         run = run.reshape(run.shape[0], 1, -1, chunk)
         # the memory at the start of a chunk belongs to the last run of the previous chunk
@@ -153,19 +158,17 @@ class _ChunkedLinearAttention(torch.autograd.Function):
         A, C, V = (x.unflatten(2, (-1, chunk)) for x in (a, c, v))
         chunk_sums = C.mT @ _apply_gate(V, gates.leave)
         memories, last = _sum_over_chunks(chunk_sums, memory, gates, range(chunk_sums.shape[2]))
-        pairs = _gated_pairs(A, C, gates)
+        pairs = _apply_pair_gate(A @ C.mT, gates)
         y = _add_product(pairs, V, _apply_gate(A @ memories, gates.enter)).flatten(2, 3)
         ctx.set_materialize_grads(False)
-        # needed for the gradient of the decay alone; most decays are constants
-        ends = (y, last) if ctx.needs_input_grad[3] else (None, None)
-        ctx.save_for_backward(a, c, v, decay, run, pairs, memories, *ends)
+        ctx.save_for_backward(a, c, v, decay, run, pairs, memories)
         ctx.chunk = chunk
         return y, last
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        a, c, v, decay, run, pairs, memories, y, last = ctx.saved_tensors
+        a, c, v, decay, run, pairs, memories = ctx.saved_tensors
         dy, dlast = grads
         dy = torch.zeros_like(v) if dy is None else dy
         dlast = torch.zeros_like(memories[:, :, 0]) if dlast is None else dlast
@@ -174,17 +177,24 @@ class _ChunkedLinearAttention(torch.autograd.Function):
         entered = _apply_gate(dY, gates.enter)
         order = reversed(range(memories.shape[2]))
         grad_memories, dmemory = _sum_over_chunks(A.mT @ entered, dlast, gates, order)
-        dpairs = _gated_pairs(dY, V, gates)
-        da = _add_product(dpairs, C, entered @ memories.mT).flatten(2, 3)
-        dc = _add_product(dpairs.mT, A, _apply_gate(V, gates.leave) @ grad_memories.mT).flatten(2, 3)
+        dpairs = dY @ V.mT
+        da, dc = entered @ memories.mT, _apply_gate(V, gates.leave) @ grad_memories.mT
+        # most decays are constants
+        ddecay = None
+        if ctx.needs_input_grad[3]:
+            assert gates.keep is not None
+            dsums = gradient_of_sums(pairs * dpairs) + (A * da).sum(-1, keepdim=True)
+            dkeep = (memories * grad_memories).sum((-2, -1), keepdim=True)
+            ddecay = gradient_of_decays(dsums, (C * dc).sum(-1, keepdim=True)) + dkeep * gates.keep
+            ddecay = ddecay.flatten(2)
+        dpairs = _apply_pair_gate(dpairs, gates)
+        da, dc = _add_product(dpairs, C, da).flatten(2, 3), _add_product(dpairs.mT, A, dc).flatten(2, 3)
         dv = _add_product(pairs.mT, dY, _apply_gate(C @ grad_memories, gates.leave)).flatten(2, 3)
-        ddecay = None if y is None else _gradient_of_decay(y, dy, v, dv, last, dlast)
         return da, dc, dv, ddecay, None, dmemory, None
 
 
-def _gated_pairs(left: Tensor, right: Tensor, gates: _ChunkGates) -> Tensor:
-    """Products of all pairs within a chunk, times their decay and causal mask."""
-    pairs = left @ right.mT
+def _apply_pair_gate(pairs: Tensor, gates: _ChunkGates) -> Tensor:
+    """Products of all pairs within a chunk, times their decay and causal mask, in place."""
     return pairs.tril_() if gates.inside is None else pairs.mul_(gates.inside)
 
 
@@ -211,10 +221,3 @@ def _sum_over_chunks(sums: Tensor, memory: Tensor, gates: _ChunkGates, order: It
         chunk_sum.copy_(memory)
         memory = total
     return sums, memory
-
-
-def _gradient_of_decay(y: Tensor, dy: Tensor, v: Tensor, dv: Tensor, last: Tensor, dlast: Tensor) -> Tensor:
-    """With t the sum of log decays, y_i is proportional to exp(t_i) and the contribution of token j to exp(-t_j)."""
-    dtotal = (y * dy).sum(-1) - (v * dv).sum(-1)
-    final = (last * dlast).sum((-2, -1))
-    return dtotal.flip(-1).cumsum(-1).flip(-1) + final[..., None]
