@@ -17,6 +17,7 @@ from typer import Option
 from manyformer.cli.console import print_error
 from manyformer.errors import TrainingInterrupted, UserError
 from manyformer.plugins import import_from_command_line
+from manyformer.system.standard_streams import discard, output_failure
 from manyformer.system.stop_signals import STOPPED as STOPPED
 from manyformer.version import VERSION
 
@@ -104,7 +105,7 @@ def run_command(arguments: Sequence[str]) -> int:
         return code
     except BrokenPipeError:
         # the reader closed the pipe (`| head`); Python's own flush at exit must not fail on it either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
         return DONE
     except TrainingInterrupted as stop:
         print_error(str(stop), mark="")
@@ -161,6 +162,9 @@ def _report_error(error: Exception, *, debug: bool) -> int:
         print_error(str(error))
         return MISTAKE
     if isinstance(error, OSError) and error.strerror:
+        if error.filename is None and output_failure() is not None:
+            print_error(f"standard output could not be written: {error.strerror}")
+            return MISTAKE
         print_error(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
         return MISTAKE
     if isinstance(error, MemoryError | RuntimeError):

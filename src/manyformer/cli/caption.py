@@ -51,7 +51,7 @@ def caption(
 
 def _json_line(item: "ImageCaption") -> str:
     captions = [{"text": caption.text, "score": caption.score} for caption in item.captions]
-    return json.dumps({"input": item.location, "captions": captions}, ensure_ascii=False)
+    return json_line({"input": item.location, "captions": captions})
 
 
 def _text(item: "ImageCaption", n_best: int) -> str:

@@ -54,7 +54,7 @@ def predict(
     model_folder(run)
     write_json = as_json or Path(file).suffix in (".jsonl", ".ndjson")
     for item in predict_labels(run, file, top=top, device=resolve_device(device), log=print_note):
-        print_text(json.dumps(_record(item), ensure_ascii=False) if write_json else _text(item))
+        print_text(json_line(_record(item)) if write_json else _text(item))
 
 
 def _record(item: "PredictedInput") -> dict[str, Any]:

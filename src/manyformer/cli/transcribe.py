@@ -42,4 +42,4 @@ def transcribe(
 
 def _json_line(item: "Transcript") -> str:
     record = {"input": item.location, "text": item.text, "log_probability": item.log_probability}
-    return json.dumps(record, ensure_ascii=False)
+    return json_line(record)

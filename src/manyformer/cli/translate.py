@@ -80,7 +80,7 @@ def _text(number: int, source: str, answers: "tuple[Hypothesis, ...]", n_best: i
     """The translations of line `number`: JSON, the best one, or all with the line's number and their scores."""
     if as_json:
         records = [{"text": answer.text, "score": answer.score, "finish": answer.finish} for answer in answers]
-        return json.dumps({"source": source, "answers": records}, ensure_ascii=False)
+        return json_line({"source": source, "answers": records})
     if n_best == 1:
         return answers[0].text or ""
     scores = ["" if answer.score is None else f"{answer.score:.4f}" for answer in answers]

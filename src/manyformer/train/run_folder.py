@@ -24,7 +24,13 @@ from manyformer.config import (
     load_run,
 )
 from manyformer.errors import UserError, UserErrors
-from manyformer.files.atomic_files import atomic_write_text, remove_drafts, report_disk_full
+from manyformer.files.atomic_files import (
+    atomic_write_text,
+    make_folder,
+    remove_drafts,
+    report_disk_full,
+    report_not_written,
+)
 from manyformer.plugins import TASK_GROUP, import_entry_points, import_for_run, plugin_records
 from manyformer.recipes import get_recipe, modules_to_import, recipe_names
 from manyformer.train.saved_settings import describe_saved_model
@@ -41,8 +47,8 @@ def locked_folder(folder: Path, *, activity: str = "trained") -> Iterator[None]:
     `activity` says in the message what that process does. The lock belongs to the operating system and ends with its
     process, so a kill leaves no stale lock.
     """
-    with report_disk_full(str(folder)):
-        folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
+    with report_not_written(folder / LOCK_FILE):
         handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
@@ -73,7 +79,8 @@ def rename_aside(folder: Path) -> Path:
     number = 1
     while (aside := folder.with_name(f"{folder.name}.old-{number}")).exists():
         number += 1
-    return folder.rename(aside)
+    with report_not_written(aside):
+        return folder.rename(aside)
 
 
 def check_run_folder(folder: Path) -> None:
