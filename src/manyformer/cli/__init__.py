@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from manyformer.system.standard_streams import output_failure, prepare_streams
+from manyformer.system.standard_streams import flush_or_discard, prepare_streams
 from manyformer.system.stop_signals import STOPPED, handle_stop_signals
 
 COMMANDS = (
@@ -54,8 +54,7 @@ def main() -> None:
     # a process of torchrun gets its signals from torchrun, which decides when it ends
     with handle_stop_signals(watched="RANK" not in os.environ):
         code = run(sys.argv[1:])
-    # told already; Python's own flush at exit must not fail on it again
-    output_failure()
+    flush_or_discard(sys.stdout)
     if code == STOPPED:
         # at once: the exit handlers and native threads of libraries may take seconds
         os._exit(code)

@@ -4,6 +4,7 @@ Exit codes: 0 success, 1 a defect or a failed contract, 2 an error in the user's
 SIGTERM.
 """
 
+import errno
 import inspect
 import os
 import sys
@@ -17,13 +18,15 @@ from typer import Option
 from manyformer.cli.console import print_error
 from manyformer.errors import TrainingInterrupted, UserError
 from manyformer.plugins import import_from_command_line
-from manyformer.system.standard_streams import discard, output_failure
+from manyformer.system.standard_streams import discard
 from manyformer.system.stop_signals import STOPPED as STOPPED
 from manyformer.version import VERSION
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 DONE, DEFECT, MISTAKE = 0, 1, 2
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 app = typer.Typer(
     name="manyformer",
@@ -162,8 +165,10 @@ def _report_error(error: Exception, *, debug: bool) -> int:
         print_error(str(error))
         return MISTAKE
     if isinstance(error, OSError) and error.strerror:
-        if error.filename is None and output_failure() is not None:
-            print_error(f"standard output could not be written: {error.strerror}")
+        if error.filename is None and error.errno in _FULL:
+            # files are written by one writer, which names them: only what is printed has no name
+            discard(sys.stdout)
+            print_error(f"{error.strerror}: standard output could not be written")
             return MISTAKE
         print_error(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
         return MISTAKE

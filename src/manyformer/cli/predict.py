@@ -1,13 +1,12 @@
 """`manyformer predict`: label texts, words, images or recordings with a trained model."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from manyformer.cli.app import USE, command
-from manyformer.cli.console import print_note, print_text
+from manyformer.cli.console import json_line, print_note, print_text
 from manyformer.cli.model_arguments import model_folder, resolve_device
 from manyformer.cli.shared_options import DeviceOption, JsonLinesOption
 from manyformer.cli.shell_completion import complete_runs

@@ -1,11 +1,10 @@
 """Output of generated text: streamed, complete, or as JSON lines."""
 
-import json
 from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any, TextIO
 
-from manyformer.cli.console import print_text
+from manyformer.cli.console import json_line, print_text
 from manyformer.generate import BeamSettings, Decoding, GenerationResult, GenerationStats, generate
 
 

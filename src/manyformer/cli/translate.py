@@ -1,6 +1,5 @@
 """`manyformer translate`: translate text line by line."""
 
-import json
 import sys
 from itertools import tee
 from typing import TYPE_CHECKING, Annotated
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from manyformer.cli.app import USE, command
-from manyformer.cli.console import print_note, print_text
+from manyformer.cli.console import json_line, print_note, print_text
 from manyformer.cli.decoding_arguments import decoding_option
 from manyformer.cli.model_arguments import load_translator
 from manyformer.cli.prompt_input import read_lines, typed_lines
