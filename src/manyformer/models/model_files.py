@@ -26,6 +26,7 @@ from manyformer.files.atomic_files import (
 )
 from manyformer.files.json_records import DamagedFile, FileRecord, read_json
 from manyformer.files.tokenizer_files import TOKENIZER_FILES
+from manyformer.files.unfinished_folder import MARK
 from manyformer.files.verified_folder import VerifiedFolder, write_manifest
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -76,6 +77,9 @@ def replacement_folder(path: Path) -> Iterator[Path]:
         with report_not_written(path):
             draft = draft_path(path)
             draft.mkdir()
+            if (path / MARK).is_file():
+                # its work may consist of more than this folder
+                atomic_copy(path / MARK, draft / MARK)
         try:
             yield draft
             with report_not_written(path):
