@@ -34,6 +34,8 @@ from manyformer.files.atomic_files import (
 from manyformer.plugins import TASK_GROUP, import_entry_points, import_for_run, plugin_records
 from manyformer.recipes import get_recipe, modules_to_import, recipe_names
 from manyformer.train.saved_settings import describe_saved_model
+from manyformer.train.schedules import make_schedule
+from manyformer.train.train_state import TrainState, run_progress
 from manyformer.version import VERSION
 
 RESULT_FILE = "result.json"
@@ -133,18 +135,35 @@ def _describe_initial_model(path: str, out: str) -> InitialModel | None:
     return InitialModel(path, recorded.recipe, recorded.model, has_tokenizer)
 
 
-def write_run_file(folder: Path, run: RunConfig, *, has_checkpoint: bool, log: Callable[[str], None]) -> None:
-    """Write the merged run file. Raises UserErrors if the folder has a checkpoint trained with other settings."""
+def write_run_file(folder: Path, run: RunConfig, *, state: TrainState | None, log: Callable[[str], None]) -> None:
+    """Write the merged run file; `state` is that of the checkpoint in the folder, None without one.
+
+    Raises UserErrors if the checkpoint was trained with other settings.
+    """
     file = folder / RUN_FILE
-    if has_checkpoint and file.exists():
+    if state is not None and file.exists():
         previous = as_run(file)
         if changed := differences(previous, run):
             remedy = "restore them, choose another out, or start over with fresh"
             raise UserErrors([f"{folder} was trained with other settings, those of {file}; {remedy}", *changed])
         if previous.limits != run.limits and isinstance(run.schedule, CosineSchedule) and run.schedule.steps is None:
-            log("the limits have changed, so the learning rate schedule now ends at another step")
+            log(_describe_new_course(previous, run, state))
     with report_disk_full(f"the run file {file}"):
         atomic_write_text(file, dump_run(run))
+
+
+def _describe_new_course(previous: RunConfig, run: RunConfig, state: TrainState) -> str:
+    """What other limits do to the learning rate of a cosine that ends with the run, where the run goes on."""
+    before, after = (
+        make_schedule(each, width=None)(state.step + 1, run_progress(each, state)) for each in (previous, run)
+    )
+    change = "stays at" if f"{before:.3g}" == f"{after:.3g}" else f"{'rises' if after > before else 'falls'} from"
+    course = f"the learning rate {change} {before:.3g}" + ("" if change == "stays at" else f" to {after:.3g}")
+    warning = ", which may undo a part of what was learned" if after > 1.5 * before else ""
+    return (
+        "the limits have changed, so the learning rate schedule now ends at another step: "
+        f"{course} at step {state.step + 1}{warning}"
+    )
 
 
 def collect_environment(device: torch.device) -> dict[str, Any]:

@@ -68,7 +68,8 @@ class TrainingSession:
             read_spec(model_folder(run.init_from))  # data may take long to prepare
         with process_group.raise_together():
             if process_group.is_main_process:
-                write_run_file(out, run, has_checkpoint=checkpoint is not None, log=self._log)
+                state = None if checkpoint is None else checkpoint.state.train_state
+                write_run_file(out, run, state=state, log=self._log)
                 atomic_write_text(out / "env.json", json.dumps(collect_environment(device), indent=2) + "\n")
         smaller = "make data.length, batch.tokens or the other sizes of the data smaller"
         with process_group.main_process_first(), report_out_of_memory("in the preparation of the data", smaller):
