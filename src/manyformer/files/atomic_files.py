@@ -110,6 +110,8 @@ def make_folder(folder: Path) -> Path:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
+            # a link may lead in a circle, or to nothing
+            folder.stat()
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error
     return folder
 
@@ -172,8 +174,8 @@ def _draft(path: Path) -> Iterator[Path]:
     with report_not_written(path):
         if path.exists() and not path.is_file():
             # a rename would put a file in the place of a device
-            number = errno.EISDIR if path.is_dir() else errno.EINVAL
-            raise OSError(number, "there is a device or pipe of that name", str(path))
+            reason = _OTHER_ERRORS[errno.EISDIR] if path.is_dir() else "there is a device or pipe of that name"
+            raise NotWritable(f"{reason}: {path} could not be written", reason)
         draft = draft_path(path)
     try:
         yield draft
@@ -206,16 +208,18 @@ def append_bytes(path: Path, content: bytes, *, drop: int = 0) -> None:
 
     What a full disk leaves of the content is removed again.
     """
-    with report_not_written(path), path.open("ab") as file:
+    # without a buffer, which would be written once more when the file is closed
+    with report_not_written(path), path.open("ab", buffering=0) as file:
         length = file.seek(0, os.SEEK_END) - drop
         try:
             if drop:
                 file.truncate(length)
-            file.write(content)
-            file.flush()
+            rest = memoryview(content)
+            while rest:
+                rest = rest[file.write(rest) :]
         except OSError:
             with suppress(OSError):
-                os.ftruncate(file.fileno(), length)
+                file.truncate(length)
             raise
 
 
