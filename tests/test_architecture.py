@@ -348,3 +348,16 @@ def _opens_for_writing(call: ast.Call) -> bool:
     values = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
     modes = (value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str))
     return any(set(mode) <= set("rwaxbt+") and set(mode) & set("wax+") for mode in modes)
+
+
+def test_no_process_is_forked() -> None:
+    """A fork copies the locks of other threads as they are held: torch's may stay locked forever."""
+    offences = []
+    for file, tree in trees().items():
+        source = ast.unparse(tree)
+        offences += [f"{file.name} calls {name}" for name in ("os.fork(", "preexec_fn=") if name in source]
+        if "multiprocessing.get_context" in source:
+            assert "get_context('spawn')" in source
+        elif "ProcessPoolExecutor(" in source or "multiprocessing.Process(" in source or ".Pool(" in source:
+            offences.append(f"{file.name} starts processes by the default of the system")
+    assert offences == []

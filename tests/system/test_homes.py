@@ -1,5 +1,6 @@
 """Homes that are missing, no folders, endless links, or those of a user whom the system does not know."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import manyformer as mf
+from manyformer.costs.tuned_costs import read_tuned_costs
 
 EVERY_VERB = """
 import contextlib, io, sys
@@ -49,13 +51,13 @@ def place() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def run_everything(place: Path, name: str, home: str | None, **options: Any) -> subprocess.CompletedProcess[str]:
+def run_everything(
+    place: Path, name: str, home: str | None, *, before: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     variables = {key: value for key, value in os.environ.items() if key not in ("HOME", "MANYFORMER_CACHE")}
     variables |= {"OMP_NUM_THREADS": "1"} | ({} if home is None else {"HOME": home})
-    command = [sys.executable, "-c", EVERY_VERB, "model", f"out-{name}"]
-    return subprocess.run(
-        command, cwd=place, env=variables, capture_output=True, text=True, check=False, timeout=300, **options
-    )
+    command = [*before, sys.executable, "-c", EVERY_VERB, "model", f"out-{name}"]
+    return subprocess.run(command, cwd=place, env=variables, capture_output=True, text=True, check=False, timeout=300)
 
 
 @pytest.mark.parametrize("name", ["missing", "file", "loop", "full"])
@@ -65,12 +67,25 @@ def test_all_works_without_a_home_that_can_be_read(place: Path, name: str) -> No
     assert ended.stderr.count("cannot be read") <= 1
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="to become another user needs root")
-@pytest.mark.parametrize("home", [None, "/root"])
-def test_all_works_for_a_user_without_an_entry(place: Path, home: str | None) -> None:
-    """As in a container that runs under any number: no home, or one that may not be entered."""
-    try:
-        ended = run_everything(place, f"user-{home is None}", home, user=12345, group=12345, extra_groups=[])
-    except PermissionError:
+@pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="another user needs root, and setpriv")
+def test_all_works_for_a_user_without_an_entry(place: Path) -> None:
+    """As in a container that runs under any number: nothing says where its home is."""
+    ended = run_everything(place, "stranger", None, before=("setpriv", "--reuid", "12345", "--clear-groups"))
+    if "ermission denied" in ended.stderr and sys.executable in ended.stderr:
         pytest.skip("the Python of these tests may not be run by another user")
     assert ended.returncode == 0, ended.stderr
+
+
+def test_a_home_that_may_not_be_entered_is_told_and_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Root may enter every folder, so the refusal of the system is put in its place."""
+
+    def refuse(path: Path, **_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setenv("MANYFORMER_CACHE", str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", refuse)
+        in_use = read_tuned_costs((64,))
+    assert in_use.values == {}
+    expected = "cannot be read (Permission denied): the costs of the library are used"
+    assert in_use.problem == f"{tmp_path / 'costs.json'} {expected}"
