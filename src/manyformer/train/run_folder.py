@@ -154,15 +154,16 @@ def write_run_file(folder: Path, run: RunConfig, *, state: TrainState | None, lo
 
 def _describe_new_course(previous: RunConfig, run: RunConfig, state: TrainState) -> str:
     """What other limits do to the learning rate of a cosine that ends with the run, where the run goes on."""
-    before, after = (
-        make_schedule(each, width=None)(state.step + 1, run_progress(each, state)) for each in (previous, run)
+    old_rate, new_rate = (
+        make_schedule(config, width=None)(state.step + 1, run_progress(config, state)) for config in (previous, run)
     )
-    change = "stays at" if f"{before:.3g}" == f"{after:.3g}" else f"{'rises' if after > before else 'falls'} from"
-    course = f"the learning rate {change} {before:.3g}" + ("" if change == "stays at" else f" to {after:.3g}")
-    warning = ", which may undo a part of what was learned" if after > 1.5 * before else ""
+    if f"{old_rate:.3g}" == f"{new_rate:.3g}":
+        course = f"stays at {old_rate:.3g}"
+    else:
+        course = f"{'rises' if new_rate > old_rate else 'falls'} from {old_rate:.3g} to {new_rate:.3g}"
     return (
         "the limits have changed, so the learning rate schedule now ends at another step: "
-        f"{course} at step {state.step + 1}{warning}"
+        f"the learning rate {course} at step {state.step + 1}"
     )
 
 
