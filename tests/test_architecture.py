@@ -287,3 +287,87 @@ def _class_checks(tree: ast.Module) -> int:
             continue
         count += bool(named & TASK_CLASSES)
     return count
+
+
+WRITERS = {"atomic_write", "atomic_path"}
+"""What gives a draft to write, which is checked, forced to disk, given its rights and renamed."""
+
+WRITING_METHODS = {"write_text", "write_bytes", "mkdir", "makedirs", "rename", "symlink_to", "hardlink_to", "touch"}
+WRITING_METHODS |= {"save_file", "save_model", "savefig", "save", "savez", "savez_compressed", "tofile", "write_index"}
+WRITING_METHODS |= {"copyfile", "copy2", "copytree", "move", "dump", "SummaryWriter"}
+
+WRITTEN_ELSEWHERE = {
+    # methods of the library itself, which write by `atomic_files`
+    "check/own_subject.py": ["save"],
+    "cli/convert.py": ["save"],
+    "cli/view.py": ["save"],
+    "data/opened.py": ["save"],
+    "datastore/build_datastore.py": ["write_text"],
+    "datastore/build_job.py": ["write_text"],
+    "data/saved_tokenizers.py": ["save"] * 3,
+    "data/unfinished_text.py": ["save"],
+    "interop/model_import.py": ["save"] * 2,
+    "train/init_from.py": ["save"],
+    "train/session.py": ["save"],
+    # a text, not a file
+    "config/yaml_scalars.py": ["dump"],
+    # a draft folder that becomes the complete one, and one that is set aside
+    "models/model_files.py": ["mkdir", "rename", "rename", "rename"],
+    "train/checkpoints.py": ["rename"] * 3,
+    "train/run_folder.py": ["rename"],
+    # tokenizers, and a lock, whose content nobody reads
+    "data/cache_folder.py": ["open", "save"],
+    # the pipe of a process of the same run, and a switch of the system
+    "train/worker.py": ["open"],
+    "bench/memory.py": ["write_text"],
+    # torch's and TensorBoard's own formats, of which a kill may leave a part that is not read
+    "train/sharded_checkpoints.py": ["save"],
+    "train/tracking.py": ["SummaryWriter"],
+}
+"""The calls that write outside of `files/atomic_files.py`, each of which was looked at."""
+
+
+def test_everything_is_written_by_one_writer() -> None:
+    """Its files are whole, have the rights of the user's mask, and are named when they cannot be written."""
+    found = {}
+    for file, tree in trees().items():
+        if file != ROOT / "files" / "atomic_files.py" and (calls := sorted(_writing_calls(tree, in_draft=False))):
+            found[file.relative_to(ROOT).as_posix()] = calls
+    assert found == WRITTEN_ELSEWHERE
+
+
+def _writing_calls(node: ast.AST, *, in_draft: bool) -> Iterator[str]:
+    """The names of calls that write a file or a folder, but not those to the draft of a writer."""
+    if isinstance(node, ast.With):
+        names = {item.context_expr.func.id for item in node.items if _is_plain_call(item.context_expr)}  # type: ignore[attr-defined]
+        in_draft = in_draft or bool(names & WRITERS)
+    if isinstance(node, ast.Call) and not in_draft:
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name in WRITING_METHODS or (name == "open" and _opens_for_writing(node)):
+            yield name
+    for child in ast.iter_child_nodes(node):
+        yield from _writing_calls(child, in_draft=in_draft)
+
+
+def _is_plain_call(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+
+
+def _opens_for_writing(call: ast.Call) -> bool:
+    """Whether one of the arguments is a mode that writes, such as "wb" or "r+"."""
+    values = [*call.args, *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+    modes = (value.value for value in values if isinstance(value, ast.Constant) and isinstance(value.value, str))
+    return any(set(mode) <= set("rwaxbt+") and set(mode) & set("wax+") for mode in modes)
+
+
+def test_no_process_is_forked() -> None:
+    """A fork copies the locks of other threads as they are held: torch's may stay locked forever."""
+    offences = []
+    for file, tree in trees().items():
+        source = ast.unparse(tree)
+        offences += [f"{file.name} calls {name}" for name in ("os.fork(", "preexec_fn=") if name in source]
+        if "multiprocessing.get_context" in source:
+            assert "get_context('spawn')" in source
+        elif "ProcessPoolExecutor(" in source or "multiprocessing.Process(" in source or ".Pool(" in source:
+            offences.append(f"{file.name} starts processes by the default of the system")
+    assert offences == []

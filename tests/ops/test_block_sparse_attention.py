@@ -135,9 +135,8 @@ def small_blocks(patch: pytest.MonkeyPatch, size: int) -> None:
     from manyformer.ops import sparse_plan as plans
 
     patch.setattr(plans, "BLOCK", size)
-    patch.setattr(plan_search, "RATES", {size: 1.0, 2 * size: 1.0})
-    patch.setattr(plan_search, "CALL", 0)
-    patch.setattr(plan_search, "GATHER", 0)
+    costs = plan_search.search_costs()._replace(rates={size: 1.0, 2 * size: 1.0}, call=0, gathered_key=0)
+    patch.setattr(plan_search, "search_costs", lambda: costs)
     plans._plan_for_layouts.cache_clear()
     plans._recipe_for_layouts.cache_clear()
 

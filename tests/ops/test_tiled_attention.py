@@ -79,11 +79,10 @@ def both(
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_search, "RATES", {4: 1.0, 8: 1.0})
+    costs = plan_search.search_costs()._replace(rates={4: 1.0, 8: 1.0}, call=0, gathered_key=0)
+    monkeypatch.setattr(plan_search, "search_costs", lambda: costs)
     monkeypatch.setattr(plans, "BLOCK", 8)
     monkeypatch.setattr(plans, "MIN_ROW_PLAN_PAIRS", 0)
-    monkeypatch.setattr(plan_search, "CALL", 0)
-    monkeypatch.setattr(plan_search, "GATHER", 0)
     # several pieces of each kind
     monkeypatch.setattr(tiled_attention, "SCORES_PER_PIECE", 1 << 12)
     monkeypatch.setattr(biased_softmax_plan, "BLOCK", 8)

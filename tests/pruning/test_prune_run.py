@@ -1,5 +1,6 @@
 """From a trained run to a pruned one: which heads go first, the curve, and a run that is scored and trained on."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,17 +83,30 @@ def test_gates_train_the_part_alone(run: Path, tmp_path: Path) -> None:
         mf.train(config, on_event=silent)
 
 
-def test_an_interrupted_training_of_gates_goes_on(run: Path, tmp_path: Path) -> None:
-    """Its folder is all that there is of the pruned run; any other folder is refused."""
-    config = gate_training(open_run(run), GATES, "encoder", tmp_path / "three" / "gates")
-    mf.train(config, on_event=silent)
-    file = tmp_path / "three" / "gates" / "gates.json"
-    written = file.stat().st_mtime_ns
-    pruned(run, tmp_path / "three", GATES)
-    assert file.stat().st_mtime_ns == written
+def test_an_interrupted_pruning_goes_on(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the files of the pruned run, and after the training of gates, which is not repeated."""
+    out = tmp_path / "three"
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    # the package has a function of the module's name
+    prune_module = sys.modules["manyformer.pruning.prune_run"]
+    written = []
+    for place, name in ((prune_module, "write_pruned_run"), (QualityCurve, "write"), (QualityCurve, "draw")):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, name, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                pruned(run, out, GATES)
+        written.append((out / "gates" / "gates.json").stat().st_mtime_ns)
+    with pytest.raises(UserError, match=r"three is the unfinished output of 'prune .* gates', not of '.* importance'"):
+        pruned(run, out, ImportanceRanking())
+    pruned(run, out, GATES)
+    assert len({*written, (out / "gates" / "gates.json").stat().st_mtime_ns}) == 1
+    assert {path.name for path in out.iterdir()} == {"model", "run.yaml", CURVE_FILE, CURVE_PICTURE, "gates"}
     for ranking in (GATES, ImportanceRanking()):
-        with pytest.raises(UserError, match="three exists already; choose another out"):
-            pruned(run, tmp_path / "three", ranking)
+        with pytest.raises(UserError, match="three exists already; choose another --out"):
+            pruned(run, out, ranking)
     # pruned again, with the steps that a run without training of its own cannot tell
     six = prune_run(tmp_path / "three", GATES, keep=8, part="decoder", out=tmp_path / "six", device="cpu")
     assert len(parse_heads(six.model.spec.keywords["removed_heads"])) > len(six.removed)

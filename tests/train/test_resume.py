@@ -1,5 +1,6 @@
 """An interruption changes nothing: every number of the metrics and every bit of the weights is as without it."""
 
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -231,11 +232,31 @@ def test_a_longer_run_goes_on(tmp_path: Path) -> None:
     assert losses[0] == losses[1]
 
 
-def test_a_cosine_that_gets_another_end_says_so(tmp_path: Path) -> None:
+def test_a_cosine_that_gets_another_end_says_what_the_rate_does(tmp_path: Path) -> None:
+    """A finished cosine begins to fall again from high above; the numbers are those of the rows of metrics."""
+    cosine = {**SETTINGS, "schedule": {"name": "cosine", "warmup": 2, "final_ratio": 0.1}, "save": {"every": 4}}
+    cosine |= {"log": {"every": 1}}
+    short = a_run(tmp_path / "run", **cosine)
+    go(short)
+    last = short.limits.steps
+    assert last is not None
+    heard = Heard()
+    go(a_run(tmp_path / "run", **{**cosine, "limits": {"steps": 4 * last}}), heard)
+    peak = short.optim.lr
+    assert peak is not None
+    progress = (last + 1 - 2) / (4 * last - 2)
+    expected = peak * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress)))
+    assert f"the learning rate rises from {0.1 * peak:.3g} to {expected:.3g} at step {last + 1}" in heard.notes
+    rows = {row["step"]: row["learning_rate"] for row in learned(tmp_path / "run") if "learning_rate" in row}
+    assert rows[last + 1] == pytest.approx(expected)
+
+
+def test_a_cosine_that_ends_earlier_says_so(tmp_path: Path) -> None:
     stopped(a_run(tmp_path / "run", **SETTINGS), 4)
     heard = Heard()
-    go(a_run(tmp_path / "run", **{**SETTINGS, "limits": {"steps": 16}}), heard)
+    go(a_run(tmp_path / "run", **{**SETTINGS, "limits": {"steps": 6}}), heard)
     assert "the limits have changed" in heard.notes
+    assert "the learning rate falls from" in heard.notes
 
 
 def test_resumed_says_so(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -112,3 +113,54 @@ def test_a_translation_without_a_head_stands_beside_the_whole_one() -> None:
 def test_a_port_in_use_is_refused(server: ViewServer) -> None:
     with pytest.raises(UserError, match=f"port {server.server_port} of 127.0.0.1 cannot be used: .* another --port"):
         ViewServer(server.models, "abc", port=server.server_port)
+
+
+def test_no_site_may_show_the_page_in_a_frame(server: ViewServer) -> None:
+    for method, path in (("GET", "/"), ("GET", "/other")):
+        with closing(http.client.HTTPConnection("127.0.0.1", server.server_port)) as connection:
+            connection.request(method, path)
+            headers = connection.getresponse().headers
+        assert headers["Content-Security-Policy"] == "frame-ancestors 'none'"
+        assert headers["X-Frame-Options"] == "DENY"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Referrer-Policy"] == "no-referrer"
+
+
+def test_a_text_that_is_longer_than_the_model_gets_a_sentence() -> None:
+    model = trained("transformer-lm")
+    model.max_length = 8
+    with served(ServedModel("run", model)) as server:
+        status, answer = ask(server, "POST", "/view", '{"text": "abcabcabcabc"}')
+        assert status in (400, 422)
+        assert "8" in answer["error"]
+        assert ask(server, "POST", "/view", '{"text": "abc"}')[0] == 200
+
+
+def test_a_model_that_fails_is_told_and_the_server_goes_on(
+    server: ViewServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of order")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("manyformer.viewer.server.live_page_data", fail)
+        assert ask(server, "POST", "/view", '{"text": "abc"}') == (
+            500,
+            {"error": "the model failed: RuntimeError: out of order"},
+        )
+    assert "Traceback" not in capfd.readouterr().err
+    assert ask(server, "POST", "/view", '{"text": "abc"}')[0] == 200
+
+
+def test_many_requests_at_once_wait_in_the_queue_of_the_system(server: ViewServer) -> None:
+    """A queue of five makes the system drop the others, which a browser sends again after seconds."""
+    sockets = [socket.create_connection(server.server_address, timeout=10) for _ in range(64)]
+    request = f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode()
+    for connection in sockets:
+        connection.sendall(request)
+    heads = []
+    for connection in sockets:
+        with connection:
+            heads.append(connection.recv(12))
+    assert heads == [b"HTTP/1.0 200"] * 64
+    assert server.request_queue_size >= 64

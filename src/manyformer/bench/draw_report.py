@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from manyformer.bench.bench_report import MEMORY_TITLES, TITLES, BenchCell, BenchReport
 from manyformer.bench.candidate import BenchKind
 from manyformer.errors import UserError
+from manyformer.files.atomic_files import atomic_write_text
 from manyformer.view.figures import FORMATS, add_legend, curve_style, panels, write_picture
 
 if TYPE_CHECKING:
@@ -17,12 +18,11 @@ def write_report(report: BenchReport, path: Path) -> None:
     """Write the report in the format of the suffix of `path`. Raises UserError."""
     if path.suffix.lower() not in (*FORMATS, ".csv", ".json"):
         raise UserError(f"{path} must end in .csv, .json or one of {', '.join(FORMATS)}: the ending decides the format")
-    path.parent.mkdir(parents=True, exist_ok=True)
     match path.suffix.lower():
         case ".csv":
-            path.write_text(report.to_csv(), encoding="utf-8")
+            atomic_write_text(path, report.to_csv())
         case ".json":
-            path.write_text(report.to_json() + "\n", encoding="utf-8")
+            atomic_write_text(path, report.to_json() + "\n")
         case _:
             _draw(report, path)
 

@@ -4,8 +4,8 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 
+from manyformer.system.standard_streams import flush_or_discard, prepare_streams
 from manyformer.system.stop_signals import STOPPED, handle_stop_signals
 
 COMMANDS = (
@@ -50,13 +50,13 @@ def main() -> None:
     # Before torch is loaded: its threads then sleep when they wait for each other. Spinning, as they would for long
     # otherwise, gains nothing on a quiet machine and makes a step several times slower beside any other busy process.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    prepare_streams()
     # a process of torchrun gets its signals from torchrun, which decides when it ends
     with handle_stop_signals(watched="RANK" not in os.environ):
         code = run(sys.argv[1:])
+    flush_or_discard(sys.stdout)
     if code == STOPPED:
         # at once: the exit handlers and native threads of libraries may take seconds
-        with suppress(OSError):
-            sys.stdout.flush()
         os._exit(code)
     sys.exit(code)
 

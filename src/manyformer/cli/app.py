@@ -4,6 +4,7 @@ Exit codes: 0 success, 1 a defect or a failed contract, 2 an error in the user's
 SIGTERM.
 """
 
+import errno
 import inspect
 import os
 import sys
@@ -17,12 +18,15 @@ from typer import Option
 from manyformer.cli.console import print_error
 from manyformer.errors import TrainingInterrupted, UserError
 from manyformer.plugins import import_from_command_line
+from manyformer.system.standard_streams import discard
 from manyformer.system.stop_signals import STOPPED as STOPPED
 from manyformer.version import VERSION
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 DONE, DEFECT, MISTAKE = 0, 1, 2
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 app = typer.Typer(
     name="manyformer",
@@ -104,7 +108,7 @@ def run_command(arguments: Sequence[str]) -> int:
         return code
     except BrokenPipeError:
         # the reader closed the pipe (`| head`); Python's own flush at exit must not fail on it either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
         return DONE
     except TrainingInterrupted as stop:
         print_error(str(stop), mark="")
@@ -161,6 +165,11 @@ def _report_error(error: Exception, *, debug: bool) -> int:
         print_error(str(error))
         return MISTAKE
     if isinstance(error, OSError) and error.strerror:
+        if error.filename is None and error.errno in _FULL:
+            # files are written by one writer, which names them: only what is printed has no name
+            discard(sys.stdout)
+            print_error(f"{error.strerror}: standard output could not be written")
+            return MISTAKE
         print_error(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
         return MISTAKE
     if isinstance(error, MemoryError | RuntimeError):

@@ -1,12 +1,11 @@
 """`manyformer caption`: describe images with a trained captioner."""
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from manyformer.cli.app import USE, command
-from manyformer.cli.console import print_text
+from manyformer.cli.console import json_line, print_text
 from manyformer.cli.decoding_arguments import decoding_option
 from manyformer.cli.model_arguments import model_folder, resolve_device
 from manyformer.cli.shared_options import DeviceOption, JsonLinesOption, RunFolderArgument
@@ -51,7 +50,7 @@ def caption(
 
 def _json_line(item: "ImageCaption") -> str:
     captions = [{"text": caption.text, "score": caption.score} for caption in item.captions]
-    return json.dumps({"input": item.location, "captions": captions}, ensure_ascii=False)
+    return json_line({"input": item.location, "captions": captions})
 
 
 def _text(item: "ImageCaption", n_best: int) -> str:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from manyformer.system.printable_text import printable
+from manyformer.system.standard_streams import discard, shows_all_characters
 
 UNCUT = 10_000
 """The width of a table without wrapped cells."""
@@ -36,13 +37,21 @@ def print_text(text: str, *, end: str = "\n", file: TextIO | None = None) -> Non
 
 def print_note(text: str) -> None:
     """Print a note to stderr, so that scripts read only results from stdout."""
-    print(printable(text), file=sys.stderr)
+    _print_to_stderr(printable(text))
 
 
 def print_error(text: str, *, mark: str = "error: ") -> None:
     """Print an error to stderr, each of its lines with the mark; a very long word is cut."""
     for line in _LONG_WORD.sub(_cut_word, printable(text)).split("\n"):
-        print(f"{mark}{line}", file=sys.stderr)
+        _print_to_stderr(f"{mark}{line}")
+
+
+def _print_to_stderr(line: str) -> None:
+    try:
+        print(line, file=sys.stderr)
+    except OSError:
+        # nobody reads it, or its disk is full: no reason to lose the result
+        discard(sys.stderr)
 
 
 def _cut_word(match: re.Match[str]) -> str:
@@ -52,7 +61,13 @@ def _cut_word(match: re.Match[str]) -> str:
 
 def print_json(value: Any) -> None:
     """Print one JSON document to stdout; infinite numbers and NaN become null."""
-    print(printable(json.dumps(_json_value(value), indent=2, ensure_ascii=False, allow_nan=False)))
+    escaped = not shows_all_characters(sys.stdout)
+    print(printable(json.dumps(_json_value(value), indent=2, ensure_ascii=escaped, allow_nan=False)))
+
+
+def json_line(value: Any) -> str:
+    """One line of JSON for stdout; characters that it cannot show are escaped as JSON escapes them."""
+    return json.dumps(value, ensure_ascii=not shows_all_characters(sys.stdout))
 
 
 def _json_value(value: Any) -> Any:

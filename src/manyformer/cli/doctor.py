@@ -73,7 +73,6 @@ def _tune(*, as_json: bool) -> None:
     if warning := load_warning():
         print_note(f"warning: {warning}")
     tuned, library, path = tune_costs(ROUNDS), CostModel(), costs_file()
-    path.parent.mkdir(parents=True, exist_ok=True)
     tuned.write(path)
     if as_json:
         print_json({"file": str(path), "machine": tuned.machine, **tuned.values})

@@ -121,13 +121,14 @@ def _device() -> Iterator[DoctorFinding]:
 
 
 def _costs() -> Iterator[DoctorFinding]:
-    from manyformer.costs.cost_model import COSTS_IN_USE
+    from manyformer.costs.cost_model import tuned_costs
     from manyformer.costs.tuned_costs import costs_file
 
-    if COSTS_IN_USE.problem:
-        yield DoctorFinding("costs", "broken", COSTS_IN_USE.problem)
-    elif COSTS_IN_USE.note:
-        yield DoctorFinding("costs", "ok", f"{COSTS_IN_USE.note.removeprefix('; ')}, in {costs_file()}")
+    _, in_use = tuned_costs()
+    if in_use.problem:
+        yield DoctorFinding("costs", "broken", in_use.problem)
+    elif in_use.note:
+        yield DoctorFinding("costs", "ok", f"{in_use.note.removeprefix('; ')}, in {costs_file()}")
     else:
         yield DoctorFinding("costs", "absent", "those of another processor; `manyformer doctor --tune` measures them")
 

@@ -9,6 +9,7 @@ from manyformer.cli.app import USE, command
 from manyformer.cli.console import print_json, print_note, print_result, print_table, status_line
 from manyformer.cli.model_arguments import check_new_folder, model_folder
 from manyformer.cli.shared_options import JsonOption, NewFolderOption, RunArgument
+from manyformer.files.unfinished_folder import check_unfinished, unfinished_folder
 
 if TYPE_CHECKING:
     from manyformer.interop import ExportReport
@@ -38,10 +39,17 @@ def export(
     It holds a class of transformers where one equals the recipe; other models are loaded by trust_remote_code=True, or
     after `import manyformer.interop.auto_model`. Models of language, translation and masked text, classifiers of
     texts, tokens and images, and readers of answers can be exported."""
-    check_new_folder(out)
-    with status_line(f"exporting {run}"):
-        report = _export(model_folder(run), out, dtype)
-    address = None if push is None else _push(out, push)
+    folder, address = model_folder(run), None
+    if push is None:
+        check_new_folder(out)
+        report = _export(folder, out, dtype)
+    else:
+        work = f"export {folder} as {dtype} and push it to {push}"
+        if check_unfinished(Path(out), work):
+            print_note(f"going on with {out}, which was written and not pushed")
+        with unfinished_folder(Path(out), work):
+            report = _export(folder, out, dtype)
+            address = _push(out, push)
     if as_json:
         print_json({"out": out, **report._asdict(), "address": address})
         return
@@ -73,4 +81,5 @@ def _export(folder: Path, out: str, dtype: str) -> "ExportReport":
 
     card = folder / "README.md"
     run_card = card.read_text(encoding="utf-8") if card.is_file() else None
-    return export_model(load(folder), out, dtype=dtype, run_card=run_card)
+    with status_line(f"exporting {folder}"):
+        return export_model(load(folder), out, dtype=dtype, run_card=run_card)

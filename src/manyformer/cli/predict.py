@@ -1,13 +1,12 @@
 """`manyformer predict`: label texts, words, images or recordings with a trained model."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from manyformer.cli.app import USE, command
-from manyformer.cli.console import print_note, print_text
+from manyformer.cli.console import json_line, print_note, print_text
 from manyformer.cli.model_arguments import model_folder, resolve_device
 from manyformer.cli.shared_options import DeviceOption, JsonLinesOption
 from manyformer.cli.shell_completion import complete_runs
@@ -54,7 +53,7 @@ def predict(
     model_folder(run)
     write_json = as_json or Path(file).suffix in (".jsonl", ".ndjson")
     for item in predict_labels(run, file, top=top, device=resolve_device(device), log=print_note):
-        print_text(json.dumps(_record(item), ensure_ascii=False) if write_json else _text(item))
+        print_text(json_line(_record(item)) if write_json else _text(item))
 
 
 def _record(item: "PredictedInput") -> dict[str, Any]:

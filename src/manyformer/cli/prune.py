@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from manyformer.cli.app import USE, command
-from manyformer.cli.console import print_json, print_result, print_table, status_line
+from manyformer.cli.console import print_json, print_note, print_result, print_table, status_line
 from manyformer.cli.model_arguments import resolve_device
 from manyformer.cli.shared_options import DeviceOption, JsonOption, NewFolderOption, RunFolderArgument
 from manyformer.errors import UserError
@@ -57,6 +57,7 @@ def prune(
             part=part,
             device=resolve_device(device),
             on_point=lambda point: status(f"pruning {run}: {point.heads} heads"),
+            log=print_note,
         )
     if as_json:
         print_json({"out": out, "removed": result.removed, **result.curve.model_dump(mode="json")})

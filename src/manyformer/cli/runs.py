@@ -11,6 +11,7 @@ from manyformer.cli.console import print_json, print_result, print_table
 from manyformer.cli.shared_options import JsonOption
 from manyformer.cli.shell_completion import complete_shipped_runs
 from manyformer.errors import UserError, suggest_names
+from manyformer.files.atomic_files import atomic_copy
 
 runs = typer.Typer(rich_markup_mode="rich", help="List, show and copy the run files shipped with the package.")
 app.add_typer(
@@ -72,8 +73,7 @@ def copy_run(
         raise UserError(f"{target}: a run file's name must end in .yaml")
     if target.exists() and not force:
         raise UserError(f"{target} exists already; choose another name, or replace it with --force")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    atomic_copy(source, target)
     print_result(f"wrote {target}; train it with `manyformer train {target}`")
 
 

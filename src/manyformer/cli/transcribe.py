@@ -1,12 +1,11 @@
 """`manyformer transcribe`: write what recordings say with a trained model."""
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
 from manyformer.cli.app import USE, command
-from manyformer.cli.console import print_text
+from manyformer.cli.console import json_line, print_text
 from manyformer.cli.decoding_arguments import decoding_option
 from manyformer.cli.model_arguments import model_folder, resolve_device
 from manyformer.cli.shared_options import DeviceOption, JsonLinesOption, RunFolderArgument
@@ -42,4 +41,4 @@ def transcribe(
 
 def _json_line(item: "Transcript") -> str:
     record = {"input": item.location, "text": item.text, "log_probability": item.log_probability}
-    return json.dumps(record, ensure_ascii=False)
+    return json_line(record)

@@ -1,6 +1,5 @@
 """`manyformer translate`: translate text line by line."""
 
-import json
 import sys
 from itertools import tee
 from typing import TYPE_CHECKING, Annotated
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from manyformer.cli.app import USE, command
-from manyformer.cli.console import print_note, print_text
+from manyformer.cli.console import json_line, print_note, print_text
 from manyformer.cli.decoding_arguments import decoding_option
 from manyformer.cli.model_arguments import load_translator
 from manyformer.cli.prompt_input import read_lines, typed_lines
@@ -80,7 +79,7 @@ def _text(number: int, source: str, answers: "tuple[Hypothesis, ...]", n_best: i
     """The translations of line `number`: JSON, the best one, or all with the line's number and their scores."""
     if as_json:
         records = [{"text": answer.text, "score": answer.score, "finish": answer.finish} for answer in answers]
-        return json.dumps({"source": source, "answers": records}, ensure_ascii=False)
+        return json_line({"source": source, "answers": records})
     if n_best == 1:
         return answers[0].text or ""
     scores = ["" if answer.score is None else f"{answer.score:.4f}" for answer in answers]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from manyformer.compare.comparison_report import ComparisonResult, score_label
 from manyformer.compare.scoring import score_kind
-from manyformer.files.atomic_files import atomic_write_text
+from manyformer.files.atomic_files import atomic_write_text, make_folder
 from manyformer.view.figures import PANEL_INCHES, curve_color, curve_style, panels, write_picture
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ TITLE_CHARACTERS_PER_INCH = 7
 
 def write_comparison(result: ComparisonResult, folder: Path) -> list[Path]:
     """Write table.md, table.csv, results.json and picture.png, and return their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     texts = {"table.md": result.to_markdown(), "table.csv": result.to_csv(), "results.json": result.to_json()}
     for name, text in texts.items():
         atomic_write_text(folder / name, text)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from manyformer.compare.comparison_report import score_label
 from manyformer.compare.suite_report import EQUAL_STEPS, SuiteResult, TaskResult
-from manyformer.files.atomic_files import atomic_write_text
+from manyformer.files.atomic_files import atomic_write_text, make_folder
 from manyformer.view.figures import PANEL_INCHES, curve_color, curve_style, panels, write_picture
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class ScatterFigure(NamedTuple):
 
 def write_suite(result: SuiteResult, folder: Path) -> SuiteResult:
     """Write table.md, results.json and the figures, and return the result with their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     files = []
     for figure in SCATTER_FIGURES:
         if draw_scatter(result, figure, folder / figure.name):

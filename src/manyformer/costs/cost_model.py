@@ -10,7 +10,7 @@ import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from manyformer.costs.tuned_costs import read_tuned_costs
+from manyformer.costs.tuned_costs import CostsInUse, read_tuned_costs
 
 
 def measured(value: object, unit: str, date: str) -> Any:
@@ -153,10 +153,23 @@ class CostModel:
     """A mask is evaluated and cached for this many positions at once to find keys that no query will see."""
 
 
-_LIBRARY_COSTS = CostModel()
-COSTS_IN_USE = read_tuned_costs(tuple(size for size, _ in _LIBRARY_COSTS.pair_rates))
-if COSTS_IN_USE.problem:
-    warnings.warn(COSTS_IN_USE.problem, stacklevel=2)
+COSTS = CostModel()
+"""The library's costs."""
 
-COSTS = replace(_LIBRARY_COSTS, **COSTS_IN_USE.values)
-"""The library's costs, with those that `manyformer doctor --tune` has measured on this machine."""
+_in_use: tuple[CostModel, CostsInUse] | None = None
+
+
+def tuned_costs() -> tuple[CostModel, CostsInUse]:
+    """The library's costs with those that `manyformer doctor --tune` has measured on this machine, and their origin.
+
+    The file is read at the first call of a process, not at import: a home folder that cannot be read is no reason to
+    refuse all work. Its problem is told once.
+    """
+    # no functools.cache, whose wrapper a compiler that traces a caller would look through
+    global _in_use
+    if _in_use is None:
+        found = read_tuned_costs(tuple(size for size, _ in COSTS.pair_rates))
+        if found.problem:
+            warnings.warn(found.problem, stacklevel=2)
+        _in_use = replace(COSTS, **found.values), found
+    return _in_use

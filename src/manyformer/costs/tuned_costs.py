@@ -46,9 +46,12 @@ class CostsInUse(NamedTuple):
 
 
 def costs_file() -> Path:
-    """The file that `manyformer doctor --tune` writes."""
+    """The file that `manyformer doctor --tune` writes. Raises UserError for a user without a home folder."""
     folder = os.environ.get(FOLDER_VARIABLE)
-    return (Path(folder) if folder else Path.home() / ".cache" / "manyformer") / "costs.json"
+    try:
+        return (Path(folder) if folder else Path.home() / ".cache" / "manyformer") / "costs.json"
+    except RuntimeError:
+        raise UserError(f"this user has no home folder for the costs of the machine: set {FOLDER_VARIABLE}") from None
 
 
 def machine_name() -> str:
@@ -63,13 +66,20 @@ def machine_name() -> str:
 
 def read_tuned_costs(block_sizes: tuple[int, ...]) -> CostsInUse:
     """The costs in the file, if it is one of this machine and has these block sizes; a damaged file is not used."""
-    path = costs_file()
-    if not path.exists():
+    try:
+        path = costs_file()
+    except UserError:
+        # nothing was measured by a user without a home folder
         return CostsInUse({})
     try:
+        if not path.exists():
+            return CostsInUse({})
         tuned = TunedCosts.read(path)
     except UserError as damage:
         return CostsInUse({}, problem=f"{damage}; `manyformer doctor --tune` measures again")
+    except OSError as error:
+        # a home folder that may not be entered, an endless link, a name that is too long
+        return CostsInUse({}, problem=f"{path} cannot be read ({error.strerror}): the costs of the library are used")
     if tuned.machine != machine_name():
         return CostsInUse({}, problem=f"{path} is of another machine ({tuned.machine:.80}): its costs are not used")
     if tuple(size for size, _ in tuned.pair_rates) != block_sizes:

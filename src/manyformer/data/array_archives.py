@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.errors import UserError
+from manyformer.files.atomic_files import atomic_write
 
 _HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 # what zipfile, zlib and NumPy raise for damaged, encrypted and unknown archives
@@ -58,7 +59,7 @@ def check_array_size(path: Path, size: int, name: str) -> None:
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write an archive with these arrays."""
-    with path.open("wb") as file:
+    with atomic_write(path) as file:
         # NumPy's annotation takes the arrays for its own keyword `allow_pickle`
         np.savez(file, **cast(dict[str, Any], arrays))
 

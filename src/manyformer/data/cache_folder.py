@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 from manyformer.data.saved_tokenizers import TokenizerPair, load_tokenizers
 from manyformer.data.token_shards import ShardFacts, TokenShard, open_verified_shard
 from manyformer.errors import UserError
-from manyformer.files.atomic_files import remove_draft
+from manyformer.files.atomic_files import make_folder, remove_draft, report_not_written
 from manyformer.files.json_records import AS_OBJECT, Count, DamagedFile, FileName, FileRecord, Sha256
 from manyformer.files.verified_folder import MANIFEST, VerifiedFolder, write_manifest
 from manyformer.type_aliases import LogFn
@@ -106,7 +106,9 @@ def read_record(cache: Path) -> PreparedRecord | None:
 @contextmanager
 def _locked(cache: Path) -> Iterator[None]:
     """Wait until no other process prepares data in the cache; the lock ends with its process, also if it is killed."""
-    with (cache / LOCK_FILE).open("ab") as file:
+    with report_not_written(cache / LOCK_FILE):
+        lock = (cache / LOCK_FILE).open("ab")
+    with lock as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -118,7 +120,7 @@ def _unfinished_folder(cache: Path, key: str, *, resumes: bool) -> Iterator[Path
     for other in cache.glob(f"{_UNFINISHED}*"):
         if not resumes or other != folder:
             remove_draft(other)
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     try:
         yield folder
     except Exception:
@@ -159,7 +161,8 @@ def _replace_files(cache: Path, folder: Path) -> None:
     (cache / MANIFEST).unlink(missing_ok=True)
     files = [file for file in folder.iterdir() if not file.name.startswith(".")]
     for file in sorted(files, key=lambda file: file.name == MANIFEST):
-        file.replace(cache / file.name)
+        with report_not_written(cache / file.name):
+            file.replace(cache / file.name)
 
 
 def _load_if_current(cache: Path, key: str) -> PreparedData | None:

@@ -1,5 +1,6 @@
 """Tables of precomputed neighbours: for every token of a text, tokens that followed similar contexts in a datastore."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from manyformer.data.token_shards import TokenShard
 from manyformer.errors import UserError
+from manyformer.files.atomic_files import make_folder, reserve_file
 from manyformer.files.json_records import DamagedFile, FileName, FileRecord, PositiveCount, Sha256
 from manyformer.files.verified_folder import ContentCheck, FileSum, VerifiedFolder, file_sum
 from manyformer.type_aliases import IntArray
@@ -43,14 +45,16 @@ class NeighbourTable(NamedTuple):
 @contextmanager
 def write_neighbour_table(folder: Path, shard: TokenShard, k: int, origin: str) -> Iterator[NDArray[Any]]:
     """Open a table (tokens, k) to fill for a shard; the note file lists it only if the context succeeds."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     note = _read_note(folder)
     if note and (note.made, note.k) != (origin, k):
         raise UserError(
             f"{folder} holds neighbours from another search ({note.made}, {note.k} per token); choose another folder"
         )
     path = folder / f"{shard.facts.sha256[:16]}.tokens"
-    table = np.memmap(path, shard.tokens.dtype, "w+", shape=(len(shard.tokens), k))
+    shape, dtype = (len(shard.tokens), k), shard.tokens.dtype
+    reserve_file(path, math.prod(shape) * dtype.itemsize)
+    table = np.memmap(path, dtype, "r+", shape=shape)
     yield table
     table.flush()
     texts = {**(note.texts if note else {}), shard.facts.sha256: path.name}

@@ -32,6 +32,7 @@ from manyformer.data.trajectory_windows import (
 )
 from manyformer.environments import make_environment
 from manyformer.errors import UserError
+from manyformer.files.atomic_files import atomic_write
 from manyformer.files.json_records import DamagedFile
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.spaces import BoxActions, VectorSpace
@@ -156,7 +157,7 @@ def _hash_episodes(episodes: RecordedEpisodes) -> str:
 
 def _write_episodes(path: Path, episodes: RecordedEpisodes) -> None:
     arrays: Mapping[str, Any] = {name: array for name, array in episodes._asdict().items() if array is not None}
-    with path.open("wb") as file:
+    with atomic_write(path) as file:
         np.savez(file, allow_pickle=False, **arrays)
 
 

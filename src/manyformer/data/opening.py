@@ -9,6 +9,7 @@ from manyformer.data.kind import HELD_OUT_SPLITS, OpenRequest, kind_of, no_log
 from manyformer.data.opened import EvaluationData, EvaluationPath, OpenedData
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.errors import UserError, suggest_names
+from manyformer.files.atomic_files import make_folder
 from manyformer.type_aliases import LogFn
 
 
@@ -31,7 +32,7 @@ def open_data(
     """
     kind = kind_of(data)
     kind.check_form(form)
-    cache.mkdir(parents=True, exist_ok=True)
+    make_folder(cache)
     opened = kind.open(data, form, OpenRequest(batch_tokens, cache, seed, log, belongs_to_model))
     opened.check_length(model_max_length)
     return opened
@@ -44,7 +45,7 @@ def open_held_out(data: DataSection, form: str, request: OpenRequest, split: str
     """
     if split not in (None, *HELD_OUT_SPLITS):
         raise UserError(f"there is no split '{split}' to score; {suggest_names(str(split), HELD_OUT_SPLITS)}")
-    request.cache.mkdir(parents=True, exist_ok=True)
+    make_folder(request.cache)
     return kind_of(data).held_out(data, form, request, split)
 
 

@@ -13,7 +13,7 @@ from typing import BinaryIO
 from manyformer.data.text_encoding import HEAD_BYTES, decode_text
 from manyformer.data.text_files import CHUNK_BYTES, MAX_LINE_CHARACTERS, existing_path, unpacked
 from manyformer.errors import UserError
-from manyformer.files.atomic_files import atomic_write
+from manyformer.files.atomic_files import atomic_write, report_not_written
 
 STDIN = "-"
 _NO_INPUT = "- means standard input, but nothing is piped in; use for instance `cat FILE | manyformer ...`"
@@ -68,7 +68,8 @@ def _save_stream(stream: BinaryIO, copy: Path, name: str) -> Path:
         if not draft.stat().st_size and not copy.exists():
             raise UserError(_NO_INPUT if name == "standard input" else f"{name} is empty")
         if not copy.exists():
-            draft.replace(copy)
+            with report_not_written(copy):
+                draft.replace(copy)
     finally:
         draft.unlink(missing_ok=True)
     return copy

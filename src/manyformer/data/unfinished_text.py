@@ -16,7 +16,7 @@ from manyformer.data.token_shards import ShardFacts, ShardWriter, shard_paths
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.data.tokenizer_kinds import load_tokenizer
 from manyformer.errors import UserError
-from manyformer.files.atomic_files import atomic_write_bytes, report_disk_full
+from manyformer.files.atomic_files import NotWritable, atomic_write_bytes, make_folder, open_in_place, report_disk_full
 from manyformer.files.json_records import AS_OBJECT, Count, DamagedFile, FileName, FileRecord, Sha256
 from manyformer.version import VERSION
 
@@ -53,7 +53,7 @@ class UnfinishedText:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._progress = folder, folder / ".progress"
-        self._progress.mkdir(exist_ok=True)
+        make_folder(self._progress)
 
     def survey(self, split: str, sources: Sequence[TextSource]) -> TextSurvey:
         """The survey of the sources of a split, saved from time to time between two sources."""
@@ -103,7 +103,7 @@ class UnfinishedText:
         with ExitStack() as stack, report_disk_full(self.folder):
             try:
                 shards = _open_shards(stack, self.folder, names, tokenizer, path, record)
-            except (DamagedFile, OSError):
+            except (DamagedFile, NotWritable, OSError):
                 shards = _open_shards(stack, self.folder, names, tokenizer, path, None)
             yield shards
             shards.close()
@@ -165,8 +165,8 @@ def _open_shards(
         files = shard_paths(folder, name)
         if record is None:
             for file in files:
-                file.write_bytes(b"")
-        tokens, offsets = (stack.enter_context(file.open("r+b")) for file in files)
+                open_in_place(file, empty=True).close()
+        tokens, offsets = (stack.enter_context(open_in_place(file)) for file in files)
         writers[name] = ShardWriter(tokens, offsets, tokenizer.vocab)
         if record is not None:
             writers[name].resume(record.shards[name])

@@ -1,6 +1,5 @@
 """Building a datastore: the keys of a text, computed by a trained model in one pass that can be resumed."""
 
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from manyformer.datastore.build_job import ContextReader, DatastoreJob, default_
 from manyformer.datastore.datastore import Datastore
 from manyformer.datastore.facts import BUILDING, FACTS, KEYS, TEXT, BuildProgress, DatastoreFacts, entries_at
 from manyformer.errors import UserError
-from manyformer.files.atomic_files import report_disk_full
+from manyformer.files.atomic_files import report_disk_full, reserve_file
 from manyformer.files.verified_folder import MANIFEST, VerifiedFolder, file_sum, write_manifest
 from manyformer.models.carried_state import CarriedState
 from manyformer.system.temporary_folders import temporary_folder
@@ -102,11 +101,7 @@ def _reserve_key_file(folder: Path, facts: DatastoreFacts) -> None:
             f"keys take {facts.key_bytes / 1e6:,.0f} MB, and the disk of {folder} has {free / 1e6:,.0f} MB left; "
             "free some space, or build elsewhere with --out"
         )
-    with report_disk_full(str(file)), file.open("wb") as handle:
-        # not every system can reserve disk space, but all can set the size
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(handle.fileno(), 0, facts.key_bytes)
-        handle.truncate(facts.key_bytes)
+    reserve_file(file, facts.key_bytes)
 
 
 def _write_keys(

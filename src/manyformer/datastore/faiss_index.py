@@ -1,6 +1,8 @@
 """faiss indexes over the keys of a large datastore: exact, or approximate with quantized keys in lists."""
 
+import errno
 import importlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from manyformer.datastore.exact_search import ExcludedRanges, KeyArray
 from manyformer.errors import UserError
-from manyformer.files.atomic_files import draft_path, report_disk_full
+from manyformer.files.atomic_files import atomic_path, report_disk_full
 from manyformer.files.json_records import AS_OBJECT, DamagedFile, FileRecord, PositiveCount
 from manyformer.files.verified_folder import FileSum, VerifiedFolder, file_sum
 
@@ -153,15 +155,22 @@ def make_index(
     for start in range(0, len(keys), KEYS_PER_BLOCK):
         index.add(_as_float32(keys[start : start + KEYS_PER_BLOCK]))
         on_progress(min(start + KEYS_PER_BLOCK, len(keys)))
-    draft = draft_path(file)
-    try:
-        with report_disk_full(f"the index {file}"):
-            faiss.write_index(index, str(draft))
+    with report_disk_full(f"the index {file}"):
+        with atomic_path(file) as draft:
+            try:
+                faiss.write_index(index, str(draft))
+            except RuntimeError as error:
+                raise _as_system_error(error) from error
+            # an index and its record belong together: the old record goes before the new index comes
             remove_index(file)
-            draft.replace(file)
-            IndexRecord(keys=len(keys), width=keys.shape[1], file=file_sum(file)).write(_record_file(file))
-    finally:
-        draft.unlink(missing_ok=True)
+        IndexRecord(keys=len(keys), width=keys.shape[1], file=file_sum(file)).write(_record_file(file))
+
+
+def _as_system_error(error: RuntimeError) -> Exception:
+    """The error of the system that faiss tells as text, or the error as it is."""
+    numbers = (number for number in errno.errorcode if os.strerror(number) in str(error))
+    number = next(numbers, None)
+    return error if number is None else OSError(number, os.strerror(number))
 
 
 def _as_float32(keys: KeyArray) -> Any:

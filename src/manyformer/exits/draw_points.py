@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from manyformer.exits.sweep import ThresholdPoint, speedups
+from manyformer.files.atomic_files import atomic_write_text, make_folder
 from manyformer.view.figures import curve_color, curve_style, panels, write_picture
 
 
@@ -49,10 +50,10 @@ def table_rows(points: Sequence[ThresholdPoint]) -> list[tuple[str, ...]]:
 
 def write_points(points: Sequence[ThresholdPoint], folder: Path) -> list[Path]:
     """Write the points to `folder` as a Markdown table, as JSON and as a plot, and return the paths."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     files = [folder / name for name in ("early-exit.md", "early-exit.json", "early-exit.png")]
     rows = ["| " + " | ".join(row) + " |" for row in (TABLE_HEADER, ["---"] * len(TABLE_HEADER), *table_rows(points))]
-    files[0].write_text("\n".join(rows) + "\n", encoding="utf-8")
-    files[1].write_text(json.dumps([asdict(point) for point in points], indent=1) + "\n", encoding="utf-8")
+    atomic_write_text(files[0], "\n".join(rows) + "\n")
+    atomic_write_text(files[1], json.dumps([asdict(point) for point in points], indent=1) + "\n")
     draw_points(points, files[2])
     return files

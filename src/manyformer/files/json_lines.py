@@ -6,6 +6,7 @@ from typing import Generic, Protocol, TypeVar
 
 import pydantic_core
 
+from manyformer.files.atomic_files import append_bytes, make_folder
 from manyformer.files.json_records import parse_json, read_bounded, validate_json
 
 MAX_LINES_BYTES = 1 << 28
@@ -41,11 +42,9 @@ class JsonLines(Generic[RecordT]):
 
     def add(self, entry: RecordT) -> None:
         """Append a record to the file."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         content = pydantic_core.to_jsonable_python(entry, inf_nan_mode="constants")
-        with self.path.open("ab") as file:
-            if self._incomplete_bytes:
-                file.truncate(file.seek(0, 2) - self._incomplete_bytes)
-                self._incomplete_bytes = 0
-            file.write(json.dumps(content, ensure_ascii=False).encode() + b"\n")
+        line = json.dumps(content, ensure_ascii=False).encode() + b"\n"
+        append_bytes(self.path, line, drop=self._incomplete_bytes)
+        self._incomplete_bytes = 0
         self.entries[entry.key] = entry

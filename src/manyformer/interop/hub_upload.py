@@ -3,6 +3,9 @@
 from pathlib import Path
 
 from manyformer.errors import UserError
+from manyformer.files.unfinished_folder import MARK
+
+MESSAGE = "Export by manyformer"
 
 
 def push_folder(folder: str | Path, name: str) -> str:
@@ -16,9 +19,10 @@ def push_folder(folder: str | Path, name: str) -> str:
     api = huggingface_hub.HfApi()
     try:
         address = api.create_repo(repo_id=name, private=True, exist_ok=True)
-        api.upload_folder(repo_id=name, folder_path=str(folder), commit_message="Export by manyformer")
+        api.upload_folder(repo_id=name, folder_path=str(folder), commit_message=MESSAGE, ignore_patterns=[MARK])
     # the package raises whatever its transport does
     except Exception as error:
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{folder} is written, but it could not be pushed to {name} on the hub: {reason}") from None
+        problem = f"{folder} is written, but it could not be pushed to {name} on the hub"
+        raise UserError(f"{problem}: {reason}; the same command tries it again") from None
     return str(address)

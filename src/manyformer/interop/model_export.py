@@ -11,7 +11,7 @@ from torch import Tensor
 
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError, suggest_names
-from manyformer.files.atomic_files import atomic_write_text
+from manyformer.files.atomic_files import atomic_path, atomic_write_text, make_folder
 from manyformer.interop.auto_classes import AutoClass, auto_class_of, write_loader
 from manyformer.interop.exported_config import (
     SPEC_FIELD,
@@ -116,7 +116,8 @@ def export_model(
     tensors = {name: _converted(name, tensor, dtype) for name, tensor in parts.tensors.items()}
     with replacement_folder(Path(folder)) as draft:
         _write_json(draft / CONFIG, config)
-        save_file(tensors, str(draft / WEIGHTS), metadata={"format": "pt"})
+        with atomic_path(draft / WEIGHTS) as file:
+            save_file(tensors, str(file), metadata={"format": "pt"})
         for name, content in parts.other_files.items():
             _write_json(draft / name, content)
         if reason is not None:
@@ -125,7 +126,7 @@ def export_model(
             _write_json(draft / GENERATION, generation)
         tokenizer_reason = _write_tokenizer(draft, source, kind, model.max_length)
         if target is not source:
-            (draft / TARGET_FOLDER).mkdir()
+            make_folder(draft / TARGET_FOLDER)
             tokenizer_reason = tokenizer_reason or _write_tokenizer(
                 draft / TARGET_FOLDER, target, kind, model.max_length
             )

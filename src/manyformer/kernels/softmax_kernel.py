@@ -18,7 +18,7 @@ from manyformer.core import (
     TokenPositions,
     no_watch,
 )
-from manyformer.costs.cost_model import COSTS, COSTS_IN_USE
+from manyformer.costs.cost_model import COSTS, tuned_costs
 from manyformer.kernels.biased_softmax_plan import MIN_DOCUMENT_LENGTH, BiasedSoftmaxPlan, SoftmaxCall, select_plan
 from manyformer.kernels.dense_masks import MIN_PAIRS_FOR_PLAN, dense_mask
 from manyformer.kernels.distance_bias_step import bind_distance_bias
@@ -35,7 +35,6 @@ from manyformer.position import NoPosition, Position
 
 SoftmaxPath = Literal["naive", "sdpa", "documents", "sparse", "blocked", "flex"]
 
-PAIRS_PER_CALL = COSTS.attention_call
 LENGTH_ROUNDING = {1: COSTS.short_document_rounding, MIN_PAIRS_FOR_PLAN: COSTS.long_document_rounding}
 
 
@@ -80,6 +79,8 @@ class SoftmaxKernel(Kernel):
         path: Literal["auto"] | SoftmaxPath = "auto",
     ) -> None:
         super().__init__()
+        # read here, before a compiler may trace the calls
+        tuned_costs()
         if path != "auto" and path not in get_args(SoftmaxPath):
             raise ValueError(
                 f"SoftmaxKernel: path '{path}' does not exist; choose from auto, {', '.join(get_args(SoftmaxPath))}"
@@ -118,7 +119,7 @@ class SoftmaxKernel(Kernel):
 
     def explain(self, call: KernelCall) -> str:
         choice = self._select_path(call)
-        return f"{choice.path}: {choice.reason}{COSTS_IN_USE.note}"
+        return f"{choice.path}: {choice.reason}{tuned_costs()[1].note}"
 
     def decode_attend(self, position: Position, *, heads: int, kv_heads: int, head_dim: int) -> AttendStep | None:
         scale, is_grouped = self._scale(head_dim), heads != kv_heads
@@ -205,7 +206,7 @@ class SoftmaxKernel(Kernel):
         assert isinstance(layout, PackedLayout)
         (rows, heads, queries, _), keys = call.q.shape, call.k.shape[2]
         saved_pairs = heads * (rows * queries * keys - sum((end - begin) ** 2 for _, begin, end in layout.documents))
-        return packed if saved_pairs > PAIRS_PER_CALL * len(layout.documents) else fused
+        return packed if saved_pairs > tuned_costs()[0].attention_call * len(layout.documents) else fused
 
     def _is_cheaper_per_document(self, q: Tensor, query_positions: TokenPositions) -> bool:
         """Whether documents under a sparse mask are cheaper one by one than whole rows."""

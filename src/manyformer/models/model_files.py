@@ -14,9 +14,19 @@ from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
 from manyformer.errors import UserError
-from manyformer.files.atomic_files import draft_path, remove_draft, sync_folder
+from manyformer.files.atomic_files import (
+    atomic_copy,
+    atomic_path,
+    draft_path,
+    make_folder,
+    remove_draft,
+    report_disk_full,
+    report_not_written,
+    sync_folder,
+)
 from manyformer.files.json_records import DamagedFile, FileRecord, read_json
 from manyformer.files.tokenizer_files import TOKENIZER_FILES
+from manyformer.files.unfinished_folder import MARK
 from manyformer.files.verified_folder import VerifiedFolder, write_manifest
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -44,7 +54,8 @@ def write_parts(model: nn.Module, spec: ModelSpec, folder: Path) -> None:
     """Write the spec and the weights of a model into an existing folder."""
     record = ModelRecord(recipe=spec.recipe, recipe_module=spec.module, keywords=spec.keywords)
     record.write(folder / CONFIG_FILE)
-    save_model(model, str(folder / WEIGHTS_FILE))
+    with atomic_path(folder / WEIGHTS_FILE) as file:
+        save_model(model, str(file))
 
 
 def copy_tokenizers(source: Path, target: Path) -> None:
@@ -52,7 +63,7 @@ def copy_tokenizers(source: Path, target: Path) -> None:
     files = VerifiedFolder.open(source)
     for name in TOKENIZER_FILES:
         if name in files:
-            shutil.copyfile(files.file(name), target / name)
+            atomic_copy(files.file(name), target / name)
 
 
 @contextmanager
@@ -61,23 +72,29 @@ def replacement_folder(path: Path) -> Iterator[Path]:
 
     It gets a manifest of its files; README.md is not in it, because it is for people, who may edit it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = draft_path(path)
-    draft.mkdir()
-    try:
-        yield draft
-        write_manifest(draft, without=("README.md",))
-        if path.exists():
-            old = draft_path(path.with_name(f"{path.name}-old"))
-            os.rename(path, old)
-            os.rename(draft, path)
-            remove_draft(old)
-        else:
-            os.rename(draft, path)
-        sync_folder(path.parent)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
+    make_folder(path.parent)
+    with report_disk_full(path):
+        with report_not_written(path):
+            draft = draft_path(path)
+            draft.mkdir()
+            if (path / MARK).is_file():
+                # its work may consist of more than this folder
+                atomic_copy(path / MARK, draft / MARK)
+        try:
+            yield draft
+            with report_not_written(path):
+                write_manifest(draft, without=("README.md",))
+                if path.exists():
+                    old = draft_path(path.with_name(f"{path.name}-old"))
+                    os.rename(path, old)
+                    os.rename(draft, path)
+                    remove_draft(old)
+                else:
+                    os.rename(draft, path)
+                sync_folder(path.parent)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
 
 
 def read_spec(path: Path) -> ModelSpec:

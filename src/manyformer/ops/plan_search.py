@@ -9,18 +9,31 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, TokenPositions
-from manyformer.costs.cost_model import COSTS
+from manyformer.costs.cost_model import COSTS, tuned_costs
 from manyformer.masks import Mask, NotMask, SameDocument, union
 from manyformer.masks.mask import simplify_and
 from manyformer.ops import block_cover
 from manyformer.ops.block_cover import BlockCover, BlockOrder
 
-RATES = dict(COSTS.pair_rates)
-MASKED = COSTS.masked_pair
-CALL = COSTS.sparse_call
-MERGE = COSTS.merged_token
-GATHER = COSTS.gathered_key
 CHOSEN = COSTS.max_selected_share
+
+
+class SearchCosts(NamedTuple):
+    """What the search compares; `rates` are the costs of a pair by block size."""
+
+    rates: dict[int, float]
+    masked_pair: float
+    call: int
+    merged_token: int
+    gathered_key: int
+
+
+def search_costs() -> SearchCosts:
+    """The costs of this machine, as far as they were measured."""
+    costs, _ = tuned_costs()
+    return SearchCosts(
+        dict(costs.pair_rates), costs.masked_pair, costs.sparse_call, costs.merged_token, costs.gathered_key
+    )
 
 
 class PlanCandidate(NamedTuple):
@@ -74,7 +87,7 @@ class PlanSearch:
     def cost(self, candidates: list[PlanCandidate]) -> float:
         """Total cost of these parts of a mask, with merging."""
         merged = sum(candidate.q.num_tokens for candidate in candidates) - self.query_positions.position_ids.shape[0]
-        return sum((candidate.cost for candidate in candidates), 0.0) + MERGE * max(merged, 0)
+        return sum((candidate.cost for candidate in candidates), 0.0) + search_costs().merged_token * max(merged, 0)
 
     def _rank(self, term: Mask) -> tuple[bool, int]:
         """Sort key: terms common to all heads first, then by the number of tokens that a term involves.
@@ -83,7 +96,7 @@ class PlanSearch:
         tokens do not: later parts would keep almost all of their blocks.
         """
         num_tokens = min(int(_all_if_nearly_all(tokens).sum()) for tokens in self.reachable(term))
-        rank = num_tokens if num_tokens >= min(RATES) else self.query_positions.position_ids.shape[0]
+        rank = num_tokens if num_tokens >= min(search_costs().rates) else self.query_positions.position_ids.shape[0]
         return term not in self.common, rank
 
     def _make_candidate(self, mask: Mask) -> PlanCandidate | None:
@@ -128,5 +141,6 @@ def _cover_candidate(
     calls = block_cover.group_rows(cover, len(q.blocks))
     gathered = k.size * sum(call.columns.numel() for call in calls if call.step is None)
     masked = sum(call.columns.numel() for call in calls if call.needs_inner_mask)
-    pairs = (RATES[size] * len(cover.rows) + MASKED * masked) * q.size * k.size
-    return PlanCandidate(mask, q, k, cover, size, pairs + GATHER * gathered + CALL * len(calls))
+    costs = search_costs()
+    pairs = (costs.rates[size] * len(cover.rows) + costs.masked_pair * masked) * q.size * k.size
+    return PlanCandidate(mask, q, k, cover, size, pairs + costs.gathered_key * gathered + costs.call * len(calls))

@@ -92,7 +92,7 @@ def _recipe_for_layouts(
     keys: int,
 ) -> PlanRecipe:
     positions = _one_row(query_layout, queries), _one_row(key_layout, keys)
-    return _cheapest_recipe(_make_search(mask, *positions, heads, tuple(plan_search.RATES)), mask, heads)
+    return _cheapest_recipe(_make_search(mask, *positions, heads, tuple(plan_search.search_costs().rates)), mask, heads)
 
 
 def _one_row(layout: ContiguousLayout | PrefixedLayout, length: int) -> TokenPositions:

@@ -34,16 +34,13 @@ class RankedWeights(NamedTuple):
 
 
 class HeadRanking(ABC):
-    """Decides the order in which heads are removed; `name` is its name on the command line.
-
-    `work_folder` is the folder that an interrupted ranking leaves in that of the pruned run, and continues there."""
+    """Decides the order in which heads are removed; `name` is its name on the command line."""
 
     name: str
-    work_folder: str | None = None
 
     @abstractmethod
     def rank(self, trained: TrainedRun, part: str | None, out: Path) -> RankedWeights:
-        """Rank the heads of the layers in `part`; a run that is trained for it is in `out`."""
+        """Rank the heads of the layers in `part`; a run that is trained for it is in the folder `name` of `out`."""
 
 
 @final
@@ -72,10 +69,10 @@ class GateRanking(HeadRanking):
     learning_rate: float
     steps: int | None
     on_event: EventListener | None
-    name = work_folder = "gates"
+    name = "gates"
 
     def rank(self, trained: TrainedRun, part: str | None, out: Path) -> RankedWeights:
-        folder = out / self.work_folder
+        folder = out / self.name
         train(gate_training(trained, self, part, folder), on_event=self.on_event)
         log_alpha = read_gates(folder)
         return RankedWeights(folder, lambda *_: log_alpha)

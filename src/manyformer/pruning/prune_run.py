@@ -5,8 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from manyformer.data.kind import no_log
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import open_run
+from manyformer.files.unfinished_folder import check_unfinished, unfinished_folder
 from manyformer.models import Model
 from manyformer.multi_head.head_gates import gated_heads
 from manyformer.multi_head.head_pruning import format_heads
@@ -22,6 +24,7 @@ from manyformer.pruning.removable_heads import (
     heads_by_layer,
     removable_heads,
 )
+from manyformer.type_aliases import LogFn
 
 STEP_SHARE = 0.1
 """The share of all heads that one step removes (Michel et al. 2019, section 4.1)."""
@@ -48,38 +51,45 @@ def prune_run(
     part: str | None = None,
     device: str | None = None,
     on_point: Callable[[PruningPoint], None] = lambda point: None,
+    log: LogFn = no_log,
 ) -> PruningResult:
     """Prune the heads of a trained run until `keep` remain, and write the pruned run into the folder `out`.
 
     `part` selects layers by the beginning of their names, such as "encoder"; heads of others are not counted. A tenth
     of the heads is removed at a time, those that `ranking` calls least important, and the model is scored on the
-    validation data after each step; `on_point` is called with each score. Raises UserError if there are not more heads
-    than that, and if `out` exists and holds more than an interrupted ranking."""
+    validation data after each step; `on_point` is called with each score, `log` with a line for what people should
+    know. Raises UserError if there are not more heads
+    than that, and if `out` exists and is not what an interruption of the same call left, which goes on."""
     trained, folder = open_run(run), Path(out)
-    if folder.exists() and [path.name for path in folder.iterdir()] != [ranking.work_folder]:
-        raise UserError(f"{folder} exists already; choose another out")
+    where = "" if part is None else f" in {part}"
+    work = f"prune {trained.folder} to {keep} heads{where} by {ranking.name}"
+    if check_unfinished(folder, work):
+        log(f"going on with {folder}, which an interruption left unfinished")
     model = trained.load_model(device)
     removable = removable_heads(model, part)
     check_prunable(model)
     total = count_heads(removable.units)
     if not removable.minimum <= keep < total:
-        where, bounds = "" if part is None else f" in {part}", f"from {removable.minimum} to {total - 1}"
+        bounds = f"from {removable.minimum} to {total - 1}"
         raise UserError(f"{keep} heads cannot be kept of {total}{where}: the number must be {bounds}")
-    weights, importance = ranking.rank(trained, part, folder)
-    if weights != trained.folder:
-        model = open_run(weights).load_model(device)
-    steps = _PruningSteps(model, removable, importance, held_out_scores(trained), keep)
-    removed, points = list[HeadUnit](), [steps.score(())]
-    on_point(points[0])
-    while units := steps.next_units(removed):
-        removed += units
-        points.append(steps.score(removed))
-        on_point(points[-1])
-    curve = QualityCurve(how=ranking.name, part=part, metric=trained.config.evaluate.metric, total=total, points=points)
-    removed_heads = heads_by_layer(removed)
-    pruned = write_pruned_run(folder, trained, weights, removed_heads)
-    curve.write(folder / CURVE_FILE)
-    curve.draw(folder / CURVE_PICTURE)
+    with unfinished_folder(folder, work):
+        weights, importance = ranking.rank(trained, part, folder)
+        if weights != trained.folder:
+            model = open_run(weights).load_model(device)
+        steps = _PruningSteps(model, removable, importance, held_out_scores(trained), keep)
+        removed, points = list[HeadUnit](), [steps.score(())]
+        on_point(points[0])
+        while units := steps.next_units(removed):
+            removed += units
+            points.append(steps.score(removed))
+            on_point(points[-1])
+        curve = QualityCurve(
+            how=ranking.name, part=part, metric=trained.config.evaluate.metric, total=total, points=points
+        )
+        removed_heads = heads_by_layer(removed)
+        pruned = write_pruned_run(folder, trained, weights, removed_heads)
+        curve.write(folder / CURVE_FILE)
+        curve.draw(folder / CURVE_PICTURE)
     return PruningResult(folder, pruned, removed_heads, curve)
 
 

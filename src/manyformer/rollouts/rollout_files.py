@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from manyformer.batches.episode_batches import RolloutBatch
+from manyformer.files.atomic_files import atomic_path
 from manyformer.files.json_records import DamagedFile, FileRecord
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.rollouts.acting_loop import PolicyInputs
@@ -38,7 +39,8 @@ def write_collector(collector: RolloutCollector, rollout: RolloutBatch | None, f
     if rollout is not None:
         tensors |= {f"rollout.{name}": getattr(rollout, name) for name in _ROLLOUT_FIELDS}
         tensors |= _state_tensors("rollout_state", rollout.state)
-    save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, folder / TENSOR_FILE)
+    with atomic_path(folder / TENSOR_FILE) as file:
+        save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, file)
     RolloutScores(scores=collector.scores, has_rollout=rollout is not None).write(folder / SCORE_FILE)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from manyformer.data.training_feed import FeedPosition
 from manyformer.errors import UserError
-from manyformer.files.atomic_files import remove_drafts, report_disk_full, sync_folder
+from manyformer.files.atomic_files import make_folder, remove_drafts, report_disk_full, sync_folder
 from manyformer.files.json_records import Count, DamagedFile, FileRecord
 from manyformer.files.verified_folder import VerifiedFolder, write_manifest
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
@@ -67,7 +67,7 @@ class CheckpointStore:
                 with self.process_group.raise_together():
                     if self.process_group.is_main_process:
                         shutil.rmtree(draft, ignore_errors=True)
-                        draft.mkdir(parents=True)
+                        make_folder(draft)
                 with self.process_group.raise_together():
                     yield draft
                 with self.process_group.raise_together():

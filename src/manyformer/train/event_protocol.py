@@ -8,12 +8,12 @@ from typing import NamedTuple, get_args
 from pydantic import TypeAdapter
 
 from manyformer.errors import TrainingInterrupted, UserError
-from manyformer.files.atomic_files import DiskFull
+from manyformer.files.atomic_files import DiskFull, NotWritable
 from manyformer.train.events import TrainingEvent
 from manyformer.train.training_loop import TrainingDiverged
 
 _EVENTS: dict[str, TypeAdapter[TrainingEvent]] = {kind.__name__: TypeAdapter(kind) for kind in get_args(TrainingEvent)}
-_ERRORS = {kind.__name__: kind for kind in (DiskFull, TrainingDiverged, TrainingInterrupted, UserError)}
+_ERRORS = {kind.__name__: kind for kind in (DiskFull, NotWritable, TrainingDiverged, TrainingInterrupted, UserError)}
 
 
 class WorkerFailure(NamedTuple):

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from manyformer.config import RunConfig
 from manyformer.errors import TrainingInterrupted
+from manyformer.files.atomic_files import append_bytes
 from manyformer.system.stop_signals import StopSignal, handle_stop_signals
 from manyformer.train.event_protocol import WorkerFailure, decode
 from manyformer.train.events import EventListener, TrainingFinished, TrainResult
@@ -136,8 +137,8 @@ def _started_workers(run: RunConfig, *, fresh: bool) -> Iterator[Sequence[_Worke
         printed = [(worker.name, worker.close()) for worker in workers]
         folder = Path(str(run.out))
         if folder.is_dir() and any(text for _, text in printed):
-            with (folder / LOG_FILE).open("ab") as log:
-                log.writelines(f"{name}:\n".encode() + text for name, text in printed if text)
+            lines = [f"{name}:\n".encode() + text for name, text in printed if text]
+            append_bytes(folder / LOG_FILE, b"".join(lines))
 
 
 def _wait_for_result(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manyformer.files.atomic_files import atomic_write_bytes, atomic_write_text, report_disk_full
+from manyformer.files.atomic_files import append_bytes, atomic_write_bytes, atomic_write_text, report_disk_full
 from manyformer.files.json_records import DamagedFile, parse_json, validate_json
 from manyformer.type_aliases import LogFn
 
@@ -60,10 +60,8 @@ class MetricsFiles:
         """Append a row and flush it."""
         assert set(row) <= set(self._columns), f"no column for {set(row) - set(self._columns)}"
         with report_disk_full(f"the metrics in {self._jsonl.parent}"):
-            with self._jsonl.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-            with self._csv.open("a", encoding="utf-8", newline="") as file:
-                file.write(self._csv_line(row))
+            append_bytes(self._jsonl, f"{json.dumps(row)}\n".encode())
+            append_bytes(self._csv, self._csv_line(row).encode())
 
     def _csv_line(self, row: MetricsRow) -> str:
         # numbers and empty cells only: nothing to quote

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from manyformer.batches import Batch
+from manyformer.files.atomic_files import atomic_path
 from manyformer.models import Model
 from manyformer.models.model_files import read_tensors, read_weights
 from manyformer.train.objective import TrainingObjective
@@ -87,7 +88,8 @@ class DDPStrategy(ParallelStrategy):
     def write(self, model: Model, optimizer: torch.optim.Optimizer, folder: Path) -> None:
         if self.process_group.is_main_process:
             model.write_files(folder)
-            save_file(named_optimizer_state(model, optimizer), folder / OPTIMIZER_FILE)
+            with atomic_path(folder / OPTIMIZER_FILE) as file:
+                save_file(named_optimizer_state(model, optimizer), file)
 
     def read(self, model: Model, optimizer: torch.optim.Optimizer | None, folder: Path) -> None:
         # loads torch's distributed checkpoint engine

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from manyformer.files.atomic_files import report_disk_full
+from manyformer.files.atomic_files import append_bytes, report_disk_full
 from manyformer.system.printable_text import printable_line
 from manyformer.train.events import (
     CheckpointSaved,
@@ -95,8 +95,8 @@ def log_file_reporter(path: Path) -> EventListener:
 
     def report(event: TrainingEvent) -> None:
         if lines := format_event(event):
-            with report_disk_full(f"the log {path}"), path.open("a", encoding="utf-8") as file:
-                file.writelines(f"{line}\n" for line in lines)
+            with report_disk_full(f"the log {path}"):
+                append_bytes(path, "".join(f"{line}\n" for line in lines).encode())
 
     return report
 

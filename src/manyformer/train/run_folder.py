@@ -24,10 +24,18 @@ from manyformer.config import (
     load_run,
 )
 from manyformer.errors import UserError, UserErrors
-from manyformer.files.atomic_files import atomic_write_text, remove_drafts, report_disk_full
+from manyformer.files.atomic_files import (
+    atomic_write_text,
+    make_folder,
+    remove_drafts,
+    report_disk_full,
+    report_not_written,
+)
 from manyformer.plugins import TASK_GROUP, import_entry_points, import_for_run, plugin_records
 from manyformer.recipes import get_recipe, modules_to_import, recipe_names
 from manyformer.train.saved_settings import describe_saved_model
+from manyformer.train.schedules import make_schedule
+from manyformer.train.train_state import TrainState, run_progress
 from manyformer.version import VERSION
 
 RESULT_FILE = "result.json"
@@ -41,8 +49,8 @@ def locked_folder(folder: Path, *, activity: str = "trained") -> Iterator[None]:
     `activity` says in the message what that process does. The lock belongs to the operating system and ends with its
     process, so a kill leaves no stale lock.
     """
-    with report_disk_full(str(folder)):
-        folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
+    with report_not_written(folder / LOCK_FILE):
         handle = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         try:
@@ -73,7 +81,8 @@ def rename_aside(folder: Path) -> Path:
     number = 1
     while (aside := folder.with_name(f"{folder.name}.old-{number}")).exists():
         number += 1
-    return folder.rename(aside)
+    with report_not_written(aside):
+        return folder.rename(aside)
 
 
 def check_run_folder(folder: Path) -> None:
@@ -126,18 +135,36 @@ def _describe_initial_model(path: str, out: str) -> InitialModel | None:
     return InitialModel(path, recorded.recipe, recorded.model, has_tokenizer)
 
 
-def write_run_file(folder: Path, run: RunConfig, *, has_checkpoint: bool, log: Callable[[str], None]) -> None:
-    """Write the merged run file. Raises UserErrors if the folder has a checkpoint trained with other settings."""
+def write_run_file(folder: Path, run: RunConfig, *, state: TrainState | None, log: Callable[[str], None]) -> None:
+    """Write the merged run file; `state` is that of the checkpoint in the folder, None without one.
+
+    Raises UserErrors if the checkpoint was trained with other settings.
+    """
     file = folder / RUN_FILE
-    if has_checkpoint and file.exists():
+    if state is not None and file.exists():
         previous = as_run(file)
         if changed := differences(previous, run):
             remedy = "restore them, choose another out, or start over with fresh"
             raise UserErrors([f"{folder} was trained with other settings, those of {file}; {remedy}", *changed])
         if previous.limits != run.limits and isinstance(run.schedule, CosineSchedule) and run.schedule.steps is None:
-            log("the limits have changed, so the learning rate schedule now ends at another step")
+            log(_describe_new_course(previous, run, state))
     with report_disk_full(f"the run file {file}"):
         atomic_write_text(file, dump_run(run))
+
+
+def _describe_new_course(previous: RunConfig, run: RunConfig, state: TrainState) -> str:
+    """What other limits do to the learning rate of a cosine that ends with the run, where the run goes on."""
+    old_rate, new_rate = (
+        make_schedule(config, width=None)(state.step + 1, run_progress(config, state)) for config in (previous, run)
+    )
+    if f"{old_rate:.3g}" == f"{new_rate:.3g}":
+        course = f"stays at {old_rate:.3g}"
+    else:
+        course = f"{'rises' if new_rate > old_rate else 'falls'} from {old_rate:.3g} to {new_rate:.3g}"
+    return (
+        "the limits have changed, so the learning rate schedule now ends at another step: "
+        f"the learning rate {course} at step {state.step + 1}"
+    )
 
 
 def collect_environment(device: torch.device) -> dict[str, Any]:

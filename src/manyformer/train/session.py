@@ -10,7 +10,7 @@ import torch
 from manyformer.config import RUN_FILE, RunConfig, dump_run
 from manyformer.data.opened import OpenedData
 from manyformer.errors import UserError
-from manyformer.files.atomic_files import DiskFull, atomic_write_text, report_disk_full
+from manyformer.files.atomic_files import DiskFull, NotWritable, atomic_write_text, report_disk_full
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
 from manyformer.models.model_files import read_spec, replacement_folder
@@ -68,7 +68,8 @@ class TrainingSession:
             read_spec(model_folder(run.init_from))  # data may take long to prepare
         with process_group.raise_together():
             if process_group.is_main_process:
-                write_run_file(out, run, has_checkpoint=checkpoint is not None, log=self._log)
+                state = None if checkpoint is None else checkpoint.state.train_state
+                write_run_file(out, run, state=state, log=self._log)
                 atomic_write_text(out / "env.json", json.dumps(collect_environment(device), indent=2) + "\n")
         smaller = "make data.length, batch.tokens or the other sizes of the data smaller"
         with process_group.main_process_first(), report_out_of_memory("in the preparation of the data", smaller):
@@ -134,7 +135,7 @@ class TrainingSession:
                 with replacement_folder(self.out / "model") as folder:
                     self.data.save(folder)
                     card_text = model_card(self.run, self.card, self.model, self.data.describe(), result)
-                    (folder / "README.md").write_text(card_text, encoding="utf-8")
+                    atomic_write_text(folder / "README.md", card_text)
                     # the settings of this model, also while the run is continued with others
                     atomic_write_text(folder / RUN_FILE, dump_run(self.run))
                     full_model.write_files(folder)
@@ -169,10 +170,11 @@ class TrainingSession:
                 for sink in self.loop.sinks:
                     sinks.callback(sink.close)
                 return self.loop.train()
-        except DiskFull as error:
+        except NotWritable as error:
             steps = self.store.steps()
             saved = f"; {self.store.path(steps[-1])} is intact" if steps else ""
-            raise DiskFull(f"{error}{saved}. Free some space: the same command continues.", error.reason) from error
+            remedy = "Free some space" if isinstance(error, DiskFull) else "Mend that"
+            raise type(error)(f"{error}{saved}. {remedy}: the same command continues.", error.reason) from error
         except OutOfMemory as error:
             steps = self.store.steps()
             saved = f"{self.store.path(steps[-1])} is intact" if steps else "no checkpoint was written"

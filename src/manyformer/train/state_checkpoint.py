@@ -7,6 +7,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from manyformer.files.atomic_files import atomic_path
 from manyformer.files.json_records import DamagedFile
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.models.carried_state import CarriedState
@@ -38,7 +39,9 @@ def write_state_file(carried_state: CarriedState, file: Path) -> None:
     leaves = tree_leaves(carried_state.state)
     tensors = {str(number): leaf.contiguous().clone() for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
     plain_leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    save_file(tensors, file, metadata={"plain_leaves": json.dumps(plain_leaves), "rows": str(carried_state.rows)})
+    metadata = {"plain_leaves": json.dumps(plain_leaves), "rows": str(carried_state.rows)}
+    with atomic_path(file) as draft:
+        save_file(tensors, draft, metadata=metadata)
 
 
 def read_state_file(carried_state: CarriedState, file: Path) -> None:

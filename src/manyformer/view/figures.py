@@ -1,5 +1,9 @@
 """Shared parts of all figures: a color-blind-safe palette, panels, and atomic writing of picture files."""
 
+import atexit
+import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +32,7 @@ def panels(
 
     Panels without a `grid` keep their frame.
     """
+    _give_matplotlib_a_folder()
     # not pyplot, which keeps references to figures and requires a display
     from matplotlib.figure import Figure
 
@@ -37,6 +42,21 @@ def panels(
         axis.grid(visible=True, color="#dddddd", linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
     return figure, axes
+
+
+def _give_matplotlib_a_folder() -> None:
+    """Another folder for the settings and caches of matplotlib where the user's home cannot even be looked up.
+
+    It finds one by itself where a home cannot be written, but fails where its links lead in a circle.
+    """
+    if "MPLCONFIGDIR" in os.environ:
+        return
+    try:
+        (Path.home() / ".config").resolve()
+    except (RuntimeError, OSError):
+        folder = tempfile.mkdtemp(prefix="manyformer-matplotlib-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        os.environ["MPLCONFIGDIR"] = folder
 
 
 def curve_color(index: int) -> str:

@@ -14,6 +14,19 @@ from manyformer.viewer.page import render_live_page
 
 ADDRESS = "127.0.0.1"
 
+STALLED_SECONDS = 60
+"""After so long without a byte a connection is closed."""
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    # no page of another site may show this one in a frame, and lead clicks to it
+    "Content-Security-Policy": "frame-ancestors 'none'",
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+"""What every answer says besides its type and length."""
+
 MAX_REQUEST_BYTES = 1 << 20
 """The largest request; a page sends one text."""
 
@@ -28,6 +41,8 @@ class ViewServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    # Python's default of 5 makes the system drop the others of many requests at once, which come again after seconds
+    request_queue_size = 128
 
     def __init__(self, models: Sequence[ServedModel], text: str, answer: str | None = None, *, port: int = 0) -> None:
         self.models, self._lock = models, Lock()
@@ -49,6 +64,7 @@ class ViewServer(ThreadingHTTPServer):
 
 class _ViewHandler(BaseHTTPRequestHandler):
     server: ViewServer
+    timeout = STALLED_SECONDS
 
     def do_GET(self) -> None:
         if not self._is_own_host():
@@ -77,6 +93,12 @@ class _ViewHandler(BaseHTTPRequestHandler):
             self._refuse(400, f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}")
         except UserError as error:
             self._refuse(400, str(error))
+        except ValueError as error:
+            # a possible request, of a text that the model cannot read: one that is too long for it, for example
+            self._refuse(422, str(error))
+        except Exception as error:
+            # whatever a model does, the page says it, and the server goes on
+            self._refuse(500, f"the model failed: {type(error).__name__}: {error}")
         else:
             self._answer(200, json.dumps(data).encode(), "application/json")
 
@@ -98,8 +120,8 @@ class _ViewHandler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(content)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)
 
