@@ -1,6 +1,5 @@
 """`manyformer caption`: describe images with a trained captioner."""
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
@@ -11,6 +10,7 @@ from manyformer.cli.decoding_arguments import decoding_option
 from manyformer.cli.model_arguments import model_folder, resolve_device
 from manyformer.cli.shared_options import DeviceOption, JsonLinesOption, RunFolderArgument
 from manyformer.decoding_options import StepPath
+from manyformer.files.json_text import json_text
 
 if TYPE_CHECKING:
     from manyformer.evaluate.captions import ImageCaption
@@ -51,7 +51,7 @@ def caption(
 
 def _json_line(item: "ImageCaption") -> str:
     captions = [{"text": caption.text, "score": caption.score} for caption in item.captions]
-    return json.dumps({"input": item.location, "captions": captions}, ensure_ascii=False)
+    return json_text({"input": item.location, "captions": captions})
 
 
 def _text(item: "ImageCaption", n_best: int) -> str:

@@ -3,7 +3,6 @@
 Names and texts of files may hold control characters, which are escaped wherever they are printed.
 """
 
-import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -52,7 +51,7 @@ def _cut_word(match: re.Match[str]) -> str:
 
 def print_json(value: Any) -> None:
     """Print one JSON document to stdout; infinite numbers and NaN become null."""
-    print(printable(json.dumps(_json_value(value), indent=2, ensure_ascii=False, allow_nan=False)))
+    print(printable(json_text(_json_value(value), indent=2)))
 
 
 def _json_value(value: Any) -> Any:
@@ -60,9 +59,7 @@ def _json_value(value: Any) -> Any:
         return {str(key): _json_value(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [_json_value(part) for part in value]
-    if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None
-    return value if isinstance(value, str | int | None) else str(value)
+    return value if isinstance(value, str | int | float | None) else str(value)
 
 
 def print_table(

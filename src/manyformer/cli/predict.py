@@ -1,6 +1,5 @@
 """`manyformer predict`: label texts, words, images or recordings with a trained model."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +10,7 @@ from manyformer.cli.console import print_note, print_text
 from manyformer.cli.model_arguments import model_folder, resolve_device
 from manyformer.cli.shared_options import DeviceOption, JsonLinesOption
 from manyformer.cli.shell_completion import complete_runs
+from manyformer.files.json_text import json_text
 
 if TYPE_CHECKING:
     from manyformer.evaluate import PredictedInput
@@ -54,7 +54,7 @@ def predict(
     model_folder(run)
     write_json = as_json or Path(file).suffix in (".jsonl", ".ndjson")
     for item in predict_labels(run, file, top=top, device=resolve_device(device), log=print_note):
-        print_text(json.dumps(_record(item), ensure_ascii=False) if write_json else _text(item))
+        print_text(json_text(_record(item)) if write_json else _text(item))
 
 
 def _record(item: "PredictedInput") -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """Output of generated text: streamed, complete, or as JSON lines."""
 
-import json
 from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any, TextIO
 
 from manyformer.cli.console import print_text
+from manyformer.files.json_text import json_text
 from manyformer.generate import BeamSettings, Decoding, GenerationResult, GenerationStats, generate
 
 
@@ -35,7 +35,7 @@ def _output_lines(prompts: list[str], result: GenerationResult, *, as_json: bool
     texts = [(prompt, answer) for prompt, answers in zip(prompts, result.rows) for answer in answers]
     for number, ((prompt, answer), seed) in enumerate(zip_longest(texts, result.seeds), 1):
         if as_json:
-            yield json.dumps({"prompt": prompt, **answer._asdict(), "seed": seed}, ensure_ascii=False)
+            yield json_text({"prompt": prompt, **answer._asdict(), "seed": seed})
             continue
         if len(texts) > 1:
             labels = [f"text {number}", *([] if seed is None else [f"seed {seed}"])]

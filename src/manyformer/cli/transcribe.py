@@ -1,6 +1,5 @@
 """`manyformer transcribe`: write what recordings say with a trained model."""
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
@@ -10,6 +9,7 @@ from manyformer.cli.console import print_text
 from manyformer.cli.decoding_arguments import decoding_option
 from manyformer.cli.model_arguments import model_folder, resolve_device
 from manyformer.cli.shared_options import DeviceOption, JsonLinesOption, RunFolderArgument
+from manyformer.files.json_text import json_text
 
 if TYPE_CHECKING:
     from manyformer.evaluate.transcripts import Transcript
@@ -42,4 +42,4 @@ def transcribe(
 
 def _json_line(item: "Transcript") -> str:
     record = {"input": item.location, "text": item.text, "log_probability": item.log_probability}
-    return json.dumps(record, ensure_ascii=False)
+    return json_text(record)

@@ -1,6 +1,5 @@
 """`manyformer translate`: translate text line by line."""
 
-import json
 import sys
 from itertools import tee
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +14,7 @@ from manyformer.cli.prompt_input import read_lines, typed_lines
 from manyformer.cli.shared_options import CalibrationOption, DeviceOption, JsonLinesOption, RunArgument, StatsOption
 from manyformer.decoding_options import StepPath
 from manyformer.errors import UserError
+from manyformer.files.json_text import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -80,7 +80,7 @@ def _text(number: int, source: str, answers: "tuple[Hypothesis, ...]", n_best: i
     """The translations of line `number`: JSON, the best one, or all with the line's number and their scores."""
     if as_json:
         records = [{"text": answer.text, "score": answer.score, "finish": answer.finish} for answer in answers]
-        return json.dumps({"source": source, "answers": records}, ensure_ascii=False)
+        return json_text({"source": source, "answers": records})
     if n_best == 1:
         return answers[0].text or ""
     scores = ["" if answer.score is None else f"{answer.score:.4f}" for answer in answers]

@@ -28,6 +28,9 @@ class OptimizerSection(ConfigSection):
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
     """Layer-wise learning rates (ELECTRA, arXiv:2003.10555): that of the head times this once for each layer from the
     top down, and once more for the embedding; null means one rate for all. Needs a model of one stack of layers."""
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """A step whose gradient is not finite, or too large for the optimizer to square: `stop` ends the run, and names the
+    weight; `skip` leaves weights and optimizer as they are, goes on, and counts such steps."""
 
 
 class AdamWConfig(OptimizerSection):

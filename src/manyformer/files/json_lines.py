@@ -1,12 +1,12 @@
 """Files of typed records, one JSON object a line: only appended to, so that those of several machines can be joined."""
 
-import json
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import pydantic_core
 
 from manyformer.files.json_records import parse_json, read_bounded, validate_json
+from manyformer.files.json_text import json_text, with_named_numbers
 
 MAX_LINES_BYTES = 1 << 28
 """The largest file that is read, in bytes."""
@@ -42,10 +42,10 @@ class JsonLines(Generic[RecordT]):
     def add(self, entry: RecordT) -> None:
         """Append a record to the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        content = pydantic_core.to_jsonable_python(entry, inf_nan_mode="constants")
+        content = with_named_numbers(pydantic_core.to_jsonable_python(entry, inf_nan_mode="constants"))
         with self.path.open("ab") as file:
             if self._incomplete_bytes:
                 file.truncate(file.seek(0, 2) - self._incomplete_bytes)
                 self._incomplete_bytes = 0
-            file.write(json.dumps(content, ensure_ascii=False).encode() + b"\n")
+            file.write(json_text(content).encode() + b"\n")
         self.entries[entry.key] = entry

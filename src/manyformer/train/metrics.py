@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import itertools
-import json
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 from manyformer.files.atomic_files import atomic_write_bytes, atomic_write_text, report_disk_full
 from manyformer.files.json_records import DamagedFile, parse_json, validate_json
+from manyformer.files.json_text import json_text
 from manyformer.type_aliases import LogFn
 
 MetricsRow = dict[str, Any]
@@ -40,7 +40,7 @@ class MetricsFiles:
         if rows_sum not in (None, functools.reduce(extend_sum, retained, "")) and len(retained) == rows:
             log(f"{self._jsonl} is not as it was written: a number in its first {rows:,} rows differs")
         with report_disk_full(f"the metrics in {folder}"):
-            atomic_write_text(self._jsonl, "".join(json.dumps(row) + "\n" for row in retained))
+            atomic_write_text(self._jsonl, "".join(json_text(row, ensure_ascii=True) + "\n" for row in retained))
             atomic_write_text(self._csv, "".join([",".join(self._columns) + "\n", *map(self._csv_line, retained)]))
 
     def _retain(self, rows: int, log: LogFn) -> list[MetricsRow]:
@@ -61,7 +61,7 @@ class MetricsFiles:
         assert set(row) <= set(self._columns), f"no column for {set(row) - set(self._columns)}"
         with report_disk_full(f"the metrics in {self._jsonl.parent}"):
             with self._jsonl.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(json_text(row, ensure_ascii=True) + "\n")
             with self._csv.open("a", encoding="utf-8", newline="") as file:
                 file.write(self._csv_line(row))
 
@@ -80,7 +80,9 @@ def finite_row(row: MetricsRow) -> MetricsRow:
 
 def extend_sum(rows_sum: str, row: MetricsRow) -> str:
     """A hash of the rows with the sum `rows_sum` and one more, without the columns that no two runs have in common."""
-    numbers = json.dumps({name: value for name, value in row.items() if name not in _TIME_COLUMNS}, sort_keys=True)
+    numbers = json_text(
+        {name: value for name, value in row.items() if name not in _TIME_COLUMNS}, sort_keys=True, ensure_ascii=True
+    )
     return hashlib.sha256(f"{rows_sum}{numbers}".encode()).hexdigest()[:16]
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from manyformer.files.json_records import DamagedFile
+from manyformer.files.json_text import json_text
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.models.carried_state import CarriedState
 from manyformer.train.process_group import ProcessGroup
@@ -38,7 +39,7 @@ def write_state_file(carried_state: CarriedState, file: Path) -> None:
     leaves = tree_leaves(carried_state.state)
     tensors = {str(number): leaf.contiguous().clone() for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
     plain_leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    save_file(tensors, file, metadata={"plain_leaves": json.dumps(plain_leaves), "rows": str(carried_state.rows)})
+    save_file(tensors, file, metadata={"plain_leaves": json_text(plain_leaves), "rows": str(carried_state.rows)})
 
 
 def read_state_file(carried_state: CarriedState, file: Path) -> None:
