@@ -19,7 +19,17 @@ ROOT = Path(mf.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 LEVELS = [
-    {"autocast", "binding", "compilation", "decoding_options", "dropout", "errors", "type_aliases", "version"},
+    {
+        "autocast",
+        "binding",
+        "compilation",
+        "decoding_options",
+        "dropout",
+        "errors",
+        "exact_shares",
+        "type_aliases",
+        "version",
+    },
     {"files", "spaces", "structures", "system"},
     {"core", "costs", "environments", "plugins", "recompute", "training_hooks"},
     {"batches", "context_windows", "head_selection", "length_norms", "state_tensors", "two_texts"},
@@ -59,6 +69,7 @@ ONLY = {
             "core",
             "environments",
             "errors",
+            "exact_shares",
             "files",
             "rollouts",
             "structures",

@@ -27,6 +27,7 @@ from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.synthetic import SyntheticRows, SyntheticRule, make_rule
 from manyformer.data.tokenizer import SPECIALS, Tokenizer
 from manyformer.errors import UserError
+from manyformer.exact_shares import floor_share
 from manyformer.files.json_text import json_text
 from manyformer.type_aliases import IntArray
 
@@ -204,7 +205,10 @@ def _held_out(rule: SyntheticRule[Any], form: str, data: SyntheticData, rows: in
     """Held-out rows, the same for every run; `number` distinguishes validation from test data."""
     sequences = max(1, round(data.valid / (rows * rule.length)))
     shape = SyntheticShape(
-        sequences * data.rows_per_sequence, rows, rule.length - int(data.context * rule.length), data.rows_per_sequence
+        sequences * data.rows_per_sequence,
+        rows,
+        rule.length - floor_share(data.context, rule.length),
+        data.rows_per_sequence,
     )
     batches = shape.batches
     epoch = RuleEpoch(rule, form, shape, (FIXED_SEED, data.seed, number))
@@ -216,7 +220,7 @@ def _held_out(rule: SyntheticRule[Any], form: str, data: SyntheticData, rows: in
 
 
 def _summary_lines(data: SyntheticData, rule: SyntheticRule[Any]) -> list[str]:
-    scored = f", the last {rule.length - int(data.context * rule.length)} scored" if data.context else ""
+    scored = f", the last {rule.length - floor_share(data.context, rule.length)} scored" if data.context else ""
     parts = f", {data.rows_per_sequence} to a sequence" if data.rows_per_sequence > 1 else ""
     return [
         f"synthetic: {rule.describe()}",

@@ -2,7 +2,8 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import final
+from collections.abc import Callable
+from typing import Self, final
 
 import torch
 from jaxtyping import Float, Int
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, StepLayout, TokenPositions
 from manyformer.position.position import Position
-from manyformer.position.sinusoid_table import DEFAULT_BASE, SinusoidLayout, check_sinusoid, sinusoid_table
+from manyformer.position.sinusoid_table import DEFAULT_BASE, SinusoidLayout, check_sinusoid, sinusoid_table, table_dtype
 
 
 class AbsolutePosition(Position, ABC):
@@ -35,7 +36,7 @@ class SinusoidalPosition(AbsolutePosition):
     Channel 2i is sin(pos / 10000^(2i/dim)) and channel 2i+1 its cosine, as in the paper; with `layout="halves"` all
     sines come first, as in Marian; "timing" is Tensor2Tensor's signal, with other frequencies. A `base` below
     10000 avoids wavelengths much longer than the sequence. Angles are taken in float64 and the table is stored in
-    float32, so that positions do not collide in half precision.
+    float32, so that positions do not collide in half precision, or in float64 for a model of that precision.
     """
 
     def __init__(self, dim: int, *, layout: SinusoidLayout = "interleaved", base: float = DEFAULT_BASE) -> None:
@@ -43,19 +44,31 @@ class SinusoidalPosition(AbsolutePosition):
         check_sinusoid(dim, layout, "SinusoidalPosition", base=base)
         self.dim, self.base = dim, base
         self.layout: SinusoidLayout = layout
-        self.register_buffer("table", sinusoid_table(torch.arange(512), dim, layout, base=base), persistent=False)
+        self.register_buffer("table", self._compute(torch.arange(512), torch.get_default_dtype()), persistent=False)
         self.table: Tensor
 
     def rows(self, position_ids: Int[Tensor, "*p"]) -> Float[Tensor, "*p d"]:
         # computed rather than looked up, so the largest position need not be known
-        return sinusoid_table(position_ids, self.dim, self.layout, base=self.base)
+        return self._compute(position_ids, self.table.dtype)
+
+    def _compute(self, position_ids: Int[Tensor, "*p"], dtype: torch.dtype) -> Float[Tensor, "*p d"]:
+        return sinusoid_table(position_ids, self.dim, self.layout, base=self.base, dtype=table_dtype(dtype))
+
+    # the signature of torch.nn.Module
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002
+        dtype = self.table.dtype
+        super()._apply(fn, recurse)
+        if self.table.dtype == torch.float64 != dtype and self.table.device.type != "meta":
+            # a model that becomes one of float64 has the sines of one that was built so, not rounded ones
+            self.table = self.rows(torch.arange(len(self.table), device=self.table.device))
+        return self
 
     def embed(self, x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
         if isinstance(positions.layout, ContiguousLayout):
             start, stop = positions.layout.start, positions.layout.start + x.shape[1]
             if stop > self.table.shape[0]:
                 position_ids = torch.arange(2 * stop, device=self.table.device)
-                self.table = sinusoid_table(position_ids, self.dim, self.layout, base=self.base)
+                self.table = self.rows(position_ids)
             return x + self.table[start:stop].to(x.dtype)
         return x + self.rows(positions.position_ids).to(x.dtype)
 

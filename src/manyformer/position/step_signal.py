@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyformer.core import TokenPositions
 from manyformer.position.absolute import AbsolutePosition
-from manyformer.position.sinusoid_table import SinusoidLayout, check_sinusoid, sinusoid_table
+from manyformer.position.sinusoid_table import SinusoidLayout, check_sinusoid, sinusoid_table, table_dtype
 
 
 class StepSignal(nn.Module, ABC):
@@ -32,12 +32,13 @@ class SinusoidalStepSignal(StepSignal):
         check_sinusoid(dim, layout, "SinusoidalStepSignal")
         self.dim, self.first_step = dim, first_step
         self.layout: SinusoidLayout = layout
-        # gives the device of the model, which has no parameter here
-        self.register_buffer("device_marker", torch.zeros((), dtype=torch.long), persistent=False)
-        self.device_marker: Tensor
+        # gives the device and the precision of the model, which has no parameter here
+        self.register_buffer("model_marker", torch.zeros(()), persistent=False)
+        self.model_marker: Tensor
 
     def forward(self, step: int) -> Float[Tensor, " d"]:
-        return sinusoid_table(self.device_marker + (step + self.first_step), self.dim, self.layout)
+        number = torch.full_like(self.model_marker, step + self.first_step, dtype=torch.long)
+        return sinusoid_table(number, self.dim, self.layout, dtype=table_dtype(self.model_marker.dtype))
 
 
 @final

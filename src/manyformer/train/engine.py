@@ -12,7 +12,8 @@ from manyformer.batches import Batch, to_device
 from manyformer.config import AdagradConfig, OptimConfig
 from manyformer.models import BatchLoss, BatchScore, Model
 from manyformer.models.carried_state import CarriedState
-from manyformer.train.finite_numbers import LARGEST_SQUARED_NORM, GradientNorms, find_non_finite
+from manyformer.models.finite_weights import find_non_finite
+from manyformer.train.finite_numbers import LARGEST_SQUARED_NORM, GradientNorms
 from manyformer.train.objective import TrainingObjective
 from manyformer.train.optimizers import (
     clip_each_gradient,

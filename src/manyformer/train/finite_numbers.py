@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from manyformer.models.finite_weights import local_tensor
+
 LARGEST_SQUARED_NORM = math.sqrt(torch.finfo(torch.float32).max)
 """The largest norm of a gradient whose square is a float32: all optimizers here keep sums of squared gradients."""
 
@@ -45,31 +47,6 @@ def full_tensor(tensor: Tensor) -> Tensor:
     """The tensor itself, or the whole of which a process holds a shard."""
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole
-
-
-def local_tensor(tensor: Tensor) -> Tensor:
-    """The tensor itself, or the shard of it in this process."""
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local
-
-
-def find_non_finite(tensors: dict[str, Tensor]) -> list[str]:
-    """The names of those tensors, or of their local shards, that hold a number that is not finite.
-
-    The numbers are read from the device together."""
-    local = {name: local_tensor(tensor.detach()) for name, tensor in tensors.items()}
-    filled = {name: tensor for name, tensor in local.items() if tensor.is_floating_point() and tensor.numel()}
-    # the largest magnitude of each tensor, read from each device at once; it needs no tensor of booleans
-    by_device: dict[torch.device, list[str]] = {}
-    for name, tensor in filled.items():
-        by_device.setdefault(tensor.device, []).append(name)
-    non_finite = set[str]()
-    for names in by_device.values():
-        largest = torch.stack(
-            [norm.float() for norm in torch._foreach_norm([filled[name] for name in names], math.inf)]
-        )
-        non_finite.update(name for name, number in zip(names, largest.tolist()) if not math.isfinite(number))
-    return [name for name in filled if name in non_finite]
 
 
 class MovementWatch:
