@@ -47,7 +47,8 @@ class AdamWConfig(OptimizerSection):
     eps: PositiveFloat = 1e-8
     """Added to the root of the mean square, against division by zero."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    """Decay of the weight matrices, times the learning rate each step; biases, norms and embeddings do not decay."""
+    """Decay of the weights that multiply activations (matrices and convolutions), times the learning rate each step;
+    biases, norms, lookup tables, positions and learned tokens do not decay."""
     max_grad_norm: PositiveFloat | None = 1.0
     """Largest norm of the full gradient; null means no clipping."""
 

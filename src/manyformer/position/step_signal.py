@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from manyformer.core import TokenPositions
 from manyformer.position.absolute import AbsolutePosition
 from manyformer.position.sinusoid_table import SinusoidLayout, check_sinusoid, sinusoid_table, table_dtype
+from manyformer.training_hooks import UndecayedParameters
 
 
 class StepSignal(nn.Module, ABC):
@@ -42,12 +43,14 @@ class SinusoidalStepSignal(StepSignal):
 
 
 @final
-class LearnedStepSignal(StepSignal):
+class LearnedStepSignal(StepSignal, UndecayedParameters):
     """A learned vector for each of `max_length` steps, the default of Tensor2Tensor's Universal Transformer.
 
     As there, stored with a standard deviation of 1/sqrt(dim) and multiplied by sqrt(dim), so that it starts as N(0, 1).
     Raises ValueError for a step beyond the table.
     """
+
+    undecayed = ("weight",)
 
     def __init__(self, dim: int, max_length: int) -> None:
         super().__init__()
