@@ -2,8 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Self, final
+from typing import final
 
 import torch
 from jaxtyping import Float, Int
@@ -44,33 +43,22 @@ class SinusoidalPosition(AbsolutePosition):
         check_sinusoid(dim, layout, "SinusoidalPosition", base=base)
         self.dim, self.base = dim, base
         self.layout: SinusoidLayout = layout
-        self.register_buffer("table", self._compute(torch.arange(512), torch.get_default_dtype()), persistent=False)
+        table = sinusoid_table(torch.arange(512), dim, layout, base=base)
+        self.register_buffer("table", table, persistent=False)
         self.table: Tensor
 
-    def rows(self, position_ids: Int[Tensor, "*p"]) -> Float[Tensor, "*p d"]:
+    def rows(self, position_ids: Int[Tensor, "*p"], dtype: torch.dtype = torch.float32) -> Float[Tensor, "*p d"]:
         # computed rather than looked up, so the largest position need not be known
-        return self._compute(position_ids, self.table.dtype)
-
-    def _compute(self, position_ids: Int[Tensor, "*p"], dtype: torch.dtype) -> Float[Tensor, "*p d"]:
         return sinusoid_table(position_ids, self.dim, self.layout, base=self.base, dtype=table_dtype(dtype))
 
-    # the signature of torch.nn.Module
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002
-        dtype = self.table.dtype
-        super()._apply(fn, recurse)
-        if self.table.dtype == torch.float64 != dtype and self.table.device.type != "meta":
-            # a model that becomes one of float64 has the sines of one that was built so, not rounded ones
-            self.table = self.rows(torch.arange(len(self.table), device=self.table.device))
-        return self
-
     def embed(self, x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
-        if isinstance(positions.layout, ContiguousLayout):
+        # the table is one of float32, whatever the model has become
+        if isinstance(positions.layout, ContiguousLayout) and x.dtype != torch.float64:
             start, stop = positions.layout.start, positions.layout.start + x.shape[1]
             if stop > self.table.shape[0]:
-                position_ids = torch.arange(2 * stop, device=self.table.device)
-                self.table = self.rows(position_ids)
+                self.table = self.rows(torch.arange(2 * stop, device=self.table.device))
             return x + self.table[start:stop].to(x.dtype)
-        return x + self.rows(positions.position_ids).to(x.dtype)
+        return x + self.rows(positions.position_ids, x.dtype).to(x.dtype)
 
 
 @final
