@@ -19,12 +19,12 @@ from manyformer.train import (
     TrainingEvent,
     TrainingFinished,
     TrainingInterrupted,
-    TrainingNote,
     TrainingProgress,
     TrainingStarted,
     TrainResult,
     silent,
 )
+from manyformer.train.events import TrainingNote
 from manyformer.train.process_group import ProcessFailed
 from manyformer.train.run_folder import locked_folder
 

@@ -43,21 +43,21 @@ def warn_non_finite(model: nn.Module, source: object) -> None:
 
     A buffer may be infinite by design, as a mask of scores is, but not NaN."""
     parameters = dict(model.named_parameters())
-    found = find_non_finite(parameters)
+    bad_names = find_non_finite(parameters)
     buffers = {name: buffer for name, buffer in model.named_buffers() if name not in parameters}
-    found += [name for name, magnitude in _magnitudes(buffers).items() if math.isnan(magnitude)]
-    if found:
-        _warn(found, len(parameters) + len(buffers), source)
+    bad_names += [name for name, magnitude in _magnitudes(buffers).items() if math.isnan(magnitude)]
+    if bad_names:
+        _warn(bad_names, len(parameters) + len(buffers), source)
 
 
 def warn_non_finite_tensors(tensors: Mapping[str, Tensor], source: object) -> None:
     """The same for tensors that are read for a model of another library."""
-    if found := [name for name, magnitude in _magnitudes(tensors).items() if math.isnan(magnitude)]:
-        _warn(found, len(tensors), source)
+    if bad_names := [name for name, magnitude in _magnitudes(tensors).items() if math.isnan(magnitude)]:
+        _warn(bad_names, len(tensors), source)
 
 
-def _warn(found: list[str], total: int, source: object) -> None:
-    count = "a tensor" if len(found) == 1 else f"{len(found):,} of {total:,} tensors"
-    verb, first = ("is", found[0]) if len(found) == 1 else ("are", f"the first is {found[0]}")
+def _warn(bad_names: list[str], total: int, source: object) -> None:
+    count = "a tensor" if len(bad_names) == 1 else f"{len(bad_names):,} of {total:,} tensors"
+    verb, first = ("is", bad_names[0]) if len(bad_names) == 1 else ("are", f"the first is {bad_names[0]}")
     sentence = f"{source}: {count} of the weights {verb} not finite ({first}); what the model computes is no number"
     warnings.warn(sentence, NonFiniteWeights, stacklevel=4)

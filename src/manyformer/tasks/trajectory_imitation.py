@@ -71,7 +71,7 @@ class TrajectoryImitation(Task[DecisionTransformer]):
         steps, tokens = _steps_of_tokens(model, inputs.tokens), inputs.tokens
         segments = torch.zeros_like(tokens) if inputs.segments is None else inputs.segments
         # a window counts its time steps from its own beginning, as the model does where none are given
-        timesteps = positions_of(segments, tokens, None)[0].position_ids.expand_as(tokens).clamp(min=0)
+        timesteps = positions_of(tokens, segments, None)[0].position_ids.expand_as(tokens).clamp(min=0)
         if model.has_bounded_actions:
             fractions = targets.float().masked_fill(targets == IGNORE_INDEX, math.nan) / model.embed.actions
             return TrajectoryBatch(*steps, fractions[..., None].expand_as(steps.actions), timesteps, segments)

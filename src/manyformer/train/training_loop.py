@@ -309,8 +309,8 @@ class TrainingLoop:
             return
         problem = "a number of another process is not finite"
         if names:
-            more = f" and {len(names) - 1:,} more are" if len(names) > 1 else " is"
-            problem = f"{names[0]}{more} not finite"
+            others_text = f" and {len(names) - 1:,} more are" if len(names) > 1 else " is"
+            problem = f"{names[0]}{others_text} not finite"
         if not any("/" not in name for name in names):
             problem += ": weights with such a state of the optimizer never move again"
         self._raise_diverged(problem, self.train_state.step)

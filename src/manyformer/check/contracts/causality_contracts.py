@@ -52,13 +52,13 @@ def causal_training(trial: ContractTrial) -> ContractFinding:
 
     The buffers are those of a new model, which its first batch may change, and then those after a first step, if that
     has changed any."""
-    inputs, others = trial.draw(1, trial.length), trial.draw(1, trial.length)
+    inputs, other_inputs = trial.draw(1, trial.length), trial.draw(1, trial.length)
     sentence = "in training mode, exchanged tokens change no earlier output"
-    with training_forward(trial, inputs, others, after_step=False) as forward:
+    with training_forward(trial, inputs, other_inputs, after_step=False) as forward:
         finding = _judge_leaks(trial, forward, sentence)
     if not finding.passed or not _first_step_changes_buffers(trial, inputs):
         return finding
-    with training_forward(trial, inputs, others) as forward:
+    with training_forward(trial, inputs, other_inputs) as forward:
         return _judge_leaks(trial, forward, sentence)
 
 
@@ -66,14 +66,14 @@ def _first_step_changes_buffers(trial: ContractTrial, inputs: Inputs) -> bool:
     """Whether a training step changes tensors without gradients, from which later calls would begin."""
     module = trial.subject.module
     assert module is not None
-    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    initial = {name: buffer.clone() for name, buffer in module.named_buffers()}
     with training_mode(module), restoring_buffers(module), restoring_attributes(module):
         trial.subject(inputs)
         run_post_step_updates(module, 1)
-        after = dict(module.named_buffers())
-        return before.keys() != after.keys() or any(
-            buffer.shape != before[name].shape or not torch.equal(buffer, before[name])
-            for name, buffer in after.items()
+        updated = dict(module.named_buffers())
+        return initial.keys() != updated.keys() or any(
+            buffer.shape != initial[name].shape or not torch.equal(buffer, initial[name])
+            for name, buffer in updated.items()
         )
 
 
