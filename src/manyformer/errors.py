@@ -27,3 +27,7 @@ def suggest_names(name: str, valid_names: Iterable[str]) -> str:
     if matches:
         return f"did you mean {' or '.join(matches)}?"
     return f"known: {', '.join(names)}"
+
+
+class NonFiniteWeights(UserWarning):
+    """Weights that were read are NaN or infinite, so that what the model computes is no number."""

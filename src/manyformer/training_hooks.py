@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -38,6 +39,15 @@ class OwnLearningRate:
     """A module whose own parameters have `lr_scale` times the learning rate of the run, and no weight decay."""
 
     lr_scale: float = 1.0
+
+
+class UndecayedParameters:
+    """A module some of whose own parameters are no matrices that multiply activations, though they have two axes.
+
+    `undecayed` names them: tables by position or distance, learned tokens, scales. Weight decay pulls them towards 0
+    without a reason, as it would biases and norms. A parameter that is called `bias` need not be named."""
+
+    undecayed: ClassVar[tuple[str, ...]]
 
 
 class AddsPenalty(ABC):

@@ -1,6 +1,7 @@
 """Comparisons carried out: trained, scored, told, kept through kills, and taken up again."""
 
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -380,3 +381,24 @@ def test_a_process_that_does_not_end_by_itself_is_killed(tmp_path: Path, monkeyp
     with pytest.raises(ValueError, match="an error"):
         fail()
     assert not multiprocessing.active_children()
+
+
+def test_a_score_that_is_no_number_never_wins(done: tuple[Path, ComparisonResult, list[str]]) -> None:
+    """A case that diverged with one of two seeds has no mean, not the better one of the other seed."""
+    _, result, _ = done
+
+    def diverged(measurement: CaseMeasurement) -> CaseMeasurement:
+        if (measurement.case, measurement.seed) != ("rope", 1):
+            return measurement
+        return replace(measurement, scores=tuple({**scores, "loss": math.nan} for scores in measurement.scores))
+
+    changed = replace(result, measurements=tuple(map(diverged, result.measurements)))
+    assert changed.mean("rope", "loss") is changed.deviation("rope", "loss") is None
+    assert changed.mean("learned", "loss") == result.mean("learned", "loss")
+    assert "rope at data.length 16: loss is nan with seed 1, so it has no mean" in changed.notes
+    row = next(row for row in changed.rows if row[0] == "rope")
+    assert row[1] == "–"
+    assert changed.verdicts[0].holds is None
+    content = json.loads(changed.to_json(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    measured = next(one for one in content["measured"] if (one["case"], one["seed"]) == ("rope", 1))
+    assert measured["scores"][0]["loss"] is None

@@ -1,6 +1,7 @@
 """Suites: tasks times cases of equal size, trials, budgets, floors, significance, and an archive that travels."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -356,6 +357,20 @@ def test_paired_t_tests() -> None:
     assert paired_t_test([1.0], [2.0]) is None
     assert paired_t_test([1.0, 2.0], [1.0, 2.0]) == 1.0
     assert holm_adjusted({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "c": 0.06, "b": 0.06})
+
+
+def test_a_t_test_of_what_does_not_vary_has_no_value() -> None:
+    # scipy warns and gives 0 or NaN
+    assert paired_t_test([3.0, 2.0, 1.0], [2.0, 1.0, 0.0]) is None
+    # equal but for the rounding of decimals
+    assert paired_t_test([0.3, 0.7, 0.9], [0.1, 0.5, 0.7]) is None
+    assert paired_t_test([0.1 + 0.2, 1.0], [0.3, 1.0]) == 1.0
+    assert paired_t_test([1.0, math.nan], [2.0, 3.0]) is None
+    assert paired_t_test([1.0, math.inf], [2.0, 3.0]) is None
+    assert paired_t_test([], []) is None
+    assert holm_adjusted({}) == {}
+    with pytest.raises(ValueError, match=r"degrees \(0\) must be at least 1"):
+        student_t_tails(1.0, 0)
 
 
 def test_plans_are_in_words() -> None:

@@ -12,6 +12,8 @@ from torch import Tensor
 import manyformer as mf
 from manyformer.attention import Attention
 from manyformer.batches import CausalLMBatch
+from manyformer.check import check
+from manyformer.check.tiny_models import build_tiny
 from manyformer.core import Context
 from manyformer.kernels import KernelCall, RoutingKernel, centroids
 from manyformer.kernels.centroids import CentroidSums, KMeansCentroids
@@ -137,6 +139,30 @@ def test_centroids_find_clusters_and_follow_them() -> None:
     torch.testing.assert_close(means.mean.norm(dim=-1), torch.ones(1, 4))
 
 
+def test_the_first_batch_is_read_before_centroids_start_from_it() -> None:
+    means = KMeansCentroids(1, 4, 8).train()
+    initial, x = means.mean.clone(), blobs(64)[0]
+    torch.testing.assert_close(means(x, None), x @ initial.mT)
+    assert not means.started
+    means.after_step(1)
+    assert means.started
+    assert not torch.equal(means.mean, initial)
+
+
+def test_a_start_from_the_batch_that_it_routes_is_seen_by_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_tiny("routing-transformer-strict", {}, 0)
+    assert check(model, only=["causal-training"]).ok
+
+    def start_at_once(self: KMeansCentroids, x: Tensor, valid: Tensor | None) -> None:
+        if not self.started:
+            self._init_from_keys(x.transpose(0, 1).flatten(1, 2))
+
+    monkeypatch.setattr(KMeansCentroids, "_accumulate", start_at_once)
+    (row,) = [row for row in check(model, only=["causal-training"]).rows if row.contract == "causal-training"]
+    assert row.verdict == "failed"
+    assert "the future leaks" in row.sentence
+
+
 def test_an_average_moves_as_the_formula_says() -> None:
     means = KMeansCentroids(2, 3, 4, decay=0.75).train()
     first, second = (F.normalize(torch.randn(2, 2, 9, 4), dim=-1) for _ in range(2))
@@ -228,6 +254,7 @@ def test_routing_finds_more_of_full_attention_than_chance() -> None:
     x, _ = blobs(64)
     means = KMeansCentroids(1, 4, 8).train()
     means(x, None)
+    means.after_step(1)
     label = means.eval()(x, None).argmax(-1)[0, 0]
     full = ops.masked_softmax(8 * x @ x.mT, ~torch.eye(64, dtype=torch.bool)[None, None])[0, 0]
     random = label[torch.randperm(64)]

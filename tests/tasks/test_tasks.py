@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.check.tiny_models import tiny_keywords
+from manyformer.check.tiny_models import build_tiny, tiny_keywords
 from manyformer.config import EvaluateConfig, PairsData, RunConfig
 from manyformer.errors import UserError
 from manyformer.models import BatchScore, Model
@@ -163,3 +163,22 @@ def test_unknown_and_repeated_names_are_refused() -> None:
         register(type(task_named("tagging"))())
     with pytest.raises(UserError, match="no task is known for a Linear"):
         task_of_class(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
+
+
+def test_packed_episodes_are_numbered_from_their_beginning() -> None:
+    """Two episodes of tokens in one row are two rows with one each, for actions of classes and of vectors alike."""
+    for keywords in ({}, {"continuous": True, "actions": 2, "action_low": (-1.0, -1.0), "action_high": (1.0, 1.0)}):
+        task = task_named("trajectories")
+        model = build_tiny("decision-transformer", keywords, 0).eval()
+        tokens = torch.randint(task.token_ids(model), (1, 7), generator=torch.Generator().manual_seed(1))
+        segments = torch.tensor([[0, 0, 0, 0, 1, 1, 1]])
+        targets = task.random_targets(model, Inputs(tokens), torch.Generator())
+        batch = task.batch(model, Inputs(tokens, segments), targets)
+        assert batch.timesteps.tolist() == [[0, 1, 2, 3, 0, 1, 2]]
+        with torch.no_grad():
+            packed = model.score(batch)
+            alone = [
+                model.score(task.batch(model, Inputs(tokens[:, part]), targets[:, part]))
+                for part in (slice(0, 4), slice(4, 7))
+            ]
+        assert float(packed.nll) == pytest.approx(sum(float(score.nll) for score in alone), rel=1e-5)

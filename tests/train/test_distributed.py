@@ -24,6 +24,7 @@ from manyformer.train import (
     TrainResult,
     silent,
 )
+from manyformer.train.events import TrainingNote
 from manyformer.train.process_group import ProcessFailed
 from manyformer.train.run_folder import locked_folder
 
@@ -94,6 +95,9 @@ def test_one_then_two_with_shares_then_one(text: Path, alone: TrainResult, tmp_p
         mf.train(a_run(text, out), on_event=asking(3, []))
     with pytest.raises(TrainingInterrupted, match=r"stopped at step \d+, saved. The same command continues."):
         mf.train(a_run(text, out, devices=2, strategy="fsdp", save={"every": 1}), on_event=asking(6, heard))
+    notes = [event.text for event in heard if isinstance(event, TrainingNote)]
+    told = "the checkpoint was written by 1 process, and this run has 2 processes: each computes 1/2 of the rows"
+    assert any(note.startswith(told) for note in notes)
     assert isinstance(heard[0], TrainingStarted)
     assert "2 processes (fsdp)" in dict(heard[0].summary_lines)["device"]
     last = sorted((out / "checkpoints").iterdir())[-1]

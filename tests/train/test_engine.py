@@ -190,6 +190,7 @@ class Idle:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
+        self.weights = list(model.parameters())
 
     def step(self, batches: object, rate: float) -> StepResult:
         return StepResult(torch.ones(3), 100, 100)

@@ -3,7 +3,6 @@
 import csv
 import io
 import itertools
-import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 from manyformer.bench.candidate import BenchCandidate, BenchKind
 from manyformer.costs.flops import FLOP_CONVENTION
+from manyformer.files.json_text import json_text
 
 TITLES: dict[BenchKind, str] = {
     "forward": "forward pass, ms",
@@ -149,7 +149,7 @@ class BenchReport:
             "cells": [asdict(cell) for cell in self.cells],
             "notes": list(self.notes),
         }
-        return json.dumps(record, indent=2)
+        return json_text(record, indent=2, ensure_ascii=True)
 
     def to_csv(self) -> str:
         """One CSV row per cell; seconds, bytes and operations."""

@@ -1,6 +1,5 @@
 """The report of a check: one row per contract, as a table or as JSON."""
 
-import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, final
@@ -116,7 +115,7 @@ class CheckReport:
         rows = [row._asdict() | {"measured": _json_number(row.measured)} for row in self.rows]
         report = {"subject": self.subject, "ok": self.ok, "length": self.length, "lengths": self.lengths._asdict()}
         report |= {"seed": self.seed, "rows": rows}
-        return json.dumps(report, indent=2, allow_nan=False)
+        return json_text(report, indent=2, ensure_ascii=True)
 
 
 def _format_number(value: float | None) -> str:

@@ -13,13 +13,17 @@ from manyformer.check.token_exchange import Forward
 from manyformer.check.trial import ContractTrial, Untestable
 from manyformer.model_summary import is_content_based
 from manyformer.tasks import Inputs
+from manyformer.training_hooks import run_post_step_updates
 
 
 @contextmanager
-def training_forward(trial: ContractTrial, first: Inputs, second: Inputs) -> Iterator[Forward]:
+def training_forward(
+    trial: ContractTrial, first: Inputs, second: Inputs, *, after_step: bool = True
+) -> Iterator[Forward]:
     """A context in training mode, with a function that computes logits as a training step does, with gradients.
 
-    A first call may initialize buffers from its own tokens, as k-means does; later ones begin with the same buffers.
+    With `after_step` buffers are those after a first step, which may initialize them from its tokens, as k-means does;
+    else those of a new model. All calls begin with the same ones.
     Raises Untestable if results for `first` and `second` cannot be compared: if two equal calls differ, or if the
     random numbers of a token follow from the content of other tokens.
     """
@@ -32,7 +36,9 @@ def training_forward(trial: ContractTrial, first: Inputs, second: Inputs) -> Ite
 
     calls_in_evaluation = random_calls(forward, first)
     with training_mode(module):
-        trial.subject(first)
+        if after_step:
+            trial.subject(first)
+            run_post_step_updates(module, 1)
         if not torch.equal(forward(first), forward(first)):
             raise Untestable("two equal calls in training mode differ, although the random generators were seeded")
         if _draws_random_numbers(trial, forward, first):

@@ -9,14 +9,15 @@ import inspect
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TextIO, TypeVar
 
 import typer
 from typer import Option
 
-from manyformer.cli.console import print_error
-from manyformer.errors import TrainingInterrupted, UserError
+from manyformer.cli.console import print_error, print_note
+from manyformer.errors import NonFiniteWeights, TrainingInterrupted, UserError
 from manyformer.plugins import import_from_command_line
 from manyformer.system.standard_streams import discard
 from manyformer.system.stop_signals import STOPPED as STOPPED
@@ -101,6 +102,12 @@ def run_command(arguments: Sequence[str]) -> int:
     debug, imports, remaining = _take_global_options(list(arguments))
     if "_MANYFORMER_COMPLETE" in os.environ:
         app(prog_name="manyformer")
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        return _run_reporting_errors(imports, remaining, debug=debug)
+
+
+def _run_reporting_errors(imports: list[str], remaining: list[str], *, debug: bool) -> int:
     try:
         import_from_command_line(imports)
         code = _invoke(remaining)
@@ -117,6 +124,22 @@ def run_command(arguments: Sequence[str]) -> int:
         if debug:
             traceback.print_exc()
         return _report_error(error, debug=debug)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print a warning about the user's files as a note; others with the line of code, as Python does."""
+    if issubclass(category, NonFiniteWeights):
+        print_note(f"warning: {message}")
+    else:
+        stream = sys.stderr if file is None else file
+        print(warnings.formatwarning(message, category, filename, lineno, line), end="", file=stream)
 
 
 def _invoke(arguments: list[str]) -> int:

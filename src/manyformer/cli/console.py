@@ -3,7 +3,6 @@
 Names and texts of files may hold control characters, which are escaped wherever they are printed.
 """
 
-import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -62,12 +61,12 @@ def _cut_word(match: re.Match[str]) -> str:
 def print_json(value: Any) -> None:
     """Print one JSON document to stdout; infinite numbers and NaN become null."""
     escaped = not shows_all_characters(sys.stdout)
-    print(printable(json.dumps(_json_value(value), indent=2, ensure_ascii=escaped, allow_nan=False)))
+    print(printable(json_text(_json_value(value), indent=2, ensure_ascii=escaped)))
 
 
 def json_line(value: Any) -> str:
     """One line of JSON for stdout; characters that it cannot show are escaped as JSON escapes them."""
-    return json.dumps(value, ensure_ascii=not shows_all_characters(sys.stdout))
+    return json_text(value, ensure_ascii=not shows_all_characters(sys.stdout))
 
 
 def _json_value(value: Any) -> Any:
@@ -75,9 +74,7 @@ def _json_value(value: Any) -> Any:
         return {str(key): _json_value(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [_json_value(part) for part in value]
-    if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None
-    return value if isinstance(value, str | int | None) else str(value)
+    return value if isinstance(value, str | int | float | None) else str(value)
 
 
 def print_table(

@@ -5,6 +5,7 @@ from manyformer.config import RunConfig
 from manyformer.model_summary import build_on_meta, count_parameters, forward_cost, module_rows
 from manyformer.recipes import get_recipe
 from manyformer.recipes.encoder_heads import HEAD, expected_head
+from manyformer.train.optimizers import weight_decay_groups
 
 
 def print_summary(run: RunConfig) -> None:
@@ -19,6 +20,10 @@ def print_summary(run: RunConfig) -> None:
         if part.level < 2 and part.parameters:
             times = f" x {part.times}" if part.times > 1 else ""
             print_result(f"#   {'  ' * part.level}{part.name}{times} {part.kind}: {part.parameters:,}")
+    decayed, undecayed = (sum(weight.numel() for weight in group) for group in weight_decay_groups(model))
+    print_result(
+        f"# weight decay: {decayed:,} parameters decay, {undecayed:,} do not (biases, norms, tables, positions)"
+    )
     cost = forward_cost(model, expected.row_length)
     step = 3 * cost.flops * run.batch.tokens * run.batch.accumulate / expected.row_length
     print_result(f"# a step: {run.batch.tokens * run.batch.accumulate:,} tokens, about {format_count(step)}FLOP")

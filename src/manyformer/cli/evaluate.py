@@ -131,6 +131,8 @@ def print_evaluations(evaluations: "Mapping[str, Evaluation]", picture: Path | N
         print_result(f"{name} on {evaluation.data}: {evaluation.how}")
         rows = [(score.name, f"{score.value:.{score.digits}f}", score.signature) for score in evaluation.scores]
         print_table(("score", "value", "how"), rows, right=(1,))
+        if names := [score.name for score in evaluation.scores if not math.isfinite(score.value)]:
+            print_note(f"warning: {', '.join(names)}: no finite number, so this model cannot be compared by it")
         if evaluation.guesses is not None:
             print_note(evaluation.guesses.summary_line)
 

@@ -13,6 +13,7 @@ from manyformer.compare.suite_costs import CaseCosts, state_bytes_at
 from manyformer.compare.suite_report import EQUAL_STEPS
 from manyformer.errors import UserError, suggest_names
 from manyformer.files.json_records import DamagedFile, read_json, validate_json
+from manyformer.scores import is_comparable, rank_key
 
 RESULTS_FILE = "results.json"
 
@@ -135,7 +136,7 @@ def _reason_against(state: int | None, length: int, memory: int | None) -> str |
 def _rows(task: TaskRecord, costs: Mapping[str, CaseCosts], states: Mapping[str, int | None]) -> list[AdviceRow]:
     """The rows of a task, best first."""
     column = task.results[EQUAL_STEPS]
-    sign = 1 if score_kind(task.score).lower_is_better else -1
+    lower_is_better = score_kind(task.score).lower_is_better
     rows = []
     for case, cost in costs.items():
         measured = [measurement.scores for measurement in column.measured if measurement.case == case]
@@ -145,11 +146,13 @@ def _rows(task: TaskRecord, costs: Mapping[str, CaseCosts], states: Mapping[str,
         last = _mean([scores[-1].get(task.score) for scores in measured if scores]) if len(task.lengths) > 1 else None
         is_best = case == column.best or column.p_values.get(case, 0.0) >= 0.05
         rows.append(AdviceRow(task.task, case, cost.recipe, first, last, is_best, states[case], cost.keywords))
-    return sorted(rows, key=lambda row: sign * row.score)
+    return sorted(rows, key=lambda row: rank_key(row.score, lower_is_better=lower_is_better))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
     numbers = [value for value in values if value is not None]
+    if not all(map(is_comparable, numbers)):
+        return None
     return sum(numbers) / len(numbers) if numbers else None
 
 

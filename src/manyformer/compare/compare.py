@@ -1,6 +1,5 @@
 """`compare`: runs a comparison, given by name or file, and writes its report."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,6 +21,7 @@ from manyformer.config.comparison import Comparison
 from manyformer.config.load_comparison import load_comparison
 from manyformer.data.synthetic_floors import GuessFloors, guess_floors
 from manyformer.errors import UserError, UserErrors, suggest_names
+from manyformer.files.json_text import json_text
 from manyformer.model_summary import build_on_meta
 from manyformer.plugins import import_for_run
 from manyformer.system.stop_signals import resumable
@@ -48,7 +48,7 @@ def comparison_errors(comparison: Comparison) -> Iterator[str]:
     if file.reference is not None and file.reference not in names:
         yield f"reference: there is no case '{file.reference}'; {suggest_names(file.reference, names)}"
     # trials mostly differ in the optimizer
-    models = {(case.name, json.dumps(trial.run.model)): trial.run for case in comparison.cases for trial in case.trials}
+    models = {(case.name, json_text(trial.run.model)): trial.run for case in comparison.cases for trial in case.trials}
     checks: list[tuple[str, Callable[[], object]]] = [
         *(("", partial(parse_claim, text, names, comparison.values, file.score, file.cost)) for text in file.claims),
         *(("", partial(check_score, score, case.run)) for case in comparison.cases for score in file.score),

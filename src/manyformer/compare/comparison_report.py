@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,6 +16,8 @@ from manyformer.compare.scoring import score_kind
 from manyformer.compare.sizing import is_as_large
 from manyformer.config.comparison import Comparison
 from manyformer.data.synthetic_floors import GuessFloors
+from manyformer.files.json_text import json_text
+from manyformer.scores import is_comparable
 from manyformer.system.printable_text import printable
 
 NO_VALUE = "–"
@@ -44,12 +45,17 @@ class ComparisonResult:
         return [measurement for measurement in self.measurements if measurement.case == case]
 
     def values(self, case: str, score: str, index: int = 0) -> list[float]:
-        """A score of a case at index `index` of the sweep, one per seed; missing scores are left out."""
+        """A score of a case at index `index` of the sweep, one per seed.
+
+        Missing scores and those that are no finite numbers are left out."""
         scores = [measurement.scores[index].get(score) for measurement in self.measurements_of(case)]
-        return [value for value in scores if value is not None]
+        return [value for value in scores if value is not None and is_comparable(value)]
 
     def mean(self, case: str, score: str, index: int = 0) -> float | None:
-        """The mean over seeds; None if the score is missing."""
+        """The mean over seeds; None if the score is missing, or is no finite number with one of the seeds."""
+        scores = [measurement.scores[index].get(score) for measurement in self.measurements_of(case)]
+        if any(value is not None and not is_comparable(value) for value in scores):
+            return None
         values = self.values(case, score, index)
         return statistics.fmean(values) if values else None
 
@@ -91,13 +97,21 @@ class ComparisonResult:
 
     @property
     def missing_reasons(self) -> list[str]:
-        """The distinct reasons for missing scores, each with its case and the value of the sweep."""
+        """The distinct reasons for missing scores, each with its case and the value of the sweep.
+
+        Scores that are no finite numbers count as missing: a mean without them would favor a case that diverged."""
         reasons: dict[str, None] = {}
         for measurement in self.measurements:
-            for value, reason in zip(self.comparison.values, measurement.reasons, strict=True):
+            for value, reason, scores in zip(
+                self.comparison.values, measurement.reasons, measurement.scores, strict=True
+            ):
+                place = measurement.case + ("" if value is None else f" at {self.comparison.setting} {value}")
                 if reason is not None:
-                    suffix = "" if value is None else f" at {self.comparison.setting} {value}"
-                    reasons[f"{measurement.case}{suffix}: {reason}"] = None
+                    reasons[f"{place}: {reason}"] = None
+                for score, number in scores.items():
+                    if number is not None and not is_comparable(number):
+                        problem = f"{score.replace('_', ' ')} is {number:g} with seed {measurement.seed}"
+                        reasons[f"{place}: {problem}, so it has no mean"] = None
         return list(reasons)
 
     def _trial_notes(self) -> Iterator[str]:
@@ -156,7 +170,7 @@ class ComparisonResult:
             "runs": {case.name: case.run.model_dump(mode="json", by_alias=True) for case in comparison.cases},
             "machine": self.machine,
         }
-        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        return json_text(content, indent=2) + "\n"
 
     def to_csv(self) -> str:
         """One row for each case, seed, value of the sweep and score."""

@@ -1,7 +1,6 @@
 """How long the trainings of comparisons take: a few steps and scored batches of each case are timed beforehand."""
 
 import hashlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from manyformer.compare.training_hash import run_settings
 from manyformer.compare.training_task import TrainingTask
 from manyformer.costs.flops import count_flops
 from manyformer.files.json_lines import JsonLines
+from manyformer.files.json_text import json_text
 from manyformer.system.temporary_folders import temporary_folder
 
 MIN_SECONDS, MIN_STEPS, MAX_STEPS = 1.0, 2, 50
@@ -170,4 +170,6 @@ def _timing_key(task: TrainingTask, machine: str) -> str:
     points = [None if point is None else run_settings(point).get("data") for point in task.points]
     for section in ("optim", "limits", "seed", "init_from"):
         settings.pop(section, None)
-    return hashlib.sha256(json.dumps([settings, points, machine], sort_keys=True).encode()).hexdigest()[:24]
+    return hashlib.sha256(
+        json_text([settings, points, machine], sort_keys=True, ensure_ascii=True).encode()
+    ).hexdigest()[:24]

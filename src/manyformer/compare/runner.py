@@ -1,6 +1,5 @@
 """The trainings of a comparison: which are to be done, in which folders, and which have been measured already."""
 
-import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from manyformer.compare.training_task import TrainingTask
 from manyformer.config import RUN_FILE, RunConfig
 from manyformer.config.comparison import Comparison, ComparisonCase
 from manyformer.errors import UserError
+from manyformer.scores import rank_key
 from manyformer.train.run_folder import as_run
 from manyformer.version import VERSION
 
@@ -82,12 +82,12 @@ class ComparisonRunner:
         if len(case.trials) == 1:
             return 0
         trials = [self.measurement(TrainingJob(case.name, trial, 0)) for trial in range(len(case.trials))]
-        sign = 1 if score_kind(self.comparison.file.score[0]).lower_is_better else -1
+        lower_is_better = score_kind(self.comparison.file.score[0]).lower_is_better
         if any(measurement is None for measurement in trials):
             return None
         selected = [measurement.selection for measurement in trials if measurement is not None]
-        # a trial that diverged has no score
-        return min(range(len(trials)), key=lambda trial: math.inf if (x := selected[trial]) is None else sign * x)
+        # a trial that diverged has no score, or one that is not finite
+        return min(range(len(trials)), key=lambda trial: rank_key(selected[trial], lower_is_better=lower_is_better))
 
     def measurement(self, job: TrainingJob) -> CaseMeasurement | None:
         """The measurement of a job, if there is one."""

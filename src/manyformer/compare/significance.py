@@ -2,24 +2,34 @@
 
 import math
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 
 SIGNIFICANCE_LEVEL = 0.05
 
 
 def paired_t_test(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """The two-sided p-value of Student's t-test on the paired differences; None for fewer than two pairs."""
+    """The two-sided p-value of Student's t-test on the paired differences; None where the test has no value.
+
+    It has none for fewer than two pairs, for numbers that are not finite, and where all differences are equal but 0:
+    their spread says nothing about chance then. Where all pairs are equal the value is 1."""
+    if not all(map(math.isfinite, [*first, *second])):
+        return None
     differences = [a - b for a, b in zip(first, second, strict=True)]
     if len(differences) < 2:
         return None
     mean, deviation = statistics.fmean(differences), statistics.stdev(differences)
-    if deviation == 0:
-        return 1.0 if mean == 0 else 0.0
+    # differences of decimals such as 0.3 - 0.1 are equal but for the rounding of their last digit
+    rounding = 4 * sys.float_info.epsilon * max(map(abs, [*first, *second]))
+    if deviation <= rounding:
+        return 1.0 if abs(mean) <= rounding else None
     return student_t_tails(mean / (deviation / math.sqrt(len(differences))), len(differences) - 1)
 
 
 def student_t_tails(t: float, degrees: int) -> float:
     """The probability of a value at least as far from 0 as `t` (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4)."""
+    if degrees < 1:
+        raise ValueError(f"student_t_tails: degrees ({degrees}) must be at least 1")
     angle = math.atan(abs(t) / math.sqrt(degrees))
     sine, cosine = math.sin(angle), math.cos(angle)
     is_odd = degrees % 2

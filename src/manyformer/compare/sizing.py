@@ -10,6 +10,7 @@ from typing import NamedTuple
 from manyformer.config import RunConfig
 from manyformer.config.comparison import CaseTrial, Comparison, ComparisonCase
 from manyformer.errors import UserError
+from manyformer.files.json_text import json_text
 from manyformer.model_summary import build_on_meta, count_parameters
 from manyformer.recipes import get_recipe
 
@@ -60,7 +61,7 @@ def body_parameters(run: RunConfig) -> int:
     keywords = {**run.data.expected_keywords(set(parameters)).keywords, **run.model}
     if isinstance(keywords.get("vocab"), int):
         keywords["vocab"] = _VOCABS[0]
-    return _count_body(run.recipe, json.dumps(keywords, sort_keys=True))
+    return _count_body(run.recipe, json_text(keywords, sort_keys=True))
 
 
 @functools.cache

@@ -1,7 +1,6 @@
 """What the models of a suite cost at several lengths: time, memory, operations, and the state for decoding."""
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from manyformer.bench import BenchCandidate, bench
 from manyformer.compare.job_pool import describe_machine
 from manyformer.config import RunConfig
 from manyformer.files.json_lines import JsonLines
+from manyformer.files.json_text import json_text
 from manyformer.model_summary import build_on_meta, state_bytes_after
 from manyformer.recipes import get_recipe
 
@@ -71,7 +71,9 @@ def measure_case_costs(
     """The costs of the model of each run at each length, by the names of the cases; those in the store are reused."""
     costs: dict[str, CaseCosts] = {}
     for name, run in runs.items() if lengths else ():
-        settings = json.dumps([run.recipe, run.model, list(lengths), describe_machine(1)], sort_keys=True)
+        settings = json_text(
+            [run.recipe, run.model, list(lengths), describe_machine(1)], sort_keys=True, ensure_ascii=True
+        )
         key = hashlib.sha256(settings.encode()).hexdigest()[:24]
         if key not in store.entries:
             on_progress(f"measuring the costs of {name}")

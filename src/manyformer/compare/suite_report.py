@@ -1,7 +1,5 @@
 """The result of a suite: tables with ranges, significance, floors and costs, as text, Markdown or JSON."""
 
-import json
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +12,7 @@ from manyformer.compare.significance import SIGNIFICANCE_LEVEL, holm_adjusted, p
 from manyformer.compare.suite_costs import CaseCosts
 from manyformer.config.suite import Suite, SuiteTask
 from manyformer.data.synthetic_floors import GuessFloors
+from manyformer.files.json_text import json_text
 from manyformer.system.printable_text import printable
 
 EQUAL_STEPS = "equal steps"
@@ -75,15 +74,26 @@ class TaskResult:
 
     def p_values(self, cases: Sequence[str], column: str = EQUAL_STEPS) -> dict[str, float]:
         """The adjusted p-value of each other case against the best, paired over seeds, if it has all seeds."""
+        tests = self._tests(cases, column)
+        return holm_adjusted({case: p_value for case, p_value in tests.items() if p_value is not None})
+
+    def untested_cases(self, cases: Sequence[str], column: str = EQUAL_STEPS) -> list[str]:
+        """The cases that differ from the best by the same amount with every seed, of which a t-test says nothing."""
+        tests = self._tests(cases, column)
+        best = self.best_case(cases, column)
+        seeds = len(self.results[column].values(best, self.score)) if best is not None else 0
+        return [case for case, p_value in tests.items() if p_value is None and seeds > 1]
+
+    def _tests(self, cases: Sequence[str], column: str) -> dict[str, float | None]:
+        """The p-value of each other case that has all seeds against the best; None where the test has no value."""
         best = self.best_case(cases, column)
         if best is None:
             return {}
         reference = self.results[column].values(best, self.score)
         values = {case: self.results[column].values(case, self.score) for case in cases if case != best}
-        tests = {
+        return {
             case: paired_t_test(reference, scores) for case, scores in values.items() if len(scores) == len(reference)
         }
-        return holm_adjusted({case: p_value for case, p_value in tests.items() if p_value is not None})
 
 
 @dataclass(frozen=True)
@@ -128,6 +138,12 @@ class SuiteResult:
         notes += [
             f"{task.task.name}: {reason}" for task in self.tasks for reason in task.results[EQUAL_STEPS].missing_reasons
         ]
+        notes += [
+            f"{task.task.name}: {', '.join(untested)} differ from the best by the same amount with every seed, "
+            "so that a t-test has no value"
+            for task in self.tasks
+            if (untested := task.untested_cases(self.cases))
+        ]
         if self.missing:
             notes.append(f"{self.missing} trainings are not measured yet; the same command continues")
         elif self.seconds:
@@ -171,7 +187,7 @@ class SuiteResult:
             ],
             "costs": {case: asdict(costs) for case, costs in self.costs.items()},
         }
-        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        return json_text(content, indent=2) + "\n"
 
     def _column_record(self, task: TaskResult, column: str) -> dict[str, Any]:
         result = task.results[column]
@@ -192,13 +208,13 @@ class SuiteResult:
         return Table(title, ["case", *(task.task.name for task in tasks)], rows)
 
     def _cell(self, task: TaskResult, column: str, case: str) -> str:
-        values = task.results[column].values(case, task.score)
-        if not values:
+        values, mean = task.results[column].values(case, task.score), task.results[column].mean(case, task.score)
+        if mean is None:
             return NO_VALUE
         mark = " *" if self._is_best(task, column, case) else ""
         digits = score_kind(task.score).digits
         span = f" ({min(values):.{digits}f}-{max(values):.{digits}f})" if len(values) > 1 else ""
-        return f"{statistics.fmean(values):.{digits}f}{span}{mark}"
+        return f"{mean:.{digits}f}{span}{mark}"
 
     def _is_best(self, task: TaskResult, column: str, case: str) -> bool:
         """Whether no case is significantly better."""

@@ -1,11 +1,11 @@
 """Hashes of trainings: two with the same hash have the same result."""
 
 import hashlib
-import json
 from typing import Any
 
 from manyformer.config import EncodedTextData, RunConfig
 from manyformer.config.comparison import ComparisonCase
+from manyformer.files.json_text import json_text
 
 IGNORED_SECTIONS = {"out", "log", "save", "trackers", "device", "imports", "process_timeout"}
 """Sections of a run that do not affect its measurement."""
@@ -37,4 +37,4 @@ def with_source(run: RunConfig, old: str | None, new: str) -> RunConfig:
 
 def content_hash(content: Any) -> str:
     """24 hexadecimal digits that stand for content which JSON can express."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+    return hashlib.sha256(json_text(content, sort_keys=True, ensure_ascii=True).encode()).hexdigest()[:24]

@@ -28,6 +28,9 @@ class OptimizerSection(ConfigSection):
     layer_decay: Annotated[float, Field(gt=0, le=1)] | None = None
     """Layer-wise learning rates (ELECTRA, arXiv:2003.10555): that of the head times this once for each layer from the
     top down, and once more for the embedding; null means one rate for all. Needs a model of one stack of layers."""
+    nonfinite: Literal["stop", "skip"] = "stop"
+    """A step whose gradient is not finite, or too large for the optimizer to square: `stop` ends the run, and names the
+    weight; `skip` leaves weights and optimizer as they are, goes on, and counts such steps."""
 
 
 class AdamWConfig(OptimizerSection):
@@ -44,7 +47,8 @@ class AdamWConfig(OptimizerSection):
     eps: PositiveFloat = 1e-8
     """Added to the root of the mean square, against division by zero."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    """Decay of the weight matrices, times the learning rate each step; biases, norms and embeddings do not decay."""
+    """Decay of the weights that multiply activations (matrices and convolutions), times the learning rate each step;
+    biases, norms, lookup tables, positions and learned tokens do not decay."""
     max_grad_norm: PositiveFloat | None = 1.0
     """Largest norm of the full gradient; null means no clipping."""
 

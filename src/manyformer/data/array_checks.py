@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from manyformer.data.epochs import FIXED_SEED, random_generator
 from manyformer.errors import UserError
+from manyformer.exact_shares import round_share
 
 NO_LABEL = -1
 """The label of an item that has none."""
@@ -82,7 +83,7 @@ def complete_splits(
     if "valid" not in splits:
         pool = splits.get("train", free)
         drawn = random_generator(FIXED_SEED).permutation(pool)
-        count = max(1, round(valid * len(pool)))
+        count = max(1, round_share(valid, len(pool)))
         splits["valid"], splits["train"] = np.sort(drawn[:count]), np.sort(drawn[count:])
     splits.setdefault("train", free)
     if not len(splits["train"]):

@@ -10,6 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from manyformer.data.tokenizer import SPECIALS, TokenIds, Tokenizer
 from manyformer.errors import UserError
+from manyformer.files.json_text import json_text
 
 _MIN_VOCAB = len(SPECIALS) + 256
 
@@ -61,7 +62,7 @@ class BPETokenizer(Tokenizer):
 
     @classmethod
     def restore(cls, content: dict[str, Any]) -> "BPETokenizer":
-        text = json.dumps(content["tokenizers"])
+        text = json_text(content["tokenizers"], ensure_ascii=True)
         try:
             inner = tokenizers.Tokenizer.from_str(text)
         # The library raises no more specific class than Exception.

@@ -2,7 +2,6 @@
 
 import fcntl
 import hashlib
-import json
 import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +13,7 @@ from manyformer.data.token_shards import ShardFacts, TokenShard, open_verified_s
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import make_folder, remove_draft, report_not_written
 from manyformer.files.json_records import AS_OBJECT, Count, DamagedFile, FileName, FileRecord, Sha256
+from manyformer.files.json_text import json_text
 from manyformer.files.verified_folder import MANIFEST, VerifiedFolder, write_manifest
 from manyformer.type_aliases import LogFn
 
@@ -70,7 +70,7 @@ def load_or_prepare(
     which was trained on its data, data that differs is refused with a UserError, and the cache stays as it is. Damaged
     files are named in the log and prepared again. A process waits while another one prepares data in the same cache.
     """
-    key = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    key = hashlib.sha256(json_text(settings, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
     with suppress(DamagedFile):
         if (prepared := _load_if_current(cache, key)) is not None:
             return prepared

@@ -9,6 +9,7 @@ import tokenizers
 
 from manyformer.data.tokenizer import UNKNOWN_TEXT, StreamDecoder, TokenIds, Tokenizer
 from manyformer.errors import UserError
+from manyformer.files.json_text import json_text
 
 
 class SpecialIds(NamedTuple):
@@ -184,7 +185,7 @@ def _count_separators(inner: tokenizers.Tokenizer, eos: int) -> int:
 
 def _read_inner(content: Mapping[str, Any]) -> tokenizers.Tokenizer:
     try:
-        return tokenizers.Tokenizer.from_str(json.dumps(content))
+        return tokenizers.Tokenizer.from_str(json_text(content, ensure_ascii=True))
     # the library raises no more specific class than Exception
     except Exception as error:
         raise ValueError(str(error)) from error

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from manyformer.data.epochs import FIXED_SEED, random_generator
 from manyformer.data.text_sources import TextPart, TextSource
+from manyformer.exact_shares import ceil_share, exact_share, floor_share
 
 # With fewer documents, one document is too large a share to hold out.
 MIN_DOCUMENTS = 10
@@ -63,9 +64,11 @@ class HoldoutSplitter:
         for number, share in enumerate(self._shares.values(), start=1):
             candidates = order[splits[order] == 0]
             # a document larger than the share remains in training
-            candidates = candidates[self._lengths[candidates] <= share * total]
+            # lengths are integers: what is below the share is below its next integer
+            limit = floor_share(share, total)
+            candidates = candidates[self._lengths[candidates] <= limit]
             preceding = np.cumsum(self._lengths[candidates]) - self._lengths[candidates]
-            splits[candidates[preceding < share * total]] = number
+            splits[candidates[preceding < ceil_share(share, total)]] = number
         return splits
 
     def divide(self, parts: Iterable[TextPart]) -> Iterator[DocumentPiece]:
@@ -83,10 +86,10 @@ class HoldoutSplitter:
 
     def _divide_part(self, part: TextPart, offset: int, length: int) -> Iterator[DocumentPiece]:
         # No side of a boundary ends the document, but the first part of a split in a document starts one.
-        train_share = 1 - sum(self._shares.values())
+        train_share = 1 - sum(map(exact_share, self._shares.values()))
         split_start = 0
         for name, share in zip(self.names, [train_share, *self._shares.values()], strict=True):
-            split_stop = length if name == self.names[-1] else split_start + int(share * length)
+            split_stop = length if name == self.names[-1] else split_start + floor_share(share, length)
             start, stop = max(split_start, offset), min(split_stop, offset + len(part.text))
             if start < stop:
                 yield DocumentPiece(

@@ -1,7 +1,6 @@
 """Opening environments: rollouts for training, and held-out episodes with fixed seeds."""
 
 import functools
-import json
 from typing import Any, final
 
 import torch
@@ -16,6 +15,7 @@ from manyformer.data.rollout_feed import RolloutFeed
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.environments import VectorEnvironment, make_environment, row_seeds
 from manyformer.errors import UserError
+from manyformer.files.json_text import json_text
 from manyformer.rollouts import EpisodeBatch, RolloutSettings
 from manyformer.spaces import BoxActions, PixelSpace
 
@@ -59,7 +59,9 @@ def open_environment(data: EnvironmentData, form: str, request: OpenRequest) -> 
         passes=data.passes,
         batch_rows=batch_rows,
         seed=request.seed,
-        fingerprint=json.dumps([data.model_dump(mode="json", exclude={"valid"}), batch_rows], sort_keys=True),
+        fingerprint=json_text(
+            [data.model_dump(mode="json", exclude={"valid"}), batch_rows], sort_keys=True, ensure_ascii=True
+        ),
     )
     held_out = {split: HeldOutBatches(EpisodeEpoch(data, split), None) for split in SPLITS}
     tokenizer = NoTokenizer()

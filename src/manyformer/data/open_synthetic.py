@@ -1,6 +1,5 @@
 """Opening synthetic sequences for language models and classifiers: a rule generates every batch from seeds."""
 
-import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple, final
 
@@ -28,6 +27,8 @@ from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.synthetic import SyntheticRows, SyntheticRule, make_rule
 from manyformer.data.tokenizer import SPECIALS, Tokenizer
 from manyformer.errors import UserError
+from manyformer.exact_shares import floor_share
+from manyformer.files.json_text import json_text
 from manyformer.type_aliases import IntArray
 
 LABELLED = "labelled"
@@ -127,7 +128,7 @@ def open_synthetic(data: SyntheticData, form: str, request: OpenRequest) -> Open
     rule, rows, parts = make_rule(data), request.batch_tokens // row_length, data.rows_per_sequence
     # runs from before there was a choice of targets go on
     unused = {"targets"} if data.targets == "rule" else set()
-    fingerprint = json.dumps(data.model_dump(exclude={"valid", "context"} | unused), sort_keys=True)
+    fingerprint = json_text(data.model_dump(exclude={"valid", "context"} | unused), sort_keys=True, ensure_ascii=True)
     shape = SyntheticShape(max(1, BATCHES_PER_EPOCH // parts) * parts, rows, rule.length, parts)
     held_out = {name: _held_out(rule, form, data, rows, number) for number, name in enumerate(HELD_OUT_SPLITS)}
     tokenizers = _tokenizers(data, form)
@@ -204,7 +205,10 @@ def _held_out(rule: SyntheticRule[Any], form: str, data: SyntheticData, rows: in
     """Held-out rows, the same for every run; `number` distinguishes validation from test data."""
     sequences = max(1, round(data.valid / (rows * rule.length)))
     shape = SyntheticShape(
-        sequences * data.rows_per_sequence, rows, rule.length - int(data.context * rule.length), data.rows_per_sequence
+        sequences * data.rows_per_sequence,
+        rows,
+        rule.length - floor_share(data.context, rule.length),
+        data.rows_per_sequence,
     )
     batches = shape.batches
     epoch = RuleEpoch(rule, form, shape, (FIXED_SEED, data.seed, number))
@@ -216,7 +220,7 @@ def _held_out(rule: SyntheticRule[Any], form: str, data: SyntheticData, rows: in
 
 
 def _summary_lines(data: SyntheticData, rule: SyntheticRule[Any]) -> list[str]:
-    scored = f", the last {rule.length - int(data.context * rule.length)} scored" if data.context else ""
+    scored = f", the last {rule.length - floor_share(data.context, rule.length)} scored" if data.context else ""
     parts = f", {data.rows_per_sequence} to a sequence" if data.rows_per_sequence > 1 else ""
     return [
         f"synthetic: {rule.describe()}",

@@ -1,7 +1,6 @@
 """Tokenizers and label names as files of a run folder: enough to use a trained model without its data."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from manyformer.data.tokenizer_kinds import MAX_TOKENIZER_BYTES, load_tokenizer
 from manyformer.errors import UserError, suggest_names
 from manyformer.files.atomic_files import atomic_write_text
 from manyformer.files.json_records import read_json, validate_json
+from manyformer.files.json_text import json_text
 from manyformer.files.tokenizer_files import LABELS, SHARED_TOKENIZER, SOURCE_TOKENIZER, TARGET_TOKENIZER
 from manyformer.files.verified_folder import VerifiedFolder
 
@@ -26,7 +26,7 @@ class TokenizerPair(NamedTuple):
     @property
     def fingerprint(self) -> str:
         """A hash that is equal for equal tokenizers and labels."""
-        text = json.dumps([self.source.fingerprint, self.target.fingerprint, self.labels])
+        text = json_text([self.source.fingerprint, self.target.fingerprint, self.labels], ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def class_ids(self) -> dict[str, int]:
@@ -41,7 +41,7 @@ class TokenizerPair(NamedTuple):
             self.source.save(folder / SOURCE_TOKENIZER)
             self.target.save(folder / TARGET_TOKENIZER)
         if self.labels is not None:
-            atomic_write_text(folder / LABELS, json.dumps(self.labels, ensure_ascii=False, indent=1) + "\n")
+            atomic_write_text(folder / LABELS, json_text(self.labels, indent=1) + "\n")
 
 
 def class_id(class_ids: Mapping[str, int], label: str, location: str) -> int:

@@ -1,7 +1,6 @@
 """The common part of kinds of data that are tables of rows: pairs, labelled texts and tagged sentences."""
 
 import hashlib
-import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from manyformer.data.table_files import TableRow
 from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, write_shards
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write
+from manyformer.files.json_text import json_text
 
 TableData = TypeVar("TableData", bound=PairsData | TabularTextData | TreesData)
 """The section of a table."""
@@ -72,7 +72,7 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
                 if name != "train"
             }
             for name, rows in _group_rows(split_rows(splits, required_cells=self.required_cells)):
-                lines = [json.dumps([*row.cells, row.location], ensure_ascii=False) for row in rows]
+                lines = [json_text([*row.cells, row.location]) for row in rows]
                 content = "".join(f"{line}\n" for line in lines).encode()
                 hashers[name].update(content)
                 if name in files:

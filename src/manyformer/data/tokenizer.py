@@ -2,7 +2,6 @@
 
 import codecs
 import hashlib
-import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.files.atomic_files import atomic_write_text
+from manyformer.files.json_text import json_text
 
 TokenIds = NDArray[np.int32]
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>", "<mask>")
@@ -107,14 +107,12 @@ class Tokenizer(ABC):
     @property
     def fingerprint(self) -> str:
         """A hash that is equal for equal tokenizers."""
-        text = json.dumps([self.kind, self.content()], sort_keys=True)
+        text = json_text([self.kind, self.content()], sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tokenizer as one JSON file, atomically."""
-        atomic_write_text(
-            Path(path), json.dumps({"kind": self.kind, **self.content()}, ensure_ascii=False, indent=1) + "\n"
-        )
+        atomic_write_text(Path(path), json_text({"kind": self.kind, **self.content()}, indent=1) + "\n")
 
     @classmethod
     @abstractmethod

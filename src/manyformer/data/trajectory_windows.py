@@ -10,6 +10,7 @@ from manyformer.batches import IGNORE_INDEX
 from manyformer.batches.episode_batches import TrajectoryBatch
 from manyformer.data.epochs import FIXED_SEED, Epoch, EpochPlan, random_generator
 from manyformer.data.trajectory_archive import RecordedEpisodes
+from manyformer.exact_shares import round_share
 
 
 def best_episodes(episodes: RecordedEpisodes, fraction: float) -> RecordedEpisodes:
@@ -43,7 +44,7 @@ def split_episodes(episodes: RecordedEpisodes, valid: float) -> dict[str, Record
 
     Episodes are drawn without regard to their content: the same few may have been recorded again and again."""
     order = random_generator(FIXED_SEED).permutation(len(episodes.lengths))
-    count = max(1, round(valid * len(order)))
+    count = max(1, round_share(valid, len(order)))
     parts = {"train": np.sort(order[count:]), "valid": np.sort(order[:count])}
     return {name: episodes.select(part) for name, part in parts.items() if len(part)}
 

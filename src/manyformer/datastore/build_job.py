@@ -23,6 +23,7 @@ from manyformer.datastore.facts import BYTES, TEXT, DatastoreFacts, KeyPrecision
 from manyformer.errors import UserError, suggest_names
 from manyformer.evaluate.eval_data import TrainedRun, open_run
 from manyformer.evaluate.window_reading import check_context
+from manyformer.files.json_text import json_text
 from manyformer.models import LanguageModel
 from manyformer.models.carried_state import CarriedState
 from manyformer.models.weights_fingerprint import weights_fingerprint
@@ -73,7 +74,7 @@ class DatastoreJob:
         settings |= {"length": self.data.length, "packing": self.data.packing, "rows": self.rows, "text": stamps}
         if self.windows is not None:
             settings |= self.windows._asdict()
-        normalized: dict[str, Any] = json.loads(json.dumps(settings))
+        normalized: dict[str, Any] = json.loads(json_text(settings))
         return normalized
 
     def write_text(self, folder: Path) -> ShardFacts:

@@ -18,6 +18,7 @@ from manyformer.datastore.knn_head import interpolate, neighbour_weights
 from manyformer.datastore.own_text import OwnText, check_own_text
 from manyformer.errors import UserError
 from manyformer.models.carried_state import CarriedState
+from manyformer.scores import is_comparable, rank_key
 
 WEIGHTS = tuple(round(0.05 * step, 2) for step in range(20))
 TEMPERATURES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -92,7 +93,10 @@ def tune(
             if max_tokens is not None and num_tokens >= max_tokens:
                 break
     nats = dict(zip(grid, sums.flatten().tolist()))
-    return TuningResult(dict(sorted(nats.items(), key=lambda item: item[1])), num_tokens, material.name, own_text)
+    if not any(map(is_comparable, nats.values())):
+        raise UserError(f"no setting has a finite loss on {material.name}: the model's own predictions are not finite")
+    ranked = sorted(nats.items(), key=lambda item: rank_key(item[1]))
+    return TuningResult(dict(ranked), num_tokens, material.name, own_text)
 
 
 def read_queries(

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from manyformer.core import PADDING_SEGMENT, Context, Layer, LayerOutput, State, TokenPositions, WatchFn, no_watch
+from manyformer.exact_shares import ceil_shares
 from manyformer.recompute import choose_once
 
 DepthRouting = Literal["top-k", "predictor"]
@@ -94,7 +95,7 @@ def top_of_documents(scores: Float[Tensor, "b l"], positions: TokenPositions, sh
     # the next document's first column, or the end of the row
     is_last = F.pad(is_first[:, 1:], (0, 1), value=True)
     end = torch.where(is_last, column + 1, scores.shape[1]).flip(1).cummin(1).values.flip(1)
-    counts = ((end - first).double() * share - 1e-9).ceil()
+    counts = ceil_shares(share, end - first)
     chosen = (column - first < counts) & (sorted_segments != PADDING_SEGMENT)
     return torch.zeros_like(chosen).scatter(1, order, chosen)
 

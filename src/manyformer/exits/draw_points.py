@@ -1,12 +1,12 @@
 """Tables and plots of early-exit sweeps: quality against layers per token and against speed, one line per model."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from manyformer.exits.sweep import ThresholdPoint, speedups
 from manyformer.files.atomic_files import atomic_write_text, make_folder
+from manyformer.files.json_text import json_text
 from manyformer.view.figures import curve_color, curve_style, panels, write_picture
 
 
@@ -54,6 +54,6 @@ def write_points(points: Sequence[ThresholdPoint], folder: Path) -> list[Path]:
     files = [folder / name for name in ("early-exit.md", "early-exit.json", "early-exit.png")]
     rows = ["| " + " | ".join(row) + " |" for row in (TABLE_HEADER, ["---"] * len(TABLE_HEADER), *table_rows(points))]
     atomic_write_text(files[0], "\n".join(rows) + "\n")
-    atomic_write_text(files[1], json.dumps([asdict(point) for point in points], indent=1) + "\n")
+    atomic_write_text(files[1], json_text([asdict(point) for point in points], indent=1, ensure_ascii=True) + "\n")
     draw_points(points, files[2])
     return files

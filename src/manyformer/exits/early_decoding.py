@@ -2,7 +2,6 @@
 
 import copy
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from manyformer.depth.early_exit_stack import EarlyExit
 from manyformer.depth.exit_rules import NeverExit, ThresholdExitRule
 from manyformer.errors import UserError
+from manyformer.files.json_text import json_text
 from manyformer.generate import Decoding, generate
 from manyformer.generate.decode_job import read_write_tokenizers
 from manyformer.generate.prompts import pad_left, pad_right, read_prompts, special_tokens
@@ -70,7 +70,7 @@ def exit_fingerprint(model: Model) -> str:
     """A hash of all that decides where tokens exit and what they become, apart from the threshold."""
     keywords = {name: value for name, value in model.spec.keywords.items() if name != "threshold"}
     identity = [model.spec.recipe, keywords, weights_fingerprint(model)]
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json_text(identity, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
 class DecodedTexts(NamedTuple):

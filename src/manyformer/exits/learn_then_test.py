@@ -80,6 +80,8 @@ def fixed_sequence_test(
     for threshold, independent_losses in losses:
         if not len(independent_losses):
             raise UserError("a threshold cannot be tested without prompts")
+        if not all(0 <= loss <= 1 for loss in independent_losses):
+            raise UserError(f"the losses at threshold {threshold:g} must be numbers from 0 to 1")
         if threshold >= previous:
             raise UserError(f"thresholds must be in descending order, but {threshold:g} follows {previous:g}")
         risk = math.fsum(independent_losses) / len(independent_losses)

@@ -11,6 +11,7 @@ from manyformer.errors import UserError
 from manyformer.exits.early_decoding import ThresholdValues, early_exit_stack
 from manyformer.exits.prompts_from_run import PromptSet
 from manyformer.exits.text_distance import rouge_l_distance
+from manyformer.scores import rank_key
 
 DEFAULT_THRESHOLDS = (0.99, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3)
 
@@ -97,7 +98,8 @@ def best_in_bins(points: Sequence[ThresholdPoint], width: float = 0.5) -> list[T
     best: dict[int, ThresholdPoint] = {}
     for point in points:
         bin_index = int(point.layers / width)
-        if bin_index not in best or _quality(point) > _quality(best[bin_index]):
+        quality = rank_key(_quality(point), lower_is_better=False)
+        if bin_index not in best or quality < rank_key(_quality(best[bin_index]), lower_is_better=False):
             best[bin_index] = point
     return [best[bin_index] for bin_index in sorted(best)]
 

@@ -1,6 +1,5 @@
 """Files of typed records, one JSON object a line: only appended to, so that those of several machines can be joined."""
 
-import json
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -8,6 +7,7 @@ import pydantic_core
 
 from manyformer.files.atomic_files import append_bytes, make_folder
 from manyformer.files.json_records import parse_json, read_bounded, validate_json
+from manyformer.files.json_text import json_text, with_named_numbers
 
 MAX_LINES_BYTES = 1 << 28
 """The largest file that is read, in bytes."""
@@ -43,8 +43,8 @@ class JsonLines(Generic[RecordT]):
     def add(self, entry: RecordT) -> None:
         """Append a record to the file."""
         make_folder(self.path.parent)
-        content = pydantic_core.to_jsonable_python(entry, inf_nan_mode="constants")
-        line = json.dumps(content, ensure_ascii=False).encode() + b"\n"
+        content = with_named_numbers(pydantic_core.to_jsonable_python(entry, inf_nan_mode="constants"))
+        line = json_text(content).encode() + b"\n"
         append_bytes(self.path, line, drop=self._incomplete_bytes)
         self._incomplete_bytes = 0
         self.entries[entry.key] = entry

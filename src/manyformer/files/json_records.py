@@ -1,5 +1,6 @@
 """JSON files as typed records: bounded in size and depth, with a format number, every field checked when it is read."""
 
+import copy
 import hashlib
 import json
 import stat
@@ -21,6 +22,7 @@ from pydantic import (
 
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write_text
+from manyformer.files.json_text import NAMED_NUMBERS, with_named_numbers
 from manyformer.version import VERSION
 
 MAX_JSON_BYTES = 1 << 26
@@ -28,6 +30,9 @@ MAX_JSON_BYTES = 1 << 26
 
 MAX_INT = (1 << 63) - 1
 """The largest whole number in a record: what 64 bits hold."""
+
+NUMBER_ERRORS = {"float_type", "float_parsing", "int_type"}
+"""The kinds of validation errors of text in the place of a number."""
 
 VERSION_FIELD, FORMAT_FIELD, SUM_FIELD = "manyformer", "format", "sum"
 
@@ -67,7 +72,7 @@ class FileRecord(BaseModel):
     against damage. A file without the sum is read too, so that people can edit one.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     title: ClassVar[str]
     """What the file is, for messages: "the description of a model"."""
@@ -76,10 +81,10 @@ class FileRecord(BaseModel):
 
     def write(self, path: Path) -> None:
         """Write the record atomically."""
-        content = {FORMAT_FIELD: self.format_number, VERSION_FIELD: VERSION, **self.model_dump(mode="json")}
+        values = with_named_numbers(self.model_dump(mode="json"))
+        content = {FORMAT_FIELD: self.format_number, VERSION_FIELD: VERSION, **values}
         content[SUM_FIELD] = _content_sum(content)
-        # inf and nan are numbers of a score: written as JSON constants, which the reader allows
-        text = pydantic_core.to_json(content, indent=1, inf_nan_mode="constants").decode()
+        text = pydantic_core.to_json(content, indent=1).decode()
         atomic_write_text(path, f"{text}\n")
 
     @classmethod
@@ -103,7 +108,8 @@ class FileRecord(BaseModel):
 
 def _content_sum(content: Mapping[str, Any]) -> str:
     """The first digits of the SHA-256 of JSON values, whatever their order and spelling in a file."""
-    # written and parsed, so that tuples are lists, and a number is what a reader makes of it
+    # written and parsed, so that tuples are lists, and a number is what a reader makes of it; version 0.2.0 has summed
+    # numbers that are not finite as constants
     values = pydantic_core.from_json(pydantic_core.to_json(content, inf_nan_mode="constants"), allow_inf_nan=True)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -135,13 +141,52 @@ def parse_json(data: bytes, location: object, title: str) -> Any:
 
 
 def validate_json(content: Any, kind: Any, location: object) -> Any:
-    """`content`, parsed from JSON, as a value of the type `kind`. Raises DamagedFile that names the first bad field."""
+    """`content`, parsed from JSON, as a value of the type `kind`. Raises DamagedFile that names the first bad field.
+
+    Where the type has a number, the names of numbers that are not finite stand for them (see `with_named_numbers`), and
+    the constants NaN and Infinity, which version 0.2.0 has written.
+    """
+    adapter = TypeAdapter(kind)
     try:
-        # as JSON text, because lists stand for tuples there even in strict mode
-        text = pydantic_core.to_json(content, inf_nan_mode="constants")
-        return TypeAdapter(kind).validate_json(text, strict=True)
+        try:
+            return _validate(adapter, content)
+        except ValidationError as error:
+            number_places = [
+                details["loc"]
+                for details in error.errors(include_url=False)
+                if details["type"] in NUMBER_ERRORS and _is_named_number(details["input"])
+            ]
+            if not number_places:
+                raise
+            content = copy.deepcopy(content)
+            for place in number_places:
+                _restore_number(content, place)
+            return _validate(adapter, content)
     except (ValidationError, ValueError) as error:
         raise DamagedFile(f"{location} is damaged: {_first_problem(error)}") from None
+
+
+def _validate(adapter: TypeAdapter[Any], content: Any) -> Any:
+    # as JSON text, because lists stand for tuples there even in strict mode
+    return adapter.validate_json(pydantic_core.to_json(content, inf_nan_mode="constants"), strict=True)
+
+
+def _is_named_number(value: object) -> bool:
+    return isinstance(value, str) and value in NAMED_NUMBERS
+
+
+def _restore_number(content: Any, place: tuple[int | str, ...]) -> None:
+    """Replace the name of a number at this place of a validation error by the number."""
+    for part in place:
+        # the place also names the member of a union that was tried, which is no part of the content
+        is_index = isinstance(content, list) and isinstance(part, int) and part < len(content)
+        if not (is_index or (isinstance(content, dict) and part in content)):
+            continue
+        value = content[part]
+        if isinstance(value, str):
+            content[part] = NAMED_NUMBERS.get(value, value)
+            return
+        content = value
 
 
 def _first_problem(error: ValueError) -> str:

@@ -1,6 +1,5 @@
 """Models of this library as folders that Hugging Face's `transformers` loads."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from torch import Tensor
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError, suggest_names
 from manyformer.files.atomic_files import atomic_path, atomic_write_text, make_folder
+from manyformer.files.json_text import json_text
 from manyformer.interop.auto_classes import AutoClass, auto_class_of, write_loader
 from manyformer.interop.exported_config import (
     SPEC_FIELD,
@@ -150,7 +150,7 @@ def _converted(name: str, tensor: Tensor, dtype: str) -> Tensor:
 
 
 def _write_json(file: Path, content: object) -> None:
-    atomic_write_text(file, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    atomic_write_text(file, json_text(content, indent=2) + "\n")
 
 
 def _native_parts(model: Model, kind: AutoClass, model_type: str | None) -> ExportedParts:

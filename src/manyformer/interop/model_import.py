@@ -20,6 +20,7 @@ from manyformer.interop.tensor_rules import TensorRule
 from manyformer.interop.weight_files import WeightFiles
 from manyformer.interop.wrapped_models import wrapped_family
 from manyformer.models import Model
+from manyformer.models.finite_weights import warn_non_finite
 from manyformer.models.model_files import replacement_folder
 from manyformer.recipes import build
 
@@ -109,7 +110,7 @@ def import_model(folder: str | Path, *, base: str | Path | None = None) -> Impor
     new = _parts_of_new_head(rules) if config.is_bare and family.head_is_optional else ()
     rules = [rule for rule in rules if not set(rule.ours) & set(new)]
     left_out = _left_over(family, names, rules, weights)
-    _fill(model, rules, names, weights, new)
+    _fill(model, rules, names, weights, new, Path(folder))
     parameters = sum(weight.numel() for weight in model.parameters())
     tensors = sum(len(rule.theirs) for rule in rules if rule.ours)
     model.tokenizer, model.labels, model.generation = texts.tokenizer, texts.labels, texts.generation
@@ -164,7 +165,12 @@ def _parts_of_new_head(rules: list[TensorRule]) -> tuple[str, ...]:
 
 
 def _fill(
-    model: Model, rules: list[TensorRule], names: Mapping[str, str], weights: ForeignWeights, new: Collection[str]
+    model: Model,
+    rules: list[TensorRule],
+    names: Mapping[str, str],
+    weights: ForeignWeights,
+    new: Collection[str],
+    folder: str | Path,
 ) -> None:
     """Copy the tensors into the weights of the model, all but the `new` ones."""
     expected: dict[str, Tensor] = model.state_dict(keep_vars=True)
@@ -187,3 +193,4 @@ def _fill(
                 target.copy_(value)
     unfilled = [name for name, target in expected.items() if id(target) not in filled and name not in new]
     assert not unfilled, f"no rule fills {unfilled}"
+    warn_non_finite(model, folder)

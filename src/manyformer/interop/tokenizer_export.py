@@ -1,6 +1,5 @@
 """Tokenizers of this library as files that `AutoTokenizer` of Hugging Face's `transformers` loads."""
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from manyformer.data.foreign_tokenizer import ForeignTokenizer, SpecialIds
 from manyformer.data.tokenizer import SPECIALS, Tokenizer
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write_text
+from manyformer.files.json_text import json_text
 from manyformer.interop.auto_classes import AutoClass
 from manyformer.interop.foreign_tokenizer_files import SPECIAL_TOKEN_FILES, TOKENIZER
 
@@ -42,7 +42,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, kind: AutoClass, max_len
         "padding_side": "left" if kind.suffix == "CausalLM" else "right",
     }
     atomic_write_text(folder / TOKENIZER, inner.to_str(pretty=True) + "\n")
-    atomic_write_text(folder / SPECIAL_TOKEN_FILES[0], json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    atomic_write_text(folder / SPECIAL_TOKEN_FILES[0], json_text(config, indent=2) + "\n")
 
 
 def fast_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
@@ -85,7 +85,7 @@ def _bytes(tokenizer: Any) -> tokenizers.Tokenizer:
 
 
 def _wrapped(tokenizer: Any) -> tokenizers.Tokenizer:
-    return tokenizers.Tokenizer.from_str(json.dumps(tokenizer.content()["tokenizers"]))
+    return tokenizers.Tokenizer.from_str(json_text(tokenizer.content()["tokenizers"], ensure_ascii=True))
 
 
 CONVERTERS: Mapping[type[Tokenizer], Callable[[Any], tokenizers.Tokenizer]] = {

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from manyformer.head_selection import PerHeadTensors
+from manyformer.training_hooks import UndecayedParameters
 
 
 class SortingNetwork(PerHeadTensors, ABC):
@@ -45,12 +46,14 @@ class SortingNetwork(PerHeadTensors, ABC):
 
 
 @final
-class MLPSorting(SortingNetwork):
+class MLPSorting(SortingNetwork, UndecayedParameters):
     """W2 relu(W1 x + b1) with separate weights for each head, for up to `max_blocks` blocks (section 3.2, equation 2).
 
     x is a mean where the paper has a sum, so that it does not grow with the block. W2 has no bias: Sinkhorn
     normalization removes a constant of a column. Raises ValueError for more blocks.
     """
+
+    undecayed = ("shift",)
 
     head_axes = (("up", -3), ("shift", -3), ("down", -3))
 

@@ -28,9 +28,10 @@ class CentroidSums(NamedTuple):
 class KMeansCentroids(PerHeadTensors, PostStepUpdate):
     """`clusters` unit vectors for each head; a key belongs to the centroid with the largest cosine.
 
-    Centroids are initialized to random directions. The first training batch moves them to its keys (Lloyd's
-    algorithm); then, after every step, each becomes the exponential moving average, with rate `decay`, of the keys
-    nearest to it, over all processes of a run. They get no gradient: `commitment` times the mean squared distance of a
+    Centroids are initialized to random directions. After the first training step they move to the keys of its first
+    batch (Lloyd's algorithm), not before that batch is read: its tokens would be routed by later ones. After every
+    further step, each becomes the exponential moving average, with rate `decay`, of the keys nearest to it, over all
+    processes of a run. They get no gradient: `commitment` times the mean squared distance of a
     key from its centroid, both of length 1, is a loss that moves the keys instead. In evaluation they do not change.
     They are saved with the weights. Raises ValueError for rates out of range.
     """
@@ -60,6 +61,7 @@ class KMeansCentroids(PerHeadTensors, PostStepUpdate):
         self.register_buffer("started", torch.zeros((), dtype=torch.bool))
         self.register_buffer("seed", torch.empty((), dtype=torch.long, device="cpu").random_(2**40).to(mean.device))
         self._pending: CentroidSums | None = None
+        self._first_keys: Tensor | None = None
 
     def forward(self, x: Float[Tensor, "b h s e"], valid: Bool[Tensor, "b s"] | None) -> Float[Tensor, "b h s k"]:
         """Cosines of keys of length 1 with all centroids; in training the keys also count towards the next update."""
@@ -80,6 +82,9 @@ class KMeansCentroids(PerHeadTensors, PostStepUpdate):
     @torch.no_grad()
     def after_step(self, step: int) -> None:
         """Update each centroid with the keys that were nearest to it since the last step."""
+        if self._first_keys is not None:
+            self._init_from_keys(self._first_keys)
+            self._first_keys = None
         if self._pending is None:
             return
         sums, count = (_sum_over_processes(part) for part in self._pending)
@@ -99,7 +104,9 @@ class KMeansCentroids(PerHeadTensors, PostStepUpdate):
         valid_columns = None if valid is None else valid.flatten()
         keys = keys if valid_columns is None else keys[:, valid_columns]
         if not self.started:
-            self._init_from_keys(keys)
+            # clusters of these keys for these keys would let a token be routed by later ones
+            self._first_keys = keys if self._first_keys is None else self._first_keys
+            return
         new_sums = centroid_sums(keys, nearest_centroid(keys, self.mean.to(keys.dtype)), self.mean.shape[1])
         pending = self._pending
         self._pending = (

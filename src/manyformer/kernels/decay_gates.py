@@ -28,15 +28,21 @@ class DecayGate(PerHeadTensors, ABC):
 
 @final
 class FixedDecay(DecayGate):
-    """A constant decay of each head, given by its logarithm."""
+    """A constant decay of each head, given by its logarithm, in float64 for a model of any precision."""
 
     gate_dim = 0
-    head_axes = (("log_decay", -1),)
-    log_decay: Tensor
+    head_axes = (("log_decay_bits", -1),)
+    log_decay_bits: Tensor
 
     def __init__(self, log_decay: Float[Tensor, " h"]) -> None:
         super().__init__()
-        self.register_buffer("log_decay", log_decay, persistent=False)
+        # integers, so that no change of the model's dtype makes decays less exact
+        self.register_buffer("log_decay_bits", log_decay.double().view(torch.int64), persistent=False)
+
+    @property
+    def log_decay(self) -> Float[Tensor, " h"]:
+        """The logarithm of the decay of each head."""
+        return self.log_decay_bits.view(torch.float64)
 
     def forward(self, gate: Float[Tensor, "b h l n"]) -> Float[Tensor, "b h l r"]:
         return self.log_decay.to(gate.dtype)[:, None, None].expand(*gate.shape[:3], 1)

@@ -19,6 +19,7 @@ from manyformer.ops.highest_scores import choose_highest_scores
 from manyformer.ops.softmax_attention import masked_softmax
 from manyformer.position import Position
 from manyformer.recompute import choose_once
+from manyformer.training_hooks import UndecayedParameters
 
 NSAPath = Literal["naive", "blocks"]
 MIN_BLOCKS_SEEN = 3
@@ -66,10 +67,12 @@ class CompressedBlocks(NamedTuple):
 
 
 @final
-class BlockCompression(nn.Module):
+class BlockCompression(nn.Module, UndecayedParameters):
     """Maps the vectors of a block, with learned vectors of their places in it, to one: a network with a hidden layer.
 
     Section 3.3.1. All heads share it."""
+
+    undecayed = ("places",)
 
     def __init__(self, length: int, width: int) -> None:
         super().__init__()

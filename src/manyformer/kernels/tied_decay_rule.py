@@ -9,13 +9,16 @@ from torch.nn import functional as F
 
 from manyformer.kernels.memory_rules import MemoryResult, MemoryRule, RecurrenceForm, RecurrentMemory, TokenFeatures
 from manyformer.kernels.recurrent_rules import decayed_sum, mask_padding
+from manyformer.training_hooks import UndecayedParameters
 
 
 @final
-class DecayBounds(nn.Module):
+class DecayBounds(nn.Module, UndecayedParameters):
     """Lower bounds of decays that rise from layer to layer, from 0 in the first: sums of a softmax over layers.
 
     Qin et al. 2023 (HGRN, arXiv:2311.04823), section 3.2; all layers share the module."""
+
+    undecayed = ("logits",)
 
     def __init__(self, depth: int, heads: int, width: int) -> None:
         super().__init__()

@@ -23,6 +23,7 @@ from manyformer.core import (
 from manyformer.masks.mask import part_ids_of, roles_of
 from manyformer.ops.static_layout import has_roles_or_parts, materialize
 from manyformer.torch_internals import compiler_disabled
+from manyformer.training_hooks import UndecayedParameters
 
 
 class SummaryTokens(ABC):
@@ -109,11 +110,13 @@ class SummaryAndText(NamedTuple):
 
 
 @final
-class SummaryPrefixedLayer(Layer):
+class SummaryPrefixedLayer(Layer, UndecayedParameters):
     """Applies `inner` to a text with its summaries prepended, and returns the outputs of the text.
 
     Summaries have the role `SUMMARY_ROLE`, by which masks and positions of `inner` distinguish them from the text. It
     is bidirectional, so it has no decoding state."""
+
+    undecayed = ("vectors",)
 
     def __init__(self, inner: Layer, dim: int, summaries: SummaryTokens) -> None:
         super().__init__()

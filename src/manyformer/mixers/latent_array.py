@@ -22,6 +22,7 @@ from manyformer.core import (
 from manyformer.position import LearnedPosition
 from manyformer.sources import CrossAttentionSource
 from manyformer.torch_internals import compiler_disabled
+from manyformer.training_hooks import UndecayedParameters
 
 LATENT_STD = 0.02
 
@@ -34,7 +35,7 @@ class EncodedLatents(NamedTuple):
 
 
 @final
-class LatentArrayEncoder(Layer):
+class LatentArrayEncoder(Layer, UndecayedParameters):
     """Maps a sequence (b, l, d) to `count` latent vectors (b, n, z) of each document: the encoder of Perceiver.
 
     Jaegle et al. 2021, arXiv:2103.03206, section 3.1. The latents begin as learned vectors of width `dim` and attend to
@@ -42,6 +43,8 @@ class LatentArrayEncoder(Layer):
     sequence count. Each document of packed rows has latents of its own. The output is of another length than the input,
     so the layer stands at an end of a model, or in a `LatentArrayLayer`; it is bidirectional and has no decoding
     state."""
+
+    undecayed = ("latents",)
 
     def __init__(self, inner: Layer, count: int, dim: int, *, input_norm: nn.Module) -> None:
         super().__init__()

@@ -18,6 +18,7 @@ from manyformer.core import (
     TokenPositions,
     WatchFn,
 )
+from manyformer.training_hooks import UndecayedParameters
 
 Sequences = Mapping[str, MemorySequence]
 """The sequence of each modality by its name."""
@@ -91,11 +92,13 @@ class MemoryIfPresent(Layer):
 
 
 @final
-class BottleneckFusion(Fusion):
+class BottleneckFusion(Fusion, UndecayedParameters):
     """Layers of each modality that exchange information through a few tokens alone (Nagrani et al. 2021, section 3.2).
 
     In every layer from number `first` on, `tokens` bottleneck tokens follow the sequence of each modality, and their
     mean over the modalities that a row has goes on to the next layer (equations 8, 9). Layers before are separate."""
+
+    undecayed = ("bottleneck",)
 
     def __init__(
         self, names: Sequence[str], depth: int, make_layer: Callable[[int], Layer], *, dim: int, tokens: int, first: int

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from manyformer.core import ContiguousLayout, StepLayout, TokenPositions
 from manyformer.head_selection import PerHeadTensors
+from manyformer.training_hooks import UndecayedParameters
 
 
 class PositionPairs(PerHeadTensors, ABC):
@@ -79,8 +80,10 @@ class FactorizedPairs(PositionPairs):
 
 
 @final
-class ToeplitzPairs(PositionPairs):
+class ToeplitzPairs(PositionPairs, UndecayedParameters):
     """A weight for each signed distance: a Toeplitz matrix (Liu et al. 2021, section 4)."""
+
+    undecayed = ("weight",)
 
     head_axes = (("weight", -2),)
 

@@ -12,13 +12,16 @@ from manyformer.core import Context, Layer, LayerOutput, State, TokenPositions
 from manyformer.ops.neighbour_convolution import ConvolutionTokens, convolve_neighbours, one_document_rows
 from manyformer.ops.squared_relu import squared_relu
 from manyformer.ops.token_mixtures import mix_tokens
+from manyformer.training_hooks import UndecayedParameters
 
 
 @final
-class TokenShift(nn.Module):
+class TokenShift(nn.Module, UndecayedParameters):
     """x + m_n * (p - x) for each of several vectors m_n, where p is the token before x in its document, or zeros.
 
     Peng et al. 2025 (RWKV-7, arXiv:2503.14456), section 4, equation 3. The state of a row is its last token."""
+
+    undecayed = ("mix",)
 
     def __init__(self, initial: Float[Tensor, "n d"]) -> None:
         super().__init__()

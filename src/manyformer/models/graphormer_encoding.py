@@ -11,12 +11,13 @@ from manyformer.core import Context
 from manyformer.models.token_positions import positions_of
 from manyformer.ops.graph_distances import NO_PATH, graph_distances, mean_along_shortest_paths
 from manyformer.structures.token_structures import GraphEdges
+from manyformer.training_hooks import UndecayedParameters
 
 INITIAL_STD = 0.02
 
 
 @final
-class GraphormerEncoding(nn.Module):
+class GraphormerEncoding(nn.Module, UndecayedParameters):
     """Centrality, spatial and edge encodings (Ying et al. 2021, sections 3.1.1 to 3.1.3) and the virtual node of 3.2.
 
     Each node's in-degree and out-degree, up to `max_degree`, select vectors that are added to it. The length of the
@@ -26,6 +27,8 @@ class GraphormerEncoding(nn.Module):
     the mean is over all shortest paths, of which the paper takes one, so that it does not depend on the order of nodes.
 
     A virtual node is a first token that is joined with all others by a number of its own."""
+
+    undecayed = ("path", "virtual_node")
 
     def __init__(
         self, dim: int, heads: int, *, max_degree: int, max_distance: int, edge_features: int, virtual_node: bool

@@ -28,6 +28,7 @@ from manyformer.files.json_records import DamagedFile, FileRecord, read_json
 from manyformer.files.tokenizer_files import TOKENIZER_FILES
 from manyformer.files.unfinished_folder import MARK
 from manyformer.files.verified_folder import VerifiedFolder, write_manifest
+from manyformer.models.finite_weights import warn_non_finite
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 
@@ -133,7 +134,7 @@ def is_hugging_face(path: Path) -> bool:
 def read_weights(model: nn.Module, folder: Path | VerifiedFolder) -> None:
     """Fill `model` from a folder. Raises UserError where the file is damaged or does not fit."""
     file = (folder if isinstance(folder, Path) else folder.folder) / WEIGHTS_FILE
-    fill_weights(model, read_tensors(folder), f"{file} does not fit its config.json")
+    fill_weights(model, read_tensors(folder), f"{file} does not fit its config.json", file)
 
 
 def read_tensors(folder: Path | VerifiedFolder, name: str = WEIGHTS_FILE) -> dict[str, Tensor]:
@@ -148,8 +149,10 @@ def read_tensors(folder: Path | VerifiedFolder, name: str = WEIGHTS_FILE) -> dic
         raise DamagedFile(f"{file} is damaged: {error}") from error
 
 
-def fill_weights(model: nn.Module, tensors: dict[str, Tensor], error_prefix: str) -> None:
-    """Copy `tensors` into the weights of `model`. Raises UserError, beginning with `error_prefix`, on a mismatch."""
+def fill_weights(model: nn.Module, tensors: dict[str, Tensor], error_prefix: str, source: object) -> None:
+    """Copy `tensors` into the weights of `model`. Raises UserError, beginning with `error_prefix`, on a mismatch.
+
+    Warns if weights that were read from `source` are not finite (`NonFiniteWeights`)."""
     expected: dict[str, Tensor] = model.state_dict(keep_vars=True)
     if unknown := sorted(set(tensors) - set(expected)):
         raise UserError(f"{error_prefix}: it holds {unknown[0]}, which the model does not have")
@@ -166,3 +169,4 @@ def fill_weights(model: nn.Module, tensors: dict[str, Tensor], error_prefix: str
     with torch.no_grad():
         for name, value in tensors.items():
             expected[name].copy_(value)
+    warn_non_finite(model, source)

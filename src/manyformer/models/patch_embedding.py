@@ -12,6 +12,7 @@ from manyformer.dropout import Dropout
 from manyformer.feedforward import init_glorot
 from manyformer.models.source_embedding import EmbeddedSource, SourceEmbedding
 from manyformer.position import NoPosition, Position
+from manyformer.training_hooks import UndecayedParameters
 
 MAX_PIXEL_VALUE = 255
 
@@ -25,7 +26,7 @@ or so that they are from -1 to 1."""
 
 
 @final
-class PatchEmbedding(SourceEmbedding):
+class PatchEmbedding(SourceEmbedding, UndecayedParameters):
     """Patches of `patch` x `patch` pixels in raster order, each projected to a token (Dosovitskiy et al. 2021, 3.1).
 
     `leading` learned tokens precede them: one is the paper's class token. They have positions too. Bytes from 0 to 255
@@ -33,6 +34,8 @@ class PatchEmbedding(SourceEmbedding):
     used as they are. Raises ValueError if patches do not divide the image, for images of another size, and for
     ImageNet's mean where there are not three channels.
     """
+
+    undecayed = ("leading",)
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from manyformer.exact_shares import ceil_shares, exact_share
 from manyformer.torch_internals import compiler_disabled
 
 NO_EXPERT = -1
@@ -57,7 +58,8 @@ def drop_overflow(
     """`experts` with `NO_EXPERT` for assignments beyond each expert's capacity for a document.
 
     The capacity is `factor` times the expert's share of T tokens with k experts each, T k / E, rounded up (Fedus et al.
-    2021, section 2.2). Earlier tokens come first, whatever their choice, so that no later token displaces one."""
+    2021, section 2.2), exactly: 15 of 50 tokens at a factor of 1.2 with 4 experts. Earlier tokens come first, whatever
+    their choice, so that no later token displaces one."""
     per_token = experts.shape[1]
     owners = documents[:, None].expand_as(experts).flatten()
     groups = owners * (num_experts + 1) + experts.flatten() + 1
@@ -65,6 +67,6 @@ def drop_overflow(
     sorted_groups = groups[order]
     first = torch.searchsorted(sorted_groups, sorted_groups)
     ranks = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device) - first)
-    capacity = (torch.bincount(documents) * (factor * per_token / num_experts)).ceil()
+    capacity = ceil_shares(exact_share(factor) * per_token / num_experts, torch.bincount(documents))
     overflows = ranks >= capacity[owners]
     return experts.masked_fill(overflows.view_as(experts), NO_EXPERT)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, StepLayout, TokenPositions
 from manyformer.position.position import Position
-from manyformer.position.sinusoid_table import DEFAULT_BASE, SinusoidLayout, check_sinusoid, sinusoid_table
+from manyformer.position.sinusoid_table import DEFAULT_BASE, SinusoidLayout, check_sinusoid, sinusoid_table, table_dtype
 
 
 class AbsolutePosition(Position, ABC):
@@ -35,7 +35,7 @@ class SinusoidalPosition(AbsolutePosition):
     Channel 2i is sin(pos / 10000^(2i/dim)) and channel 2i+1 its cosine, as in the paper; with `layout="halves"` all
     sines come first, as in Marian; "timing" is Tensor2Tensor's signal, with other frequencies. A `base` below
     10000 avoids wavelengths much longer than the sequence. Angles are taken in float64 and the table is stored in
-    float32, so that positions do not collide in half precision.
+    float32, so that positions do not collide in half precision, or in float64 for a model of that precision.
     """
 
     def __init__(self, dim: int, *, layout: SinusoidLayout = "interleaved", base: float = DEFAULT_BASE) -> None:
@@ -43,21 +43,22 @@ class SinusoidalPosition(AbsolutePosition):
         check_sinusoid(dim, layout, "SinusoidalPosition", base=base)
         self.dim, self.base = dim, base
         self.layout: SinusoidLayout = layout
-        self.register_buffer("table", sinusoid_table(torch.arange(512), dim, layout, base=base), persistent=False)
+        table = sinusoid_table(torch.arange(512), dim, layout, base=base)
+        self.register_buffer("table", table, persistent=False)
         self.table: Tensor
 
-    def rows(self, position_ids: Int[Tensor, "*p"]) -> Float[Tensor, "*p d"]:
+    def rows(self, position_ids: Int[Tensor, "*p"], dtype: torch.dtype = torch.float32) -> Float[Tensor, "*p d"]:
         # computed rather than looked up, so the largest position need not be known
-        return sinusoid_table(position_ids, self.dim, self.layout, base=self.base)
+        return sinusoid_table(position_ids, self.dim, self.layout, base=self.base, dtype=table_dtype(dtype))
 
     def embed(self, x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
-        if isinstance(positions.layout, ContiguousLayout):
+        # the table is one of float32, whatever the model has become
+        if isinstance(positions.layout, ContiguousLayout) and x.dtype != torch.float64:
             start, stop = positions.layout.start, positions.layout.start + x.shape[1]
             if stop > self.table.shape[0]:
-                position_ids = torch.arange(2 * stop, device=self.table.device)
-                self.table = sinusoid_table(position_ids, self.dim, self.layout, base=self.base)
+                self.table = self.rows(torch.arange(2 * stop, device=self.table.device))
             return x + self.table[start:stop].to(x.dtype)
-        return x + self.rows(positions.position_ids).to(x.dtype)
+        return x + self.rows(positions.position_ids, x.dtype).to(x.dtype)
 
 
 @final

@@ -11,6 +11,7 @@ from manyformer.core import TokenPositions
 from manyformer.head_selection import PerHeadTensors
 from manyformer.position.distance_terms import DistanceTerms, signed_distances
 from manyformer.position.position import Keys, PairScores, Position, Queries
+from manyformer.position.sinusoid_table import table_dtype
 
 BiasDirection = Literal["past", "both"]
 """Whether keys lie at or before their query only, or on both sides of it."""
@@ -37,12 +38,15 @@ class AlibiPosition(Position, PerHeadTensors):
         # integers, so that no change of the model's dtype makes slopes less exact
         self.register_buffer("exponents", torch.tensor(exponents), persistent=False)
         self.exponents: Tensor
+        # gives the precision of the model, which has no parameter here
+        self.register_buffer("model_marker", torch.zeros(()), persistent=False)
+        self.model_marker: Tensor
         self.exponent_scale = -4 / power_of_two
 
     @property
     def slopes(self) -> Float[Tensor, " h"]:
-        """The slope of each head, in float32."""
-        return torch.exp2(self.exponents * self.exponent_scale)
+        """The slope of each head, in float32, or in float64 for a model of that precision."""
+        return torch.exp2(self.exponents.to(table_dtype(self.model_marker.dtype)) * self.exponent_scale)
 
     def score(
         self, logits: PairScores, q: Queries, k: Keys, query_positions: TokenPositions, key_positions: TokenPositions

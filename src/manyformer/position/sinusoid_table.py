@@ -15,13 +15,18 @@ DEFAULT_BASE = 10_000.0
 
 
 def sinusoid_table(
-    position_ids: Int[Tensor, "*p"], dim: int, layout: SinusoidLayout = "interleaved", *, base: float = DEFAULT_BASE
+    position_ids: Int[Tensor, "*p"],
+    dim: int,
+    layout: SinusoidLayout = "interleaved",
+    *,
+    base: float = DEFAULT_BASE,
+    dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "*p d"]:
     """sin(pos / 10000^(2i/dim)) and its cosine for each i below dim / 2 (Vaswani et al. 2017, section 3.5).
 
     `base` replaces 10000. "halves" has the same frequencies in another order. "timing" has the order of "halves", but
     its last frequency is 1/10000 itself: pos / 10000^(i / (dim/2 - 1)), in Tensor2Tensor, fairseq and therefore in the
-    Universal Transformer's code. Angles are taken in float64, the result is float32.
+    Universal Transformer's code. Angles are taken in float64, and the result is rounded to `dtype`.
     """
     half = dim // 2
     steps = max(half - 1, 1) if layout == "timing" else half
@@ -29,8 +34,13 @@ def sinusoid_table(
     frequencies = torch.exp(pair * (-math.log(base) / steps))
     angles = position_ids[..., None].double() * frequencies
     if layout == "interleaved":
-        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).float()
-    return torch.cat([angles.sin(), angles.cos()], dim=-1).float()
+        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(dtype)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1).to(dtype)
+
+
+def table_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The precision of constants for a model of `dtype`: float32, in which positions do not collide, or more."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def check_sinusoid(dim: int, layout: str, owner: str, *, base: float = DEFAULT_BASE) -> None:

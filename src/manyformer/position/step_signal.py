@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from manyformer.core import TokenPositions
 from manyformer.position.absolute import AbsolutePosition
-from manyformer.position.sinusoid_table import SinusoidLayout, check_sinusoid, sinusoid_table
+from manyformer.position.sinusoid_table import SinusoidLayout, check_sinusoid, sinusoid_table, table_dtype
+from manyformer.training_hooks import UndecayedParameters
 
 
 class StepSignal(nn.Module, ABC):
@@ -32,21 +33,24 @@ class SinusoidalStepSignal(StepSignal):
         check_sinusoid(dim, layout, "SinusoidalStepSignal")
         self.dim, self.first_step = dim, first_step
         self.layout: SinusoidLayout = layout
-        # gives the device of the model, which has no parameter here
-        self.register_buffer("device_marker", torch.zeros((), dtype=torch.long), persistent=False)
-        self.device_marker: Tensor
+        # gives the device and the precision of the model, which has no parameter here
+        self.register_buffer("model_marker", torch.zeros(()), persistent=False)
+        self.model_marker: Tensor
 
     def forward(self, step: int) -> Float[Tensor, " d"]:
-        return sinusoid_table(self.device_marker + (step + self.first_step), self.dim, self.layout)
+        number = torch.full_like(self.model_marker, step + self.first_step, dtype=torch.long)
+        return sinusoid_table(number, self.dim, self.layout, dtype=table_dtype(self.model_marker.dtype))
 
 
 @final
-class LearnedStepSignal(StepSignal):
+class LearnedStepSignal(StepSignal, UndecayedParameters):
     """A learned vector for each of `max_length` steps, the default of Tensor2Tensor's Universal Transformer.
 
     As there, stored with a standard deviation of 1/sqrt(dim) and multiplied by sqrt(dim), so that it starts as N(0, 1).
     Raises ValueError for a step beyond the table.
     """
+
+    undecayed = ("weight",)
 
     def __init__(self, dim: int, max_length: int) -> None:
         super().__init__()

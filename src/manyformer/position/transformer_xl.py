@@ -11,7 +11,7 @@ from manyformer.costs.cost_model import COSTS
 from manyformer.head_selection import HeadSelection, PerHeadTensors, select_head_outputs
 from manyformer.position.distance_terms import DistanceTerms, signed_distances, toeplitz_view
 from manyformer.position.position import Keys, PairScores, Position, Queries
-from manyformer.position.sinusoid_table import check_sinusoid, sinusoid_table
+from manyformer.position.sinusoid_table import check_sinusoid, sinusoid_table, table_dtype
 
 MAX_TABLE_DISTANCE = COSTS.sinusoid_table_distance
 PROJECTION_MARGIN = COSTS.projected_distance_margin
@@ -118,23 +118,25 @@ class TransformerXLPosition(Position, PerHeadTensors):
 
     def _sinusoids(self, lookback: int, lookahead: int) -> Float[Tensor, "r d"]:
         """R for these distances, from a table up to `MAX_TABLE_DISTANCE`: sines take longer than the projection."""
-        device = self.r_proj.weight.device
+        device, dtype = self.r_proj.weight.device, table_dtype(self.r_proj.weight.dtype)
         distances = torch.arange(-lookback, lookahead + 1, device=device)
         if self.clamp is not None:
             distances = distances.clamp(-self.clamp, self.clamp)
         max_distance = max(abs(lookback), abs(lookahead))
         if max_distance > MAX_TABLE_DISTANCE or torch.compiler.is_compiling():
-            return sinusoid_table(-distances, self.dim, "halves")
-        if self._table is None or max_distance > len(self._table) // 2 or self._table.device != device:
+            return sinusoid_table(-distances, self.dim, "halves", dtype=dtype)
+        table = self._table
+        is_stale = table is None or (table.device, table.dtype) != (device, dtype)
+        if table is None or is_stale or max_distance > len(table) // 2:
             max_distance = min(2 * max_distance, MAX_TABLE_DISTANCE)
             # outside inference mode, whose tensors could not be used in training later
             with torch.inference_mode(mode=False):
                 table_distances = torch.arange(-max_distance, max_distance + 1, device=device)
-                self._table = sinusoid_table(-table_distances, self.dim, "halves")
-        zero_row = len(self._table) // 2
+                self._table = table = sinusoid_table(-table_distances, self.dim, "halves", dtype=dtype)
+        zero_row = len(table) // 2
         if self.clamp is not None:
-            return self._table[distances + zero_row]
-        return self._table[zero_row - lookback : zero_row + lookahead + 1]
+            return table[distances + zero_row]
+        return table[zero_row - lookback : zero_row + lookahead + 1]
 
     # the signature of torch.nn.Module
     def train(self, mode: bool = True) -> "TransformerXLPosition":  # noqa: FBT001, FBT002

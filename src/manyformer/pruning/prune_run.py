@@ -8,6 +8,7 @@ from typing import NamedTuple
 from manyformer.data.kind import no_log
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import open_run
+from manyformer.exact_shares import round_share
 from manyformer.files.unfinished_folder import check_unfinished, unfinished_folder
 from manyformer.models import Model
 from manyformer.multi_head.head_gates import gated_heads
@@ -108,7 +109,7 @@ class _PruningSteps(NamedTuple):
         with gated_heads(self.model, closed_gates(self.model, removed)):
             first_batches = list(itertools.islice(batches, IMPORTANCE_BATCHES))
             importance = self.importance(self.model, first_batches, batches.rows_continue)
-        step = max(1, round(STEP_SHARE * count_heads(self.removable.units)))
+        step = max(1, round_share(STEP_SHARE, count_heads(self.removable.units)))
         return self.removable.least_important(importance, removed, keep=self.keep, step=step)
 
     def score(self, removed: list[HeadUnit] | tuple[()]) -> PruningPoint:

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyformer.errors import UserError
 from manyformer.multi_head.head_gates import MultiHeadLayer, attention_heads
 from manyformer.multi_head.head_pruning import layers_of_part
 
@@ -35,6 +36,10 @@ class RemovableHeads(NamedTuple):
         """The units to remove next: at most `step` heads, or one unit, of least importance; `keep` heads remain."""
         chosen: list[HeadUnit] = []
         candidates = [unit for unit in self.units if unit not in removed]
+        for layer, numbers in importance.items():
+            if not numbers.isfinite().all():
+                problem = f"the importance of the heads of {layer} is no finite number"
+                raise UserError(f"{problem}: heads cannot be ranked by it; look at the weights and the validation data")
         for unit in sorted(candidates, key=lambda unit: float(importance[unit.layer][list(unit.heads)].mean())):
             remaining = [other for other in candidates if other not in (*chosen, unit)]
             is_last = unit.layer in self.needed_layers and all(other.layer != unit.layer for other in remaining)

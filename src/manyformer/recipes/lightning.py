@@ -43,7 +43,7 @@ def lightning(
     sizes = RecurrentSizes.of(dim, heads, head_dim, head_dim)
 
     def layer(number: int) -> dict[str, Layer]:
-        slope = 2.0 ** (-8.0 / heads * torch.arange(1, heads + 1))
+        slope = 2.0 ** (-8.0 / heads * torch.arange(1, heads + 1, dtype=torch.float64))
         decay = FixedDecay(-slope * (1 - number / (depth - 1 + 1e-5) + 1e-5))
         features = ScaledFeatures(activation=F.silu)
         kernel = LinearKernel(features, Causal(), rule=DecayRule(decay, value_activation=F.silu))

@@ -44,7 +44,7 @@ def retnet(
     position = RotaryPosition(sizes.head_dim)
 
     def layer(number: int) -> dict[str, Layer]:
-        decay = FixedDecay(torch.log1p(-(2.0 ** (-5.0 - torch.arange(heads)))))
+        decay = FixedDecay(torch.log1p(-(2.0 ** (-5.0 - torch.arange(heads, dtype=torch.float64)))))
         key_features = ScaledFeatures(sizes.head_dim**-0.5)
         kernel = LinearKernel(ScaledFeatures(), Causal(), key_features=key_features, rule=DecayRule(decay))
         stage = GatedNormStage(SharedHeadNorm(value_dim, learned=False), HeadProjection(dim, heads, value_dim))

@@ -10,6 +10,7 @@ from manyformer.scores.likelihood_scores import (
     row_exact_match,
     token_accuracy,
 )
+from manyformer.scores.rank_key import is_comparable, rank_key
 from manyformer.scores.record import ScoreKind, ScoreRecord
 from manyformer.scores.return_scores import mean_length, mean_return, success_rate
 from manyformer.scores.text_scores import bleu, bleu_by_length, chrf, exact_match, ter
@@ -30,9 +31,11 @@ __all__ = [
     "chrf",
     "exact_match",
     "f1",
+    "is_comparable",
     "mean_length",
     "mean_return",
     "perplexity",
+    "rank_key",
     "row_exact_match",
     "success_rate",
     "ter",

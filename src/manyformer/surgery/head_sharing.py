@@ -13,6 +13,7 @@ from manyformer.mixers.collaborative_attention import CollaborativeAttention
 from manyformer.models import Model
 from manyformer.recipes import build, get_recipe
 from manyformer.recipes.keywords import REMOVED_HEADS, SHARED_QK_DIM
+from manyformer.scores import rank_key
 from manyformer.type_aliases import FloatArray
 
 COUNTERPART_RECIPES = {"transformer-lm": "collaborative", "bert": "collaborative-encoder"}
@@ -108,7 +109,7 @@ def factorize(q: FloatArray, k: FloatArray, shared: int, *, rounds: int, starts:
     for _ in range(starts - 1):
         random_factors = [generator.standard_normal((size, shared)) for size in tensor.shape]
         candidates.append(_alternate_least_squares(tensor, random_factors, rounds))
-    return min(candidates, key=lambda factors: factors.error)
+    return min(candidates, key=lambda factors: rank_key(factors.error))
 
 
 def _svd_factors(q: FloatArray, k: FloatArray, shared: int) -> list[FloatArray]:

@@ -16,6 +16,7 @@ from manyformer.errors import UserError
 from manyformer.models import DecisionTransformer, ModelOutput
 from manyformer.models.decision_transformer import Trajectory
 from manyformer.models.token_inputs import check_token_range, check_token_rows
+from manyformer.models.token_positions import positions_of
 from manyformer.scores import ScoreKind, ScoreRecord, mean_return
 from manyformer.tasks.achieved_returns import PlayedSection, achieved_returns
 from manyformer.tasks.likelihood import likelihood
@@ -69,11 +70,12 @@ class TrajectoryImitation(Task[DecisionTransformer]):
         """The batch; a target of continuous actions is a vector of the class id as a fraction of all classes."""
         steps, tokens = _steps_of_tokens(model, inputs.tokens), inputs.tokens
         segments = torch.zeros_like(tokens) if inputs.segments is None else inputs.segments
-        starts = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        # a window counts its time steps from its own beginning, as the model does where none are given
+        timesteps = positions_of(tokens, segments, None)[0].position_ids.expand_as(tokens).clamp(min=0)
         if model.has_bounded_actions:
             fractions = targets.float().masked_fill(targets == IGNORE_INDEX, math.nan) / model.embed.actions
-            return TrajectoryBatch(*steps, fractions[..., None].expand_as(steps.actions), starts, segments)
-        return TrajectoryBatch(*steps, targets, starts, segments)
+            return TrajectoryBatch(*steps, fractions[..., None].expand_as(steps.actions), timesteps, segments)
+        return TrajectoryBatch(*steps, targets, timesteps, segments)
 
     def example_pass(self, model: DecisionTransformer, batch: Batch, tokenizers: TaskTokenizers) -> TextPass:
         """The first window: a return, an observation and an action for each time step."""

@@ -1,5 +1,6 @@
 """Write the complete state of a run to a checkpoint and restore it exactly."""
 
+import re
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
@@ -13,6 +14,8 @@ from manyformer.train.engine import TrainingEngine
 from manyformer.train.rng import GeneratorStates, seed_everything
 from manyformer.train.state_checkpoint import read_carried_state, write_carried_state
 from manyformer.train.train_state import TrainState
+
+_GENERATOR_FILE = re.compile(r"generators-\d+\.json")
 
 
 class CheckpointWriter(NamedTuple):
@@ -44,12 +47,31 @@ class CheckpointWriter(NamedTuple):
             self.log("the carried state starts empty: it was written by a different number of processes")
         files, generator_file = VerifiedFolder.open(checkpoint.folder), _generator_file(process_group.rank)
         self.feed.read_files(files)
+        self._report_other_size(files)
         if generator_file in files:
             _restore_generators(files.file(generator_file))
         else:
             # written by fewer processes: a seed that no other process and no other step uses
             seed_everything(hash((checkpoint.step, process_group.rank)) % 2**32)
         return deepcopy(checkpoint.state.train_state)
+
+    def _report_other_size(self, files: VerifiedFolder) -> None:
+        """Say if the checkpoint was written by another number of processes: the losses will differ."""
+        written_by = sum(_GENERATOR_FILE.fullmatch(name) is not None for name in files.sums)
+        size = self.engine.process_group.size
+        if written_by == size:
+            return
+        parts = self.engine.strategy.data_group.size
+        rows = "the rows of a batch" if parts == 1 else f"1/{parts} of the rows of a batch"
+        self.log(
+            f"the checkpoint was written by {_count_processes(written_by)}, and this run has {_count_processes(size)}: "
+            f"each computes {rows} and draws random numbers of its own, so that dropout and with it the losses differ "
+            "from those of a run with as many processes as before"
+        )
+
+
+def _count_processes(number: int) -> str:
+    return f"{number} process{'es' * (number != 1)}"
 
 
 def _generator_file(rank: int) -> str:

@@ -1,5 +1,6 @@
 """The training engine: model and optimizer with steps, scoring, checkpoint files and weight averaging."""
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,8 +12,15 @@ from manyformer.batches import Batch, to_device
 from manyformer.config import AdagradConfig, OptimConfig
 from manyformer.models import BatchLoss, BatchScore, Model
 from manyformer.models.carried_state import CarriedState
+from manyformer.models.finite_weights import find_non_finite
+from manyformer.train.finite_numbers import LARGEST_SQUARED_NORM, GradientNorms
 from manyformer.train.objective import TrainingObjective
-from manyformer.train.optimizers import clip_each_gradient, make_optimizer, set_learning_rate
+from manyformer.train.optimizers import (
+    clip_each_gradient,
+    make_optimizer,
+    named_optimizer_state,
+    set_learning_rate,
+)
 from manyformer.train.parallel_strategy import ParallelStrategy
 
 
@@ -25,6 +33,11 @@ class StepResult(NamedTuple):
     figures: Tensor
     targets: int
     tokens: int
+    gradient_norms: GradientNorms | None = None
+    largest_norm: float = math.inf
+    """The largest norm of the gradient that the optimizer can use."""
+    skipped: bool = False
+    """Whether the step has changed nothing, because its gradient was not finite (`optim.nonfinite`)."""
 
 
 class TrainingEngine:
@@ -44,6 +57,9 @@ class TrainingEngine:
     ) -> None:
         self.strategy, self.process_group, self.max_grad_norm = strategy, strategy.process_group, optim.max_grad_norm
         self.max_weight_grad_norm = optim.max_weight_grad_norm if isinstance(optim, AdagradConfig) else None
+        is_clipped = self.max_grad_norm is not None or self.max_weight_grad_norm is not None
+        self._largest_norm = torch.finfo(torch.float32).max if is_clipped else LARGEST_SQUARED_NORM
+        self._nonfinite = optim.nonfinite
         self.model: Model = objective.model
         self.device = self.model.device
         self._prepared = strategy.prepare(objective)
@@ -64,17 +80,40 @@ class TrainingEngine:
             is_last = number == len(batches) - 1
             with self.strategy.gradient_sync(self._prepared, last=is_last):
                 figures[:2] += self._backward(batch, max(1, targets), len(batches) * self.process_group.size)
+        gradient_norms = GradientNorms.of(self.weights)
+        norm = None if gradient_norms is None else gradient_norms.total
+        if norm is not None:
+            figures[2] = norm / self.process_group.size
+        usable = norm is None or self._is_usable(norm)
+        if usable:
+            self._update_weights(norm, learning_rate)
+        elif self._nonfinite == "skip":
+            # what a memory holds after such numbers is not finite either
+            self.carried_state.state = None
+        self.optimizer.zero_grad(set_to_none=True)
+        skipped = not usable and self._nonfinite == "skip"
+        return StepResult(figures, targets, tokens, gradient_norms, self._largest_norm, skipped)
+
+    def _is_usable(self, norm: Tensor) -> bool:
+        """Whether the optimizer can use a gradient of this norm.
+
+        On a GPU the loop finds out when it reads the figures of several steps, unless such steps are to be skipped:
+        reading a number of each step would wait for the device."""
+        if self._nonfinite == "stop" and self.device.type != "cpu":
+            return True
+        usable = bool(norm <= self._largest_norm)
+        return not self.process_group.any_process(not usable)
+
+    def _update_weights(self, norm: Tensor | None, learning_rate: float) -> None:
+        """Clip the gradients, whose norm is given, and make the step of the optimizer."""
         if self.max_weight_grad_norm is not None:
             clip_each_gradient(self.weights, self.max_weight_grad_norm)
-        if self.max_grad_norm is not None:
-            norm = nn.utils.clip_grad_norm_(self.weights, self.max_grad_norm)
-            if hasattr(norm, "full_tensor"):
-                norm = norm.full_tensor()  # the norm of sharded gradients is a DTensor
-            figures[2] = norm / self.process_group.size
+            clipped_norms = GradientNorms.of(self.weights)
+            norm = None if clipped_norms is None else clipped_norms.total
+        if self.max_grad_norm is not None and norm is not None:
+            nn.utils.clip_grads_with_norm_(self.weights, self.max_grad_norm, norm)
         set_learning_rate(self.optimizer, learning_rate)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return StepResult(figures, targets, tokens)
 
     def scorer(self, *, rows_continue: bool) -> Callable[[Batch], BatchScore]:
         """A function that scores this process's batches of one pass, in order and without dropout."""
@@ -92,10 +131,19 @@ class TrainingEngine:
 
         return score
 
-    def has_finite_weights(self) -> bool:
-        """Whether all weights are finite; reveals a non-finite gradient where no clipping computes the norm."""
-        local_weights = (weight.to_local() if hasattr(weight, "to_local") else weight for weight in self.weights)
-        return not self.process_group.any_process(not all(bool(weight.isfinite().all()) for weight in local_weights))
+    def non_finite_tensors(self) -> list[str]:
+        """The names of the weights and of the tensors of the optimizer that are not finite in this process.
+
+        An infinite mean of squared gradients makes every later step 0: weights that look sound never move again."""
+        weights = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+        return [*find_non_finite(weights), *find_non_finite(named_optimizer_state(self.model, self.optimizer))]
+
+    def name_of_gradient(self, result: StepResult) -> str | None:
+        """The name of the first weight whose gradient was not finite, or too large, in a step."""
+        if result.gradient_norms is None:
+            return None
+        names = {weight: name for name, weight in self.model.named_parameters()}
+        return result.gradient_norms.first_above(result.largest_norm, names)
 
     def write(self, folder: Path) -> None:
         """Write weights and optimizer state into a new folder."""

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from manyformer.errors import TrainingInterrupted, UserError
 from manyformer.files.atomic_files import DiskFull, NotWritable
+from manyformer.files.json_text import json_text, with_named_numbers
 from manyformer.train.events import TrainingEvent
 from manyformer.train.training_loop import TrainingDiverged
 
@@ -49,9 +50,9 @@ class WorkerFailure(NamedTuple):
 def encode(event: TrainingEvent | WorkerFailure) -> str:
     """Encode an event or failure as one line of JSON."""
     kind = type(event).__name__
-    return json.dumps(
-        [kind, event if isinstance(event, WorkerFailure) else _EVENTS[kind].dump_python(event, mode="json")]
-    )
+    content = event if isinstance(event, WorkerFailure) else _EVENTS[kind].dump_python(event, mode="json")
+    # seconds that are not known yet and a score may be NaN, which the reader restores
+    return json_text(with_named_numbers([kind, content]), ensure_ascii=True)
 
 
 def decode(line: str) -> TrainingEvent | WorkerFailure:

@@ -65,7 +65,7 @@ def load_initial_weights(model: Model, path: str, data: OpenedData) -> str:
     sentences += derivations
     saved_keywords = " ".join(f"{name}={value}" for name, value in _different_keywords(folder, model).items())
     label = f"init_from: {folder}" + (f" ({saved_keywords})" if saved_keywords else "")
-    fill_weights(model, _match_weights(model, tensors), label)
+    fill_weights(model, _match_weights(model, tensors), label, f"init_from: {folder}")
     model.generation = _saved_generation(folder, model)
     return "; ".join(sentences)
 

@@ -1,6 +1,5 @@
 """Launch a run in several processes on this machine and pass their events back to the caller."""
 
-import json
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ import torch.distributed as dist
 from manyformer.config import RunConfig
 from manyformer.errors import TrainingInterrupted
 from manyformer.files.atomic_files import append_bytes
+from manyformer.files.json_text import json_text
 from manyformer.system.stop_signals import StopSignal, handle_stop_signals
 from manyformer.train.event_protocol import WorkerFailure, decode
 from manyformer.train.events import EventListener, TrainingFinished, TrainResult
@@ -66,7 +66,9 @@ class _Worker:
         assert self.process.stdin is not None
         # the pipe stays open: its end tells the worker that this process is gone
         with suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps([run.model_dump(mode="json", by_alias=True), fresh]).encode() + b"\n")
+            self.process.stdin.write(
+                json_text([run.model_dump(mode="json", by_alias=True), fresh], ensure_ascii=True).encode() + b"\n"
+            )
             self.process.stdin.flush()
 
     @property

@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import itertools
-import json
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 
 from manyformer.files.atomic_files import append_bytes, atomic_write_bytes, atomic_write_text, report_disk_full
 from manyformer.files.json_records import DamagedFile, parse_json, validate_json
+from manyformer.files.json_text import json_text
 from manyformer.type_aliases import LogFn
 
 MetricsRow = dict[str, Any]
@@ -40,7 +40,7 @@ class MetricsFiles:
         if rows_sum not in (None, functools.reduce(extend_sum, retained, "")) and len(retained) == rows:
             log(f"{self._jsonl} is not as it was written: a number in its first {rows:,} rows differs")
         with report_disk_full(f"the metrics in {folder}"):
-            atomic_write_text(self._jsonl, "".join(json.dumps(row) + "\n" for row in retained))
+            atomic_write_text(self._jsonl, "".join(json_text(row, ensure_ascii=True) + "\n" for row in retained))
             atomic_write_text(self._csv, "".join([",".join(self._columns) + "\n", *map(self._csv_line, retained)]))
 
     def _retain(self, rows: int, log: LogFn) -> list[MetricsRow]:
@@ -60,7 +60,7 @@ class MetricsFiles:
         """Append a row and flush it."""
         assert set(row) <= set(self._columns), f"no column for {set(row) - set(self._columns)}"
         with report_disk_full(f"the metrics in {self._jsonl.parent}"):
-            append_bytes(self._jsonl, f"{json.dumps(row)}\n".encode())
+            append_bytes(self._jsonl, f"{json_text(row, ensure_ascii=True)}\n".encode())
             append_bytes(self._csv, self._csv_line(row).encode())
 
     def _csv_line(self, row: MetricsRow) -> str:
@@ -78,7 +78,9 @@ def finite_row(row: MetricsRow) -> MetricsRow:
 
 def extend_sum(rows_sum: str, row: MetricsRow) -> str:
     """A hash of the rows with the sum `rows_sum` and one more, without the columns that no two runs have in common."""
-    numbers = json.dumps({name: value for name, value in row.items() if name not in _TIME_COLUMNS}, sort_keys=True)
+    numbers = json_text(
+        {name: value for name, value in row.items() if name not in _TIME_COLUMNS}, sort_keys=True, ensure_ascii=True
+    )
     return hashlib.sha256(f"{rows_sum}{numbers}".encode()).hexdigest()[:16]
 
 

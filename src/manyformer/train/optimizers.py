@@ -10,7 +10,7 @@ from manyformer.config import AdadeltaConfig, AdagradConfig, AdamWConfig, OptimC
 from manyformer.files.json_records import DamagedFile
 from manyformer.position import Position
 from manyformer.train.layer_depths import layer_depths
-from manyformer.training_hooks import OwnLearningRate, OwnOptimizerEpsilon
+from manyformer.training_hooks import OwnLearningRate, OwnOptimizerEpsilon, UndecayedParameters
 
 LR_SCALE = "lr_scale"
 
@@ -26,8 +26,8 @@ _STATE_KINDS: dict[type[torch.optim.Optimizer], set[str]] = {
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     """Build the optimizer over all trainable weights; the learning rate is set before every step.
 
-    AdamW and Adam are fused, on a CPU five times faster than torch's default form. Only matrices have weight decay:
-    biases, norms and lookup tables (embeddings, an output tied to one, positions) do not. Adam adds the gradient of its
+    AdamW and Adam are fused, on a CPU five times faster than torch's default form. Only what multiplies
+    activations has weight decay (`weight_decay_groups`). Adam adds the gradient of its
     L2 penalty to that of the loss. Raises UserError for `layer_decay` where layers have no depth.
     """
     own_scale = {
@@ -94,19 +94,27 @@ def clip_each_gradient(weights: Sequence[nn.Parameter], max_norm: float) -> None
 
 
 def weight_decay_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Split the trainable weights into those with and those without weight decay."""
-    tables = {
-        id(weight)
-        for module in model.modules()
-        if isinstance(module, nn.Embedding | Position)
-        for weight in module.parameters()
-    }
+    """Split the trainable weights into those with and those without weight decay.
+
+    What multiplies activations decays: matrices and convolutions. The rest does not: vectors and numbers, biases of any
+    shape, lookup tables (an output that is tied to one too), position encodings, and what a module declares by
+    `UndecayedParameters`."""
+    exempt = {id(weight) for module in model.modules() for weight in _undecayed_of(module)}
     decayed: list[nn.Parameter] = []
     undecayed: list[nn.Parameter] = []
     for weight in model.parameters():
         if weight.requires_grad:
-            (decayed if weight.ndim >= 2 and id(weight) not in tables else undecayed).append(weight)
+            (decayed if weight.ndim >= 2 and id(weight) not in exempt else undecayed).append(weight)
     return decayed, undecayed
+
+
+def _undecayed_of(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that do not decay because of what this module is or says, whatever their shape."""
+    if isinstance(module, nn.Embedding | Position):
+        return list(module.parameters())
+    names = ("bias", *(module.undecayed if isinstance(module, UndecayedParameters) else ()))
+    own = dict(module.named_parameters(recurse=False))
+    return [own[name] for name in names if name in own]
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:

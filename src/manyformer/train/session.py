@@ -1,6 +1,5 @@
 """A training session: one process trains a run from its data to its final model."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,11 +10,13 @@ from manyformer.config import RUN_FILE, RunConfig, dump_run
 from manyformer.data.opened import OpenedData
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import DiskFull, NotWritable, atomic_write_text, report_disk_full
+from manyformer.files.json_text import json_text
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
 from manyformer.models.model_files import read_spec, replacement_folder
 from manyformer.multi_head.hard_concrete import GATES_FILE, attach_gates, fold_gates
 from manyformer.recipes import get_recipe
+from manyformer.scores import is_comparable
 from manyformer.surgery.lora import merge_lora
 from manyformer.system.device_memory import OutOfMemory, report_out_of_memory
 from manyformer.system.stop_signals import StopSignal
@@ -70,7 +71,9 @@ class TrainingSession:
             if process_group.is_main_process:
                 state = None if checkpoint is None else checkpoint.state.train_state
                 write_run_file(out, run, state=state, log=self._log)
-                atomic_write_text(out / "env.json", json.dumps(collect_environment(device), indent=2) + "\n")
+                atomic_write_text(
+                    out / "env.json", json_text(collect_environment(device), indent=2, ensure_ascii=True) + "\n"
+                )
         smaller = "make data.length, batch.tokens or the other sizes of the data smaller"
         with process_group.main_process_first(), report_out_of_memory("in the preparation of the data", smaller):
             self.data = open_data(run, out, self._log)
@@ -126,6 +129,11 @@ class TrainingSession:
             self._log(f"{problem}: the learning rate never reached its peak; {remedy}")
         choice = self._choose_weights()
         result = TrainResult(self.out, step, reason, choice.description, choice.scores)
+        metric = self.validator.metric
+        if metric in choice.scores and not is_comparable(choice.scores[metric]):
+            problem = f"the {metric} of the final weights is {choice.scores[metric]:g}, which is no finite number"
+            remedy = "try a lower optim.lr, a longer schedule.warmup or optim.max_grad_norm"
+            self._log(f"{problem}: the model is of no use; {remedy}, and start over with --fresh")
         full_model = self.engine.strategy.full_model(self.model)
         with self.process_group.raise_together(), report_disk_full(f"the final model in {self.out}"):
             if self.process_group.is_main_process:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from manyformer.files.atomic_files import atomic_path
 from manyformer.files.json_records import DamagedFile
+from manyformer.files.json_text import json_text
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.models.carried_state import CarriedState
 from manyformer.torch_internals import tree_leaves, tree_structure, tree_unflatten
@@ -39,7 +40,7 @@ def write_state_file(carried_state: CarriedState, file: Path) -> None:
     leaves = tree_leaves(carried_state.state)
     tensors = {str(number): leaf.contiguous().clone() for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
     plain_leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    metadata = {"plain_leaves": json.dumps(plain_leaves), "rows": str(carried_state.rows)}
+    metadata = {"plain_leaves": json_text(plain_leaves), "rows": str(carried_state.rows)}
     with atomic_path(file) as draft:
         save_file(tensors, draft, metadata=metadata)
 

@@ -8,6 +8,7 @@ from pydantic import ConfigDict
 
 from manyformer.config import RunConfig
 from manyformer.files.json_records import Count
+from manyformer.scores import is_comparable
 
 
 @dataclass
@@ -61,10 +62,22 @@ class TrainState:
     ranking: list[RankedCheckpoint] = field(default_factory=list)
     scores: dict[str, float] = field(default_factory=dict)
     window: MetricsWindow = field(default_factory=MetricsWindow)
+    skipped_steps: Count = 0
+    """The steps that changed nothing because a number was not finite (`optim.nonfinite`)."""
+
+    def __post_init__(self) -> None:
+        # version 0.2.0 could rank a score that is not a number
+        self.ranking = [entry for entry in self.ranking if is_comparable(entry.sort_key)]
 
     def record_scores(self, scores: dict[str, float], sort_key: float, *, keep: int) -> bool:
-        """Record this step's scores, keep the `keep` best steps, and return whether this one is the best so far."""
+        """Record this step's scores, keep the `keep` best steps, and return whether this one is the best so far.
+
+        A score that is not finite is never the best and takes no place among those that are kept.
+        """
         self.last_evaluated_step, self.scores = self.step, scores
+        if not is_comparable(sort_key):
+            self.evaluations_since_best += 1
+            return False
         best = not self.ranking or sort_key < self.ranking[0].sort_key
         self.evaluations_since_best = 0 if best else self.evaluations_since_best + 1
         # at least one entry, to know the best score; a stable sort leaves the earlier of equals in front

@@ -12,12 +12,14 @@ import torch
 from manyformer.config import RunConfig
 from manyformer.data.training_feed import TrainingFeed
 from manyformer.errors import TrainingInterrupted, UserError
+from manyformer.scores import is_comparable
 from manyformer.system.device_memory import report_out_of_memory
 from manyformer.system.stop_signals import StopSignal
 from manyformer.train.checkpoint_writer import CheckpointWriter
 from manyformer.train.checkpoints import Checkpoint
 from manyformer.train.engine import StepResult, TrainingEngine
 from manyformer.train.events import CheckpointSaved, EventListener, TrainingNote, TrainingProgress, TrainingValidated
+from manyformer.train.finite_numbers import MovementWatch
 from manyformer.train.metrics import MetricsRow, extend_sum, finite_row
 from manyformer.train.schedules import LearningRateFn
 from manyformer.train.thread_use import MEASURED_SECONDS, describe_waiting_threads
@@ -68,6 +70,7 @@ class TrainingLoop:
         self._checkpointed: tuple[int, int] | None = None
         """The step of the latest checkpoint, and the step that had been evaluated last."""
         self._process_group = self.engine.process_group
+        self._movement = MovementWatch(self.engine.weights)
         self._start_seconds = self._start_cpu_seconds = 0.0
         self._thread_use_reported = self.engine.device.type != "cpu" or self._process_group.size > 1
 
@@ -75,12 +78,14 @@ class TrainingLoop:
         """Restore this checkpoint and continue exactly from it."""
         self.train_state = self.checkpoint_writer.read(checkpoint)
         self._checkpointed = checkpoint.step, self.train_state.last_evaluated_step
+        self._check_finite_tensors()
 
     def train(self) -> str:
         """Train to the end and return the reason. Raises TrainingInterrupted, TrainingDiverged or DiskFull."""
         self._start_time = self._last_report_time = self._last_tick_time = time.perf_counter()
         self._last_cpu_time = time.process_time()
         self._start_progress = run_progress(self.run, self.train_state)
+        self._movement.begin()
         self._start_seconds, self._start_cpu_seconds = self.train_state.seconds, self.train_state.cpu_seconds
         while True:
             # the same order at every step, also at the one that a run resumes from: completed work is not due again
@@ -91,6 +96,7 @@ class TrainingLoop:
             if not self._pending_steps and self._process_group.any_process(self.stop_signal):
                 self._interrupt()
             if reason is not None:
+                self._report_skipped()
                 return reason
             self._take_step()
 
@@ -121,6 +127,7 @@ class TrainingLoop:
             result = self.engine.step(batches, self._current_rate)
         self._pending_steps.append(result)
         train_state.step += 1
+        self._movement.count_step(self._current_rate)
         run_post_step_updates(self.engine.model, train_state.step)
         train_state.tokens += result.tokens
         train_state.epochs = feed.epoch + feed.batch / feed.batches
@@ -140,12 +147,16 @@ class TrainingLoop:
         rows = list(zip(*[iter(sums)] * 3, strict=True))
         self._pending_steps = []
         first_step = self.train_state.step - len(rows) + 1
-        for number, ((loss, extra, norm), (_, targets, tokens)) in enumerate(zip(rows, pending, strict=True)):
-            self._check_finite(first_step + number, loss + extra, norm)
-            window.nats += loss * targets
+        for number, ((loss, extra, norm), result) in enumerate(zip(rows, pending, strict=True)):
+            step = first_step + number
+            window.tokens += result.tokens
+            if result.skipped:
+                self._count_skipped(step, loss, norm)
+                continue
+            self._check_finite(step, loss + extra, norm, result)
+            window.nats += loss * result.targets
             window.extra += extra
-            window.targets += targets
-            window.tokens += tokens
+            window.targets += result.targets
             window.steps += 1
             self._last_loss, self._gradient_norm = loss, norm
         window.seconds += self._add_elapsed_time()
@@ -162,18 +173,32 @@ class TrainingLoop:
         if text := describe_waiting_threads(seconds, cpu_seconds, torch.get_num_threads()):
             self.on_event(TrainingNote(text))
 
-    def _check_finite(self, step: int, loss: float, norm: float) -> None:
+    def _check_finite(self, step: int, loss: float, norm: float, result: StepResult) -> None:
         if not math.isfinite(loss):
             self._raise_diverged(f"the loss is {loss}", step)
-        if not math.isfinite(norm):
-            self._raise_diverged(f"the norm of the gradient is {norm}", step)
+        if norm <= result.largest_norm:
+            return
+        name = self.engine.name_of_gradient(result)
+        detail = "" if name is None else f" (first that of {name})"
+        if math.isfinite(norm):
+            detail += f", more than the {result.largest_norm:.2g} whose square the optimizer can hold"
+        self._raise_diverged(f"the norm of the gradient is {norm:g}", step, detail)
 
-    def _raise_diverged(self, problem: str, step: int) -> NoReturn:
+    def _count_skipped(self, step: int, loss: float, norm: float) -> None:
+        """Count a step that has changed nothing; the first one is told."""
+        self.train_state.skipped_steps += 1
+        if self.train_state.skipped_steps == 1:
+            problem = f"step {step} was skipped: its loss is {loss:g} and the norm of its gradient {norm:g}"
+            self.on_event(TrainingNote(f"{problem}; the run goes on with the same weights (optim.nonfinite=skip)"))
+
+    def _raise_diverged(self, problem: str, step: int, detail: str = "") -> NoReturn:
         store = self.checkpoint_writer.store
         steps = store.steps()
         last = f"the last good checkpoint is {store.path(steps[-1])}" if steps else "no checkpoint was written"
         remedy = "try a lower learning rate, a longer warm-up or optim.max_grad_norm"
-        raise TrainingDiverged(f"{problem} at step {step}; {last}; {remedy}")
+        if self.run.optim.nonfinite == "stop":
+            remedy += ", or go on without such steps (optim.nonfinite=skip)"
+        raise TrainingDiverged(f"{problem} at step {step}{detail}; {last}; {remedy}")
 
     def _report_progress(self, window: MetricsWindow) -> None:
         current_time = time.perf_counter()
@@ -241,6 +266,10 @@ class TrainingLoop:
         if self.validator.reaches_target(scores):
             train_state.reached_target = self.run.evaluate.target
         best = train_state.record_scores(scores, self.validator.sort_key(scores), keep=self.run.save.keep_best)
+        metric = self.validator.metric
+        if not is_comparable(scores[metric]):
+            problem = f"the validation {metric} of step {train_state.step} is {scores[metric]:g}"
+            self.on_event(TrainingNote(f"{problem}, which is no finite number: this step is never the best"))
         self._write_row({f"valid_{name}": value for name, value in scores.items()})
         self.on_event(TrainingValidated(train_state.step, scores, best, time.perf_counter() - start_time))
 
@@ -250,6 +279,7 @@ class TrainingLoop:
         if step == 0 or not (due or step in ranked):
             return
         self.checkpoint()
+        self._report_standstill()
         store.remove_except({step, *self.scheduled_steps()[-self.run.save.keep_last :], *ranked})
 
     def scheduled_steps(self) -> list[int]:
@@ -265,13 +295,37 @@ class TrainingLoop:
         """
         train_state = self.train_state
         self._add_elapsed_time()
-        if not self.engine.has_finite_weights():
-            self._raise_diverged("the weights are not finite", train_state.step)
+        self._check_finite_tensors()
         current = train_state.step, train_state.last_evaluated_step
         if current != self._checkpointed:
             self.checkpoint_writer.write(train_state)
             self._checkpointed = current
             self.on_event(CheckpointSaved(train_state.step, self.checkpoint_writer.store.path(train_state.step)))
+
+    def _check_finite_tensors(self) -> None:
+        """Refuse weights and an optimizer that are not finite: no checkpoint holds them, no run goes on with them."""
+        names = self.engine.non_finite_tensors()
+        if not self._process_group.any_process(names):
+            return
+        problem = "a number of another process is not finite"
+        if names:
+            others_text = f" and {len(names) - 1:,} more are" if len(names) > 1 else " is"
+            problem = f"{names[0]}{others_text} not finite"
+        if not any("/" not in name for name in names):
+            problem += ": weights with such a state of the optimizer never move again"
+        self._raise_diverged(problem, self.train_state.step)
+
+    def _report_standstill(self) -> None:
+        """Say if the weights have not moved since the last look."""
+        sentence = self._movement.describe_standstill(run_ends=end_reason(self.run, self.train_state) is not None)
+        # a process may hold a shard that stands still while others move
+        if not self._process_group.any_process(sentence is None) and sentence is not None:
+            self.on_event(TrainingNote(sentence))
+
+    def _report_skipped(self) -> None:
+        if skipped := self.train_state.skipped_steps:
+            problem = f"{skipped:,} of {self.train_state.step:,} steps were skipped: their numbers were not finite"
+            self.on_event(TrainingNote(f"{problem}; a lower learning rate or optim.max_grad_norm may avoid them"))
 
     def _interrupt(self) -> NoReturn:
         """Save a checkpoint and raise TrainingInterrupted."""

@@ -8,6 +8,7 @@ from manyformer.batches import Batch
 from manyformer.config import EvaluateConfig
 from manyformer.data.epochs import HeldOutBatches
 from manyformer.models import BatchScore
+from manyformer.scores import is_comparable, rank_key
 from manyformer.tasks import ScoreSums, Task
 from manyformer.train.process_group import ProcessGroup
 
@@ -70,9 +71,11 @@ class Validator:
     def reaches_target(self, scores: dict[str, float]) -> bool:
         """Whether the ranking metric is as good as `evaluate.target`."""
         target = self._config.target
-        return target is not None and self.sort_key(scores) <= self.sort_key({self.metric: target})
+        if target is None or not is_comparable(scores[self.metric]):
+            return False
+        return self.sort_key(scores) <= self.sort_key({self.metric: target})
 
     def sort_key(self, scores: dict[str, float]) -> float:
-        """The ranking metric with the sign that makes smaller better."""
-        score = scores[self._config.metric]
-        return score if self._task.metrics[self._config.metric] else -score
+        """The ranking metric with the sign that makes smaller better; infinity for one that is not finite."""
+        metric = self._config.metric
+        return rank_key(scores[metric], lower_is_better=self._task.metrics[metric])

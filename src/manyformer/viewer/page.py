@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import html
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write_text
+from manyformer.files.json_text import json_text
 from manyformer.models import Model
 from manyformer.type_aliases import ImageArray
 from manyformer.viewer.model_view import ModelView, view_image, view_text
@@ -99,7 +99,7 @@ def _fill_template(page_data: dict[str, Any], program_parts: Sequence[str], *, c
 
 def json_for_script(value: Any) -> str:
     """JSON that is safe inside of a script element: it contains neither markup nor line separators of JavaScript."""
-    return json.dumps(value, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
+    return json_text(value, ensure_ascii=True, separators=(",", ":")).replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _read_part(name: str) -> str:

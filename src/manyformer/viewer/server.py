@@ -1,6 +1,5 @@
 """A server for one person on one machine: the page, and views of other texts on demand."""
 
-import json
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock
@@ -9,6 +8,7 @@ from typing import Any, final
 from pydantic import ValidationError
 
 from manyformer.errors import UserError
+from manyformer.files.json_text import json_text
 from manyformer.viewer.live_view import ServedModel, ViewRequest, live_page_data
 from manyformer.viewer.page import render_live_page
 
@@ -100,7 +100,7 @@ class _ViewHandler(BaseHTTPRequestHandler):
             # whatever a model does, the page says it, and the server goes on
             self._refuse(500, f"the model failed: {type(error).__name__}: {error}")
         else:
-            self._answer(200, json.dumps(data).encode(), "application/json")
+            self._answer(200, json_text(data, ensure_ascii=True).encode(), "application/json")
 
     def _is_own_host(self) -> bool:
         """Whether the request names this server, and comes from its own page if it says where it comes from."""
@@ -114,7 +114,7 @@ class _ViewHandler(BaseHTTPRequestHandler):
     def _refuse(self, status: int, sentence: str) -> None:
         # the rest of the request stays unread
         self.close_connection = True
-        self._answer(status, json.dumps({"error": sentence}).encode(), "application/json")
+        self._answer(status, json_text({"error": sentence}, ensure_ascii=True).encode(), "application/json")
 
     def _answer(self, status: int, content: bytes, content_type: str) -> None:
         self.send_response(status)

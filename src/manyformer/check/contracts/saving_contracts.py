@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.check.trial import ContractFinding, ContractTrial, contract, failed, passed
+from manyformer.files.json_text import json_text
 from manyformer.models import Model
 from manyformer.recipes import build
 from manyformer.system.temporary_folders import temporary_folder
@@ -34,7 +35,7 @@ def spec(trial: ContractTrial) -> ContractFinding:
     assert isinstance(model, Model)
     recipe, keywords, _ = model.spec
     try:
-        restored = json.loads(json.dumps(keywords))
+        restored = json.loads(json_text(keywords))
     except TypeError as error:
         return failed(f"the keywords are not JSON: {error}")
     if changed := sorted(name for name in keywords if restored[name] != keywords[name]):

@@ -15,6 +15,7 @@ from manyformer.recipes import build
 from manyformer.recipes.registry import task_of
 from manyformer.tasks import Inputs, ToyDraw
 from manyformer.tasks.toy import PERIOD
+from manyformer.training_hooks import run_post_step_updates
 
 MAX_NAMES = 4
 
@@ -125,6 +126,7 @@ def _train(trial: ContractTrial, model: Model) -> tuple[list[float], float]:
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 20) * min(1.0, 2 * (1 - step / TOY_STEPS))
         optimizer.step()
+        run_post_step_updates(model, step + 1)
         losses.append(float(loss.total.detach() / loss.targets))
         if step >= SMOOTHING_STEPS and statistics.fmean(losses[-SMOOTHING_STEPS:]) <= MAX_LOSS_SHARE * guessing_loss:
             break

@@ -12,6 +12,7 @@ from manyformer.data.synthetic.synthetic_rule import (
     distinct_draws,
     register_rule,
 )
+from manyformer.exact_shares import round_share
 from manyformer.type_aliases import IntArray
 
 
@@ -42,7 +43,7 @@ class NeedleRule(SyntheticRule[NeedleData]):
         # a needle takes one of these places, and its value comes on top
         places = self.length - 1 - needles
         shape = (count, 1)
-        asked = random.integers(places, size=shape) if depth is None else np.full(shape, round(depth * (places - 1)))
+        asked = random.integers(places, size=shape) if depth is None else np.full(shape, round_share(depth, places - 1))
         others = distinct_draws(random, places - 1, (count, needles - 1))
         order = np.concatenate([asked, others + (others >= asked)], axis=1)
         columns: IntArray = order + (order[:, :, None] > order[:, None, :]).sum(axis=2)

@@ -16,6 +16,7 @@ from manyformer.interop.auto_model.hugging_face_config import ManyformerConfig
 from manyformer.interop.auto_model.saved_runs import SavedModel
 from manyformer.interop.wrapped_models import PREFIX
 from manyformer.models import Model
+from manyformer.models.finite_weights import warn_non_finite_tensors
 from manyformer.models.model_files import read_tensors
 
 
@@ -68,6 +69,7 @@ class ManyformerModel(PreTrainedModel):
         if saved is None:
             return super().from_pretrained(pretrained_model_name_or_path, *inputs, **options)
         tensors = {f"{PREFIX}{name}": tensor for name, tensor in read_tensors(saved.folder).items()}
+        warn_non_finite_tensors(tensors, saved.folder)
         config = options.pop("config", None) or ManyformerConfig(**saved.config())
         loaded = super().from_pretrained(None, *inputs, config=config, state_dict=tensors, **options)
         model = loaded[0] if isinstance(loaded, tuple) else loaded

@@ -10,10 +10,13 @@ from torch.nn import functional as F
 
 from manyformer.core import TokenPositions
 from manyformer.kernels.features.feature_map import FeatureValues, RandomFeatures, independent_directions
+from manyformer.training_hooks import UndecayedParameters
 
 
-class _UnitVectorFeatures(RandomFeatures):
+class _UnitVectorFeatures(RandomFeatures, UndecayedParameters):
     """Random directions for each head, scaled by a learned rate for each channel; inputs become unit vectors."""
+
+    undecayed = ("rate",)
 
     head_axes = (("matrix", -3), ("rate", -2))
 
