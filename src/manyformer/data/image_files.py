@@ -12,7 +12,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.data.array_archives import array_sizes, check_array_size, read_array
+from manyformer.data.array_archives import array_members, check_array_size, read_array
 from manyformer.data.image_reading import (
     SPLIT_NAMES,
     ImagePart,
@@ -109,14 +109,14 @@ class FolderImages(ImageSource):
 
 def _npz_images(path: Path) -> dict[ImagePart, ImageSource]:
     """Images in a NumPy archive with arrays named like `x` and `y`, `train_x`, `x_train`, or `train_images`."""
-    sizes = array_sizes(path)
-    images, labels = (_names_by_part(sizes, keywords) for keywords in (_IMAGE_NAMES, _LABEL_NAMES))
+    members = array_members(path)
+    images, labels = (_names_by_part(members, keywords) for keywords in (_IMAGE_NAMES, _LABEL_NAMES))
     if not images:
-        array_names = ", ".join(sizes) or "nothing"
+        array_names = ", ".join(members) or "nothing"
         raise UserError(f"{path}: there are no images in it; it has {array_names}, but x or train_x is needed")
 
     def load_array(name: str) -> NDArray[Any]:
-        return read_array(path, name, sizes[name])
+        return read_array(path, members[name])
 
     def load_part(part: ImagePart) -> ImageArrays:
         return load_array(images[part]), load_array(labels[part]) if part in labels else None
