@@ -118,15 +118,15 @@ def test_the_memory_of_a_lie_is_not_taken(tmp_path: Path) -> None:
     assert peak < 5_000_000
 
 
-def test_every_flipped_bit_gives_the_arrays_or_a_sentence(tmp_path: Path) -> None:
+def test_a_flipped_bit_of_any_byte_gives_the_arrays_or_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     expected = np.arange(12, dtype=np.int32).reshape(3, 4)
     np.savez(path, x=expected)
     original = path.read_bytes()
     sentences = []
-    for position in range(len(original) * 8):
+    for position in range(len(original)):
         damaged = bytearray(original)
-        damaged[position // 8] ^= 1 << position % 8
+        damaged[position] ^= 1 << position * 5 % 8
         path.write_bytes(damaged)
         try:
             arrays = read_arrays(path, ["x"])
@@ -135,7 +135,7 @@ def test_every_flipped_bit_gives_the_arrays_or_a_sentence(tmp_path: Path) -> Non
         else:
             # the name of the array or a note of the archive may have changed
             assert not arrays or np.array_equal(arrays["x"], expected)
-    assert len(sentences) > 1000
+    assert len(sentences) > 200
     assert all("a.npz: " in sentence for sentence in sentences)
 
 

@@ -1,7 +1,8 @@
 """NumPy archives (.npz) of bounded size, read without pickle.
 
-An array is the member of its exact name (`x.npy` for `x`). Its header is read first, and what the header gives is compared
-with a bound and with the bytes that the archive gives for the member; then that many bytes are read, and not one more.
+An array is the member of its exact name (`x.npy` for `x`). Its header is read first, and what the header gives is
+compared with a bound and with the bytes that the archive gives for the member; then that many bytes are read, and not
+one more.
 """
 
 import ast
@@ -94,7 +95,9 @@ def array_members(path: Path) -> dict[str, ArchiveMember]:
 
 
 def read_array(path: Path, member: ArchiveMember) -> NDArray[Any]:
-    """An array of an archive, in the machine's byte order. Raises UserError if it is damaged, too large or of no use."""
+    """An array of an archive, in the machine's byte order.
+
+    Raises UserError if it is damaged or too large, and for objects, records and times."""
     name, number, header = member
     check_array_size(path, header.size, f"the array {name}")
     if header.dtype.hasobject:

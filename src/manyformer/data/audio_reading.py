@@ -5,11 +5,12 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, BinaryIO, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from manyformer.data.change_counts import ChangeCounts, describe_counts
 from manyformer.data.splits import DataSource
 from manyformer.errors import UserError
 
@@ -21,12 +22,23 @@ GroupTest = Callable[[str | None], bool]
 AUDIO_SUFFIXES = frozenset({".wav", ".flac", ".ogg", ".opus", ".mp3"})
 """Suffixes of the recordings that are read from a folder."""
 
+CHANGES = {
+    "mixed": "channels averaged",
+    "limited": "limited to the range of -1 to 1",
+    "silent": "silent throughout (in 16 bits)",
+}
+"""What is changed in recordings besides their rates, in words for a person."""
+
 INT16_SCALE = 1 << 15
 MAX_SECONDS = 3600
 """The longest recording that is read, in seconds."""
 _RIFF_HEADER = 8
 # what a program writes that does not know the size yet
 _UNKNOWN_SIZES = frozenset({0, 0xFFFFFFFF})
+_MAX_CHUNKS = 1000
+"""The most chunks of a wav file before its samples."""
+_OGG_PAGE, _OGG_END, _MAX_OGG_PAGE = b"OggS", 4, 65_307
+"""How a page of ogg begins, the flag of the last page of a stream, and the bytes of the largest page."""
 
 
 class Recording(NamedTuple):
@@ -86,8 +98,7 @@ class RecordingConverter:
 
     def __init__(self, sample_rate: int) -> None:
         self.sample_rate = sample_rate
-        self.rates = Counter[int]()
-        self.mixed = self.limited = self.silent = 0
+        self.rates, self.changes = Counter[int](), ChangeCounts()
 
     def convert(self, recording: Recording) -> NDArray[np.int16]:
         """The samples of a recording. Raises UserError for one without samples, or with numbers that are not finite."""
@@ -97,35 +108,37 @@ class RecordingConverter:
         invalid = ~np.isfinite(samples).all(1)
         if invalid.any():
             raise UserError(f"{location}: sample {int(invalid.argmax()):,} of this recording is not a finite number")
-        self.mixed += samples.shape[1] > 1
         mono = samples.mean(1, dtype=np.float32)
-        peak = float(np.abs(mono).max())
-        self.limited += peak > 1
-        self.silent += peak == 0
         if rate != self.sample_rate:
             self.rates[rate] += 1
             divisor = math.gcd(rate, self.sample_rate)
             mono = _resample(mono, self.sample_rate // divisor, rate // divisor)
         levels = np.clip(np.rint(mono * INT16_SCALE), -INT16_SCALE, INT16_SCALE - 1)
         stored: NDArray[np.int16] = levels.astype(np.int16)
+        occurrences = {
+            "mixed": samples.shape[1] > 1,
+            "limited": bool(np.abs(mono).max() > 1),
+            # what is stored counts: channels may cancel out, and a faint tone is less than a level
+            "silent": not stored.any(),
+        }
+        for change, occurs in occurrences.items():
+            if occurs:
+                self.changes.add(change, location)
         return stored
 
-    def counts(self) -> dict[str, int | dict[str, int]]:
-        """What was changed: the numbers of recordings of other rates, with several channels, limited and silent."""
+    def counts(self) -> dict[str, Any]:
+        """The numbers of recordings of other rates, of those with each change, and the locations of the first ones."""
         rates = {str(rate): count for rate, count in sorted(self.rates.items())}
-        return {"resampled": rates, "mixed": self.mixed, "limited": self.limited, "silent": self.silent}
+        numbers = {change: self.changes[change] for change in CHANGES}
+        return {"resampled": rates, **numbers, "first_changed": self.changes.first}
 
 
 def describe_changes(counts: dict[str, Any], sample_rate: int) -> Iterator[str]:
     """Lines for a person about what a converter has changed."""
     for rate, count in counts["resampled"].items():
         yield f"resampled: {count:,} recordings from {int(rate):,} Hz to {sample_rate:,} Hz"
-    if counts["mixed"]:
-        yield f"channels averaged: {counts['mixed']:,} recordings"
-    if counts["limited"]:
-        yield f"limited to the range of -1 to 1: {counts['limited']:,} recordings"
-    if counts["silent"]:
-        yield f"silent throughout: {counts['silent']:,} recordings"
+    # absent in files that earlier versions prepared
+    yield from describe_counts(counts, counts.get("first_changed", {}), "recordings", CHANGES)
 
 
 def decode_mu_law(codes: NDArray[np.uint8]) -> SampleArray:
@@ -163,15 +176,51 @@ def import_soundfile() -> Any:
 
 
 def _check_complete(path: Path) -> None:
-    """Raise UserError for a wav file that is shorter than its header says, which soundfile would read as it is."""
+    """Raise UserError for a file that is cut off, where soundfile would read what is left without a word."""
     with path.open("rb") as file:
-        header = file.read(_RIFF_HEADER)
-    declared = int.from_bytes(header[4:], "little")
-    actual = path.stat().st_size - _RIFF_HEADER
-    if header[:4] == b"RIFF" and declared not in _UNKNOWN_SIZES and declared > actual:
-        raise UserError(
-            f"{path}: this file is incomplete: its header gives {declared:,} bytes, but it has {max(0, actual):,}"
-        )
+        start = file.read(4)
+        if start == b"RIFF":
+            _check_wav(file, path)
+        elif start == _OGG_PAGE:
+            _check_ogg(file, path)
+
+
+def _check_wav(file: BinaryIO, path: Path) -> None:
+    """Raise UserError for a wav file that is shorter than its header, or that of its samples, says."""
+    size = path.stat().st_size
+    declared = int.from_bytes(file.read(4), "little")
+    if declared not in _UNKNOWN_SIZES and declared > size - _RIFF_HEADER:
+        raise _incomplete(path, declared, size - _RIFF_HEADER)
+    position = _RIFF_HEADER + 4
+    for _ in range(_MAX_CHUNKS):
+        file.seek(position)
+        chunk = file.read(_RIFF_HEADER)
+        if len(chunk) < _RIFF_HEADER:
+            return
+        position += _RIFF_HEADER
+        declared = int.from_bytes(chunk[4:], "little")
+        if chunk[:4] == b"data":
+            if declared not in _UNKNOWN_SIZES and declared > size - position:
+                raise _incomplete(path, declared, size - position)
+            return
+        # chunks begin at even positions
+        position += declared + declared % 2
+
+
+def _check_ogg(file: BinaryIO, path: Path) -> None:
+    """Raise UserError for an ogg file whose last page is not the end of a stream."""
+    size = path.stat().st_size
+    file.seek(max(0, size - _MAX_OGG_PAGE))
+    tail = file.read(_MAX_OGG_PAGE)
+    last = tail.rfind(_OGG_PAGE)
+    if last < 0 or len(tail) < last + 6 or not tail[last + 5] & _OGG_END:
+        raise UserError(f"{path}: this file is incomplete: its last page is not the end of the recording")
+
+
+def _incomplete(path: Path, declared: int, actual: int) -> UserError:
+    return UserError(
+        f"{path}: this file is incomplete: its header gives {declared:,} bytes, but it has {max(0, actual):,}"
+    )
 
 
 def _resample(samples: SampleArray, up: int, down: int) -> SampleArray:

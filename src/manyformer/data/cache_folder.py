@@ -33,7 +33,7 @@ class PreparedRecord(FileRecord):
     tokenizers: str
     """The fingerprint of the tokenizers and labels."""
     splits: dict[FileName, Annotated[ShardFacts, AS_OBJECT]]
-    counts: dict[str, bool | Count | dict[str, Count]]
+    counts: dict[str, bool | Count | dict[str, Count] | dict[str, str]]
     sources: dict[str, str]
 
 

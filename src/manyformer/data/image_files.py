@@ -2,8 +2,6 @@
 
 import math
 import struct
-import warnings
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
@@ -13,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.data.array_archives import array_members, check_array_size, read_array
+from manyformer.data.image_decoding import decode_image
 from manyformer.data.image_reading import (
     SPLIT_NAMES,
     ImagePart,
@@ -20,7 +19,6 @@ from manyformer.data.image_reading import (
     ImageSource,
     as_pixels,
     files_stamp,
-    pillow,
 )
 from manyformer.data.text_files import content_suffix, existing_path, file_stamp, open_bytes, visible_files
 from manyformer.errors import UserError
@@ -100,7 +98,8 @@ class FolderImages(ImageSource):
 
     def images(self) -> Iterator[ImageRecord]:
         for file in self._files:
-            yield ImageRecord(_read_image(file), self._label_of(file), str(file))
+            pixels, changes = decode_image(file)
+            yield ImageRecord(as_pixels(pixels, str(file)), self._label_of(file), str(file), changes)
 
     def _label_of(self, file: Path) -> str | None:
         folders = file.relative_to(self._root).parts[1 if self.part else 0 : -1]
@@ -204,22 +203,3 @@ def _idx_files(folder: Path) -> dict[ImagePart, Path]:
 def _labels_path(images: Path) -> Path:
     """The path of the labels of an IDX image file; the same path if the file is not named as in MNIST."""
     return images.with_name(images.name.replace("images", "labels").replace("idx3", "idx1"))
-
-
-def _read_image(path: Path) -> NDArray[np.uint8]:
-    pil = pillow()
-    try:
-        with warnings.catch_warnings():
-            # Pillow warns of images that may fill the memory, and raises an error for larger ones
-            warnings.simplefilter("error", pil.DecompressionBombWarning)
-            with pil.open(path) as opened:
-                if opened.mode.startswith("I"):
-                    # 16 bits
-                    return as_pixels((np.asarray(opened) // 257).astype(np.uint8), str(path))
-                is_gray = opened.mode in ("1", "L", "LA")
-                return as_pixels(np.asarray(opened.convert("L" if is_gray else "RGB")), str(path))
-    except (pil.DecompressionBombWarning, pil.DecompressionBombError):
-        limit = f"{pil.MAX_IMAGE_PIXELS:,}"
-        raise UserError(f"{path}: this image has more than {limit} pixels; scale it down before") from None
-    except (OSError, SyntaxError, ValueError, EOFError, zlib.error, struct.error, MemoryError) as error:
-        raise UserError(f"{path}: Pillow cannot read this image ({error})") from error
