@@ -23,6 +23,7 @@ from manyformer.data.audio_reading import (
     every_group,
     read_audio_file,
 )
+from manyformer.data.content_sums import folder_sum
 from manyformer.data.image_reading import files_stamp
 from manyformer.data.table_files import ColumnKey, TableRow, is_jsonl, read_rows
 from manyformer.data.text_files import content_suffix, existing_path, file_stamp, visible_files
@@ -103,11 +104,12 @@ class TableRecordings(RecordingSource):
         self._columns: list[ColumnKey] = [audio, label] + ([] if data.group is None else [data.group])
 
     def stamp(self) -> list[str | int]:
-        hasher = hashlib.sha256()
+        hasher, files = hashlib.sha256(), []
         for row in read_rows(self._path, self._columns):
-            facts = self._file(row).stat()
+            files.append(self._file(row))
+            facts = files[-1].stat()
             hasher.update(f"{row.cells[0]}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
-        return [*file_stamp(self._path), *self._columns, hasher.hexdigest()]
+        return [*file_stamp(self._path), *self._columns, hasher.hexdigest(), folder_sum(files)]
 
     def recordings(self, selects: GroupTest = every_group) -> Iterator[Recording]:
         for row in read_rows(self._path, self._columns):

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.data.change_counts import ChangeCounts
+from manyformer.data.content_sums import folder_sum
 from manyformer.data.image_decoding import pillow
 from manyformer.data.pixel_tokenizer import ImageShape
 from manyformer.data.splits import DataSource
@@ -123,9 +124,9 @@ def sort_labels(labels: set[str]) -> tuple[str, ...]:
 
 
 def files_stamp(root: Path, files: list[Path]) -> list[str | int]:
-    """The root folder, the number of files, and a hash of their names, sizes and modification times."""
+    """The root folder, the number of files, a hash of their names, sizes and modification times, and a sampled sum."""
     hasher = hashlib.sha256()
     for file in files:
         facts = file.stat()
         hasher.update(f"{file.relative_to(root)}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
-    return [str(root.resolve()), len(files), hasher.hexdigest()]
+    return [str(root.resolve()), len(files), hasher.hexdigest(), folder_sum(files)]

@@ -1,6 +1,7 @@
 """The folder of a run: its lock, the merged run file, the environment record, and checks on resuming."""
 
 import fcntl
+import json
 import os
 import platform
 import sys
@@ -25,12 +26,13 @@ from manyformer.config import (
 )
 from manyformer.errors import UserError, UserErrors
 from manyformer.files.atomic_files import atomic_write_text, remove_drafts, report_disk_full
+from manyformer.files.json_records import read_json
 from manyformer.plugins import TASK_GROUP, import_entry_points, import_for_run, plugin_records
 from manyformer.recipes import get_recipe, modules_to_import, recipe_names
 from manyformer.train.saved_settings import describe_saved_model
 from manyformer.version import VERSION
 
-RESULT_FILE = "result.json"
+RESULT_FILE, ENVIRONMENT_FILE = "result.json", "env.json"
 LOCK_FILE = ".lock"
 
 
@@ -138,6 +140,29 @@ def write_run_file(folder: Path, run: RunConfig, *, has_checkpoint: bool, log: C
             log("the limits have changed, so the learning rate schedule now ends at another step")
     with report_disk_full(f"the run file {file}"):
         atomic_write_text(file, dump_run(run))
+
+
+def write_environment(folder: Path, device: torch.device, *, has_checkpoint: bool, log: Callable[[str], None]) -> None:
+    """Write what a result may depend on besides the run; the log is told if a run is resumed in another folder."""
+    file, place = folder / ENVIRONMENT_FILE, str(folder.resolve())
+    previous = _previous_place(file)
+    if has_checkpoint and previous not in (None, place):
+        log(
+            f"this run was in {previous} and is now in {place}; it goes on here, with its own checkpoints and prepared "
+            "data, and paths of data that are relative are those of the folder where the command is given"
+        )
+    info = {**collect_environment(device), "folder": place}
+    atomic_write_text(file, json.dumps(info, indent=2) + "\n")
+
+
+def _previous_place(file: Path) -> str | None:
+    """The folder that a run was last trained in, None where that is unknown."""
+    try:
+        info = read_json(file, "the environment of a run")
+    except UserError:
+        return None
+    place = info.get("folder") if isinstance(info, dict) else None
+    return place if isinstance(place, str) else None
 
 
 def collect_environment(device: torch.device) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """A training session: one process trains a run from its data to its final model."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,7 +30,7 @@ from manyformer.train.metrics import MetricsFiles
 from manyformer.train.model_card import model_card
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
 from manyformer.train.rng import seed_everything
-from manyformer.train.run_folder import RESULT_FILE, collect_environment, write_run_file
+from manyformer.train.run_folder import RESULT_FILE, write_environment, write_run_file
 from manyformer.train.saved_settings import model_folder
 from manyformer.train.schedules import make_schedule, make_warmup
 from manyformer.train.tracking import open_trackers
@@ -69,7 +68,7 @@ class TrainingSession:
         with process_group.raise_together():
             if process_group.is_main_process:
                 write_run_file(out, run, has_checkpoint=checkpoint is not None, log=self._log)
-                atomic_write_text(out / "env.json", json.dumps(collect_environment(device), indent=2) + "\n")
+                write_environment(out, device, has_checkpoint=checkpoint is not None, log=self._log)
         smaller = "make data.length, batch.tokens or the other sizes of the data smaller"
         with process_group.main_process_first(), report_out_of_memory("in the preparation of the data", smaller):
             self.data = open_data(run, out, self._log)
