@@ -44,7 +44,7 @@ CHANGES = {
 _ORIENTATION = 0x0112
 _PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0
 _GRAY_MODES = frozenset({"1", "L", "LA", "La"})
-_COLOR_MODES = frozenset({"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB"})
+_COLOR_MODES = frozenset({"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"})
 _PREMULTIPLIED = {"La": "LA", "RGBa": "RGBA"}
 _DEEP_RAW_MODE = re.compile(r"(I;16[LBN]?|.*;16[LBN])")
 _SRGB = (b"sRGB", "sRGB".encode("utf-16-be"))
@@ -69,7 +69,8 @@ def decode_image(path: Path) -> DecodedImage:
             warnings.simplefilter("error", pil.DecompressionBombWarning)
             # of a TIFF whose tags are cut off
             warnings.filterwarnings("error", message="Truncated File Read")
-            with pil.open(path, formats=FORMATS) as opened:
+            # as a file: given a path, Pillow maps a TIFF into memory, and mixes up the sides of one that is turned
+            with path.open("rb") as file, pil.open(file, formats=FORMATS) as opened:
                 return _decode(opened, path)
     except (pil.DecompressionBombWarning, pil.DecompressionBombError):
         raise _too_many_pixels(path) from None
