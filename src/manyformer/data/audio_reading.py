@@ -32,7 +32,9 @@ CHANGES = {
 INT16_SCALE = 1 << 15
 MAX_SECONDS = 3600
 """The longest recording that is read, in seconds."""
-_RIFF_HEADER = 8
+FORMATS = ("WAV", "WAVEX", "RF64", "W64", "AIFF", "FLAC", "OGG", "MP3")
+"""The formats that are read, by content and whatever the name: those of which a file that is cut off is noticed."""
+_RIFF_HEADER, _MAX_OUTER_HEADER = 8, 28
 # what a program writes that does not know the size yet
 _UNKNOWN_SIZES = frozenset({0, 0xFFFFFFFF})
 _MAX_CHUNKS = 1000
@@ -155,10 +157,14 @@ def read_audio_file(path: Path) -> tuple[SampleArray, int]:
     _check_complete(path)
     try:
         with soundfile.SoundFile(path) as file:
+            if file.format not in FORMATS:
+                raise UserError(f"{path}: this recording is of format {file.format}; {', '.join(FORMATS)} are read")
             if file.frames > MAX_SECONDS * file.samplerate:
                 raise UserError(f"{path}: this recording takes more than {MAX_SECONDS:,} seconds; split it")
             samples: SampleArray = file.read(dtype="float32", always_2d=True)
             declared, rate = file.frames, int(file.samplerate)
+    except UserError:
+        raise
     except (soundfile.SoundFileError, OSError, MemoryError, ValueError) as error:
         raise UserError(f"{path}: this recording cannot be read ({error})") from error
     if len(samples) != declared:
@@ -178,20 +184,36 @@ def import_soundfile() -> Any:
 def _check_complete(path: Path) -> None:
     """Raise UserError for a file that is cut off, where soundfile would read what is left without a word."""
     with path.open("rb") as file:
-        start = file.read(4)
-        if start == b"RIFF":
-            _check_wav(file, path)
-        elif start == _OGG_PAGE:
+        start = file.read(_MAX_OUTER_HEADER)
+        if start.startswith(_OGG_PAGE):
             _check_ogg(file, path)
+            return
+        declared = _declared_size(start)
+        actual = path.stat().st_size
+        if declared is not None and declared > actual:
+            raise _incomplete(path, declared, actual)
+        if start.startswith(b"RIFF"):
+            _check_wav(file, path)
+
+
+def _declared_size(start: bytes) -> int | None:
+    """The bytes that a file has according to the header that it starts with, None where it gives none.
+
+    The containers of 32-bit sizes (RIFF of wav, FORM of aiff) and of 64 bits (RF64, W64)."""
+    if start.startswith(b"RIFF"):
+        size = int.from_bytes(start[4:8], "little")
+        return None if size in _UNKNOWN_SIZES else size + _RIFF_HEADER
+    if start.startswith(b"FORM"):
+        return int.from_bytes(start[4:8], "big") + _RIFF_HEADER
+    if start.startswith(b"RF64") and start[12:16] == b"ds64":
+        return int.from_bytes(start[20:28], "little") + _RIFF_HEADER
+    # the identifier of the container has 16 bytes, and the size counts them
+    return int.from_bytes(start[16:24], "little") if start.startswith(b"riff") else None
 
 
 def _check_wav(file: BinaryIO, path: Path) -> None:
-    """Raise UserError for a wav file that is shorter than its header, or that of its samples, says."""
-    size = path.stat().st_size
-    declared = int.from_bytes(file.read(4), "little")
-    if declared not in _UNKNOWN_SIZES and declared > size - _RIFF_HEADER:
-        raise _incomplete(path, declared, size - _RIFF_HEADER)
-    position = _RIFF_HEADER + 4
+    """Raise UserError for a wav file that has fewer samples than the header of its samples says."""
+    size, position = path.stat().st_size, _RIFF_HEADER + 4
     for _ in range(_MAX_CHUNKS):
         file.seek(position)
         chunk = file.read(_RIFF_HEADER)
@@ -201,19 +223,21 @@ def _check_wav(file: BinaryIO, path: Path) -> None:
         declared = int.from_bytes(chunk[4:], "little")
         if chunk[:4] == b"data":
             if declared not in _UNKNOWN_SIZES and declared > size - position:
-                raise _incomplete(path, declared, size - position)
+                raise _incomplete(path, position + declared, size)
             return
         # chunks begin at even positions
         position += declared + declared % 2
 
 
 def _check_ogg(file: BinaryIO, path: Path) -> None:
-    """Raise UserError for an ogg file whose last page is not the end of a stream."""
-    size = path.stat().st_size
-    file.seek(max(0, size - _MAX_OGG_PAGE))
+    """Raise UserError for an ogg file whose last page is incomplete, or not the end of a stream."""
+    file.seek(max(0, path.stat().st_size - _MAX_OGG_PAGE))
     tail = file.read(_MAX_OGG_PAGE)
-    last = tail.rfind(_OGG_PAGE)
-    if last < 0 or len(tail) < last + 6 or not tail[last + 5] & _OGG_END:
+    page = tail[max(0, tail.rfind(_OGG_PAGE)) :]
+    # byte 5 has the flags, byte 26 the number of the segments whose lengths follow
+    segments = page[27 : 27 + page[26]] if len(page) > 26 else b""
+    is_whole = len(page) > 26 and len(segments) == page[26] and len(page) >= 27 + len(segments) + sum(segments)
+    if not is_whole or not page[5] & _OGG_END:
         raise UserError(f"{path}: this file is incomplete: its last page is not the end of the recording")
 
 
