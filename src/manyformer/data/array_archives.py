@@ -144,7 +144,8 @@ def describe_unread(path: Path, members: Collection[str], names: Collection[str]
         return None
     more = ", ..." if len(unread) > 10 else ""
     shown = ", ".join(_short(name) for name in unread[:10])
-    return f"{path}: not read: {shown}{more} (arrays have the names {', '.join(names)})"
+    reason = f" (arrays have the names {', '.join(names)})" if names else ""
+    return f"{path}: not read: {shown}{more}{reason}"
 
 
 def check_array_size(path: Path, size: int, name: str) -> None:

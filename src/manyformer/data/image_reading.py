@@ -42,6 +42,9 @@ class ImageRecord(NamedTuple):
 class ImageSource(DataSource):
     """The images of one split of a file or folder; `part` is "" if the files name no split."""
 
+    notes: tuple[str, ...] = ()
+    """What a person should know of how the files are read, such as files or arrays that are not."""
+
     def __init__(self, name: str, part: ImagePart, stamp: list[str | int]) -> None:
         self.name, self.part, self._stamp = name, part, stamp
 

@@ -169,6 +169,7 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
         yield f"images: {splits.source_names()}; {'no' if labels is None else f'{len(labels):,}'} labels"
         for folder in filter(Path.is_dir, map(Path, path_list(self.data.path))):
             yield describe_folder(folder, folder_image_files(folder))
+        yield from dict.fromkeys(note for sources in splits.sources.values() for one in sources for note in one.notes)
         rows, columns = tokenizer.block
         order = "row by row" if (rows, columns) == (1, tokenizer.shape.width) else f"in blocks of {rows} x {columns}"
         yield f"values: {tokenizer.shape}, {tokenizer.levels} levels, {order}"
@@ -217,6 +218,8 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
         shape = self.pixel_tokenizer.shape
         resize = ImageResize(self.data.size, self.data.channels or shape.channels)
         for source in self.open_sources(path, "test"):
+            for note in source.notes:
+                self.request.log(note)
             for record in map(resize.apply, source.images()):
                 if record.pixels.shape != shape:
                     actual = ImageShape(*record.pixels.shape)
