@@ -359,3 +359,11 @@ def test_arrays_of_a_recording_that_are_not_read_are_told(tmp_path: Path) -> Non
     read_archive(write(tmp_path, retruns=np.zeros(4)), lines.append)
     assert len(lines) == 1
     assert "not read: retruns" in lines[0]
+
+
+def test_numbers_beyond_32_bits_are_refused_by_place(tmp_path: Path) -> None:
+    """They would become infinite."""
+    rewards = REWARDS.astype(np.float64)
+    rewards[4] = 1e39
+    with pytest.raises(UserError, match="the rewards of step 1 of episode 1 are no finite numbers"):
+        read_archive(write(tmp_path, rewards=rewards))

@@ -191,7 +191,9 @@ def _folder_images(folder: Path) -> dict[ImagePart, ImageSource]:
     if not files:
         raise UserError(f"{folder}: this folder has no images (searched for {' '.join(sorted(IMAGE_SUFFIXES))})")
     stamp = files_stamp(folder, [file for part_files in files.values() for file in part_files])
-    sources = {part: FolderImages(str(folder), folder, files[part], stamp, part) for part in files}
+    sources: dict[ImagePart, ImageSource] = {
+        part: FolderImages(str(folder), folder, files[part], stamp, part) for part in files
+    }
     if len(files) > 1 and "" in files:
         # a split is read from the folder of its name; what is in no such folder belongs to none
         outside, splits = files[""], ", ".join(part for part in files if part)

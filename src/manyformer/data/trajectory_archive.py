@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.data.array_archives import array_members, read_arrays
+from manyformer.data.array_checks import is_finite_in_32_bits
 from manyformer.errors import UserError, suggest_names
 from manyformer.type_aliases import LogFn
 
@@ -76,7 +77,7 @@ def check_episodes(arrays: Mapping[str, NDArray[Any]], name: str) -> RecordedEpi
     episode_of = np.repeat(np.arange(len(lengths)), lengths)
     for key in STEP_ARRAYS:
         # unlike the sum of all, a test of each step says where
-        invalid = ~np.isfinite(arrays[key]).reshape(len(rewards), -1).all(1)
+        invalid = ~is_finite_in_32_bits(arrays[key]).reshape(len(rewards), -1).all(1)
         if invalid.any():
             step = int(invalid.argmax())
             raise UserError(f"{name}: the {key} of {_step_name(step, episode_of, lengths)} are no finite numbers")
