@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 from manyformer.batches import IGNORE_INDEX, AudioClassificationBatch, TranscriptionBatch
 from manyformer.config import AudioData
 from manyformer.data import OpenedData, load_tokenizers, open_data
-from manyformer.data.audio_reading import decode_mu_law, read_audio_file
+from manyformer.data.audio_reading import (
+    Recording,
+    RecordingConverter,
+    decode_mu_law,
+    describe_changes,
+    read_audio_file,
+)
 from manyformer.data.cache_folder import LOCK_FILE
 from manyformer.data.kind import OpenRequest, kind_of
 from manyformer.data.log_mel import FrameSettings, LogMelFrontEnd, log_mel, mel_filters
@@ -331,7 +337,7 @@ def test_silence_has_finite_features(tmp_path: Path) -> None:
     samples = np.concatenate([tone(number) for number in range(24)])
     samples[:800] = 0
     data = opened(archive(tmp_path / "tones.npz", samples=samples, lengths=lengths), tmp_path / "cache")
-    assert "silent throughout: 1 recordings" in data.describe()
+    assert any("silent throughout (in 16 bits): 1 recordings, the first " in line for line in data.describe())
     assert all(batch.features.isfinite().all() for batch in [*epoch_of(data), *data.valid])
 
 
@@ -339,7 +345,7 @@ def test_samples_beyond_the_range_are_limited_and_told(tmp_path: Path) -> None:
     samples = np.concatenate([tone(number) for number in range(24)])
     samples[10] = 2.5
     data = opened(archive(tmp_path / "a.npz", samples=samples, lengths=np.full(24, 800)), tmp_path / "cache")
-    assert "limited to the range of -1 to 1: 1 recordings" in data.describe()
+    assert any("limited to the range of -1 to 1: 1 recordings, the first " in line for line in data.describe())
 
 
 def damaged(folder: Path, kind: str) -> str:
@@ -510,3 +516,37 @@ def test_texts_of_another_split_fail_the_check_of_the_prepared_files(tmp_path: P
     section = AudioData(path=str(tmp_path / "tones.npz"), sample_rate=RATE, mels=8)
     with pytest.raises(DamagedFile, match=r"valid.text.tokens is missing"):
         open_held_out(section, "labelled", OpenRequest(60, tmp_path / "cache"), "valid")
+
+
+@pytest.mark.parametrize("name", ["opposite", "faint", "nearly opposite", "zeros"])
+def test_a_recording_that_is_stored_as_zeros_is_told(name: str) -> None:
+    """Channels may cancel out, and a faint tone may be less than a level of 16 bits."""
+    wave = 0.5 * np.sin(np.arange(8000, dtype=np.float32))
+    samples = {
+        "opposite": np.stack([wave, -wave], 1),
+        "faint": wave[:, None] * np.float32(2e-6),
+        "nearly opposite": np.stack([wave, np.float32(1e-5) - wave], 1),
+        "zeros": np.zeros((8000, 1), np.float32),
+    }
+    converter = RecordingConverter(RATE)
+    assert not converter.convert(Recording(samples[name].astype(np.float32), RATE, None, None, "a.wav")).any()
+    counts = converter.counts()
+    assert counts["silent"] == 1
+    assert "silent throughout (in 16 bits): 1 recordings, the first a.wav" in list(describe_changes(counts, RATE))
+
+
+def test_the_overshoot_of_a_resampled_recording_is_told() -> None:
+    square = np.sign(np.sin(np.arange(16_000, dtype=np.float32) / 7))[:, None].astype(np.float32)
+    converter = RecordingConverter(RATE)
+    levels = converter.convert(Recording(square, 16_000, None, None, "square.wav"))
+    assert levels.max() == 32767
+    assert converter.counts()["limited"] == 1
+
+
+def test_changes_that_an_earlier_version_counted_are_told() -> None:
+    counts = {"resampled": {"16000": 2}, "mixed": 1, "limited": 0, "silent": 3}
+    assert list(describe_changes(counts, RATE)) == [
+        "resampled: 2 recordings from 16,000 Hz to 8,000 Hz",
+        "channels averaged: 1 recordings",
+        "silent throughout (in 16 bits): 3 recordings",
+    ]

@@ -119,6 +119,12 @@ def test_labels_are_held_out_where_no_split_is_named(tmp_path: Path) -> None:
         ({"edges": None}, "there is no array edges in it"),
         ({"features": None}, "neither an array features in it nor feature_rows, so nodes have no features"),
         ({"features": np.array([[1.0, 2.0]] * 4 + [[np.nan, 1.0]] * 2)}, "features of node 4 are no finite numbers"),
+        ({"features": np.array([[1.0, 2.0]] * 4 + [[1e39, 1.0]] * 2)}, "features of node 4 are no finite numbers"),
+        # as a number with a sign it would be -1, no label
+        (
+            {"labels": np.array([0, 1, 2**64 - 1, 1, 0, 1], np.uint64)},
+            "labels has the number 18,446,744,073,709,551,615",
+        ),
         ({"labels": np.full(6, -1)}, "two different labels at least, and there is nothing to learn"),
         ({"labels": np.array([0, 1, 0, 1])}, "there are 4 labels for 6 nodes in 3 graphs"),
         ({"labels": np.array([0, 1, 0, 1, -2, 0])}, "labels must be 0 to 65,535, or -1 for none"),

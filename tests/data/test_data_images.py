@@ -17,6 +17,7 @@ from manyformer.batches import CausalLMBatch, ImageClassificationBatch
 from manyformer.config import ImagesData
 from manyformer.data import OpenedData, load_tokenizers, open_data
 from manyformer.data.image_files import open_image_files
+from manyformer.data.image_reading import sort_labels
 from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
 from manyformer.errors import UserError
 from real_data import shared_data
@@ -407,13 +408,16 @@ def all_images(path: Path) -> list[Any]:
     ("content", "problem"),
     [
         (npy((10**6, 1000, 1000)), r"the array x has 1,000,000,000,000 bytes, and at most [0-9,]+ are read"),
-        (npy((100, 1000, 1000)), "the array x cannot be read"),
-        (npy((4, -3, 3), bytes(36)), "the array x cannot be read .negative dimensions"),
+        (npy((100, 1000, 1000)), "the array x is incomplete: its header gives 100,000,000 bytes, but it has 0"),
+        (npy((4, -3, 3), bytes(36)), "the header of the array x cannot be read .it gives negative dimensions"),
         (npy((4, 3, 3), bytes(36), "|O"), "the array x cannot be read .*Object arrays"),
-        (npy((4, 3, 3), bytes(36), "nonsense"), "this NumPy archive cannot be read"),
-        (b"\x93NUMPY\x09\x00" + bytes(200), "this NumPy archive cannot be read"),
-        (b"{" * 100_000, "this NumPy archive cannot be read"),
-        (b"", "this NumPy archive cannot be read"),
+        (npy((4, 3, 3), bytes(36), "nonsense"), "the header of the array x cannot be read"),
+        (
+            b"\x93NUMPY\x09\x00" + bytes(200),
+            "the header of the array x cannot be read .it starts with 93 4e 55 4d 50 59 09 00",
+        ),
+        (b"{" * 100_000, "the header of the array x cannot be read .it starts with 7b 7b"),
+        (b"", "the header of the array x cannot be read .it starts with nothing"),
     ],
 )
 def test_a_hostile_archive_is_refused(tmp_path: Path, content: bytes, problem: str) -> None:
@@ -471,3 +475,44 @@ def test_a_folder_of_images_says_which_files_are_read(tmp_path: Path) -> None:
     (folder / "notes.txt").write_text("no image")
     lines = opened(folder, tmp_path, batch=32).describe()
     assert f"40 files read of {folder} (a/0.png, a/1.png, a/10.png, ...), 1 not read (notes.txt)" in lines
+
+
+def test_arrays_of_one_split_are_refused_and_others_told(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x_train=drawn(9, 3, 3), train_images=drawn(9, 3, 3))
+    with pytest.raises(UserError, match=r"a\.npz: the arrays x_train and train_images are of one split"):
+        open_image_files(str(tmp_path / "a.npz"))
+    np.savez(tmp_path / "b.npz", x=drawn(30, 3, 3), y=labels_of(30), lables=labels_of(30))
+    assert f"{tmp_path / 'b.npz'}: not read: lables" in opened(tmp_path / "b.npz", tmp_path, batch=27).describe()
+
+
+def test_bytes_as_labels_are_refused(tmp_path: Path) -> None:
+    """Not read as the label "b'cat'"."""
+    np.savez(tmp_path / "a.npz", x=drawn(9, 3, 3), y=np.array([b"cat", b"dog", b"cow"] * 3))
+    with pytest.raises(UserError, match=r"a\.npz: the array y is of type \|S3; save numbers, truth values or texts"):
+        opened(tmp_path / "a.npz", tmp_path, batch=27)
+
+
+def test_labels_of_equal_value_have_one_order() -> None:
+    assert sort_labels({"10", "1", "01", "2"}) == ("01", "1", "2", "10")
+
+
+def image_folders(root: Path, *names: str) -> Path:
+    for seed, name in enumerate(names):
+        (root / name).mkdir(parents=True)
+        for number, image in enumerate(drawn(8, 4, 4, seed=seed)):
+            Image.fromarray(image).save(root / name / f"{number}.png")
+    return root
+
+
+def test_folders_of_one_name_are_told_to_be_one_class(tmp_path: Path) -> None:
+    folder = image_folders(tmp_path / "photos", "cat/indoor", "dog/indoor", "dog/outdoor")
+    lines = opened(folder, tmp_path, batch=32).describe()
+    assert "label 'indoor': one class of 2 folders (cat/indoor, dog/indoor)" in lines
+
+
+def test_images_outside_the_folders_of_splits_are_told(tmp_path: Path) -> None:
+    """A folder of a class may be called like a split."""
+    folder = image_folders(tmp_path / "photos", "train/a", "train/b", "car/a")
+    lines = opened(folder, tmp_path, batch=32, valid=0.3).describe()
+    note = "8 images outside the folders of splits (train) are read for splits without a folder alone"
+    assert any(note in line and "car/a/0.png" in line for line in lines)

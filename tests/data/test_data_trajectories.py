@@ -1,5 +1,6 @@
 """Recorded episodes: read from archives, checked, filtered, split, and cut into windows."""
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +210,7 @@ def test_actions_outside_their_box_are_named(tmp_path: Path) -> None:
 
 def test_arrays_that_need_pickle_are_not_read(tmp_path: Path) -> None:
     path = write(tmp_path, actions=np.array([{}] * STEPS, dtype=object))
-    with pytest.raises(UserError, match=r"the array actions cannot be read .*allow_pickle"):
+    with pytest.raises(UserError, match=r"the array actions cannot be read .*are pickles"):
         read_archive(path)
 
 
@@ -337,3 +338,32 @@ def test_an_environment_that_does_not_fit_is_refused_before_training(
     with pytest.raises(UserError, match=sentence):
         opened(tmp_path, wanted=1.0, **settings)
     opened(tmp_path, wanted=1.0, environment="repeat-previous", actions=4)
+
+
+@pytest.mark.parametrize("large", [1e8, 1e16, 1e30])
+def test_returns_to_go_do_not_depend_on_other_episodes(large: float) -> None:
+    """Sums over all episodes, subtracted, lose the digits that the rewards of an earlier episode take."""
+    rewards = np.array([large] * 3 + [0.5, 0.25, 0.125, 2.0**-20, 1.5, -large], dtype=np.float32)
+    lengths = np.array([3, 3, 3])
+    recorded = RecordedEpisodes(np.zeros((9, 1), np.float32), np.zeros(9, np.int64), rewards, lengths)
+    expected = []
+    for episode in np.split(rewards, 3):
+        exact = [sum(map(Fraction, episode[step:].tolist()), Fraction()) for step in range(3)]
+        expected += [float(total) for total in exact]
+    np.testing.assert_allclose(returns_to_go(recorded), np.array(expected, dtype=np.float32), rtol=1e-6)
+    assert returns_to_go(recorded)[3:6].tolist() == [0.875, 0.375, 0.125]
+
+
+def test_arrays_of_a_recording_that_are_not_read_are_told(tmp_path: Path) -> None:
+    lines: list[str] = []
+    read_archive(write(tmp_path, retruns=np.zeros(4)), lines.append)
+    assert len(lines) == 1
+    assert "not read: retruns" in lines[0]
+
+
+def test_numbers_beyond_32_bits_are_refused_by_place(tmp_path: Path) -> None:
+    """They would become infinite."""
+    rewards = REWARDS.astype(np.float64)
+    rewards[4] = 1e39
+    with pytest.raises(UserError, match="the rewards of step 1 of episode 1 are no finite numbers"):
+        read_archive(write(tmp_path, rewards=rewards))

@@ -140,3 +140,45 @@ def test_keywords_that_disagree() -> None:
         mf.build("vit", pool="mean", distillation_token="read")
     with pytest.raises(ValueError, match="is for 3 channels, and images have 1"):
         mf.build("vit", height=8, width=8, patch=4, channels=1, pixel_scaling="imagenet")
+
+
+def test_turned_photos_have_the_labels_of_the_pipeline(tmp_path: Path) -> None:
+    """All eight EXIF orientations, and gray, palette and transparent files beside them."""
+    import transformers
+    from PIL import Image
+
+    from manyformer.evaluate import predict
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = transformers.ViTConfig(**sizes, image_size=16, patch_size=4, num_labels=3)
+    theirs = transformers.ViTForImageClassification(config).eval()
+    for weights in theirs.parameters():
+        if weights.ndim > 1:
+            torch.nn.init.normal_(weights, 0, 0.3)
+    theirs.save_pretrained(tmp_path / "vit")
+    processor = transformers.ViTImageProcessor(size={"height": 16, "width": 16})
+    processor.save_pretrained(tmp_path / "vit")
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 4), dtype=np.uint8)
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        Image.fromarray(pixels[..., :3]).save(photos / f"turned-{orientation}.png", exif=exif)
+    Image.fromarray(pixels).save(photos / "clear.png")
+    Image.fromarray(pixels[..., 0]).save(photos / "gray.png")
+    Image.fromarray(pixels[..., :3]).quantize(40).save(photos / "palette.png", transparency=3)
+    pipeline = transformers.pipeline("image-classification", model=theirs, image_processor=processor, top_k=3)
+    lines: list[str] = []
+    predictions = list(predict(tmp_path / "vit", str(photos), top=3, log=lines.append))
+    assert len(predictions) == 11
+    for item in predictions:
+        expected = pipeline(item.input.name)
+        actual = item.prediction[0]
+        assert [label.label for label in actual] == [label["label"] for label in expected], item.input.name
+        probabilities = [label.probability for label in actual]
+        np.testing.assert_allclose(probabilities, [label["score"] for label in expected], atol=1e-5)
+    assert f"turned as the EXIF orientation says: 7 images, the first {photos}/turned-2.png" in lines
+    assert f"transparency dropped, colors as the file has them: 2 images, the first {photos}/clear.png" in lines
+    assert f"gray converted to three equal channels: 1 images, the first {photos}/gray.png" in lines

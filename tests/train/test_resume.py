@@ -1,5 +1,6 @@
 """An interruption changes nothing: every number of the metrics and every bit of the weights is as without it."""
 
+import json
 import math
 import shutil
 from collections.abc import Iterator
@@ -265,3 +266,23 @@ def test_resumed_says_so(tmp_path: Path) -> None:
     heard = Heard()
     go(run, heard, opened=opener)
     assert "resuming from step 6" in heard.notes
+
+
+def test_a_run_that_was_moved_says_so(tmp_path: Path, whole: Path) -> None:
+    stopped(a_run(tmp_path / "here", **SETTINGS), 6)
+    (tmp_path / "here").rename(tmp_path / "there")
+    heard = Heard()
+    go(a_run(tmp_path / "there", **SETTINGS), heard)
+    assert f"this run was in {tmp_path / 'here'} and is now in {tmp_path / 'there'}" in heard.notes
+    same(tmp_path / "there", whole)
+
+
+def test_a_run_whose_folder_was_not_recorded_says_nothing_of_it(tmp_path: Path) -> None:
+    """As in versions up to 0.2.0."""
+    stopped(a_run(tmp_path / "run", **SETTINGS), 6)
+    environment = json.loads((tmp_path / "run/env.json").read_text())
+    del environment["folder"]
+    (tmp_path / "run/env.json").write_text(json.dumps(environment))
+    heard = Heard()
+    go(a_run(tmp_path / "run", **SETTINGS), heard)
+    assert "is now in" not in heard.notes

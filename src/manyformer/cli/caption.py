@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from manyformer.cli.app import USE, command
-from manyformer.cli.console import json_line, print_text
+from manyformer.cli.console import json_line, print_note, print_text
 from manyformer.cli.decoding_arguments import decoding_option
 from manyformer.cli.model_arguments import model_folder, resolve_device
 from manyformer.cli.shared_options import DeviceOption, JsonLinesOption, RunFolderArgument
@@ -44,7 +44,7 @@ def caption(
     decoding = decoding_from_options(
         beam=beam, length_penalty=length_penalty, best=n_best, max_new=max_new, step_path=step_path
     )
-    for item in caption_images(run, images, decoding, device=resolve_device(device)):
+    for item in caption_images(run, images, decoding, device=resolve_device(device), log=print_note):
         print_text(_json_line(item) if as_json else _text(item, n_best))
 
 

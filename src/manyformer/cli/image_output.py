@@ -73,7 +73,7 @@ def _draw_new(
         yield result, folder / SAMPLES
     if completed:
         rows = image_generation.half_image_rows(image_generation.pixel_tokenizer_of(model))
-        originals = held_images(run, completed, data=job.data)
+        originals = held_images(run, completed, data=job.data, log=print_note)
         result = image_generation.complete(model, originals, rows=rows, tries=job.tries or TRIES, **options)
         draw_completed(originals, result.images, rows, folder / COMPLETED)
         yield result, folder / COMPLETED
@@ -105,7 +105,7 @@ def _draw_enlarged(
     count, tries = COMPLETED_COUNT if job.complete is None else job.complete, job.tries or TRIES
     if not count:
         raise UserError("nothing to generate: set --complete above 0")
-    originals = held_images(run, count, data=job.data)
+    originals = held_images(run, count, data=job.data, log=print_note)
     reduction = originals.shape[1] // image_generation.small_shape_of(model).height
     small = reduced_images(originals, reduction)
     result = image_generation.enlarge(model, small, tries=tries, **options)

@@ -72,7 +72,7 @@ def view(
     if all(image_task(model) is not None for _, model, _ in models):
         if serve or answer is not None:
             raise UserError("a model of images is shown without --serve and --answer: it reads no text")
-        image = held_images(run, 1, data=text)[0]
+        image = held_images(run, 1, data=text, log=print_note)[0]
         views = [view_image(model, image, name=name, labels=labels) for name, model, labels in models]
         _write(views, "", out)
         return

@@ -1,54 +1,152 @@
-"""NumPy archives (.npz) of bounded size, read without pickle."""
+"""NumPy archives (.npz) of bounded size, read without pickle.
 
+An array is the member of its exact name (`x.npy` for `x`). Its header is read first, and what the header gives is
+compared with a bound and with the bytes that the archive gives for the member; then that many bytes are read, and not
+one more.
+"""
+
+import ast
 import hashlib
 import math
+import re
+import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write
+from manyformer.type_aliases import LogFn
 
-_HEADER_READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-# what zipfile, zlib and NumPy raise for damaged, encrypted and unknown archives
-_ARCHIVE_ERRORS = (OSError, ValueError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, MemoryError)
 MAX_ARRAY_BYTES = 1 << 35
-"""The largest array that is read into memory."""
+"""The most bytes of an array, or of all arrays of an archive together, that are read into memory."""
+MAX_MEMBERS = 1 << 12
+"""The most arrays of an archive."""
+_SUFFIX = ".npy"
+_MAGIC = b"\x93NUMPY"
+_MAX_HEADER_BYTES = 10_000
+"""The longest header of an array, as in NumPy."""
+_LENGTH_FORMATS = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}
+"""How each version of the format of an array writes the length of its header."""
+_READ_KINDS = frozenset("biufU")
+"""Truth values, numbers and texts; not objects (pickles), records, bytes of unknown encoding, or times."""
+_PYTHON_2_INTEGER = re.compile(r"(?<=\d)L\b")
+_CHUNK_BYTES = 1 << 24
+# what zipfile and zlib raise for damaged, encrypted and unknown archives
+_ARCHIVE_ERRORS = (
+    *(OSError, ValueError, EOFError, RuntimeError, MemoryError, IndexError, OverflowError),
+    *(zipfile.BadZipFile, zlib.error, struct.error),
+)
 
 
-def array_sizes(path: Path) -> dict[str, int]:
-    """The bytes of each array in an archive, as the arrays' headers declare them. Raises UserError for other files."""
+class ArrayHeader(NamedTuple):
+    """What the header of an array gives: its shape, whether its first axis varies fastest, and its type."""
+
+    shape: tuple[int, ...]
+    fortran_order: bool
+    dtype: np.dtype[Any]
+
+    @property
+    def size(self) -> int:
+        """The bytes of the array."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class ArchiveMember(NamedTuple):
+    """An array of an archive: the name that it is saved under, its number among the members, and its header."""
+
+    name: str
+    number: int
+    header: ArrayHeader
+
+
+def array_members(path: Path) -> dict[str, ArchiveMember]:
+    """The arrays of an archive by name, as their headers declare them; no array is read.
+
+    Raises UserError for a file that is no archive, and for a member that is no array, that is there twice, whose header
+    is damaged, or that has other bytes than its header gives."""
     # numpy.load leaves the file open if it is no archive
     if not zipfile.is_zipfile(path):
         raise UserError(f"{path}: this is not a complete NumPy archive (.npz)")
-    sizes: dict[str, int] = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for member in (member for member in archive.infolist() if member.filename.endswith(".npy")):
-                with archive.open(member) as file:
-                    version = np.lib.format.read_magic(file)
-                    read_header = _HEADER_READERS[version]
-                    shape, _, dtype = read_header(file)
-                    sizes[member.filename.removesuffix(".npy")] = math.prod(shape) * dtype.itemsize
-    except (*_ARCHIVE_ERRORS, KeyError) as error:
-        raise UserError(f"{path}: this NumPy archive cannot be read ({error})") from error
-    return sizes
+    members: dict[str, ArchiveMember] = {}
+    with _report_damage(f"{path}: this NumPy archive"), zipfile.ZipFile(path) as archive:
+        infos = archive.infolist()
+        if len(infos) > MAX_MEMBERS:
+            raise UserError(f"{path}: this archive has {len(infos):,} members, and at most {MAX_MEMBERS:,} are read")
+        for number, info in enumerate(infos):
+            if not info.filename.endswith(_SUFFIX):
+                raise UserError(
+                    f"{path}: its member {_short(info.filename)} is not saved as an array, with a name that ends in "
+                    f"{_SUFFIX}; write the archive with numpy.savez"
+                )
+            name = info.filename.removesuffix(_SUFFIX)
+            if name in members:
+                raise UserError(f"{path}: there are two arrays {_short(name)} in it; leave one out")
+            with archive.open(info) as file:
+                header = _read_header(file, path, name)
+                _check_member_size(info.file_size - file.tell(), header, path, name)
+            members[name] = ArchiveMember(name, number, header)
+    return members
 
 
-def read_array(path: Path, name: str, size: int) -> NDArray[Any]:
-    """The array of that name and size in bytes. Raises UserError if it is too large or cannot be read."""
-    check_array_size(path, size, f"the array {name}")
-    try:
-        with np.load(path) as archive:
-            array: NDArray[Any] = archive[name]
-    except _ARCHIVE_ERRORS as error:
-        raise UserError(f"{path}: the array {name} cannot be read ({error})") from error
-    return array
+def read_array(path: Path, member: ArchiveMember) -> NDArray[Any]:
+    """An array of an archive, in the machine's byte order.
+
+    Raises UserError if it is damaged or too large, and for objects, records and times."""
+    name, number, header = member
+    check_array_size(path, header.size, f"the array {name}")
+    if header.dtype.hasobject:
+        raise UserError(f"{path}: the array {name} cannot be read (Object arrays are pickles; save numbers or texts)")
+    if header.dtype.kind not in _READ_KINDS or not header.dtype.itemsize:
+        kind = _short(str(header.dtype))
+        raise UserError(f"{path}: the array {name} is of type {kind}; save numbers, truth values or texts (str)")
+    with (
+        _report_damage(f"{path}: the array {name}"),
+        zipfile.ZipFile(path) as archive,
+        archive.open(archive.infolist()[number]) as file,
+    ):
+        # the file may have been replaced since its headers were read
+        if _read_header(file, path, name) != header:
+            raise UserError(f"{path}: the array {name} has changed while the archive was read")
+        flat = np.frombuffer(_read_exactly(file, header.size, path, name), dtype=header.dtype)
+        _check_values(flat, path, name)
+        array = flat.reshape(header.shape, order="F" if header.fortran_order else "C")
+        # torch takes no other byte order; a copy is made only where it must be
+        return np.asarray(array, dtype=header.dtype.newbyteorder("="), order="C")
+
+
+def read_arrays(
+    path: Path, names: Collection[str], log: LogFn | None = None, *, ignored: Collection[str] = ()
+) -> dict[str, NDArray[Any]]:
+    """The arrays of an archive that have one of these names; the log is told of others, but for `ignored` ones.
+
+    Raises UserError as `array_members` and `read_array` do, and where all together are too large."""
+    members = array_members(path)
+    chosen = [member for name, member in members.items() if name in names]
+    check_array_size(path, sum(member.header.size for member in chosen), "the arrays that are read")
+    if (
+        log is not None
+        and (line := describe_unread(path, [name for name in members if name not in ignored], names)) is not None
+    ):
+        log(line)
+    return {member.name: read_array(path, member) for member in chosen}
+
+
+def describe_unread(path: Path, members: Collection[str], names: Collection[str]) -> str | None:
+    """A line about the arrays of an archive that are not read, None if all are: a name may be misspelled."""
+    unread = [name for name in members if name not in names]
+    if not unread:
+        return None
+    more = ", ..." if len(unread) > 10 else ""
+    shown = ", ".join(_short(name) for name in unread[:10])
+    reason = f" (arrays have the names {', '.join(names)})" if names else ""
+    return f"{path}: not read: {shown}{more}{reason}"
 
 
 def check_array_size(path: Path, size: int, name: str) -> None:
@@ -71,3 +169,94 @@ def hash_arrays(arrays: Mapping[str, NDArray[Any]]) -> str:
         digest.update(f"{name} {array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
+
+
+@contextmanager
+def _report_damage(subject: str) -> Iterator[None]:
+    """Say that `subject` cannot be read instead of an error of the libraries that read it."""
+    try:
+        yield
+    except UserError:
+        # it names its place already, and is a ValueError, too
+        raise
+    except _ARCHIVE_ERRORS as error:
+        raise UserError(f"{subject} cannot be read ({error})") from error
+
+
+def _read_header(file: IO[bytes], path: Path, name: str) -> ArrayHeader:
+    """The header of an array, after which its values begin. Raises UserError with the name of the array."""
+    prefix = file.read(len(_MAGIC) + 2)
+    version = tuple(prefix[len(_MAGIC) :])
+    if not prefix.startswith(_MAGIC) or version not in _LENGTH_FORMATS:
+        start = prefix.hex(" ") or "nothing"
+        raise _damaged_header(path, name, f"it starts with {start}, and not as an array of format 1 to 3")
+    length_format = _LENGTH_FORMATS[version]
+    length_bytes = file.read(struct.calcsize(length_format))
+    if len(length_bytes) < struct.calcsize(length_format):
+        raise _damaged_header(path, name, "it is incomplete")
+    (length,) = struct.unpack(length_format, length_bytes)
+    if length > _MAX_HEADER_BYTES:
+        raise _damaged_header(path, name, f"it has {length:,} bytes, more than {_MAX_HEADER_BYTES:,}")
+    content = file.read(length)
+    if len(content) < length:
+        raise _damaged_header(path, name, "it is incomplete")
+    try:
+        text = content.decode("utf-8" if version == (3, 0) else "latin-1")
+        fields = ast.literal_eval(_PYTHON_2_INTEGER.sub("", text))
+        shape, fortran_order = fields["shape"], fields["fortran_order"]
+        dtype = np.lib.format.descr_to_dtype(fields["descr"])
+    # MemoryError and RecursionError are those of the parser for deep nesting
+    except (ValueError, SyntaxError, TypeError, KeyError, IndexError, MemoryError, RecursionError) as error:
+        raise _damaged_header(path, name, str(error) or type(error).__name__) from None
+    if type(fortran_order) is not bool or type(shape) is not tuple or any(type(size) is not int for size in shape):
+        raise _damaged_header(path, name, f"it gives the shape {_short(str(shape))}")
+    if any(size < 0 for size in shape):
+        raise _damaged_header(path, name, f"it gives negative dimensions, {_short(str(shape))}")
+    return ArrayHeader(shape, fortran_order, dtype)
+
+
+def _damaged_header(path: Path, name: str, reason: str) -> UserError:
+    return UserError(f"{path}: the header of the array {_short(name)} cannot be read ({_short(reason)})")
+
+
+def _check_member_size(actual: int, header: ArrayHeader, path: Path, name: str) -> None:
+    """Raise UserError unless a member has as many bytes after its header as the header gives."""
+    # pickled objects have any length, and are refused where they are read
+    if header.dtype.hasobject or header.size == actual:
+        return
+    # the bound is told first: no file of that size would help
+    check_array_size(path, header.size, f"the array {name}")
+    problem = "incomplete" if actual < header.size else "damaged"
+    raise UserError(
+        f"{path}: the array {_short(name)} is {problem}: its header gives {header.size:,} bytes, but it has {actual:,}"
+    )
+
+
+def _read_exactly(file: IO[bytes], size: int, path: Path, name: str) -> bytearray:
+    """The bytes of an array, piece by piece: memory is taken for what is there, whatever the archive gives."""
+    content = bytearray()
+    while len(content) < size:
+        piece = file.read(min(_CHUNK_BYTES, size - len(content)))
+        if not piece:
+            raise UserError(f"{path}: the array {name} is incomplete: {len(content):,} of {size:,} bytes can be read")
+        content += piece
+    # at the end the archive's sum is compared
+    if file.read(1):
+        raise UserError(f"{path}: the array {name} is damaged: it has more than the {size:,} bytes of its header")
+    return content
+
+
+def _check_values(values: NDArray[Any], path: Path, name: str) -> None:
+    """Raise UserError for bytes that are no truth value or no character, which NumPy would take as they are."""
+    if values.dtype.kind == "b" and (values.view(np.uint8) > 1).any():
+        raise UserError(f"{path}: the array {name} is damaged: a truth value is neither 0 nor 1")
+    if values.dtype.kind == "U":
+        codes = values.view(values.dtype.str[0] + "u4")
+        is_surrogate = (codes >= 0xD800) & (codes <= 0xDFFF)
+        if ((codes > 0x10FFFF) | is_surrogate).any():
+            raise UserError(f"{path}: the array {name} is damaged: a text has a character that Unicode does not have")
+
+
+def _short(text: str) -> str:
+    """A text for messages, of bounded length and without control characters."""
+    return f"{text[:120]}..." if len(text) > 120 else text

@@ -26,16 +26,27 @@ def whole_numbers(
         raise UserError(
             f"{name}: {key} must be whole numbers of shape {shape_text(shape)}, and is {describe_array(array)}"
         )
+    # unsigned numbers of 64 bits would become negative
+    if array.dtype == np.uint64 and (array > np.iinfo(np.int64).max).any():
+        raise UserError(f"{name}: {key} has the number {array.max():,}, which is too large")
     return array.astype(np.int64)
 
 
 def check_numbers(array: NDArray[Any], key: str, shape: tuple[int | None, ...], unit: str, name: str) -> None:
-    """Raise UserError unless an array has finite numbers and this shape; None is any size."""
+    """Raise UserError unless an array has finite numbers, in 32 bits too, and this shape; None is any size."""
     if array.dtype.kind not in "fiub" or not has_shape(array, shape) or 0 in array.shape:
         raise UserError(f"{name}: {key} must be numbers of shape {shape_text(shape)}, and is {describe_array(array)}")
-    invalid = ~np.isfinite(array).reshape(len(array), -1).all(1)
+    invalid = ~is_finite_in_32_bits(array).reshape(len(array), -1).all(1)
     if invalid.any():
         raise UserError(f"{name}: the {key} of {unit} {int(invalid.argmax())} are no finite numbers")
+
+
+def is_finite_in_32_bits(array: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether each number is finite, also as the 32-bit floating point number that a model reads."""
+    finite: NDArray[np.bool_] = np.isfinite(array)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 4:
+        finite &= np.abs(array) <= np.finfo(np.float32).max
+    return finite
 
 
 def check_labels(labels: NDArray[np.int64], arrays: Mapping[str, NDArray[Any]], name: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from manyformer.config import AudioData
 from manyformer.config.data_sections.audio_section import MAX_RATE, MIN_RATE
-from manyformer.data.array_archives import array_sizes, read_array
+from manyformer.data.array_archives import array_members, read_array
 from manyformer.data.audio_reading import (
     AUDIO_SUFFIXES,
     INT16_SCALE,
@@ -23,6 +23,7 @@ from manyformer.data.audio_reading import (
     every_group,
     read_audio_file,
 )
+from manyformer.data.content_sums import folder_sum
 from manyformer.data.image_reading import files_stamp
 from manyformer.data.table_files import ColumnKey, TableRow, is_jsonl, read_rows
 from manyformer.data.text_files import content_suffix, existing_path, file_stamp, visible_files
@@ -103,11 +104,12 @@ class TableRecordings(RecordingSource):
         self._columns: list[ColumnKey] = [audio, label] + ([] if data.group is None else [data.group])
 
     def stamp(self) -> list[str | int]:
-        hasher = hashlib.sha256()
+        hasher, files = hashlib.sha256(), []
         for row in read_rows(self._path, self._columns):
-            facts = self._file(row).stat()
+            files.append(self._file(row))
+            facts = files[-1].stat()
             hasher.update(f"{row.cells[0]}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
-        return [*file_stamp(self._path), *self._columns, hasher.hexdigest()]
+        return [*file_stamp(self._path), *self._columns, hasher.hexdigest(), folder_sum(files)]
 
     def recordings(self, selects: GroupTest = every_group) -> Iterator[Recording]:
         for row in read_rows(self._path, self._columns):
@@ -136,7 +138,7 @@ class ArchiveRecordings(RecordingSource):
     def __init__(self, path: Path, data: AudioData, default_label: str) -> None:
         self.name, self._path, self._data = str(path), path, data
         self._label = default_label if data.label is None else str(data.label)
-        self._sizes = array_sizes(path)
+        self._members = array_members(path)
 
     def stamp(self) -> list[str | int]:
         return [*file_stamp(self._path), self._label, str(self._data.group), str(self._data.archive_rate)]
@@ -172,7 +174,7 @@ class ArchiveRecordings(RecordingSource):
 
     def _rate(self) -> int:
         """The rate of the archive. Raises UserError where it is unknown, or named twice."""
-        if "sample_rate" not in self._sizes:
+        if "sample_rate" not in self._members:
             if self._data.archive_rate is None:
                 raise UserError(f"{self.name}: it has no array sample_rate; give its rate in Hz as data.archive_rate")
             return self._data.archive_rate
@@ -193,9 +195,9 @@ class ArchiveRecordings(RecordingSource):
         return column
 
     def _array(self, name: str) -> NDArray[Any]:
-        if name not in self._sizes:
-            raise UserError(f"{self.name}: there is no array {name} in it; {suggest_names(name, self._sizes)}")
-        return read_array(self._path, name, self._sizes[name])
+        if name not in self._members:
+            raise UserError(f"{self.name}: there is no array {name} in it; {suggest_names(name, self._members)}")
+        return read_array(self._path, self._members[name])
 
 
 def audio_files(folder: Path) -> list[Path]:

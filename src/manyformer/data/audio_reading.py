@@ -5,11 +5,12 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, BinaryIO, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from manyformer.data.change_counts import ChangeCounts, describe_counts
 from manyformer.data.splits import DataSource
 from manyformer.errors import UserError
 
@@ -21,12 +22,25 @@ GroupTest = Callable[[str | None], bool]
 AUDIO_SUFFIXES = frozenset({".wav", ".flac", ".ogg", ".opus", ".mp3"})
 """Suffixes of the recordings that are read from a folder."""
 
+CHANGES = {
+    "mixed": "channels averaged",
+    "limited": "limited to the range of -1 to 1",
+    "silent": "silent throughout (in 16 bits)",
+}
+"""What is changed in recordings besides their rates, in words for a person."""
+
 INT16_SCALE = 1 << 15
 MAX_SECONDS = 3600
 """The longest recording that is read, in seconds."""
-_RIFF_HEADER = 8
+FORMATS = ("WAV", "WAVEX", "RF64", "W64", "AIFF", "FLAC", "OGG", "MP3")
+"""The formats that are read, by content and whatever the name: those of which a file that is cut off is noticed."""
+_RIFF_HEADER, _MAX_OUTER_HEADER = 8, 28
 # what a program writes that does not know the size yet
 _UNKNOWN_SIZES = frozenset({0, 0xFFFFFFFF})
+_MAX_CHUNKS = 1000
+"""The most chunks of a wav file before its samples."""
+_OGG_PAGE, _OGG_END, _MAX_OGG_PAGE = b"OggS", 4, 65_307
+"""How a page of ogg begins, the flag of the last page of a stream, and the bytes of the largest page."""
 
 
 class Recording(NamedTuple):
@@ -86,8 +100,7 @@ class RecordingConverter:
 
     def __init__(self, sample_rate: int) -> None:
         self.sample_rate = sample_rate
-        self.rates = Counter[int]()
-        self.mixed = self.limited = self.silent = 0
+        self.rates, self.changes = Counter[int](), ChangeCounts()
 
     def convert(self, recording: Recording) -> NDArray[np.int16]:
         """The samples of a recording. Raises UserError for one without samples, or with numbers that are not finite."""
@@ -97,35 +110,37 @@ class RecordingConverter:
         invalid = ~np.isfinite(samples).all(1)
         if invalid.any():
             raise UserError(f"{location}: sample {int(invalid.argmax()):,} of this recording is not a finite number")
-        self.mixed += samples.shape[1] > 1
         mono = samples.mean(1, dtype=np.float32)
-        peak = float(np.abs(mono).max())
-        self.limited += peak > 1
-        self.silent += peak == 0
         if rate != self.sample_rate:
             self.rates[rate] += 1
             divisor = math.gcd(rate, self.sample_rate)
             mono = _resample(mono, self.sample_rate // divisor, rate // divisor)
         levels = np.clip(np.rint(mono * INT16_SCALE), -INT16_SCALE, INT16_SCALE - 1)
         stored: NDArray[np.int16] = levels.astype(np.int16)
+        occurrences = {
+            "mixed": samples.shape[1] > 1,
+            "limited": bool(np.abs(mono).max() > 1),
+            # what is stored counts: channels may cancel out, and a faint tone is less than a level
+            "silent": not stored.any(),
+        }
+        for change, occurs in occurrences.items():
+            if occurs:
+                self.changes.add(change, location)
         return stored
 
-    def counts(self) -> dict[str, int | dict[str, int]]:
-        """What was changed: the numbers of recordings of other rates, with several channels, limited and silent."""
+    def counts(self) -> dict[str, Any]:
+        """The numbers of recordings of other rates, of those with each change, and the locations of the first ones."""
         rates = {str(rate): count for rate, count in sorted(self.rates.items())}
-        return {"resampled": rates, "mixed": self.mixed, "limited": self.limited, "silent": self.silent}
+        numbers = {change: self.changes[change] for change in CHANGES}
+        return {"resampled": rates, **numbers, "first_changed": self.changes.first}
 
 
 def describe_changes(counts: dict[str, Any], sample_rate: int) -> Iterator[str]:
     """Lines for a person about what a converter has changed."""
     for rate, count in counts["resampled"].items():
         yield f"resampled: {count:,} recordings from {int(rate):,} Hz to {sample_rate:,} Hz"
-    if counts["mixed"]:
-        yield f"channels averaged: {counts['mixed']:,} recordings"
-    if counts["limited"]:
-        yield f"limited to the range of -1 to 1: {counts['limited']:,} recordings"
-    if counts["silent"]:
-        yield f"silent throughout: {counts['silent']:,} recordings"
+    # absent in files that earlier versions prepared
+    yield from describe_counts(counts, counts.get("first_changed", {}), "recordings", CHANGES)
 
 
 def decode_mu_law(codes: NDArray[np.uint8]) -> SampleArray:
@@ -142,10 +157,14 @@ def read_audio_file(path: Path) -> tuple[SampleArray, int]:
     _check_complete(path)
     try:
         with soundfile.SoundFile(path) as file:
+            if file.format not in FORMATS:
+                raise UserError(f"{path}: this recording is of format {file.format}; {', '.join(FORMATS)} are read")
             if file.frames > MAX_SECONDS * file.samplerate:
                 raise UserError(f"{path}: this recording takes more than {MAX_SECONDS:,} seconds; split it")
             samples: SampleArray = file.read(dtype="float32", always_2d=True)
             declared, rate = file.frames, int(file.samplerate)
+    except UserError:
+        raise
     except (soundfile.SoundFileError, OSError, MemoryError, ValueError) as error:
         raise UserError(f"{path}: this recording cannot be read ({error})") from error
     if len(samples) != declared:
@@ -163,15 +182,69 @@ def import_soundfile() -> Any:
 
 
 def _check_complete(path: Path) -> None:
-    """Raise UserError for a wav file that is shorter than its header says, which soundfile would read as it is."""
+    """Raise UserError for a file that is cut off, where soundfile would read what is left without a word."""
     with path.open("rb") as file:
-        header = file.read(_RIFF_HEADER)
-    declared = int.from_bytes(header[4:], "little")
-    actual = path.stat().st_size - _RIFF_HEADER
-    if header[:4] == b"RIFF" and declared not in _UNKNOWN_SIZES and declared > actual:
-        raise UserError(
-            f"{path}: this file is incomplete: its header gives {declared:,} bytes, but it has {max(0, actual):,}"
-        )
+        start = file.read(_MAX_OUTER_HEADER)
+        if start.startswith(_OGG_PAGE):
+            _check_ogg(file, path)
+            return
+        declared = _declared_size(start)
+        actual = path.stat().st_size
+        if declared is not None and declared > actual:
+            raise _incomplete(path, declared, actual)
+        if start.startswith(b"RIFF"):
+            _check_wav(file, path)
+
+
+def _declared_size(start: bytes) -> int | None:
+    """The bytes that a file has according to the header that it starts with, None where it gives none.
+
+    The containers of 32-bit sizes (RIFF of wav, FORM of aiff) and of 64 bits (RF64, W64)."""
+    if start.startswith(b"RIFF"):
+        size = int.from_bytes(start[4:8], "little")
+        return None if size in _UNKNOWN_SIZES else size + _RIFF_HEADER
+    if start.startswith(b"FORM"):
+        return int.from_bytes(start[4:8], "big") + _RIFF_HEADER
+    if start.startswith(b"RF64") and start[12:16] == b"ds64":
+        return int.from_bytes(start[20:28], "little") + _RIFF_HEADER
+    # the identifier of the container has 16 bytes, and the size counts them
+    return int.from_bytes(start[16:24], "little") if start.startswith(b"riff") else None
+
+
+def _check_wav(file: BinaryIO, path: Path) -> None:
+    """Raise UserError for a wav file that has fewer samples than the header of its samples says."""
+    size, position = path.stat().st_size, _RIFF_HEADER + 4
+    for _ in range(_MAX_CHUNKS):
+        file.seek(position)
+        chunk = file.read(_RIFF_HEADER)
+        if len(chunk) < _RIFF_HEADER:
+            return
+        position += _RIFF_HEADER
+        declared = int.from_bytes(chunk[4:], "little")
+        if chunk[:4] == b"data":
+            if declared not in _UNKNOWN_SIZES and declared > size - position:
+                raise _incomplete(path, position + declared, size)
+            return
+        # chunks begin at even positions
+        position += declared + declared % 2
+
+
+def _check_ogg(file: BinaryIO, path: Path) -> None:
+    """Raise UserError for an ogg file whose last page is incomplete, or not the end of a stream."""
+    file.seek(max(0, path.stat().st_size - _MAX_OGG_PAGE))
+    tail = file.read(_MAX_OGG_PAGE)
+    page = tail[max(0, tail.rfind(_OGG_PAGE)) :]
+    # byte 5 has the flags, byte 26 the number of the segments whose lengths follow
+    segments = page[27 : 27 + page[26]] if len(page) > 26 else b""
+    is_whole = len(page) > 26 and len(segments) == page[26] and len(page) >= 27 + len(segments) + sum(segments)
+    if not is_whole or not page[5] & _OGG_END:
+        raise UserError(f"{path}: this file is incomplete: its last page is not the end of the recording")
+
+
+def _incomplete(path: Path, declared: int, actual: int) -> UserError:
+    return UserError(
+        f"{path}: this file is incomplete: its header gives {declared:,} bytes, but it has {max(0, actual):,}"
+    )
 
 
 def _resample(samples: SampleArray, up: int, down: int) -> SampleArray:

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+from manyformer.data.content_sums import changed_contents, without_sums
 from manyformer.data.saved_tokenizers import TokenizerPair, load_tokenizers
 from manyformer.data.token_shards import ShardFacts, TokenShard, open_verified_shard
 from manyformer.errors import UserError
@@ -23,7 +24,9 @@ _UNFINISHED = ".unfinished-"
 
 
 class PreparedRecord(FileRecord):
-    """How the data in a folder was prepared: `key` is a hash of `made_from`, the settings and the sources."""
+    """How the data in a folder was prepared: `key` is a hash of `made_from`, the settings and the sources.
+
+    The sums of sources' contents are no part of the key: files that earlier versions prepared have none."""
 
     title = "the description of prepared data"
     format_number = 2
@@ -33,7 +36,7 @@ class PreparedRecord(FileRecord):
     tokenizers: str
     """The fingerprint of the tokenizers and labels."""
     splits: dict[FileName, Annotated[ShardFacts, AS_OBJECT]]
-    counts: dict[str, bool | Count | dict[str, Count]]
+    counts: dict[str, bool | Count | dict[str, Count] | dict[str, str]]
     sources: dict[str, str]
 
 
@@ -70,14 +73,14 @@ def load_or_prepare(
     which was trained on its data, data that differs is refused with a UserError, and the cache stays as it is. Damaged
     files are named in the log and prepared again. A process waits while another one prepares data in the same cache.
     """
-    key = hashlib.sha256(json_text(settings, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+    key = hashlib.sha256(json_text(without_sums(settings), sort_keys=True, ensure_ascii=True).encode()).hexdigest()
     with suppress(DamagedFile):
-        if (prepared := _load_if_current(cache, key)) is not None:
+        if (prepared := _load_if_current(cache, key, settings)) is not None:
             return prepared
     with _locked(cache):
         # another process may have prepared the data meanwhile
         try:
-            if (prepared := _load_if_current(cache, key)) is not None:
+            if (prepared := _load_if_current(cache, key, settings, log)) is not None:
                 return prepared
         except DamagedFile as damage:
             log(f"{damage}; preparing the data again")
@@ -165,10 +168,22 @@ def _replace_files(cache: Path, folder: Path) -> None:
             file.replace(cache / file.name)
 
 
-def _load_if_current(cache: Path, key: str) -> PreparedData | None:
-    """The data in the cache if its settings have this key. Raises DamagedFile."""
+def _load_if_current(cache: Path, key: str, settings: dict[str, Any], log: LogFn | None = None) -> PreparedData | None:
+    """The data in the cache if its settings have this key, and the sampled content of its sources is the same.
+
+    The log is told of sources with other content. Raises DamagedFile."""
     record = read_record(cache)
-    return _open(cache, record) if record is not None and record.key == key else None
+    if record is None or record.key != key:
+        return None
+    if changed := changed_contents(record.made_from, settings):
+        if log is not None:
+            others = f" (and {len(changed) - 1:,} more)" if len(changed) > 1 else ""
+            log(
+                f"{changed[0]}{others}: the content has changed since it was prepared, though sizes and modification "
+                "times have not; preparing the data again"
+            )
+        return None
+    return _open(cache, record)
 
 
 def _open(cache: Path, record: PreparedRecord) -> PreparedData:

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.data.array_archives import array_sizes, read_array, write_arrays
+from manyformer.data.array_archives import array_members, read_arrays, write_arrays
 from manyformer.data.array_checks import NO_LABEL, SPLIT_NAMES, check_labels, check_numbers, read_splits, whole_numbers
 from manyformer.errors import UserError, suggest_names
+from manyformer.type_aliases import LogFn
 
 SPARSE_ARRAYS = ("feature_rows", "feature_columns", "feature_values", "shape")
 ARRAYS = (
@@ -58,13 +59,15 @@ class GraphArrays(NamedTuple):
         write_arrays(path, self.to_arrays())
 
 
-def read_graph_archive(path: Path) -> GraphArrays:
-    """The graphs in a NumPy archive. Raises UserError for a defect, with the number of the edge or node from 0 on."""
-    sizes = array_sizes(path)
+def read_graph_archive(path: Path, log: LogFn | None = None) -> GraphArrays:
+    """The graphs in a NumPy archive; the log is told of arrays that are not read.
+
+    Raises UserError for a defect, with the number of the edge or node from 0 on."""
+    members = array_members(path)
     for name in ("edges", "labels"):
-        if name not in sizes:
-            raise UserError(f"{path}: there is no array {name} in it; {suggest_names(name, sizes)}")
-    return check_graphs({name: read_array(path, name, sizes[name]) for name in ARRAYS if name in sizes}, str(path))
+        if name not in members:
+            raise UserError(f"{path}: there is no array {name} in it; {suggest_names(name, members)}")
+    return check_graphs(read_arrays(path, ARRAYS, log), str(path))
 
 
 def graphs_of_networkx(graphs: Iterable[Any], *, features: str = "features", label: str = "label") -> GraphArrays:

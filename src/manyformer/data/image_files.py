@@ -2,8 +2,6 @@
 
 import math
 import struct
-import warnings
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,7 +10,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.data.array_archives import array_sizes, check_array_size, read_array
+from manyformer.data.array_archives import array_members, check_array_size, describe_unread, read_array
+from manyformer.data.image_decoding import decode_image
 from manyformer.data.image_reading import (
     SPLIT_NAMES,
     ImagePart,
@@ -20,7 +19,6 @@ from manyformer.data.image_reading import (
     ImageSource,
     as_pixels,
     files_stamp,
-    pillow,
 )
 from manyformer.data.text_files import content_suffix, existing_path, file_stamp, open_bytes, visible_files
 from manyformer.errors import UserError
@@ -62,9 +60,16 @@ def open_image_files(path: str) -> dict[ImagePart, ImageSource]:
 class ArrayImages(ImageSource):
     """Images and labels in arrays, which `load` returns when they are first read."""
 
-    def __init__(self, path: Path, part: ImagePart, load: Callable[[], ImageArrays], stamp: list[str | int]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        part: ImagePart,
+        load: Callable[[], ImageArrays],
+        stamp: list[str | int],
+        notes: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(str(path), part, stamp)
-        self._load = load
+        self._load, self.notes = load, notes
 
     @cached_property
     def _arrays(self) -> ImageArrays:
@@ -94,44 +99,73 @@ class FolderImages(ImageSource):
     def __init__(self, name: str, root: Path, files: list[Path], stamp: list[str | int], part: ImagePart = "") -> None:
         super().__init__(name, part, stamp)
         self._root, self._files = root, files
+        self.notes = tuple(self._shared_labels())
 
     def labels(self) -> set[str]:
         return {label for file in self._files if (label := self._label_of(file)) is not None}
 
     def images(self) -> Iterator[ImageRecord]:
         for file in self._files:
-            yield ImageRecord(_read_image(file), self._label_of(file), str(file))
+            pixels, changes = decode_image(file)
+            yield ImageRecord(as_pixels(pixels, str(file)), self._label_of(file), str(file), changes)
 
     def _label_of(self, file: Path) -> str | None:
-        folders = file.relative_to(self._root).parts[1 if self.part else 0 : -1]
+        folders = self._folders_of(file)
         return folders[-1] if folders else None
+
+    def _folders_of(self, file: Path) -> tuple[str, ...]:
+        """The folders that a file is in below the root, without that of its split."""
+        return file.relative_to(self._root).parts[1 if self.part else 0 : -1]
+
+    def _shared_labels(self) -> Iterator[str]:
+        """A line for each label that several folders have: their images are of one class."""
+        folders: dict[str, set[str]] = {}
+        for file in self._files:
+            if parts := self._folders_of(file):
+                folders.setdefault(parts[-1], set()).add("/".join(parts))
+        for label, paths in folders.items():
+            if len(paths) > 1:
+                shown = sorted(paths)
+                more = ", ..." if len(paths) > 3 else ""
+                yield f"label {label!r}: one class of {len(paths):,} folders ({', '.join(shown[:3])}{more})"
 
 
 def _npz_images(path: Path) -> dict[ImagePart, ImageSource]:
     """Images in a NumPy archive with arrays named like `x` and `y`, `train_x`, `x_train`, or `train_images`."""
-    sizes = array_sizes(path)
-    images, labels = (_names_by_part(sizes, keywords) for keywords in (_IMAGE_NAMES, _LABEL_NAMES))
+    members = array_members(path)
+    images, labels = (_names_by_part(path, members, keywords) for keywords in (_IMAGE_NAMES, _LABEL_NAMES))
     if not images:
-        array_names = ", ".join(sizes) or "nothing"
+        array_names = ", ".join(members) or "nothing"
         raise UserError(f"{path}: there are no images in it; it has {array_names}, but x or train_x is needed")
 
     def load_array(name: str) -> NDArray[Any]:
-        return read_array(path, name, sizes[name])
+        return read_array(path, members[name])
 
     def load_part(part: ImagePart) -> ImageArrays:
         return load_array(images[part]), load_array(labels[part]) if part in labels else None
 
-    return {part: ArrayImages(path, part, partial(load_part, part), file_stamp(path)) for part in images}
+    unread = describe_unread(path, [name for name in members if name not in {*images.values(), *labels.values()}], ())
+    notes = () if unread is None else (unread,)
+    return {part: ArrayImages(path, part, partial(load_part, part), file_stamp(path), notes) for part in images}
 
 
-def _names_by_part(names: Iterable[str], keywords: frozenset[str]) -> dict[ImagePart, str]:
-    """The array names that contain one of `keywords`, by the split that the remaining name gives."""
+def _names_by_part(path: Path, names: Iterable[str], keywords: frozenset[str]) -> dict[ImagePart, str]:
+    """The array names that contain one of `keywords`, by the split that the remaining name gives.
+
+    Raises UserError if there are two for a split."""
     by_part: dict[ImagePart, str] = {}
     for name in names:
         name_parts = name.lower().split("_")
         split_names = [word for word in name_parts if word not in keywords]
-        if len(split_names) < len(name_parts) and all(word in SPLIT_NAMES for word in split_names):
-            by_part[SPLIT_NAMES[split_names[0]] if split_names else ""] = name
+        if (
+            len(split_names) < len(name_parts)
+            and len(split_names) < 2
+            and all(word in SPLIT_NAMES for word in split_names)
+        ):
+            part = SPLIT_NAMES[split_names[0]] if split_names else ""
+            if part in by_part:
+                raise UserError(f"{path}: the arrays {by_part[part]} and {name} are of one split; leave one out")
+            by_part[part] = name
     return by_part
 
 
@@ -157,7 +191,19 @@ def _folder_images(folder: Path) -> dict[ImagePart, ImageSource]:
     if not files:
         raise UserError(f"{folder}: this folder has no images (searched for {' '.join(sorted(IMAGE_SUFFIXES))})")
     stamp = files_stamp(folder, [file for part_files in files.values() for file in part_files])
-    return {part: FolderImages(str(folder), folder, files[part], stamp, part) for part in files}
+    sources: dict[ImagePart, ImageSource] = {
+        part: FolderImages(str(folder), folder, files[part], stamp, part) for part in files
+    }
+    if len(files) > 1 and "" in files:
+        # a split is read from the folder of its name; what is in no such folder belongs to none
+        outside, splits = files[""], ", ".join(part for part in files if part)
+        note = (
+            f"{folder}: {len(outside):,} images outside the folders of splits ({splits}) are read for splits without a "
+            f"folder alone, the first {outside[0]}"
+        )
+        for source in sources.values():
+            source.notes = (*source.notes, note)
+    return sources
 
 
 def folder_image_files(folder: Path) -> list[Path]:
@@ -204,22 +250,3 @@ def _idx_files(folder: Path) -> dict[ImagePart, Path]:
 def _labels_path(images: Path) -> Path:
     """The path of the labels of an IDX image file; the same path if the file is not named as in MNIST."""
     return images.with_name(images.name.replace("images", "labels").replace("idx3", "idx1"))
-
-
-def _read_image(path: Path) -> NDArray[np.uint8]:
-    pil = pillow()
-    try:
-        with warnings.catch_warnings():
-            # Pillow warns of images that may fill the memory, and raises an error for larger ones
-            warnings.simplefilter("error", pil.DecompressionBombWarning)
-            with pil.open(path) as opened:
-                if opened.mode.startswith("I"):
-                    # 16 bits
-                    return as_pixels((np.asarray(opened) // 257).astype(np.uint8), str(path))
-                is_gray = opened.mode in ("1", "L", "LA")
-                return as_pixels(np.asarray(opened.convert("L" if is_gray else "RGB")), str(path))
-    except (pil.DecompressionBombWarning, pil.DecompressionBombError):
-        limit = f"{pil.MAX_IMAGE_PIXELS:,}"
-        raise UserError(f"{path}: this image has more than {limit} pixels; scale it down before") from None
-    except (OSError, SyntaxError, ValueError, EOFError, zlib.error, struct.error, MemoryError) as error:
-        raise UserError(f"{path}: Pillow cannot read this image ({error})") from error

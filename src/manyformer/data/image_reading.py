@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from manyformer.data.change_counts import ChangeCounts
+from manyformer.data.content_sums import folder_sum
+from manyformer.data.image_decoding import pillow
 from manyformer.data.pixel_tokenizer import ImageShape
 from manyformer.data.splits import DataSource
 from manyformer.errors import UserError
@@ -27,15 +30,20 @@ SPLIT_NAMES = {"train": "train", "training": "train", "valid": "valid", "val": "
 
 
 class ImageRecord(NamedTuple):
-    """An image (h, w, c), its label or None, and its location for messages."""
+    """An image (h, w, c), its label or None, its location for messages, and what was changed in it."""
 
     pixels: PixelArray
     label: str | None
     location: str
+    changes: tuple[str, ...] = ()
+    """Keys of `manyformer.data.image_decoding.CHANGES`."""
 
 
 class ImageSource(DataSource):
     """The images of one split of a file or folder; `part` is "" if the files name no split."""
+
+    notes: tuple[str, ...] = ()
+    """What a person should know of how the files are read, such as files or arrays that are not."""
 
     def __init__(self, name: str, part: ImagePart, stamp: list[str | int]) -> None:
         self.name, self.part, self._stamp = name, part, stamp
@@ -73,7 +81,18 @@ class ImageResize(NamedTuple):
             shrinks = target.height <= height and target.width <= width
             resample = pil.Resampling.BOX if shrinks else pil.Resampling.BILINEAR
             resized = resized.resize((target.width, target.height), resample)
-        return record._replace(pixels=as_pixels(np.asarray(resized), record.location))
+        changes = list(record.changes)
+        if height * target.width != width * target.height:
+            changes.append("stretched")
+        if target.channels != channels:
+            changes.append("gray" if target.channels == 1 else "colored")
+        return record._replace(pixels=as_pixels(np.asarray(resized), record.location), changes=tuple(changes))
+
+
+def count_changes(counts: ChangeCounts, record: ImageRecord) -> None:
+    """Count what was changed in an image."""
+    for change in record.changes:
+        counts.add(change, record.location)
 
 
 def as_pixels(array: NDArray[Any], location: str) -> PixelArray:
@@ -102,23 +121,15 @@ def check_same_shape(record: ImageRecord, reference: ImageRecord) -> None:
 def sort_labels(labels: set[str]) -> tuple[str, ...]:
     """Sort labels by value if all are numbers, else alphabetically."""
     if all(label.isdecimal() for label in labels):
-        return tuple(sorted(labels, key=int))
+        # 1 and 01 are two labels of one value
+        return tuple(sorted(labels, key=lambda label: (int(label), label)))
     return tuple(sorted(labels))
 
 
 def files_stamp(root: Path, files: list[Path]) -> list[str | int]:
-    """The root folder, the number of files, and a hash of their names, sizes and modification times."""
+    """The root folder, the number of files, a hash of their names, sizes and modification times, and a sampled sum."""
     hasher = hashlib.sha256()
     for file in files:
         facts = file.stat()
         hasher.update(f"{file.relative_to(root)}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
-    return [str(root.resolve()), len(files), hasher.hexdigest()]
-
-
-def pillow() -> Any:
-    """The `PIL.Image` module. Raises UserError if it is not installed."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise UserError("reading and scaling images needs Pillow: pip install 'manyformer[data]'") from None
-    return Image
+    return [str(root.resolve()), len(files), hasher.hexdigest(), folder_sum(files)]

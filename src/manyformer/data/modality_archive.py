@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.config.data_sections.audio_section import MAX_RATE, MIN_RATE
-from manyformer.data.array_archives import array_sizes, read_array, write_arrays
+from manyformer.data.array_archives import read_arrays, write_arrays
 from manyformer.data.array_checks import (
     SPLIT_NAMES,
     check_labels,
@@ -18,6 +18,7 @@ from manyformer.data.array_checks import (
 )
 from manyformer.data.audio_reading import INT16_SCALE, decode_mu_law
 from manyformer.errors import UserError
+from manyformer.type_aliases import LogFn
 
 NO_PART = -1
 """The index of a part that an example does not have."""
@@ -70,10 +71,11 @@ class ModalityArrays(NamedTuple):
         write_arrays(path, self.to_arrays())
 
 
-def read_modality_archive(path: Path) -> ModalityArrays:
-    """The examples in a NumPy archive. Raises UserError for a defect, with the number of the example from 0 on."""
-    sizes = array_sizes(path)
-    return check_modalities({name: read_array(path, name, sizes[name]) for name in ARRAYS if name in sizes}, str(path))
+def read_modality_archive(path: Path, log: LogFn | None = None) -> ModalityArrays:
+    """The examples in a NumPy archive; the log is told of arrays that are not read.
+
+    Raises UserError for a defect, with the number of the example from 0 on."""
+    return check_modalities(read_arrays(path, ARRAYS, log), str(path))
 
 
 def check_modalities(arrays: Mapping[str, NDArray[Any]], name: str) -> ModalityArrays:

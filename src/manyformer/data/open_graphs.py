@@ -24,6 +24,7 @@ from manyformer.data.text_files import existing_path, file_stamp
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile
 from manyformer.files.verified_folder import VerifiedFolder
+from manyformer.type_aliases import LogFn
 
 GRAPHS_FILE = "graphs.npz"
 
@@ -69,7 +70,7 @@ def graphs_of_file(
 ) -> EvaluationData:
     """The test items of another file, or all of its labelled ones. Raises UserError for labels the model lacks."""
     other = data.model_copy(update={"path": path_name(path)})
-    graphs = _read_source(other)
+    graphs = _read_source(other, request.log)
     if graphs.label_names != (tokenizers.labels or ()):
         raise UserError(f"{path_name(path)}: its labels are {graphs.label_names}, the model's {tokenizers.labels}")
     split = graphs.splits.get("test", np.flatnonzero(graphs.labels != NO_LABEL))
@@ -80,7 +81,7 @@ def _load_or_prepare(data: GraphsData, request: OpenRequest) -> tuple[GraphArray
     """The graphs, from the prepared file if there is one of the same sources, and a hash of them."""
 
     def prepare(folder: Path) -> PreparationResult:
-        graphs = _read_source(data)
+        graphs = _read_source(data, request.log)
         graphs.write(folder / GRAPHS_FILE)
         digest = hash_arrays(graphs.to_arrays())
         previous = read_record(request.cache) if request.belongs_to_model else None
@@ -99,14 +100,14 @@ def _load_or_prepare(data: GraphsData, request: OpenRequest) -> tuple[GraphArray
     return _read_prepared(request.cache), record.sources[GRAPHS_FILE]
 
 
-def _read_source(data: GraphsData) -> GraphArrays:
+def _read_source(data: GraphsData, log: LogFn) -> GraphArrays:
     """The graphs of an archive, or of two text files. Raises UserError where data.nodes is missing or too much."""
     path = existing_path(data.path)
     is_archive = path.suffix == ".npz"
     if is_archive and data.nodes is not None:
         raise UserError(f"data.nodes ({data.nodes}) is for edges in a text file; {path} is an archive with all nodes")
     if is_archive:
-        return read_graph_archive(path)
+        return read_graph_archive(path, log)
     if data.nodes is None:
         raise UserError(f"{path} has the edges only: data.nodes must be a text file of nodes, features and labels")
     return read_edge_list(path, existing_path(data.nodes))

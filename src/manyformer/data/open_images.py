@@ -8,7 +8,9 @@ import numpy as np
 from manyformer.batches import TextUnits
 from manyformer.config import ImagesData
 from manyformer.data.cache_folder import PreparationResult, PreparedData
+from manyformer.data.change_counts import ChangeCounts, describe_counts
 from manyformer.data.file_pipeline import FilePipeline
+from manyformer.data.image_decoding import CHANGES, pillow
 from manyformer.data.image_examples import (
     ClassImageDataset,
     LabelledImageDataset,
@@ -22,7 +24,7 @@ from manyformer.data.image_reading import (
     ImageResize,
     ImageSource,
     check_same_shape,
-    pillow,
+    count_changes,
     sort_labels,
 )
 from manyformer.data.kind import OpenRequest, register
@@ -88,7 +90,11 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
             raise UserError(
                 f"all training images have the label {labels[0]!r}; there must be two labels at least, or none"
             )
-        resize, counts = ImageResize(data.size, data.channels), dict.fromkeys(splits.names, 0)
+        resize, counts, changes = (
+            ImageResize(data.size, data.channels),
+            dict.fromkeys(splits.names, 0),
+            ChangeCounts(),
+        )
         first = next((resize.apply(record) for _, record in _split_images(splits)), None)
         if first is None:
             splits.check_counts(counts, "images")
@@ -101,11 +107,13 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
             for name, record in _split_images(splits):
                 resized = resize.apply(record)
                 check_same_shape(resized, first)
+                count_changes(changes, resized)
                 self._add_image([writers.shards[key] for key in self.shard_names(name)], resized, class_ids)
                 counts[name] += 1
             splits.check_counts(counts, "images")
         hashes = {name: facts.sha256 for name, facts in writers.facts.items()}
-        return PreparationResult(self.tokenizers, writers.facts, hashes, {"images": counts})
+        totals = {"images": counts, "changed": changes.numbers, "first_changed": changes.first}
+        return PreparationResult(self.tokenizers, writers.facts, hashes, totals)
 
     def token_limits(self) -> tuple[int, ...]:
         return self.pixel_tokenizer.levels, max(1, len(self.tokenizers.labels or ()))
@@ -161,10 +169,14 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
         yield f"images: {splits.source_names()}; {'no' if labels is None else f'{len(labels):,}'} labels"
         for folder in filter(Path.is_dir, map(Path, path_list(self.data.path))):
             yield describe_folder(folder, folder_image_files(folder))
+        yield from dict.fromkeys(note for sources in splits.sources.values() for one in sources for note in one.notes)
         rows, columns = tokenizer.block
         order = "row by row" if (rows, columns) == (1, tokenizer.shape.width) else f"in blocks of {rows} x {columns}"
         yield f"values: {tokenizer.shape}, {tokenizer.levels} levels, {order}"
-        yield "; ".join(f"{name}: {count:,} images" for name, count in prepared.counts["images"].items())
+        counts = prepared.counts
+        yield "; ".join(f"{name}: {count:,} images" for name, count in counts["images"].items())
+        # absent in files that earlier versions prepared
+        yield from describe_counts(counts.get("changed", {}), counts.get("first_changed", {}), "images", CHANGES)
 
     def unlabelled(self, path: str) -> UnlabelledData:
         """The images of files as batches in their order."""
@@ -206,6 +218,8 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
         shape = self.pixel_tokenizer.shape
         resize = ImageResize(self.data.size, self.data.channels or shape.channels)
         for source in self.open_sources(path, "test"):
+            for note in source.notes:
+                self.request.log(note)
             for record in map(resize.apply, source.images()):
                 if record.pixels.shape != shape:
                     actual = ImageShape(*record.pixels.shape)
@@ -215,10 +229,13 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
                 yield record
 
     def _write_records(self, records: Iterable[ImageRecord], class_ids: Mapping[str, int]) -> list[TokenShard]:
-        folder = self.request.cache
+        folder, changes = self.request.cache, ChangeCounts()
         with write_shards(folder, self.sides, max(256, len(class_ids))) as writers:
             for record in records:
+                count_changes(changes, record)
                 self._add_image(list(writers.shards.values()), record, class_ids)
+        for line in describe_counts(changes.numbers, changes.first, "images", CHANGES):
+            self.request.log(line)
         return [open_shard(folder, side, facts) for side, facts in writers.facts.items()]
 
     def _add_image(self, writers: Sequence[ShardWriter], record: ImageRecord, class_ids: Mapping[str, int]) -> None:

@@ -92,7 +92,7 @@ def modalities_of_file(
     data: ModalitiesData, form: str, tokenizers: TokenizerPair, path: EvaluationPath, request: OpenRequest
 ) -> EvaluationData:
     """The test examples of another archive, or all of them. Raises UserError for labels that the model lacks."""
-    arrays = read_modality_archive(existing_path(path_name(path)))
+    arrays = read_modality_archive(existing_path(path_name(path)), request.log)
     if form == "labelled" and arrays.label_names != (tokenizers.labels or ()):
         raise UserError(f"{path_name(path)}: its labels are {arrays.label_names}, the model's {tokenizers.labels}")
     split = arrays.splits.get("test", np.arange(len(arrays.labels)))
@@ -104,7 +104,7 @@ def unlabelled_modalities(
     data: ModalitiesData, tokenizers: TokenizerPair, path: str, request: OpenRequest
 ) -> UnlabelledData:
     """All examples of an archive, in order; labels are ignored."""
-    arrays = read_modality_archive(existing_path(path))
+    arrays = read_modality_archive(existing_path(path), request.log)
     arrays = arrays._replace(labels=np.zeros_like(arrays.labels))
     reader = _reader(data.model_copy(update={"path": path}), "labelled", arrays, tokenizers)
     examples = np.arange(len(arrays.labels))
@@ -136,7 +136,7 @@ def _load_or_prepare(data: ModalitiesData, request: OpenRequest) -> tuple[Modali
     """The examples, from the prepared file if there is one of the same archive, their tokenizers, and a hash."""
 
     def prepare(folder: Path) -> PreparationResult:
-        arrays = read_modality_archive(existing_path(data.path))
+        arrays = read_modality_archive(existing_path(data.path), request.log)
         arrays.write(folder / EXAMPLES_FILE)
         digest = hash_arrays(arrays.to_arrays())
         previous = read_record(request.cache) if request.belongs_to_model else None

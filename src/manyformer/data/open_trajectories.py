@@ -36,6 +36,7 @@ from manyformer.files.atomic_files import atomic_write
 from manyformer.files.json_records import DamagedFile
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.spaces import BoxActions, VectorSpace
+from manyformer.type_aliases import LogFn
 
 EPISODES_FILE = "episodes.npz"
 MIN_DEVIATION = 1e-6
@@ -77,7 +78,7 @@ def trajectories_of_file(
     data: TrajectoriesData, form: str, tokenizers: TokenizerPair, path: EvaluationPath, request: OpenRequest
 ) -> EvaluationData:
     """All episodes of other files, for a trained model."""
-    episodes = _with_rewards(_read_paths(path, data), data)
+    episodes = _with_rewards(_read_paths(path, data, request.log), data)
     return EvaluationData(path_name(path), _held_out_batches(episodes, data, request))
 
 
@@ -85,7 +86,7 @@ def _load_or_prepare(data: TrajectoriesData, request: OpenRequest) -> tuple[Reco
     """All episodes, from the prepared file if there is one of the same sources, and a hash of them."""
 
     def prepare(folder: Path) -> PreparationResult:
-        episodes = _read_paths(data.path, data)
+        episodes = _read_paths(data.path, data, request.log)
         _write_episodes(folder / EPISODES_FILE, episodes)
         digest = _hash_episodes(episodes)
         previous = read_record(request.cache) if request.belongs_to_model else None
@@ -111,15 +112,15 @@ def _stamp(path: str, data: TrajectoriesData) -> list[str | int]:
     return [path] if path.startswith(MINARI_PREFIX) else file_stamp(existing_path(path))
 
 
-def _read_path(path: str, data: TrajectoriesData) -> RecordedEpisodes:
+def _read_path(path: str, data: TrajectoriesData, log: LogFn) -> RecordedEpisodes:
     if path.startswith(GENERATED_PREFIX):
         return generate_episodes(path, data.generated)
-    return read_minari(path) if path.startswith(MINARI_PREFIX) else read_archive(existing_path(path))
+    return read_minari(path) if path.startswith(MINARI_PREFIX) else read_archive(existing_path(path), log)
 
 
-def _read_paths(paths: PathOrPaths, data: TrajectoriesData) -> RecordedEpisodes:
+def _read_paths(paths: PathOrPaths, data: TrajectoriesData, log: LogFn) -> RecordedEpisodes:
     """The episodes of all paths together. Raises UserError if they do not fit together."""
-    recorded = {path: _read_path(path, data) for path in path_list(paths)}
+    recorded = {path: _read_path(path, data, log) for path in path_list(paths)}
     first_path, first = next(iter(recorded.items()))
     for path, episodes in recorded.items():
         if episodes.observations.shape[1] != first.observations.shape[1] or not _same_form(episodes, first):

@@ -12,6 +12,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
+from manyformer.data.content_sums import content_sum
 from manyformer.data.text_encoding import HEAD_BYTES, not_text_error
 from manyformer.errors import UserError
 
@@ -70,10 +71,11 @@ def content_suffix(path: Path) -> str:
     return Path(path.stem).suffix.lower() if path.suffix.lower() == ".gz" else path.suffix.lower()
 
 
-def file_stamp(path: Path) -> list[str | int]:
-    """The path, size and modification time of a file, which differ after any ordinary change."""
+def file_stamp(path: Path, *, has_sum: bool = True) -> list[str | int]:
+    """The path, size and modification time of a file, which differ after any ordinary change, and a sampled sum."""
     facts = path.stat()
-    return [str(path.resolve()), facts.st_size, facts.st_mtime_ns]
+    stamp: list[str | int] = [str(path.resolve()), facts.st_size, facts.st_mtime_ns]
+    return [*stamp, content_sum(path)] if has_sum else stamp
 
 
 def folder_files(folder: Path) -> list[Path]:

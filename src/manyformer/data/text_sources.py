@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from manyformer.data import stdlib_corpus
+from manyformer.data.content_sums import MAX_FILES, evenly_chosen
 from manyformer.data.hub import is_hub_dataset
 from manyformer.data.pair_tables import RowTable, open_table
 from manyformer.data.piped_input import STDIN, data_path
@@ -32,10 +33,10 @@ class TextSource(DataSource):
 
 
 class PlainTextSource(TextSource):
-    """A text file as one document."""
+    """A text file as one document; `has_sum` False leaves the sampled sum of its content out of its stamp."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.name = path, str(path)
+    def __init__(self, path: Path, *, has_sum: bool = True) -> None:
+        self.path, self.name, self._has_sum = path, str(path), has_sum
 
     def parts(self) -> Iterator[TextPart]:
         starts_document = True
@@ -51,7 +52,7 @@ class PlainTextSource(TextSource):
             yield TextPart(pending, starts_document, ends_document=True)
 
     def stamp(self) -> list[str | int]:
-        return file_stamp(self.path)
+        return file_stamp(self.path, has_sum=self._has_sum)
 
 
 class RecordSource(TextSource):
@@ -85,12 +86,15 @@ def _sources_at(path: str, column: str, cache: Path) -> list[TextSource]:
         files = [file for file in folder_files(resolved) if file.stat().st_size]
         if not files:
             raise UserError(f"{resolved}: all files in this folder are empty")
-        return [_file_source(file, column, cache) for file in files]
+        summed = set(evenly_chosen(files, MAX_FILES))
+        return [_file_source(file, column, cache, has_sum=file in summed) for file in files]
     source = _file_source(resolved, column, cache)
     if not any(part.text for part in source.parts()):
         raise UserError(f"{'standard input' if path == STDIN else resolved}: this file is empty")
     return [source]
 
 
-def _file_source(path: Path, column: str, cache: Path) -> TextSource:
-    return RecordSource(open_table(str(path), [column], [column], cache)) if is_jsonl(path) else PlainTextSource(path)
+def _file_source(path: Path, column: str, cache: Path, *, has_sum: bool = True) -> TextSource:
+    if is_jsonl(path):
+        return RecordSource(open_table(str(path), [column], [column], cache))
+    return PlainTextSource(path, has_sum=has_sum)

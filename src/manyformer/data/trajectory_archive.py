@@ -7,11 +7,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.data.array_archives import array_sizes, read_array
+from manyformer.data.array_archives import array_members, read_arrays
+from manyformer.data.array_checks import is_finite_in_32_bits
 from manyformer.errors import UserError, suggest_names
+from manyformer.type_aliases import LogFn
 
 STEP_ARRAYS = ("observations", "actions", "rewards")
 ENDS = ("terminations", "truncations")
+ARRAYS = (*STEP_ARRAYS, *ENDS, "lengths", "returns", "action_low", "action_high")
+NOTES = ("format", "environment", "source", "final_observations")
+"""Arrays that collected episodes have besides, and that no window holds."""
 MAX_DISCRETE_ACTIONS = 1 << 16
 """The largest number of discrete actions: an observation has as many outputs."""
 RETURN_TOLERANCE = 1e-3
@@ -53,15 +58,15 @@ class RecordedEpisodes(NamedTuple):
         )
 
 
-def read_archive(path: Path) -> RecordedEpisodes:
-    """The episodes in a NumPy archive. Raises UserError for a defect, with the number of the episode from 0 on."""
-    sizes = array_sizes(path)
-    if missing := [name for name in STEP_ARRAYS if name not in sizes]:
+def read_archive(path: Path, log: LogFn | None = None) -> RecordedEpisodes:
+    """The episodes in a NumPy archive; the log is told of arrays that are not read.
+
+    Raises UserError for a defect, with the number of the episode from 0 on."""
+    members = array_members(path)
+    if missing := [name for name in STEP_ARRAYS if name not in members]:
         remedy = "; without rewards there are no returns to learn from" if missing[0] == "rewards" else ""
-        raise UserError(f"{path}: there is no array {missing[0]} in it; {suggest_names(missing[0], sizes)}{remedy}")
-    names = [*STEP_ARRAYS, *ENDS, "lengths", "returns", "action_low", "action_high"]
-    arrays = {name: read_array(path, name, sizes[name]) for name in names if name in sizes}
-    return check_episodes(arrays, str(path))
+        raise UserError(f"{path}: there is no array {missing[0]} in it; {suggest_names(missing[0], members)}{remedy}")
+    return check_episodes(read_arrays(path, ARRAYS, log, ignored=NOTES), str(path))
 
 
 def check_episodes(arrays: Mapping[str, NDArray[Any]], name: str) -> RecordedEpisodes:
@@ -72,7 +77,7 @@ def check_episodes(arrays: Mapping[str, NDArray[Any]], name: str) -> RecordedEpi
     episode_of = np.repeat(np.arange(len(lengths)), lengths)
     for key in STEP_ARRAYS:
         # unlike the sum of all, a test of each step says where
-        invalid = ~np.isfinite(arrays[key]).reshape(len(rewards), -1).all(1)
+        invalid = ~is_finite_in_32_bits(arrays[key]).reshape(len(rewards), -1).all(1)
         if invalid.any():
             step = int(invalid.argmax())
             raise UserError(f"{name}: the {key} of {_step_name(step, episode_of, lengths)} are no finite numbers")

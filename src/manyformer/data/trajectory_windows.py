@@ -32,10 +32,14 @@ def delayed_rewards(episodes: RecordedEpisodes) -> RecordedEpisodes:
 
 
 def returns_to_go(episodes: RecordedEpisodes) -> NDArray[np.float32]:
-    """The sum of rewards from each step to the end of its episode, its own included."""
-    totals = np.cumsum(episodes.rewards.astype(np.float64))
-    stops = totals[episodes.starts + episodes.lengths - 1]
-    sums: NDArray[np.float64] = np.repeat(stops, episodes.lengths) - totals + episodes.rewards
+    """The sum of rewards from each step to the end of its episode, its own included.
+
+    Each episode is summed by itself, from its end: differences of sums over all episodes would lose the digits that the
+    rewards of another episode take."""
+    sums = episodes.rewards.astype(np.float64)
+    for start, length in zip(episodes.starts.tolist(), episodes.lengths.tolist(), strict=True):
+        from_end = sums[start : start + length][::-1]
+        np.cumsum(from_end, out=from_end)
     return sums.astype(np.float32)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from manyformer.data.content_sums import changed_contents, without_sums
 from manyformer.data.token_shards import open_shard
 from manyformer.datastore.build_job import ContextReader, DatastoreJob, default_folder
 from manyformer.datastore.datastore import Datastore
@@ -73,8 +74,7 @@ def _load_or_start(job: DatastoreJob, folder: Path) -> BuildProgress:
     progress_file = folder / BUILDING
     if progress_file.exists():
         progress = BuildProgress.read(progress_file)
-        if progress.identity != identity:
-            changed = [name for name in identity if progress.identity.get(name) != identity[name]]
+        if changed := _changed_settings(progress.identity, identity):
             raise UserError(
                 f"{progress_file} is of a different datastore (another {' and another '.join(changed)}); choose "
                 "another folder, or remove it"
@@ -88,6 +88,16 @@ def _load_or_start(job: DatastoreJob, folder: Path) -> BuildProgress:
         progress = BuildProgress(identity=identity, text=text, files=files)
         progress.write(progress_file)
     return progress
+
+
+def _changed_settings(recorded: dict[str, Any], current: dict[str, Any]) -> list[str]:
+    """The names of settings that differ; the sums of a text are compared where both have them."""
+    return [
+        name
+        for name in {**recorded, **current}
+        if without_sums(recorded.get(name)) != without_sums(current.get(name))
+        or changed_contents(recorded.get(name), current.get(name))
+    ]
 
 
 def _reserve_key_file(folder: Path, facts: DatastoreFacts) -> None:

@@ -8,13 +8,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from manyformer.data.change_counts import ChangeCounts, describe_counts
+from manyformer.data.image_decoding import CHANGES
 from manyformer.data.image_files import open_image_files
-from manyformer.data.image_reading import ImageRecord, ImageResize
+from manyformer.data.image_reading import ImageRecord, ImageResize, count_changes
+from manyformer.data.kind import no_log
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import open_run, task_of_run
 from manyformer.generate import Decoding, Hypothesis, SourceBatch, answer_sources
 from manyformer.models import PatchEmbedding
 from manyformer.system.device_memory import SMALLER_WORK, report_out_of_memory
+from manyformer.type_aliases import LogFn
 
 IMAGES_PER_BATCH = 32
 
@@ -27,12 +31,13 @@ class ImageCaption(NamedTuple):
 
 
 def caption_images(
-    run: str | Path, path: str, decoding: Decoding, *, device: str | None = None
+    run: str | Path, path: str, decoding: Decoding, *, device: str | None = None, log: LogFn = no_log
 ) -> Iterator[ImageCaption]:
     """Yield the captions of the images at `path`, in order, by the final model of the run.
 
     `path` is an image file, a folder, or an archive or IDX file of images; square images are resized to the model's
-    size. `device` None selects a GPU if there is one. Raises UserError for another run and for a bad file.
+    size. `device` None selects a GPU if there is one. The log is told at the end what was changed in images. Raises
+    UserError for another run and for a bad file.
     """
     trained = open_run(run)
     task = task_of_run(trained.config)
@@ -43,7 +48,8 @@ def caption_images(
         )
     model: Any = trained.load_model(device)
     assert isinstance(model.embed_source, PatchEmbedding)
-    records = _records(path, model.embed_source.shape)
+    changes = ChangeCounts()
+    records = _records(path, model.embed_source.shape, changes)
     tokenizers = (trained.tokenizers.source, trained.tokenizers.target)
     with report_out_of_memory(f"in the captions of {path}", SMALLER_WORK):
         while batch := list(islice(records, IMAGES_PER_BATCH)):
@@ -51,10 +57,14 @@ def caption_images(
             answers = answer_sources(model, SourceBatch(images, None), tokenizer=tokenizers, decoding=decoding).rows
             for record, captions in zip(batch, answers, strict=True):
                 yield ImageCaption(record.location, captions)
+    for line in describe_counts(changes.numbers, changes.first, "images", CHANGES):
+        log(line)
 
 
-def _records(path: str, shape: tuple[int, int, int]) -> Iterator[ImageRecord]:
-    """The images at `path` in the model's shape. Raises UserError for one that cannot have it."""
+def _records(path: str, shape: tuple[int, int, int], changes: ChangeCounts) -> Iterator[ImageRecord]:
+    """The images at `path` in the model's shape, whose changes are counted.
+
+    Raises UserError for one that cannot have it."""
     height, width, channels = shape
     for source in open_image_files(path).values():
         for record in source.images():
@@ -63,4 +73,5 @@ def _records(path: str, shape: tuple[int, int, int]) -> Iterator[ImageRecord]:
             if resized.pixels.shape != shape:
                 actual = " x ".join(map(str, record.pixels.shape[:2]))
                 raise UserError(f"{record.location}: this image is {actual}, and the model reads {height} x {width}")
+            count_changes(changes, resized)
             yield resized

@@ -31,6 +31,8 @@ from manyformer.files.atomic_files import (
     report_disk_full,
     report_not_written,
 )
+from manyformer.files.json_records import read_json
+from manyformer.files.json_text import json_text
 from manyformer.plugins import TASK_GROUP, import_entry_points, import_for_run, plugin_records
 from manyformer.recipes import get_recipe, modules_to_import, recipe_names
 from manyformer.train.saved_settings import describe_saved_model
@@ -38,7 +40,7 @@ from manyformer.train.schedules import make_schedule
 from manyformer.train.train_state import TrainState, run_progress
 from manyformer.version import VERSION
 
-RESULT_FILE = "result.json"
+RESULT_FILE, ENVIRONMENT_FILE = "result.json", "env.json"
 LOCK_FILE = ".lock"
 
 
@@ -165,6 +167,29 @@ def _describe_new_course(previous: RunConfig, run: RunConfig, state: TrainState)
         "the limits have changed, so the learning rate schedule now ends at another step: "
         f"the learning rate {course} at step {state.step + 1}"
     )
+
+
+def write_environment(folder: Path, device: torch.device, *, has_checkpoint: bool, log: Callable[[str], None]) -> None:
+    """Write what a result may depend on besides the run; the log is told if a run is resumed in another folder."""
+    file, place = folder / ENVIRONMENT_FILE, str(folder.resolve())
+    previous = _previous_place(file)
+    if has_checkpoint and previous not in (None, place):
+        log(
+            f"this run was in {previous} and is now in {place}; it goes on here, with its own checkpoints and prepared "
+            "data, and paths of data that are relative are those of the folder where the command is given"
+        )
+    info = {**collect_environment(device), "folder": place}
+    atomic_write_text(file, json_text(info, indent=2, ensure_ascii=True) + "\n")
+
+
+def _previous_place(file: Path) -> str | None:
+    """The folder that a run was last trained in, None where that is unknown."""
+    try:
+        info = read_json(file, "the environment of a run")
+    except UserError:
+        return None
+    place = info.get("folder") if isinstance(info, dict) else None
+    return place if isinstance(place, str) else None
 
 
 def collect_environment(device: torch.device) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from manyformer.config import RUN_FILE, RunConfig, dump_run
 from manyformer.data.opened import OpenedData
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import DiskFull, NotWritable, atomic_write_text, report_disk_full
-from manyformer.files.json_text import json_text
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
 from manyformer.models.model_files import read_spec, replacement_folder
@@ -32,7 +31,7 @@ from manyformer.train.metrics import MetricsFiles
 from manyformer.train.model_card import model_card
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
 from manyformer.train.rng import seed_everything
-from manyformer.train.run_folder import RESULT_FILE, collect_environment, write_run_file
+from manyformer.train.run_folder import RESULT_FILE, write_environment, write_run_file
 from manyformer.train.saved_settings import model_folder
 from manyformer.train.schedules import make_schedule, make_warmup
 from manyformer.train.tracking import open_trackers
@@ -71,9 +70,7 @@ class TrainingSession:
             if process_group.is_main_process:
                 state = None if checkpoint is None else checkpoint.state.train_state
                 write_run_file(out, run, state=state, log=self._log)
-                atomic_write_text(
-                    out / "env.json", json_text(collect_environment(device), indent=2, ensure_ascii=True) + "\n"
-                )
+                write_environment(out, device, has_checkpoint=checkpoint is not None, log=self._log)
         smaller = "make data.length, batch.tokens or the other sizes of the data smaller"
         with process_group.main_process_first(), report_out_of_memory("in the preparation of the data", smaller):
             self.data = open_data(run, out, self._log)
