@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, final
 
+from manyformer.files.json_text import json_text
+
 if TYPE_CHECKING:
     from rich.table import Table
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from manyformer.files.json_text import json_text
 from manyformer.system.printable_text import printable
 from manyformer.system.standard_streams import discard, shows_all_characters
 

@@ -26,9 +26,10 @@ class GradientNorms(NamedTuple):
     def of(cls, weights: Sequence[nn.Parameter]) -> "GradientNorms | None":
         """The norms of the gradients of `weights`; None if none of them has a gradient."""
         graded = [weight for weight in weights if weight.grad is not None]
+        gradients = [weight.grad for weight in graded if weight.grad is not None]
         if not graded:
             return None
-        return cls(graded, torch.stack(torch._foreach_norm([weight.grad for weight in graded])))
+        return cls(graded, torch.stack(torch._foreach_norm(gradients)))
 
     @property
     def total(self) -> Tensor:
