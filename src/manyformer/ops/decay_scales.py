@@ -43,8 +43,11 @@ class _ScaleByDecays(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, decay: Tensor, readers: int, early_readers: int, *features: Tensor) -> tuple[Tensor, ...]:
         # the exponential of one sum would have the rounding error of an exponent of up to 60
-        coarse, fine = (sum_along_tokens(part) for part in split_decays(decay))
-        entering = coarse.exp_().mul_(fine.exp_())
+        coarse, fine = split_decays(decay)
+        entering = sum_along_tokens(coarse).exp_()
+        del coarse
+        entering.mul_(sum_along_tokens(fine).exp_())
+        del fine
         inverse = entering.reciprocal()
         ctx.save_for_backward(entering, inverse, *features)
         ctx.counts = readers, early_readers
