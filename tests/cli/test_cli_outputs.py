@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from commands import Cli
 
-from manyformer.files import atomic_files
 from manyformer.files.unfinished_folder import MARK
 
 Command = Callable[[Path, Path], tuple[str, ...]]
@@ -112,7 +111,7 @@ def test_the_same_command_finishes_what_a_kill_left_at_any_write(
             sync(handle)
 
         with monkeypatch.context() as patch:
-            patch.setattr(atomic_files.os, "fsync", end_at)
+            patch.setattr("manyformer.files.atomic_files.os.fsync", end_at)
             first = cli(*words)
         if synced < number:
             break

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from manyformer.files import atomic_files
 from manyformer.files.atomic_files import (
     DiskFull,
     NotWritable,
@@ -75,7 +74,7 @@ def test_an_old_file_stays_whole_where_the_new_one_fails(tmp_path: Path, monkeyp
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(atomic_files.os, "fsync", full)
+    monkeypatch.setattr("manyformer.files.atomic_files.os.fsync", full)
     with pytest.raises(DiskFull, match=r"table\.md could not be written"):
         atomic_write_text(path, "new")
     assert path.read_text() == "old"

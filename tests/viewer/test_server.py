@@ -154,7 +154,7 @@ def test_a_model_that_fails_is_told_and_the_server_goes_on(
 
 def test_many_requests_at_once_wait_in_the_queue_of_the_system(server: ViewServer) -> None:
     """A queue of five makes the system drop the others, which a browser sends again after seconds."""
-    sockets = [socket.create_connection(server.server_address, timeout=10) for _ in range(64)]
+    sockets = [socket.create_connection(("127.0.0.1", server.server_port), timeout=10) for _ in range(64)]
     request = f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode()
     for connection in sockets:
         connection.sendall(request)
