@@ -64,7 +64,8 @@ class MaskedLMBatch(NamedTuple):
     """A masked language model's rows: `tokens` are corrupted, `targets` the originals of selected tokens.
 
     Targets of all other tokens are `IGNORE_INDEX`. `roles` are 1 for global tokens and 0 otherwise; `parts` number the
-    parts (such as sentences) of each document from 0, -1 for none. Both are optional inputs of a model.
+    parts (such as sentences) of each document from 0, -1 for none. Both are optional inputs of a model. `mask` is the
+    id of the mask token, once for each row, for losses that hide more tokens than the batch does.
     """
 
     tokens: Int64[Tensor, "b l"]
@@ -72,6 +73,7 @@ class MaskedLMBatch(NamedTuple):
     segments: Int64[Tensor, "b l"] | None = None
     roles: Int64[Tensor, "b l"] | None = None
     parts: Int64[Tensor, "b l"] | None = None
+    mask: Int64[Tensor, " b"] | None = None
 
     def target_count(self) -> int:
         return count_scored(self.targets)

@@ -8,13 +8,14 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from manyformer.data.tokenizer import SPECIALS, TokenIds, Tokenizer
+from manyformer.data.gpt2_alphabet import byte_of_character
+from manyformer.data.tokenizer import SPECIALS, NativeTokenizer, TextTokens, TokenIds
 from manyformer.errors import UserError
 
 _MIN_VOCAB = len(SPECIALS) + 256
 
 
-class BPETokenizer(Tokenizer):
+class BPETokenizer(NativeTokenizer):
     """Byte pair encoding (Sennrich et al. 2016) on bytes as in GPT-2, so that every text round-trips exactly."""
 
     kind = "bpe"
@@ -53,6 +54,9 @@ class BPETokenizer(Tokenizer):
         encodings = self._inner.encode_batch_fast([_replace_surrogates(text) for text in texts])
         return [np.asarray(encoding.ids, dtype=np.int32) for encoding in encodings]
 
+    def encode_spans(self, text: str) -> TextTokens:
+        return TextTokens.of_encoding(self._inner.encode(_replace_surrogates(text)))
+
     def token_bytes(self, token: int) -> bytes:
         return self._pieces[token]
 
@@ -89,12 +93,3 @@ class BPETokenizer(Tokenizer):
 def _replace_surrogates(text: str) -> str:
     # Lone surrogates have no UTF-8; the library would raise an obscure TypeError.
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
-def byte_of_character() -> dict[str, int]:
-    """From GPT-2's printable characters for bytes to the bytes.
-
-    A printable Latin-1 byte maps to itself, the remaining ones to code points from 256 on, in order."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    remaining = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + offset): byte for offset, byte in enumerate(remaining)}

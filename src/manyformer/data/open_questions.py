@@ -64,7 +64,8 @@ class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
         return self.tokenizers.source.vocab, self.data.max_length, self.data.max_length
 
     def dataset(self, shards: Sequence[TokenShard]) -> QuestionDataset:
-        return QuestionDataset(shards, has_global_question=self.data.global_tokens == "question")
+        has_global_question = self.data.global_tokens == "question"
+        return QuestionDataset(shards, pad=self.tokenizers.source.pad, has_global_question=has_global_question)
 
 
 def _answers_last(table: RowTable) -> Iterator[TableRow]:

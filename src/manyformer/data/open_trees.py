@@ -70,7 +70,7 @@ class TreesPipeline(TablePipeline[TreesData]):
         return self.tokenizers.source.vocab, len(self.tokenizers.labels or ()) + 1, MAX_SENTENCE_WORDS
 
     def dataset(self, shards: Sequence[TokenShard]) -> TaggedDataset:
-        return TaggedDataset(*shards)
+        return TaggedDataset(*shards, pad=self.tokenizers.source.pad)
 
     def length_limits(self, plans: Mapping[str, LengthBuckets]) -> Iterator[LengthLimit]:
         remedy = "leave such ones out with data.max_length, or build a longer one"
