@@ -45,7 +45,7 @@ def answers(data: OpenedData) -> dict[str, str]:
 
 def test_the_span_of_an_answer_is_its_text(tmp_path: Path) -> None:
     data = questions(tmp_path, QUESTIONS)
-    expected = {"Where is Ann?": " Rome", "What is old?": "Rome", "Who?": ""}
+    expected = {"Where is Ann?": "Rome", "What is old?": "Rome", "Who?": ""}
     assert answers(data) == expected
     assert data.required_keywords == {"vocab": data.vocab}
     # the second occurrence, at its place
