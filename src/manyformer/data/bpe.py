@@ -37,6 +37,8 @@ class BPETokenizer(NativeTokenizer):
         self._pieces = [b""] * len(SPECIALS) + [
             bytes(byte_values[character] for character in token_texts[i]) for i in ordinary_ids
         ]
+        # pairs learned from single words have none with a space
+        self.reads_spaces = any(len(piece) > 1 and piece.startswith(b" ") for piece in self._pieces)
 
     @property
     def vocab(self) -> int:

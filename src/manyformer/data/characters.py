@@ -21,6 +21,7 @@ class CharTokenizer(NativeTokenizer):
         self.characters = "".join(sorted(set(characters)))
         if not self.characters:
             raise UserError("a character vocabulary needs text to learn from, and the text is empty")
+        self.reads_spaces = " " in self.characters
 
     @property
     def vocab(self) -> int:

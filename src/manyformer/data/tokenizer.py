@@ -64,6 +64,8 @@ class Tokenizer(ABC):
     """The tokens that end a generated text."""
     prepends_bos: bool = True
     """Whether a text that a model reads begins with `bos`."""
+    reads_spaces: bool = True
+    """Whether it knows words with the spaces between them, as running text has them."""
     pair_separators: int = 1
     """The number of `eos` between two texts in one row."""
     block_characters: int = 1 << 20

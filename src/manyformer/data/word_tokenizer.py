@@ -18,6 +18,7 @@ class WordTokenizer(NativeTokenizer):
     """One token per space-separated word; words outside the vocabulary are unk."""
 
     kind = "word"
+    reads_spaces = False
 
     def __init__(self, vocabulary: Sequence[str]) -> None:
         self.vocabulary = tuple(vocabulary)
