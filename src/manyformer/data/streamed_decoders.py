@@ -33,6 +33,17 @@ class DecodingStep(ABC):
 
 @final
 class SeparateStep(DecodingStep):
+    """A step that changes each piece by itself."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+
+    def push(self, piece: str) -> list[str]:
+        return [self._decode([piece])]
+
+
+@final
+class FirstDiffersStep(DecodingStep):
     """A step that changes each piece by itself, the first one in its own way (spaces before words)."""
 
     def __init__(self, decode: Decode) -> None:
@@ -228,7 +239,9 @@ def _piece_step_maker(part: Mapping[str, Any]) -> Callable[[], DecodingStep]:
             return lambda: LastDiffersStep(decode)
         case "CTC":
             return lambda: RepeatedStep(decode)
-        case "WordPiece" | "Metaspace" | "Replace" | "Strip":
+        case "WordPiece" | "Metaspace":
+            return lambda: FirstDiffersStep(decode)
+        case "Replace" | "Strip":
             return lambda: SeparateStep(decode)
     return lambda: WholeStep(decode, is_one_text=False)
 
