@@ -33,7 +33,7 @@ class WordsInText(NamedTuple):
 
 
 class WordTokens(NamedTuple):
-    """Tokens with the number of the word of each, `NO_WORD` for one of spaces; the first token of every word.
+    """Tokens with the number of the word of each, `NO_WORD` for one behind all words; the first token of every word.
 
     `is_divided` says that the text was encoded in pieces, since the tokenizer joins words in a token."""
 
@@ -91,5 +91,9 @@ def _with_unknown_words(
     reached = np.maximum.accumulate(words) if len(words) else words
     places = np.searchsorted(reached, missing, side="right")
     ids, words = np.insert(ids, places, tokenizer.unk), np.insert(words, places, missing)
+    # a space belongs to the word behind it, as in tokens that have both
+    following = np.where(words == NO_WORD, count, words)[::-1]
+    words = np.minimum.accumulate(following)[::-1]
+    words = np.where(words == count, NO_WORD, words)
     numbers, first = np.unique(words, return_index=True)
     return WordTokens(ids, words, first[numbers != NO_WORD], is_divided)

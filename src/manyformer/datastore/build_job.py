@@ -159,7 +159,7 @@ class ContextReader:
 
     def __init__(self, job: DatastoreJob, shard: TokenShard) -> None:
         self.rows, self.key_dim, self.piece_length = job.rows, job.extraction.key_dim, job.piece_length
-        pad = job.trained.tokenizers.target.pad
+        pad = job.run.tokenizers.target.pad
         layout = make_layout(job.data, shard, job.rows, pad=pad, shifted=True, windows=job.windows)
         self.arrangement = layout.arrange(None)
         self.carried = CarriedState(job.extraction.reader.eval(), rows_continue=self.arrangement.rows_continue)
