@@ -8,6 +8,9 @@ from torch import Tensor
 
 from manyformer.batches.batch import count_scored, count_valid, ignore_all
 
+NO_NEIGHBOUR = -1
+"""Stands for a retrieved token where there are fewer than there could be."""
+
 
 class CausalLMBatch(NamedTuple):
     """A language model's rows: `targets[:, i]` is the token that follows `tokens[:, i]`, or `IGNORE_INDEX`."""
@@ -16,7 +19,8 @@ class CausalLMBatch(NamedTuple):
     targets: Int64[Tensor, "b l"]
     # Equal ids are one document, -1 is padding; None: every row is one document without padding.
     segments: Int64[Tensor, "b l"] | None = None
-    # The k tokens retrieved for each token (those that followed similar contexts), 0 for none; None: no retrieval.
+    # The k tokens retrieved for each token (those that followed similar contexts), `NO_NEIGHBOUR` for none; None: no
+    # retrieval.
     neighbours: Int64[Tensor, "b l k"] | None = None
     # The position of each token in its text, -1 for padding; None unless the text is held out.
     text_positions: Int64[Tensor, "b l"] | None = None

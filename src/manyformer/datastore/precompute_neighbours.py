@@ -46,14 +46,14 @@ def find_neighbours(
     for shard in prepared.shards.values():
         exclusion_of = _exclusion(shard, store, prepared.tokenizers.source, min_distance)
         reader = ContextReader(job, shard)
-        with write_neighbour_table(Path(out), shard, k, origin) as table:
+        with write_neighbour_table(Path(out), shard, k, origin, prepared.tokenizers.source.vocab) as table:
             for index in range(len(reader)):
                 text_positions, keys = reader.read(index)
                 for start in range(0, len(keys), QUERIES_PER_CHUNK):
                     chunk = slice(start, start + QUERIES_PER_CHUNK)
                     excluded = exclusion_of(text_positions[chunk])
                     entries = store.search(torch.from_numpy(keys[chunk]), k, excluded=excluded).entries
-                    table[text_positions[chunk]] = store.next_tokens(entries).numpy()
+                    table.write(text_positions[chunk], store.next_tokens(entries).numpy())
                 on_progress(done + len(shard.tokens) * (index + 1) // len(reader), total)
         done += len(shard.tokens)
     return tuple(prepared.shards)
