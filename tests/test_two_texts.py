@@ -10,13 +10,13 @@ from manyformer.data.characters import CharTokenizer
 from manyformer.scores import answer_exact_match, answer_f1
 from manyformer.tasks.answer_spans import MAX_ANSWER_TOKENS, NO_ANSWER, best_answers
 from manyformer.two_texts import (
-    WordEncoder,
+    DocumentEncoder,
     first_text_roles,
     frame_pair,
     frame_question,
     pad_texts,
-    split_document,
-    words_of_answer,
+    sentence_starts,
+    tokens_of_answer,
 )
 
 TOKENIZER = CharTokenizer.learn(["abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ .!?-\n"], None)
@@ -41,28 +41,30 @@ def test_the_longer_sentence_of_a_pair_is_cut(first: int, second: int) -> None:
     assert framed.is_cut
 
 
-def test_words_cover_the_document_and_sentences_are_counted() -> None:
-    words = split_document(DOCUMENT)
-    assert "".join(words.words) == DOCUMENT
-    assert all(DOCUMENT.startswith(word, start) for word, start in zip(words.words, words.starts))
-    sentences = ["".join(word for word, number in zip(words.words, words.sentences) if number == n) for n in range(4)]
+def test_sentences_end_at_their_marks_and_at_empty_lines() -> None:
+    starts = sentence_starts(DOCUMENT)
+    sentences = [DOCUMENT[start:stop] for start, stop in zip(starts, [*starts[1:], len(DOCUMENT)])]
     assert sentences == ["Ann lives in Rome.", " Bob moved!", " He", "\n\nlikes Oslo"]
-    for answer in ("Rome", "Bob moved", "n lives i", "Oslo"):
-        start = DOCUMENT.index(answer)
-        first, last = words_of_answer(words, start, start + len(answer))
-        covered = "".join(words.words[first : last + 1])
-        assert answer in covered
-        assert len(covered.split()) == len(answer.split())
+    assert sentence_starts("") == sentence_starts("3.50 is no end") == [0]
+
+
+@pytest.mark.parametrize("answer", ["Rome", "Bob moved", "n lives i", "Oslo"])
+def test_the_tokens_of_an_answer_are_its_characters(answer: str) -> None:
+    start = DOCUMENT.index(answer)
+    touched = tokens_of_answer(DocumentEncoder(TOKENIZER)(DOCUMENT), start, start + len(answer))
+    assert touched == (start, start + len(answer) - 1)
 
 
 def test_a_question_precedes_its_document() -> None:
-    words = split_document(DOCUMENT)
-    framed = frame_question("Where", words, WordEncoder(TOKENIZER), 999)
+    encode = DocumentEncoder(TOKENIZER)
+    framed = frame_question("Where", DOCUMENT, encode, 999)
     assert TOKENIZER.decode(framed.tokens[1:6]) == "Where"
     assert TOKENIZER.decode(framed.tokens[framed.start : -1]) == DOCUMENT
     assert framed.parts == [0] * 7 + [1] * 18 + [2] * 11 + [3] * 3 + [4] * 12 + [4]
-    cut = frame_question("Where is it", words, WordEncoder(TOKENIZER), 16)
+    assert framed.spans == [(index, index + 1) for index in range(len(DOCUMENT))]
+    cut = frame_question("Where is it", DOCUMENT, encode, 16)
     assert len(cut.tokens) == len(cut.parts) == 16
+    assert len(cut.spans) == 16 - cut.start - 1
     assert cut.is_cut
     assert TOKENIZER.decode(cut.tokens[1 : cut.start - 1]) == "Wher"
 
@@ -79,7 +81,8 @@ def test_rows_are_padded_and_the_question_is_global() -> None:
 
 def test_the_best_answers_are_those_of_all_spans() -> None:
     """Against a loop over all pairs of ends."""
-    framed = frame_question("Who", split_document("abcdefghij" * 4), WordEncoder(TOKENIZER), 99)
+    document = "abcdefghij" * 4
+    framed = frame_question("Who", document, DocumentEncoder(TOKENIZER), 99)
     logits = torch.randn(len(framed.tokens), 2, generator=torch.Generator().manual_seed(3)) * 3
     scores = {NO_ANSWER: float(logits[0].sum())}
     total = math.exp(scores[NO_ANSWER])
@@ -91,7 +94,7 @@ def test_the_best_answers_are_those_of_all_spans() -> None:
             scores[text] = max(score, scores.get(text, -math.inf))
             total += math.exp(score)
     expected = sorted(scores.items(), key=lambda item: -item[1])[:3]
-    answers = best_answers(logits, framed, TOKENIZER, 3)
+    answers = best_answers(logits, framed, document, 3)
     assert [answer.label for answer in answers] == [text for text, _ in expected]
     for answer, (_, score) in zip(answers, expected):
         assert answer.probability == pytest.approx(math.exp(score) / total, rel=1e-4)

@@ -3,12 +3,16 @@
 Tokenizers of other models may have more than one end token between the texts, such as RoBERTa's."""
 
 import re
+import unicodedata
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from jaxtyping import Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from manyformer.core import GLOBAL_ROLE, PADDING_SEGMENT
@@ -18,6 +22,17 @@ MAX_QUESTION_SHARE = 4
 
 _WORD = re.compile(r"\s*\w+|\s*[^\w\s]|\s+\Z")
 SENTENCE_ENDS = ".!?"
+
+
+class SpannedTokens(Protocol):
+    """The token ids of a text; token i stands for the characters `starts[i]` to `stops[i]` - 1 of it."""
+
+    @property
+    def ids(self) -> NDArray[np.int32]: ...
+    @property
+    def starts(self) -> NDArray[np.int32]: ...
+    @property
+    def stops(self) -> NDArray[np.int32]: ...
 
 
 class FramingTokenizer(Protocol):
@@ -32,13 +47,22 @@ class FramingTokenizer(Protocol):
     def encode(self, text: str) -> Sequence[int]: ...
 
 
+class DocumentTokenizer(FramingTokenizer, Protocol):
+    """A tokenizer that also tells which characters of a text each token stands for."""
+
+    def encode_spans(self, text: str) -> SpannedTokens: ...
+
+
 class FramedTexts(NamedTuple):
-    """The tokens of a row and the part of each: 0 for the first text with its frame; the second begins at `start`."""
+    """The tokens of a row and the part of each: 0 for the first text with its frame; the second begins at `start`.
+
+    `spans` are the first character of each token of a document and the one after its last."""
 
     tokens: list[int]
     parts: list[int]
     start: int
     is_cut: bool
+    spans: Sequence[tuple[int, int]] = ()
 
 
 class TwoTextTensors(NamedTuple):
@@ -61,59 +85,75 @@ def frame_pair(first: Sequence[int], second: Sequence[int], tokenizer: FramingTo
     return _frame(first[:first_length], second[:second_length], [1] * second_length, tokenizer, is_cut=is_cut)
 
 
-class DocumentWords(NamedTuple):
-    """A document as words with the white space before them, the start of each in the text, and its sentence from 0."""
+class DocumentTokens(NamedTuple):
+    """The tokens of a document, the characters of each (its first, and the one after its last), and its sentence."""
 
-    words: list[str]
-    starts: list[int]
+    ids: list[int]
+    spans: list[tuple[int, int]]
     sentences: list[int]
 
 
-# questions about one document follow each other
-@lru_cache(maxsize=16)
-def split_document(document: str) -> DocumentWords:
-    """Split a document into words, which tokens do not cross; a sentence ends after . ! ? and at an empty line."""
-    split, sentence = DocumentWords([], [], []), 0
+def sentence_starts(document: str) -> list[int]:
+    """Where the sentences of a document begin, with the white space before them.
+
+    A sentence ends after . ! ? and at an empty line."""
+    starts, last_character = [0], ""
     for match in _WORD.finditer(document):
-        ends_before = bool(split.words) and split.words[-1][-1] in SENTENCE_ENDS and match[0][:1].isspace()
-        sentence += bool(split.words) and (ends_before or "\n\n" in match[0])
-        split.words.append(match[0])
-        split.starts.append(match.start())
-        split.sentences.append(sentence)
-    return split
+        ends_before = last_character in tuple(SENTENCE_ENDS) and match[0][:1].isspace()
+        if match.start() and (ends_before or "\n\n" in match[0]):
+            starts.append(match.start())
+        last_character = match[0][-1]
+    return starts
 
 
-def words_of_answer(words: DocumentWords, start: int, stop: int) -> tuple[int, int]:
-    """The first and the last word that share a character with the characters `start` to `stop` - 1 of a document."""
-    ends = [begin + len(word) for begin, word in zip(words.starts, words.words)]
-    touched = [number for number, (begin, end) in enumerate(zip(words.starts, ends)) if begin < stop and start < end]
-    return touched[0], touched[-1]
+class DocumentEncoder:
+    """Encodes documents as running text, each once while the questions about it follow each other."""
 
-
-class WordEncoder:
-    """Encodes single words with a tokenizer, each once."""
-
-    def __init__(self, tokenizer: FramingTokenizer) -> None:
+    def __init__(self, tokenizer: DocumentTokenizer) -> None:
         self.tokenizer = tokenizer
-        self._ids: dict[str, list[int]] = {}
+        self._encode = lru_cache(maxsize=16)(self._tokens)
 
-    def __call__(self, word: str) -> list[int]:
-        if word not in self._ids:
-            self._ids[word] = list(self.tokenizer.encode(word))
-        return self._ids[word]
+    def __call__(self, document: str) -> DocumentTokens:
+        return self._encode(document)
+
+    def _tokens(self, document: str) -> DocumentTokens:
+        ids, starts, stops = (column.tolist() for column in _columns(self.tokenizer.encode_spans(document)))
+        sentences = sentence_starts(document)
+        return DocumentTokens(ids, list(zip(starts, stops)), [bisect_right(sentences, start) - 1 for start in starts])
 
 
-def frame_question(question: str, words: DocumentWords, encode: WordEncoder, limit: int) -> FramedTexts:
+def _columns(tokens: SpannedTokens) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    return tokens.ids, tokens.starts, tokens.stops
+
+
+def tokens_of_answer(document: DocumentTokens, start: int, stop: int) -> tuple[int, int] | None:
+    """The first and the last token that share a character with the characters `start` to `stop` - 1, None without."""
+    touched = [
+        number for number, (begin, end) in enumerate(document.spans) if begin < end and begin < stop and start < end
+    ]
+    return (touched[0], touched[-1]) if touched else None
+
+
+def answer_text(document: str, first: tuple[int, int], last: tuple[int, int]) -> str:
+    """The characters of a document from one token to another, without white space around them."""
+    stop = last[1]
+    # tokenizers that remove accents leave combining ones out of their tokens
+    while stop < len(document) and unicodedata.category(document[stop]) in ("Mn", "Me"):
+        stop += 1
+    return document[first[0] : stop].strip()
+
+
+def frame_question(question: str, document: str, encode: DocumentEncoder, limit: int) -> FramedTexts:
     """A row of a question, part 0, and a document, whose sentences are the parts from 1; the row has `limit` tokens.
 
     A question is cut at a quarter of the row, the document at its end."""
-    question_ids = [token for word in split_document(question).words for token in encode(word)]
+    question_ids, tokens = list(encode.tokenizer.encode(question)), encode(document)
     kept_ids = question_ids[: limit // MAX_QUESTION_SHARE]
-    document_ids = [token for word in words.words for token in encode(word)]
-    parts = [sentence + 1 for word, sentence in zip(words.words, words.sentences) for _ in encode(word)]
     room = max(0, limit - _frame_length(encode.tokenizer) - len(kept_ids))
-    is_cut = len(document_ids) > room or len(question_ids) > len(kept_ids)
-    return _frame(kept_ids, document_ids[:room], parts[:room], encode.tokenizer, is_cut=is_cut)
+    is_cut = len(tokens.ids) > room or len(question_ids) > len(kept_ids)
+    parts = [sentence + 1 for sentence in tokens.sentences[:room]]
+    framed = _frame(kept_ids, tokens.ids[:room], parts, encode.tokenizer, is_cut=is_cut)
+    return framed._replace(spans=tokens.spans[:room])
 
 
 def _frame_length(tokenizer: FramingTokenizer) -> int:

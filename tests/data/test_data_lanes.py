@@ -29,7 +29,7 @@ def test_every_target_once_and_rows_go_on(sizes: list[int], length: int, rows: i
     shard = shard_of(sizes)
     expected = Counter(pair for tokens in documents(shard) for pair in itertools.pairwise(tokens))
     for epoch, random in enumerate((None, random_generator(seed, 0), random_generator(seed, 1))):
-        arrangement = LaneLayout(shard, length, rows, shifted=True).arrange(random, epoch)
+        arrangement = LaneLayout(shard, length, rows, shifted=True, pad=0).arrange(random, epoch)
         actual = arrangement.rows(np.arange(arrangement.count))
         assert pairs_of(actual) == expected
         assert arrangement.count % rows == 0
@@ -77,7 +77,7 @@ def test_numbers_rise_through_all_epochs_and_positions_are_kept(tmp_path: Path) 
 
 def test_ranks_have_lanes_of_their_own() -> None:
     shard = shard_of([50, 60])
-    full = TextPlan(LaneLayout(shard, 4, 4, shifted=True), 4, NextTokenBatches(), "x").epoch(0, 0)
+    full = TextPlan(LaneLayout(shard, 4, 4, shifted=True, pad=0), 4, NextTokenBatches(), "x").epoch(0, 0)
     assert full.rows_continue
     assert all(len(full.batch(number).tokens) == 4 for number in range(len(full)))
 

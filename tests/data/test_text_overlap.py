@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from manyformer.data import text_overlap
+from manyformer.data.characters import ByteTokenizer
 from manyformer.data.text_overlap import OVERLAP_CHARACTERS, PASSAGE_CHARACTERS, find_overlap
 from manyformer.data.token_shards import TokenShard, open_shard, write_shards
 
@@ -26,7 +27,7 @@ def shard_of(folder: Path, *documents: list[int]) -> TokenShard:
 
 
 def pairs(text: TokenShard, reference: TokenShard) -> list[tuple[int, int]]:
-    overlap = find_overlap(text, reference)
+    overlap = find_overlap(text, reference, ByteTokenizer())
     return list(zip(overlap.documents.tolist(), overlap.reference_documents.tolist(), strict=True))
 
 
@@ -48,10 +49,11 @@ def test_what_overlaps(tmp_path: Path) -> None:
     )
     reference = shard_of(tmp_path / "reference", fresh[1], drawn(1234) + page + drawn(5000), long, short, fresh[2])
     assert pairs(text, reference) == [(1, 1), (2, 3), (3, 2), (6, 2)]
-    assert find_overlap(text, reference).overlapping.tolist() == [1, 2, 3, 6]
-    none = find_overlap(shard_of(tmp_path / "none", *fresh[:2]), shard_of(tmp_path / "nothing", drawn(5000), drawn(10)))
+    assert find_overlap(text, reference, ByteTokenizer()).overlapping.tolist() == [1, 2, 3, 6]
+    nothing = shard_of(tmp_path / "nothing", drawn(5000), drawn(10))
+    none = find_overlap(shard_of(tmp_path / "none", *fresh[:2]), nothing, ByteTokenizer())
     assert (none.documents.tolist(), none.shared_fraction) == ([], 0.0)
-    full = find_overlap(reference, reference)
+    full = find_overlap(reference, reference, ByteTokenizer())
     assert full.overlapping.tolist() == list(range(5))
     assert full.shared_fraction == 1.0
     assert pairs(shard_of(tmp_path / "empty"), reference) == []

@@ -11,6 +11,7 @@ import pytest
 from stores import written
 
 from editing import edit_record
+from manyformer.batches import NO_NEIGHBOUR
 from manyformer.data.neighbour_tables import NOTE_FILE, open_neighbour_table, write_neighbour_table
 from manyformer.datastore import Datastore, KNNSettings
 from manyformer.errors import UserError
@@ -135,11 +136,11 @@ def test_content_is_checked_behind_a_right_sum(
 
 def test_tables_of_neighbours_are_compared_with_their_sums(folder: Path, tmp_path: Path) -> None:
     shard = Datastore(folder).text
-    with write_neighbour_table(tmp_path, shard, 2, "a search") as table:
-        table[:] = 7
+    with write_neighbour_table(tmp_path, shard, 2, "a search", 21) as table:
+        table.write(np.arange(len(shard.tokens)), np.array([[7, NO_NEIGHBOUR]]))
     lookups = open_neighbour_table(str(tmp_path), shard, 21)
     assert lookups is not None
-    assert lookups.lookup(np.array([3, -1])).tolist() == [[7, 7], [0, 0]]
+    assert lookups.lookup(np.array([3, -1])).tolist() == [[7, NO_NEIGHBOUR], [NO_NEIGHBOUR, NO_NEIGHBOUR]]
     (file,) = tmp_path.glob("*.tokens")
     content = bytearray(file.read_bytes())
     content[5] ^= 4

@@ -156,7 +156,7 @@ def test_neighbours_of_a_text_that_the_datastore_also_holds(run: Path, tmp_path:
     shard = prepared.shards["train"]
     table = open_neighbour_table(str(tmp_path / "table"), shard, prepared.tokenizers.source.vocab)
     assert table is not None
-    own = find_own_text(shard, store)
+    own = find_own_text(shard, store, prepared.tokenizers.source)
     assert own.overlap.overlapping.tolist() == list(range(8))
     # document i of the run is document 9 - i of the datastore
     assert own.starts[:, 0].tolist() == store.document_entries[9 - np.arange(8)].tolist()
@@ -181,7 +181,7 @@ def test_held_out_batches_know_the_positions_of_their_tokens(run: Path, packing:
     assert prepared is not None
     shard, config = prepared.shards["valid"], open_run(run).config.data
     assert isinstance(config, TextData)
-    layout = make_layout(config.model_copy(update={"packing": packing}), shard, 4, shifted=True)
+    layout = make_layout(config.model_copy(update={"packing": packing}), shard, 4, pad=0, shifted=True)
     plan = TextPlan(layout, 4, NextTokenBatches(), "")
     epoch = plan.fixed_epoch()
     for batch in map(epoch.batch, range(len(epoch))):

@@ -53,7 +53,7 @@ def test_entries_and_places_of_a_text(tmp_path: Path) -> None:
     assert store.text_positions(every).tolist() == [0, 1, 2, 4, 6, 7, 8, 9]
     assert store.entries_at(store.text_positions(every)).tolist() == every.tolist()
     assert store.documents_of(every).tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
-    assert store.next_tokens(torch.tensor([[0, 2], [-1, 5]])).tolist() == [[10, 2], [0, 21]]
+    assert store.next_tokens(torch.tensor([[0, 2], [-1, 5]])).tolist() == [[10, 2], [-1, 21]]
     assert store.context(5, 3, 1) == ([1, 20], 21, [22])
     assert store.context(7, 2, 4) == ([21, 22], 2, [])
 

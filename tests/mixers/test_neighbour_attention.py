@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.batches import CausalLMBatch
+from manyformer.batches import NO_NEIGHBOUR, CausalLMBatch
 from manyformer.models import LanguageModel
 
 VOCAB, DIM = 23, 16
@@ -33,14 +33,16 @@ def biased(model: LanguageModel, bias: float) -> LanguageModel:
 
 def test_by_the_definition() -> None:
     model, (tokens, neighbours) = biased(model_of(), 0.3), drawn()
-    neighbours[0, 2, 1] = neighbours[1, 4] = 0
+    neighbours[0, 2, 1] = neighbours[1, 4] = NO_NEIGHBOUR
+    # a token like others: that of no word in many vocabularies, "!" in GPT-2's
+    neighbours[0, 3, 0] = 0
     got = model(tokens, neighbours=neighbours).logits
     hidden, gate = model.hidden(tokens).y, model.body.get_submodule("recall.gate")
     words = model.embed.token.weight
     for row in range(2):
         for column in range(7):
             h = hidden[row, column]
-            known = [words[t] for t in neighbours[row, column].tolist() if t]
+            known = [words[t] for t in neighbours[row, column].tolist() if t != NO_NEIGHBOUR]
             z = h
             if known:
                 y = torch.stack(known)
@@ -56,7 +58,7 @@ def test_an_open_gate_is_transformer_xl() -> None:
     expected = plain(tokens).logits
     torch.testing.assert_close(model(tokens, neighbours=neighbours).logits, expected, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(model(tokens, neighbours=torch.zeros_like(neighbours)).logits, expected)
+    torch.testing.assert_close(model(tokens, neighbours=torch.full_like(neighbours, NO_NEIGHBOUR)).logits, expected)
 
 
 @pytest.mark.parametrize("k", [1, 4])

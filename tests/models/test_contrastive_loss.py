@@ -11,9 +11,8 @@ from torch import Tensor
 import manyformer as mf
 from manyformer.batches import IGNORE_INDEX, MaskedLMBatch
 from manyformer.core import PADDING_SEGMENT, Context
-from manyformer.data.tokenizer import Tokenizer
 from manyformer.models import MaskedLM
-from manyformer.models.contrastive_loss import MASK_ID, PartContrastiveLoss
+from manyformer.models.contrastive_loss import DRAWN_MASK_ID, PartContrastiveLoss
 from manyformer.models.token_positions import positions_of
 
 SMALL = {
@@ -44,16 +43,18 @@ def chosen_all_but(model: Any, first: int, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch, "rand", drawn)
 
 
-def test_what_is_hidden_and_what_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mask", [DRAWN_MASK_ID, 22])
+def test_what_is_hidden_and_what_is_compared(monkeypatch: pytest.MonkeyPatch, mask: int) -> None:
     model = built(contrast_weight=0.25).train()
     tokens = torch.randint(5, 23, (2, 10))
     segments = torch.tensor([[0] * 10, [0] * 6 + [PADDING_SEGMENT] * 4])
     targets = torch.full_like(tokens, IGNORE_INDEX)
     targets[:, 1] = targets[0, 9] = 7
     chosen_all_but(model, 1, monkeypatch)
-    actual = model.loss(MaskedLMBatch(tokens, targets, segments))
+    ids = None if mask == DRAWN_MASK_ID else torch.full((2,), mask)
+    actual = model.loss(MaskedLMBatch(tokens, targets, segments, mask=ids))
     hidden = tokens.clone()
-    hidden[0, 4:], hidden[1, 4:6] = MASK_ID, MASK_ID
+    hidden[0, 4:], hidden[1, 4:6] = mask, mask
     place = positions_of(tokens, segments, None)[0]
     full = model.body.summaries_and_text(model.embed(hidden, place), Context(place))
     expected = F.cross_entropy(model.head(full.text.y).flatten(0, 1), targets.flatten(), reduction="sum")
@@ -88,7 +89,6 @@ def test_a_single_part_is_never_hidden_and_nothing_is_while_scoring() -> None:
 
 def test_it_can_be_left_out_and_needs_parts() -> None:
     assert built(contrast_weight=None).contrast is None
-    assert Tokenizer.mask == MASK_ID
     bert: Any = mf.build("bert", vocab=9, dim=8, heads=2, depth=1)
     with pytest.raises(ValueError, match="needs summaries of parts, and a Chain has none"):
         MaskedLM(bert.embed, bert.body, bert.head, contrast=PartContrastiveLoss())

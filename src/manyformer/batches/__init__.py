@@ -19,6 +19,7 @@ from manyformer.batches.media_batches import (
     TranscriptionBatch,
 )
 from manyformer.batches.text_batches import (
+    NO_NEIGHBOUR,
     AnswerSpanBatch,
     CausalLMBatch,
     ClassificationBatch,
@@ -29,6 +30,7 @@ from manyformer.batches.text_batches import (
 
 __all__ = [
     "IGNORE_INDEX",
+    "NO_NEIGHBOUR",
     "AnswerSpanBatch",
     "AudioClassificationBatch",
     "Batch",

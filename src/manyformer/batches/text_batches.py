@@ -8,6 +8,9 @@ from torch import Tensor
 
 from manyformer.batches.batch import count_scored, count_valid, ignore_all
 
+NO_NEIGHBOUR = -1
+"""Stands for a retrieved token where there are fewer than there could be."""
+
 
 class CausalLMBatch(NamedTuple):
     """A language model's rows: `targets[:, i]` is the token that follows `tokens[:, i]`, or `IGNORE_INDEX`."""
@@ -16,7 +19,8 @@ class CausalLMBatch(NamedTuple):
     targets: Int64[Tensor, "b l"]
     # Equal ids are one document, -1 is padding; None: every row is one document without padding.
     segments: Int64[Tensor, "b l"] | None = None
-    # The k tokens retrieved for each token (those that followed similar contexts), 0 for none; None: no retrieval.
+    # The k tokens retrieved for each token (those that followed similar contexts), `NO_NEIGHBOUR` for none; None: no
+    # retrieval.
     neighbours: Int64[Tensor, "b l k"] | None = None
     # The position of each token in its text, -1 for padding; None unless the text is held out.
     text_positions: Int64[Tensor, "b l"] | None = None
@@ -64,7 +68,8 @@ class MaskedLMBatch(NamedTuple):
     """A masked language model's rows: `tokens` are corrupted, `targets` the originals of selected tokens.
 
     Targets of all other tokens are `IGNORE_INDEX`. `roles` are 1 for global tokens and 0 otherwise; `parts` number the
-    parts (such as sentences) of each document from 0, -1 for none. Both are optional inputs of a model.
+    parts (such as sentences) of each document from 0, -1 for none. Both are optional inputs of a model. `mask` is the
+    id of the mask token, once for each row, for losses that hide more tokens than the batch does.
     """
 
     tokens: Int64[Tensor, "b l"]
@@ -72,6 +77,7 @@ class MaskedLMBatch(NamedTuple):
     segments: Int64[Tensor, "b l"] | None = None
     roles: Int64[Tensor, "b l"] | None = None
     parts: Int64[Tensor, "b l"] | None = None
+    mask: Int64[Tensor, " b"] | None = None
 
     def target_count(self) -> int:
         return count_scored(self.targets)

@@ -8,14 +8,15 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from manyformer.data.tokenizer import SPECIALS, TokenIds, Tokenizer
+from manyformer.data.gpt2_alphabet import byte_of_character
+from manyformer.data.tokenizer import SPECIALS, NativeTokenizer, TextTokens, TokenIds
 from manyformer.errors import UserError
 from manyformer.files.json_text import json_text
 
 _MIN_VOCAB = len(SPECIALS) + 256
 
 
-class BPETokenizer(Tokenizer):
+class BPETokenizer(NativeTokenizer):
     """Byte pair encoding (Sennrich et al. 2016) on bytes as in GPT-2, so that every text round-trips exactly."""
 
     kind = "bpe"
@@ -37,6 +38,8 @@ class BPETokenizer(Tokenizer):
         self._pieces = [b""] * len(SPECIALS) + [
             bytes(byte_values[character] for character in token_texts[i]) for i in ordinary_ids
         ]
+        # pairs learned from single words have none with a space
+        self.reads_spaces = any(len(piece) > 1 and piece.startswith(b" ") for piece in self._pieces)
 
     @property
     def vocab(self) -> int:
@@ -53,6 +56,9 @@ class BPETokenizer(Tokenizer):
         # The fast variant does not compute character offsets, which are not needed.
         encodings = self._inner.encode_batch_fast([_replace_surrogates(text) for text in texts])
         return [np.asarray(encoding.ids, dtype=np.int32) for encoding in encodings]
+
+    def encode_spans(self, text: str) -> TextTokens:
+        return TextTokens.of_encoding(self._inner.encode(_replace_surrogates(text)))
 
     def token_bytes(self, token: int) -> bytes:
         return self._pieces[token]
@@ -90,12 +96,3 @@ class BPETokenizer(Tokenizer):
 def _replace_surrogates(text: str) -> str:
     # Lone surrogates have no UTF-8; the library would raise an obscure TypeError.
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
-def byte_of_character() -> dict[str, int]:
-    """From GPT-2's printable characters for bytes to the bytes.
-
-    A printable Latin-1 byte maps to itself, the remaining ones to code points from 256 on, in order."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    remaining = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + offset): byte for offset, byte in enumerate(remaining)}

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from manyformer.data.tokenizer import SPECIALS, TokenIds, Tokenizer
+from manyformer.data.tokenizer import SPECIALS, NativeTokenizer, TextTokens, TokenIds
 from manyformer.errors import UserError
 
 _FIRST = len(SPECIALS)
 
 
-class CharTokenizer(Tokenizer):
+class CharTokenizer(NativeTokenizer):
     """One token per character of the training text, in code point order; characters outside it are unk."""
 
     kind = "char"
@@ -21,6 +21,7 @@ class CharTokenizer(Tokenizer):
         self.characters = "".join(sorted(set(characters)))
         if not self.characters:
             raise UserError("a character vocabulary needs text to learn from, and the text is empty")
+        self.reads_spaces = " " in self.characters
 
     @property
     def vocab(self) -> int:
@@ -34,6 +35,11 @@ class CharTokenizer(Tokenizer):
 
     def encode_array(self, text: str) -> TokenIds:
         return self._ids[_code_points(text)]
+
+    def encode_spans(self, text: str) -> TextTokens:
+        ids = self.encode_array(text)
+        starts = np.arange(len(ids), dtype=np.int32)
+        return TextTokens(ids, starts, starts + 1)
 
     def token_bytes(self, token: int) -> bytes:
         return self.characters[token - _FIRST].encode()
@@ -54,7 +60,7 @@ class CharTokenizer(Tokenizer):
         return cls(map(chr, np.flatnonzero(occurs).tolist()))
 
 
-class ByteTokenizer(Tokenizer):
+class ByteTokenizer(NativeTokenizer):
     """One token per byte of UTF-8: 256 tokens and the special ones, without unknown text."""
 
     kind = "byte"
@@ -65,6 +71,11 @@ class ByteTokenizer(Tokenizer):
 
     def encode_array(self, text: str) -> TokenIds:
         return np.frombuffer(text.encode("utf-8", "replace"), dtype=np.uint8).astype(np.int32) + _FIRST
+
+    def encode_spans(self, text: str) -> TextTokens:
+        sizes = [len(character.encode("utf-8", "replace")) for character in text]
+        starts = np.repeat(np.arange(len(text), dtype=np.int32), sizes)
+        return TextTokens(self.encode_array(text), starts, starts + 1)
 
     def token_bytes(self, token: int) -> bytes:
         return bytes((token - _FIRST,))

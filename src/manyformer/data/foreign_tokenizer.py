@@ -1,13 +1,16 @@
 """Tokenizers of other libraries' models, with the token ids that these were trained with."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple, NoReturn, SupportsIndex, final
 
 import numpy as np
 import tokenizers
 
-from manyformer.data.tokenizer import UNKNOWN_TEXT, StreamDecoder, TokenIds, Tokenizer
+from manyformer.data.streamed_decoders import DecodingSteps
+from manyformer.data.tokenizer import StreamDecoder, TextTokens, TokenIds, Tokenizer
 from manyformer.errors import UserError
 from manyformer.files.json_text import json_text
 
@@ -30,6 +33,8 @@ class TextAffixes(NamedTuple):
 
 
 NO_AFFIXES = TextAffixes()
+_PLACEHOLDER = re.compile(r"[\[<]unused_?\d+[\]>]")
+"""The names of tokens that a vocabulary keeps free, which no text has: [unused7] of BERT, <unused7> of Gemma."""
 
 
 @final
@@ -66,17 +71,52 @@ class ForeignTokenizer(Tokenizer):
     def vocab(self) -> int:
         return self._vocab
 
+    @cached_property
+    def ordinary_ids(self) -> TokenIds:
+        special = {*self._special, *self.stop_ids, *self._affixes.before, *self._affixes.after, *self._special_added}
+        vocabulary = self._inner.get_vocab(with_added_tokens=True)
+        special.update(token for name, token in vocabulary.items() if _PLACEHOLDER.fullmatch(name))
+        return np.array(sorted(set(vocabulary.values()) - special), dtype=np.int32)
+
     def encode_array(self, text: str) -> TokenIds:
+        return self.encode_spans(text).ids
+
+    def encode_spans(self, text: str) -> TextTokens:
         # lone surrogates have no UTF-8
-        ids = self._inner.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False).ids
-        before, after = self._affixes
-        return np.asarray([*before, *ids, *after], dtype=np.int32)
+        encoding = self._inner.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False)
+        tokens = TextTokens.of_encoding(encoding)
+        before, after = (np.array(ids, dtype=np.int32) for ids in self._affixes)
+        no_start, at_end = np.zeros_like(before), np.full_like(after, len(text))
+        starts = np.concatenate([no_start, tokens.starts, at_end])
+        stops = np.concatenate([no_start, tokens.stops, at_end])
+        return TextTokens(np.concatenate([before, tokens.ids, after]), starts, stops)
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
         ids = [int(token) for token in tokens]
         if outside := [token for token in ids if not 0 <= token < self._vocab]:
             raise ValueError(f"token id {outside[0]} is out of range; this tokenizer has 0 to {self._vocab - 1}")
         text: str = self._inner.decode(ids, skip_special_tokens=True)
+        return text
+
+    def decoding_steps(self) -> DecodingSteps:
+        """The steps of its decoder, for one text."""
+        return DecodingSteps(self._decoder)
+
+    @cached_property
+    def _decoder(self) -> dict[str, Any] | None:
+        decoder: dict[str, Any] | None = json.loads(self._inner.to_str())["decoder"]
+        return decoder
+
+    @cached_property
+    def _special_added(self) -> frozenset[int]:
+        added = self._inner.get_added_tokens_decoder()
+        return frozenset(token for token, content in added.items() if content.special)
+
+    def piece(self, token: int) -> str | None:
+        """What its decoder reads of a token; None for a token that has no text."""
+        if not 0 <= token < self._vocab:
+            raise ValueError(f"token id {token} is out of range; this tokenizer has 0 to {self._vocab - 1}")
+        text: str | None = None if token in self._special_added else self._inner.id_to_token(token)
         return text
 
     def token_bytes(self, token: int) -> bytes:
@@ -152,25 +192,17 @@ class ForeignTokenizer(Tokenizer):
 
 
 class _ForeignStreamDecoder(StreamDecoder):
-    """Decodes the last tokens again with each new one, because a token may depend on those before it."""
+    """The text of tokens as `decode` writes it of all of them, as far as no later token can change it."""
 
     def __init__(self, tokenizer: ForeignTokenizer) -> None:
-        self._tokenizer, self._tokens, self._written = tokenizer, list[int](), 0
+        self._tokenizer, self._steps = tokenizer, tokenizer.decoding_steps()
 
     def push(self, token: SupportsIndex) -> str:
-        before = self._tokenizer.decode(self._tokens)
-        text = self._tokenizer.decode([*self._tokens, int(token)])
-        self._tokens.append(int(token))
-        if text.endswith(UNKNOWN_TEXT):
-            return ""
-        new = text[self._written :]
-        # the last token stays, so that the next one is decoded as its successor
-        self._tokens = self._tokens[-1:] if text != before else self._tokens
-        self._written = len(self._tokenizer.decode(self._tokens))
-        return new
+        piece = self._tokenizer.piece(int(token))
+        return "" if piece is None else self._steps.push(piece)
 
     def finish(self) -> str:
-        return self._tokenizer.decode(self._tokens)[self._written :]
+        return self._steps.finish()
 
 
 def _count_separators(inner: tokenizers.Tokenizer, eos: int) -> int:

@@ -4,9 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.batches import IGNORE_INDEX
-from manyformer.data.row_layouts import RowArrangement, StreamLayout, TextRows
+from manyformer.data.row_layouts import RowArrangement, StreamLayout, TextRows, starts_document
 from manyformer.data.token_shards import TokenShard
-from manyformer.data.tokenizer import Tokenizer
 from manyformer.type_aliases import IntArray
 
 
@@ -17,12 +16,12 @@ class LaneLayout(StreamLayout):
     another.
     """
 
-    def __init__(self, shard: TokenShard, length: int, rows: int, *, shifted: bool) -> None:
+    def __init__(self, shard: TokenShard, length: int, rows: int, *, shifted: bool, pad: int) -> None:
         super().__init__(shard, length, shifted=shifted)
-        self._rows = rows
+        self._rows, self._pad = rows, pad
 
     def _arrange_stream(self, start: int, targets: int, epoch: int) -> "LaneArrangement":
-        return LaneArrangement(self._shard, start, targets, self._length, self._rows, epoch)
+        return LaneArrangement(self._shard, start, targets, self._length, self._rows, self._pad, epoch)
 
 
 class LaneArrangement(RowArrangement):
@@ -30,9 +29,11 @@ class LaneArrangement(RowArrangement):
 
     in_order = rows_continue = True
 
-    def __init__(self, shard: TokenShard, start: int, targets: int, length: int, rows: int, epoch: int) -> None:
+    def __init__(
+        self, shard: TokenShard, start: int, targets: int, length: int, rows: int, pad: int, epoch: int
+    ) -> None:
         self._tokens, self._document_starts = shard.tokens, np.asarray(shard.offsets[:-1])
-        self._start, self._lanes = start, rows
+        self._start, self._lanes, self._pad = start, rows, pad
         # the bounds of the lanes, counted from `start`
         self._edges = np.arange(rows + 1) * targets // rows
         max_lane_length = int(np.diff(self._edges).max())
@@ -48,10 +49,11 @@ class LaneArrangement(RowArrangement):
     def rows(self, row_numbers: IntArray) -> TextRows:
         stream_indices, in_lane = self._locate(row_numbers)
         count = len(self._tokens)
-        tokens = np.where(in_lane, self._tokens[stream_indices % count].astype(np.int64), Tokenizer.pad)
-        following = self._tokens[(stream_indices + 1) % count].astype(np.int64)
+        tokens = np.where(in_lane, self._tokens[stream_indices % count].astype(np.int64), self._pad)
+        next_indices = (stream_indices + 1) % count
+        following = self._tokens[next_indices].astype(np.int64)
         # the start of a document is given, not predicted
-        targets = np.where(in_lane & (following != Tokenizer.bos), following, IGNORE_INDEX)
+        targets = np.where(in_lane & ~starts_document(self._document_starts, next_indices), following, IGNORE_INDEX)
         document = np.searchsorted(self._document_starts, stream_indices % count, side="right") - 1
         segments = self._first_segment + document + stream_indices // count * len(self._document_starts)
         return TextRows(tokens, targets, np.where(in_lane, segments, -1), in_lane)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manyformer.data.tokenizer import Tokenizer
+from manyformer.data.tokenizer import NativeTokenizer
 from manyformer.errors import UserError
 from manyformer.type_aliases import FloatArray, IntArray
 
@@ -91,7 +91,7 @@ def log_mel(
 
 
 @final
-class LogMelFrontEnd(Tokenizer):
+class LogMelFrontEnd(NativeTokenizer):
     """Computes normalized log-mel features: the mean and the deviation of each band are those of the training frames.
 
     It stands where models of text have a tokenizer, and is saved with a model as one. It raises UserError for text."""

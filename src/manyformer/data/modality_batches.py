@@ -27,9 +27,10 @@ _DROPOUT_SEED = 21_07_00135
 
 @final
 class EncodedTexts:
-    """The token ids of all texts; `lengths` are without start and end token."""
+    """The token ids of all texts and their tokenizer; `lengths` are without start and end token."""
 
     def __init__(self, texts: Sequence[str], tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
         ids = tokenizer.encode_many(texts)
         self.lengths = np.array([len(tokens) for tokens in ids], dtype=np.int64)
         self._flat = np.concatenate([np.zeros(0, dtype=np.int32), *ids])
@@ -40,7 +41,7 @@ class EncodedTexts:
         exists = texts != NO_PART
         starts, lengths = self._starts[texts] * exists, self.lengths[texts] * exists
         width = int(lengths.max(initial=0))
-        return pad_ragged(self._flat, starts, lengths, width=width, fill=Tokenizer.pad), lengths
+        return pad_ragged(self._flat, starts, lengths, width=width, fill=self.tokenizer.pad), lengths
 
 
 @final
@@ -125,10 +126,10 @@ class CaptionReader(ExampleReader):
         assert texts is not None
         tokens, lengths = texts.rows(arrays.part_index["text"][examples])
         source = torch.from_numpy(arrays.images[arrays.part_index["image"][examples]])
-        target = np.pad(tokens, ((0, 0), (1, 0)), constant_values=Tokenizer.bos)
+        target = np.pad(tokens, ((0, 0), (1, 0)), constant_values=texts.tokenizer.bos)
         columns = np.arange(target.shape[1])
         targets = np.pad(tokens, ((0, 0), (0, 1)))
-        targets = np.where(columns == lengths[:, None], Tokenizer.eos, targets)
+        targets = np.where(columns == lengths[:, None], texts.tokenizer.eos, targets)
         is_padding = columns > lengths[:, None]
         targets = np.where(is_padding, IGNORE_INDEX, targets)
         segments = torch.from_numpy(np.where(is_padding, PADDING_SEGMENT, 0)) if is_padding.any() else None
@@ -171,12 +172,12 @@ class PartsReader(ExampleReader):
         assert texts is not None
         tokens, lengths = texts.rows(index)
         rows = np.pad(tokens, ((0, 0), (1, 1)))
-        rows[:, 0] = Tokenizer.bos
+        rows[:, 0] = texts.tokenizer.bos
         columns = np.arange(rows.shape[1])
-        rows[columns == lengths[:, None] + 1] = Tokenizer.eos
+        rows[columns == lengths[:, None] + 1] = texts.tokenizer.eos
         is_token = (columns <= lengths[:, None] + 1) & (index != NO_PART)[:, None]
         return batch._replace(
-            tokens=torch.from_numpy(np.where(is_token, rows, Tokenizer.pad)), token_segments=_segments(is_token)
+            tokens=torch.from_numpy(np.where(is_token, rows, texts.tokenizer.pad)), token_segments=_segments(is_token)
         )
 
 

@@ -9,14 +9,17 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from manyformer.batches import NO_NEIGHBOUR
 from manyformer.data.token_shards import TokenShard
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import make_folder, reserve_file
-from manyformer.files.json_records import DamagedFile, FileName, FileRecord, PositiveCount, Sha256
+from manyformer.files.json_records import Count, DamagedFile, FileName, FileRecord, PositiveCount, Sha256
 from manyformer.files.verified_folder import ContentCheck, FileSum, VerifiedFolder, file_sum
 from manyformer.type_aliases import IntArray
 
 NOTE_FILE = "neighbours.json"
+_ADDED = 1
+"""What is added to the tokens of tables that are written now; older ones have 0."""
 
 
 class NeighbourNote(FileRecord):
@@ -26,40 +29,59 @@ class NeighbourNote(FileRecord):
 
     made: str
     k: PositiveCount
+    added: Count = 0
+    """What is added to the tokens in the tables, where 0 stands for none."""
     texts: dict[Sha256, FileName]
     files: dict[FileName, FileSum]
 
 
 class NeighbourTable(NamedTuple):
-    """The memory-mapped table (tokens, k) of neighbour tokens of a shard, 0 where there are fewer than k."""
+    """The memory-mapped table (tokens, k) of neighbour tokens of a shard, 0 where there are fewer than k.
+
+    Tokens are stored with `added` added to them: token 0 is a token like others in many vocabularies."""
 
     table: NDArray[Any]
     origin: str
     """The datastore and the search settings, as part of the data's fingerprint."""
+    added: int
 
     def lookup(self, token_indices: IntArray) -> IntArray:
-        """The neighbours of the tokens at these indices; 0 at padding (index -1)."""
-        return np.where(token_indices[..., None] >= 0, self.table[token_indices].astype(np.int64), 0)
+        """The neighbours of the tokens at these indices; `NO_NEIGHBOUR` for none, and at padding (index -1)."""
+        stored = self.table[token_indices].astype(np.int64)
+        is_token = (token_indices[..., None] >= 0) & (stored > 0)
+        return np.where(is_token, stored - self.added, NO_NEIGHBOUR)
+
+
+class NeighbourWriter(NamedTuple):
+    """A table (tokens, k) that is being written."""
+
+    table: NDArray[Any]
+
+    def write(self, token_indices: IntArray, neighbours: IntArray) -> None:
+        """The neighbours (n, k) of the tokens at these indices, `NO_NEIGHBOUR` where there are fewer than k."""
+        self.table[token_indices] = neighbours + _ADDED
 
 
 @contextmanager
-def write_neighbour_table(folder: Path, shard: TokenShard, k: int, origin: str) -> Iterator[NDArray[Any]]:
-    """Open a table (tokens, k) to fill for a shard; the note file lists it only if the context succeeds."""
+def write_neighbour_table(
+    folder: Path, shard: TokenShard, k: int, origin: str, vocab: int
+) -> Iterator[NeighbourWriter]:
+    """Open a table (tokens, k) of tokens below `vocab` to fill for a shard; the note file lists it only on success."""
     make_folder(folder)
     note = _read_note(folder)
-    if note and (note.made, note.k) != (origin, k):
+    if note and (note.made, note.k, note.added) != (origin, k, _ADDED):
         raise UserError(
             f"{folder} holds neighbours from another search ({note.made}, {note.k} per token); choose another folder"
         )
     path = folder / f"{shard.facts.sha256[:16]}.tokens"
-    shape, dtype = (len(shard.tokens), k), shard.tokens.dtype
+    shape, dtype = (len(shard.tokens), k), _table_dtype(vocab, _ADDED)
     reserve_file(path, math.prod(shape) * dtype.itemsize)
     table = np.memmap(path, dtype, "r+", shape=shape)
-    yield table
+    yield NeighbourWriter(table)
     table.flush()
     texts = {**(note.texts if note else {}), shard.facts.sha256: path.name}
     files = {**(note.files if note else {}), path.name: file_sum(path)}
-    NeighbourNote(made=origin, k=k, texts=texts, files=files).write(folder / NOTE_FILE)
+    NeighbourNote(made=origin, k=k, added=_ADDED, texts=texts, files=files).write(folder / NOTE_FILE)
 
 
 def open_neighbour_table(folder: str | None, shard: TokenShard, vocab: int) -> NeighbourTable | None:
@@ -80,19 +102,24 @@ def open_neighbour_table(folder: str | None, shard: TokenShard, vocab: int) -> N
             "`manyformer datastore neighbours` and a run that has the same data"
         )
     name, shape = note.texts[shard.facts.sha256], (len(shard.tokens), note.k)
-    size = shape[0] * shape[1] * shard.tokens.dtype.itemsize
+    dtype = _table_dtype(vocab, note.added) if note.added else shard.tokens.dtype
+    size = shape[0] * shape[1] * dtype.itemsize
     if name in note.files and note.files[name].size != size:
         counts = f"{shape[0]:,} tokens with {note.k:,} neighbours take {size:,} bytes"
         raise DamagedFile(f"{Path(folder) / name} is damaged: {counts}, and it has {note.files[name].size:,}")
 
     def check_tokens(path: Path) -> None:
         # neighbours are tokens of the datastore's text, which has the vocabulary of the shard
-        if np.memmap(path, shard.tokens.dtype, "r").max(initial=0) >= vocab:
+        if np.memmap(path, dtype, "r").max(initial=0) >= vocab + note.added:
             raise DamagedFile(f"{path} is damaged: it holds tokens that are not in the vocabulary of {vocab:,}")
 
-    check = ContentCheck(f"{shard.tokens.dtype} below {vocab}", check_tokens)
+    check = ContentCheck(f"{dtype} below {vocab + note.added}", check_tokens)
     path = VerifiedFolder(Path(folder), note.files).file(name, check)
-    return NeighbourTable(np.memmap(path, shard.tokens.dtype, "r", shape=shape), f"{note.made} k{note.k}")
+    return NeighbourTable(np.memmap(path, dtype, "r", shape=shape), f"{note.made} k{note.k}", note.added)
+
+
+def _table_dtype(vocab: int, added: int) -> np.dtype[Any]:
+    return np.min_scalar_type(vocab - 1 + added).newbyteorder("<")
 
 
 def _read_note(folder: Path) -> NeighbourNote | None:

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from typing import Any, NoReturn, final
 
-from manyformer.data.tokenizer import Tokenizer
+from manyformer.data.tokenizer import NativeTokenizer
 from manyformer.errors import UserError
 
 
 @final
-class NoTokenizer(Tokenizer):
+class NoTokenizer(NativeTokenizer):
     """Stands where data has no tokens, such as the observations of an environment. Raises UserError for any text."""
 
     kind = "none"

@@ -45,7 +45,7 @@ class LabelsPipeline(TabularTextPipeline[LabelsData]):
         return self.tokenizers.source.vocab, len(self.tokenizers.labels or ())
 
     def dataset(self, shards: Sequence[TokenShard]) -> LabelledDataset:
-        return LabelledDataset(*shards)
+        return LabelledDataset(*shards, pad=self.tokenizers.source.pad)
 
 
 def unlabelled_texts(data: LabelsData, tokenizers: TokenizerPair, path: str, request: OpenRequest) -> UnlabelledData:

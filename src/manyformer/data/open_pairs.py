@@ -82,7 +82,7 @@ class PairsPipeline(TablePipeline[PairsData]):
         return self.tokenizers.source.vocab, self.tokenizers.target.vocab
 
     def dataset(self, shards: Sequence[TokenShard]) -> PairDataset:
-        return PairDataset(*shards)
+        return PairDataset(*shards, tokenizers=self.tokenizers)
 
     def units(self, shards: Sequence[TokenShard]) -> TextUnits:
         return shard_units(shards[1])

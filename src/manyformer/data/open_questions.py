@@ -14,7 +14,7 @@ from manyformer.data.table_files import TableRow
 from manyformer.data.tabular_text_pipeline import QuestionDataset, TabularTextPipeline
 from manyformer.data.token_shards import ShardWriter, TokenShard
 from manyformer.errors import UserError
-from manyformer.two_texts import WordEncoder, frame_question, split_document, words_of_answer
+from manyformer.two_texts import DocumentEncoder, frame_question, tokens_of_answer
 
 
 class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
@@ -43,16 +43,15 @@ class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
         return max(super().max_vocab(), self.data.max_length)
 
     def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> int:
-        encode, cut, limit = WordEncoder(self.tokenizers.source), 0, self.data.max_length
+        encode, cut, limit = DocumentEncoder(self.tokenizers.source), 0, self.data.max_length
         for row in rows:
             document, question = row.cells[:2]
-            words = split_document(document)
-            framed = frame_question(question, words, encode, limit)
+            framed = frame_question(question, document, encode, limit)
             ends = [0, 0]
-            if (characters := answer_characters(row)) is not None:
-                first, last = words_of_answer(words, *characters)
-                counts = [len(encode(word)) for word in words.words[: last + 1]]
-                ends = [framed.start + sum(counts[:first]), framed.start + sum(counts) - 1]
+            characters = answer_characters(row)
+            touched = None if characters is None else tokens_of_answer(encode(document), *characters)
+            if touched is not None:
+                ends = [framed.start + token for token in touched]
             # an answer beyond the end of the row is none
             ends = ends if ends[1] < len(framed.tokens) - 1 else [0, 0]
             for writer, column in zip(writers, (framed.tokens, framed.parts, ends), strict=True):
@@ -64,7 +63,8 @@ class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
         return self.tokenizers.source.vocab, self.data.max_length, self.data.max_length
 
     def dataset(self, shards: Sequence[TokenShard]) -> QuestionDataset:
-        return QuestionDataset(shards, has_global_question=self.data.global_tokens == "question")
+        has_global_question = self.data.global_tokens == "question"
+        return QuestionDataset(shards, pad=self.tokenizers.source.pad, has_global_question=has_global_question)
 
 
 def _answers_last(table: RowTable) -> Iterator[TableRow]:

@@ -39,7 +39,7 @@ class SentencePairsPipeline(TabularTextPipeline[SentencePairsData]):
         return self.tokenizers.source.vocab, 2, len(self.tokenizers.labels or ())
 
     def dataset(self, shards: Sequence[TokenShard]) -> SentencePairDataset:
-        return SentencePairDataset(*shards)
+        return SentencePairDataset(*shards, pad=self.tokenizers.source.pad)
 
 
 def unlabelled_pairs(

@@ -25,7 +25,7 @@ from manyformer.data.opened import (
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.synthetic import SyntheticRows, SyntheticRule, make_rule
-from manyformer.data.tokenizer import SPECIALS, Tokenizer
+from manyformer.data.tokenizer import SPECIALS, NativeTokenizer
 from manyformer.errors import UserError
 from manyformer.exact_shares import floor_share
 from manyformer.files.json_text import json_text
@@ -82,7 +82,7 @@ class RuleEpoch(Epoch):
         length = self._rule.length // self._shape.rows_per_sequence
         columns = slice(part * length, (part + 1) * length)
         padding = rows.symbols < 0
-        tokens = np.where(padding, Tokenizer.pad, rows.symbols + len(SPECIALS))
+        tokens = np.where(padding, NativeTokenizer.pad, rows.symbols + len(SPECIALS))
         segments = np.where(padding, PADDING_SEGMENT, self._first_sequence + sequence if self.rows_continue else 0)
         has_segments = self.rows_continue or bool(padding.any())
         arrays = (tokens, targets, *([segments] if has_segments else []))
@@ -93,10 +93,10 @@ def labelled_batch(rows: SyntheticRows) -> ClassificationBatch:
     """The rows as BOS + symbols + EOS for a classifier; the label is the last target that is scored."""
     lengths = (rows.symbols >= 0).sum(axis=1, keepdims=True)
     width = int(lengths.max()) + 2
-    tokens = np.full((len(rows.symbols), width), Tokenizer.pad)
-    tokens[:, 1:-1] = np.where(rows.symbols < 0, Tokenizer.pad, rows.symbols + len(SPECIALS))[:, : width - 2]
-    tokens[:, 0] = Tokenizer.bos
-    np.put_along_axis(tokens, lengths + 1, Tokenizer.eos, axis=1)
+    tokens = np.full((len(rows.symbols), width), NativeTokenizer.pad)
+    tokens[:, 1:-1] = np.where(rows.symbols < 0, NativeTokenizer.pad, rows.symbols + len(SPECIALS))[:, : width - 2]
+    tokens[:, 0] = NativeTokenizer.bos
+    np.put_along_axis(tokens, lengths + 1, NativeTokenizer.eos, axis=1)
     padding = np.arange(width) > lengths + 1
     segments = torch.from_numpy(-padding.astype(np.int64)) if padding.any() else None
     return ClassificationBatch(torch.from_numpy(tokens), torch.from_numpy(_labels(rows)), segments)

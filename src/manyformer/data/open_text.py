@@ -96,14 +96,16 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
             check_fills_batch(shard.facts.tokens, batch_tokens, "the training text has", "text")
         if shard.facts.tokens < 2:
             raise UserError(f"data.{split} holds no text; hold out a larger fraction or give a path")
-        masked, vocab = self.form == "masked", self.tokenizers.target.vocab
-        ends = tokens_that_end_sentences(self.tokenizers.target) if data.text_parts == "sentences" else None
-        batch_maker: BatchMaker = MaskedBatches(data.masking, vocab, ends) if masked else NextTokenBatches()
+        masked, tokenizer = self.form == "masked", self.tokenizers.target
+        ends = tokens_that_end_sentences(tokenizer) if data.text_parts == "sentences" else None
+        if masked:
+            tokenizer.required_mask("masked language modelling")
+        batch_maker: BatchMaker = MaskedBatches(data.masking, tokenizer, ends) if masked else NextTokenBatches()
         windows = self.request.windows
         rows = max(1, batch_tokens // (data.length if windows is None else windows.context))
-        layout = make_layout(data, shard, rows, shifted=not masked, windows=windows)
+        layout = make_layout(data, shard, rows, pad=tokenizer.pad, shifted=not masked, windows=windows)
         fingerprint = f"{shard.facts.sha256[:16]}-{data.packing}-{data.length}"
-        neighbours = None if masked else open_neighbour_table(data.neighbours, shard, vocab)
+        neighbours = None if masked else open_neighbour_table(data.neighbours, shard, tokenizer.vocab)
         return TextPlan(layout, rows, batch_maker, fingerprint, neighbours)
 
     def units(self, shards: Sequence[TokenShard]) -> TextUnits | None:
@@ -164,16 +166,16 @@ def sample_prompt(data: TextData, request: OpenRequest) -> str:
 
 
 def make_layout(
-    data: TextData, shard: TokenShard, rows: int, *, shifted: bool, windows: ContextWindows | None = None
+    data: TextData, shard: TokenShard, rows: int, *, pad: int, shifted: bool, windows: ContextWindows | None = None
 ) -> RowLayout:
-    """The layout of `shard` in batches of `rows` rows, which are `windows` if these are given."""
+    """The layout of `shard` in batches of `rows` rows, filled up with `pad`, which are `windows` if these are given."""
     if windows is not None:
-        return WindowRows(shard, windows, across_documents=data.packing == "concat")
+        return WindowRows(shard, windows, pad=pad, across_documents=data.packing == "concat")
     if data.packing == "contiguous":
-        return LaneLayout(shard, data.length, rows, shifted=shifted)
+        return LaneLayout(shard, data.length, rows, shifted=shifted, pad=pad)
     if data.packing == "concat":
         return WindowLayout(shard, data.length, shifted=shifted)
-    return DocumentLayout(shard, data.length, shifted=shifted)
+    return DocumentLayout(shard, data.length, shifted=shifted, pad=pad)
 
 
 def _split_pieces(

@@ -21,6 +21,7 @@ from manyformer.data.table_pipeline import TablePipeline, split_rows, training_r
 from manyformer.data.token_shards import ShardWriter, TokenShard
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.data.treebank import LABEL_COLUMNS, UNKNOWN_LABEL, TreebankSentence, annotated_lines, open_treebank
+from manyformer.data.word_tokens import NO_WORD, WordTokens, tokens_in_text, tokens_of_words
 from manyformer.errors import UserError
 from manyformer.structures.dependency_trees import NO_NODE, preorder_columns
 
@@ -57,20 +58,30 @@ class TreesPipeline(TablePipeline[TreesData]):
     def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> int:
         # in a shard 0 is no class; a word without a label has a target too, which marks the word's first token
         class_ids, tokenizer = {UNKNOWN_LABEL: 0} | self.tokenizers.class_ids(), self.tokenizers.source
-        sentences = [TreebankSentence.from_row(row) for row in rows]
-        form_ids = iter(tokenizer.encode_many([form for sentence in sentences for form in sentence.forms]))
-        for row, sentence in zip(rows, sentences, strict=True):
-            ids = [next(form_ids) for _ in sentence.forms]
+        # a tokenizer that was learned from the treebank has seen words one by one
+        reads_text = self.data.tokenizer_of is not None and tokenizer.reads_spaces
+        divided = 0
+        for row in rows:
+            sentence = TreebankSentence.from_row(row)
+            tokens = (
+                tokens_in_text(sentence.in_text, tokenizer)
+                if reads_text
+                else tokens_of_words(sentence.forms, tokenizer)
+            )
+            divided += tokens.is_divided
             classes = [class_id(class_ids, label, row.location) + 1 for label in sentence.labels]
-            for writer, column in zip(writers, _token_columns(ids, classes, sentence.heads, tokenizer), strict=True):
+            for writer, column in zip(writers, _token_columns(tokens, classes, sentence.heads, tokenizer), strict=True):
                 writer.add(column, starts_document=True)
-        return 0
+        return divided
+
+    def changed_text(self, count: int) -> str:
+        return f"{count:,} sentences encoded in parts, because their tokens would join words, which have a label each"
 
     def token_limits(self) -> tuple[int, ...]:
         return self.tokenizers.source.vocab, len(self.tokenizers.labels or ()) + 1, MAX_SENTENCE_WORDS
 
     def dataset(self, shards: Sequence[TokenShard]) -> TaggedDataset:
-        return TaggedDataset(*shards)
+        return TaggedDataset(*shards, pad=self.tokenizers.source.pad)
 
     def length_limits(self, plans: Mapping[str, LengthBuckets]) -> Iterator[LengthLimit]:
         remedy = "leave such ones out with data.max_length, or build a longer one"
@@ -89,23 +100,23 @@ class TreesPipeline(TablePipeline[TreesData]):
         rows = list(treebank.rows())
         inputs = []
         for row, block in zip(rows, treebank.blocks(), strict=True):
-            forms = tuple(TreebankSentence.from_row(row).forms)
+            sentence = TreebankSentence.from_row(row)
             annotate = partial(annotated_lines, block, LABEL_COLUMNS[self.data.label])
-            inputs.append(UnlabelledInput(" ".join(forms), forms, annotate=annotate))
+            inputs.append(UnlabelledInput(sentence.in_text.text, tuple(sentence.forms), annotate=annotate))
         return UnlabelledData(inputs, batches_in_order(self.dataset(self.write_rows(rows)), SENTENCES_PER_BATCH))
 
 
-def _token_columns(ids: list[Any], classes: list[int], heads: list[int], tokenizer: Tokenizer) -> tuple[Any, Any, Any]:
+def _token_columns(
+    tokens: WordTokens, classes: list[int], heads: list[int], tokenizer: Tokenizer
+) -> tuple[Any, Any, Any]:
     """Tokens, classes and tree columns of a sentence; a word's class is at its first token, its tree at every token."""
-    counts = np.array([len(form_ids) for form_ids in ids])
-    starts = np.cumsum(counts) - counts + 1
-    tokens = np.concatenate([[tokenizer.bos], *ids, [tokenizer.eos]])
-    token_classes = np.zeros(len(tokens), dtype=np.int64)
-    # a word without tokens (some tokenizers drop characters) has no position for its class
-    token_classes[starts[counts > 0]] = np.array(classes)[counts > 0]
-    nodes = np.full((len(tokens), 3), NO_NODE, dtype=np.int64)
-    nodes[1:-1] = np.repeat(preorder_columns(heads), counts, axis=0)
-    return tokens, token_classes, (nodes + 1).ravel()
+    ids = np.concatenate([[tokenizer.bos], tokens.ids, [tokenizer.eos]])
+    token_classes = np.zeros(len(ids), dtype=np.int64)
+    token_classes[tokens.first + 1] = classes
+    nodes = np.full((len(ids), 3), NO_NODE, dtype=np.int64)
+    is_word = tokens.words != NO_WORD
+    nodes[1:-1][is_word] = preorder_columns(heads)[tokens.words[is_word]]
+    return ids, token_classes, (nodes + 1).ravel()
 
 
 def unlabelled_sentences(data: TreesData, tokenizers: TokenizerPair, path: str, request: OpenRequest) -> UnlabelledData:

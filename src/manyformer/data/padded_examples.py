@@ -9,8 +9,8 @@ from torch import Tensor
 from manyformer.batches import IGNORE_INDEX, ClassificationBatch, Seq2SeqBatch, TaggingBatch
 from manyformer.data.length_buckets import SequenceDataset
 from manyformer.data.ragged import pad_ragged
+from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.token_shards import TokenShard
-from manyformer.data.tokenizer import Tokenizer
 from manyformer.type_aliases import IntArray
 
 
@@ -18,16 +18,17 @@ from manyformer.type_aliases import IntArray
 class PairDataset(SequenceDataset):
     """Pairs: source x as x + EOS and target y as BOS + y + EOS; the length of a pair is that of its longer input."""
 
-    def __init__(self, source: TokenShard, target: TokenShard) -> None:
+    def __init__(self, source: TokenShard, target: TokenShard, *, tokenizers: TokenizerPair) -> None:
         assert source.facts.documents == target.facts.documents
         self._source, self._target = source, target
+        self._source_pad, self._target_pad = tokenizers.source.pad, tokenizers.target.pad
         lengths = np.stack([source.lengths, target.lengths - 1])
         self.lengths, self.tie_breakers = lengths.max(0), lengths.sum(0)
         self.fingerprint = f"{source.facts.sha256[:12]}-{target.facts.sha256[:12]}"
 
     def make_batch(self, indices: IntArray) -> Seq2SeqBatch:
-        source, source_segments = gather_padded(self._source, indices, pad=Tokenizer.pad)
-        target, target_segments = gather_padded(self._target, indices, pad=Tokenizer.pad, skip_last=1)
+        source, source_segments = gather_padded(self._source, indices, pad=self._source_pad)
+        target, target_segments = gather_padded(self._target, indices, pad=self._target_pad, skip_last=1)
         targets, _ = gather_padded(self._target, indices, pad=IGNORE_INDEX, skip_first=1)
         return Seq2SeqBatch(source, target, targets, source_segments, target_segments)
 
@@ -36,15 +37,15 @@ class PairDataset(SequenceDataset):
 class LabelledDataset(SequenceDataset):
     """Texts as BOS + x + EOS with their class ids; the shard holds them truncated to the maximum length."""
 
-    def __init__(self, texts: TokenShard, labels: TokenShard) -> None:
+    def __init__(self, texts: TokenShard, labels: TokenShard, *, pad: int) -> None:
         assert texts.facts.documents == labels.facts.tokens
-        self._texts = texts
+        self._texts, self._pad = texts, pad
         self._labels = np.asarray(labels.tokens, dtype=np.int64)
         self.lengths = self.tie_breakers = texts.lengths
         self.fingerprint = f"{texts.facts.sha256[:12]}-{labels.facts.sha256[:12]}"
 
     def make_batch(self, indices: IntArray) -> ClassificationBatch:
-        tokens, segments = gather_padded(self._texts, indices, pad=Tokenizer.pad)
+        tokens, segments = gather_padded(self._texts, indices, pad=self._pad)
         return ClassificationBatch(tokens, torch.from_numpy(self._labels[indices]), segments)
 
 
@@ -55,14 +56,14 @@ class TaggedDataset(SequenceDataset):
     In the shards classes and tree columns are one higher, so that 0 means none.
     """
 
-    def __init__(self, tokens: TokenShard, classes: TokenShard, trees: TokenShard) -> None:
+    def __init__(self, tokens: TokenShard, classes: TokenShard, trees: TokenShard, *, pad: int) -> None:
         assert 3 * tokens.facts.tokens == 3 * classes.facts.tokens == trees.facts.tokens
-        self._tokens, self._classes, self._trees = tokens, classes, trees
+        self._tokens, self._classes, self._trees, self._pad = tokens, classes, trees, pad
         self.lengths = self.tie_breakers = tokens.lengths
         self.fingerprint = "-".join(shard.facts.sha256[:12] for shard in (tokens, classes, trees))
 
     def make_batch(self, indices: IntArray) -> TaggingBatch:
-        tokens, segments = gather_padded(self._tokens, indices, pad=Tokenizer.pad)
+        tokens, segments = gather_padded(self._tokens, indices, pad=self._pad)
         classes, _ = gather_padded(self._classes, indices, pad=0)
         trees, _ = gather_padded(self._trees, indices, pad=0)
         targets = torch.where(classes == 0, IGNORE_INDEX, classes - 1)

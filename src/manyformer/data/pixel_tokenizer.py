@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.data.tokenizer import SPECIALS, TokenIds, Tokenizer
+from manyformer.data.tokenizer import SPECIALS, NativeTokenizer, TokenIds
 from manyformer.errors import UserError
 from manyformer.structures.pixel_order import pixel_order
 
@@ -32,7 +32,7 @@ class ImageShape(NamedTuple):
 
 
 @final
-class PixelTokenizer(Tokenizer):
+class PixelTokenizer(NativeTokenizer):
     """One token per brightness level; an image is the sequence of its values, the channels of a pixel adjacent.
 
     Pixels are in raster order, or in blocks of `block` (rows, columns) with raster order inside each. As text, levels

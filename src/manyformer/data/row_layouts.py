@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from manyformer.batches import IGNORE_INDEX
 from manyformer.data.packing import PackedRows, pack_documents
 from manyformer.data.ragged import ragged_arange
-from manyformer.data.token_shards import TokenArray, TokenShard
-from manyformer.data.tokenizer import Tokenizer
+from manyformer.data.token_shards import TokenShard
 from manyformer.type_aliases import IntArray
 
 
@@ -44,6 +43,13 @@ class RowArrangement(ABC):
     @abstractmethod
     def token_indices(self, row_numbers: IntArray) -> IntArray:
         """The index in the shard of each token of these rows, -1 for padding."""
+
+
+def starts_document(offsets: IntArray, indices: IntArray) -> NDArray[np.bool_]:
+    """Whether a document of the shard with these offsets begins at each of these tokens."""
+    following = np.searchsorted(offsets, indices, side="right")
+    is_start: NDArray[np.bool_] = offsets[following - 1] == indices
+    return is_start
 
 
 class RowLayout(ABC):
@@ -82,14 +88,15 @@ class WindowLayout(StreamLayout):
     """
 
     def _arrange_stream(self, start: int, targets: int, epoch: int) -> "WindowArrangement":
-        return WindowArrangement(self._shard.tokens, start, targets, self._length)
+        return WindowArrangement(self._shard, start, targets, self._length)
 
 
 class WindowArrangement(RowArrangement):
     """Windows over `targets` targets, the first of which follows the token at `start`."""
 
-    def __init__(self, tokens: TokenArray, start: int, targets: int, length: int) -> None:
-        self._tokens, self._start, self._targets = tokens, start, targets
+    def __init__(self, shard: TokenShard, start: int, targets: int, length: int) -> None:
+        self._tokens, self._offsets = shard.tokens, np.asarray(shard.offsets)
+        self._start, self._targets = start, targets
         self.length = min(length, targets)
         self.count = -(-targets // self.length)
 
@@ -101,7 +108,8 @@ class WindowArrangement(RowArrangement):
         tokens, targets = ids[:, :-1].copy(), ids[:, 1:].copy()
         is_first_copy = np.arange(self.length) >= (row_numbers * self.length - self._row_starts(row_numbers))[:, None]
         # The start of a document is given, not predicted.
-        targets[~is_first_copy | (targets == Tokenizer.bos)] = IGNORE_INDEX
+        is_start = starts_document(self._offsets, self._stream_indices(row_numbers)[:, 1:] % len(self._tokens))
+        targets[~is_first_copy | is_start] = IGNORE_INDEX
         return TextRows(tokens, targets, None, is_first_copy)
 
     def _row_starts(self, row_numbers: IntArray) -> IntArray:
@@ -117,10 +125,11 @@ class DocumentLayout(RowLayout, RowArrangement):
 
     With `shifted` (for language models), a row contains a token only if the next token is a target: a document of n
     tokens takes n - 1 columns, and the token at a cut is the last target of one piece and the first input of the next.
+    Rows are filled up with `pad`.
     """
 
-    def __init__(self, shard: TokenShard, length: int, *, shifted: bool) -> None:
-        self._tokens, self.length, self._shifted = shard.tokens, length, shifted
+    def __init__(self, shard: TokenShard, length: int, *, shifted: bool, pad: int) -> None:
+        self._tokens, self.length, self._shifted, self._pad = shard.tokens, length, shifted, pad
         self._packed: PackedRows = pack_documents(np.asarray(shard.offsets), length, unused_tail=int(shifted))
         self.count = len(self._packed.row_offsets) - 1
 
@@ -133,7 +142,7 @@ class DocumentLayout(RowLayout, RowArrangement):
     def rows(self, row_numbers: IntArray) -> TextRows:
         indices, segments = self._locate(row_numbers)
         filled = indices >= 0
-        tokens = np.where(filled, self._tokens[indices].astype(np.int64), Tokenizer.pad)
+        tokens = np.where(filled, self._tokens[indices].astype(np.int64), self._pad)
         targets = np.full_like(tokens, IGNORE_INDEX)
         if self._shifted:
             targets = np.where(filled, self._tokens[(indices + 1) % len(self._tokens)].astype(np.int64), IGNORE_INDEX)

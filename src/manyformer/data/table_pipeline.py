@@ -47,7 +47,7 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
 
     @abstractmethod
     def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> int:
-        """Add rows to the shards of the sides; returns how many of them were truncated."""
+        """Add rows to the shards of the sides; returns how many of them `changed_text` is about."""
 
     @abstractmethod
     def dataset(self, shards: Sequence[TokenShard]) -> SequenceDataset:
@@ -120,7 +120,11 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
             counts[0] += f" ({left_out:,} longer than {data.max_length} tokens left out)"
         yield "; ".join(counts)
         if prepared.counts["cut"]:
-            yield f"{prepared.counts['cut']:,} {self.noun}s cut at {data.max_length} tokens"
+            yield self.changed_text(prepared.counts["cut"])
+
+    def changed_text(self, count: int) -> str:
+        """What happened to the `count` rows that `add_rows` counts, for display."""
+        return f"{count:,} {self.noun}s cut at {self.data.max_length} tokens"
 
     def tokens_text(self) -> str:
         """What the tokens are, for display."""

@@ -17,7 +17,6 @@ from manyformer.data.splits import PathOrPaths, Splits, path_list
 from manyformer.data.table_files import ColumnKey
 from manyformer.data.table_pipeline import TablePipeline, examples_of_rows, training_rows
 from manyformer.data.token_shards import TokenShard
-from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError
 from manyformer.two_texts import first_text_roles
 from manyformer.type_aliases import IntArray
@@ -68,10 +67,10 @@ class TabularTextPipeline(TablePipeline[TabularT]):
 class TwoTextDataset(SequenceDataset):
     """Rows of two texts with the part of each token, and a class or the two ends of an answer for each row."""
 
-    def __init__(self, tokens: TokenShard, parts: TokenShard, targets: TokenShard) -> None:
+    def __init__(self, tokens: TokenShard, parts: TokenShard, targets: TokenShard, *, pad: int) -> None:
         assert tokens.facts.tokens == parts.facts.tokens
         assert tokens.facts.documents == targets.facts.documents
-        self._tokens, self._parts, self._targets = tokens, parts, targets
+        self._tokens, self._parts, self._targets, self._pad = tokens, parts, targets, pad
         self.lengths = self.tie_breakers = tokens.lengths
         self.fingerprint = "-".join(shard.facts.sha256[:12] for shard in (tokens, parts, targets))
 
@@ -83,7 +82,7 @@ class SentencePairDataset(TwoTextDataset):
     """Pairs of sentences with a class each."""
 
     def make_batch(self, indices: IntArray) -> ClassificationBatch:
-        tokens, segments = gather_padded(self._tokens, indices, pad=Tokenizer.pad)
+        tokens, segments = gather_padded(self._tokens, indices, pad=self._pad)
         parts, _ = gather_padded(self._parts, indices, pad=PADDING_SEGMENT)
         labels, _ = gather_padded(self._targets, indices, pad=0)
         return ClassificationBatch(tokens, labels[:, 0], segments, None, parts)
@@ -92,12 +91,12 @@ class SentencePairDataset(TwoTextDataset):
 class QuestionDataset(TwoTextDataset):
     """Questions and documents with the two ends of an answer each; the tokens of the question may be global."""
 
-    def __init__(self, shards: Sequence[TokenShard], *, has_global_question: bool) -> None:
-        super().__init__(*shards)
+    def __init__(self, shards: Sequence[TokenShard], *, pad: int, has_global_question: bool) -> None:
+        super().__init__(*shards, pad=pad)
         self._has_global_question = has_global_question
 
     def make_batch(self, indices: IntArray) -> AnswerSpanBatch:
-        tokens, segments = gather_padded(self._tokens, indices, pad=Tokenizer.pad)
+        tokens, segments = gather_padded(self._tokens, indices, pad=self._pad)
         parts, _ = gather_padded(self._parts, indices, pad=PADDING_SEGMENT)
         ends, _ = gather_padded(self._targets, indices, pad=0)
         roles = first_text_roles(parts) if self._has_global_question else None

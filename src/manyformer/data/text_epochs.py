@@ -13,6 +13,7 @@ from manyformer.data.masking import mask_tokens
 from manyformer.data.neighbour_tables import NeighbourTable
 from manyformer.data.row_layouts import RowArrangement, RowLayout, TextRows
 from manyformer.data.sentence_parts import number_sentences
+from manyformer.data.tokenizer import Tokenizer
 
 # Distinguishes the random stream of masking from that of the row order.
 _MASKING_SEED = 80_10_10
@@ -44,16 +45,18 @@ class MaskedBatches(BatchMaker):
 
     `sentence_ends`, for each token whether a sentence ends with it, makes sentences the parts of the documents."""
 
-    def __init__(self, rate: float, vocab: int, sentence_ends: NDArray[np.bool_] | None = None) -> None:
-        self._rate, self._vocab, self._sentence_ends = rate, vocab, sentence_ends
+    def __init__(self, rate: float, tokenizer: Tokenizer, sentence_ends: NDArray[np.bool_] | None = None) -> None:
+        self._rate, self._tokenizer, self._sentence_ends = rate, tokenizer, sentence_ends
         self.name = f"masked-{rate}" + ("" if sentence_ends is None else "-sentences")
 
     def make_batch(self, rows: TextRows, seeds: tuple[int, ...]) -> MaskedLMBatch:
-        tokens, targets = mask_tokens(rows, self._rate, self._vocab, random_generator(*seeds, _MASKING_SEED))
-        parts = None
-        if self._sentence_ends is not None:
-            parts = torch.from_numpy(number_sentences(rows.tokens, rows.segments, self._sentence_ends))
-        return MaskedLMBatch(torch.from_numpy(tokens), torch.from_numpy(targets), _segments(rows), parts=parts)
+        tokens, targets = mask_tokens(rows, self._rate, self._tokenizer, random_generator(*seeds, _MASKING_SEED))
+        batch = MaskedLMBatch(torch.from_numpy(tokens), torch.from_numpy(targets), _segments(rows))
+        if self._sentence_ends is None:
+            return batch
+        parts = torch.from_numpy(number_sentences(rows.tokens, rows.segments, self._sentence_ends))
+        # losses that hide whole parts need the mask as well
+        return batch._replace(parts=parts, mask=torch.full((len(tokens),), self._tokenizer.mask))
 
 
 def _segments(rows: TextRows) -> torch.Tensor | None:

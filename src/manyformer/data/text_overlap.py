@@ -49,8 +49,8 @@ class _Passages(NamedTuple):
     sizes: IntArray
 
 
-def find_overlap(text: TokenShard, reference: TokenShard) -> TextOverlap:
-    """The documents of `text` that overlap with a document of `reference`, in tokens of the same tokenizer.
+def find_overlap(text: TokenShard, reference: TokenShard, tokenizer: Tokenizer) -> TextOverlap:
+    """The documents of `text` that overlap with a document of `reference`, both in tokens of this tokenizer.
 
     Two documents overlap if they share passages of `OVERLAP_CHARACTERS` together, or half of either; documents shorter
     than a passage if they are equal. A shared stretch of twice the length of a passage is always noticed.
@@ -58,8 +58,8 @@ def find_overlap(text: TokenShard, reference: TokenShard) -> TextOverlap:
     characters = text.facts.characters or text.facts.tokens
     tokens_per_character = text.facts.tokens / max(1, characters)
     length = max(2, round(PASSAGE_CHARACTERS * tokens_per_character))
-    starts, sizes = _contents(text)
-    _, reference_sizes = _contents(reference)
+    starts, sizes = _contents(text, tokenizer)
+    _, reference_sizes = _contents(reference, tokenizer)
     passages = _cut_passages(starts, sizes, length)
     hashes, number = np.unique(_hash_passages(text.tokens, passages.starts, length), return_inverse=True)
     occurring, occurrence_documents = _look_up(hashes, reference, length)
@@ -72,19 +72,19 @@ def find_overlap(text: TokenShard, reference: TokenShard) -> TextOverlap:
     shared = np.bincount(pair_number.ravel(), np.repeat(passages.sizes, counts), minlength=pairs.shape[1])
     half = np.minimum(sizes[pairs[0]], reference_sizes[pairs[1]]) / 2
     pairs = pairs[:, shared >= np.minimum(OVERLAP_CHARACTERS * tokens_per_character, half)]
-    short_pairs = _equal_short_documents(text, reference, length)
+    short_pairs = _equal_short_documents(text, reference, length, tokenizer)
     documents, reference_documents = np.unique(np.concatenate([pairs, short_pairs], axis=1), axis=1)
     shared_tokens = passages.sizes[counts > 0].sum() + sizes[np.unique(short_pairs[0])].sum()
     return TextOverlap(documents, reference_documents, float(shared_tokens / max(1, sizes.sum())))
 
 
-def _contents(shard: TokenShard) -> tuple[IntArray, IntArray]:
+def _contents(shard: TokenShard, tokenizer: Tokenizer) -> tuple[IntArray, IntArray]:
     """The start and the size of each document, without its start and end tokens."""
     starts, stops = np.asarray(shard.offsets[:-1]), np.asarray(shard.offsets[1:])
     filled = stops > starts
     has_bos, has_eos = np.zeros_like(filled), np.zeros_like(filled)
-    has_bos[filled] = shard.tokens[starts[filled]] == Tokenizer.bos
-    has_eos[filled] = shard.tokens[stops[filled] - 1] == Tokenizer.eos
+    has_bos[filled] = shard.tokens[starts[filled]] == tokenizer.bos
+    has_eos[filled] = shard.tokens[stops[filled] - 1] == tokenizer.eos
     return starts + has_bos, np.maximum(stops - starts - has_bos - has_eos, 0)
 
 
@@ -145,21 +145,21 @@ def _powers(base: int, count: int) -> HashArray:
     return np.cumprod(factors, dtype=np.uint64)
 
 
-def _equal_short_documents(text: TokenShard, reference: TokenShard, length: int) -> IntArray:
+def _equal_short_documents(text: TokenShard, reference: TokenShard, length: int, tokenizer: Tokenizer) -> IntArray:
     """The pairs (2, n) of equal documents with at least one and fewer than `length` tokens."""
     by_content: dict[bytes, list[int]] = {}
-    for document, content in _short_documents(reference, length):
+    for document, content in _short_documents(reference, length, tokenizer):
         by_content.setdefault(content, []).append(document)
     pairs = [
         (document, equal)
-        for document, content in _short_documents(text, length)
+        for document, content in _short_documents(text, length, tokenizer)
         for equal in by_content.get(content, ())
     ]
     return np.array(pairs, np.int64).reshape(-1, 2).T
 
 
-def _short_documents(shard: TokenShard, length: int) -> list[tuple[int, bytes]]:
-    starts, sizes = _contents(shard)
+def _short_documents(shard: TokenShard, length: int, tokenizer: Tokenizer) -> list[tuple[int, bytes]]:
+    starts, sizes = _contents(shard, tokenizer)
     return [
         (document, shard.tokens[starts[document] : starts[document] + sizes[document]].astype("<u4").tobytes())
         for document in np.flatnonzero((sizes > 0) & (sizes < length)).tolist()

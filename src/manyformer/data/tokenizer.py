@@ -1,22 +1,38 @@
-"""The tokenizer interface: text to token ids and back, five special tokens, and incremental decoding."""
+"""The tokenizer interface: text to token ids and back, special tokens, and incremental decoding."""
 
 import codecs
 import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, SupportsIndex
+from typing import Any, ClassVar, NamedTuple, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
 
+from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write_text
 from manyformer.files.json_text import json_text
 
 TokenIds = NDArray[np.int32]
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>", "<mask>")
 UNKNOWN_TEXT = "\N{REPLACEMENT CHARACTER}"
+
+
+class TextTokens(NamedTuple):
+    """The token ids of a text; token i stands for the characters `starts[i]` to `stops[i]` - 1 of it."""
+
+    ids: TokenIds
+    starts: TokenIds
+    stops: TokenIds
+
+    @classmethod
+    def of_encoding(cls, encoding: Any) -> "TextTokens":
+        """Those of an encoding of the `tokenizers` library."""
+        offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
+        return cls(np.array(encoding.ids, dtype=np.int32), offsets[:, 0], offsets[:, 1])
 
 
 class StreamDecoder:
@@ -36,18 +52,20 @@ class StreamDecoder:
 
 
 class Tokenizer(ABC):
-    """Maps text to token ids and back; ids below 5 are special tokens without text."""
+    """Maps text to token ids and back. The ids of its special tokens are its own: no other part assumes them."""
 
     kind: ClassVar[str]
-    pad: int = 0
-    bos: int = 1
-    eos: int = 2
-    unk: int = 3
-    mask: int = 4
-    stop_ids: tuple[int, ...] = (2,)
+    pad: int
+    bos: int
+    eos: int
+    unk: int
+    mask: int
+    stop_ids: tuple[int, ...]
     """The tokens that end a generated text."""
     prepends_bos: bool = True
     """Whether a text that a model reads begins with `bos`."""
+    reads_spaces: bool = True
+    """Whether it knows words with the spaces between them, as running text has them."""
     pair_separators: int = 1
     """The number of `eos` between two texts in one row."""
     block_characters: int = 1 << 20
@@ -58,9 +76,33 @@ class Tokenizer(ABC):
     def vocab(self) -> int:
         """The size of the vocabulary, special tokens included."""
 
+    @cached_property
+    @abstractmethod
+    def ordinary_ids(self) -> TokenIds:
+        """The ids that text is made of, sorted: neither special tokens nor placeholders that no text has."""
+
+    @cached_property
+    def is_ordinary(self) -> NDArray[np.bool_]:
+        """For each id whether it is one of `ordinary_ids`."""
+        flags = np.zeros(self.vocab, dtype=np.bool_)
+        flags[self.ordinary_ids] = True
+        return flags
+
+    def required_mask(self, purpose: str) -> int:
+        """The id of the mask token. Raises UserError where the tokenizer has none; `purpose` is what needs it."""
+        if self.mask in (self.pad, self.bos, self.eos, self.unk, *self.stop_ids):
+            raise UserError(
+                f"the tokenizer has no mask token, which {purpose} needs; take a tokenizer with one, such as a BERT's"
+            )
+        return self.mask
+
     @abstractmethod
     def encode_array(self, text: str) -> TokenIds:
         """The token ids of the text as an array, without bos and eos."""
+
+    def encode_spans(self, text: str) -> TextTokens:
+        """`encode_array` of the text with the characters that each token stands for."""
+        raise NotImplementedError(f"{type(self).__name__} reads no text")
 
     @abstractmethod
     def token_bytes(self, token: int) -> bytes:
@@ -94,15 +136,12 @@ class Tokenizer(ABC):
 
     def token(self, number: SupportsIndex) -> str:
         """A token as displayed text; special tokens by their names."""
-        index = int(number)
-        return SPECIALS[index] if 0 <= index < len(SPECIALS) else self._decode_token(index).decode("utf-8", "replace")
+        return self._decode_token(int(number)).decode("utf-8", "replace")
 
     def _decode_token(self, token: int) -> bytes:
         if not 0 <= token < self.vocab:
             raise ValueError(f"token id {token} is out of range; this {self.kind} tokenizer has 0 to {self.vocab - 1}")
-        if token == self.unk:
-            return UNKNOWN_TEXT.encode()
-        return b"" if token < len(SPECIALS) else self.token_bytes(token)
+        return self.token_bytes(token)
 
     @property
     def fingerprint(self) -> str:
@@ -118,3 +157,27 @@ class Tokenizer(ABC):
     @abstractmethod
     def learn(cls, texts: Iterable[str], size: int | None) -> "Tokenizer":
         """Train a tokenizer of this class on `texts` with a vocabulary of `size`."""
+
+
+class NativeTokenizer(Tokenizer):
+    """A tokenizer of this library, whose first ids are those of `SPECIALS`; the others are ordinary tokens."""
+
+    pad = 0
+    bos = 1
+    eos = 2
+    unk = 3
+    mask = 4
+    stop_ids = (2,)
+
+    @cached_property
+    def ordinary_ids(self) -> TokenIds:
+        return np.arange(len(SPECIALS), self.vocab, dtype=np.int32)
+
+    def token(self, number: SupportsIndex) -> str:
+        index = int(number)
+        return SPECIALS[index] if 0 <= index < len(SPECIALS) else super().token(index)
+
+    def _decode_token(self, token: int) -> bytes:
+        if token == self.unk:
+            return UNKNOWN_TEXT.encode()
+        return b"" if 0 <= token < len(SPECIALS) else super()._decode_token(token)

@@ -10,6 +10,7 @@ from manyformer.data.pair_tables import RowTable
 from manyformer.data.piped_input import data_path
 from manyformer.data.table_files import TableRow
 from manyformer.data.text_files import NumberedLine, file_stamp, read_lines
+from manyformer.data.word_tokens import WordsInText
 from manyformer.errors import UserError
 from manyformer.structures.dependency_trees import preorder_columns
 
@@ -25,22 +26,34 @@ LABEL_READERS: dict[str, Callable[[Any], str | None]] = {
 }
 LABEL_COLUMNS = {"relation": 7, "deprel": 7, "upos": 3, "xpos": 4}
 """The column of each kind of label, counted from 0."""
+SPACE_AFTER, NO_SPACE_AFTER = "1", "0"
+"""How a row says of a word whether a space follows it."""
+_MISC, _NO_SPACE = 9, "SpaceAfter=No"
+"""The column of other facts about a word, counted from 0, and the one that says that no space follows it."""
 UNKNOWN_LABEL = "_"
 """The label of a word without one."""
 
 
 class TreebankSentence(NamedTuple):
-    """The word forms of a sentence, the label of each and the 1-based index of its head (0 for the root)."""
+    """The word forms of a sentence, the label of each and the 1-based index of its head (0 for the root).
+
+    `has_space_after` says of each word whether a space follows it in the text."""
 
     forms: list[str]
     labels: list[str]
     heads: list[int]
+    has_space_after: list[bool]
 
     @classmethod
     def from_row(cls, row: TableRow) -> "TreebankSentence":
         """The sentence stored in a row of a `Treebank`."""
-        forms, labels, heads = (cell.split(CELL_SEPARATOR) for cell in row.cells)
-        return cls(forms, labels, [int(head) for head in heads])
+        forms, labels, heads, spaces = (cell.split(CELL_SEPARATOR) for cell in row.cells)
+        return cls(forms, labels, [int(head) for head in heads], [space == SPACE_AFTER for space in spaces])
+
+    @property
+    def in_text(self) -> WordsInText:
+        """The words in the text of the sentence."""
+        return WordsInText.of_forms(self.forms, self.has_space_after)
 
 
 class Treebank(RowTable):
@@ -119,9 +132,29 @@ def _parse_row(block: list[NumberedLine], path: Path, label: str | None) -> Tabl
     except ValueError as error:
         raise UserError(f"{location}: {error}") from None
     labels = [_label_of(word, label) for _, word in word_lines]
-    return TableRow(
-        tuple(map(CELL_SEPARATOR.join, ([word["form"] for _, word in word_lines], labels, map(str, heads)))), location
-    )
+    forms = [word["form"] for _, word in word_lines]
+    spaces = [SPACE_AFTER if has_space else NO_SPACE_AFTER for has_space in _spaces_after(token_lines, tokens)]
+    return TableRow(tuple(map(CELL_SEPARATOR.join, (forms, labels, map(str, heads), spaces))), location)
+
+
+def _spaces_after(lines: Sequence[NumberedLine], tokens: Sequence[Any]) -> list[bool]:
+    """Whether a space follows each word in the text.
+
+    The words of a multiword token have none between them if they are its letters, as "do" and "n't" are of "don't"."""
+    spaces, forms, ranges = list[bool](), list[str](), list[tuple[int, int, str, bool]]()
+    for line, token in zip(lines, tokens, strict=True):
+        facts = "".join(line.text.split(CELL_SEPARATOR)[_MISC : _MISC + 1]).split("|")
+        has_space = _NO_SPACE not in facts
+        match token["id"]:
+            case int():
+                spaces.append(has_space)
+                forms.append(token["form"])
+            case (first, "-", last):
+                ranges.append((first - 1, last, token["form"], has_space))
+    for first, stop, form, has_space in ranges:
+        is_divided = "".join(forms[first:stop]) == form
+        spaces[first:stop] = [not is_divided] * (len(forms[first:stop]) - 1) + [has_space]
+    return spaces
 
 
 def _label_of(word: Any, label: str | None) -> str:

@@ -78,11 +78,11 @@ class TargetTexts:
                 features, torch.from_numpy(self._labels[np.concatenate(utterances)]), segments
             )
         ids = self._tokenizer.encode_many([" ".join(map(self._text, recordings)) for recordings in utterances])
-        width = max(map(len, ids)) + 1
-        target = torch.full((len(ids), width), Tokenizer.pad)
+        width, tokenizer = max(map(len, ids)) + 1, self._tokenizer
+        target = torch.full((len(ids), width), tokenizer.pad)
         targets, target_segments = torch.full_like(target, IGNORE_INDEX), torch.full_like(target, -1)
         for row, tokens in enumerate(ids):
-            target[row, 0], targets[row, len(tokens)] = Tokenizer.bos, Tokenizer.eos
+            target[row, 0], targets[row, len(tokens)] = tokenizer.bos, tokenizer.eos
             target[row, 1 : len(tokens) + 1] = targets[row, : len(tokens)] = torch.from_numpy(tokens)
             target_segments[row, : len(tokens) + 1] = 0
         is_padded = bool((target_segments < 0).any())

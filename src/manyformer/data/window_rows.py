@@ -6,9 +6,8 @@ from manyformer.batches import IGNORE_INDEX
 from manyformer.context_windows import ContextWindows
 from manyformer.core import PADDING_SEGMENT
 from manyformer.data.ragged import pad_ragged, ragged_arange
-from manyformer.data.row_layouts import RowArrangement, RowLayout, TextRows
+from manyformer.data.row_layouts import RowArrangement, RowLayout, TextRows, starts_document
 from manyformer.data.token_shards import TokenShard
-from manyformer.data.tokenizer import Tokenizer
 from manyformer.type_aliases import IntArray
 
 
@@ -17,8 +16,9 @@ class WindowRows(RowLayout, RowArrangement):
 
     in_order = True
 
-    def __init__(self, shard: TokenShard, windows: ContextWindows, *, across_documents: bool = False) -> None:
-        self._tokens, (context, stride) = shard.tokens, windows
+    def __init__(self, shard: TokenShard, windows: ContextWindows, *, pad: int, across_documents: bool = False) -> None:
+        self._tokens, self._offsets, self._pad = shard.tokens, np.asarray(shard.offsets), pad
+        context, stride = windows
         offsets = np.array([0, len(shard.tokens)]) if across_documents else np.asarray(shard.offsets)
         # the last token of a document is only a target
         sizes = np.diff(offsets) - 1
@@ -38,12 +38,13 @@ class WindowRows(RowLayout, RowArrangement):
     def rows(self, row_numbers: IntArray) -> TextRows:
         starts, lengths = self._starts[row_numbers], self._lengths[row_numbers]
         width = int(lengths.max())
-        tokens = pad_ragged(self._tokens, starts, lengths, width=width, fill=Tokenizer.pad)
+        tokens = pad_ragged(self._tokens, starts, lengths, width=width, fill=self._pad)
         targets = pad_ragged(self._tokens, starts + 1, lengths, width=width, fill=IGNORE_INDEX)
         column = np.arange(width)
         in_window, scored = column < lengths[:, None], column >= self._scored_from[row_numbers][:, None]
         # the start of a document is given, not predicted
-        targets[~scored | (targets == Tokenizer.bos)] = IGNORE_INDEX
+        is_start = starts_document(self._offsets, starts[:, None] + 1 + column)
+        targets[~scored | is_start] = IGNORE_INDEX
         segments = None if in_window.all() else np.where(in_window, 0, PADDING_SEGMENT)
         return TextRows(tokens, targets, segments, in_window & scored)
 

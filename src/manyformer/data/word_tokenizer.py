@@ -6,7 +6,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from manyformer.data.tokenizer import SPECIALS, StreamDecoder, TokenIds, Tokenizer
+from manyformer.data.tokenizer import SPECIALS, NativeTokenizer, StreamDecoder, TextTokens, TokenIds
 from manyformer.errors import UserError
 
 _FIRST = len(SPECIALS)
@@ -14,10 +14,11 @@ _FIRST = len(SPECIALS)
 _MIN_COUNT = 2
 
 
-class WordTokenizer(Tokenizer):
+class WordTokenizer(NativeTokenizer):
     """One token per space-separated word; words outside the vocabulary are unk."""
 
     kind = "word"
+    reads_spaces = False
 
     def __init__(self, vocabulary: Sequence[str]) -> None:
         self.vocabulary = tuple(vocabulary)
@@ -32,6 +33,12 @@ class WordTokenizer(Tokenizer):
     def encode_array(self, text: str) -> TokenIds:
         ids = [self._ids.get(word, self.unk) for word in text.split(" ")] if text else []
         return np.array(ids, dtype=np.int32)
+
+    def encode_spans(self, text: str) -> TextTokens:
+        lengths = np.array([len(word) for word in text.split(" ")] if text else [], dtype=np.int32)
+        # a space follows each word but the last
+        stops = np.cumsum(lengths + 1, dtype=np.int32) - 1
+        return TextTokens(self.encode_array(text), stops - lengths, stops)
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
         decoder = self.stream()

@@ -160,7 +160,9 @@ class ContextReader:
 
     def __init__(self, job: DatastoreJob, shard: TokenShard) -> None:
         self.rows, self.key_dim, self.piece_length = job.rows, job.extraction.key_dim, job.piece_length
-        self.arrangement = make_layout(job.data, shard, job.rows, shifted=True, windows=job.windows).arrange(None)
+        pad = job.run.tokenizers.target.pad
+        layout = make_layout(job.data, shard, job.rows, pad=pad, shifted=True, windows=job.windows)
+        self.arrangement = layout.arrange(None)
         self.carried = CarriedState(job.extraction.reader.eval(), rows_continue=self.arrangement.rows_continue)
 
     def __len__(self) -> int:

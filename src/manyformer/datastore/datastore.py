@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from manyformer.batches import NO_NEIGHBOUR
 from manyformer.data.token_shards import open_verified_shard
 from manyformer.datastore.exact_search import ExcludedRanges, Neighbours, nearest_entries, with_distances
 from manyformer.datastore.facts import (
@@ -88,10 +89,10 @@ class Datastore:
         return entries_at(self.offsets, text_positions)
 
     def next_tokens(self, entries: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
-        """The token that followed each context; 0 for entry -1."""
+        """The token that followed each context; `NO_NEIGHBOUR` for entry -1."""
         indices = entries.clamp(min=0).cpu().numpy()
         tokens = np.asarray(self.text.tokens[self.text_positions(indices) + 1], np.int64)
-        return torch.from_numpy(tokens).to(entries.device).masked_fill(entries < 0, 0)
+        return torch.from_numpy(tokens).to(entries.device).masked_fill(entries < 0, NO_NEIGHBOUR)
 
     def context(self, entry: int, context_length: int, continuation_length: int) -> tuple[list[int], int, list[int]]:
         """The end of the entry's context, the token that followed it, and the tokens after that.

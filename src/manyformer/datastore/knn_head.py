@@ -78,7 +78,8 @@ class KNNHead(OutputHead):
     def distribution(self, neighbours: Neighbours) -> Float[Tensor, "n v"]:
         """The probability of each class: the sum of the weights of the neighbours that it followed."""
         weights = neighbour_weights(neighbours.distances, self.settings.temperature)
-        tokens = self.store.next_tokens(neighbours.entries)
+        # a missing neighbour has no weight
+        tokens = self.store.next_tokens(neighbours.entries).clamp(min=0)
         return weights.new_zeros(len(weights), self.classes).scatter_add_(1, tokens, weights)
 
     def extra_repr(self) -> str:

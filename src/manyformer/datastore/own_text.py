@@ -13,6 +13,7 @@ from manyformer.core import State
 from manyformer.data.ragged import ragged_arange
 from manyformer.data.text_overlap import TextOverlap, find_overlap
 from manyformer.data.token_shards import TokenShard
+from manyformer.data.tokenizer import Tokenizer
 from manyformer.datastore.datastore import Datastore
 from manyformer.datastore.exact_search import ExcludedRanges
 from manyformer.datastore.knn_head import KNNHead
@@ -46,9 +47,11 @@ class OwnText(NamedTuple):
         return ExcludedRanges(torch.from_numpy(self.starts[documents]), torch.from_numpy(self.stops[documents]))
 
 
-def find_own_text(text: TokenShard, store: Datastore) -> OwnText:
-    """The documents of `text` that overlap with documents of the datastore, whose entries are then excluded."""
-    overlap = find_overlap(text, store.text)
+def find_own_text(text: TokenShard, store: Datastore, tokenizer: Tokenizer) -> OwnText:
+    """The documents of `text` that overlap with documents of the datastore, whose entries are then excluded.
+
+    `tokenizer` is that of both."""
+    overlap = find_overlap(text, store.text, tokenizer)
     counts = np.bincount(overlap.documents, minlength=len(text.lengths))
     starts = np.zeros((len(counts), counts.max(initial=0)), np.int64)
     stops = np.zeros_like(starts)
@@ -58,9 +61,11 @@ def find_own_text(text: TokenShard, store: Datastore) -> OwnText:
     return OwnText(np.array(text.offsets), starts, stops, overlap)
 
 
-def check_own_text(text: TokenShard, name: str, store: Datastore, *, exclude_own: bool) -> OwnText:
+def check_own_text(
+    text: TokenShard, name: str, store: Datastore, tokenizer: Tokenizer, *, exclude_own: bool
+) -> OwnText:
     """What `find_own_text` finds. Raises UserError if there is such a document, unless `exclude_own` excludes it."""
-    own_text = find_own_text(text, store)
+    own_text = find_own_text(text, store, tokenizer)
     if own_text.documents and not exclude_own:
         raise UserError(
             f"{name} overlaps with the text of {store.folder} in {own_text.documents:,} of {len(text.lengths):,} "

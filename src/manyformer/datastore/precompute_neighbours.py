@@ -8,6 +8,7 @@ import torch
 from manyformer.data.cache_folder import load_prepared
 from manyformer.data.neighbour_tables import write_neighbour_table
 from manyformer.data.token_shards import TokenShard
+from manyformer.data.tokenizer import Tokenizer
 from manyformer.datastore.build_datastore import CountProgressFn
 from manyformer.datastore.build_job import ContextReader, DatastoreJob
 from manyformer.datastore.datastore import Datastore
@@ -43,28 +44,28 @@ def find_neighbours(
     origin = f"{weights_fingerprint(job.model)[:16]} {store.facts.text.sha256[:16]} {exclusion}"
     done, total = 0, sum(len(shard.tokens) for shard in prepared.shards.values())
     for shard in prepared.shards.values():
-        exclusion_of = _exclusion(shard, store, min_distance)
+        exclusion_of = _exclusion(shard, store, prepared.tokenizers.source, min_distance)
         reader = ContextReader(job, shard)
-        with write_neighbour_table(Path(out), shard, k, origin) as table:
+        with write_neighbour_table(Path(out), shard, k, origin, prepared.tokenizers.source.vocab) as table:
             for index in range(len(reader)):
                 text_positions, keys = reader.read(index)
                 for start in range(0, len(keys), QUERIES_PER_CHUNK):
                     chunk = slice(start, start + QUERIES_PER_CHUNK)
                     excluded = exclusion_of(text_positions[chunk])
                     entries = store.search(torch.from_numpy(keys[chunk]), k, excluded=excluded).entries
-                    table[text_positions[chunk]] = store.next_tokens(entries).numpy()
+                    table.write(text_positions[chunk], store.next_tokens(entries).numpy())
                 on_progress(done + len(shard.tokens) * (index + 1) // len(reader), total)
         done += len(shard.tokens)
     return tuple(prepared.shards)
 
 
 def _exclusion(
-    shard: TokenShard, store: Datastore, min_distance: int | None
+    shard: TokenShard, store: Datastore, tokenizer: Tokenizer, min_distance: int | None
 ) -> Callable[[IntArray], ExcludedRanges | None]:
     """A function from positions in the text of `shard` to the entries that are excluded for them."""
     if min_distance is not None and shard.facts.sha256 == store.facts.text.sha256:
         return lambda positions: _entries_around(store.entries_at(positions), min_distance)
-    own_text = find_own_text(shard, store)
+    own_text = find_own_text(shard, store, tokenizer)
     if own_text.documents and min_distance is not None:
         raise UserError(
             f"{own_text.documents:,} documents overlap with another text, that of {store.folder}, where no distance is "

@@ -52,7 +52,8 @@ def score_datastore(
     with trained.open_data(split, data) as material:
         assert material.text is not None
         targets = shard_units(material.text).targets
-        own_text = check_own_text(material.text, material.name, store, exclude_own=exclude_own)
+        tokenizer = trained.tokenizers.source
+        own_text = check_own_text(material.text, material.name, store, tokenizer, exclude_own=exclude_own)
 
     def combine(model: Model) -> Model:
         return OwnTextModel(knn_lm(model, store, **settings._asdict()), own_text)

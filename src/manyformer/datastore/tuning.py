@@ -80,7 +80,8 @@ def tune(
     num_tokens = 0
     with job.run.open_data("valid", data, windows=job.windows) as material, torch.inference_mode():
         assert material.text is not None
-        own_text = check_own_text(material.text, material.name, store, exclude_own=exclude_own)
+        tokenizer = job.run.tokenizers.source
+        own_text = check_own_text(material.text, material.name, store, tokenizer, exclude_own=exclude_own)
         for fraction, chunk in read_queries(job, store, material):
             if max_tokens is not None:
                 chunk = TuningQueries(*(part[: max_tokens - num_tokens] for part in chunk))

@@ -161,5 +161,5 @@ def _dependent_documents(trained: TrainedRun, text: TokenShard) -> set[int]:
         # the documents of a text, or the sources of pairs
         split, _, side = name.partition(".")
         if split in ("train", "valid") and side in ("", "source"):
-            dependent.update(find_overlap(text, shard).overlapping.tolist())
+            dependent.update(find_overlap(text, shard, trained.tokenizers.source).overlapping.tolist())
     return dependent

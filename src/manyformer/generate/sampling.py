@@ -82,6 +82,8 @@ class DecodedRow:
                 self.finish = "limit"
         if self.finish and self.text_stream is not None:
             text += self.text_stream.finish()
+            # the text that was held back may have a stop string, too
+            self.finish = "stop" if self.text_stream.stopped else self.finish
         return StreamPiece(self.prompt_index, None if is_end else token, text, self.sample, self.finish)
 
     def hypothesis(self, tokenizer: TokenizerProtocol | None) -> Hypothesis:

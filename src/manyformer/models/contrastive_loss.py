@@ -16,8 +16,8 @@ from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.token_positions import positions_of
 from manyformer.torch_internals import compiler_disabled
 
-MASK_ID = 4
-"""The id of the mask token, the same in all tokenizers here."""
+DRAWN_MASK_ID = 4
+"""The mask of drawn batches, which come from no tokenizer; others bring that of theirs."""
 
 
 @final
@@ -51,7 +51,8 @@ class PartContrastiveLoss:
         chosen = self._choose_parts(summaries)
         same_document = text.segment_ids[:, :, None] == summaries.segment_ids[:, None]
         belongs = same_document & (part_ids_of(text)[:, :, None] == part_ids_of(summaries)[:, None])
-        masked_tokens = batch.tokens.masked_fill((belongs & chosen[:, None]).any(-1), MASK_ID)
+        mask = DRAWN_MASK_ID if batch.mask is None else batch.mask[:, None]
+        masked_tokens = torch.where((belongs & chosen[:, None]).any(-1), mask, batch.tokens)
         output = body.summaries_and_text(embed(masked_tokens, positions), Context(positions))
         rows, part_indices = chosen.nonzero(as_tuple=True)
         if not len(rows):

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from manyformer.batches import CausalLMBatch, ignore_all
+from manyformer.batches import NO_NEIGHBOUR, CausalLMBatch, ignore_all
 from manyformer.binding import has_hooks
 from manyformer.core import (
     PADDING_SEGMENT,
@@ -113,13 +113,14 @@ class LanguageModel(GenerativeModel[CausalLMBatch]):
         return self._run_decoder(tokens, segments, self._embed_neighbours(neighbours), state, watch)
 
     def _embed_neighbours(self, neighbours: Int[Tensor, "b l k"] | None) -> MemorySequence | None:
-        """The embeddings of the retrieved tokens, (b, l * k, d); token 0 means none and is padding."""
+        """The embeddings of the retrieved tokens, (b, l * k, d); `NO_NEIGHBOUR` is padding."""
         if neighbours is None:
             return None
         if not uses_neighbours(self.body):
             raise ValueError("this model does not use retrieved tokens (neighbours); the recipe spalm does")
-        flat_ids = neighbours.flatten(1)
+        is_missing = neighbours.flatten(1) == NO_NEIGHBOUR
+        flat_ids = neighbours.flatten(1).masked_fill(is_missing, 0)
         check_token_range(flat_ids, self.embed.vocab)
         position_ids = torch.zeros_like(flat_ids)
-        positions = TokenPositions(position_ids, torch.where(flat_ids == 0, PADDING_SEGMENT, 0))
+        positions = TokenPositions(position_ids, torch.where(is_missing, PADDING_SEGMENT, 0))
         return MemorySequence(self.embed.token(flat_ids), positions)

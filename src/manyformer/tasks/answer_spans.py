@@ -22,16 +22,15 @@ from manyformer.tasks.requests import (
     PredictionRequest,
 )
 from manyformer.tasks.task import Inputs, text_pass
-from manyformer.tasks.tokenizer_protocols import TextTokenizer
 from manyformer.tasks.toy import FIRST_SYMBOL, SYMBOLS, Toy, ToyDraw
 from manyformer.two_texts import (
+    DocumentEncoder,
     FramedTexts,
-    WordEncoder,
+    answer_text,
     first_text_roles,
     frame_question,
     halves,
     pad_texts,
-    split_document,
 )
 
 MAX_ANSWER_TOKENS = 30
@@ -118,17 +117,14 @@ class AnswerSpans(EncoderTask[SpanReader]):
     ) -> Iterator[tuple[LabelProbability, ...]]:
         """The `top` best answers to each question."""
         model, tokenizer, waiting = request.model, request.tokenizers.source, iter(questions)
-        encode, has_global_question = WordEncoder(tokenizer), request.section.global_tokens == "question"  # type: ignore[attr-defined]
+        encode, has_global_question = DocumentEncoder(tokenizer), request.section.global_tokens == "question"  # type: ignore[attr-defined]
         while chunk := list(islice(waiting, ROWS_PER_BATCH)):
-            rows = [
-                frame_question(question, split_document(document), encode, request.row_length)
-                for question, document in chunk
-            ]
+            rows = [frame_question(question, document, encode, request.row_length) for question, document in chunk]
             tokens, segments, parts = pad_texts(rows, tokenizer.pad, model.device)
             marks = self._marks(model, parts, has_global_question=has_global_question)
             logits = model(tokens, segments, *marks).logits.float()
-            for row, row_logits in zip(rows, logits):
-                yield best_answers(row_logits[: len(row.tokens)], row, tokenizer, top)
+            for row, row_logits, (_, document) in zip(rows, logits, chunk):
+                yield best_answers(row_logits[: len(row.tokens)], row, document, top)
 
     def _marks(
         self, model: SpanReader, parts: Tensor, *, has_global_question: bool
@@ -139,9 +135,11 @@ class AnswerSpans(EncoderTask[SpanReader]):
 
 
 def best_answers(
-    logits: Float[Tensor, "l 2"], row: FramedTexts, tokenizer: TextTokenizer, top: int
+    logits: Float[Tensor, "l 2"], row: FramedTexts, document: str, top: int
 ) -> tuple[LabelProbability, ...]:
     """The `top` most likely answers of a row, the best first, of which several spans of one text count as the best.
+
+    An answer is the characters of the document from its first token to its last; white space alone is none.
 
     The probability is a softmax over all spans of the document of at most `MAX_ANSWER_TOKENS` tokens, and over the one
     of no answer, of the sum of the scores of both ends (Devlin et al. 2019, sections 4.2 and 4.3)."""
@@ -157,9 +155,13 @@ def best_answers(
     answers: dict[str, float] = {}
     for value, index in zip(values.tolist(), indices.tolist()):
         start, width = divmod(index - 1, MAX_ANSWER_TOKENS)
-        first = row.start + start
-        text = tokenizer.decode(row.tokens[first : first + width + 1]).strip() if index else NO_ANSWER
-        answers.setdefault(text, value)
+        last = start + width
+        # scores of minus infinity stand for ends beyond the row
+        if index and last >= len(row.spans):
+            continue
+        text = answer_text(document, row.spans[start], row.spans[last]) if index else NO_ANSWER
+        if text:
+            answers.setdefault(text, value)
     return tuple(LabelProbability(text, value) for text, value in islice(answers.items(), top))
 
 

@@ -5,6 +5,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from manyformer.two_texts import SpannedTokens
+
 
 class TextTokenizer(Protocol):
     """A tokenizer, as far as tasks use it."""
@@ -21,11 +23,17 @@ class TextTokenizer(Protocol):
     def decode(self, tokens: list[int]) -> str: ...
 
 
+class SourceTokenizer(TextTokenizer, Protocol):
+    """A tokenizer that also tells which characters of a text each token stands for."""
+
+    def encode_spans(self, text: str) -> SpannedTokens: ...
+
+
 class TaskTokenizers(Protocol):
     """The tokenizers of input and output text, and the names of the labels by class id if the task has labels."""
 
     @property
-    def source(self) -> TextTokenizer: ...
+    def source(self) -> SourceTokenizer: ...
     @property
     def target(self) -> TextTokenizer: ...
     @property

@@ -28,7 +28,12 @@ def token_labels(tokens: Sequence[int], tokenizer: TokenizerProtocol) -> tuple[s
 
 def full_token_labels(tokens: Sequence[int], tokenizer: TokenizerProtocol) -> tuple[str, ...]:
     """Labels of tokens with their spaces, where characters that have no shape are replaced by a symbol or an escape."""
-    return tuple("".join(map(_visible_character, text)) for text in _token_texts(tokens, tokenizer))
+    return tuple(map(visible_text, _token_texts(tokens, tokenizer)))
+
+
+def visible_text(text: str) -> str:
+    """A text where characters that have no shape are replaced by a symbol or an escape."""
+    return "".join(map(_visible_character, text))
 
 
 def _token_texts(tokens: Sequence[int], tokenizer: TokenizerProtocol) -> list[str]:

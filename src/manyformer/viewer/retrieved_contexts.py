@@ -1,5 +1,6 @@
 """The contexts that a kNN-LM retrieves for each token of a text, as a map beside those of attention."""
 
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from manyformer.datastore.knn_head import KNNHead, neighbour_weights
 from manyformer.models import Model
 from manyformer.tasks import TextPass
 from manyformer.view.attention_maps import AttentionMap
-from manyformer.view.text_passes import full_token_labels
+from manyformer.view.text_passes import full_token_labels, visible_text
 
 SHOWN_NEIGHBOURS = 4
 """The nearest neighbours of a token that have columns of their own."""
@@ -57,4 +58,9 @@ def _head_input(head: KNNHead, text_pass: TextPass) -> Tensor:
 
 def _entry_text(head: KNNHead, tokenizer: Tokenizer, entry: int) -> str:
     context, token, _ = head.store.context(entry, CONTEXT_TOKENS, 0)
-    return f"{''.join(full_token_labels(context, tokenizer))} → {full_token_labels([token], tokenizer)[0]}"
+    texts: list[str] = []
+    for is_ordinary, group in groupby(context, lambda number: bool(tokenizer.is_ordinary[number])):
+        tokens = list(group)
+        # decoded together: a token alone may be a part of a character, or of a word
+        texts += [visible_text(tokenizer.decode(tokens))] if is_ordinary else full_token_labels(tokens, tokenizer)
+    return f"{''.join(texts)} → {full_token_labels([token], tokenizer)[0]}"
