@@ -47,7 +47,8 @@ class PairsPipeline(TablePipeline[PairsData]):
     title, noun, unit = "pairs", "pair", "tokens on a side"
 
     def open_sources(self, paths: PathOrPaths, split: str) -> list[RowTable]:
-        return [open_table(paths, (self.data.source, self.data.target), self.sides, self.request.cache)]
+        keys = (self.data.source, self.data.target)
+        return [open_table(paths, keys, self.sides, self.request.cache, header=self.data.header)]
 
     def split(self) -> Splits[RowTable]:
         splits = super().split()

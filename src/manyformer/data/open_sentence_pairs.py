@@ -1,16 +1,15 @@
 """Opening labelled pairs of sentences: both in one row, tokenized into shards once, read as batches of like length."""
 
 from collections.abc import Sequence
-from itertools import tee
 
 from manyformer.config import SentencePairsData
 from manyformer.data.kind import OpenRequest, register
-from manyformer.data.opened import UnlabelledData, UnlabelledInput
-from manyformer.data.pair_tables import open_table
+from manyformer.data.opened import UnlabelledData
 from manyformer.data.saved_tokenizers import TokenizerPair, class_id
 from manyformer.data.table_files import TableRow
 from manyformer.data.tabular_text_pipeline import SentencePairDataset, TabularTextPipeline
 from manyformer.data.token_shards import ShardWriter, TokenShard
+from manyformer.data.unlabelled_tables import open_unlabelled, unlabelled_rows
 from manyformer.two_texts import frame_pair
 
 
@@ -45,10 +44,10 @@ class SentencePairsPipeline(TabularTextPipeline[SentencePairsData]):
 def unlabelled_pairs(
     data: SentencePairsData, tokenizers: TokenizerPair, path: str, request: OpenRequest
 ) -> UnlabelledData:
-    """The pairs in a TSV, CSV or JSONL file; a label is not read."""
-    table = open_table(path, (data.first, data.second), ("first", "second"), request.cache)
-    pairs, named_pairs = tee((row.cells[0], row.cells[1]) for row in table.rows())
-    return UnlabelledData((UnlabelledInput(f"{first}\t{second}") for first, second in named_pairs), pairs=pairs)
+    """The pairs in a TSV, CSV or JSONL file; a label, where there is one, is compared alone."""
+    keys = (data.first, data.second, data.label)
+    table = open_unlabelled(path, keys, ("first", "second", "label"), data, request)
+    return unlabelled_rows(table, request, name=lambda row: "\t".join(row.cells[:2]), texts=2)
 
 
 PAIRS_OF_SENTENCES = register(SentencePairsPipeline.data_kind(unlabelled=unlabelled_pairs))

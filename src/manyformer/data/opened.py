@@ -59,7 +59,7 @@ class EvaluationData(NamedTuple):
 
 class UnlabelledInput(NamedTuple):
     """An input to predict labels for: what it is called in results, its words if each of them gets a label, whether it
-    is a file or a part of one.
+    is a file or a part of one, and the label that stands beside it, None if there is none.
 
     `annotate` returns the lines of the input's file with the labels of its words filled in.
     """
@@ -68,6 +68,7 @@ class UnlabelledInput(NamedTuple):
     words: tuple[str, ...] = ()
     is_file: bool = False
     annotate: Callable[[Sequence[str]], list[str]] | None = None
+    expected: str | None = None
 
 
 class UnlabelledData(NamedTuple):

@@ -14,7 +14,7 @@ from manyformer.data.padded_examples import gather_padded
 from manyformer.data.pair_tables import RowTable, open_table
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.splits import PathOrPaths, Splits, path_list
-from manyformer.data.table_files import ColumnKey
+from manyformer.data.table_columns import ColumnKey
 from manyformer.data.table_pipeline import TablePipeline, examples_of_rows, training_rows
 from manyformer.data.token_shards import TokenShard
 from manyformer.data.tokenizer import Tokenizer
@@ -36,7 +36,8 @@ class TabularTextPipeline(TablePipeline[TabularT]):
 
     def open_sources(self, paths: PathOrPaths, split: str) -> list[RowTable]:
         keys: list[ColumnKey | None] = [getattr(self.data, column) for column in self.columns]
-        return [open_table(path, keys, self.columns, self.request.cache) for path in path_list(paths)]
+        cache, header = self.request.cache, self.data.header
+        return [open_table(path, keys, self.columns, cache, header=header) for path in path_list(paths)]
 
     def train_tokenizers(self, splits: Splits[RowTable]) -> TokenizerPair:
         rows = training_rows(splits, required_cells=self.required_cells)

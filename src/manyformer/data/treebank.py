@@ -52,7 +52,7 @@ class Treebank(RowTable):
     def __init__(self, path: Path, label: str | None) -> None:
         _import_conllu()
         self._path, self._label = path, label
-        super().__init__(str(path), lambda: iter(self._rows), [*file_stamp(path), label or "", version("conllu")])
+        super().__init__(str(path), lambda _: iter(self._rows), [*file_stamp(path), label or "", version("conllu")])
 
     # cached, since the library parses slowly and even the largest treebanks fit in memory
     @cached_property
