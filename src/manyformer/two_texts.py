@@ -33,12 +33,14 @@ class FramingTokenizer(Protocol):
 
 
 class FramedTexts(NamedTuple):
-    """The tokens of a row and the part of each: 0 for the first text with its frame; the second begins at `start`."""
+    """The tokens of a row and the part of each: 0 for the first text with its frame; the second begins at `start`.
+
+    `uncut_length` is the least limit with which nothing is cut."""
 
     tokens: list[int]
     parts: list[int]
     start: int
-    is_cut: bool
+    uncut_length: int
 
 
 class TwoTextTensors(NamedTuple):
@@ -57,8 +59,8 @@ def frame_pair(first: Sequence[int], second: Sequence[int], tokenizer: FramingTo
             first_length -= 1
         else:
             second_length -= 1
-    is_cut = (first_length, second_length) != (len(first), len(second))
-    return _frame(first[:first_length], second[:second_length], [1] * second_length, tokenizer, is_cut=is_cut)
+    uncut_length = len(first) + len(second) + _frame_length(tokenizer)
+    return _frame(first[:first_length], second[:second_length], [1] * second_length, tokenizer, uncut_length)
 
 
 class DocumentWords(NamedTuple):
@@ -111,9 +113,10 @@ def frame_question(question: str, words: DocumentWords, encode: WordEncoder, lim
     kept_ids = question_ids[: limit // MAX_QUESTION_SHARE]
     document_ids = [token for word in words.words for token in encode(word)]
     parts = [sentence + 1 for word, sentence in zip(words.words, words.sentences) for _ in encode(word)]
-    room = max(0, limit - _frame_length(encode.tokenizer) - len(kept_ids))
-    is_cut = len(document_ids) > room or len(question_ids) > len(kept_ids)
-    return _frame(kept_ids, document_ids[:room], parts[:room], encode.tokenizer, is_cut=is_cut)
+    frame_length = _frame_length(encode.tokenizer)
+    room = max(0, limit - frame_length - len(kept_ids))
+    uncut_length = max(MAX_QUESTION_SHARE * len(question_ids), len(question_ids) + len(document_ids) + frame_length)
+    return _frame(kept_ids, document_ids[:room], parts[:room], encode.tokenizer, uncut_length)
 
 
 def _frame_length(tokenizer: FramingTokenizer) -> int:
@@ -122,12 +125,16 @@ def _frame_length(tokenizer: FramingTokenizer) -> int:
 
 
 def _frame(
-    first: Sequence[int], second: Sequence[int], second_parts: list[int], tokenizer: FramingTokenizer, *, is_cut: bool
+    first: Sequence[int],
+    second: Sequence[int],
+    second_parts: list[int],
+    tokenizer: FramingTokenizer,
+    uncut_length: int,
 ) -> FramedTexts:
     separators = [tokenizer.eos] * tokenizer.pair_separators
     tokens = [tokenizer.bos, *first, *separators, *second, tokenizer.eos]
     start = 1 + len(first) + len(separators)
-    return FramedTexts(tokens, [0] * start + second_parts + (second_parts[-1:] or [1]), start, is_cut)
+    return FramedTexts(tokens, [0] * start + second_parts + (second_parts[-1:] or [1]), start, uncut_length)
 
 
 def pad_texts(rows: Iterable[FramedTexts], pad: int, device: torch.device) -> TwoTextTensors:

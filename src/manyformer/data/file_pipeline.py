@@ -152,6 +152,7 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
             cache=cache,
             required_keywords=required,
             offered_keywords=self.offered_keywords(),
+            summary=prepared.summary,
         )
 
     def held_out(self, split: str | None) -> EvaluationData:

@@ -29,7 +29,7 @@ class LabelsPipeline(TabularTextPipeline[LabelsData]):
     texts = 1
     title, noun = "texts", "text"
 
-    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> int:
+    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> Sequence[int]:
         tokenizer, class_ids = self.tokenizers.source, self.tokenizers.class_ids()
         limit = max(0, self.data.max_length - 2)
         texts = [row.cells[0] for row in rows]
@@ -39,7 +39,7 @@ class LabelsPipeline(TabularTextPipeline[LabelsData]):
             writers[0].add(framed_ids, starts_document=True, text=text)
         for row in rows:
             writers[1].add([class_id(class_ids, row.cells[1], row.location)], starts_document=True)
-        return sum(len(ids) > limit for ids in token_ids)
+        return [len(ids) + 2 for ids in token_ids]
 
     def token_limits(self) -> tuple[int, ...]:
         return self.tokenizers.source.vocab, len(self.tokenizers.labels or ())

@@ -42,8 +42,9 @@ class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
     def max_vocab(self) -> int:
         return max(super().max_vocab(), self.data.max_length)
 
-    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> int:
-        encode, cut, limit = WordEncoder(self.tokenizers.source), 0, self.data.max_length
+    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> Sequence[int]:
+        encode, limit = WordEncoder(self.tokenizers.source), self.data.max_length
+        lengths = []
         for row in rows:
             document, question = row.cells[:2]
             words = split_document(document)
@@ -57,8 +58,8 @@ class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
             ends = ends if ends[1] < len(framed.tokens) - 1 else [0, 0]
             for writer, column in zip(writers, (framed.tokens, framed.parts, ends), strict=True):
                 writer.add(column, starts_document=True)
-            cut += framed.is_cut
-        return cut
+            lengths.append(framed.uncut_length)
+        return lengths
 
     def token_limits(self) -> tuple[int, ...]:
         return self.tokenizers.source.vocab, self.data.max_length, self.data.max_length

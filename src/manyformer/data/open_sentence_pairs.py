@@ -23,16 +23,17 @@ class SentencePairsPipeline(TabularTextPipeline[SentencePairsData]):
     texts = 2
     title, noun = "sentence pairs", "pair"
 
-    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> int:
-        tokenizer, class_ids, cut = self.tokenizers.source, self.tokenizers.class_ids(), 0
+    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> Sequence[int]:
+        tokenizer, class_ids = self.tokenizers.source, self.tokenizers.class_ids()
+        lengths = []
         first_ids, second_ids = (tokenizer.encode_many([row.cells[side] for row in rows]) for side in (0, 1))
         for row, first, second in zip(rows, first_ids, second_ids, strict=True):
             framed = frame_pair(list(first), list(second), tokenizer, self.data.max_length)
             columns = (framed.tokens, framed.parts, [class_id(class_ids, row.cells[2], row.location)])
             for writer, column in zip(writers, columns, strict=True):
                 writer.add(column, starts_document=True)
-            cut += framed.is_cut
-        return cut
+            lengths.append(framed.uncut_length)
+        return lengths
 
     def token_limits(self) -> tuple[int, ...]:
         return self.tokenizers.source.vocab, 2, len(self.tokenizers.labels or ())

@@ -54,17 +54,26 @@ class TreesPipeline(TablePipeline[TreesData]):
     def max_vocab(self) -> int:
         return max(self.tokenizers.source.vocab, MAX_SENTENCE_WORDS)
 
-    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> int:
+    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> Sequence[int]:
         # in a shard 0 is no class; a word without a label has a target too, which marks the word's first token
         class_ids, tokenizer = {UNKNOWN_LABEL: 0} | self.tokenizers.class_ids(), self.tokenizers.source
         sentences = [TreebankSentence.from_row(row) for row in rows]
         form_ids = iter(tokenizer.encode_many([form for sentence in sentences for form in sentence.forms]))
+        lengths = []
         for row, sentence in zip(rows, sentences, strict=True):
             ids = [next(form_ids) for _ in sentence.forms]
             classes = [class_id(class_ids, label, row.location) + 1 for label in sentence.labels]
             for writer, column in zip(writers, _token_columns(ids, classes, sentence.heads, tokenizer), strict=True):
                 writer.add(column, starts_document=True)
-        return 0
+            lengths.append(sum(map(len, ids)) + 2)
+        return lengths
+
+    def labels_of(self, row: TableRow) -> Sequence[str]:
+        return TreebankSentence.from_row(row).labels
+
+    def example_of(self, row: TableRow) -> Sequence[str]:
+        sentence = TreebankSentence.from_row(row)
+        return " ".join(sentence.forms), " ".join(sentence.labels)
 
     def token_limits(self) -> tuple[int, ...]:
         return self.tokenizers.source.vocab, len(self.tokenizers.labels or ()) + 1, MAX_SENTENCE_WORDS

@@ -10,6 +10,7 @@ from annotated_types import Len
 from manyformer.batches import Batch
 from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.saved_tokenizers import TokenizerPair
+from manyformer.data.summary import DataSummary
 from manyformer.data.token_shards import TokenShard
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.data.training_feed import TrainingFeed
@@ -97,6 +98,8 @@ class OpenedData:
     cache: Path
     required_keywords: Mapping[str, Any]
     offered_keywords: Mapping[str, int | None] = field(default_factory=dict)
+    summary: DataSummary | None = None
+    """What a person can check at a glance, for kinds of data that state it."""
 
     @property
     def source(self) -> Tokenizer:
@@ -121,6 +124,14 @@ class OpenedData:
     def describe(self) -> list[str]:
         """A summary of the data for display: its kind, its size, and its origin."""
         return list(self.summary_lines)
+
+    def glance(self) -> list[tuple[str, str]]:
+        """The description with a few examples and warnings, each line with its subject, for the start of a training."""
+        lines = [("data", line) for line in self.describe()]
+        if self.summary is not None:
+            lines += [("data", line) for line in self.summary.example_lines()]
+            lines += [("warning", line) for line in self.summary.warnings()]
+        return lines
 
     def check_length(self, max_length: int | None) -> None:
         """Raise UserError if a sequence is longer than the model's `max_length` (None: no limit)."""

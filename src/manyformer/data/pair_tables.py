@@ -31,11 +31,24 @@ class RowTable(DataSource):
         self.name, self._read, self._stamp, self.note = name, read, stamp, note
         self.findings = TableFindings()
         """What the last pass over the rows has found."""
+        self._limit: tuple[int, int] | None = None
 
     def rows(self) -> Iterator[TableRow]:
         """Stream all rows in order."""
         self.findings = TableFindings()
-        return self._read(self.findings)
+        rows = self._read(self.findings)
+        return rows if self._limit is None else self._first_rows(rows, *self._limit)
+
+    def limit(self, records: int, characters: int) -> None:
+        self._limit = records, characters
+
+    def _first_rows(self, rows: Iterator[TableRow], records: int, characters: int) -> Iterator[TableRow]:
+        for number, row in enumerate(rows):
+            if number >= records or characters <= 0:
+                self.is_cut_short = True
+                return
+            characters -= sum(map(len, row.cells))
+            yield row
 
     def mapped(self, change: Callable[[TableRow], TableRow]) -> "RowTable":
         """The table with every row changed."""

@@ -15,6 +15,7 @@ from manyformer.data.pair_tables import RowTable, open_table
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.splits import PathOrPaths, Splits, path_list
 from manyformer.data.table_columns import ColumnKey
+from manyformer.data.table_files import TableRow
 from manyformer.data.table_pipeline import TablePipeline, examples_of_rows, training_rows
 from manyformer.data.token_shards import TokenShard
 from manyformer.data.tokenizer import Tokenizer
@@ -33,6 +34,7 @@ class TabularTextPipeline(TablePipeline[TabularT]):
     columns: tuple[str, ...]
     texts: int
     """How many of the columns are texts, from which a tokenizer is trained."""
+    long_rows = "cut"
 
     def open_sources(self, paths: PathOrPaths, split: str) -> list[RowTable]:
         keys: list[ColumnKey | None] = [getattr(self.data, column) for column in self.columns]
@@ -43,6 +45,9 @@ class TabularTextPipeline(TablePipeline[TabularT]):
         rows = training_rows(splits, required_cells=self.required_cells)
         tokenizer = section_tokenizer(self.data, (cell for row in rows for cell in row.cells[: self.texts]))
         return TokenizerPair(tokenizer, tokenizer, self.label_names(splits))
+
+    def labels_of(self, row: TableRow) -> Sequence[str]:
+        return row.cells[-1:] if self.tokenizers.labels is not None else ()
 
     def label_names(self, splits: Splits[RowTable]) -> tuple[str, ...] | None:
         """The names of the labels, which are in the last column. Raises UserError if there is one alone."""
