@@ -20,6 +20,7 @@ from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.kind import DataKind, KindSection, OpenRequest
 from manyformer.data.length_buckets import LengthBuckets
 from manyformer.data.opened import EvaluationData, EvaluationPath, LengthLimit, OpenedData, path_name
+from manyformer.data.paths_of_settings import check_paths
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.splits import PathOrPaths, SourceT, Splits
@@ -119,7 +120,9 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
 
     def open(self) -> OpenedData:
         """Open the data for training; prepared files are reused if nothing that decides them has changed."""
-        data, cache, splits = self.data, self.request.cache, self.split()
+        data, cache = self.data, self.request.cache
+        check_paths(data)
+        splits = self.split()
         settings = self.preparation() | {"kind": data.kind, "shares": splits.shares, "stamps": splits.stamps()}
         if (library := self.library()) is not None:
             settings["library"] = library

@@ -2,7 +2,7 @@
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -71,32 +71,31 @@ class DataSummary(NamedTuple):
         """Lines about labels, lengths and what was left out."""
         if self.is_part:
             counts = "; ".join(f"{name}: {_amount(count, self.noun)}" for name, count in self.counts.items())
-            yield from _wrapped(f"in the beginning of the files, {counts}")
+            yield from wrapped(f"in the beginning of the files, {counts}")
         if self.labels is not None:
-            yield from _wrapped(f"labels: {_label_counts(self.labels)}")
+            yield from wrapped(f"labels: {_label_counts(self.labels)}")
         if self.lengths is not None and self.lengths.examples:
             lengths = self.lengths
             yield f"lengths: median {lengths.median:,}, largest {lengths.largest:,} {lengths.unit}"
             if lengths.beyond and lengths.limit is not None:
                 examples = _amount(lengths.examples, self.noun)
                 limit = f"{lengths.limit:,} {lengths.unit} ({lengths.setting})"
-                yield from _wrapped(f"{lengths.beyond:,} of {examples} {lengths.fate} at {limit}")
+                yield from wrapped(f"{lengths.beyond:,} of {examples} {lengths.fate} at {limit}")
         for finding in self.left_out:
-            yield from _wrapped(str(finding))
+            yield from wrapped(str(finding))
 
     def example_lines(self) -> Iterator[str]:
         """A line for each of a few training examples, shortened; control characters are escaped."""
         for cells in self.examples:
-            room = max(8, (WIDTH - 6) // len(cells) - 4)
-            yield "e.g. " + " | ".join(_shortened(cell, room) for cell in cells)
+            yield "e.g. " + " | ".join(_fitted(cells, WIDTH - 5 - 3 * (len(cells) - 1)))
 
     def warnings(self) -> Iterator[str]:
-        """What is likely to be a mistake."""
+        """Lines about what is likely to be a mistake."""
         lengths = self.lengths
         if lengths is not None and lengths.limit is not None and lengths.share > LARGE_SHARE:
             examples = _amount(lengths.examples, self.noun)
             verb = "is" if lengths.beyond == 1 else "are"
-            yield (
+            yield from wrapped(
                 f"{lengths.beyond:,} of {examples} ({lengths.share:.1%}) {verb} {lengths.fate} at {lengths.limit:,} "
                 f"{lengths.unit}: the median is {lengths.median:,}, the largest {lengths.largest:,}; "
                 f"{lengths.setting} sets the limit"
@@ -131,9 +130,20 @@ def _shortened(text: str, room: int) -> str:
     return escaped if len(escaped) <= room and len(text) <= room else f"{escaped[: room - 3]}..."
 
 
+def _fitted(cells: Sequence[str], room: int) -> list[str]:
+    """The cells in so many characters together: short ones are whole, the others share what is left."""
+    fitted: dict[int, str] = {}
+    order = sorted(range(len(cells)), key=lambda number: len(cells[number]))
+    for place, number in enumerate(order):
+        fitted[number] = _shortened(cells[number], max(8, room // (len(order) - place)))
+        room -= len(fitted[number])
+    return [fitted[number] for number in range(len(cells))]
+
+
 def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-def _wrapped(text: str) -> Iterable[str]:
+def wrapped(text: str) -> list[str]:
+    """A text in lines of a summary."""
     return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

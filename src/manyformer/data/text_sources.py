@@ -14,6 +14,9 @@ from manyformer.data.table_files import is_jsonl
 from manyformer.data.text_files import file_stamp, folder_files, read_chunks
 from manyformer.errors import UserError
 
+STDLIB = "stdlib"
+"""The path that means the source of Python's standard library."""
+
 
 class TextPart(NamedTuple):
     """A contiguous part of a document's text; a long document is streamed in several parts."""
@@ -75,7 +78,7 @@ def text_sources(paths: PathOrPaths, column: str | None, cache: Path) -> list[Te
 
 
 def _sources_at(path: str, column: str, cache: Path) -> list[TextSource]:
-    if path == "stdlib":
+    if path == STDLIB:
         return [PlainTextSource(file) for file in stdlib_corpus.stdlib_files()]
     if is_hub_dataset(path):
         return [RecordSource(open_table(path, [column], [column], cache))]
