@@ -26,7 +26,9 @@ from manyformer.structures.dependency_trees import NO_NODE, preorder_columns
 
 SENTENCES_PER_BATCH = 64
 """Sentences whose labels are predicted together."""
-MAX_SENTENCE_WORDS = 1 << 16
+TOKENS_PER_BATCH = 1 << 14
+"""The most tokens of them, padded, unless a single sentence has more."""
+MAX_TREE_NUMBER = 1 << 16
 """An upper bound of the words in a sentence, and so of its tree columns."""
 
 
@@ -52,7 +54,7 @@ class TreesPipeline(TablePipeline[TreesData]):
         return TokenizerPair(tokenizer, tokenizer, tuple(labels))
 
     def max_vocab(self) -> int:
-        return max(self.tokenizers.source.vocab, MAX_SENTENCE_WORDS)
+        return max(self.tokenizers.source.vocab, MAX_TREE_NUMBER)
 
     def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> Sequence[int]:
         # in a shard 0 is no class; a word without a label has a target too, which marks the word's first token
@@ -76,7 +78,7 @@ class TreesPipeline(TablePipeline[TreesData]):
         return " ".join(sentence.forms), " ".join(sentence.labels)
 
     def token_limits(self) -> tuple[int, ...]:
-        return self.tokenizers.source.vocab, len(self.tokenizers.labels or ()) + 1, MAX_SENTENCE_WORDS
+        return self.tokenizers.source.vocab, len(self.tokenizers.labels or ()) + 1, MAX_TREE_NUMBER
 
     def dataset(self, shards: Sequence[TokenShard]) -> TaggedDataset:
         return TaggedDataset(*shards)
@@ -101,7 +103,8 @@ class TreesPipeline(TablePipeline[TreesData]):
             forms = tuple(TreebankSentence.from_row(row).forms)
             annotate = partial(annotated_lines, block, LABEL_COLUMNS[self.data.label])
             inputs.append(UnlabelledInput(" ".join(forms), forms, annotate=annotate))
-        return UnlabelledData(inputs, batches_in_order(self.dataset(self.write_rows(rows)), SENTENCES_PER_BATCH))
+        dataset = self.dataset(self.write_rows(rows))
+        return UnlabelledData(inputs, batches_in_order(dataset, SENTENCES_PER_BATCH, TOKENS_PER_BATCH))
 
 
 def _token_columns(ids: list[Any], classes: list[int], heads: list[int], tokenizer: Tokenizer) -> tuple[Any, Any, Any]:
