@@ -8,12 +8,12 @@ from typing import NamedTuple
 class Finding(NamedTuple):
     """So many of something, such as "rows with an empty cell", and the location of the first."""
 
-    count: int
+    number: int
     what: str
     first: str
 
     def __str__(self) -> str:
-        return f"{self.count:,} {self.what} (first: {self.first})"
+        return f"{self.number:,} {self.what} (first: {self.first})"
 
 
 @dataclass

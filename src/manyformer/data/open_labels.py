@@ -91,4 +91,4 @@ def _labelled_or_plain(
     return unlabelled_rows(RowTable(name, lambda _: rows(), []), request, name=lambda row: row.cells[0])
 
 
-LABELS = register(LabelsPipeline.data_kind(unlabelled=unlabelled_texts))
+LABELS = register(LabelsPipeline.limited_kind(unlabelled=unlabelled_texts))

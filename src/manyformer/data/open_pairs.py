@@ -121,4 +121,4 @@ class PairsPipeline(TablePipeline[PairsData]):
         return f"{self.tokenizers.source.vocab:,} (source) and {size} (target)"
 
 
-PAIRS = register(PairsPipeline.data_kind())
+PAIRS = register(PairsPipeline.limited_kind())

@@ -104,4 +104,4 @@ def unlabelled_questions(
     return unlabelled_rows(table, request, name=lambda row: row.cells[1], texts=2)
 
 
-QUESTIONS = register(QuestionsPipeline.data_kind(unlabelled=unlabelled_questions))
+QUESTIONS = register(QuestionsPipeline.limited_kind(unlabelled=unlabelled_questions))

@@ -51,4 +51,4 @@ def unlabelled_pairs(
     return unlabelled_rows(table, request, name=lambda row: "\t".join(row.cells[:2]), texts=2)
 
 
-PAIRS_OF_SENTENCES = register(SentencePairsPipeline.data_kind(unlabelled=unlabelled_pairs))
+PAIRS_OF_SENTENCES = register(SentencePairsPipeline.limited_kind(unlabelled=unlabelled_pairs))

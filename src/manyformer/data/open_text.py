@@ -135,17 +135,17 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
         for name, shard in prepared.shards.items():
             characters = format_amount(shard.facts.characters, "characters")
             yield f"{name}: {format_amount(shard.facts.tokens, 'tokens')}, {characters}"
+        if prepared.summary is not None:
+            yield from prepared.summary.facts()
+        plain = [source.path for source in splits.sources["train"] if isinstance(source, PlainTextSource)]
+        if note := describe_tables(plain if data.path != STDLIB else ()):
+            yield from wrapped(note)
         packing_texts = {
             "documents": "packed documents that cannot attend to each other",
             "concat": "documents end to end",
             "contiguous": "each continuing the same row of the previous batch",
         }
         yield f"rows of {data.length} tokens: {packing_texts[data.packing]}"
-        if prepared.summary is not None:
-            yield from prepared.summary.facts()
-        plain = [source.path for source in splits.sources["train"] if isinstance(source, PlainTextSource)]
-        if note := describe_tables(plain if data.path != STDLIB else ()):
-            yield from wrapped(note)
 
 
 def _summarize(splits: Splits[TextSource], surveys: Mapping[str, TextSurvey]) -> DataSummary:
@@ -235,5 +235,5 @@ def _add_pieces(shards: dict[str, ShardWriter], block: list[DocumentPiece], toke
 
 
 TEXT = register(
-    TextPipeline.data_kind(sample_prompt=sample_prompt, windowed_forms=("next-token",), cache_is_shared=True)
+    TextPipeline.limited_kind(sample_prompt=sample_prompt, windowed_forms=("next-token",), cache_is_shared=True)
 )

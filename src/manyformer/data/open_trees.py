@@ -125,4 +125,4 @@ def unlabelled_sentences(data: TreesData, tokenizers: TokenizerPair, path: str, 
     return TreesPipeline(data, "tagged", request, tokenizers).unlabelled(path)
 
 
-TREES = register(TreesPipeline.data_kind(unlabelled=unlabelled_sentences))
+TREES = register(TreesPipeline.limited_kind(unlabelled=unlabelled_sentences))

@@ -81,6 +81,13 @@ class UnlabelledData(NamedTuple):
     pairs: Iterable[tuple[str, str]] = ()
 
 
+class DataSurvey(NamedTuple):
+    """What a look at the data of a run finds without preparing it: lines with their subjects, and the facts."""
+
+    lines: tuple[tuple[str, str], ...] = ()
+    summary: DataSummary | None = None
+
+
 @final
 @dataclass(frozen=True)
 class OpenedData:
@@ -127,11 +134,7 @@ class OpenedData:
 
     def glance(self) -> list[tuple[str, str]]:
         """The description with a few examples and warnings, each line with its subject, for the start of a training."""
-        lines = [("data", line) for line in self.describe()]
-        if self.summary is not None:
-            lines += [("data", line) for line in self.summary.example_lines()]
-            lines += [("warning", line) for line in self.summary.warnings()]
-        return lines
+        return [*(("data", line) for line in self.describe()), *glance_lines(self.summary)]
 
     def check_length(self, max_length: int | None) -> None:
         """Raise UserError if a sequence is longer than the model's `max_length` (None: no limit)."""
@@ -148,6 +151,16 @@ class OpenedData:
     def save(self, folder: str | Path) -> None:
         """Write the tokenizers and labels, which are needed to use a model; `load_tokenizers` reads them."""
         self.tokenizers.save(Path(folder))
+
+
+def glance_lines(summary: DataSummary | None) -> list[tuple[str, str]]:
+    """The examples and the warnings of a summary, each line with its subject."""
+    if summary is None:
+        return []
+    return [
+        *(("data", line) for line in summary.example_lines()),
+        *(("warning", line) for line in summary.warnings()),
+    ]
 
 
 def read_examples(cache: Path, split: str) -> Iterator[HeldOutExample]:

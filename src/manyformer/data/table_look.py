@@ -17,7 +17,7 @@ _FEWEST_RECORDS = 3
 def columns_of_table(path: Path) -> int:
     """The number of cells that all first records of a file have; 0 for one that does not look like a table.
 
-    In a file whose name is not that of a CSV the cells are between tabs, of which none begins every line, as in code."""
+    In a file that is no CSV by its name, cells are between tabs; a tab that begins every line, as in code, is none."""
     records = list(islice(_first_records(path), _RECORDS_LOOKED_AT))
     widths = {len(cells) for cells in records}
     if len(widths) != 1 or len(records) < _FEWEST_RECORDS or all(not cells[0].strip() for cells in records):
