@@ -57,7 +57,7 @@ def find_columns(
     positions = _positions(keys, len(first.cells) if optional else None)
     guess = HeaderGuess.HEADER if header else HeaderGuess.ROW
     if header is None:
-        guess = guess_header(first.cells, [row.cells for row in rows], roles, positions)
+        guess = guess_header(first.cells, [row.cells for row in rows], roles, positions, optional)
     cells = ", ".join(first.cells)
     names = cells if len(cells) <= _SHOWN else f"{cells[:_SHOWN]}..."
     if guess is not HeaderGuess.HEADER:

@@ -86,12 +86,17 @@ def usual_columns(header: Sequence[str], roles: Sequence[str]) -> list[int | Non
 
 
 def guess_header(
-    first: Sequence[str], rows: Sequence[Sequence[str]], roles: Sequence[str], columns: Sequence[int]
+    first: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    roles: Sequence[str],
+    columns: Sequence[int],
+    optional: int = 0,
 ) -> HeaderGuess:
     """What the first record of a table is, by the records that follow it.
 
-    `columns` are those of the roles if it is a row. The labels are in the column of the role "label"; a table without
-    one, whose rows do not show what a name is, has a header if its texts have several words."""
+    `columns` are those of the roles if it is a row; the last `optional` ones may be missing. The labels are in the
+    column of the role "label"; a table without one, whose rows do not show what a name is, has a header if its texts
+    have several words."""
     if not _look_like_names(first):
         return HeaderGuess.ROW
     label_column = columns[roles.index("label")] if "label" in roles else None
@@ -100,8 +105,11 @@ def guess_header(
     text_columns = [column for column in columns if column != label_column and column < len(first)]
     are_texts = _are_texts([row[column] for row in rows for column in text_columns if len(row) > column])
     named = usual_columns(first, roles)
-    if None not in named or all(plain_name(cell) in _COLUMN_NAMES for cell in first):
-        is_certain = None not in named and (label is not None or list(map(plain_name, first)) == list(roles))
+    are_usual = all(plain_name(cell) in _COLUMN_NAMES for cell in first)
+    if None not in named or are_usual:
+        has_roles = None not in named[: len(roles) - optional]
+        has_own_names = [plain_name(first[index]) for index in named if index is not None] == list(roles)
+        is_certain = has_roles and ("label" in roles or has_own_names)
         repeats = label in labels or _repeats_as_cells(first, rows)
         return HeaderGuess.HEADER if not repeats and (is_certain or are_texts) else HeaderGuess.MAYBE
     if label is None or label in labels or len(rows) < _FEWEST_ROWS or 2 * len(labels) > len(rows):

@@ -179,7 +179,7 @@ def _describe_error(line: NumberedLine, word: Any, number: int, label: str | Non
     if (columns := line.text.count(CELL_SEPARATOR) + 1) < len(_FIELDS):
         return f"this line has {columns} columns separated by tabs, but CoNLL-U has 10"
     cells = line.text.split(CELL_SEPARATOR)
-    if not cells[1].strip():
+    if not cells[1].strip(" "):
         return f"word {number} has no form (column 2)"
     # the library also splits at two spaces, and drops white space around a line
     if cells[0] != str(word["id"]) or any("  " in cell for cell in cells[: len(_FIELDS)]):
