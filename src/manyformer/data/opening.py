@@ -54,8 +54,8 @@ def survey_data(data: DataSection, form: str, request: OpenRequest) -> DataSurve
     except UserError as error:
         return DataSurvey(tuple(("data", line) for line in str(error).splitlines()))
     paths = named_paths(data)
-    if others := [path for path in paths if not is_plain_path(path)]:
-        return DataSurvey((("data", f"{', '.join(others)}: read when training starts"),))
+    if special := [path for path in paths if not is_plain_path(path)]:
+        return DataSurvey((("data", f"{', '.join(special)}: read when training starts"),))
     if kind.survey is not None:
         return kind.survey(data, form, request)
     size = sum(file.stat().st_size for path in paths for file in files_at(path))

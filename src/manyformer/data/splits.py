@@ -72,11 +72,11 @@ class Splits(NamedTuple, Generic[SourceT]):
     def limit(self, size: SampleSize) -> None:
         """Read a part of the sources of each split at most."""
         for split, sources in self.sources.items():
-            kept = sources[: size.sources]
-            for source in kept:
-                source.limit(max(1, size.records // len(kept)), max(1, size.characters // len(kept)))
-                source.is_cut_short = len(kept) < len(sources)
-            self.sources[split] = kept
+            limited = sources[: size.sources]
+            for source in limited:
+                source.limit(max(1, size.records // len(limited)), max(1, size.characters // len(limited)))
+                source.is_cut_short = len(limited) < len(sources)
+            self.sources[split] = limited
 
     @property
     def are_cut_short(self) -> bool:

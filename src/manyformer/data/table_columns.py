@@ -109,10 +109,10 @@ def _named_columns(
     header: Sequence[str], keys: Sequence[ColumnKey | None], roles: Sequence[str], where: str, optional: int
 ) -> tuple[int | None, ...]:
     """The columns by the settings, then by the names that columns usually have, then the remaining ones in order."""
-    given = [None if key is None else index_of_column(key, header, where) for key in keys]
+    by_setting = [None if key is None else index_of_column(key, header, where) for key in keys]
     usual = usual_columns(header, roles)
-    taken = {index for index in given if index is not None}
-    columns = list(given)
+    taken = {index for index in by_setting if index is not None}
+    columns = list(by_setting)
     for number, index in enumerate(usual):
         if columns[number] is None and index is not None and index not in taken:
             columns[number] = index

@@ -43,9 +43,9 @@ def describe_tables(paths: Iterable[Path]) -> str:
     if not tables:
         return ""
     path, width = tables[0]
-    others = f" (and {len(tables) - 1:,} more)" if len(tables) > 1 else ""
+    more_files = f" (and {len(tables) - 1:,} more)" if len(tables) > 1 else ""
     return (
-        f"{path}{others} looks like a table of {width} columns, and is read as running text, with separators, quotes "
-        f"and labels; `manyformer train transformer-classifier data.path={path}` reads labelled texts, "
+        f"{path}{more_files} looks like a table of {width} columns, and is read as running text, with separators, "
+        f"quotes and labels; `manyformer train transformer-classifier data.path={path}` reads labelled texts, "
         f"`train transformer` pairs"
     )
