@@ -6,6 +6,7 @@ from itertools import chain, tee
 import numpy as np
 
 from manyformer.config import LabelsData
+from manyformer.data.findings import TableFindings
 from manyformer.data.kind import OpenRequest, register
 from manyformer.data.opened import UnlabelledData, UnlabelledInput
 from manyformer.data.padded_examples import LabelledDataset
@@ -81,14 +82,17 @@ def _labelled_or_plain(
     )
     assert first is not None
 
-    def rows() -> Iterator[TableRow]:
+    def rows(findings: TableFindings) -> Iterator[TableRow]:
         for number, line in enumerate(chain([first], lines), start=1):
             cells = line.split("\t")
+            if not line.strip():
+                findings.blank.add(f"{name}:{number}")
+                continue
             if max(text_column, label_column) >= len(cells):
                 raise UserError(f"{name}:{number}: this line has no label after a tab, as the first line has")
             yield TableRow((cells[text_column], cells[label_column]), f"{name}:{number}")
 
-    return unlabelled_rows(RowTable(name, lambda _: rows(), []), request, name=lambda row: row.cells[0])
+    return unlabelled_rows(RowTable(name, rows, []), request, name=lambda row: row.cells[0])
 
 
 LABELS = register(LabelsPipeline.limited_kind(unlabelled=unlabelled_texts))

@@ -17,6 +17,7 @@ from manyformer.errors import UserError, suggest_names
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
+_SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars"}
 JSONL = frozenset({".jsonl", ".ndjson"})
 
 
@@ -88,7 +89,7 @@ def _read_cells(
                 findings.blank.add(location)
                 continue
             if len(cells) < needed:
-                _raise_missing_column(path, location, needed - 1, len(cells))
+                _raise_missing_column(path, location, needed - 1, cells)
             if width:
                 findings.uneven.add(location)
             width = width or len(cells)
@@ -98,9 +99,12 @@ def _read_cells(
             yield TableRow(tuple([cells[i] for i in indices]), location)
 
 
-def _raise_missing_column(path: Path, location: str, column: int, count: int) -> None:
-    separator = "commas" if is_csv(path) else "tabs"
-    hint = "" if is_csv(path) else "; quotes join no lines in a TSV, as they do in a CSV"
+def _raise_missing_column(path: Path, location: str, column: int, cells: Sequence[str]) -> None:
+    separator, count = "commas" if is_csv(path) else "tabs", len(cells)
+    if elsewhere := [name for sign, name in _SEPARATORS.items() if name != separator and sign in "".join(cells)]:
+        hint = f"; it has {elsewhere[0]}, which separate no cells here"
+    else:
+        hint = "" if is_csv(path) else "; quotes join no lines in a TSV, as they do in a CSV"
     raise UserError(
         f"{location}: column {column} (counted from 0) is missing; "
         f"this line has {count} column{'s' * (count > 1)}, separated by {separator}{hint}"

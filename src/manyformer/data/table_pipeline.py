@@ -127,10 +127,22 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         return self.write_rows(self.rows_of_file(path))
 
     def rows_of_file(self, path: EvaluationPath) -> list[TableRow]:
-        """The rows of files. Raises UserError if there are none."""
-        rows = [row for table in self.open_sources(path, "test") for row in table.rows()]
+        """The rows of files, with a line in the log for what is odd about them. Raises UserError if there are none."""
+        tables = self.open_sources(path, "test")
+        rows = [row for table in tables for row in table.rows()]
         if not rows:
             raise UserError(f"{path}: there is nothing in it")
+        empty = Tally()
+        for row in rows:
+            if not all(row.cells[: self.required_cells]):
+                empty.add(row.location)
+        for table in tables:
+            for line in [table.note, *map(str, table.findings.found())]:
+                if line:
+                    self.request.log(line)
+        if empty.count:
+            what = f"{plural(empty.count, 'row')} with an empty cell, scored as it stands"
+            self.request.log(str(Finding(empty.count, what, empty.first)))
         return rows
 
     def write_rows(self, rows: Sequence[TableRow]) -> list[TokenShard]:

@@ -49,7 +49,10 @@ def unlabelled_rows(
         for row in table.rows():
             if labels is not None and row.cells[-1] and row.cells[-1] not in labels and not unknown:
                 unknown = True
-                request.log(f"{row.location}: {row.cells[-1][:60]!r}, in the place of a label, is none of this model")
+                request.log(
+                    f"{row.location}: {row.cells[-1][:60]!r}, in the place of a label, is no label of this model; the "
+                    "text is the cell in its own column alone"
+                )
             yield row
         for finding in table.findings.found():
             request.log(str(finding))
