@@ -28,7 +28,7 @@ def test_a_pair_shares_a_row() -> None:
     framed = frame_pair([10, 11], [12], TOKENIZER, 99)
     assert framed.tokens == [BOS, 10, 11, EOS, 12, EOS]
     assert framed.parts == [0, 0, 0, 0, 1, 1]
-    assert (framed.start, framed.is_cut) == (4, False)
+    assert (framed.start, framed.uncut_length) == (4, 6)
 
 
 @pytest.mark.parametrize(("first", "second"), [(7, 2), (2, 7), (5, 5), (0, 9)])
@@ -38,7 +38,7 @@ def test_the_longer_sentence_of_a_pair_is_cut(first: int, second: int) -> None:
     while sum(lengths) > 7:
         lengths[lengths[0] <= lengths[1]] -= 1
     assert framed.tokens == [BOS, *range(10, 10 + lengths[0]), EOS, *range(30, 30 + lengths[1]), EOS]
-    assert framed.is_cut
+    assert framed.uncut_length == first + second + 3
 
 
 def test_words_cover_the_document_and_sentences_are_counted() -> None:
@@ -63,7 +63,8 @@ def test_a_question_precedes_its_document() -> None:
     assert framed.parts == [0] * 7 + [1] * 18 + [2] * 11 + [3] * 3 + [4] * 12 + [4]
     cut = frame_question("Where is it", words, WordEncoder(TOKENIZER), 16)
     assert len(cut.tokens) == len(cut.parts) == 16
-    assert cut.is_cut
+    # the question has a quarter of a row
+    assert cut.uncut_length == max(4 * len("Where is it"), len("Where is it") + len(DOCUMENT) + 3)
     assert TOKENIZER.decode(cut.tokens[1 : cut.start - 1]) == "Wher"
 
 
