@@ -25,6 +25,7 @@ from manyformer.data.opened import (
     EvaluationPath,
     LengthLimit,
     OpenedData,
+    data_lines,
     glance_lines,
     path_name,
 )
@@ -180,9 +181,9 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
             opened = self.open()
             return DataSurvey(tuple(opened.glance()), opened.summary)
         paths = ", ".join(named_paths(self.data))
-        names = [("data", f"{self.section.model_fields['kind'].default}: {paths}")]
+        title = f"{self.section.model_fields['kind'].default}: {paths}"
         facts = () if prepared.summary is None else prepared.summary.facts()
-        lines = (*names, *(("data", line) for line in facts), *glance_lines(prepared.summary))
+        lines = (*data_lines([title, *facts]), *glance_lines(prepared.summary))
         return DataSurvey(lines, prepared.summary)
 
     def held_out(self, split: str | None) -> EvaluationData:

@@ -25,7 +25,7 @@ from manyformer.data.row_layouts import DocumentLayout, RowLayout, WindowLayout
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.sentence_parts import tokens_that_end_sentences
 from manyformer.data.splits import PathOrPaths, Splits, path_list
-from manyformer.data.summary import EXAMPLES, DataSummary, LengthSummary, kept_example, wrapped
+from manyformer.data.summary import EXAMPLES, DataSummary, LengthSummary, kept_example
 from manyformer.data.table_look import describe_tables
 from manyformer.data.text_epochs import BatchMaker, MaskedBatches, NextTokenBatches, TextPlan
 from manyformer.data.text_files import describe_folder, folder_files
@@ -139,7 +139,7 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
             yield from prepared.summary.facts()
         plain = [source.path for source in splits.sources["train"] if isinstance(source, PlainTextSource)]
         if note := describe_tables(plain if data.path != STDLIB else ()):
-            yield from wrapped(note)
+            yield note
         packing_texts = {
             "documents": "packed documents that cannot attend to each other",
             "concat": "documents end to end",

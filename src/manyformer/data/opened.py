@@ -10,7 +10,7 @@ from annotated_types import Len
 from manyformer.batches import Batch
 from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.saved_tokenizers import TokenizerPair
-from manyformer.data.summary import DataSummary
+from manyformer.data.summary import DataSummary, wrapped
 from manyformer.data.token_shards import TokenShard
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.data.training_feed import TrainingFeed
@@ -134,7 +134,7 @@ class OpenedData:
 
     def glance(self) -> list[tuple[str, str]]:
         """The description with a few examples and warnings, each line with its subject, for the start of a training."""
-        return [*(("data", line) for line in self.describe()), *glance_lines(self.summary)]
+        return [*data_lines(self.describe()), *glance_lines(self.summary)]
 
     def check_length(self, max_length: int | None) -> None:
         """Raise UserError if a sequence is longer than the model's `max_length` (None: no limit)."""
@@ -159,8 +159,13 @@ def glance_lines(summary: DataSummary | None) -> list[tuple[str, str]]:
         return []
     return [
         *(("data", line) for line in summary.example_lines()),
-        *(("warning", line) for line in summary.warnings()),
+        *(("warning", line) for text in summary.warnings() for line in wrapped(text)),
     ]
+
+
+def data_lines(texts: Iterable[str]) -> list[tuple[str, str]]:
+    """Lines about data in 80 columns, each with its subject."""
+    return [("data", line) for text in texts for line in wrapped(text)]
 
 
 def read_examples(cache: Path, split: str) -> Iterator[HeldOutExample]:

@@ -71,18 +71,17 @@ class DataSummary(NamedTuple):
         """Lines about labels, lengths and what was left out."""
         if self.is_part:
             counts = "; ".join(f"{name}: {_amount(count, self.noun)}" for name, count in self.counts.items())
-            yield from wrapped(f"in the beginning of the files, {counts}")
+            yield f"in the beginning of the files, {counts}"
         if self.labels is not None:
-            yield from wrapped(f"labels: {_label_counts(self.labels)}")
+            yield f"labels: {_label_counts(self.labels)}"
         if self.lengths is not None and self.lengths.examples:
             lengths = self.lengths
             yield f"lengths: median {lengths.median:,}, largest {lengths.largest:,} {lengths.unit}"
             if lengths.beyond and lengths.limit is not None:
                 examples = _amount(lengths.examples, self.noun)
                 limit = f"{lengths.limit:,} {lengths.unit} ({lengths.setting})"
-                yield from wrapped(f"{lengths.beyond:,} of {examples} {lengths.fate} at {limit}")
-        for finding in self.left_out:
-            yield from wrapped(str(finding))
+                yield f"{lengths.beyond:,} of {examples} {lengths.fate} at {limit}"
+        yield from map(str, self.left_out)
 
     def example_lines(self) -> Iterator[str]:
         """A line for each of a few training examples, shortened; control characters are escaped."""
@@ -95,7 +94,7 @@ class DataSummary(NamedTuple):
         if lengths is not None and lengths.limit is not None and lengths.share > LARGE_SHARE:
             examples = _amount(lengths.examples, self.noun)
             verb = "is" if lengths.beyond == 1 else "are"
-            yield from wrapped(
+            yield (
                 f"{lengths.beyond:,} of {examples} ({lengths.share:.1%}) {verb} {lengths.fate} at {lengths.limit:,} "
                 f"{lengths.unit}: the median is {lengths.median:,}, the largest {lengths.largest:,}; "
                 f"{lengths.setting} sets the limit"
@@ -145,5 +144,5 @@ def _escape(character: str) -> str:
 
 
 def wrapped(text: str) -> list[str]:
-    """A text in lines of a summary."""
+    """A text in lines of a summary, with long words, such as paths, in one piece."""
     return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

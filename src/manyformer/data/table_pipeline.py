@@ -22,7 +22,7 @@ from manyformer.data.opened import EvaluationPath, HeldOutExample
 from manyformer.data.pair_tables import RowTable
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.splits import Splits
-from manyformer.data.summary import EXAMPLES, DataSummary, LengthSummary, kept_example, wrapped
+from manyformer.data.summary import EXAMPLES, DataSummary, LengthSummary, kept_example
 from manyformer.data.table_files import TableRow
 from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, write_shards
 from manyformer.errors import UserError
@@ -173,8 +173,7 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         if splits.shares:
             yield "held out: " + ", ".join(f"a share of {share:g} ({name})" for name, share in splits.shares.items())
         notes = [table.note for tables in splits.sources.values() for table in tables if table.note]
-        for note in dict.fromkeys(notes):
-            yield from wrapped(note)
+        yield from dict.fromkeys(notes)
         if prepared.summary is not None:
             yield from prepared.summary.facts()
 
