@@ -28,7 +28,7 @@ def test_a_pair_shares_a_row() -> None:
     framed = frame_pair([10, 11], [12], TOKENIZER, 99)
     assert framed.tokens == [BOS, 10, 11, EOS, 12, EOS]
     assert framed.parts == [0, 0, 0, 0, 1, 1]
-    assert (framed.start, framed.is_cut) == (4, False)
+    assert (framed.start, framed.uncut_length) == (4, 6)
 
 
 @pytest.mark.parametrize(("first", "second"), [(7, 2), (2, 7), (5, 5), (0, 9)])
@@ -38,7 +38,7 @@ def test_the_longer_sentence_of_a_pair_is_cut(first: int, second: int) -> None:
     while sum(lengths) > 7:
         lengths[lengths[0] <= lengths[1]] -= 1
     assert framed.tokens == [BOS, *range(10, 10 + lengths[0]), EOS, *range(30, 30 + lengths[1]), EOS]
-    assert framed.is_cut
+    assert framed.uncut_length == first + second + 3
 
 
 def test_sentences_end_at_their_marks_and_at_empty_lines() -> None:
@@ -65,7 +65,8 @@ def test_a_question_precedes_its_document() -> None:
     cut = frame_question("Where is it", DOCUMENT, encode, 16)
     assert len(cut.tokens) == len(cut.parts) == 16
     assert len(cut.spans) == 16 - cut.start - 1
-    assert cut.is_cut
+    # the question has a quarter of a row
+    assert cut.uncut_length == max(4 * len("Where is it"), len("Where is it") + len(DOCUMENT) + 3)
     assert TOKENIZER.decode(cut.tokens[1 : cut.start - 1]) == "Wher"
 
 

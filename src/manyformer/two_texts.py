@@ -56,12 +56,13 @@ class DocumentTokenizer(FramingTokenizer, Protocol):
 class FramedTexts(NamedTuple):
     """The tokens of a row and the part of each: 0 for the first text with its frame; the second begins at `start`.
 
-    `spans` are the first character of each token of a document and the one after its last."""
+    `uncut_length` is the least limit with which nothing is cut. `spans` are the first character of each token of a
+    document and the one after its last."""
 
     tokens: list[int]
     parts: list[int]
     start: int
-    is_cut: bool
+    uncut_length: int
     spans: Sequence[tuple[int, int]] = ()
 
 
@@ -81,8 +82,8 @@ def frame_pair(first: Sequence[int], second: Sequence[int], tokenizer: FramingTo
             first_length -= 1
         else:
             second_length -= 1
-    is_cut = (first_length, second_length) != (len(first), len(second))
-    return _frame(first[:first_length], second[:second_length], [1] * second_length, tokenizer, is_cut=is_cut)
+    uncut_length = len(first) + len(second) + _frame_length(tokenizer)
+    return _frame(first[:first_length], second[:second_length], [1] * second_length, tokenizer, uncut_length)
 
 
 class DocumentTokens(NamedTuple):
@@ -149,10 +150,11 @@ def frame_question(question: str, document: str, encode: DocumentEncoder, limit:
     A question is cut at a quarter of the row, the document at its end."""
     question_ids, tokens = list(encode.tokenizer.encode(question)), encode(document)
     kept_ids = question_ids[: limit // MAX_QUESTION_SHARE]
-    room = max(0, limit - _frame_length(encode.tokenizer) - len(kept_ids))
-    is_cut = len(tokens.ids) > room or len(question_ids) > len(kept_ids)
+    frame_length = _frame_length(encode.tokenizer)
+    room = max(0, limit - frame_length - len(kept_ids))
+    uncut_length = max(MAX_QUESTION_SHARE * len(question_ids), len(question_ids) + len(tokens.ids) + frame_length)
     parts = [sentence + 1 for sentence in tokens.sentences[:room]]
-    framed = _frame(kept_ids, tokens.ids[:room], parts, encode.tokenizer, is_cut=is_cut)
+    framed = _frame(kept_ids, tokens.ids[:room], parts, encode.tokenizer, uncut_length)
     return framed._replace(spans=tokens.spans[:room])
 
 
@@ -162,12 +164,16 @@ def _frame_length(tokenizer: FramingTokenizer) -> int:
 
 
 def _frame(
-    first: Sequence[int], second: Sequence[int], second_parts: list[int], tokenizer: FramingTokenizer, *, is_cut: bool
+    first: Sequence[int],
+    second: Sequence[int],
+    second_parts: list[int],
+    tokenizer: FramingTokenizer,
+    uncut_length: int,
 ) -> FramedTexts:
     separators = [tokenizer.eos] * tokenizer.pair_separators
     tokens = [tokenizer.bos, *first, *separators, *second, tokenizer.eos]
     start = 1 + len(first) + len(separators)
-    return FramedTexts(tokens, [0] * start + second_parts + (second_parts[-1:] or [1]), start, is_cut)
+    return FramedTexts(tokens, [0] * start + second_parts + (second_parts[-1:] or [1]), start, uncut_length)
 
 
 def pad_texts(rows: Iterable[FramedTexts], pad: int, device: torch.device) -> TwoTextTensors:

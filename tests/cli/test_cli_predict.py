@@ -47,6 +47,26 @@ def test_a_line_is_labelled_with_its_probability(
     assert one_label == ["\t".join(row[:2]) for row in rows]
 
 
+def test_a_table_is_read_as_training_reads_it(cli: Cli, labels_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "plain.txt").write_text("".join(f"{text}\n" for text in TEXTS))
+    expected = cli("predict", str(labels_run), str(tmp_path / "plain.txt")).out
+    answers = [line.split("\t")[0] for line in expected.splitlines()]
+    labels = [answers[0], "late" if answers[1] == "early" else "early", answers[2]]
+    tables = {
+        "a.tsv": "".join(f"{text}\t{label}\n" for text, label in zip(TEXTS, labels)),
+        "b.csv": "label,text\n" + "".join(f'{label},"{text}"\n' for text, label in zip(TEXTS, labels)),
+        "c.csv": "text\n" + "".join(f"{text}\n" for text in TEXTS),
+    }
+    for name, content in tables.items():
+        (tmp_path / name).write_text(content)
+        ended = cli("predict", str(labels_run), str(tmp_path / name))
+        assert ended.out == expected
+        assert ("2 of 3 labels in" in ended.err and "agree (66.7%)" in ended.err) == (name != "c.csv")
+    records = cli("predict", str(labels_run), str(tmp_path / "b.csv"), "--json").out.splitlines()
+    assert [json.loads(line)["expected"] for line in records] == labels
+    assert [json.loads(line)["input"] for line in records] == TEXTS
+
+
 def test_json_lines_are_answered_with_json_lines(cli: Cli, labels_run: Path, tmp_path: Path) -> None:
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     records = [

@@ -83,6 +83,25 @@ def test_a_dry_run_trains_nothing_and_is_a_run_file(cli: Cli, here: Path) -> Non
     assert "parameters" not in again.out
 
 
+def test_a_dry_run_looks_at_the_data(cli: Cli, here: Path) -> None:
+    (here / "a.csv").write_text("label,text\n" + "".join(f"{n % 2},red cat {n}\n" for n in range(300)))
+    words = ("train", "classify/intents", "data.path=a.csv", "data.tokenizer=byte", "data.vocab=null")
+    words += ("data.max_length=11", "--dry-run")
+    before = sorted(here.iterdir())
+    ended = cli(*words)
+    assert ended.code == 0, ended.err
+    assert "# data     lengths: median 13, largest 13 tokens" in ended.out
+    assert "# warning  290 of 300 texts (96.7%) are cut at 11 tokens" in ended.out
+    assert max(len(line) for line in ended.out.splitlines() if line.startswith("# data")) <= 82
+    assert sorted(here.iterdir()) == before
+    facts = json.loads(cli(*words, "--json").out)["data"]["summary"]
+    assert facts["lengths"]["largest"] == 13
+    assert sum(facts["counts"].values()) == 300
+    missing = cli("train", "classify/intents", "--dry-run")
+    assert missing.code == 0
+    assert "# data     train.tsv: there is no such file (data.path)" in missing.out
+
+
 def test_help_of_a_run_has_its_keywords_and_values(cli: Cli, here: Path) -> None:
     ended = cli("train", "lm/stdlib", "--help", "optim.lr=0.125")
     assert ended.code == 0

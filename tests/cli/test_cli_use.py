@@ -86,6 +86,12 @@ def test_generate_reads_a_pipe(cli: Cli, text_run: Path, pipe: Callable[[bytes],
     ]
     assert [record["prompt"] for record in records] == ["the cat", "the dog"]
     assert records[0]["prompt"] + records[0]["text"] + "\n" == expected
+    # lines end as those of files do, and an empty one that is left out is told
+    pipe("the\u2028cat\r\n\nthe\x0cdog\x85\n".encode())
+    ended = cli("generate", str(text_run), "--lines", "--json", *words)
+    prompts = [json.loads(line)["prompt"] for line in ended.out.split("\n") if line]
+    assert prompts == ["the\u2028cat", "the\x0cdog\x85"]
+    assert "1 empty line of standard input (first: line 2) left out" in ended.err
     pipe(b"\xff\xfe")
     ended = cli("generate", str(text_run))
     assert ended.code == 2

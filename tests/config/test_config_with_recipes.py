@@ -35,3 +35,17 @@ def test_every_keyword_takes_its_own_default(name: str) -> None:
 def test_every_shipped_run_is_valid() -> None:
     for name in shipped_runs():
         assert load(name).recipe in RECIPES
+
+
+def test_held_out_files_of_a_shipped_run_do_not_judge_other_data(tmp_path: Path) -> None:
+    shipped = load("tag/relations")
+    assert (shipped.data.valid, shipped.data.test) == ("en_ewt-ud-dev.conllu", "en_ewt-ud-test.conllu")
+    other = load("tag/relations", "data.path=mine.conllu")
+    assert (other.data.valid, other.data.test) == (0.1, None)
+    named = load("tag/relations", "data.path=mine.conllu", "data.valid=dev.conllu")
+    assert (named.data.valid, named.data.test) == ("dev.conllu", None)
+    # other settings of the data leave them, and so does a file of one's own
+    assert load("tag/relations", "data.label=upos").data.test == "en_ewt-ud-test.conllu"
+    (tmp_path / "mine.yaml").write_text("extends: tag/relations\ndata: {path: mine.conllu, valid: dev.conllu}\n")
+    mine = load(tmp_path / "mine.yaml", "data.path=half.conllu")
+    assert (mine.data.valid, mine.data.test) == ("dev.conllu", None)

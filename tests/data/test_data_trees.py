@@ -10,6 +10,7 @@ import pytest
 from manyformer.batches import IGNORE_INDEX, TaggingBatch
 from manyformer.config import TreesData
 from manyformer.data import OpenedData, load_tokenizers, open_data
+from manyformer.data.kind import OpenRequest, kind_of
 from manyformer.data.treebank import TreebankSentence, open_treebank
 from manyformer.errors import UserError
 from real_data import shared_data
@@ -231,3 +232,44 @@ def test_a_line_that_is_neither_word_nor_comment(tmp_path: Path) -> None:
         UserError, match=r"a\.conllu:1 .sentence 1.: a line of this sentence is neither a word nor a comment"
     ):
         list(open_treebank(str(path), "relation", tmp_path).rows())
+
+
+def test_a_word_without_a_form_is_refused(tmp_path: Path) -> None:
+    text = BOOKS.replace("5\told\t", "5\t\t")
+    with pytest.raises(UserError, match=r"trees\.conllu:8: word 5 has no form \(column 2\) \(sentence s-1\)"):
+        opened(text, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line", [" 5\told\told\tADJ\tJJ\t_\t6\tamod\t_\t_", "5\told\tvery  old\tADJ\tJJ\t_\t6\tamod\t_\t_"]
+)
+def test_a_line_whose_columns_would_shift_is_refused(line: str, tmp_path: Path) -> None:
+    text = BOOKS.replace("5\told\told\tADJ\tJJ\t_\t6\tamod\t_\t_", line)
+    with pytest.raises(UserError, match=r"trees\.conllu:8: (word 5 has white space around|this line is not CoNLL-U)"):
+        opened(text, tmp_path)
+
+
+def chain(words: int) -> str:
+    """A sentence whose words are each the head of the next."""
+    return "".join(f"{n}\tw\t_\tNOUN\t_\t_\t{n - 1}\t{'obj' if n % 2 else 'root'}\t_\t_\n" for n in range(1, words + 1))
+
+
+def test_an_endless_sentence_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"trees\.conllu:1: this sentence has 5,000 words, and at most 4,096 are read"):
+        opened(chain(5000), tmp_path)
+    with pytest.raises(UserError, match=r"trees\.conllu:1: the sentence that begins here has more than 16,384 lines"):
+        opened(chain(20_000), tmp_path)
+
+
+def test_long_sentences_to_tag_do_not_share_a_batch(tmp_path: Path) -> None:
+    tokenizers = opened(f"{BOOKS}\n{BOOKS}", tmp_path, label="upos").tokenizers
+    path = tmp_path / "long.conllu"
+    path.write_text("\n".join([chain(2), chain(4000), chain(3000), chain(4000), chain(4000), chain(4000), chain(2)]))
+    data = TreesData(path=str(path), label="upos")
+    unlabelled = kind_of(data).unlabelled
+    assert unlabelled is not None
+    found = unlabelled(data, tokenizers, str(path), OpenRequest(64, tmp_path / "cache"))
+    assert found.batches is not None
+    sizes = [tuple(batch.tokens.shape) for batch in found.batches]
+    assert [rows for rows, _ in sizes] == [4, 3]
+    assert max(rows * width for rows, width in sizes) <= 1 << 14

@@ -112,6 +112,9 @@ class FakeSource:
         if task in ("classification", "tagging"):
             self.required_keywords["classes"] = 3
 
+    def glance(self) -> list[tuple[str, str]]:
+        return [("data", line) for line in self.describe()]
+
     def describe(self) -> list[str]:
         return ["a rule, made up"]
 

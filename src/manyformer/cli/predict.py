@@ -32,8 +32,9 @@ def predict(
     file: Annotated[
         str,
         Argument(
-            help="Texts, one in a line, or JSONL; pairs of sentences, or documents and questions, as a table; "
-            "sentences with trees in CoNLL-U; images or recordings in a file or folder. '-' reads standard input."
+            help="Texts, one in a line, or a table (TSV, CSV, JSONL); pairs of sentences, or documents and questions, "
+            "as a table; sentences with trees in CoNLL-U; images or recordings in a file or folder. '-' reads standard "
+            "input."
         ),
     ] = "-",
     *,
@@ -47,19 +48,28 @@ def predict(
     and its probability. Sentences: CoNLL-U with the labels in their column; its
     trees are read, its labels are ignored. Images and recordings: a line with the file, the label and its
     probability.
+
+    A table is read by the settings of the run's data. Where it has labels, a note at the end says how many agree.
     """
     from manyformer.evaluate import predict as predict_labels
 
     model_folder(run)
     write_json = as_json or Path(file).suffix in (".jsonl", ".ndjson")
+    labelled = agreeing = 0
     for item in predict_labels(run, file, top=top, device=resolve_device(device), log=print_note):
         print_text(json_line(_record(item)) if write_json else _text(item))
+        if item.input.expected is not None:
+            labelled += 1
+            agreeing += item.prediction[0][0].label == item.input.expected
+    if labelled:
+        print_note(f"{agreeing:,} of {labelled:,} labels in {file} agree ({agreeing / labelled:.1%})")
 
 
 def _record(item: "PredictedInput") -> dict[str, Any]:
     labels = [[label._asdict() for label in prediction] for prediction in item.prediction]
     if not item.input.words:
-        return {"input": item.input.name, "labels": labels[0]}
+        expected = {} if item.input.expected is None else {"expected": item.input.expected}
+        return {"input": item.input.name, **expected, "labels": labels[0]}
     words = [{"word": word, "labels": word_labels} for word, word_labels in zip(item.input.words, labels, strict=True)]
     return {"input": item.input.name, "words": words}
 

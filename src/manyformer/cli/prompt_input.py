@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 
+from manyformer.cli.console import print_note
 from manyformer.errors import UserError
 
 MAX_PROMPT_BYTES = 1 << 26
@@ -12,9 +13,11 @@ MAX_PROMPT_BYTES = 1 << 26
 def read_prompts(prompt: str | None, *, lines: bool) -> list[str]:
     """The prompts of `generate`: the one on the command line, or standard input as a whole or line by line.
 
-    Without either: one empty prompt. Raises UserError for `lines` without standard input and for bytes that are not
-    UTF-8.
+    Without either: one empty prompt. Lines end as those of files do; empty ones are no prompts, and a note says how
+    many there were. Raises UserError for `lines` without standard input and for bytes that are not UTF-8.
     """
+    from manyformer.data.text_files import split_lines, without_line_end
+
     is_piped = prompt == "-" or (prompt is None and not sys.stdin.isatty())
     if lines and not is_piped:
         raise UserError("--lines reads prompts from standard input: pipe them in, or give '-' as the prompt")
@@ -22,16 +25,22 @@ def read_prompts(prompt: str | None, *, lines: bool) -> list[str]:
         return ["" if prompt is None else prompt]
     text = read_text()
     if not lines:
-        return [text.removesuffix("\n")]
-    prompts = [line for line in text.splitlines() if line]
+        return [without_line_end(text)]
+    all_lines = split_lines(text)
+    prompts = [line for line in all_lines if line]
     if not prompts:
         raise UserError("standard input has no non-empty line")
+    if len(prompts) < len(all_lines):
+        empty, first = len(all_lines) - len(prompts), all_lines.index("") + 1
+        print_note(f"{empty:,} empty line{'s' * (empty > 1)} of standard input (first: line {first:,}) left out")
     return prompts
 
 
 def read_argument(text: str) -> str:
     """A text on the command line, or all of standard input for "-". Raises UserError for bytes that are not UTF-8."""
-    return read_text().removesuffix("\n") if text == "-" else text
+    from manyformer.data.text_files import without_line_end
+
+    return without_line_end(read_text()) if text == "-" else text
 
 
 def read_text() -> str:

@@ -42,7 +42,9 @@ def train(
     ] = None,
     *,
     print_config: Annotated[bool, Option("--print-config", help="Validate the run, print its YAML, stop.")] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Print the run and a summary of its model, and stop.")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Print the run and summaries of its model and data, and stop.")
+    ] = False,
     fresh: Annotated[bool, Option("--fresh", help="Start over; an existing run's folder is renamed.")] = False,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Print only the result.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print the result as JSON; the progress goes to stderr.")] = False,
@@ -65,6 +67,11 @@ def train(
     elif print_config or dry_run:
         from manyformer.config import dump_run
 
+        if dry_run and as_json:
+            from manyformer.cli.dry_run import print_summary_as_json
+
+            print_summary_as_json(run)
+            return
         print_result(dump_run(run).rstrip())
         if dry_run:
             from manyformer.cli.dry_run import print_summary

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from manyformer.config.data_sections import DATA_SECTIONS
 from manyformer.config.run import UNION_TAGS
+from manyformer.config.shipped import is_shipped
 
 SettingPath = tuple[str | int, ...]
 
@@ -86,6 +87,8 @@ def overlay(lower: SettingLayer, upper: SettingLayer) -> SettingLayer:
         elif name == "data" and _selects_other_variant(lower_section, section):
             merged.put((name,), {"kind": lower_section["kind"], **section}, upper.locations_below((name,)))
         else:
+            if name == "data":
+                _drop_paths_of_other_data(merged, upper)
             if (name,) in upper.locations:
                 merged.locations[name,] = upper.locations[name,]
             for key, value in section.items():
@@ -93,6 +96,20 @@ def overlay(lower: SettingLayer, upper: SettingLayer) -> SettingLayer:
     if () in upper.locations:
         merged.locations[()] = upper.locations[()]
     return merged
+
+
+def _drop_paths_of_other_data(lower: SettingLayer, upper: SettingLayer) -> None:
+    """Drop the held-out paths of a shipped run if a layer of the user names other data.
+
+    They are files that the author of the shipped run had; a share of the data is held out instead, as by default."""
+    if "path" not in upper.data["data"] or is_shipped(upper.location_of(("data", "path")).file):
+        return
+    for setting in ("valid", "test"):
+        place = ("data", setting)
+        is_path = isinstance(lower.data["data"].get(setting), str | list | tuple)
+        if is_path and is_shipped(lower.location_of(place).file):
+            del lower.data["data"][setting]
+            lower.locations.pop(place, None)
 
 
 def stack(layers: Iterable[SettingLayer]) -> SettingLayer:

@@ -20,6 +20,11 @@ def shipped_comparisons() -> dict[str, Path]:
     return _files(FOLDER / COMPARISONS)
 
 
+def is_shipped(file: str) -> bool:
+    """Whether this is a file that comes with the package; "" is none."""
+    return bool(file) and Path(file).resolve().is_relative_to(FOLDER.resolve())
+
+
 def _files(folder: Path) -> dict[str, Path]:
     paths = (path for path in folder.rglob("*") if path.suffix in (".yaml", ".yml") and path.is_file())
     return dict(sorted((path.relative_to(folder).with_suffix("").as_posix(), path) for path in paths))

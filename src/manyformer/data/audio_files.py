@@ -25,7 +25,8 @@ from manyformer.data.audio_reading import (
 )
 from manyformer.data.content_sums import folder_sum
 from manyformer.data.image_reading import files_stamp
-from manyformer.data.table_files import ColumnKey, TableRow, is_jsonl, read_rows
+from manyformer.data.table_columns import ColumnKey
+from manyformer.data.table_files import TableRow, is_jsonl, read_rows
 from manyformer.data.text_files import content_suffix, existing_path, file_stamp, visible_files
 from manyformer.errors import UserError, suggest_names
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 from manyformer.data.content_sums import changed_contents, without_sums
 from manyformer.data.saved_tokenizers import TokenizerPair, load_tokenizers
+from manyformer.data.summary import DataSummary
 from manyformer.data.token_shards import ShardFacts, TokenShard, open_verified_shard
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import make_folder, remove_draft, report_not_written
@@ -38,23 +39,29 @@ class PreparedRecord(FileRecord):
     splits: dict[FileName, Annotated[ShardFacts, AS_OBJECT]]
     counts: dict[str, bool | Count | dict[str, Count] | dict[str, str]]
     sources: dict[str, str]
+    summary: Annotated[DataSummary, AS_OBJECT] | None = None
+    """None for kinds of data without one, and for files of earlier versions."""
 
 
 class PreparationResult(NamedTuple):
-    """The result of preparing data: tokenizers, facts of each shard, a hash of each source, and counts to display."""
+    """The result of preparing data: tokenizers, facts of each shard, a hash of each source, and counts to display.
+
+    `summary` is what a person can check of it."""
 
     tokenizers: TokenizerPair
     facts: dict[str, ShardFacts]
     hashes: dict[str, str]
     counts: dict[str, Any]
+    summary: DataSummary | None = None
 
 
 class PreparedData(NamedTuple):
-    """Prepared data: tokenizers, memory-mapped shards, and counts to display."""
+    """Prepared data: tokenizers, memory-mapped shards, counts to display, and the summary of its preparation."""
 
     tokenizers: TokenizerPair
     shards: dict[str, TokenShard]
     counts: dict[str, Any]
+    summary: DataSummary | None = None
 
 
 def load_or_prepare(
@@ -155,6 +162,7 @@ def _complete(folder: Path, key: str, settings: dict[str, Any], result: Preparat
         splits=result.facts,
         counts=result.counts,
         sources=result.hashes,
+        summary=result.summary,
     ).write(folder / RECORD_FILE)
     write_manifest(folder)
 
@@ -191,4 +199,4 @@ def _open(cache: Path, record: PreparedRecord) -> PreparedData:
     if tokenizers.fingerprint != record.tokenizers:
         raise DamagedFile(f"{cache / RECORD_FILE} is damaged: the tokenizers beside it are others than those it names")
     shards = {name: open_verified_shard(files, name, facts) for name, facts in record.splits.items()}
-    return PreparedData(tokenizers, shards, record.counts)
+    return PreparedData(tokenizers, shards, record.counts, record.summary)

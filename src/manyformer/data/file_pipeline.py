@@ -19,15 +19,28 @@ from manyformer.data.cache_folder import (
 from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.kind import DataKind, KindSection, OpenRequest
 from manyformer.data.length_buckets import LengthBuckets
-from manyformer.data.opened import EvaluationData, EvaluationPath, LengthLimit, OpenedData, path_name
+from manyformer.data.opened import (
+    DataSurvey,
+    EvaluationData,
+    EvaluationPath,
+    LengthLimit,
+    OpenedData,
+    data_lines,
+    glance_lines,
+    path_name,
+)
+from manyformer.data.paths_of_settings import check_paths, named_paths
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
-from manyformer.data.splits import PathOrPaths, SourceT, Splits
+from manyformer.data.splits import PathOrPaths, SampleSize, SourceT, Splits
 from manyformer.data.text_epochs import TextPlan
 from manyformer.data.token_shards import TokenShard
 from manyformer.data.utterances import UtterancePlan
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile
+
+SURVEY_SIZE = SampleSize(records=10_000, characters=2_000_000)
+"""So much of the files of a split is read for a look at them."""
 
 PlanT = TypeVar("PlanT", bound=TextPlan | LengthBuckets | UtterancePlan)
 
@@ -119,7 +132,9 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
 
     def open(self) -> OpenedData:
         """Open the data for training; prepared files are reused if nothing that decides them has changed."""
-        data, cache, splits = self.data, self.request.cache, self.split()
+        data, cache = self.data, self.request.cache
+        check_paths(data)
+        splits = self.split()
         settings = self.preparation() | {"kind": data.kind, "shares": splits.shares, "stamps": splits.stamps()}
         if (library := self.library()) is not None:
             settings["library"] = library
@@ -152,7 +167,24 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
             cache=cache,
             required_keywords=required,
             offered_keywords=self.offered_keywords(),
+            summary=prepared.summary,
         )
+
+    def survey(self) -> DataSurvey:
+        """A look at the data: opened as for training if it is small, else at the beginning of its files."""
+        folder = self.request.cache / "beginning"
+        folder.mkdir()
+        splits = self.split()
+        splits.limit(SURVEY_SIZE)
+        prepared = self.prepare(splits, folder)
+        if not splits.are_cut_short:
+            opened = self.open()
+            return DataSurvey(tuple(opened.glance()), opened.summary)
+        paths = ", ".join(named_paths(self.data))
+        title = f"{self.section.model_fields['kind'].default}: {paths}"
+        facts = () if prepared.summary is None else prepared.summary.facts()
+        lines = (*data_lines([title, *facts]), *glance_lines(prepared.summary))
+        return DataSurvey(lines, prepared.summary)
 
     def held_out(self, split: str | None) -> EvaluationData:
         """A held-out split: "valid", "test", or by default test if there is one, prepared again if files are missing.
@@ -204,6 +236,11 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
                 path = self.request.cache / f"{name}.tokens"
                 raise DamagedFile(f"{path} is damaged: it holds {largest:,}, and its values are below {limit:,}")
         return [prepared.shards[name] for name in names]
+
+    @classmethod
+    def limited_kind(cls, **optional: Any) -> DataKind[KindSection]:
+        """The kind of data to register, whose sources can be read in part."""
+        return cls.data_kind(survey=lambda data, form, request: cls(data, form, request).survey(), **optional)
 
     @classmethod
     def data_kind(cls, **optional: Any) -> DataKind[KindSection]:

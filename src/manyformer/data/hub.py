@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from manyformer.data.table_files import ColumnKey, TableRow, cell_text
+from manyformer.data.table_columns import ColumnKey
+from manyformer.data.table_files import TableRow, cell_text, optional_text
 from manyformer.errors import UserError
 
 HUB_PREFIX = "hf:"
@@ -29,12 +30,16 @@ class HubDataset:
     def __len__(self) -> int:
         return len(self._records)
 
-    def rows(self, columns: Sequence[ColumnKey]) -> Iterator[TableRow]:
-        """Stream the requested columns of the records in order; class labels are given by name if they have names."""
+    def rows(self, columns: Sequence[ColumnKey], *, optional: int = 0) -> Iterator[TableRow]:
+        """Stream the requested columns of the records in order; class labels are given by name if they have names.
+
+        The last `optional` columns may be missing; their cells are empty then."""
         names = {column: _label_names(self._records.features, column) for column in columns}
+        needed = len(columns) - optional
         for number, record in enumerate(self._records):
             location = f"{self.path}, record {number}"
-            cells = (cell_text(record, column, location) for column in columns)
+            cells = [cell_text(record, column, location) for column in columns[:needed]]
+            cells += [optional_text(record, str(column)) for column in columns[needed:]]
             yield TableRow(
                 tuple(_label_text(text, names[column]) for text, column in zip(cells, columns, strict=True)), location
             )

@@ -7,7 +7,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, final
 
 from manyformer.config import DATA_SECTIONS, DataSection, register_section
 from manyformer.context_windows import ContextWindows
-from manyformer.data.opened import EvaluationData, EvaluationPath, OpenedData, UnlabelledData
+from manyformer.data.opened import DataSurvey, EvaluationData, EvaluationPath, OpenedData, UnlabelledData
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.errors import UserError, suggest_names
 from manyformer.type_aliases import LogFn
@@ -53,6 +53,9 @@ class DataKind(Generic[KindSection]):
     """The data of a file for a trained model; `request.cache` is a folder for its shards."""
     unlabelled: Callable[[KindSection, TokenizerPair, str, OpenRequest], UnlabelledData] | None = None
     """The inputs in a file to predict labels for, None if there are no labels to predict."""
+    survey: Callable[[KindSection, str, OpenRequest], DataSurvey] | None = None
+    """A look at the beginning of the files, with `request.cache` as a folder for what it needs; None for data that is
+    opened as a whole."""
     sample_prompt: Callable[[KindSection, OpenRequest], str] | None = None
     """The text that a sample after training continues; None if a prompt is no text."""
     windowed_forms: tuple[str, ...] = ()

@@ -27,10 +27,17 @@ class SequenceDataset(ABC):
         """A batch of the examples at these indices, in this order."""
 
 
-def batches_in_order(dataset: SequenceDataset, rows: int) -> Iterator[Batch]:
-    """All examples in their order, `rows` in a batch."""
-    for start in range(0, len(dataset.lengths), rows):
-        yield dataset.make_batch(np.arange(start, min(start + rows, len(dataset.lengths))))
+def batches_in_order(dataset: SequenceDataset, rows: int, budget: int | None = None) -> Iterator[Batch]:
+    """All examples in their order: at most `rows` in a batch, and `budget` padded tokens unless one alone has more."""
+    start = longest = 0
+    for number, length in enumerate(dataset.lengths.tolist()):
+        longest = max(longest, length)
+        count = number - start
+        if count and (count == rows or (budget is not None and (count + 1) * longest > budget)):
+            yield dataset.make_batch(np.arange(start, number))
+            start, longest = number, length
+    if start < len(dataset.lengths):
+        yield dataset.make_batch(np.arange(start, len(dataset.lengths)))
 
 
 def held_out_batches(examples: SequenceDataset, batch_tokens: int) -> HeldOutBatches:

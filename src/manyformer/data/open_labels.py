@@ -1,23 +1,24 @@
 """Opening labelled texts: split, tokenized into shards once, then read as batches of texts of similar length."""
 
 from collections.abc import Iterator, Sequence
-from itertools import tee
-from pathlib import Path
+from itertools import chain, tee
 
 import numpy as np
 
 from manyformer.config import LabelsData
-from manyformer.data.hub import is_hub_dataset
+from manyformer.data.findings import TableFindings
 from manyformer.data.kind import OpenRequest, register
 from manyformer.data.opened import UnlabelledData, UnlabelledInput
 from manyformer.data.padded_examples import LabelledDataset
-from manyformer.data.pair_tables import open_table
+from manyformer.data.pair_tables import RowTable
 from manyformer.data.piped_input import STDIN, data_path, stdin_lines
 from manyformer.data.saved_tokenizers import TokenizerPair, class_id
-from manyformer.data.table_files import TableRow, is_jsonl
+from manyformer.data.table_files import TableRow
 from manyformer.data.tabular_text_pipeline import TabularTextPipeline
 from manyformer.data.text_files import read_lines
 from manyformer.data.token_shards import ShardWriter, TokenShard
+from manyformer.data.unlabelled_tables import is_table, open_unlabelled, unlabelled_rows
+from manyformer.errors import UserError
 
 
 class LabelsPipeline(TabularTextPipeline[LabelsData]):
@@ -29,7 +30,7 @@ class LabelsPipeline(TabularTextPipeline[LabelsData]):
     texts = 1
     title, noun = "texts", "text"
 
-    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> int:
+    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> Sequence[int]:
         tokenizer, class_ids = self.tokenizers.source, self.tokenizers.class_ids()
         limit = max(0, self.data.max_length - 2)
         texts = [row.cells[0] for row in rows]
@@ -39,7 +40,7 @@ class LabelsPipeline(TabularTextPipeline[LabelsData]):
             writers[0].add(framed_ids, starts_document=True, text=text)
         for row in rows:
             writers[1].add([class_id(class_ids, row.cells[1], row.location)], starts_document=True)
-        return sum(len(ids) > limit for ids in token_ids)
+        return [len(ids) + 2 for ids in token_ids]
 
     def token_limits(self) -> tuple[int, ...]:
         return self.tokenizers.source.vocab, len(self.tokenizers.labels or ())
@@ -49,18 +50,49 @@ class LabelsPipeline(TabularTextPipeline[LabelsData]):
 
 
 def unlabelled_texts(data: LabelsData, tokenizers: TokenizerPair, path: str, request: OpenRequest) -> UnlabelledData:
-    """The lines of a text file or of standard input ("-"), or the texts of JSONL or a Hugging Face data set."""
-    texts, names = tee(_read_texts(data, path, request))
-    return UnlabelledData((UnlabelledInput(name) for name in names), texts=texts)
+    """The texts of a table, by the reader of training, or the lines of a text file or of standard input ("-").
 
-
-def _read_texts(data: LabelsData, path: str, request: OpenRequest) -> Iterator[str]:
-    if is_hub_dataset(path) or is_jsonl(Path(path)):
-        column = data.text if isinstance(data.text, str) else "text"
-        return (row.cells[0] for row in open_table(path, (column,), ("text",), request.cache).rows())
+    A label, where a table has one, is compared alone. A line with tabs is a row of a table if one of its cells is a
+    label of the model, at the place of the label."""
+    if is_table(path):
+        table = open_unlabelled(path, (data.text, data.label), ("text", "label"), data, request)
+        return unlabelled_rows(table, request, name=lambda row: row.cells[0], labels=tokenizers.labels)
     if path == STDIN:
-        return stdin_lines()
-    return (line.text for line in read_lines(data_path(path, request.cache)))
+        return _labelled_or_plain(stdin_lines(), data, tokenizers, "standard input", request)
+    resolved = data_path(path, request.cache)
+    lines = (line.text for line in read_lines(resolved))
+    return _labelled_or_plain(lines, data, tokenizers, str(resolved), request)
 
 
-LABELS = register(LabelsPipeline.data_kind(unlabelled=unlabelled_texts))
+def _labelled_or_plain(
+    lines: Iterator[str], data: LabelsData, tokenizers: TokenizerPair, name: str, request: OpenRequest
+) -> UnlabelledData:
+    """Lines as texts, or as texts and labels between tabs if the first line has a label of the model at its place."""
+    text_column, label_column = (
+        number if not isinstance(key, int) else key for number, key in enumerate((data.text, data.label))
+    )
+    first = next(lines, None)
+    cells = [] if first is None else first.split("\t")
+    if max(text_column, label_column) >= len(cells) or cells[label_column] not in (tokenizers.labels or ()):
+        texts, names = tee(() if first is None else chain([first], lines))
+        return UnlabelledData((UnlabelledInput(text) for text in names), texts=texts)
+    request.log(
+        f"{name}: read as a table, since the first line has the label {cells[label_column]!r} after a tab; "
+        "labels are compared, and are no part of the texts"
+    )
+    assert first is not None
+
+    def rows(findings: TableFindings) -> Iterator[TableRow]:
+        for number, line in enumerate(chain([first], lines), start=1):
+            cells = line.split("\t")
+            if not line.strip():
+                findings.blank.add(f"{name}:{number}")
+                continue
+            if max(text_column, label_column) >= len(cells):
+                raise UserError(f"{name}:{number}: this line has no label after a tab, as the first line has")
+            yield TableRow((cells[text_column], cells[label_column]), f"{name}:{number}")
+
+    return unlabelled_rows(RowTable(name, rows, []), request, name=lambda row: row.cells[0])
+
+
+LABELS = register(LabelsPipeline.limited_kind(unlabelled=unlabelled_texts))

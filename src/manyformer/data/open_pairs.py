@@ -47,7 +47,8 @@ class PairsPipeline(TablePipeline[PairsData]):
     title, noun, unit = "pairs", "pair", "tokens on a side"
 
     def open_sources(self, paths: PathOrPaths, split: str) -> list[RowTable]:
-        return [open_table(paths, (self.data.source, self.data.target), self.sides, self.request.cache)]
+        keys = (self.data.source, self.data.target)
+        return [open_table(paths, keys, self.sides, self.request.cache, header=self.data.header)]
 
     def split(self) -> Splits[RowTable]:
         splits = super().split()
@@ -69,14 +70,15 @@ class PairsPipeline(TablePipeline[PairsData]):
 
         return TokenizerPair(train(0), train(1))
 
-    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> int:
+    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> Sequence[int]:
         source, target = ([row.cells[side] for row in rows] for side in (0, 1))
-        for text, ids in zip(source, self.tokenizers.source.encode_many(source), strict=True):
+        source_ids, target_ids = self.tokenizers.source.encode_many(source), self.tokenizers.target.encode_many(target)
+        for text, ids in zip(source, source_ids, strict=True):
             writers[0].add(np.append(ids, self.tokenizers.source.eos), starts_document=True, text=text)
         bos, eos = self.tokenizers.target.bos, self.tokenizers.target.eos
-        for text, ids in zip(target, self.tokenizers.target.encode_many(target), strict=True):
+        for text, ids in zip(target, target_ids, strict=True):
             writers[1].add(np.concatenate([[bos], ids, [eos]]), starts_document=True, text=text)
-        return 0
+        return [max(len(first) + 1, len(second) + 1) for first, second in zip(source_ids, target_ids, strict=True)]
 
     def token_limits(self) -> tuple[int, ...]:
         return self.tokenizers.source.vocab, self.tokenizers.target.vocab
@@ -119,4 +121,4 @@ class PairsPipeline(TablePipeline[PairsData]):
         return f"{self.tokenizers.source.vocab:,} (source) and {size} (target)"
 
 
-PAIRS = register(PairsPipeline.data_kind())
+PAIRS = register(PairsPipeline.limited_kind())

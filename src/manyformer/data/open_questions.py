@@ -1,18 +1,17 @@
 """Opening questions about documents: both in one row, with the tokens of the answer, read as batches of like length."""
 
-from collections.abc import Iterator, Sequence
-from functools import partial
-from itertools import tee
+from collections.abc import Sequence
 
 from manyformer.config import QuestionsData
 from manyformer.data.kind import OpenRequest, register
-from manyformer.data.opened import UnlabelledData, UnlabelledInput
+from manyformer.data.opened import UnlabelledData
 from manyformer.data.pair_tables import RowTable, open_table
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.splits import PathOrPaths, Splits, path_list
 from manyformer.data.table_files import TableRow
 from manyformer.data.tabular_text_pipeline import QuestionDataset, TabularTextPipeline
 from manyformer.data.token_shards import ShardWriter, TokenShard
+from manyformer.data.unlabelled_tables import open_unlabelled, unlabelled_rows
 from manyformer.errors import UserError
 from manyformer.two_texts import DocumentEncoder, frame_question, tokens_of_answer
 
@@ -33,8 +32,9 @@ class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
             return super().open_sources(paths, split)
         keys = (self.data.document, self.data.question, self.data.answer, self.data.start)
         names = (*self.columns, "start")
-        tables = [open_table(path, keys, names, self.request.cache) for path in path_list(paths)]
-        return [RowTable(table.name, partial(_answers_last, table), table.stamp()) for table in tables]
+        cache, header = self.request.cache, self.data.header
+        tables = [open_table(path, keys, names, cache, header=header) for path in path_list(paths)]
+        return [table.mapped(_answer_last) for table in tables]
 
     def label_names(self, splits: Splits[RowTable]) -> None:
         return None
@@ -42,8 +42,9 @@ class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
     def max_vocab(self) -> int:
         return max(super().max_vocab(), self.data.max_length)
 
-    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> int:
-        encode, cut, limit = DocumentEncoder(self.tokenizers.source), 0, self.data.max_length
+    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> Sequence[int]:
+        encode, limit = DocumentEncoder(self.tokenizers.source), self.data.max_length
+        lengths = []
         for row in rows:
             document, question = row.cells[:2]
             framed = frame_question(question, document, encode, limit)
@@ -56,8 +57,8 @@ class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
             ends = ends if ends[1] < len(framed.tokens) - 1 else [0, 0]
             for writer, column in zip(writers, (framed.tokens, framed.parts, ends), strict=True):
                 writer.add(column, starts_document=True)
-            cut += framed.is_cut
-        return cut
+            lengths.append(framed.uncut_length)
+        return lengths
 
     def token_limits(self) -> tuple[int, ...]:
         return self.tokenizers.source.vocab, self.data.max_length, self.data.max_length
@@ -67,10 +68,10 @@ class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
         return QuestionDataset(shards, pad=self.tokenizers.source.pad, has_global_question=has_global_question)
 
 
-def _answers_last(table: RowTable) -> Iterator[TableRow]:
-    """The rows of documents, questions, answers and places with the answer as the last cell, which is the target."""
-    for (document, question, answer, start), location in table.rows():
-        yield TableRow((document, question, start, answer), location)
+def _answer_last(row: TableRow) -> TableRow:
+    """A row of a document, a question, an answer and its place, with the answer, which is the target, as the last."""
+    document, question, answer, start = row.cells
+    return TableRow((document, question, start, answer), row.location)
 
 
 def answer_characters(row: TableRow) -> tuple[int, int] | None:
@@ -97,10 +98,10 @@ def answer_characters(row: TableRow) -> tuple[int, int] | None:
 def unlabelled_questions(
     data: QuestionsData, tokenizers: TokenizerPair, path: str, request: OpenRequest
 ) -> UnlabelledData:
-    """The documents and questions in a TSV, CSV or JSONL file; an answer is not read."""
-    table = open_table(path, (data.document, data.question), ("document", "question"), request.cache)
-    pairs, named_pairs = tee((row.cells[0], row.cells[1]) for row in table.rows())
-    return UnlabelledData((UnlabelledInput(question) for _, question in named_pairs), pairs=pairs)
+    """The documents and questions in a TSV, CSV or JSONL file; an answer, where there is one, is compared alone."""
+    keys = (data.document, data.question, data.answer)
+    table = open_unlabelled(path, keys, ("document", "question", "answer"), data, request)
+    return unlabelled_rows(table, request, name=lambda row: row.cells[1], texts=2)
 
 
-QUESTIONS = register(QuestionsPipeline.data_kind(unlabelled=unlabelled_questions))
+QUESTIONS = register(QuestionsPipeline.limited_kind(unlabelled=unlabelled_questions))

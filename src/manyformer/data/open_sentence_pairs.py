@@ -1,16 +1,15 @@
 """Opening labelled pairs of sentences: both in one row, tokenized into shards once, read as batches of like length."""
 
 from collections.abc import Sequence
-from itertools import tee
 
 from manyformer.config import SentencePairsData
 from manyformer.data.kind import OpenRequest, register
-from manyformer.data.opened import UnlabelledData, UnlabelledInput
-from manyformer.data.pair_tables import open_table
+from manyformer.data.opened import UnlabelledData
 from manyformer.data.saved_tokenizers import TokenizerPair, class_id
 from manyformer.data.table_files import TableRow
 from manyformer.data.tabular_text_pipeline import SentencePairDataset, TabularTextPipeline
 from manyformer.data.token_shards import ShardWriter, TokenShard
+from manyformer.data.unlabelled_tables import open_unlabelled, unlabelled_rows
 from manyformer.two_texts import frame_pair
 
 
@@ -24,16 +23,17 @@ class SentencePairsPipeline(TabularTextPipeline[SentencePairsData]):
     texts = 2
     title, noun = "sentence pairs", "pair"
 
-    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> int:
-        tokenizer, class_ids, cut = self.tokenizers.source, self.tokenizers.class_ids(), 0
+    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> Sequence[int]:
+        tokenizer, class_ids = self.tokenizers.source, self.tokenizers.class_ids()
+        lengths = []
         first_ids, second_ids = (tokenizer.encode_many([row.cells[side] for row in rows]) for side in (0, 1))
         for row, first, second in zip(rows, first_ids, second_ids, strict=True):
             framed = frame_pair(list(first), list(second), tokenizer, self.data.max_length)
             columns = (framed.tokens, framed.parts, [class_id(class_ids, row.cells[2], row.location)])
             for writer, column in zip(writers, columns, strict=True):
                 writer.add(column, starts_document=True)
-            cut += framed.is_cut
-        return cut
+            lengths.append(framed.uncut_length)
+        return lengths
 
     def token_limits(self) -> tuple[int, ...]:
         return self.tokenizers.source.vocab, 2, len(self.tokenizers.labels or ())
@@ -45,10 +45,10 @@ class SentencePairsPipeline(TabularTextPipeline[SentencePairsData]):
 def unlabelled_pairs(
     data: SentencePairsData, tokenizers: TokenizerPair, path: str, request: OpenRequest
 ) -> UnlabelledData:
-    """The pairs in a TSV, CSV or JSONL file; a label is not read."""
-    table = open_table(path, (data.first, data.second), ("first", "second"), request.cache)
-    pairs, named_pairs = tee((row.cells[0], row.cells[1]) for row in table.rows())
-    return UnlabelledData((UnlabelledInput(f"{first}\t{second}") for first, second in named_pairs), pairs=pairs)
+    """The pairs in a TSV, CSV or JSONL file; a label, where there is one, is compared alone."""
+    keys = (data.first, data.second, data.label)
+    table = open_unlabelled(path, keys, ("first", "second", "label"), data, request)
+    return unlabelled_rows(table, request, name=lambda row: "\t".join(row.cells[:2]), texts=2)
 
 
-PAIRS_OF_SENTENCES = register(SentencePairsPipeline.data_kind(unlabelled=unlabelled_pairs))
+PAIRS_OF_SENTENCES = register(SentencePairsPipeline.limited_kind(unlabelled=unlabelled_pairs))

@@ -14,7 +14,7 @@ from manyformer.context_windows import ContextWindows
 from manyformer.data.borrowed_tokenizer import describe_tokenizer, section_tokenizer
 from manyformer.data.cache_folder import PreparationResult, PreparedData, load_prepared
 from manyformer.data.file_pipeline import FilePipeline
-from manyformer.data.holdout import DocumentPiece, HoldoutSplitter
+from manyformer.data.holdout import DocumentPiece, HoldoutSplitter, TextSurvey
 from manyformer.data.hub import is_hub_dataset
 from manyformer.data.kind import OpenRequest, register
 from manyformer.data.lanes import LaneLayout
@@ -25,9 +25,11 @@ from manyformer.data.row_layouts import DocumentLayout, RowLayout, WindowLayout
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.sentence_parts import tokens_that_end_sentences
 from manyformer.data.splits import PathOrPaths, Splits, path_list
+from manyformer.data.summary import EXAMPLES, DataSummary, LengthSummary, kept_example
+from manyformer.data.table_look import describe_tables
 from manyformer.data.text_epochs import BatchMaker, MaskedBatches, NextTokenBatches, TextPlan
 from manyformer.data.text_files import describe_folder, folder_files
-from manyformer.data.text_sources import TextPart, TextSource, text_sources
+from manyformer.data.text_sources import STDLIB, PlainTextSource, TextPart, TextSource, text_sources
 from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, shard_units, write_shards
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.data.unfinished_text import UnfinishedText
@@ -81,7 +83,8 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
                 shards.advance(len(block))
         counts = {"documents": sum(len(survey.lengths) for survey in surveys.values()), "whole": holdout.by_document}
         hashes = {name: digest for survey in surveys.values() for name, digest in survey.hashes.items()}
-        return PreparationResult(TokenizerPair(tokenizer, tokenizer), shards.facts, hashes, counts)
+        summary = _summarize(splits, surveys)
+        return PreparationResult(TokenizerPair(tokenizer, tokenizer), shards.facts, hashes, counts, summary)
 
     def token_limits(self) -> tuple[int, ...]:
         return (self.tokenizers.target.vocab,)
@@ -134,12 +137,38 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
         for name, shard in prepared.shards.items():
             characters = format_amount(shard.facts.characters, "characters")
             yield f"{name}: {format_amount(shard.facts.tokens, 'tokens')}, {characters}"
+        if prepared.summary is not None:
+            yield from prepared.summary.facts()
+        plain = [source.path for source in splits.sources["train"] if isinstance(source, PlainTextSource)]
+        if note := describe_tables(plain if data.path != STDLIB else ()):
+            yield note
         packing_texts = {
             "documents": "packed documents that cannot attend to each other",
             "concat": "documents end to end",
             "contiguous": "each continuing the same row of the previous batch",
         }
         yield f"rows of {data.length} tokens: {packing_texts[data.packing]}"
+
+
+def _summarize(splits: Splits[TextSource], surveys: Mapping[str, TextSurvey]) -> DataSummary:
+    """What a person can check of the documents."""
+    sources = [source for sources in splits.sources.values() for source in sources]
+    return DataSummary(
+        noun="document",
+        counts={name: len(survey.lengths) for name, survey in surveys.items()},
+        lengths=LengthSummary.of(surveys["train"].lengths, "characters"),
+        left_out=tuple(finding for source in sources for finding in source.findings()),
+        examples=tuple(islice(_beginnings(splits.sources["train"]), EXAMPLES)),
+        is_part=splits.are_cut_short,
+    )
+
+
+def _beginnings(sources: Iterable[TextSource]) -> Iterator[tuple[str, ...]]:
+    """The beginning of each document."""
+    for source in sources:
+        for part in source.parts():
+            if part.starts_document and part.text.strip():
+                yield kept_example([part.text.strip()])
 
 
 def write_text_shard(data: TextData, tokenizer: Tokenizer, path: EvaluationPath, scratch_dir: Path) -> TokenShard:
@@ -208,5 +237,5 @@ def _add_pieces(shards: dict[str, ShardWriter], block: list[DocumentPiece], toke
 
 
 TEXT = register(
-    TextPipeline.data_kind(sample_prompt=sample_prompt, windowed_forms=("next-token",), cache_is_shared=True)
+    TextPipeline.limited_kind(sample_prompt=sample_prompt, windowed_forms=("next-token",), cache_is_shared=True)
 )

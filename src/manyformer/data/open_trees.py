@@ -1,7 +1,7 @@
 """Opening treebanks: split, tokenized into shards once, then read as batches of sentences of similar length."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from manyformer.config import TreesData
 from manyformer.data.borrowed_tokenizer import section_tokenizer
+from manyformer.data.findings import Finding, Tally, plural
 from manyformer.data.kind import OpenRequest, register
 from manyformer.data.length_buckets import LengthBuckets, batches_in_order
 from manyformer.data.opened import LengthLimit, UnlabelledData, UnlabelledInput
@@ -27,7 +28,9 @@ from manyformer.structures.dependency_trees import NO_NODE, preorder_columns
 
 SENTENCES_PER_BATCH = 64
 """Sentences whose labels are predicted together."""
-MAX_SENTENCE_WORDS = 1 << 16
+TOKENS_PER_BATCH = 1 << 14
+"""The most tokens of them, padded, unless a single sentence has more."""
+MAX_TREE_NUMBER = 1 << 16
 """An upper bound of the words in a sentence, and so of its tree columns."""
 
 
@@ -53,32 +56,46 @@ class TreesPipeline(TablePipeline[TreesData]):
         return TokenizerPair(tokenizer, tokenizer, tuple(labels))
 
     def max_vocab(self) -> int:
-        return max(self.tokenizers.source.vocab, MAX_SENTENCE_WORDS)
+        return max(self.tokenizers.source.vocab, MAX_TREE_NUMBER)
 
-    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> int:
+    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> Sequence[int]:
         # in a shard 0 is no class; a word without a label has a target too, which marks the word's first token
         class_ids, tokenizer = {UNKNOWN_LABEL: 0} | self.tokenizers.class_ids(), self.tokenizers.source
         # a tokenizer that was learned from the treebank has seen words one by one
         reads_text = self.data.tokenizer_of is not None and tokenizer.reads_spaces
-        divided = 0
+        lengths = []
         for row in rows:
             sentence = TreebankSentence.from_row(row)
-            tokens = (
-                tokens_in_text(sentence.in_text, tokenizer)
-                if reads_text
-                else tokens_of_words(sentence.forms, tokenizer)
-            )
-            divided += tokens.is_divided
+            if reads_text:
+                tokens = tokens_in_text(sentence.in_text, tokenizer)
+            else:
+                tokens = tokens_of_words(sentence.forms, tokenizer)
+            if tokens.is_divided:
+                self._divided.add(row.location)
             classes = [class_id(class_ids, label, row.location) + 1 for label in sentence.labels]
             for writer, column in zip(writers, _token_columns(tokens, classes, sentence.heads, tokenizer), strict=True):
                 writer.add(column, starts_document=True)
-        return divided
+            lengths.append(len(tokens.ids) + 2)
+        return lengths
 
-    def changed_text(self, count: int) -> str:
-        return f"{count:,} sentences encoded in parts, because their tokens would join words, which have a label each"
+    def encoding_findings(self) -> Iterator[Finding]:
+        if count := self._divided.count:
+            reason = "encoded in parts, because their tokens would join words, which have a label each"
+            yield Finding(count, f"{plural(count, self.noun)} {reason}", self._divided.first)
+
+    @cached_property
+    def _divided(self) -> Tally:
+        return Tally()
+
+    def labels_of(self, row: TableRow) -> Sequence[str]:
+        return TreebankSentence.from_row(row).labels
+
+    def example_of(self, row: TableRow) -> Sequence[str]:
+        sentence = TreebankSentence.from_row(row)
+        return " ".join(sentence.forms), " ".join(sentence.labels)
 
     def token_limits(self) -> tuple[int, ...]:
-        return self.tokenizers.source.vocab, len(self.tokenizers.labels or ()) + 1, MAX_SENTENCE_WORDS
+        return self.tokenizers.source.vocab, len(self.tokenizers.labels or ()) + 1, MAX_TREE_NUMBER
 
     def dataset(self, shards: Sequence[TokenShard]) -> TaggedDataset:
         return TaggedDataset(*shards, pad=self.tokenizers.source.pad)
@@ -124,4 +141,4 @@ def unlabelled_sentences(data: TreesData, tokenizers: TokenizerPair, path: str, 
     return TreesPipeline(data, "tagged", request, tokenizers).unlabelled(path)
 
 
-TREES = register(TreesPipeline.data_kind(unlabelled=unlabelled_sentences))
+TREES = register(TreesPipeline.limited_kind(unlabelled=unlabelled_sentences))

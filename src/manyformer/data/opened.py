@@ -10,6 +10,7 @@ from annotated_types import Len
 from manyformer.batches import Batch
 from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.saved_tokenizers import TokenizerPair
+from manyformer.data.summary import DataSummary, wrapped
 from manyformer.data.token_shards import TokenShard
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.data.training_feed import TrainingFeed
@@ -59,7 +60,7 @@ class EvaluationData(NamedTuple):
 
 class UnlabelledInput(NamedTuple):
     """An input to predict labels for: what it is called in results, its words if each of them gets a label, whether it
-    is a file or a part of one.
+    is a file or a part of one, and the label that stands beside it, None if there is none.
 
     `annotate` returns the lines of the input's file with the labels of its words filled in.
     """
@@ -68,6 +69,7 @@ class UnlabelledInput(NamedTuple):
     words: tuple[str, ...] = ()
     is_file: bool = False
     annotate: Callable[[Sequence[str]], list[str]] | None = None
+    expected: str | None = None
 
 
 class UnlabelledData(NamedTuple):
@@ -77,6 +79,13 @@ class UnlabelledData(NamedTuple):
     batches: Iterable[Batch] | None = None
     texts: Iterable[str] = ()
     pairs: Iterable[tuple[str, str]] = ()
+
+
+class DataSurvey(NamedTuple):
+    """What a look at the data of a run finds without preparing it: lines with their subjects, and the facts."""
+
+    lines: tuple[tuple[str, str], ...] = ()
+    summary: DataSummary | None = None
 
 
 @final
@@ -96,6 +105,8 @@ class OpenedData:
     cache: Path
     required_keywords: Mapping[str, Any]
     offered_keywords: Mapping[str, int | None] = field(default_factory=dict)
+    summary: DataSummary | None = None
+    """What a person can check at a glance, for kinds of data that state it."""
 
     @property
     def source(self) -> Tokenizer:
@@ -121,6 +132,10 @@ class OpenedData:
         """A summary of the data for display: its kind, its size, and its origin."""
         return list(self.summary_lines)
 
+    def glance(self) -> list[tuple[str, str]]:
+        """The description with a few examples and warnings, each line with its subject, for the start of a training."""
+        return [*data_lines(self.describe()), *glance_lines(self.summary)]
+
     def check_length(self, max_length: int | None) -> None:
         """Raise UserError if a sequence is longer than the model's `max_length` (None: no limit)."""
         for limit in self.length_limits:
@@ -136,6 +151,21 @@ class OpenedData:
     def save(self, folder: str | Path) -> None:
         """Write the tokenizers and labels, which are needed to use a model; `load_tokenizers` reads them."""
         self.tokenizers.save(Path(folder))
+
+
+def glance_lines(summary: DataSummary | None) -> list[tuple[str, str]]:
+    """The examples and the warnings of a summary, each line with its subject."""
+    if summary is None:
+        return []
+    return [
+        *(("data", line) for line in summary.example_lines()),
+        *(("warning", line) for text in summary.warnings() for line in wrapped(text)),
+    ]
+
+
+def data_lines(texts: Iterable[str]) -> list[tuple[str, str]]:
+    """Lines about data in 80 columns, each with its subject."""
+    return [("data", line) for text in texts for line in wrapped(text)]
 
 
 def read_examples(cache: Path, split: str) -> Iterator[HeldOutExample]:

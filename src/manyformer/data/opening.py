@@ -6,11 +6,15 @@ from pathlib import Path
 
 from manyformer.config import DataSection
 from manyformer.data.kind import HELD_OUT_SPLITS, OpenRequest, kind_of, no_log
-from manyformer.data.opened import EvaluationData, EvaluationPath, OpenedData
+from manyformer.data.opened import DataSurvey, EvaluationData, EvaluationPath, OpenedData
+from manyformer.data.paths_of_settings import check_paths, files_at, is_plain_path, named_paths
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.errors import UserError, suggest_names
 from manyformer.files.atomic_files import make_folder
 from manyformer.type_aliases import LogFn
+
+SURVEYED_BYTES = 1 << 26
+"""Data of kinds that are opened as a whole is looked at if its files have no more bytes than this."""
 
 
 def open_data(
@@ -36,6 +40,32 @@ def open_data(
     opened = kind.open(data, form, OpenRequest(batch_tokens, cache, seed, log, belongs_to_model))
     opened.check_length(model_max_length)
     return opened
+
+
+def survey_data(data: DataSection, form: str, request: OpenRequest) -> DataSurvey:
+    """A look at the data of a run, bounded in time; `request.cache` is a folder for what it needs.
+
+    A path that leads nowhere is one of its lines. Data that is generated or can be read only once is not touched, nor
+    are large files of kinds whose beginning says nothing. Raises UserError for what training would refuse.
+    """
+    kind = kind_of(data)
+    kind.check_form(form)
+    try:
+        check_paths(data)
+    except UserError as error:
+        return DataSurvey(tuple(("data", line) for line in str(error).splitlines()))
+    paths = named_paths(data)
+    if special := [path for path in paths if not is_plain_path(path)]:
+        return DataSurvey((("data", f"{', '.join(special)}: read when training starts"),))
+    if kind.survey is not None:
+        return kind.survey(data, form, request)
+    size = sum(file.stat().st_size for path in paths for file in files_at(path))
+    if not paths or size > SURVEYED_BYTES:
+        return DataSurvey(
+            (("data", f"{', '.join(paths)}: {size:,} bytes, read when training starts"),) if paths else ()
+        )
+    opened = kind.open(data, form, request)
+    return DataSurvey(tuple(opened.glance()), opened.summary)
 
 
 def open_held_out(data: DataSection, form: str, request: OpenRequest, split: str | None) -> EvaluationData:

@@ -1,5 +1,6 @@
 """Data that can be read only once, from standard input or a named pipe: copied to a file, or read line by line."""
 
+import codecs
 import filecmp
 import io
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from manyformer.data.text_encoding import HEAD_BYTES, decode_text
-from manyformer.data.text_files import CHUNK_BYTES, MAX_LINE_CHARACTERS, existing_path, unpacked
+from manyformer.data.text_files import CHUNK_BYTES, MAX_LINE_CHARACTERS, existing_path, unpacked, without_line_end
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write, report_not_written
 
@@ -32,7 +33,7 @@ def data_path(path: str, cache: Path) -> Path:
 
 
 def stdin_lines() -> Iterator[str]:
-    """The lines of standard input as they arrive, unpacked if they are gzipped.
+    """The lines of standard input as they arrive, unpacked if they are gzipped; they end as those of files do.
 
     Raises UserError if there is no input, for a line that is not UTF-8, and for one that is too long.
     """
@@ -43,7 +44,9 @@ def stdin_lines() -> Iterator[str]:
             location = f"standard input, line {number}"
             if len(line) == MAX_LINE_CHARACTERS:
                 raise UserError(f"{location}: this line has {MAX_LINE_CHARACTERS:,} bytes or more")
-            yield decode_text(line, location, "FILE", head).removesuffix("\n").removesuffix("\r")
+            # a byte order mark is one at the beginning alone, as in files
+            mark = "\ufeff" if number > 1 and line.startswith(codecs.BOM_UTF8) else ""
+            yield mark + without_line_end(decode_text(line, location, "FILE", head))
     if not number:
         raise UserError(_NO_INPUT)
 

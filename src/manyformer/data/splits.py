@@ -10,10 +10,23 @@ from manyformer.errors import UserError
 PathOrPaths = str | Sequence[str]
 
 
+class SampleSize(NamedTuple):
+    """How much of the sources of a split is read at most, each from its beginning."""
+
+    records: int
+    characters: int
+    sources: int = 50
+
+
 class DataSource(ABC):
-    """A source of data that can be read repeatedly."""
+    """A source of data that can be read repeatedly; `is_cut_short` says that the last pass ended before its end."""
 
     name: str
+    is_cut_short: bool = False
+
+    def limit(self, records: int, characters: int) -> None:
+        """Read so much at most in every pass; without effect for sources that are read whole."""
+        self.is_cut_short = False
 
     @abstractmethod
     def stamp(self) -> list[str | int]:
@@ -55,6 +68,20 @@ class Splits(NamedTuple, Generic[SourceT]):
     def source_names(self, split: str = "train") -> str:
         """The names of the sources of a split, or of the training data that it is held out from."""
         return ", ".join(source.name for source in self.sources.get(split, self.sources["train"]))
+
+    def limit(self, size: SampleSize) -> None:
+        """Read a part of the sources of each split at most."""
+        for split, sources in self.sources.items():
+            limited = sources[: size.sources]
+            for source in limited:
+                source.limit(max(1, size.records // len(limited)), max(1, size.characters // len(limited)))
+                source.is_cut_short = len(limited) < len(sources)
+            self.sources[split] = limited
+
+    @property
+    def are_cut_short(self) -> bool:
+        """Whether something of a source was not read because of a limit."""
+        return any(source.is_cut_short for sources in self.sources.values() for source in sources)
 
     def stamps(self) -> dict[str, list[list[str | int]]]:
         """The stamps of all sources, which change when any content changes."""

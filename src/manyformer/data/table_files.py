@@ -1,6 +1,5 @@
 """Readers of TSV, CSV, JSONL and parallel text files as rows of columns; errors name the file and the line."""
 
-import csv
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -10,14 +9,16 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
-from manyformer.data.text_files import NumberedLine, content_suffix, read_lines
+from manyformer.data.csv_records import Record, is_csv, read_records
+from manyformer.data.findings import TableFindings
+from manyformer.data.table_columns import ColumnKey, index_of_column
+from manyformer.data.text_files import content_suffix, read_lines
 from manyformer.errors import UserError, suggest_names
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
-ColumnKey = int | str
+_SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars"}
 JSONL = frozenset({".jsonl", ".ndjson"})
-CSV = ".csv"
 
 
 class TableRow(NamedTuple):
@@ -27,9 +28,24 @@ class TableRow(NamedTuple):
     location: str
 
 
-def read_rows(path: Path, columns: Sequence[ColumnKey]) -> Iterator[TableRow]:
-    """Read the records of a TSV, CSV or JSONL file. Raises UserError with the line that lacks a column."""
-    return _read_jsonl(path, columns) if content_suffix(path) in JSONL else _read_lines_of_cells(path, columns)
+def read_rows(
+    path: Path,
+    columns: Sequence[ColumnKey | None],
+    *,
+    has_header: bool = False,
+    optional: int = 0,
+    findings: TableFindings | None = None,
+) -> Iterator[TableRow]:
+    """Read the records of a TSV, CSV or JSONL file. Raises UserError with the line that lacks a column.
+
+    Columns by number are read from all records, or from those after the header; one by name means that there is one.
+    The last `optional` columns may be missing, in which case their cells are empty; None is one that is. `findings`
+    counts what else is in the file.
+    """
+    notes = TableFindings() if findings is None else findings
+    if is_jsonl(path):
+        return _read_jsonl(path, columns, optional, notes)
+    return _read_cells(path, columns, optional, notes, has_header=has_header)
 
 
 def is_jsonl(path: Path) -> bool:
@@ -54,47 +70,56 @@ def _raise_unequal_lengths(first: Path, second: Path, common_lines: int) -> None
     )
 
 
-def _read_lines_of_cells(path: Path, columns: Sequence[ColumnKey]) -> Iterator[TableRow]:
-    source, is_csv = read_lines(path), content_suffix(path) == CSV
-    indices = [column for column in columns if isinstance(column, int)]
-    if len(indices) < len(columns):
-        header = _split_cells(next(source, NumberedLine(1, "")).text, f"{path}:1", is_csv=is_csv)
-        indices = [_column_index(column, header, path) for column in columns]
-    required = max(indices) + 1
-    for number, text in source:
-        cells = _split_cells(text, f"{path}:{number}", is_csv=is_csv)
-        if len(cells) < required:
-            separators = "commas" if is_csv else "tabs"
-            raise UserError(
-                f"{path}:{number}: column {required - 1} (counted from 0) is missing; "
-                f"this line has {len(cells)} column{'s' * (len(cells) > 1)}, separated by {separators}"
-            )
-        yield TableRow(tuple(cells[i] for i in indices), f"{path}:{number}")
+def _read_cells(
+    path: Path, columns: Sequence[ColumnKey | None], optional: int, findings: TableFindings, *, has_header: bool
+) -> Iterator[TableRow]:
+    records, name = read_records(path), str(path)
+    header = Record([], 1, 1)
+    if has_header or any(isinstance(column, str) for column in columns):
+        header = next((record for record in records if record.cells), header)
+    where = header.location(name)
+    indices = [-1 if column is None else index_of_column(column, header.cells, where) for column in columns]
+    needed = max(indices[: len(indices) - optional]) + 1
+    width = len(header.cells)
+    for record in records:
+        cells = record.cells
+        location = record.location(name)
+        if len(cells) != width:
+            if not cells:
+                findings.blank.add(location)
+                continue
+            if len(cells) < needed:
+                _raise_missing_column(path, location, needed - 1, cells)
+            if width:
+                findings.uneven.add(location)
+            width = width or len(cells)
+        if optional:
+            yield TableRow(tuple(cells[i] if 0 <= i < len(cells) else "" for i in indices), location)
+        else:
+            yield TableRow(tuple([cells[i] for i in indices]), location)
 
 
-def _split_cells(text: str, location: str, *, is_csv: bool) -> list[str]:
-    """The cells of a line, which may be quoted if they are separated by commas. Raises UserError for an open quote."""
-    if not is_csv:
-        return text.split("\t")
-    try:
-        return next(csv.reader([text], strict=True))
-    except csv.Error as error:
-        raise UserError(f"{location}: this line has no cells that are separated by commas ({error})") from None
+def _raise_missing_column(path: Path, location: str, column: int, cells: Sequence[str]) -> None:
+    separator, count = "commas" if is_csv(path) else "tabs", len(cells)
+    if elsewhere := [name for sign, name in _SEPARATORS.items() if name != separator and sign in "".join(cells)]:
+        hint = f"; it has {elsewhere[0]}, which separate no cells here"
+    else:
+        hint = "" if is_csv(path) else "; quotes join no lines in a TSV, as they do in a CSV"
+    raise UserError(
+        f"{location}: column {column} (counted from 0) is missing; "
+        f"this line has {count} column{'s' * (count > 1)}, separated by {separator}{hint}"
+    )
 
 
-def _column_index(column: ColumnKey, header: list[str], path: Path) -> int:
-    if isinstance(column, int):
-        return column
-    if column not in header:
-        raise UserError(f"{path}:1: the first line has no column {column!r}; {suggest_names(column, header)}")
-    return header.index(column)
-
-
-def _read_jsonl(path: Path, columns: Sequence[ColumnKey]) -> Iterator[TableRow]:
+def _read_jsonl(
+    path: Path, columns: Sequence[ColumnKey | None], optional: int, findings: TableFindings
+) -> Iterator[TableRow]:
+    needed = len(columns) - optional
     for number, text in read_lines(path):
-        if not text.strip():
-            continue
         location = f"{path}:{number}"
+        if not text.strip():
+            findings.blank.add(location)
+            continue
         try:
             # its parser bounds the depth and the digits of a value
             record = from_json(text)
@@ -103,7 +128,17 @@ def _read_jsonl(path: Path, columns: Sequence[ColumnKey]) -> Iterator[TableRow]:
             raise UserError(f"{location}: this line is not a JSON object ({problem})") from None
         if not isinstance(record, dict):
             raise UserError(f'{location}: a JSON object such as {{"text": "..."}} is needed, and this is {text[:40]}')
-        yield TableRow(tuple(cell_text(record, column, location) for column in columns), location)
+        cells = [cell_text(record, str(column), location) for column in columns[:needed]]
+        cells += [optional_text(record, str(column)) for column in columns[needed:]]
+        yield TableRow(tuple(cells), location)
+
+
+def optional_text(record: dict[str, Any], column: str) -> str:
+    """The text of a field, "" where there is none or it is no text."""
+    try:
+        return cell_text(record, column, "")
+    except UserError:
+        return ""
 
 
 def cell_text(record: dict[str, Any], column: ColumnKey, location: str) -> str:

@@ -2,20 +2,26 @@
 
 import hashlib
 from abc import abstractmethod
+from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 from manyformer.config import EncodedTextData, PairsData, TabularTextData, TreesData
 from manyformer.data.borrowed_tokenizer import describe_tokenizer
 from manyformer.data.cache_folder import PreparationResult, PreparedData
 from manyformer.data.file_pipeline import FilePipeline
+from manyformer.data.findings import Finding, Tally, plural
 from manyformer.data.length_buckets import LengthBuckets, SequenceDataset, training_buckets
 from manyformer.data.opened import EvaluationPath, HeldOutExample
 from manyformer.data.pair_tables import RowTable
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.splits import Splits
+from manyformer.data.summary import EXAMPLES, DataSummary, LengthSummary, kept_example
 from manyformer.data.table_files import TableRow
 from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, write_shards
 from manyformer.errors import UserError
@@ -31,23 +37,36 @@ _BLOCK_ROWS = 2000
 class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
     """A kind of data whose rows become examples, in batches of similar length.
 
-    Prepared files include the held-out rows as text. `title` is the data in messages, `noun` one example, and `unit`
-    what its length counts. A row needs its first
-    `required_cells`, None for all; the others may be empty.
+    `title` is the data in messages, `noun` one example, and `unit` what its length counts. Prepared files include the
+    held-out rows as text. A row needs its first `required_cells`, None for all of them; the others may be empty. Rows
+    longer than `data.max_length` are cut, or left out of training, as `long_rows` says.
     """
 
     title: str
     noun: str
     unit: str = "tokens"
     required_cells: int | None = None
+    long_rows: str = "left out"
 
     @abstractmethod
     def train_tokenizers(self, splits: Splits[RowTable]) -> TokenizerPair:
         """The tokenizers, and the labels if there are any."""
 
     @abstractmethod
-    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> int:
-        """Add rows to the shards of the sides; returns how many of them `changed_text` is about."""
+    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> Sequence[int]:
+        """Add rows to the shards of the sides; returns the length of each before it was cut."""
+
+    def labels_of(self, row: TableRow) -> Sequence[str]:
+        """The labels of a row, which are counted: none where the data has no labels."""
+        return ()
+
+    def example_of(self, row: TableRow) -> Sequence[str]:
+        """What a person is shown of a row."""
+        return row.cells
+
+    def encoding_findings(self) -> Iterator[Finding]:
+        """What there is to tell of the rows that `add_rows` has encoded."""
+        return iter(())
 
     @abstractmethod
     def dataset(self, shards: Sequence[TokenShard]) -> SequenceDataset:
@@ -61,7 +80,7 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
     def prepare(self, splits: Splits[RowTable], folder: Path) -> PreparationResult:
         self.request.log(f"preparing {self.title}: {splits.sources['train'][0].name} ({self.tokens_text()})")
         self.tokenizers = self.train_tokenizers(splits)
-        counts, truncated = dict.fromkeys(splits.names, 0), 0
+        facts = _RowFacts(splits.names)
         hashers = {name: hashlib.sha256() for name in splits.names}
         shard_names = [shard_name for name in splits.names for shard_name in self.shard_names(name)]
         with ExitStack() as stack:
@@ -71,27 +90,64 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
                 for name in splits.names
                 if name != "train"
             }
-            for name, rows in _group_rows(split_rows(splits, required_cells=self.required_cells)):
+            empty = facts.empty
+            for name, rows in _group_rows(split_rows(splits, required_cells=self.required_cells, left_out=empty)):
                 lines = [json_text([*row.cells, row.location]) for row in rows]
                 content = "".join(f"{line}\n" for line in lines).encode()
                 hashers[name].update(content)
                 if name in files:
                     files[name].write(content)
                 split_writers = [writers.shards[shard_name] for shard_name in self.shard_names(name)]
-                truncated += self.add_rows(split_writers, rows)
-                counts[name] += len(rows)
-            splits.check_counts(counts, "rows")
+                facts.lengths[name].extend(self.add_rows(split_writers, rows))
+                if name == "train":
+                    facts.labels.update(label for row in rows for label in self.labels_of(row))
+                    facts.examples += [kept_example(self.example_of(row)) for row in rows[: facts.examples_missing]]
+            splits.check_counts(facts.counts, "rows")
         hashes = {name: hasher.hexdigest() for name, hasher in hashers.items()}
-        return PreparationResult(self.tokenizers, writers.facts, hashes, {f"{self.noun}s": counts, "cut": truncated})
+        counts = {f"{self.noun}s": facts.counts}
+        return PreparationResult(self.tokenizers, writers.facts, hashes, counts, self._summary(splits, facts))
+
+    def _summary(self, splits: Splits[RowTable], facts: "_RowFacts") -> DataSummary:
+        """What a person can check of the rows that were read."""
+        affected = [*facts.lengths] if self.long_rows == "cut" else ["train"]
+        lengths = np.array([length for name in affected for length in facts.lengths[name]], dtype=np.int64)
+        limit = self.data.max_length
+        tables = [table for tables in splits.sources.values() for table in tables]
+        left_out = [finding for table in tables for finding in table.findings.found()]
+        if facts.empty.count:
+            what = f"{plural(facts.empty.count, 'row')} with an empty cell left out"
+            left_out.append(Finding(facts.empty.count, what, facts.empty.first))
+        left_out += self.encoding_findings()
+        return DataSummary(
+            noun=self.noun,
+            counts=facts.counts,
+            labels=dict(facts.labels) or None,
+            lengths=LengthSummary.of(lengths, self.unit, limit=limit, setting="data.max_length", fate=self.long_rows),
+            left_out=tuple(left_out),
+            examples=tuple(facts.examples),
+            is_part=splits.are_cut_short,
+        )
 
     def write_file(self, path: EvaluationPath) -> list[TokenShard]:
         return self.write_rows(self.rows_of_file(path))
 
     def rows_of_file(self, path: EvaluationPath) -> list[TableRow]:
-        """The rows of files. Raises UserError if there are none."""
-        rows = [row for table in self.open_sources(path, "test") for row in table.rows()]
+        """The rows of files, with a line in the log for what is odd about them. Raises UserError if there are none."""
+        tables = self.open_sources(path, "test")
+        rows = [row for table in tables for row in table.rows()]
         if not rows:
             raise UserError(f"{path}: there is nothing in it")
+        empty = Tally()
+        for row in rows:
+            if not all(row.cells[: self.required_cells]):
+                empty.add(row.location)
+        for table in tables:
+            for line in [table.note, *map(str, table.findings.found())]:
+                if line:
+                    self.request.log(line)
+        if empty.count:
+            what = f"{plural(empty.count, 'row')} with an empty cell, scored as it stands"
+            self.request.log(str(Finding(empty.count, what, empty.first)))
         return rows
 
     def write_rows(self, rows: Sequence[TableRow]) -> list[TokenShard]:
@@ -119,12 +175,12 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         if left_out := len(plans["train"].examples.lengths) - len(plans["train"].indices):
             counts[0] += f" ({left_out:,} longer than {data.max_length} tokens left out)"
         yield "; ".join(counts)
-        if prepared.counts["cut"]:
-            yield self.changed_text(prepared.counts["cut"])
-
-    def changed_text(self, count: int) -> str:
-        """What happened to the `count` rows that `add_rows` counts, for display."""
-        return f"{count:,} {self.noun}s cut at {self.data.max_length} tokens"
+        if splits.shares:
+            yield "held out: " + ", ".join(f"a share of {share:g} ({name})" for name, share in splits.shares.items())
+        notes = [table.note for tables in splits.sources.values() for table in tables if table.note]
+        yield from dict.fromkeys(notes)
+        if prepared.summary is not None:
+            yield from prepared.summary.facts()
 
     def tokens_text(self) -> str:
         """What the tokens are, for display."""
@@ -141,16 +197,40 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         return f"{self.tokenizers.target.vocab:,}"
 
 
-def split_rows(splits: Splits[RowTable], *, required_cells: int | None = None) -> Iterator[tuple[str, TableRow]]:
-    """Stream each row with its split; rows with an empty cell are skipped, except in splits read from a path.
+class _RowFacts:
+    """What is counted while rows are prepared: lengths by split, labels, rows without a cell, and a few examples."""
 
-    Training rows whose first cells differ only in case are in one split. Only the first
-    `required_cells` are looked at, None for all.
+    def __init__(self, names: Sequence[str]) -> None:
+        self.lengths: dict[str, array[int]] = {name: array("q") for name in names}
+        self.labels: Counter[str] = Counter()
+        self.empty = Tally()
+        self.examples: list[tuple[str, ...]] = []
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of rows by split."""
+        return {name: len(lengths) for name, lengths in self.lengths.items()}
+
+    @property
+    def examples_missing(self) -> int:
+        """How many examples more are wanted."""
+        return EXAMPLES - len(self.examples)
+
+
+def split_rows(
+    splits: Splits[RowTable], *, required_cells: int | None = None, left_out: Tally | None = None
+) -> Iterator[tuple[str, TableRow]]:
+    """Stream each row with its split; rows with an empty cell are left out, except in splits read from a path.
+
+    Training rows whose first cells differ only in case are in one split. Only the first `required_cells` are looked
+    at, None for all. `left_out` counts the rows that are left out.
     """
     for table in splits.sources["train"]:
         for row in table.rows():
             if all(row.cells[:required_cells]):
                 yield splits.assign(row.cells[0].casefold().encode()) if splits.shares else "train", row
+            elif left_out is not None:
+                left_out.add(row.location)
     for name, tables in splits.sources.items():
         if name != "train":
             yield from ((name, row) for table in tables for row in table.rows())

@@ -14,7 +14,8 @@ from manyformer.data.padded_examples import gather_padded
 from manyformer.data.pair_tables import RowTable, open_table
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.splits import PathOrPaths, Splits, path_list
-from manyformer.data.table_files import ColumnKey
+from manyformer.data.table_columns import ColumnKey
+from manyformer.data.table_files import TableRow
 from manyformer.data.table_pipeline import TablePipeline, examples_of_rows, training_rows
 from manyformer.data.token_shards import TokenShard
 from manyformer.errors import UserError
@@ -32,15 +33,20 @@ class TabularTextPipeline(TablePipeline[TabularT]):
     columns: tuple[str, ...]
     texts: int
     """How many of the columns are texts, from which a tokenizer is trained."""
+    long_rows = "cut"
 
     def open_sources(self, paths: PathOrPaths, split: str) -> list[RowTable]:
         keys: list[ColumnKey | None] = [getattr(self.data, column) for column in self.columns]
-        return [open_table(path, keys, self.columns, self.request.cache) for path in path_list(paths)]
+        cache, header = self.request.cache, self.data.header
+        return [open_table(path, keys, self.columns, cache, header=header) for path in path_list(paths)]
 
     def train_tokenizers(self, splits: Splits[RowTable]) -> TokenizerPair:
         rows = training_rows(splits, required_cells=self.required_cells)
         tokenizer = section_tokenizer(self.data, (cell for row in rows for cell in row.cells[: self.texts]))
         return TokenizerPair(tokenizer, tokenizer, self.label_names(splits))
+
+    def labels_of(self, row: TableRow) -> Sequence[str]:
+        return row.cells[-1:] if self.tokenizers.labels is not None else ()
 
     def label_names(self, splits: Splits[RowTable]) -> tuple[str, ...] | None:
         """The names of the labels, which are in the last column. Raises UserError if there is one alone."""

@@ -6,7 +6,7 @@ import gzip
 import os
 import stat
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
@@ -162,22 +162,56 @@ def read_chunks(path: Path, size: int = CHUNK_BYTES) -> Iterator[str]:
                 return
 
 
-def read_lines(path: Path) -> Iterator[NumberedLine]:
-    """Read the lines, which end with \\n or \\r\\n; other Unicode line separators do not end a line.
+class LineBlock(NamedTuple):
+    """Lines that follow each other, without their \\n; only the last line of a text may have had none."""
 
-    Raises UserError for a line longer than `MAX_LINE_CHARACTERS`."""
+    lines: list[str]
+    are_ended: bool
+
+
+def read_lines(path: Path) -> Iterator[NumberedLine]:
+    """Read the lines of a file by the rule of `line_blocks`, without their line ends."""
+    number = 0
+    for block in line_blocks(read_chunks(path), str(path)):
+        for text in block.lines:
+            number += 1
+            yield NumberedLine(number, text.removesuffix("\r") if block.are_ended else text)
+
+
+def without_line_end(text: str) -> str:
+    """The text without the line end that it may have, by the rule of `line_blocks`."""
+    return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
+
+
+def split_lines(text: str) -> list[str]:
+    """The lines of a text by the rule of `line_blocks`, without their line ends."""
+    *lines, remainder = text.split("\n")
+    ended = [line.removesuffix("\r") for line in lines]
+    return [*ended, remainder] if remainder else ended
+
+
+def line_blocks(texts: Iterable[str], name: str) -> Iterator[LineBlock]:
+    """Cut the parts of a text into its lines, many at a time; a \\r before the line end is still there.
+
+    This is the rule for every file, pipe and prompt: a line ends with \\n, and a \\r before it belongs to the line end.
+    All else is a character of the line: U+2028, U+0085, form feeds, and a \\r that stands alone. What follows the last
+    line end is a line if it is not empty. Raises UserError for a line longer than `MAX_LINE_CHARACTERS`.
+    """
     pending: list[str] = []
     number = length = 0
-    for text in read_chunks(path):
-        head, *line_starts = text.split("\n")
-        pending.append(head)
-        length += len(head)
+    for text in texts:
+        lines = text.split("\n")
+        pending.append(lines[0])
+        length += len(lines[0])
         if length > MAX_LINE_CHARACTERS:
-            raise UserError(f"{path}:{number + 1}: this line has more than {MAX_LINE_CHARACTERS:,} characters")
-        for line_start in line_starts:
-            number += 1
-            yield NumberedLine(number, "".join(pending).removesuffix("\r"))
-            pending, length = [line_start], len(line_start)
+            raise UserError(f"{name}:{number + 1}: this line has more than {MAX_LINE_CHARACTERS:,} characters")
+        if len(lines) == 1:
+            continue
+        lines[0] = "".join(pending)
+        pending = [lines.pop()]
+        length = len(pending[0])
+        number += len(lines)
+        yield LineBlock(lines, are_ended=True)
     remainder = "".join(pending)
     if remainder:
-        yield NumberedLine(number + 1, remainder)
+        yield LineBlock([remainder], are_ended=False)

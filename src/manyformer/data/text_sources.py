@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from manyformer.data import stdlib_corpus
 from manyformer.data.content_sums import MAX_FILES, evenly_chosen
+from manyformer.data.findings import Finding, Tally, plural
 from manyformer.data.hub import is_hub_dataset
 from manyformer.data.pair_tables import RowTable, open_table
 from manyformer.data.piped_input import STDIN, data_path
@@ -14,6 +15,9 @@ from manyformer.data.splits import DataSource, PathOrPaths, path_list
 from manyformer.data.table_files import is_jsonl
 from manyformer.data.text_files import file_stamp, folder_files, read_chunks
 from manyformer.errors import UserError
+
+STDLIB = "stdlib"
+"""The path that means the source of Python's standard library."""
 
 
 class TextPart(NamedTuple):
@@ -31,17 +35,37 @@ class TextSource(DataSource):
     def parts(self) -> Iterator[TextPart]:
         """Stream all documents in order."""
 
+    def findings(self) -> Iterator[Finding]:
+        """What the last pass has left out."""
+        return iter(())
+
 
 class PlainTextSource(TextSource):
     """A text file as one document; `has_sum` False leaves the sampled sum of its content out of its stamp."""
 
     def __init__(self, path: Path, *, has_sum: bool = True) -> None:
         self.path, self.name, self._has_sum = path, str(path), has_sum
+        self._characters: int | None = None
+
+    def limit(self, records: int, characters: int) -> None:
+        self._characters = characters
+
+    def _chunks(self) -> Iterator[str]:
+        if self._characters is None:
+            yield from read_chunks(self.path)
+            return
+        remaining = self._characters
+        for text in read_chunks(self.path):
+            yield text[:remaining]
+            remaining -= len(text)
+            if remaining <= 0:
+                self.is_cut_short = remaining < 0 or self.is_cut_short
+                return
 
     def parts(self) -> Iterator[TextPart]:
         starts_document = True
         pending = ""
-        for text in read_chunks(self.path):
+        for text in self._chunks():
             if pending:
                 # Split after a line end where there is one, so that no word is split between two parts.
                 boundary = pending.rfind("\n") + 1 or len(pending)
@@ -60,11 +84,24 @@ class RecordSource(TextSource):
 
     def __init__(self, table: RowTable) -> None:
         self._table, self.name = table, table.name
+        self._empty = Tally()
+
+    def limit(self, records: int, characters: int) -> None:
+        self._table.limit(records, characters)
 
     def parts(self) -> Iterator[TextPart]:
+        self._empty = Tally()
         for row in self._table.rows():
             if row.cells[0]:
                 yield TextPart(row.cells[0], starts_document=True, ends_document=True)
+            else:
+                self._empty.add(row.location)
+        self.is_cut_short = self.is_cut_short or self._table.is_cut_short
+
+    def findings(self) -> Iterator[Finding]:
+        yield from self._table.findings.found()
+        if count := self._empty.count:
+            yield Finding(count, f"{plural(count, 'record')} without text left out", self._empty.first)
 
     def stamp(self) -> list[str | int]:
         return self._table.stamp()
@@ -76,7 +113,7 @@ def text_sources(paths: PathOrPaths, column: str | None, cache: Path) -> list[Te
 
 
 def _sources_at(path: str, column: str, cache: Path) -> list[TextSource]:
-    if path == "stdlib":
+    if path == STDLIB:
         return [PlainTextSource(file) for file in stdlib_corpus.stdlib_files()]
     if is_hub_dataset(path):
         return [RecordSource(open_table(path, [column], [column], cache))]

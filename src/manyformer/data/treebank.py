@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,12 @@ _MISC, _NO_SPACE = 9, "SpaceAfter=No"
 """The column of other facts about a word, counted from 0, and the one that says that no space follows it."""
 UNKNOWN_LABEL = "_"
 """The label of a word without one."""
+MAX_SENTENCE_WORDS = 4096
+"""The longest sentence that is read: several times the longest of known treebanks, and attention is quadratic."""
+_MAX_BLOCK_LINES = 4 * MAX_SENTENCE_WORDS
+"""The most lines of a sentence, with its comments, multiword tokens and empty nodes."""
+_LIMITED_SENTENCES = 1000
+"""So many sentences of a part are read at most, since the library parses slowly."""
 
 
 class TreebankSentence(NamedTuple):
@@ -65,12 +72,19 @@ class Treebank(RowTable):
     def __init__(self, path: Path, label: str | None) -> None:
         _import_conllu()
         self._path, self._label = path, label
-        super().__init__(str(path), lambda: iter(self._rows), [*file_stamp(path), label or "", version("conllu")])
+        self._sentences: int | None = None
+        super().__init__(str(path), lambda _: iter(self._rows), [*file_stamp(path), label or "", version("conllu")])
 
     # cached, since the library parses slowly and even the largest treebanks fit in memory
     @cached_property
     def _rows(self) -> list[TableRow]:
-        return [_parse_row(block, self._path, self._label) for block in self.blocks()]
+        blocks = self.blocks()
+        rows = [_parse_row(block, self._path, self._label) for block in islice(blocks, self._sentences)]
+        self.is_cut_short = next(blocks, None) is not None
+        return rows
+
+    def limit(self, records: int, characters: int) -> None:
+        self._sentences = min(records, _LIMITED_SENTENCES)
 
     def blocks(self) -> Iterator[list[NumberedLine]]:
         """Stream the lines of each sentence as one block."""
@@ -78,6 +92,11 @@ class Treebank(RowTable):
         for line in read_lines(self._path):
             if line.text.strip():
                 block.append(line)
+                if len(block) > _MAX_BLOCK_LINES:
+                    raise UserError(
+                        f"{self._path}:{block[0].number}: the sentence that begins here has more than "
+                        f"{_MAX_BLOCK_LINES:,} lines; an empty line ends a sentence"
+                    )
             elif block:
                 yield block
                 block = []
@@ -123,6 +142,11 @@ def _parse_row(block: list[NumberedLine], path: Path, label: str | None) -> Tabl
     ]
     if not word_lines:
         raise UserError(f"{location}: this sentence has no words")
+    if len(word_lines) > MAX_SENTENCE_WORDS:
+        raise UserError(
+            f"{location}: this sentence has {len(word_lines):,} words, and at most {MAX_SENTENCE_WORDS:,} are read; "
+            "divide it"
+        )
     for number, (line, word) in enumerate(word_lines, 1):
         if message := _describe_error(line, word, number, label):
             raise UserError(f"{path}:{line.number}: {message}" + (f" (sentence {name})" if name else ""))
@@ -187,6 +211,12 @@ def _describe_error(line: NumberedLine, word: Any, number: int, label: str | Non
     """A message about the first defect of a word's line; empty if it is valid."""
     if (columns := line.text.count(CELL_SEPARATOR) + 1) < len(_FIELDS):
         return f"this line has {columns} columns separated by tabs, but CoNLL-U has 10"
+    cells = line.text.split(CELL_SEPARATOR)
+    if not cells[1].strip(" "):
+        return f"word {number} has no form (column 2)"
+    # the library also splits at two spaces, and drops white space around a line
+    if cells[0] != str(word["id"]) or any("  " in cell for cell in cells[: len(_FIELDS)]):
+        return f"word {number} has white space around its number, or two spaces within a cell"
     if word["id"] != number:
         return f"this word has id {word['id']}, but the next id is {number}"
     if word["head"] is None:

@@ -10,6 +10,8 @@ NO_NODE = -1
 
 ROOT = 0
 """The head index of a word that has no head."""
+_CYCLE_SHOWN = 12
+"""So many words of a cycle are named."""
 
 
 def preorder_columns(heads: Sequence[int]) -> NDArray[np.int64]:
@@ -52,11 +54,14 @@ def _children_by_head(heads: Sequence[int]) -> list[list[int]]:
 def _describe_cycle(heads: Sequence[int], reached: set[int]) -> str:
     """A sentence that names the words of a cycle among those that the traversal did not reach."""
     word = next(word for word in range(1, len(heads) + 1) if word not in reached)
-    path: list[int] = []
+    # a dictionary, which finds a word at once and keeps their order
+    path: dict[int, None] = {}
     while word not in path:
-        path.append(word)
+        path[word] = None
         word = heads[word - 1]
-    cycle = path[path.index(word) :]
+    words = list(path)
+    cycle = words[words.index(word) :]
     if len(cycle) == 1:
         return f"word {word} is its own head"
-    return f"the heads of the words {', '.join(map(str, cycle))} form a cycle that does not reach the root"
+    shown = ", ".join(map(str, cycle[:_CYCLE_SHOWN])) + ", ..." * (len(cycle) > _CYCLE_SHOWN)
+    return f"the heads of the words {shown} form a cycle that does not reach the root"

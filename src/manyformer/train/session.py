@@ -214,7 +214,7 @@ class TrainingSession:
         size, strategy = self.process_group.size, self.run.strategy
         processes = f", {size} processes ({strategy})" if size > 1 else ""
         summary_lines = (
-            *(("data", line) for line in self.data.describe()),
+            *self.data.glance(),
             *self._model_lines(),
             ("device", f"{device}{threads}{processes}, seed {self.run.seed}"),
             ("run", str(self.out)),

@@ -12,6 +12,9 @@ class TabularTextData(EncodedTextData):
 
     path: DataPaths
     """A TSV, CSV or JSONL file, or `hf:NAME` (a Hugging Face data set). Each also gzipped."""
+    header: bool | None = None
+    """Whether the first line of a TSV or CSV names its columns; null means that it is found out, and told. Columns that
+    no setting gives are those with a usual name in a header, such as `text` or `sentence`, else the first ones."""
     valid: SplitSpec = 0.1
     """Validation data: the fraction of the rows held out, or a path."""
     test: DataPaths | None = None
@@ -27,9 +30,9 @@ class LabelsData(TabularTextData):
     kind: Literal["labels"] = "labels"
     """Labelled texts."""
     text: ColumnSpec | None = None
-    """The column of the text; null means the first column of a TSV or CSV, and `text` elsewhere."""
+    """The column of the text; null means the first column of a TSV or CSV without a header, and `text` elsewhere."""
     label: ColumnSpec | None = None
-    """The column of the label; null means the second column of a TSV or CSV, and `label` elsewhere."""
+    """The column of the label; null means the second column of a TSV or CSV without a header, and `label` elsewhere."""
 
 
 @register_section
@@ -39,11 +42,13 @@ class SentencePairsData(TabularTextData):
     kind: Literal["sentence-pairs"] = "sentence-pairs"
     """Labelled pairs of sentences."""
     first: ColumnSpec | None = None
-    """The column of the first sentence; null means the first column of a TSV or CSV, and `first` elsewhere."""
+    """The column of the first sentence; null means the first column of a TSV or CSV without a header, and `first`
+    elsewhere."""
     second: ColumnSpec | None = None
-    """The column of the second sentence; null means the second column of a TSV or CSV, and `second` elsewhere."""
+    """The column of the second sentence; null means the second column of a TSV or CSV without a header, and `second`
+    elsewhere."""
     label: ColumnSpec | None = None
-    """The column of the label; null means the third column of a TSV or CSV, and `label` elsewhere."""
+    """The column of the label; null means the third column of a TSV or CSV without a header, and `label` elsewhere."""
 
 
 @register_section
@@ -53,13 +58,14 @@ class QuestionsData(TabularTextData):
     kind: Literal["questions"] = "questions"
     """Questions about documents."""
     document: ColumnSpec | None = None
-    """The column of the document; null means the first column of a TSV or CSV, and `document` elsewhere. Rows of one
-    document are in one split."""
+    """The column of the document; null means the first column of a TSV or CSV without a header, and `document`
+    elsewhere. Rows of one document are in one split."""
     question: ColumnSpec | None = None
-    """The column of the question; null means the second column of a TSV or CSV, and `question` elsewhere."""
+    """The column of the question; null means the second column of a TSV or CSV without a header, and `question`
+    elsewhere."""
     answer: ColumnSpec | None = None
-    """The column of the answer, which is empty if the document has none; null means the third column of a TSV or CSV,
-    and `answer` elsewhere."""
+    """The column of the answer, which is empty if the document has none; null means the third column of a TSV or CSV
+    without a header, and `answer` elsewhere."""
     start: ColumnSpec | None = None
     """The column with the number of characters before the answer; null means the first place where it occurs."""
     global_tokens: Literal["question", "none"] = "question"

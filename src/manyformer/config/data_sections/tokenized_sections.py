@@ -141,10 +141,15 @@ class PairsData(EncodedTextData):
     """Validation data: the fraction of the pairs held out, or a path as above."""
     test: PairDataPaths | None = None
     """Test data, scored by `manyformer evaluate` alone: a path as above."""
+    header: bool | None = None
+    """Whether the first line of a TSV or CSV names its columns; null means that it is found out, and told. Columns that
+    no setting gives are those with a usual name in a header, such as `text` or `sentence`, else the first ones."""
     source: ColumnSpec | None = None
-    """The column of the source; null means the first column of a TSV or CSV, and `source` elsewhere."""
+    """The column of the source; null means the first column of a TSV or CSV without a header, and `source`
+    elsewhere."""
     target: ColumnSpec | None = None
-    """The column of the target; null means the second column of a TSV or CSV, and `target` elsewhere."""
+    """The column of the target; null means the second column of a TSV or CSV without a header, and `target`
+    elsewhere."""
     shared: bool = True
     """One vocabulary for both sides; false trains one for each."""
     max_length: PositiveInt = 128

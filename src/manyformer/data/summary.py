@@ -1,0 +1,148 @@
+"""What a person can check of a data set at a glance: rows, labels, lengths, what was left out, and three examples."""
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from pydantic import PlainSerializer
+
+from manyformer.data.findings import Finding, plural
+from manyformer.type_aliases import IntArray
+
+EXAMPLES = 3
+"""So many training examples are shown."""
+LARGE_SHARE = 0.05
+"""A larger share of examples that are cut or left out is a warning."""
+WIDTH = 71
+"""The width of a line: 80 columns less the word before it."""
+_LABELS_SHOWN = 8
+_EXAMPLE_CHARACTERS = 400
+"""So many characters of a cell are kept; fewer are shown."""
+
+
+class LengthSummary(NamedTuple):
+    """The lengths of examples before any is cut: `beyond` of `examples` are longer than `limit`, a setting's value.
+
+    `fate` is what happens to those: "cut" or "left out"; `limit` is None where nothing does."""
+
+    unit: str
+    median: int
+    largest: int
+    examples: int
+    beyond: int = 0
+    limit: int | None = None
+    setting: str = ""
+    fate: str = "cut"
+
+    @classmethod
+    def of(
+        cls, lengths: IntArray, unit: str, *, limit: int | None = None, setting: str = "", fate: str = "cut"
+    ) -> "LengthSummary":
+        """The summary of some lengths."""
+        beyond = 0 if limit is None else int((lengths > limit).sum())
+        median, largest = (int(np.median(lengths)), int(lengths.max())) if len(lengths) else (0, 0)
+        return cls(unit, median, largest, len(lengths), beyond, limit, setting, fate)
+
+    @property
+    def share(self) -> float:
+        """The share of examples that are longer than the limit."""
+        return self.beyond / max(1, self.examples)
+
+
+_AS_OBJECT = PlainSerializer(lambda record: record._asdict())
+
+
+class DataSummary(NamedTuple):
+    """The facts of a data set: how many examples each split has, the labels of training examples, and so on.
+
+    `noun` is one example. `is_part` says that only the beginning of the files was read."""
+
+    noun: str
+    counts: dict[str, int]
+    labels: dict[str, int] | None = None
+    lengths: Annotated[LengthSummary, _AS_OBJECT] | None = None
+    left_out: tuple[Annotated[Finding, _AS_OBJECT], ...] = ()
+    examples: tuple[tuple[str, ...], ...] = ()
+    is_part: bool = False
+
+    def facts(self) -> Iterator[str]:
+        """Lines about labels, lengths and what was left out."""
+        if self.is_part:
+            counts = "; ".join(f"{name}: {_amount(count, self.noun)}" for name, count in self.counts.items())
+            yield f"in the beginning of the files, {counts}"
+        if self.labels is not None:
+            yield f"labels: {_label_counts(self.labels)}"
+        if self.lengths is not None and self.lengths.examples:
+            lengths = self.lengths
+            yield f"lengths: median {lengths.median:,}, largest {lengths.largest:,} {lengths.unit}"
+            if lengths.beyond and lengths.limit is not None:
+                examples = _amount(lengths.examples, self.noun)
+                limit = f"{lengths.limit:,} {lengths.unit} ({lengths.setting})"
+                yield f"{lengths.beyond:,} of {examples} {lengths.fate} at {limit}"
+        yield from map(str, self.left_out)
+
+    def example_lines(self) -> Iterator[str]:
+        """A line for each of a few training examples, shortened; control characters are escaped."""
+        for cells in self.examples:
+            yield "e.g. " + " | ".join(_fitted(cells, WIDTH - 5 - 3 * (len(cells) - 1)))
+
+    def warnings(self) -> Iterator[str]:
+        """Lines about what is likely to be a mistake."""
+        lengths = self.lengths
+        if lengths is not None and lengths.limit is not None and lengths.share > LARGE_SHARE:
+            examples = _amount(lengths.examples, self.noun)
+            verb = "is" if lengths.beyond == 1 else "are"
+            yield (
+                f"{lengths.beyond:,} of {examples} ({lengths.share:.1%}) {verb} {lengths.fate} at {lengths.limit:,} "
+                f"{lengths.unit}: the median is {lengths.median:,}, the largest {lengths.largest:,}; "
+                f"{lengths.setting} sets the limit"
+            )
+
+    def as_json(self) -> dict[str, Any]:
+        """The facts as plain values."""
+        lengths = None if self.lengths is None else self.lengths._asdict()
+        return {**self._asdict(), "lengths": lengths, "left_out": [finding._asdict() for finding in self.left_out]}
+
+
+def kept_example(cells: Sequence[str]) -> tuple[str, ...]:
+    """An example as a summary keeps it."""
+    return tuple(cell[:_EXAMPLE_CHARACTERS] for cell in cells)
+
+
+def _amount(count: int, noun: str) -> str:
+    return f"{count:,} {plural(count, noun)}"
+
+
+def _label_counts(labels: Mapping[str, int]) -> str:
+    ranked = Counter(labels).most_common()
+    shown = ranked if len(ranked) <= _LABELS_SHOWN else ranked[: _LABELS_SHOWN - 2]
+    text = ", ".join(f"{_shortened(label, 30)} {count:,}" for label, count in shown)
+    rest = ranked[len(shown) :]
+    return f"{text}, and {len(rest):,} others, the rarest with {rest[-1][1]:,}" if rest else text
+
+
+def _shortened(text: str, room: int) -> str:
+    """The beginning of a text in `room` characters, with escapes for what does not print and for line ends."""
+    escaped = "".join(character if character.isprintable() else _escape(character) for character in text[: room + 1])
+    return escaped if len(escaped) <= room and len(text) <= room else f"{escaped[: room - 3]}..."
+
+
+def _fitted(cells: Sequence[str], room: int) -> list[str]:
+    """The cells in so many characters together: short ones are whole, the others share what is left."""
+    fitted: dict[int, str] = {}
+    order = sorted(range(len(cells)), key=lambda number: len(cells[number]))
+    for place, number in enumerate(order):
+        fitted[number] = _shortened(cells[number], max(8, room // (len(order) - place)))
+        room -= len(fitted[number])
+    return [fitted[number] for number in range(len(cells))]
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def wrapped(text: str) -> list[str]:
+    """A text in lines of a summary, with long words, such as paths, in one piece."""
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

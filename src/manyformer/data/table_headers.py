@@ -1,0 +1,139 @@
+"""Headers of TSV and CSV files: whether the first line names the columns, by a rule that would rather keep a row.
+
+A first line is a header if `data.header` says so, if a setting names a column, or, without either,
+
+- if its cells are names that columns usually have (text, label, source, id, ...), and its label is no label of the rows
+  that follow;
+- or if it looks like names, its label is that of no other row although the labels of the others recur, and the rest of
+  the file differs from it: all other labels are numbers, or texts of several words.
+
+Only the first rows are looked at, and a line tells what was taken for a header, or what may be one.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Sequence
+from enum import Enum
+from typing import Final
+
+ROWS_LOOKED_AT = 1000
+"""So many records from the beginning of a file decide whether its first line is a header."""
+CHARACTERS_LOOKED_AT = 1 << 22
+"""So many characters of them at most, for tables whose cells are whole documents."""
+_FEWEST_ROWS = 20
+"""With fewer rows, that a label is not repeated says nothing."""
+_LARGEST_SHARE_OF_NAMES = 0.1
+"""Texts are no names if at most this share of them is a single word."""
+_NAME = re.compile(r"[^\W\d][\w.:\-/# ]{0,39}")
+_WORD = re.compile(r"\w[\w.\-/#]*")
+_NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
+
+NAMES_OF_COLUMNS: Final[dict[str, tuple[str, ...]]] = {
+    "text": (
+        *("text", "sentence", "utterance", "review", "comment", "content", "tweet", "message", "body", "query"),
+        *("question", "document", "headline", "title", "description", "input", "news", "article", "sms", "phrase"),
+    ),
+    "label": (
+        *("label", "labels", "category", "class", "intent", "target", "sentiment", "topic", "emotion", "polarity"),
+        *("rating", "stars", "score", "gold", "type", "tag", "genre", "language", "output", "y", "relation"),
+        *("gold_label", "label_text", "coarse_label", "classification", "similarity"),
+    ),
+    "source": ("source", "src", "source_text", "input", "original", "text", "from"),
+    "target": ("target", "tgt", "target_text", "trg", "translation", "output", "reference", "summary", "to"),
+    "first": ("first", "sentence1", "sentence_1", "sentence_a", "premise", "text1", "text_a", "question1", "query"),
+    "second": ("second", "sentence2", "sentence_2", "sentence_b", "hypothesis", "text2", "text_b", "question2"),
+    "document": ("document", "context", "passage", "paragraph", "article", "text", "story"),
+    "question": ("question", "query"),
+    "answer": ("answer", "answer_text", "answers", "span"),
+    "start": ("start", "answer_start", "offset"),
+    "audio": ("path", "audio", "file", "filename", "file_name", "wav"),
+}
+"""Names that a column of a role usually has, the most telling first; they are compared without regard to case."""
+
+_LANGUAGES = (
+    *("ar", "bg", "bn", "ca", "cs", "cy", "da", "de", "el", "en", "es", "et", "eu", "fa", "fi", "fr", "ga", "gl"),
+    *("he", "hi", "hr", "hu", "id", "it", "ja", "ko", "lt", "lv", "ms", "mt", "nb", "nl", "nn", "no", "pl", "pt"),
+    *("ro", "ru", "sk", "sl", "sq", "sr", "sv", "sw", "ta", "th", "tr", "uk", "ur", "vi", "zh", "english"),
+    *("german", "french", "spanish", "italian", "dutch", "portuguese", "russian", "chinese", "japanese", "korean"),
+    *("arabic", "hindi", "turkish", "polish", "czech", "swedish"),
+)
+OTHER_NAMES = ("id", "idx", "index", "uid", "guid", "split", "date", "author", "user", "unnamed:_0", "")
+_COLUMN_NAMES = frozenset([*(name for names in NAMES_OF_COLUMNS.values() for name in names), *_LANGUAGES, *OTHER_NAMES])
+
+
+class HeaderGuess(Enum):
+    """What the first line is taken for: names of columns, a row, or a row that may be names."""
+
+    HEADER = "header"
+    ROW = "row"
+    MAYBE = "maybe"
+
+
+def plain_name(cell: str) -> str:
+    """The name in a cell of a header, as it is compared with names that columns usually have."""
+    return re.sub(r"[ \-]+", "_", cell.strip()).casefold() if cell.strip() else ""
+
+
+def usual_columns(header: Sequence[str], roles: Sequence[str]) -> list[int | None]:
+    """The column of each role by the names of a header; None where no column has a name of the role."""
+    names = [plain_name(cell) for cell in header]
+    columns: list[int | None] = []
+    for role in roles:
+        candidates = (role, *NAMES_OF_COLUMNS.get(role, ()))
+        free = [name for name in candidates if name in names and names.index(name) not in columns]
+        columns.append(names.index(free[0]) if free else None)
+    return columns
+
+
+def guess_header(
+    first: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    roles: Sequence[str],
+    columns: Sequence[int],
+    optional: int = 0,
+) -> HeaderGuess:
+    """What the first record of a table is, by the records that follow it.
+
+    `columns` are those of the roles if it is a row; the last `optional` ones may be missing. The labels are in the
+    column of the role "label"; a table without one, whose rows do not show what a name is, has a header if its texts
+    have several words."""
+    if not _look_like_names(first):
+        return HeaderGuess.ROW
+    label_column = columns[roles.index("label")] if "label" in roles else None
+    labels = Counter(row[label_column] for row in rows if label_column is not None and len(row) > label_column)
+    label = first[label_column] if label_column is not None and label_column < len(first) else None
+    text_columns = [column for column in columns if column != label_column and column < len(first)]
+    are_texts = _are_texts([row[column] for row in rows for column in text_columns if len(row) > column])
+    named = usual_columns(first, roles)
+    are_usual = all(plain_name(cell) in _COLUMN_NAMES for cell in first)
+    if None not in named or are_usual:
+        has_roles = None not in named[: len(roles) - optional]
+        has_own_names = [plain_name(first[index]) for index in named if index is not None] == list(roles)
+        is_certain = has_roles and ("label" in roles or has_own_names)
+        repeats = label in labels or _repeats_as_cells(first, rows)
+        return HeaderGuess.HEADER if not repeats and (is_certain or are_texts) else HeaderGuess.MAYBE
+    if label is None or label in labels or len(rows) < _FEWEST_ROWS or 2 * len(labels) > len(rows):
+        return HeaderGuess.ROW
+    first_texts = [first[column] for column in text_columns]
+    if are_texts and all(_WORD.fullmatch(text) for text in first_texts):
+        return HeaderGuess.HEADER
+    if all(_NUMBER.fullmatch(other) for other in labels) and not _repeats_as_cells(first, rows):
+        return HeaderGuess.HEADER
+    return HeaderGuess.MAYBE if min(labels.values()) > 1 else HeaderGuess.ROW
+
+
+def _look_like_names(cells: Sequence[str]) -> bool:
+    """Whether these may be names of columns: short, different, and no numbers; the name of an index may be empty."""
+    names = [cell.strip() for cell in cells if cell.strip()]
+    return bool(names) and len(set(names)) == len(names) and all(_NAME.fullmatch(name) for name in names)
+
+
+def _repeats_as_cells(first: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the cells of the first record are also cells of the same columns further down, as single words are."""
+    return any(len(row) > column and row[column] == cell for row in rows for column, cell in enumerate(first) if cell)
+
+
+def _are_texts(texts: Collection[str]) -> bool:
+    """Whether hardly any of these is a single word."""
+    single = sum(bool(_WORD.fullmatch(text)) for text in texts)
+    return bool(texts) and single <= _LARGEST_SHARE_OF_NAMES * len(texts)
