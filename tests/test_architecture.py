@@ -20,7 +20,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 LEVELS = [
     {"autocast", "binding", "compilation", "decoding_options", "dropout", "errors", "type_aliases", "version"},
-    {"files", "spaces", "structures", "system"},
+    {"files", "libraries", "spaces", "structures", "system"},
     {"core", "costs", "environments", "plugins", "recompute", "training_hooks"},
     {"batches", "context_windows", "head_selection", "length_norms", "state_tensors", "two_texts"},
     {"head_projection", "masks", "position", "residual", "rollouts"},
@@ -60,6 +60,7 @@ ONLY = {
             "environments",
             "errors",
             "files",
+            "libraries",
             "rollouts",
             "structures",
         ),
@@ -67,6 +68,7 @@ ONLY = {
     },
     "core": {"binding", "structures"},
     "files": {"errors", "version"},
+    "libraries": {"errors"},
     "environments": {"errors", "files", "spaces", "type_aliases"},
     "rollouts": {*("batches", "core", "environments", "errors", "files", "spaces", "state_tensors", "type_aliases")},
     "errors": set(),

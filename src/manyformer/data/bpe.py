@@ -10,6 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from manyformer.data.tokenizer import SPECIALS, TokenIds, Tokenizer
 from manyformer.errors import UserError
+from manyformer.libraries.tokenizer_reading import read_tokenizer
 
 _MIN_VOCAB = len(SPECIALS) + 256
 
@@ -61,12 +62,10 @@ class BPETokenizer(Tokenizer):
 
     @classmethod
     def restore(cls, content: dict[str, Any]) -> "BPETokenizer":
-        text = json.dumps(content["tokenizers"])
-        try:
-            inner = tokenizers.Tokenizer.from_str(text)
-        # The library raises no more specific class than Exception.
-        except Exception as error:
-            raise ValueError(str(error)) from error
+        inner = read_tokenizer(content["tokenizers"])
+        # those that we wrote have neither
+        inner.no_truncation()
+        inner.no_padding()
         return cls(inner)
 
     @classmethod

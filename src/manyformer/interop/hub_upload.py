@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from manyformer.errors import UserError
+from manyformer.libraries.hugging_face import upload_folder
+from manyformer.libraries.isolation import RefusedByLibrary
 
 
 def push_folder(folder: str | Path, name: str) -> str:
@@ -10,15 +12,8 @@ def push_folder(folder: str | Path, name: str) -> str:
 
     Returns the address. Raises UserError without the package that uploads, and where the hub does not take it."""
     try:
-        import huggingface_hub
+        return upload_folder(Path(folder), name, "Export by manyformer")
     except ImportError:
         raise UserError("--push needs the package huggingface_hub: pip install 'manyformer[hf]'") from None
-    api = huggingface_hub.HfApi()
-    try:
-        address = api.create_repo(repo_id=name, private=True, exist_ok=True)
-        api.upload_folder(repo_id=name, folder_path=str(folder), commit_message="Export by manyformer")
-    # the package raises whatever its transport does
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{folder} is written, but it could not be pushed to {name} on the hub: {reason}") from None
-    return str(address)
+    except RefusedByLibrary as error:
+        raise UserError(f"{folder} is written, but it could not be pushed to {name} on the hub: {error}") from None
