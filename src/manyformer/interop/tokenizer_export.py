@@ -17,6 +17,7 @@ from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write_text
 from manyformer.interop.auto_classes import AutoClass
 from manyformer.interop.foreign_tokenizer_files import SPECIAL_TOKEN_FILES, TOKENIZER
+from manyformer.libraries.tokenizer_reading import read_tokenizer
 
 NO_LIMIT = 10**30
 """The `model_max_length` of a tokenizer whose model has none, as `transformers` writes it."""
@@ -85,7 +86,7 @@ def _bytes(tokenizer: Any) -> tokenizers.Tokenizer:
 
 
 def _wrapped(tokenizer: Any) -> tokenizers.Tokenizer:
-    return tokenizers.Tokenizer.from_str(json.dumps(tokenizer.content()["tokenizers"]))
+    return read_tokenizer(tokenizer.content()["tokenizers"])
 
 
 CONVERTERS: Mapping[type[Tokenizer], Callable[[Any], tokenizers.Tokenizer]] = {
