@@ -9,7 +9,7 @@ import tokenizers
 
 from manyformer.data.tokenizer import UNKNOWN_TEXT, StreamDecoder, TokenIds, Tokenizer
 from manyformer.errors import UserError
-from manyformer.libraries.isolation import RefusedByLibrary, without_panics
+from manyformer.libraries.library_calls import RefusedByLibrary, without_panics
 from manyformer.libraries.tokenizer_reading import read_tokenizer
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from manyformer.data.table_files import ColumnKey, TableRow, cell_text
 from manyformer.errors import UserError
-from manyformer.libraries.hugging_face import load_dataset_split, load_saved_dataset, without_decoding
+from manyformer.libraries.hub_libraries import load_dataset_split, load_saved_dataset, without_decoding
 
 HUB_PREFIX = "hf:"
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from manyformer.data.tokenizer_kinds import MAX_TOKENIZER_BYTES
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile, read_json
-from manyformer.libraries.hugging_face import load_auto_tokenizer
-from manyformer.libraries.isolation import RefusedByLibrary
+from manyformer.libraries.hub_libraries import load_auto_tokenizer
+from manyformer.libraries.library_calls import RefusedByLibrary
 
 CONVERTED_FILES = (
     "merges.txt",

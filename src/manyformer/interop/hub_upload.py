@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from manyformer.errors import UserError
-from manyformer.libraries.hugging_face import upload_folder
-from manyformer.libraries.isolation import RefusedByLibrary
+from manyformer.libraries.hub_libraries import upload_folder
+from manyformer.libraries.library_calls import RefusedByLibrary
 
 
 def push_folder(folder: str | Path, name: str) -> str:

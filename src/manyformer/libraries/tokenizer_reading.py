@@ -6,7 +6,7 @@ from typing import Any
 
 import tokenizers
 
-from manyformer.libraries.isolation import without_panics
+from manyformer.libraries.library_calls import without_panics
 from manyformer.libraries.tokenizer_rules import check_rules
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from manyformer.libraries.isolation import RefusedByLibrary, library_call
+from manyformer.libraries.library_calls import RefusedByLibrary, library_call
 
 
 def load_auto_tokenizer(folder: Path) -> Any:
