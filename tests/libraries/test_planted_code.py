@@ -33,7 +33,7 @@ Build = Callable[[Path], None]
 
 def write_inputs(folder: Path) -> None:
     (folder / "text.txt").write_text(LINES)
-    (folder / "pairs.tsv").write_text("to be\tbe to\n" * 40)
+    (folder / "pairs.tsv").write_text("".join(f"to be {number}\t{number} be to\n" for number in range(60)))
     (folder / "two.yaml").write_text(
         "title: Two\nscore: [loss]\nrun:\n  recipe: transformer-lm\n  model: {dim: 16, depth: 1, heads: 2}\n"
         "  data: {path: text.txt, tokenizer: char, length: 16}\n  batch: {tokens: 64}\n  limits: {steps: 2}\n"
@@ -64,7 +64,17 @@ def transformers_model(model_type: str, folder: Path) -> None:
             **{"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
             **{"intermediate_size": 32, "max_position_embeddings": 32},
         },
-        "t5": {"vocab_size": 128, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2},
+        "t5": {
+            "vocab_size": 128,
+            "decoder_start_token_id": 0,
+            "pad_token_id": 0,
+            "eos_token_id": 1,
+            "d_model": 16,
+            "d_kv": 8,
+            "d_ff": 32,
+            "num_layers": 1,
+            "num_heads": 2,
+        },
         "marian": {
             **{"vocab_size": 60, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2},
             **{"decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "pad_token_id": 2},
