@@ -31,7 +31,7 @@ LEVELS = [
         "version",
     },
     {"files", "spaces", "structures", "system"},
-    {"core", "costs", "environments", "plugins", "recompute", "training_hooks"},
+    {"core", "costs", "environments", "libraries", "plugins", "recompute", "training_hooks"},
     {"batches", "context_windows", "head_selection", "length_norms", "state_tensors", "two_texts"},
     {"head_projection", "masks", "position", "residual", "rollouts"},
     {"multi_head"},
@@ -72,6 +72,7 @@ ONLY = {
             "exact_shares",
             "torch_internals",
             "files",
+            "libraries",
             "rollouts",
             "structures",
         ),
@@ -79,6 +80,7 @@ ONLY = {
     },
     "core": {"binding", "structures"},
     "files": {"errors", "version"},
+    "libraries": {"errors", "files"},
     "environments": {"errors", "files", "spaces", "type_aliases"},
     "rollouts": {*("batches", "core", "environments", "errors", "files", "spaces", "state_tensors", "type_aliases")},
     "errors": set(),
@@ -211,6 +213,38 @@ def test_heavy_packages_wait_until_they_are_needed() -> None:
         # with `__future__`, shape annotations would be strings
         early = loaded & ((HEAVY | {"__future__"}) - allowed)
         offences += [f"{file.relative_to(ROOT)} imports {name}" for name in sorted(early)]
+    assert offences == []
+
+
+BEHIND_THE_DOOR = {"transformers", "peft", "datasets", "huggingface_hub"}
+"""Libraries that run code, ask questions or use the network unless they are told not to."""
+
+BESIDE_THE_DOOR = {
+    "interop/auto_model/": "its classes are subclasses of those of transformers, and called by programs of users",
+    "data/minari_episodes.py": "load_dataset of minari, which reads data sets that are installed",
+}
+"""The other places that may call these libraries, or have calls of that name, and why."""
+
+LOADERS = {
+    *("from_pretrained", "load_dataset", "load_from_disk", "snapshot_download", "hf_hub_download", "create_repo"),
+    *("Tokenizer.from_file", "Tokenizer.from_str", "Tokenizer.from_buffer"),
+}
+"""The calls by which these libraries and `tokenizers` read what somebody else has written, or send something."""
+
+
+def test_libraries_of_hugging_face_are_called_through_one_door() -> None:
+    """There remote code and the network are off, and nothing but a command reads standard input."""
+    offences = []
+    for file, tree in trees().items():
+        path = file.relative_to(ROOT).as_posix()
+        if path.startswith(("libraries/", *BESIDE_THE_DOOR)):
+            continue
+        packages = {name.split(".")[0] for name in imported(tree)}
+        offences += [f"{path} imports {name}" for name in sorted(packages & BEHIND_THE_DOOR)]
+        for node in ast.walk(tree):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if any(called == loader or called.endswith(f".{loader}") for loader in LOADERS):
+                offences.append(f"{path} calls {called}, which the modules of libraries/ do")
     assert offences == []
 
 

@@ -1,9 +1,8 @@
 """Hugging Face models as subjects, recognized by their attributes; this module never imports transformers."""
 
 import inspect
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Self, final
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from manyformer.check.subject import Subject, SubjectOutput
 from manyformer.check.trial import Untestable
 from manyformer.core import PADDING_SEGMENT, State, tree_map
+from manyformer.libraries.hub_libraries import reload_model, silence_transformers
 from manyformer.tasks import Inputs
 
 
@@ -146,7 +146,7 @@ class HuggingFace(Subject):
         self.module.save_pretrained(folder)  # type: ignore[operator]
 
     def copy_from(self, folder: str) -> Self:
-        loaded: nn.Module = type(self.module).from_pretrained(folder)  # type: ignore[union-attr]
+        loaded: nn.Module = reload_model(type(self.module), folder)
         return type(self)(loaded.to(self.token_ids.device).eval())
 
 
@@ -190,25 +190,6 @@ def _first_position(module: nn.Module, tables: list[nn.Module]) -> int:
         if name.rpartition(".")[2] == "position_ids":
             first_ids.append(int(ids.flatten()[0]))
     return max(first_ids)
-
-
-@contextmanager
-def silence_transformers() -> Iterator[None]:
-    """A context without warnings and progress bars of transformers, if it is imported."""
-    library: Any = sys.modules.get("transformers")
-    if library is None:
-        yield
-        return
-    logging = library.utils.logging
-    level, had_progress_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if had_progress_bars:
-            logging.enable_progress_bar()
 
 
 def _plain_tokens(config: Any) -> Tensor:

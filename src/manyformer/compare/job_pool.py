@@ -51,12 +51,27 @@ def worker_pool(size: int, imports: Sequence[str] = ()) -> Iterator[WorkerPool]:
     before = set(multiprocessing.active_children())
     executor = ProcessPoolExecutor(size, mp_context=context, initializer=_begin_worker, initargs=(tuple(imports),))
     try:
-        yield WorkerPool(executor, size)
+        with _safe_path():
+            yield WorkerPool(executor, size)
     except BaseException:
         _stop(set(multiprocessing.active_children()) - before)
         raise
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """Without the current folder in the path of processes that begin, whose files may have the names of modules."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
 def _stop(processes: Collection[BaseProcess]) -> None:

@@ -11,7 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from manyformer.data.gpt2_alphabet import byte_of_character
 from manyformer.data.tokenizer import SPECIALS, NativeTokenizer, TextTokens, TokenIds
 from manyformer.errors import UserError
-from manyformer.files.json_text import json_text
+from manyformer.libraries.tokenizer_reading import read_tokenizer
 
 _MIN_VOCAB = len(SPECIALS) + 256
 
@@ -68,12 +68,10 @@ class BPETokenizer(NativeTokenizer):
 
     @classmethod
     def restore(cls, content: dict[str, Any]) -> "BPETokenizer":
-        text = json_text(content["tokenizers"], ensure_ascii=True)
-        try:
-            inner = tokenizers.Tokenizer.from_str(text)
-        # The library raises no more specific class than Exception.
-        except Exception as error:
-            raise ValueError(str(error)) from error
+        inner = read_tokenizer(content["tokenizers"])
+        # those that we wrote have neither
+        inner.no_truncation()
+        inner.no_padding()
         return cls(inner)
 
     @classmethod

@@ -12,7 +12,8 @@ import tokenizers
 from manyformer.data.streamed_decoders import DecodingSteps
 from manyformer.data.tokenizer import StreamDecoder, TextTokens, TokenIds, Tokenizer
 from manyformer.errors import UserError
-from manyformer.files.json_text import json_text
+from manyformer.libraries.library_calls import RefusedByLibrary, without_panics
+from manyformer.libraries.tokenizer_reading import read_tokenizer
 
 
 class SpecialIds(NamedTuple):
@@ -83,7 +84,12 @@ class ForeignTokenizer(Tokenizer):
 
     def encode_spans(self, text: str) -> TextTokens:
         # lone surrogates have no UTF-8
-        encoding = self._inner.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False)
+        plain = text.encode("utf-8", "replace").decode()
+        try:
+            with without_panics():
+                encoding = self._inner.encode(plain, add_special_tokens=False)
+        except RefusedByLibrary as error:
+            raise UserError(f"the rules of this model's tokenizer fail on the text {text!r:.60}: {error}") from None
         tokens = TextTokens.of_encoding(encoding)
         before, after = (np.array(ids, dtype=np.int32) for ids in self._affixes)
         no_start, at_end = np.zeros_like(before), np.full_like(after, len(text))
@@ -95,7 +101,8 @@ class ForeignTokenizer(Tokenizer):
         ids = [int(token) for token in tokens]
         if outside := [token for token in ids if not 0 <= token < self._vocab]:
             raise ValueError(f"token id {outside[0]} is out of range; this tokenizer has 0 to {self._vocab - 1}")
-        text: str = self._inner.decode(ids, skip_special_tokens=True)
+        with without_panics():
+            text: str = self._inner.decode(ids, skip_special_tokens=True)
         return text
 
     def decoding_steps(self) -> DecodingSteps:
@@ -141,6 +148,7 @@ class ForeignTokenizer(Tokenizer):
         }
 
     @classmethod
+    @without_panics()
     def restore(cls, content: dict[str, Any]) -> "ForeignTokenizer":
         special, stop_ids, prepends_bos = content["special"], content["stop_ids"], content["prepends_bos"]
         ids = [special[name] for name in SpecialIds._fields]
@@ -148,7 +156,7 @@ class ForeignTokenizer(Tokenizer):
         tokens = (*ids, *stop_ids, *affixes.before, *affixes.after)
         if not isinstance(prepends_bos, bool) or any(type(token) is not int for token in tokens):
             raise ValueError("its special tokens are no token ids")
-        inner = _read_inner(content["tokenizers"])
+        inner = read_tokenizer(content["tokenizers"])
         return cls(inner, SpecialIds(*ids), stop_ids, prepends_bos=prepends_bos, affixes=affixes)
 
     def for_sources(self) -> "ForeignTokenizer":
@@ -174,6 +182,7 @@ class ForeignTokenizer(Tokenizer):
         raise UserError("the tokenizer 'foreign' comes with a model; use char, byte, word or bpe to learn one")
 
     @classmethod
+    @without_panics()
     def of_files(
         cls, content: Mapping[str, Any], names: Mapping[str, str], stop_ids: Sequence[int]
     ) -> "ForeignTokenizer":
@@ -181,7 +190,7 @@ class ForeignTokenizer(Tokenizer):
 
         `names` are the special tokens by their kind ("bos", "eos", "pad", "unk", "mask"), and `stop_ids` the ids that
         end a text, those of "eos" if there are none. Raises ValueError where it has neither."""
-        inner = _read_inner(content)
+        inner = read_tokenizer(content)
         ids = {kind: token for kind, name in names.items() if (token := inner.token_to_id(name)) is not None}
         stop_ids = list(stop_ids) or [ids[kind] for kind in ("eos", "bos") if kind in ids][:1]
         if not stop_ids:
@@ -213,11 +222,3 @@ def _count_separators(inner: tokenizers.Tokenizer, eos: int) -> int:
     mask = encoding.special_tokens_mask[texts[0] : texts[-1]] if texts else []
     separators = [token for token, is_special in zip(between, mask) if is_special]
     return len(separators) if separators and set(separators) == {eos} else 1
-
-
-def _read_inner(content: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    try:
-        return tokenizers.Tokenizer.from_str(json_text(content, ensure_ascii=True))
-    # the library raises no more specific class than Exception
-    except Exception as error:
-        raise ValueError(str(error)) from error

@@ -7,6 +7,7 @@ from typing import Any
 from manyformer.data.table_columns import ColumnKey
 from manyformer.data.table_files import TableRow, cell_text, optional_text
 from manyformer.errors import UserError
+from manyformer.libraries.hub_libraries import load_dataset_split, load_saved_dataset, without_decoding
 
 HUB_PREFIX = "hf:"
 
@@ -36,7 +37,7 @@ class HubDataset:
         The last `optional` columns may be missing; their cells are empty then."""
         names = {column: _label_names(self._records.features, column) for column in columns}
         needed = len(columns) - optional
-        for number, record in enumerate(self._records):
+        for number, record in enumerate(without_decoding(self._records)):
             location = f"{self.path}, record {number}"
             cells = [cell_text(record, column, location) for column in columns[:needed]]
             cells += [optional_text(record, str(column)) for column in columns[needed:]]
@@ -57,16 +58,10 @@ def _label_names(features: Any, column: ColumnKey) -> list[str] | None:
 
 def _load_split(name: str, config: str | None, split: str) -> Any:
     try:
-        import datasets
-    except ImportError:
-        raise UserError(
-            f"data.path {HUB_PREFIX}{name} needs the `datasets` library: pip install 'manyformer[data]'"
-        ) from None
-    try:
         if _is_saved_to_disk(Path(name)):
-            dataset = _select_split(datasets.load_from_disk(name), config, split, name)
+            dataset = _select_split(load_saved_dataset(name), config, split, name)
         else:
-            dataset = datasets.load_dataset(name, config, split=split)
+            dataset = load_dataset_split(name, config, split)
         # without this pass over the data, reading a damaged file can end the process with a signal
         dataset.data.table.validate(full=True)
         return dataset
@@ -74,6 +69,10 @@ def _load_split(name: str, config: str | None, split: str) -> Any:
         raise
     # The library raises a dozen exception classes, all of which mean that this data set cannot be loaded.
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "datasets":
+            raise UserError(
+                f"data.path {HUB_PREFIX}{name} needs the `datasets` library: pip install 'manyformer[data]'"
+            ) from None
         sentence = " ".join(str(error).split())
         raise UserError(
             f"{HUB_PREFIX}{name}: this data set cannot be loaded ({type(error).__name__}: {sentence})"

@@ -1,15 +1,14 @@
 """Tokenizers in files that only `transformers` reads: byte pairs with their merges, and models of sentencepiece."""
 
 import json
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from manyformer.data.tokenizer_kinds import MAX_TOKENIZER_BYTES
 from manyformer.errors import UserError
-from manyformer.files.json_records import DamagedFile
+from manyformer.files.json_records import DamagedFile, read_json
+from manyformer.libraries.hub_libraries import load_auto_tokenizer
+from manyformer.libraries.library_calls import RefusedByLibrary
 
 CONVERTED_FILES = (
     "merges.txt",
@@ -19,6 +18,9 @@ CONVERTED_FILES = (
     "tokenizer.model",
 )
 """Files by which a tokenizer is known that has no tokenizer.json."""
+
+
+SETTINGS = "tokenizer_config.json"
 
 
 class ConvertedTokenizer(NamedTuple):
@@ -36,17 +38,16 @@ def convert_tokenizer(file: Path) -> ConvertedTokenizer:
     if file.stat().st_size > MAX_TOKENIZER_BYTES:
         raise DamagedFile(f"{file} is damaged: it has more than {MAX_TOKENIZER_BYTES:,} bytes")
     try:
-        import transformers
-    except ImportError:
-        raise missing_package(file, "transformers") from None
-    try:
-        with _quiet():
-            theirs = transformers.AutoTokenizer.from_pretrained(file.parent, local_files_only=True)
+        theirs = load_auto_tokenizer(file.parent)
     except ImportError as error:
-        raise missing_package(file, "sentencepiece" if "entencepiece" in str(error) else "protobuf") from None
-    # the classes raise whatever their parsers do
-    except Exception as error:
-        raise DamagedFile(f"{file} cannot be read as a tokenizer: {' '.join(str(error).split())[:300]}") from None
+        raise missing_package(file, _package_of(error)) from None
+    except RefusedByLibrary as error:
+        if _names_code(file.with_name(SETTINGS)):
+            raise UserError(
+                f"{file.with_name(SETTINGS)}: auto_map names Python code of the folder as its tokenizer, and no code "
+                "of a folder is run; save the tokenizer with a tokenizer.json"
+            ) from None
+        raise DamagedFile(f"{file} cannot be read as a tokenizer: {error}") from None
     inner = getattr(theirs, "backend_tokenizer", None)
     if inner is None:
         raise UserError(f"{file} is read by {type(theirs).__name__}, which has no equal tokenizer.json")
@@ -62,13 +63,13 @@ def missing_package(file: Path, package: str) -> UserError:
     )
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the library's warnings about files that a folder may lack."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+def _package_of(error: ImportError) -> str:
+    """The package that an import or a class of `transformers` misses."""
+    if error.name == "transformers":
+        return "transformers"
+    return "sentencepiece" if "entencepiece" in str(error) else "protobuf"
+
+
+def _names_code(file: Path) -> bool:
+    settings = read_json(file, "settings of a tokenizer") if file.exists() else {}
+    return isinstance(settings, dict) and bool(settings.get("auto_map"))

@@ -171,7 +171,8 @@ def _wrapped_parts(model: Model) -> ExportedParts:
     """The parts of a class of this library, with the names that the weights have in it; shared ones once."""
     own: dict[str, Tensor] = model.state_dict()
     tensors = {f"{PREFIX}{name}": own[name].contiguous() for name in stored_names(model)}
-    embed = model.embed
+    # a model of two texts has a table for each of them
+    embed = getattr(model, "embed", None)
     other_files = preprocessor_files(embed.shape, embed.pixel_scaling) if isinstance(embed, PatchEmbedding) else {}
     return ExportedParts(config_fields(model), tensors, other_files)
 

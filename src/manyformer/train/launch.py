@@ -54,7 +54,8 @@ class _Worker:
         os.set_blocking(self._events, False)
         # a new session: Ctrl-C at the terminal reaches only this process, which forwards it once, as SIGTERM
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "manyformer.training_worker", str(written)],
+            # without the current folder, whose files may have the names of modules
+            [sys.executable, "-P", "-m", "manyformer.training_worker", str(written)],
             env=_environment(run.devices, rank, port),
             stdin=subprocess.PIPE,
             stdout=self._output,
