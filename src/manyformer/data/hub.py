@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from manyformer.data.table_files import ColumnKey, TableRow, cell_text
-from manyformer.errors import UserError
+from manyformer.errors import UserError, list_names
 
 HUB_PREFIX = "hf:"
 
@@ -85,5 +85,5 @@ def _select_split(saved: Any, config: str | None, split: str, name: str) -> Any:
     if config is not None:
         raise UserError(f"{HUB_PREFIX}{name}: a folder has no configurations; leave out @{config}")
     if split not in splits:
-        raise UserError(f"{HUB_PREFIX}{name}: there is no split {split!r}; it has {', '.join(splits)}")
+        raise UserError(f"{HUB_PREFIX}{name}: there is no split {split!r}; it has {list_names(splits)}")
     return splits[split]
