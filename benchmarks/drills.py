@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -132,9 +133,12 @@ def _work(options: argparse.Namespace, plan: list[tuple[str, int]], reader: int,
                     break
                 trial = carry_out(workshop, family, number)
                 file.write(json.dumps(asdict(trial)) + "\n")
+                file.flush()
                 if options.verbose or (isinstance(trial, Trial) and trial.is_fault):
                     print(told(trial, options.seed), file=sys.stderr, flush=True)
-    except SystemExit:
+    except BaseException:
+        # this process must not go on as the one that it was forked from
+        traceback.print_exc()
         return 1
     finally:
         full_disks.unmount(root / "here")

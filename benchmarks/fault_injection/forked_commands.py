@@ -147,6 +147,10 @@ def _become(
         os.dup2(_stdin_of(surroundings.input), 0)
         for number, log in enumerate(logs, 1):
             os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        # whatever the streams of this process are, those of the command are the files
+        sys.stdin = os.fdopen(0, encoding="utf-8")
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8")
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1)
         os.environ[TRIAL_VARIABLE] = str(folder)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         memory = _address_space() + EXTRA_MEMORY

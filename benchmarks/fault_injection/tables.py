@@ -18,7 +18,10 @@ from fault_injection.scenarios import Command
 from fault_injection.workshop import Workshop
 
 FAMILY = "tables"
-PLACE = r"(?i):\d+|\b(line|row|record|sentence|example|text)s? ?\d|\d[\d,]* (line|row|record|cell|text|sentence|word)"
+PLACE = (
+    r"(?i:\b(line|row|record|sentence|example|text)s? ?\d|:\d+"
+    r"|\d[\d,]* (line|row|record|cell|text|sentence|word))"
+)
 """A sentence about a row that was not read as it stands says which one, or how many."""
 
 Rows = list[tuple[str, str]]

@@ -1,9 +1,16 @@
 """Every command of manyformer, each with a scenario in which it ends in a second or two."""
 
+import importlib
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from typer.main import get_command
 
 from fault_injection import scenarios
 from fault_injection.scenarios import Command, Scenario
+from manyformer.cli import COMMANDS
+from manyformer.cli.app import app
 
 
 @dataclass(frozen=True)
@@ -91,12 +98,8 @@ USES: tuple[Use, ...] = (
 
 def verbs_of_manyformer() -> set[str]:
     """The commands that `manyformer --help` lists, those of `datastore` and `runs` one by one."""
-    from typer.main import get_command
-
-    from manyformer.cli.app import app
-
     verbs = set()
-    for name, command in get_command(app).commands.items():
+    for name, command in _command_line().commands.items():
         subcommands = getattr(command, "commands", {})
         verbs |= {f"{name} {part}" for part in subcommands} or {name}
     return verbs
@@ -104,12 +107,16 @@ def verbs_of_manyformer() -> set[str]:
 
 def options_of(verb: str) -> list[str]:
     """The options of a command that take a value."""
-    from typer.main import get_command
-
-    from manyformer.cli.app import app
-
-    command = get_command(app)
+    command = _command_line()
     for word in verb.split():
         command = command.commands[word]
     options = [option for option in command.params if option.opts[0].startswith("--")]
     return sorted(option.opts[0] for option in options if not option.is_flag and option.name != "help")
+
+
+@cache
+def _command_line() -> Any:
+    """The command line with all its commands, whose modules are imported for it."""
+    for name in COMMANDS:
+        importlib.import_module(f"manyformer.cli.{name}")
+    return get_command(app)
