@@ -156,6 +156,10 @@ def carry_out(workshop: Workshop, family: str, number: int) -> Trial | NotRun:
         return FAMILIES[family][0](workshop, number)
     except DrillError as error:
         return Trial(family, number, "nothing was done yet", "crashed", "", str(error)[:500])
+    except Exception as error:
+        # the trial has not foreseen what the command did, which is a fault until somebody has looked at it
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return Trial(family, number, "the drill itself fails", "crashed", "", f"{place.name}: {error!r:.300}")
     finally:
         full_disks.unmount(workshop.here)
 

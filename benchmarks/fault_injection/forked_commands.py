@@ -21,6 +21,9 @@ TRIAL_VARIABLE = "MANYFORMER_DRILL"
 EXTRA_MEMORY = 3 << 30
 """Address space that a command may take beyond that of this process."""
 
+LONGEST_OUTPUT = 1 << 24
+"""So many characters of what a command says are kept."""
+
 LOAD = "mf.load"
 """The first argument of a command that is `manyformer.load` and a forward pass instead of a command line."""
 
@@ -124,7 +127,9 @@ class RunningCommand:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
-        output, errors = (log.read_text(encoding="utf-8", errors="backslashreplace")[:200_000] for log in self._logs)
+        output, errors = (
+            log.read_text(encoding="utf-8", errors="backslashreplace")[:LONGEST_OUTPUT] for log in self._logs
+        )
         ran_code = self._sentinel.exists()
         return CommandResult(self.arguments, code, output, errors, time.monotonic() - self._began, ran_code)
 

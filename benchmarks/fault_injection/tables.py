@@ -161,7 +161,9 @@ def carry_out(workshop: Workshop, number: int) -> Trial | NotRun:
 
 def _inputs(result: CommandResult) -> list[Any]:
     """The texts that labels were predicted for."""
-    return [str(json.loads(line)["input"]).strip() for line in result.output.splitlines() if line.startswith("{")]
+    # splitlines would also cut at the signs of Unicode that stand in cells
+    lines = result.output.split("\n")
+    return [str(json.loads(line)["input"]).strip() for line in lines if line.startswith("{")]
 
 
 def _block(words: list[str]) -> str:
