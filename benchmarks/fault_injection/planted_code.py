@@ -51,9 +51,8 @@ RUN_USES: tuple[Command, ...] = (
     ("heads", "run", "--sentences", "4"),
     ("view", "run", "to be", "--out", "page.html"),
     ("export", "run", "--out", "exported"),
-    ("convert", "run", "--to", "alibi", "--out", "converted"),
+    ("convert", "run", "--to", "collaborative", "shared_dim=8", "--out", "converted"),
     ("prune", "run", "--keep", "3", "--how", "importance", "--out", "pruned"),
-    ("doctor", "run"),
     ("attention", "run", "to be"),
 )
 
@@ -311,9 +310,9 @@ def carry_out(workshop: Workshop, number: int) -> Trial | NotRun:
     outcomes = []
     for command in uses:
         result = workshop.run(command, ANSWERS)
-        # that no code runs is what counts; a refusal names the folder at least
+        # that no code runs is what counts: any refusal in a sentence will do
         folders = {word.rpartition("=")[2] for word in command[1:3]}
-        outcome, detail = judge(result, {*plant.names, *folders, SENTINEL}, same=None)
+        outcome, detail = judge(result, {*plant.names, *folders, SENTINEL, "error: "}, same=None)
         outcomes.append((outcome, detail, str(result)))
     outcome, detail, line = worst(outcomes)
     return Trial(FAMILY, number, plant.deed, outcome, line, detail, time.monotonic() - began)
