@@ -60,7 +60,7 @@ LEVELS = [
 """Arrows point down only: a part imports from lower levels and from its own folder. The package itself is lazy."""
 
 ONLY = {
-    "config": {"errors"},
+    "config": {"errors", "files"},
     "data": {
         *(
             "batches",

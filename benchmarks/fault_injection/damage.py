@@ -21,6 +21,11 @@ SCENARIOS = (
     scenarios.TRANSLATION,
     scenarios.EXPORT,
     scenarios.IMAGES,
+    scenarios.TREES,
+    scenarios.SOUNDS,
+    scenarios.CAPTIONS,
+    scenarios.POLICY,
+    scenarios.PRUNING,
     scenarios.LABELS,
 )
 

@@ -6,12 +6,13 @@ import importlib
 import os
 import pkgutil
 import resource
+import shutil
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 TRIAL_VARIABLE = "MANYFORMER_DRILL"
@@ -20,8 +21,36 @@ TRIAL_VARIABLE = "MANYFORMER_DRILL"
 EXTRA_MEMORY = 3 << 30
 """Address space that a command may take beyond that of this process."""
 
+LONGEST_OUTPUT = 1 << 24
+"""So many characters of what a command says are kept."""
+
 LOAD = "mf.load"
 """The first argument of a command that is `manyformer.load` and a forward pass instead of a command line."""
+
+
+SENTINEL = "code-ran"
+"""The file beside the folder of the trials that planted code would make."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a command finds around it, other than its folder and its arguments."""
+
+    input: bytes = b""
+    """What stands on standard input."""
+    environment: Mapping[str, str | None] = field(default_factory=dict)
+    """Variables of the environment, None for one that is taken away."""
+    closed: tuple[int, ...] = ()
+    """The standard streams that are closed: 0, 1, 2."""
+    umask: int | None = None
+    user: int | None = None
+    """The number of the user that the command belongs to."""
+    file_size: int | None = None
+    """No file may become larger."""
+    fresh: bool = False
+    """Whether a new Python begins, which costs seconds, instead of a fork that has loaded everything."""
+    without_folder: bool = False
+    """Whether the folder that the command begins in is gone."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +62,8 @@ class CommandResult:
     output: str
     errors: str
     seconds: float
+    ran_code: bool = False
+    """Whether planted code has run."""
 
     def __str__(self) -> str:
         return " ".join(self.arguments if self.arguments[0] == LOAD else ("manyformer", *self.arguments))
@@ -41,33 +72,50 @@ class CommandResult:
 class RunningCommand:
     """A command in a process and a session of its own, in the folder `folder`."""
 
-    def __init__(self, arguments: Sequence[str], folder: Path, file_size: int | None = None) -> None:
+    def __init__(self, arguments: Sequence[str], folder: Path, surroundings: Surroundings | None = None) -> None:
         self.arguments = tuple(arguments)
+        self._sentinel = folder.parent / SENTINEL
+        self._sentinel.unlink(missing_ok=True)
         self._logs = [folder.parent / name for name in ("output.txt", "errors.txt")]
         self._began = time.monotonic()
+        self._code: int | None = None
+        for log in self._logs:
+            log.unlink(missing_ok=True)
         sys.stdout.flush()
         sys.stderr.flush()
         # a signal that comes before the command has begun waits until it has
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         self.pid = os.fork()
         if not self.pid:
-            _become(self.arguments, folder, self._logs, file_size, mask)
+            _become(self.arguments, folder, self._logs, surroundings or Surroundings(), mask)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def send(self, number: int) -> None:
         """Send a signal to the command's first process."""
         os.kill(self.pid, number)
 
+    def send_quietly(self, number: int = signal.SIGINT) -> None:
+        """Send a signal, unless the command has ended."""
+        if self._code is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.send(number)
+
+    def said(self) -> str:
+        """What the command has printed so far."""
+        return "".join(log.read_text(encoding="utf-8", errors="replace") for log in self._logs if log.exists())
+
     def ended(self, seconds: float) -> int | None:
         """The exit code, negative for a signal, as soon as the command ends; None if it takes longer than that."""
         end = time.monotonic() + seconds
-        while True:
+        while self._code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
-                return os.waitstatus_to_exitcode(status)
+                self._code = os.waitstatus_to_exitcode(status)
+                break
             if time.monotonic() >= end:
                 return None
             time.sleep(0.003)
+        return self._code
 
     def wait(self, seconds: float) -> CommandResult:
         """The result; a command that takes longer is killed, with all processes of its session."""
@@ -79,12 +127,19 @@ class RunningCommand:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)
                 os.waitpid(self.pid, 0)
-        output, errors = (log.read_text(encoding="utf-8", errors="backslashreplace")[:200_000] for log in self._logs)
-        return CommandResult(self.arguments, code, output, errors, time.monotonic() - self._began)
+        output, errors = (
+            log.read_text(encoding="utf-8", errors="backslashreplace")[:LONGEST_OUTPUT] for log in self._logs
+        )
+        ran_code = self._sentinel.exists()
+        return CommandResult(self.arguments, code, output, errors, time.monotonic() - self._began, ran_code)
 
 
 def _become(
-    arguments: tuple[str, ...], folder: Path, logs: list[Path], file_size: int | None, mask: set[int | signal.Signals]
+    arguments: tuple[str, ...],
+    folder: Path,
+    logs: list[Path],
+    surroundings: Surroundings,
+    mask: set[int | signal.Signals],
 ) -> None:
     """Be the command, in the process that has just been forked, and never return."""
     code = 1
@@ -94,15 +149,21 @@ def _become(
         os.chdir(folder)
         # as `python -m manyformer` has it
         sys.path.insert(0, str(folder))
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(_stdin_of(surroundings.input), 0)
         for number, log in enumerate(logs, 1):
             os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        # whatever the streams of this process are, those of the command are the files
+        sys.stdin = os.fdopen(0, encoding="utf-8")
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8")
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1)
         os.environ[TRIAL_VARIABLE] = str(folder)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         memory = _address_space() + EXTRA_MEMORY
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-        if file_size is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
+        _surround(surroundings, folder)
+        if surroundings.fresh:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.execve(sys.executable, [sys.executable, "-m", "manyformer", *arguments], os.environ)
         from manyformer.cli import run
 
         try:
@@ -115,6 +176,38 @@ def _become(
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def _stdin_of(content: bytes) -> int:
+    """A pipe that holds the bytes and has an end, or an empty device."""
+    if not content:
+        return os.open(os.devnull, os.O_RDONLY)
+    reader, writer = os.pipe()
+    # what does not fit into a pipe would wait for a reader
+    os.write(writer, content[: 1 << 15])
+    os.close(writer)
+    return reader
+
+
+def _surround(surroundings: Surroundings, folder: Path) -> None:
+    """Change what the process finds around it; the user last, who may do the least."""
+    if surroundings.file_size is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (surroundings.file_size, surroundings.file_size))
+    for name, value in surroundings.environment.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    if surroundings.umask is not None:
+        os.umask(surroundings.umask)
+    if surroundings.without_folder:
+        shutil.rmtree(folder)
+    if surroundings.user is not None:
+        os.setgroups([])
+        os.setgid(surroundings.user)
+        os.setuid(surroundings.user)
+    for number in surroundings.closed:
+        os.close(number)
 
 
 def _address_space() -> int:

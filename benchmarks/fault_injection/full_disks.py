@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from fault_injection import scenarios
-from fault_injection.forked_commands import CommandResult
+from fault_injection.forked_commands import CommandResult, Surroundings
 from fault_injection.outcomes import NotRun, Outcome, Trial, judge
 from fault_injection.scenarios import Scenario
 from fault_injection.workshop import Reference, Workshop, differing, results_of
@@ -20,6 +20,9 @@ SCENARIOS = (
     scenarios.TRANSLATION,
     scenarios.EXPORT,
     scenarios.MEMORY,
+    scenarios.PRUNING,
+    scenarios.TO_HUGGING_FACE,
+    scenarios.FOREIGN,
 )
 FAULTS = ("small disk", "file size limit", "read-only disk", "small disk", "read-only after")
 
@@ -36,7 +39,7 @@ def carry_out(workshop: Workshop, number: int) -> Trial | NotRun:
     began = time.monotonic()
     if fault == "file size limit":
         limit = chance.randint(1, _largest_file(workshop.original(scenario, finished=True)))
-        deed, result = f"no file longer than {limit:,} bytes", workshop.run(command, file_size=limit)
+        deed, result = f"no file longer than {limit:,} bytes", workshop.run(command, Surroundings(file_size=limit))
     else:
         room = chance.randint(0, sizes[1] - sizes[0])
         deed = f"a disk with {room:,} bytes left" if fault == "small disk" else "a read-only disk"

@@ -4,6 +4,7 @@ import time
 
 from fault_injection import scenarios
 from fault_injection.damage import use_all
+from fault_injection.forked_commands import SENTINEL
 from fault_injection.hostile_fields import field_attacks
 from fault_injection.hostile_files import file_attacks
 from fault_injection.outcomes import NotRun, Trial
@@ -20,6 +21,11 @@ SCENARIOS = (
     scenarios.COMPARISON,
     scenarios.LABELS,
     scenarios.IMAGES,
+    scenarios.TREES,
+    scenarios.SOUNDS,
+    scenarios.CAPTIONS,
+    scenarios.POLICY,
+    scenarios.PRUNING,
 )
 CANARY = "canary_module"
 """A module that lies in the folder of the trial; importing it leaves a file."""
@@ -30,7 +36,7 @@ def carry_out(workshop: Workshop, number: int) -> Trial | NotRun:
     scenario, turn = SCENARIOS[number % len(SCENARIOS)], number // len(SCENARIOS)
     references = workshop.reference(scenario, scenario.uses, finished=True)
     workshop.set_up(scenario, finished=True)
-    (workshop.here / f"{CANARY}.py").write_text("open('canary-was-imported', 'w').close()\n")
+    (workshop.here / f"{CANARY}.py").write_text(workshop.planted)
     attacks = (file_attacks if turn % 2 == 0 else field_attacks)(workshop.here)
     workshop.chance(FAMILY, scenario.name, turn % 2).shuffle(attacks)
     attack = attacks[turn // 2 % len(attacks)]
@@ -42,12 +48,10 @@ def carry_out(workshop: Workshop, number: int) -> Trial | NotRun:
     # what a folder says of itself is its own affair, if everything in it is possible
     began = time.monotonic()
     trial = use_all(workshop, FAMILY, number, deed, scenario.uses, references, {attack.file}, own_affair=True)
-    if (workshop.here / "canary-was-imported").exists():
-        return Trial(FAMILY, number, deed, "crashed", trial.command, "a module that the folder names was imported")
     if (
         new := set(workshop.root.iterdir())
         - set(outside)
-        - {workshop.root / "output.txt", workshop.root / "errors.txt"}
+        - {workshop.root / name for name in ("output.txt", "errors.txt", SENTINEL)}
     ):
         names = ", ".join(path.name for path in new)
         return Trial(

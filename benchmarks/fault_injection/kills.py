@@ -24,6 +24,11 @@ SCENARIOS = (
     scenarios.IMAGES,
     scenarios.COMPARISON,
     scenarios.EXPORT,
+    scenarios.PRUNING,
+    scenarios.TO_HUGGING_FACE,
+    scenarios.FOREIGN,
+    scenarios.TREES,
+    scenarios.SOUNDS,
 )
 PROCESSES_EVERY = 25
 """One trial in so many is a run of two processes, which start anew and so take many times as long."""

@@ -11,6 +11,7 @@ from fault_injection import scenarios
 from fault_injection.hostile_fields import places, replaced
 from fault_injection.outcomes import NotRun, Trial, judge
 from fault_injection.scenarios import Command
+from fault_injection.verbs import USES, options_of
 from fault_injection.workshop import Workshop
 
 FAMILY = "mutations"
@@ -58,30 +59,18 @@ WORDS = (
     "--data.path",
     "x" * 5000,
 )
-OPTIONS: dict[str, tuple[Command, Command]] = {
-    "generate": (
-        ("run", "to be ", "--max-new", "4"),
-        (
-            *("--max-new", "--samples", "--seed", "--temperature", "--top-k", "--top-p", "--min-p", "--beam", "--stop"),
-            *("--device", "--datastore", "--data", "--out", "--length", "--length-penalty", "--repetition-penalty"),
-            *("--retriever", "--tries", "--weight", "--complete", "--lines"),
-        ),
-    ),
-    "evaluate": (("run",), ("--beam", "--data", "--device", "--length-penalty", "--split", "--tokenize")),
-    "attention": (("run", "to be"), ("--answer", "--compare", "--device", "--layer", "--module", "--out")),
-    "plot": (("run",), ("--out",)),
-    "show": (("transformer-lm",), ("--length", "--out", "--pattern", "--depth", "--dim", "--heads")),
-}
-"""Commands with the arguments that they need, and the options of each."""
 
 
 def carry_out(workshop: Workshop, number: int) -> Trial | NotRun:
     """One mutation of a run file, of a setting on the command line, or of another command's options."""
     chance = workshop.chance(FAMILY, number)
-    workshop.set_up(scenarios.LANGUAGE, finished=True)
-    settings = yaml.safe_load((workshop.here / "run/run.yaml").read_text(encoding="utf-8"))
-    mutate = (mutate_file, mutate_setting, mutate_option, mutate_text)[number % 4]
-    deed, command, names = mutate(workshop.here, settings, chance)
+    if number % 2 == 1:
+        deed, command, names = mutate_option(workshop, chance)
+    else:
+        workshop.set_up(scenarios.LANGUAGE, finished=True)
+        settings = yaml.safe_load((workshop.here / "run/run.yaml").read_text(encoding="utf-8"))
+        mutate = (mutate_file, mutate_setting, mutate_text)[number // 2 % 3]
+        deed, command, names = mutate(workshop.here, settings, chance)
     began = time.monotonic()
     result = workshop.run(command)
     outcome, detail = judge(result, names, same=None)
@@ -144,10 +133,13 @@ def mutate_setting(folder: Path, settings: Any, chance: random.Random) -> Mutati
     return f"{key}={written:.40}", (*command, f"{key}={written}", *LAST_WORDS), names
 
 
-def mutate_option(folder: Path, settings: Any, chance: random.Random) -> Mutation:
-    """An option of another command with a value that it may not have."""
-    name = chance.choice(sorted(OPTIONS))
-    arguments, options = OPTIONS[name]
-    option, value = chance.choice(options), str(chance.choice(VALUES)).replace("\0", "")
-    command = (name, *arguments, option, value)
-    return f"{name} {option} {value:.40}", command, {option, option.strip("-"), value if value.strip() else repr(value)}
+def mutate_option(workshop: Workshop, chance: random.Random) -> Mutation:
+    """An option of any command with a value that it may not have."""
+    use = chance.choice([use for use in USES if options_of(use.verb)])
+    workshop.set_up(use.scenario, finished=use.finished)
+    option, value = chance.choice(options_of(use.verb)), str(chance.choice(VALUES)).replace("\0", "")
+    command = (*use.command, option, value)
+    names = {option, option.strip("-"), value if value.strip() else repr(value)}
+    # an option of a run is told as the setting that it stands for
+    names |= {word for word in use.command if word == option.strip("-")}
+    return f"{use.verb} {option} {value:.40}", command, names

@@ -8,20 +8,22 @@ from typing import Literal
 
 from fault_injection.forked_commands import CommandResult
 
-Outcome = Literal["harmless", "named", "unnamed", "hung", "silent", "crashed"]
+Outcome = Literal["harmless", "named", "unnamed", "hung", "silent", "crashed", "ran code"]
 """From the best to the worst.
 
 harmless: the results are those of an undisturbed command, bit for bit; named: refused or told in a sentence that names
 the file or setting; unnamed: refused without it; hung: no end; silent: another result without a word; crashed: a
-traceback, a signal, a message that calls itself a defect.
+traceback, a signal, a message that calls itself a defect; ran code: planted code was carried out.
 """
 
-OUTCOMES: tuple[Outcome, ...] = ("harmless", "named", "unnamed", "hung", "silent", "crashed")
+OUTCOMES: tuple[Outcome, ...] = ("harmless", "named", "unnamed", "hung", "silent", "crashed", "ran code")
 FAULTS = OUTCOMES[2:]
 LONGEST_MESSAGE = 5_000
 
 # what the escape character and its kin do to a terminal; tabs, line breaks and returns of progress lines do nothing
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x9b]")
+
+_QUESTION = re.compile(r".{0,60}\[[yY]/[nN]\]")
 
 
 @dataclass(frozen=True)
@@ -50,12 +52,19 @@ class NotRun:
     reason: str
 
 
-def judge(result: CommandResult, names: Iterable[str], *, same: bool | None) -> tuple[Outcome, str]:
+def judge(
+    result: CommandResult, names: Iterable[str], *, same: bool | None, place: str | None = None
+) -> tuple[Outcome, str]:
     """The outcome of a command and the reason: `names` would be right in a message, `same` says of a command that
-    succeeded whether it has the results of an undisturbed one (None: whatever it says is its own affair).
+    succeeded whether it has the results of an undisturbed one (None: whatever it says is its own affair). With
+    another result a message must also match `place`, a regular expression.
     """
     text = result.output + result.errors
     last_line = (result.errors.strip() or result.output.strip() or "no output").splitlines()[-1][:300]
+    if result.ran_code:
+        return "ran code", f"planted code was carried out; exit code {result.code}"
+    if match := _QUESTION.search(text):
+        return "unnamed", f"a library asks on standard input: {match[0]}"
     if result.code is None:
         return "hung", f"no end after {result.seconds:.0f} s; {last_line}"
     if result.code not in (0, 2, 130) or "Traceback (most" in text or "defect of manyformer" in text:
@@ -69,7 +78,8 @@ def judge(result: CommandResult, names: Iterable[str], *, same: bool | None) -> 
         return "named" if named else "unnamed", _error_lines(result) or last_line
     if same is None or same:
         return "harmless", ""
-    return "named" if named else "silent", f"another result; {last_line}"
+    is_told = named and (place is None or re.search(place, text) is not None)
+    return "named" if is_told else "silent", f"another result; {last_line}"
 
 
 def _error_lines(result: CommandResult) -> str:

@@ -1,12 +1,19 @@
 """Tiny runs, datastores, comparisons and models, a second each, that faults are done to."""
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import soundfile
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors.torch import save_file
 
+import manyformer as mf
 from fault_injection.forked_commands import LOAD
 
 Command = tuple[str, ...]
@@ -23,6 +30,14 @@ def write_text(folder: Path) -> None:
     words = random.Random(0).choices(WORDS, k=3000)
     paragraphs = [" ".join(words[start : start + 100]) for start in range(0, len(words), 100)]
     (folder / "text.txt").write_text("\n\n".join(paragraphs))
+
+
+def write_two_texts(folder: Path) -> None:
+    """The text, and another one of the same words."""
+    write_text(folder)
+    words = random.Random(1).choices(WORDS, k=600)
+    paragraphs = [" ".join(words[start : start + 20]) for start in range(0, len(words), 20)]
+    (folder / "other.txt").write_text("\n\n".join(paragraphs))
 
 
 def write_pairs(folder: Path) -> None:
@@ -156,5 +171,187 @@ EXPORT = Scenario(
     ("convert", "run", "--to", "collaborative", "shared_dim=8", "--out", "exported"),
     "exported",
     ((LOAD, "exported"), ("generate", "exported", "to be ", "--seed", "1", "--max-new", "8", "--json")),
+    preparation=(LANGUAGE.command,),
+)
+
+
+def write_trees(folder: Path) -> None:
+    """Three hundred sentences of four words, whose relations are those of the words."""
+    chance = random.Random(0)
+    blocks = []
+    for _ in range(300):
+        words = chance.choices(WORDS, k=4)
+        rows = [
+            f"{place}\t{word}\t_\tX\t_\t_\t{place - 1}\t{'root' if place == 1 else f'is-{word}'}\t_\t_\n"
+            for place, word in enumerate(words, 1)
+        ]
+        blocks.append("".join(rows) + "\n")
+    (folder / "trees.conllu").write_text("".join(blocks))
+
+
+def write_pictures(folder: Path) -> None:
+    """Dark and bright pictures of eight by eight pixels, a folder for each."""
+    chance = np.random.default_rng(0)
+    for number in range(60):
+        label = ("dark", "bright")[number % 2]
+        pixels = chance.integers(0, 100, (8, 8, 3)) + 150 * (number % 2)
+        place = folder / "pictures" / label / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.astype(np.uint8)).save(place)
+
+
+def write_captions(folder: Path) -> None:
+    """Dark and bright images and what they are called."""
+    bright = np.arange(60) % 2
+    images = (bright[:, None, None] * 155 + np.arange(64).reshape(8, 8)).astype(np.uint8)
+    texts = np.array(["a dark image", "bright"])[bright]
+    np.savez(folder / "captions.npz", images=images, texts=texts, test=np.arange(8))
+
+
+RATE = 8000
+
+
+def write_sounds(folder: Path) -> None:
+    """Low and high tones, a folder for each."""
+    for number in range(40):
+        label = ("low", "high")[number % 2]
+        place = folder / "sounds" / label / f"{number}.wav"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(place, tone(1500 if number % 2 else 300, 0.2 + 0.005 * number), RATE)
+
+
+def tone(frequency: float, seconds: float) -> NDArray[np.float32]:
+    """A sine of half the full scale."""
+    times = np.arange(round(seconds * RATE)) / RATE
+    return (0.5 * np.sin(2 * np.pi * frequency * times)).astype(np.float32)
+
+
+FOREIGN_VOCAB = 300
+
+
+def write_foreign(folder: Path) -> None:
+    """A Llama and a BERT as transformers writes them, and an adapter of peft for the Llama."""
+    from manyformer.interop import export_model
+
+    torch.manual_seed(0)
+    llama = mf.build("llama", vocab=FOREIGN_VOCAB, dim=16, depth=1, heads=2)
+    export_model(llama, folder / "llama")
+    bert = mf.build(
+        "bert", vocab=FOREIGN_VOCAB, dim=16, depth=1, heads=2, max_length=64, head="classification", classes=2
+    )
+    export_model(bert, folder / "bert")
+    write_merges(folder / "llama")
+    write_word_pieces(folder / "bert")
+    write_adapter(folder / "adapter")
+    write_text(folder)
+
+
+def write_merges(folder: Path) -> None:
+    """The tokenizer of a GPT-2 in the files of old versions: a table of all bytes and one merge."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    signs = {**{byte: chr(byte) for byte in printable}, **{byte: chr(256 + n) for n, byte in enumerate(others)}}
+    pieces = [signs[byte] for byte in range(256)] + ["to", "<|endoftext|>"]
+    (folder / "vocab.json").write_text(json.dumps({piece: number for number, piece in enumerate(pieces)}))
+    (folder / "merges.txt").write_text("#version: 0.2\nt o\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+
+
+def write_word_pieces(folder: Path) -> None:
+    """The tokenizer of a BERT in the file of old versions."""
+    letters = [chr(code) for code in range(97, 123)]
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *letters, *(f"##{letter}" for letter in letters)]
+    (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+
+
+ADAPTED = "model.layers.0.self_attn.q_proj"
+
+
+def write_adapter(folder: Path) -> None:
+    """An adapter of rank 4 for the queries of the Llama."""
+    folder.mkdir()
+    pairs = {"lora_A": torch.randn(4, 16), "lora_B": torch.randn(16, 4)}
+    tensors = {f"base_model.model.{ADAPTED}.{part}.weight": tensor for part, tensor in pairs.items()}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {
+        **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "llama", "r": 4},
+        **{"lora_alpha": 8, "lora_dropout": 0.0, "bias": "none", "target_modules": ["q_proj"], "use_rslora": False},
+        **{"use_dora": False, "fan_in_fan_out": False, "inference_mode": True, "init_lora_weights": True},
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
+TREES = training(
+    "trees",
+    "structural",
+    write_trees,
+    *("data.path=trees.conllu", "data.valid=trees.conllu", "data.test=trees.conllu", "data.tokenizer=word"),
+    use=("predict", "run", "trees.conllu", "--json"),
+)
+PICTURES = training(
+    "pictures",
+    "vit",
+    write_pictures,
+    *("data.path=pictures", "patch=4", "batch.tokens=768"),
+    use=("predict", "run", "pictures", "--json"),
+)
+CAPTIONS = training(
+    "captions",
+    "captioner",
+    write_captions,
+    *("data.path=captions.npz", "patch=4", "batch.tokens=600", "data.tokenizer=word"),
+    use=("caption", "run", "captions.npz", "--max-new", "3", "--json"),
+)
+SOUNDS = training(
+    "sounds",
+    "audio-transformer-classifier",
+    write_sounds,
+    *("data.path=sounds", "data.mels=8", f"data.sample_rate={RATE}", "channels=2", "batch.tokens=512"),
+    use=("predict", "run", "sounds/low/0.wav", "--json"),
+)
+SPEECH = training(
+    "speech",
+    "conformer",
+    write_sounds,
+    *("data.path=sounds", "data.mels=8", f"data.sample_rate={RATE}", "channels=2", "batch.tokens=512"),
+    *("kernel_size=3", "data.tokenizer=word"),
+    use=("transcribe", "run", "sounds/low/0.wav", "--json"),
+)
+EXITS = training("exits", "depth-adaptive-lm", write_two_texts, *TEXT, "data.length=64", use=GENERATE)
+SPANS = training("spans", "adaptive-span", write_text, *TEXT, use=GENERATE)
+POLICY = Scenario(
+    "policy",
+    lambda folder: None,
+    ("train", "gtrxl", "data.environment=CartPole-v1", "dim=16", "depth=1", "heads=2", "limits.steps=2", "out=run"),
+    "run",
+    (("record", "run", "--out", "episodes.npz", "--episodes", "1"),),
+)
+FOREIGN = Scenario(
+    "foreign",
+    write_foreign,
+    ("import", "llama", "--out", "imported"),
+    "imported",
+    (
+        ("generate", "llama", "to be", "--seed", "1", "--max-new", "4", "--json"),
+        ("import", "llama", "--out", "again", "--json"),
+        ("predict", "bert", "text.txt", "--json"),
+        (LOAD, "imported"),
+    ),
+)
+PRUNING = Scenario(
+    "pruning",
+    write_text,
+    ("prune", "run", "--keep", "3", "--how", "importance", "--out", "pruned"),
+    "pruned",
+    ((LOAD, "pruned"),),
+    preparation=(LANGUAGE.command,),
+)
+TO_HUGGING_FACE = Scenario(
+    "to-hugging-face",
+    write_text,
+    ("export", "run", "--out", "exported"),
+    "exported",
+    ((LOAD, "exported"),),
     preparation=(LANGUAGE.command,),
 )

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fault_injection.forked_commands import CommandResult, RunningCommand
+from fault_injection.forked_commands import SENTINEL, CommandResult, RunningCommand, Surroundings
 from fault_injection.scenarios import Command, Scenario
 
 TIMES = {"seconds", "cpu_seconds", "tokens_per_second", "tokens a second", "minutes", "cpu_minutes", "sum"}
@@ -42,6 +42,7 @@ class Workshop:
         self.root, self.seed, self.timeout = root.resolve(), seed, timeout
         self.here = self.root / "here"
         self._references: dict[tuple[str, str], list[Reference]] = {}
+        self._outputs: dict[tuple[str, str], str] = {}
 
     @cached_property
     def originals(self) -> Path:
@@ -50,13 +51,18 @@ class Workshop:
         folder.mkdir()
         return folder
 
+    @property
+    def planted(self) -> str:
+        """A line of Python that leaves a file by which it is seen that it ran."""
+        return f"open({str(self.root / SENTINEL)!r}, 'w').close()\n"
+
     def chance(self, *names: object) -> random.Random:
         """Random numbers that depend on the seed and the names alone."""
         return random.Random("/".join(map(str, (self.seed, *names))))
 
-    def run(self, command: Command, file_size: int | None = None) -> CommandResult:
+    def run(self, command: Command, surroundings: Surroundings | None = None) -> CommandResult:
         """A command in the folder of the trials, to its end."""
-        return RunningCommand(command, self.here, file_size).wait(self.timeout)
+        return RunningCommand(command, self.here, surroundings).wait(self.timeout)
 
     def run_undisturbed(self, command: Command) -> CommandResult:
         """A command that must succeed."""
@@ -64,6 +70,14 @@ class Workshop:
         if result.code != 0:
             raise DrillError(f"without any fault `{result}` ends with {result.code}: {result.output}{result.errors}")
         return result
+
+    def undisturbed_output(self, scenario: Scenario, command: Command, *, finished: bool) -> str:
+        """What can be compared of the output of a command that nothing disturbs; carried out once."""
+        key = (scenario.name, repr(command))
+        if key not in self._outputs:
+            self.set_up(scenario, finished=finished)
+            self._outputs[key] = comparable_output(self.run_undisturbed(command).output)
+        return self._outputs[key]
 
     def set_up(self, scenario: Scenario, *, finished: bool) -> None:
         """Put a fresh copy of the scenario into `here`, before its command or after it (`finished`)."""

@@ -8,16 +8,32 @@ class UserError(ValueError):
     """An error in the user's input: the message names the value and says what would be right."""
 
 
+MAX_LINES = 20
+"""So many errors are told at once; of more, the number alone."""
+
+MAX_NAMES = 40
+"""So many names stand in one list of an error."""
+
+
 class UserErrors(UserError):
-    """Several input errors reported together, one line each."""
+    """Several input errors reported together, one line each; those beyond `MAX_LINES` are counted."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self.lines = list(lines)
-        super().__init__("\n".join(self.lines))
+        omitted = len(self.lines) - MAX_LINES
+        notes = [f"and {omitted:,} more errors"] if omitted > 1 else self.lines[MAX_LINES:]
+        super().__init__("\n".join([*self.lines[:MAX_LINES], *notes]))
 
 
 class TrainingInterrupted(UserError):
     """The run was stopped by a signal after saving and can be resumed; the command line exits with 130."""
+
+
+def list_names(names: Iterable[str]) -> str:
+    """Names of a file or folder, which may have very many, with commas; those beyond `MAX_NAMES` are counted."""
+    texts = list(names)
+    omitted = len(texts) - MAX_NAMES
+    return ", ".join(texts[:MAX_NAMES]) + (f" and {omitted:,} more" if omitted > 0 else "")
 
 
 def suggest_names(name: str, valid_names: Iterable[str]) -> str:

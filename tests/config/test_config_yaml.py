@@ -1,5 +1,7 @@
 """Run files: every mistake at its line and column, YAML's traps, inheritance, shipped runs."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -313,3 +315,25 @@ def test_without_tasks_the_data_is_text(tmp_path: Path) -> None:
 def test_a_hostile_run_file_gives_one_sentence(text: str, message: str) -> None:
     with pytest.raises(UserErrors, match=message):
         load(write(text))
+
+
+def test_of_very_many_errors_the_first_are_told_and_the_others_counted() -> None:
+    file = write("recipe: lm\n" + "recipe: lm\n" * 20_000)
+    with pytest.raises(UserErrors) as errors:
+        load(file)
+    lines = str(errors.value).splitlines()
+    assert len(lines) == 21
+    assert lines[0].endswith("run.yaml:2:1: recipe: is given twice, first in line 1")
+    assert lines[-1] == "and 19,980 more errors"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/zero")
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_run_file_that_is_none_is_refused_unread(kind: str) -> None:
+    path = Path("run.yaml")
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(UserErrors, match=f"run.yaml: this is a {kind}.*; give a run file"):
+        load(str(path))

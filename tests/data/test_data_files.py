@@ -5,6 +5,7 @@ import io
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -270,6 +271,33 @@ def test_a_pipe_is_copied_because_it_is_read_several_times(tmp_path: Path) -> No
     assert [part.text for _ in range(2) for part in source.parts()] == ["the text"] * 2
     with pytest.raises(UserError, match="this is a pipe, which can be read only once"):
         open_image_files(str(pipe))
+
+
+def test_a_pipe_that_nothing_writes_into_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(piped_input, "WRITER_SECONDS", 0.2)
+    with pytest.raises(UserError, match="pipe: no program writes into this pipe"):
+        text_sources(str(pipe), None, tmp_path)
+
+
+def test_a_pipe_whose_program_is_slow_to_write_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, cache = tmp_path / "pipe", tmp_path / "cache"
+    cache.mkdir()
+    os.mkfifo(pipe)
+    monkeypatch.setattr(piped_input, "WRITER_SECONDS", 5.0)
+
+    def write_slowly() -> None:
+        with pipe.open("wb", buffering=0) as file:
+            for word in (b"late, ", b"and slow"):
+                time.sleep(0.3)
+                file.write(word)
+
+    writer = threading.Thread(target=write_slowly)
+    writer.start()
+    (source,) = text_sources(str(pipe), None, cache)
+    writer.join()
+    assert [part.text for part in source.parts()] == ["late, and slow"]
 
 
 def test_standard_input_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

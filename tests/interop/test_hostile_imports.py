@@ -1,5 +1,6 @@
 """Folders that cannot be imported: one sentence that names the file and what is wrong."""
 
+import contextlib
 import json
 import re
 import shutil
@@ -11,10 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_foreign_models import saved
+from transformers import AutoConfig
 
 import manyformer as mf
 from manyformer.errors import UserError
 from manyformer.interop import export_model, import_model
+from manyformer.interop.families import FAMILY_OF_TYPE
+from manyformer.interop.foreign_config import ForeignConfig
+from manyformer.interop.foreign_texts import read_text_settings
 
 WEIGHTS, CONFIG, INDEX = "model.safetensors", "config.json", "model.safetensors.index.json"
 
@@ -153,6 +158,49 @@ def test_what_has_no_equal_class(recipe: str, keywords: dict[str, Any], sentence
     assert report.architecture == "ManyformerForCausalLM"
     assert re.search(sentence, str(report.reason))
     assert mf.load(tmp_path / "out").spec == model.spec
+
+
+WRONG_TYPES: tuple[Any, ...] = (None, "text", [], {}, [[]], [None], {"a": []}, -1, 0, True, False, 0.5, 1e308, 10**30)
+ARCHITECTURES = {
+    "vit": "ViTForImageClassification",
+    "deit": "DeiTForImageClassification",
+    "perceiver": "PerceiverForMaskedLM",
+    "xlnet": "XLNetLMHeadModel",
+}
+OLD_FIELDS = ("rope_scaling", "layer_types", "no_rope_layers", "mlp_layer_types", "problem_type", "bad_words_ids")
+
+
+@pytest.mark.parametrize("model_type", FAMILY_OF_TYPE)
+def test_a_field_of_any_type_is_read_or_refused(model_type: str, tmp_path: Path) -> None:
+    family, content = FAMILY_OF_TYPE[model_type], AutoConfig.for_model(model_type).to_dict()
+    content |= {"architectures": [ARCHITECTURES.get(model_type, "SomeForMaskedLM")], "decoder_start_token_id": 0}
+    content |= {"xlnet": {"attn_type": "uni"}, "reformer": {"is_decoder": True}}.get(model_type, {})
+    for name in (*content.keys() - {"model_type"}, *OLD_FIELDS):
+        for value in WRONG_TYPES:
+            (tmp_path / CONFIG).write_text(json.dumps({**content, name: value}))
+            config = ForeignConfig.read(tmp_path)
+            with contextlib.suppress(UserError):
+                read_text_settings(config, family, family.read_keywords(config, ()))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "sentence"),
+    [
+        ("gpt2", {"activation_function": []}, r"activation_function \(\[\]\) must be one of gelu"),
+        ("bert", {"hidden_act": {"a": 1}}, r"hidden_act \(\{'a': 1\}\) must be one of gelu"),
+        ("qwen3_next", {"layer_types": [[]]}, r"layer_types \(\[\[\]\]\) must be a list of texts"),
+        ("smollm3", {"no_rope_layers": "0101"}, r"no_rope_layers \('0101'\) must be a list of whole numbers"),
+        ("llama", {"rope_scaling": 0, "rope_parameters": 0}, r"rope_parameters \(0\) must be an object"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, r"query_pre_attn_scalar \(0.0\) must be a number above 0"),
+    ],
+)
+def test_a_field_of_a_wrong_type_is_named(
+    model_type: str, fields: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    content = {**AutoConfig.for_model(model_type).to_dict(), "architectures": ["BertForMaskedLM"], **fields}
+    (tmp_path / CONFIG).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=rf"config\.json: {sentence}"):
+        FAMILY_OF_TYPE[model_type].read_keywords(ForeignConfig.read(tmp_path), ())
 
 
 @pytest.mark.parametrize(

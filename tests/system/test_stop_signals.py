@@ -152,3 +152,13 @@ def test_a_signal_while_a_vocabulary_is_learnt(tmp_path: Path) -> None:
     assert process.returncode == 0, printed
     assert (tmp_path / "run/model").is_dir()
     assert not list((tmp_path / "run/data").glob(".*.part"))
+
+
+def test_a_temporary_folder_that_another_process_takes_away_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "second").mkdir()
+    folders = iter([tmp_path / "removed", tmp_path / "second"])
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **names: str(next(folders)))
+    with temporary_folder() as folder:
+        assert folder == tmp_path / "second"

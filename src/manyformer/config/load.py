@@ -15,6 +15,7 @@ from manyformer.config.shipped import shipped_runs
 from manyformer.config.training_sections import NoamSchedule
 from manyformer.config.validation_errors import validate
 from manyformer.errors import UserError, UserErrors, suggest_names
+from manyformer.files.file_kinds import special_kind
 
 RUN_FILE = "run.yaml"
 """The name under which a run's folder keeps its merged run file."""
@@ -232,6 +233,8 @@ def _resolve_target(target: str | Path, recipes: RecipeLookup) -> RunTarget:
     # A file named bert does not hide the recipe of that name; ./bert means the file.
     if path.is_file() and (is_yaml or problem or path.name != name):
         return RunTarget(path.stem, *extends_chain(path))
+    if kind := special_kind(path):
+        raise UserErrors([f"{name}: this is {kind}; give a run file"])
     if is_yaml:
         run_files = [str(file) for file in path.parent.glob(f"*{path.suffix}")]
         raise UserErrors([f"{name}: there is no such run file" + _suggestion(suggest_names(name, run_files))])

@@ -16,6 +16,7 @@ from manyformer.config.shipped import run_description, shipped_comparisons
 from manyformer.config.validation_errors import error_text
 from manyformer.config.yaml_scalars import format_value
 from manyformer.errors import UserError, UserErrors, suggest_names
+from manyformer.files.file_kinds import special_kind
 
 ValidatedSection = TypeVar("ValidatedSection", bound=ConfigSection)
 
@@ -67,6 +68,8 @@ def find_comparison(target: str | Path) -> tuple[str, Path]:
         return str(target), shipped[str(target)]
     if path.is_file():
         return path.stem, path
+    if kind := special_kind(Path(target)):
+        raise UserError(f"{target}: this is {kind}; give a file")
     raise UserError(f"there is no comparison and no file '{target}'; {suggest_names(str(target), shipped)}")
 
 

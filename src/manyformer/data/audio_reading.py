@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from manyformer.data.change_counts import ChangeCounts, describe_counts
 from manyformer.data.splits import DataSource
-from manyformer.errors import UserError
+from manyformer.errors import UserError, list_names
 
 SampleArray = NDArray[np.float32]
 """Samples from -1 to 1."""
@@ -88,7 +88,7 @@ class SelectedRecordings(RecordingSource):
 
         yield from self._source.recordings(selects_values)
         if missing := [value for value in self._values if value not in groups]:
-            values = ", ".join(sorted(groups)[:20])
+            values = list_names(sorted(groups))
             raise UserError(f"{self.name}: no recording is of group {missing[0]!r} (data.group); there are {values}")
 
 

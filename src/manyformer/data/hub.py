@@ -6,7 +6,7 @@ from typing import Any
 
 from manyformer.data.table_columns import ColumnKey
 from manyformer.data.table_files import TableRow, cell_text, optional_text
-from manyformer.errors import UserError
+from manyformer.errors import UserError, list_names
 from manyformer.libraries.hub_libraries import load_dataset_split, load_saved_dataset, without_decoding
 
 HUB_PREFIX = "hf:"
@@ -89,5 +89,5 @@ def _select_split(saved: Any, config: str | None, split: str, name: str) -> Any:
     if config is not None:
         raise UserError(f"{HUB_PREFIX}{name}: a folder has no configurations; leave out @{config}")
     if split not in splits:
-        raise UserError(f"{HUB_PREFIX}{name}: there is no split {split!r}; it has {', '.join(splits)}")
+        raise UserError(f"{HUB_PREFIX}{name}: there is no split {split!r}; it has {list_names(splits)}")
     return splits[split]

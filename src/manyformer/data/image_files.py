@@ -21,7 +21,7 @@ from manyformer.data.image_reading import (
     files_stamp,
 )
 from manyformer.data.text_files import content_suffix, existing_path, file_stamp, open_bytes, visible_files
-from manyformer.errors import UserError
+from manyformer.errors import UserError, list_names
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".pbm", ".tif", ".tiff"})
 """Suffixes of the image files that are read from a folder."""
@@ -135,7 +135,7 @@ def _npz_images(path: Path) -> dict[ImagePart, ImageSource]:
     members = array_members(path)
     images, labels = (_names_by_part(path, members, keywords) for keywords in (_IMAGE_NAMES, _LABEL_NAMES))
     if not images:
-        array_names = ", ".join(members) or "nothing"
+        array_names = list_names(members) or "nothing"
         raise UserError(f"{path}: there are no images in it; it has {array_names}, but x or train_x is needed")
 
     def load_array(name: str) -> NDArray[Any]:

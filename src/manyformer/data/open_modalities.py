@@ -42,7 +42,7 @@ from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.text_files import existing_path, file_stamp
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.data.tokenizer_kinds import train_tokenizer
-from manyformer.errors import UserError
+from manyformer.errors import UserError, list_names
 from manyformer.files.json_records import DamagedFile
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.type_aliases import IntArray
@@ -200,7 +200,7 @@ def _reader(data: ModalitiesData, form: str, arrays: ModalityArrays, tokenizers:
         parts = ("image", "text")
     for part in parts:
         if part not in arrays.part_index:
-            raise UserError(f"{data.path}: there is no {part} in it, but only {', '.join(arrays.part_index)}")
+            raise UserError(f"{data.path}: there is no {part} in it, but only {list_names(arrays.part_index)}")
     if form == "contrast" and len(parts) != 2:
         raise UserError(f"data.parts must be the two parts that are compared, and is {', '.join(parts)}")
     if form == "labelled" and not arrays.label_names:

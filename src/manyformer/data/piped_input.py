@@ -4,9 +4,11 @@ import codecs
 import filecmp
 import io
 import os
+import select
 import shutil
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -17,19 +19,23 @@ from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write, report_not_written
 
 STDIN = "-"
+WRITER_SECONDS = 10.0
+"""So long may the program that writes into a pipe take to open it, such as the command in `<(command)` of a shell."""
 _NO_INPUT = "- means standard input, but nothing is piped in; use for instance `cat FILE | manyformer ...`"
 
 
 def data_path(path: str, cache: Path) -> Path:
     """The file or folder at `path`; what can be read only once, standard input or a pipe, is copied into `cache`.
 
-    Raises UserError if there is no such file, and for devices."""
+    Raises UserError if there is no such file, for devices, and for a pipe into which nothing writes."""
     if path == STDIN:
         return save_stdin(cache / "stdin.txt")
     if not Path(path).is_fifo():
         return existing_path(path)
-    with open(path, "rb") as pipe:
-        return _save_stream(pipe, cache / f"pipe-{Path(path).name}", f"the pipe {path}")
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as pipe:
+        start = _await_writer(pipe.fileno(), path)
+        os.set_blocking(pipe.fileno(), True)
+        return _save_stream(pipe, cache / f"pipe-{Path(path).name}", f"the pipe {path}", start)
 
 
 def stdin_lines() -> Iterator[str]:
@@ -59,9 +65,11 @@ def save_stdin(copy: Path) -> Path:
     return _save_stream(_open_stdin(), copy, "standard input")
 
 
-def _save_stream(stream: BinaryIO, copy: Path, name: str) -> Path:
+def _save_stream(stream: BinaryIO, copy: Path, name: str, start: bytes = b"") -> Path:
+    """Copy the bytes `start` and the rest of the stream to the file `copy`."""
     draft = copy.with_name(f"{copy.name}.{os.getpid()}.new")
     with atomic_write(draft) as file:
+        file.write(start)
         shutil.copyfileobj(stream, file, CHUNK_BYTES)
     try:
         if draft.stat().st_size and copy.exists() and not filecmp.cmp(draft, copy, shallow=False):
@@ -76,6 +84,26 @@ def _save_stream(stream: BinaryIO, copy: Path, name: str) -> Path:
     finally:
         draft.unlink(missing_ok=True)
     return copy
+
+
+def _await_writer(pipe: int, path: str) -> bytes:
+    """Wait until a program has opened the pipe for writing; the bytes that were read meanwhile, mostly none.
+
+    Raises UserError if none does: a plain `open` of such a pipe, and reading it, would never return."""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    end = time.monotonic() + WRITER_SECONDS
+    while time.monotonic() < end:
+        # there is something to read, or who wrote it has closed the pipe again
+        if poll.poll(50):
+            return b""
+        try:
+            if start := os.read(pipe, CHUNK_BYTES):
+                return start
+        except BlockingIOError:
+            # it is open for writing, and nothing has come yet: from here on reading waits as for standard input
+            return b""
+    raise UserError(f"{path}: no program writes into this pipe; start the one that does, or give a file")
 
 
 def _open_stdin() -> io.BufferedReader:

@@ -4,7 +4,6 @@ import codecs
 import difflib
 import gzip
 import os
-import stat
 import zlib
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import BinaryIO, NamedTuple, cast
 from manyformer.data.content_sums import content_sum
 from manyformer.data.text_encoding import HEAD_BYTES, not_text_error
 from manyformer.errors import UserError
+from manyformer.files.file_kinds import special_kind
 
 CHUNK_BYTES = 1 << 20
 MAX_LINE_CHARACTERS = 1 << 26
@@ -47,8 +47,7 @@ def existing_path(path: str | os.PathLike[str]) -> Path:
         ) from None
     if expanded.is_file() or expanded.is_dir():
         return expanded
-    if expanded.exists():
-        kind = _special_file(expanded.stat().st_mode)
+    if kind := special_kind(expanded):
         raise UserError(f"{path}: this is {kind}; give a file or a folder, or pipe the data in and give - for it")
     folder = expanded.parent
     if not folder.is_dir():
@@ -57,13 +56,6 @@ def existing_path(path: str | os.PathLike[str]) -> Path:
     raise UserError(
         f"{expanded}: there is no such file" + (f"; did you mean {folder / matches[0]}?" if matches else "")
     )
-
-
-def _special_file(mode: int) -> str:
-    """What kind of file this is that is neither a regular file nor a folder."""
-    if stat.S_ISFIFO(mode):
-        return "a pipe, which can be read only once"
-    return "a socket" if stat.S_ISSOCK(mode) else "a device"
 
 
 def content_suffix(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile, read_json
@@ -14,6 +14,10 @@ ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn_
 
 MAX_SIZE = 1 << 24
 """The largest whole number that a config may hold."""
+
+_ENTRY_NAMES: dict[type, str] = {str: "texts", int: "whole numbers"}
+
+Entry = TypeVar("Entry", str, int)
 
 
 class ForeignConfig(NamedTuple):
@@ -48,10 +52,21 @@ class ForeignConfig(NamedTuple):
 
     def part(self, name: str) -> "ForeignConfig":
         """The settings in a field, none if it is missing or null."""
-        value = self.content.get(name) or {}
+        value = self.content.get(name)
+        if value is None:
+            return ForeignConfig(self.file, {})
         if not isinstance(value, dict):
             raise self._error(name, value, "an object")
         return ForeignConfig(self.file, value)
+
+    def entries(self, name: str, kind: type[Entry]) -> list[Entry] | None:
+        """A list of values of one type, or None for a missing field and for null."""
+        value = self.content.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(type(entry) is kind for entry in value):
+            raise self._error(name, value, f"a list of {_ENTRY_NAMES[kind]}")
+        return value
 
     def size(self, name: str, default: int | None = None) -> int:
         """A whole number of 1 or more; `default` stands for a missing field and for null."""
@@ -72,6 +87,13 @@ class ForeignConfig(NamedTuple):
             raise self._error(name, value, "a number of 0 or more")
         return float(value)
 
+    def positive_number(self, name: str, default: float) -> float:
+        """A number above 0."""
+        value = self.number(name, default)
+        if value == 0:
+            raise self._error(name, value, "a number above 0")
+        return value
+
     def optional_number(self, name: str) -> float | None:
         """A number of 0 or more, or None for a missing field and for null."""
         return None if self.content.get(name) is None else self.number(name, 0.0)
@@ -86,9 +108,9 @@ class ForeignConfig(NamedTuple):
     def choice(self, name: str, default: str, choices: Collection[str]) -> str:
         """One of some names."""
         value = self.content.get(name, default)
-        if value not in choices:
+        if not isinstance(value, str) or value not in choices:
             raise self._error(name, value, f"one of {', '.join(sorted(choices))}")
-        return str(value)
+        return value
 
     def whole_number(self, name: str, default: int) -> int:
         """A whole number of 0 or more; `default` stands for a missing field and for null."""

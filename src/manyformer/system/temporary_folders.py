@@ -40,9 +40,12 @@ def remove_temporary_folders() -> None:
 def _make_locked_folder() -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, suffix=_SUFFIX))
-        handle = os.open(folder, os.O_RDONLY)
+        # another process that begins may take it for one that was left, and remove it before it is open or locked
+        try:
+            handle = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
         fcntl.flock(handle, fcntl.LOCK_EX)
-        # another process may have removed it before it was locked
         if folder.is_dir():
             return folder, handle
         os.close(handle)

@@ -158,8 +158,8 @@ def layer_pattern(config: ForeignConfig, letters: Mapping[str, str], *, default:
 
     Raises UserError unless there is a known kind for each layer."""
     depth = config.size("num_hidden_layers")
-    kinds = config.content.get("layer_types") or [default[number % len(default)] for number in range(depth)]
-    if not isinstance(kinds, list) or len(kinds) != depth or not all(kind in letters for kind in kinds):
+    kinds = config.entries("layer_types", str) or [default[number % len(default)] for number in range(depth)]
+    if len(kinds) != depth or not all(kind in letters for kind in kinds):
         raise UserError(f"{config.file}: layer_types must name {' or '.join(letters)} for each of {depth} layers")
     pattern = "".join(letters[kind] for kind in kinds)
     periods = (pattern[:length] for length in range(1, depth + 1))

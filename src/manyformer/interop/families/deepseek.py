@@ -66,11 +66,11 @@ def _read_keywords(config: ForeignConfig, tensors: Collection[str]) -> Keywords:
 
 def _dense_layers(config: ForeignConfig, default: int) -> int:
     """The number of first layers without experts. Raises UserError where layers with experts precede others."""
-    kinds = config.content.get("mlp_layer_types")
+    kinds = config.entries("mlp_layer_types", str)
     if kinds is None:
         return default
     depth = config.size("num_hidden_layers")
-    count = kinds.count("dense") if isinstance(kinds, list) else -1
+    count = kinds.count("dense")
     if kinds != ["dense"] * count + ["sparse"] * (depth - count):
         raise UserError(f"{config.file}: mlp_layer_types must name dense and then sparse layers, {depth} of them")
     return count

@@ -52,7 +52,7 @@ def _gemma_keywords(config: ForeignConfig) -> Keywords:
     return {
         "norm_order": "sandwich",
         "scaled_embedding": True,
-        "score_scale": config.number("query_pre_attn_scalar", 256) ** -0.5,
+        "score_scale": config.positive_number("query_pre_attn_scalar", 256) ** -0.5,
         "score_cap": config.optional_number("attn_logit_softcapping"),
         "logit_cap": config.optional_number("final_logit_softcapping"),
     }
@@ -81,8 +81,8 @@ def _window_keywords(config: ForeignConfig, depth: int) -> Keywords:
     default = [SLIDING, FULL] if model_type == "gemma2" else [SLIDING]
     if model_type == "gemma3_text":
         default = [SLIDING] * (config.size("sliding_window_pattern", 6) - 1) + [FULL]
-    kinds = config.content.get("layer_types") or (default * depth)[:depth]
-    if not isinstance(kinds, list) or len(kinds) != depth or not set(kinds) <= {FULL, SLIDING}:
+    kinds = config.entries("layer_types", str) or (default * depth)[:depth]
+    if len(kinds) != depth or not set(kinds) <= {FULL, SLIDING}:
         raise UserError(f"{config.file}: layer_types must name {FULL} or {SLIDING} for each of {depth} layers")
     if SLIDING not in kinds:
         return {"window_rope_base": None}
@@ -98,7 +98,7 @@ def _window_keywords(config: ForeignConfig, depth: int) -> Keywords:
 
 def _rotated_layers(config: ForeignConfig, depth: int) -> Keywords:
     """Which layers have no rotary positions; SmolLM3 lists a 1 for each layer that has them."""
-    rotated = config.content.get("no_rope_layers")
+    rotated = config.entries("no_rope_layers", int)
     if not rotated or 0 not in rotated:
         return {}
     interval = rotated.index(0) + 1

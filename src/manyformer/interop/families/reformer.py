@@ -44,8 +44,8 @@ def _read_keywords(config: ForeignConfig, tensors: Collection[str]) -> Keywords:
         config.require(name, expected=expected, default=False if name == "is_decoder" else expected)
     chunk_length, head_dim = config.size("lsh_attn_chunk_length", 64), config.size("attention_head_size", 64)
     config.require("local_attn_chunk_length", expected=chunk_length, default=64)
-    kinds = config.content.get("attn_layers", [LOCAL, LSH] * 3)
-    lsh_every = kinds.index(LSH) + 1 if isinstance(kinds, list) and LSH in kinds else 0
+    kinds = config.entries("attn_layers", str) or [LOCAL, LSH] * 3
+    lsh_every = kinds.index(LSH) + 1 if LSH in kinds else 0
     if not lsh_every or kinds != [LOCAL if number % lsh_every else LSH for number in range(1, len(kinds) + 1)]:
         raise UserError(f"{config.file}: attn_layers must have LSH attention in every n-th layer, the others are local")
     buckets = config.content.get("num_buckets")
