@@ -6,11 +6,12 @@ moved one costs a function its speed or a check its details, never the package i
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 
 # an underscore, but what torch's own pages tell extensions to use; every release from 2.0 on has them here
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,6 +24,7 @@ __all__ = [
     "compiler_backend",
     "compiler_disabled",
     "has_flash_attention_on_cpu",
+    "tensor_norms",
     "tree_leaves",
     "tree_map",
     "tree_structure",
@@ -92,6 +94,14 @@ def compile_backward_as_eager() -> None:
         return
     if hasattr(config, "backward_pass_autocast"):
         config.backward_pass_autocast = "off"
+
+
+def tensor_norms(tensors: Sequence[Tensor], order: float = 2.0) -> list[Tensor]:
+    """The norm of each tensor, in one call for all of them where torch has it."""
+    together = getattr(torch, "_foreach_norm", None)
+    if together is None:
+        return [torch.linalg.vector_norm(tensor, order) for tensor in tensors]
+    return list(together(list(tensors), order))
 
 
 def has_flash_attention_on_cpu() -> bool:

@@ -84,8 +84,9 @@ def test_of_few_documents_the_ends_are_held_out(lengths: list[int]) -> None:
             actual[split].append("")
         actual[split][-1] += part.text
     for number, text in enumerate(text for text in texts if text):
-        a = int((1 - 0.1 - 0.2) * len(text))
-        expected = [text[:a], text[a : a + int(0.1 * len(text))], text[a + int(0.1 * len(text)) :]]
+        # the shares that were written, 7, 1 and 2 tenths, not the nearest numbers of two powers
+        train, valid = 7 * len(text) // 10, len(text) // 10
+        expected = [text[:train], text[train : train + valid], text[train + valid :]]
         stretches = [split[number] for split in actual.values() if len(split) > number]
         assert stretches == [stretch for stretch in expected if stretch]
 

@@ -111,7 +111,7 @@ def test_words_are_those_of_running_text_as_transformers_has_them() -> None:
     theirs = PreTrainedTokenizerFast(tokenizer_object=running_byte_level(add_prefix_space=True))
     encoding = theirs(FORMS, is_split_into_words=True)
     # the same words but the first, before which a text has no space
-    ours = [[int(token) for token in tokens.ids[tokens.words == word]] for word in range(1, 5)]
+    ours = [[int(token) for token in tokens.ids[tokens.word_numbers == word]] for word in range(1, 5)]
     assert ours == [
         [t for t, w in zip(encoding["input_ids"], encoding.word_ids()) if w == word] for word in range(1, 5)
     ]
@@ -126,10 +126,10 @@ def test_every_token_belongs_to_one_word_and_every_word_has_one(kind: str, drawn
     words = WordsInText.of_forms(forms, spaces)
     assert [words.text[start:stop] for start, stop in zip(words.starts, words.stops)] == forms
     tokens = tokens_in_text(words, tokenizer)
-    numbers = [word for word in tokens.words.tolist() if word != NO_WORD]
+    numbers = [word for word in tokens.word_numbers.tolist() if word != NO_WORD]
     assert numbers == sorted(numbers)
-    assert tokens.words[tokens.first].tolist() == list(range(len(forms)))
-    assert all(word not in tokens.words[:first] for word, first in enumerate(tokens.first))
+    assert tokens.word_numbers[tokens.first].tolist() == list(range(len(forms)))
+    assert all(word not in tokens.word_numbers[:first] for word, first in enumerate(tokens.first))
     if not tokens.is_divided:
         assert [t for t in tokens.ids.tolist() if t != tokenizer.unk] == [
             t for t in tokenizer.encode(words.text) if t != tokenizer.unk

@@ -37,6 +37,7 @@ from manyformer.data.text_epochs import TextPlan
 from manyformer.data.token_shards import TokenShard
 from manyformer.data.utterances import UtterancePlan
 from manyformer.errors import UserError
+from manyformer.files.atomic_files import make_folder
 from manyformer.files.json_records import DamagedFile
 
 SURVEY_SIZE = SampleSize(records=10_000, characters=2_000_000)
@@ -173,7 +174,7 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
     def survey(self) -> DataSurvey:
         """A look at the data: opened as for training if it is small, else at the beginning of its files."""
         folder = self.request.cache / "beginning"
-        folder.mkdir()
+        make_folder(folder)
         splits = self.split()
         splits.limit(SURVEY_SIZE)
         prepared = self.prepare(splits, folder)

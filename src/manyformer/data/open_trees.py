@@ -120,7 +120,8 @@ class TreesPipeline(TablePipeline[TreesData]):
             sentence = TreebankSentence.from_row(row)
             annotate = partial(annotated_lines, block, LABEL_COLUMNS[self.data.label])
             inputs.append(UnlabelledInput(sentence.in_text.text, tuple(sentence.forms), annotate=annotate))
-        return UnlabelledData(inputs, batches_in_order(self.dataset(self.write_rows(rows)), SENTENCES_PER_BATCH))
+        dataset = self.dataset(self.write_rows(rows))
+        return UnlabelledData(inputs, batches_in_order(dataset, SENTENCES_PER_BATCH, TOKENS_PER_BATCH))
 
 
 def _token_columns(
@@ -131,8 +132,8 @@ def _token_columns(
     token_classes = np.zeros(len(ids), dtype=np.int64)
     token_classes[tokens.first + 1] = classes
     nodes = np.full((len(ids), 3), NO_NODE, dtype=np.int64)
-    is_word = tokens.words != NO_WORD
-    nodes[1:-1][is_word] = preorder_columns(heads)[tokens.words[is_word]]
+    is_word = tokens.word_numbers != NO_WORD
+    nodes[1:-1][is_word] = preorder_columns(heads)[tokens.word_numbers[is_word]]
     return ids, token_classes, (nodes + 1).ravel()
 
 

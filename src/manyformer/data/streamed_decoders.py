@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, final
 
-import tokenizers
-
 from manyformer.data.gpt2_alphabet import byte_of_character
 from manyformer.data.tokenizer import UNKNOWN_TEXT
+from manyformer.files.json_text import json_text
+from manyformer.libraries.tokenizer_reading import read_tokenizer
 
 Decode = Callable[[list[str]], str]
 
@@ -184,7 +184,7 @@ class DecodingSteps:
     """The steps of a decoder one behind the other, for one text."""
 
     def __init__(self, decoder: Mapping[str, Any] | None) -> None:
-        self._steps = [make() for make in _step_makers(json.dumps(decoder))]
+        self._steps = [make() for make in _step_makers(json_text(decoder))]
 
     def push(self, piece: str) -> str:
         """The text that this piece completes."""
@@ -261,9 +261,8 @@ def _text_step_maker(part: Mapping[str, Any]) -> Callable[[], DecodingStep]:
 
 def _decode_function(part: Mapping[str, Any]) -> Decode:
     """The library's own function for a step."""
-    inner = json.loads(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())
-    decoder = tokenizers.Tokenizer.from_str(json.dumps(inner | {"decoder": dict(part)})).decoder
-    decode: Decode = decoder.decode
+    without_text = {"model": {"type": "BPE", "vocab": {}, "merges": []}}
+    decode: Decode = read_tokenizer({"version": "1.0", **without_text, "decoder": dict(part)}).decoder.decode
     return decode
 
 

@@ -38,7 +38,7 @@ class WordTokens(NamedTuple):
     `is_divided` says that the text was encoded in pieces, since the tokenizer joins words in a token."""
 
     ids: IntArray
-    words: IntArray
+    word_numbers: IntArray
     first: IntArray
     is_divided: bool = False
 
@@ -51,31 +51,33 @@ def tokens_of_words(forms: Sequence[str], tokenizer: Tokenizer) -> WordTokens:
     )
 
 
-def tokens_in_text(words: WordsInText, tokenizer: Tokenizer) -> WordTokens:
+def tokens_in_text(sentence: WordsInText, tokenizer: Tokenizer) -> WordTokens:
     """The tokens of words in their running text, as the tokenizer encodes it where no token belongs to two words.
 
     Where one does, the text is encoded in pieces that end between the two."""
-    borders = [0, len(words.text)]
+    borders = [0, len(sentence.text)]
     while True:
-        pieces = [_encode_piece(words, start, stop, tokenizer) for start, stop in pairwise(borders)]
+        pieces = [_encode_piece(sentence, start, stop, tokenizer) for start, stop in pairwise(borders)]
         ids = np.concatenate([piece[0] for piece in pieces])
         first_words = np.concatenate([piece[1] for piece in pieces])
         last_words = np.concatenate([piece[2] for piece in pieces])
         joined = first_words != last_words
         if not joined.any():
-            return _with_unknown_words(ids, first_words, len(words.starts), tokenizer, is_divided=len(borders) > 2)
-        crossed = {words.stops[word] for a, b in zip(first_words[joined], last_words[joined]) for word in range(a, b)}
+            return _with_unknown_words(ids, first_words, len(sentence.starts), tokenizer, is_divided=len(borders) > 2)
+        crossed = {
+            sentence.stops[word] for a, b in zip(first_words[joined], last_words[joined]) for word in range(a, b)
+        }
         borders = sorted({*borders, *crossed})
 
 
 def _encode_piece(
-    words: WordsInText, start: int, stop: int, tokenizer: Tokenizer
+    sentence: WordsInText, start: int, stop: int, tokenizer: Tokenizer
 ) -> tuple[IntArray, IntArray, IntArray]:
     """The tokens of a part of the text, with the first and the last word that each has a character of."""
-    tokens = tokenizer.encode_spans(words.text[start:stop])
+    tokens = tokenizer.encode_spans(sentence.text[start:stop])
     first, last = [], []
     for begin, end in zip((tokens.starts + start).tolist(), (tokens.stops + start).tolist()):
-        low, high = bisect_right(words.stops, begin), bisect_left(words.starts, end) - 1
+        low, high = bisect_right(sentence.stops, begin), bisect_left(sentence.starts, end) - 1
         is_within = begin < end and low <= high
         first.append(low if is_within else NO_WORD)
         last.append(high if is_within else NO_WORD)
@@ -83,17 +85,17 @@ def _encode_piece(
 
 
 def _with_unknown_words(
-    ids: IntArray, words: IntArray, count: int, tokenizer: Tokenizer, *, is_divided: bool = False
+    ids: IntArray, word_numbers: IntArray, count: int, tokenizer: Tokenizer, *, is_divided: bool = False
 ) -> WordTokens:
     """The tokens with an unknown one for each word without any (some tokenizers drop characters)."""
-    missing = np.setdiff1d(np.arange(count), words)
+    missing = np.setdiff1d(np.arange(count), word_numbers)
     # a word belongs behind the tokens of the words before it, and behind spaces that precede those
-    reached = np.maximum.accumulate(words) if len(words) else words
+    reached = np.maximum.accumulate(word_numbers) if len(word_numbers) else word_numbers
     places = np.searchsorted(reached, missing, side="right")
-    ids, words = np.insert(ids, places, tokenizer.unk), np.insert(words, places, missing)
+    ids, word_numbers = np.insert(ids, places, tokenizer.unk), np.insert(word_numbers, places, missing)
     # a space belongs to the word behind it, as in tokens that have both
-    following = np.where(words == NO_WORD, count, words)[::-1]
-    words = np.minimum.accumulate(following)[::-1]
-    words = np.where(words == count, NO_WORD, words)
-    numbers, first = np.unique(words, return_index=True)
-    return WordTokens(ids, words, first[numbers != NO_WORD], is_divided)
+    following = np.where(word_numbers == NO_WORD, count, word_numbers)[::-1]
+    word_numbers = np.minimum.accumulate(following)[::-1]
+    word_numbers = np.where(word_numbers == count, NO_WORD, word_numbers)
+    numbers, first = np.unique(word_numbers, return_index=True)
+    return WordTokens(ids, word_numbers, first[numbers != NO_WORD], is_divided)

@@ -24,7 +24,7 @@ def json_text(
 ) -> str:
     """`value` as JSON text; numbers that are not finite become null."""
 
-    def dump(content: Any) -> str:
+    def encoded(content: Any) -> str:
         return json.dumps(
             content,
             indent=indent,
@@ -35,10 +35,10 @@ def json_text(
         )
 
     try:
-        return dump(value)
+        return encoded(value)
     except ValueError:
         # rare, so that the usual text is written without a copy of the value
-        return dump(_replaced(value, lambda number: None))
+        return encoded(_replaced(value, lambda number: None))
 
 
 def with_named_numbers(value: Any) -> Any:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.errors import NonFiniteWeights
+from manyformer.torch_internals import tensor_norms
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
@@ -33,7 +34,7 @@ def _magnitudes(tensors: Mapping[str, Tensor]) -> dict[str, float]:
     magnitudes: dict[str, float] = {}
     for on_device in by_device.values():
         # needs no tensor of booleans as large as the weight
-        norms = torch._foreach_norm(list(on_device.values()), math.inf)
+        norms = tensor_norms(list(on_device.values()), math.inf)
         magnitudes.update(zip(on_device, torch.stack([norm.float() for norm in norms]).tolist(), strict=True))
     return {name: magnitudes[name] for name in local if name in magnitudes}
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.models.finite_weights import local_tensor
+from manyformer.torch_internals import tensor_norms
 
 LARGEST_SQUARED_NORM = math.sqrt(torch.finfo(torch.float32).max)
 """The largest norm of a gradient whose square is a float32: all optimizers here keep sums of squared gradients."""
@@ -29,7 +30,7 @@ class GradientNorms(NamedTuple):
         gradients = [weight.grad for weight in graded if weight.grad is not None]
         if not graded:
             return None
-        return cls(graded, torch.stack(torch._foreach_norm(gradients)))
+        return cls(graded, torch.stack(tensor_norms(gradients)))
 
     @property
     def total(self) -> Tensor:
