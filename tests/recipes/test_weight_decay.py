@@ -62,7 +62,7 @@ def decayed_names(model: Model) -> set[str]:
     return {names[id(weight)] for group in groups if group["weight_decay"] for weight in group["params"]}
 
 
-@pytest.mark.parametrize("recipe", recipe_names())
+@pytest.mark.parametrize("recipe", sorted(recipe_names()))
 def test_what_decays_is_written_down(recipe: str) -> None:
     model = build_tiny(recipe, {}, 0)
     in_positions = {id(p) for module in model.modules() if isinstance(module, Position) for p in module.parameters()}
