@@ -35,11 +35,13 @@ NO_COSTS = {
     "MAX_EXPONENT",
     "MAX_FACTOR",
     "MAX_LOW_PRECISION",
+    "MAX_SUM",
     "MIN_FLEX_WIDTH",
     "MIN_SHARE",
     "NEGLIGIBLE",
     "MIN_BLOCKS_SEEN",
     "NO_SEGMENT",
+    "ORIGINS",
     "UNUSED_SEGMENT",
 }
 """Numbers of ops and kernels that define results, encode values or bound torch, on every machine alike."""

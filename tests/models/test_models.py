@@ -22,6 +22,7 @@ from manyformer.batches import (
 )
 from manyformer.core import PADDING_SEGMENT
 from manyformer.errors import UserError
+from manyformer.files.atomic_files import NotWritable
 from manyformer.files.verified_folder import write_manifest
 from manyformer.models import ClassHead, Model
 from manyformer.models.head import MIN_CHUNKED_CLASSES
@@ -219,7 +220,7 @@ def test_a_failed_save_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest.
         raise OSError("No space left on device")
 
     monkeypatch.setattr("manyformer.models.model_files.save_model", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(NotWritable, match="No space left"):
         mf.build("bert", **SMALL).save(tmp_path / "model")
     assert mf.load(tmp_path / "model").spec.recipe == "transformer-lm"
     assert os.listdir(tmp_path) == ["model"]

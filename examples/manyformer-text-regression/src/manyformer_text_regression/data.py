@@ -48,13 +48,14 @@ class NumberedDataset(SequenceDataset):
 
     def __init__(self, texts: Sequence[NumberedText], tokenizer: Tokenizer) -> None:
         self._rows = [[tokenizer.bos, *tokenizer.encode(item.text)[: MAX_LENGTH - 2], tokenizer.eos] for item in texts]
+        self._pad = tokenizer.pad
         self._numbers = torch.tensor([item.number for item in texts])
         self.lengths = self.tie_breakers = np.array([len(row) for row in self._rows])
         self.fingerprint = hashlib.sha256(repr(texts).encode()).hexdigest()[:12]
 
     def make_batch(self, indices: np.ndarray) -> RegressionBatch:
         rows = [torch.tensor(self._rows[index]) for index in indices]
-        tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=Tokenizer.pad)
+        tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=self._pad)
         lengths = torch.tensor([len(row) for row in rows])
         is_padding = torch.arange(tokens.shape[1]) >= lengths[:, None]
         segments = torch.zeros_like(tokens).masked_fill(is_padding, PADDING_SEGMENT)
