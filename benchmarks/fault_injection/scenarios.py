@@ -278,6 +278,7 @@ def write_adapter(folder: Path) -> None:
         **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "llama", "r": 4},
         **{"lora_alpha": 8, "lora_dropout": 0.0, "bias": "none", "target_modules": ["q_proj"], "use_rslora": False},
         **{"use_dora": False, "fan_in_fan_out": False, "inference_mode": True, "init_lora_weights": True},
+        **{"alpha_pattern": {}, "rank_pattern": {}, "modules_to_save": None},
     }
     (folder / "adapter_config.json").write_text(json.dumps(config))
 
