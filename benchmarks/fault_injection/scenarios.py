@@ -26,18 +26,18 @@ TEXT = ("data.path=text.txt", "data.tokenizer=char", "data.length=16")
 
 
 def write_text(folder: Path) -> None:
-    """Thirty documents of random words."""
+    """Thirty paragraphs of random words."""
     words = random.Random(0).choices(WORDS, k=3000)
     paragraphs = [" ".join(words[start : start + 100]) for start in range(0, len(words), 100)]
     (folder / "text.txt").write_text("\n\n".join(paragraphs))
 
 
 def write_two_texts(folder: Path) -> None:
-    """The text, and another one of the same words."""
+    """The text, and thirty other documents of the same words."""
     write_text(folder)
     words = random.Random(1).choices(WORDS, k=600)
-    paragraphs = [" ".join(words[start : start + 20]) for start in range(0, len(words), 20)]
-    (folder / "other.txt").write_text("\n\n".join(paragraphs))
+    documents = [" ".join(words[start : start + 20]) for start in range(0, len(words), 20)]
+    (folder / "other.jsonl").write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
 
 
 def write_pairs(folder: Path) -> None:

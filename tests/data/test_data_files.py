@@ -140,6 +140,9 @@ def test_bad_files_get_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         text_sources(str(tmp_path / "trian.txt"), None, tmp_path)
     with pytest.raises(UserError, match=r"there is no such file \(nor a folder .*nowhere\)"):
         text_sources(str(tmp_path / "nowhere" / "a.txt"), None, tmp_path)
+    (tmp_path / "link.txt").symlink_to("gone.txt")
+    with pytest.raises(UserError, match=r"link\.txt: this is a link to gone\.txt, and there is no file or folder$"):
+        text_sources(str(tmp_path / "link.txt"), None, tmp_path)
     for name in ("empty.txt", "empty.txt.gz", "empty.jsonl"):
         with pytest.raises(UserError, match=rf"{name}: this file is empty"):
             text_sources(str(written(tmp_path, name, "")), None, tmp_path)

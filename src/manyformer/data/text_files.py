@@ -49,6 +49,8 @@ def existing_path(path: str | os.PathLike[str]) -> Path:
         return expanded
     if kind := special_kind(expanded):
         raise UserError(f"{path}: this is {kind}; give a file or a folder, or pipe the data in and give - for it")
+    if expanded.is_symlink():
+        raise UserError(f"{expanded}: this is a link to {expanded.readlink()}, and there is no file or folder")
     folder = expanded.parent
     if not folder.is_dir():
         raise UserError(f"{expanded}: there is no such file (nor a folder {folder})")
