@@ -1,6 +1,7 @@
 """The drills themselves: every command is drilled, and each kind of fault is recognized as what it is."""
 
 import csv
+import faulthandler
 import io
 import json
 import os
@@ -104,6 +105,8 @@ def _raise(arguments: tuple[str, ...]) -> int:
 
 
 def _die(arguments: tuple[str, ...]) -> int:
+    # that of pytest would tell its own stack
+    faulthandler.disable()
     os.kill(os.getpid(), signal.SIGSEGV)
     return 0
 
@@ -334,6 +337,16 @@ def test_a_command_finds_what_is_put_around_it(workshop: "Workshop", replaced: R
     surroundings = Surroundings(input=b"yes", environment={"HOME": None, "COLUMNS": "1"}, umask=0o077)
     result = RunningCommand(("command",), workshop.here, surroundings).wait(TIMEOUT)
     assert result.output.split() == ["yes", "None", "1", "0o77"]
+
+
+def test_a_command_that_is_killed_in_its_first_instant_has_said_nothing(
+    workshop: "Workshop", replaced: Replace
+) -> None:
+    replaced(_hang)
+    running = RunningCommand(("command",), workshop.here)
+    os.kill(running.pid, signal.SIGKILL)
+    result = running.wait(TIMEOUT)
+    assert (result.code, result.output, result.errors) == (-signal.SIGKILL, "", "")
 
 
 @pytest.mark.slow

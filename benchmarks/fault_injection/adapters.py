@@ -24,9 +24,8 @@ MEANINGFUL: dict[str, tuple[Any, ...]] = {
     "lora_alpha": (1, 0.5, 0),
     "alpha_pattern": ({"q_proj": 3},),
     "rank_pattern": ({"q_proj": 2},),
-    "init_lora_weights": ("pissa", "olora", "pissa_niter_4", "corda", "eva"),
+    "init_lora_weights": ("pissa", "olora", "pissa_niter_4", "corda", "loftq"),
     "lora_bias": (True,),
-    "bias": ("all", "lora_only"),
     "layer_replication": ([[0, 1]],),
     "trainable_token_indices": ([1, 2],),
     "target_parameters": (["mlp.gate_proj.weight"],),
@@ -40,6 +39,9 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "inference_mode": (False,),
     "revision": ("main",),
     "task_type": (None,),
+    "init_lora_weights": (False, "gaussian", "eva"),
+    # the model has no biases
+    "bias": ("all", "lora_only"),
 }
 """Settings with which peft computes the same."""
 

@@ -135,7 +135,7 @@ def use_all(
     With `own_affair` a command that succeeds may have other results.
     """
     began = time.monotonic()
-    names = {part for file in files for part in (file.name, *_checkpoint_of(file))}
+    names = {part for file in files for part in (file.name, *_whole_of(file))}
     outcomes = []
     for command, reference in zip(uses, references):
         result = workshop.run(command)
@@ -152,6 +152,7 @@ def use_all(
     return Trial(family, number, deed, outcome, command_line, detail, time.monotonic() - began)
 
 
-def _checkpoint_of(file: Path) -> list[str]:
-    """A checkpoint is set aside as a whole: its folder's name is as right as the file's."""
-    return [part for part in file.parts if part.startswith("step-")]
+def _whole_of(file: Path) -> list[str]:
+    """What is as right in a message as the file's name: the folder of a checkpoint, which is set aside as a whole, and
+    the setting of recordings, which are one data set."""
+    return [part for part in file.parts if part.startswith("step-")] + ["data.path"] * (file.suffix == ".wav")

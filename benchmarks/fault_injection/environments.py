@@ -5,8 +5,11 @@ import math
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +85,22 @@ def carry_out(workshop: Workshop, number: int) -> Trial | NotRun:
     kinds = FORKED if number % 3 == 1 else FRESH
     deed = sorted(kinds)[number // 3 % len(kinds)]
     use = chance.choice([use for use in USES if use.command[0] != LOAD])
-    if kinds[deed].user is not None and os.getuid() != 0:
-        return NotRun(FAMILY, number, "another user cannot be taken: it needs root")
+    user = kinds[deed].user
+    if user is not None and not _can_be(user):
+        return NotRun(FAMILY, number, "another user cannot be taken: it needs root, and a Python that all may start")
     return _odd_surroundings(workshop, number, use, deed, kinds[deed])
+
+
+@cache
+def _can_be(user: int) -> bool:
+    """Whether this process may become that user, who may start this Python and read the sources."""
+    if os.getuid() != 0:
+        return False
+    command = [sys.executable, "-c", "import manyformer"]
+    try:
+        return not subprocess.run(command, user=user, group=user, extra_groups=[], capture_output=True).returncode
+    except OSError:
+        return False
 
 
 def _odd_path(workshop: Workshop, number: int, use: Use, argument: str, deed: str) -> Trial:

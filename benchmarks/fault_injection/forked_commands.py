@@ -81,6 +81,8 @@ class RunningCommand:
         self._code: int | None = None
         for log in self._logs:
             log.unlink(missing_ok=True)
+            # here, because a command may be killed before it would make them
+            log.touch()
         sys.stdout.flush()
         sys.stderr.flush()
         # a signal that comes before the command has begun waits until it has

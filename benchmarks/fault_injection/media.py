@@ -50,17 +50,20 @@ def _mode(mode: str) -> Callable[[Path, Pixels], list[Image.Image]]:
     return write
 
 
-def _deep(type_: type[np.generic], factor: float) -> Callable[[Path, Pixels], list[Image.Image]]:
-    """Gray levels in more than 8 bits: the same ones, scaled by what the type or the picture holds."""
+def _of_16_bits(file: Path, pixels: Pixels) -> list[Image.Image]:
+    """Gray levels of which the upper 8 bits count, with noise in the lower ones."""
+    gray = pixels[:, :, 0]
+    Image.fromarray(gray.astype(np.uint16) << 8 | pixels[:, :, 1]).save(file)
+    return [Image.fromarray(gray).convert("RGB")]
+
+
+def _without_white(type_: type[np.generic], factor: float) -> Callable[[Path, Pixels], list[Image.Image]]:
+    """Numbers that do not say what is white: no picture is right, only a refusal."""
 
     def write(file: Path, pixels: Pixels) -> list[Image.Image]:
         gray = pixels[:, :, 0].astype(np.float64) * factor
         Image.fromarray(gray.astype(type_)).save(file)
-        stretched = (gray - gray.min()) / max(float(np.ptp(gray)), 1e-9) * 255
-        candidates = [gray / factor, stretched, gray / max(float(gray.max()), 1e-9) * 255]
-        if gray.max() <= 255:
-            candidates.append(gray)
-        return [Image.fromarray(np.round(levels).astype(np.uint8)).convert("RGB") for levels in candidates]
+        return []
 
     return write
 
@@ -113,11 +116,11 @@ IMAGES: dict[str, tuple[str, Callable[[Path, Pixels], list[Image.Image]]]] = {
     "mode YCbCr": (".jpg", _mode("YCbCr")),
     "a palette with transparency": (".png", _palette),
     "two frames": (".gif", _frames),
-    "16 bits": (".png", _deep(np.uint16, 257)),
-    "32 bits": (".tiff", _deep(np.int32, 300)),
-    "32 bits with levels of 8": (".tiff", _deep(np.int32, 1)),
-    "numbers from 0 to 1": (".tiff", _deep(np.float32, 1 / 255)),
-    "numbers from 0 to 255": (".tiff", _deep(np.float32, 1)),
+    "16 bits": (".png", _of_16_bits),
+    "32 bits": (".tiff", _without_white(np.int32, 300)),
+    "32 bits with levels of 8": (".tiff", _without_white(np.int32, 1)),
+    "numbers from 0 to 1": (".tiff", _without_white(np.float32, 1 / 255)),
+    "numbers from 0 to 255": (".tiff", _without_white(np.float32, 1)),
     "half of it": (".png", _broken(lambda content: content[: len(content) // 2])),
     "a flipped byte": (".png", _broken(lambda content: content[:50] + bytes([content[50] ^ 255]) + content[51:])),
     "nothing in it": (".png", _broken(lambda content: b"")),

@@ -26,18 +26,18 @@ TEXT = ("data.path=text.txt", "data.tokenizer=char", "data.length=16")
 
 
 def write_text(folder: Path) -> None:
-    """Thirty documents of random words."""
+    """Thirty paragraphs of random words."""
     words = random.Random(0).choices(WORDS, k=3000)
     paragraphs = [" ".join(words[start : start + 100]) for start in range(0, len(words), 100)]
     (folder / "text.txt").write_text("\n\n".join(paragraphs))
 
 
 def write_two_texts(folder: Path) -> None:
-    """The text, and another one of the same words."""
+    """The text, and thirty other documents of the same words."""
     write_text(folder)
     words = random.Random(1).choices(WORDS, k=600)
-    paragraphs = [" ".join(words[start : start + 20]) for start in range(0, len(words), 20)]
-    (folder / "other.txt").write_text("\n\n".join(paragraphs))
+    documents = [" ".join(words[start : start + 20]) for start in range(0, len(words), 20)]
+    (folder / "other.jsonl").write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
 
 
 def write_pairs(folder: Path) -> None:
@@ -278,6 +278,7 @@ def write_adapter(folder: Path) -> None:
         **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "llama", "r": 4},
         **{"lora_alpha": 8, "lora_dropout": 0.0, "bias": "none", "target_modules": ["q_proj"], "use_rslora": False},
         **{"use_dora": False, "fan_in_fan_out": False, "inference_mode": True, "init_lora_weights": True},
+        **{"alpha_pattern": {}, "rank_pattern": {}, "modules_to_save": None},
     }
     (folder / "adapter_config.json").write_text(json.dumps(config))
 

@@ -75,7 +75,7 @@ def view(text: object, **fields: object) -> bytes:
 REQUESTS: dict[str, tuple[Callable[[int], bytes], Callable[[int], bool]]] = {
     "the page": (get, lambda status: status == 200),
     "a view": (lambda port: post(port, view("to be")), lambda status: status == 200),
-    "a text longer than the model": (lambda port: post(port, view("to be " * 100)), lambda status: status == 400),
+    "a text longer than the model": (lambda port: post(port, view("to be " * 100)), lambda status: status == 422),
     "a text of a million letters": (lambda port: post(port, view("x" * 1_000_000)), lambda status: status in REFUSED),
     "an empty text": (lambda port: post(port, view("")), lambda status: status == 400),
     "a text that is a number": (lambda port: post(port, view(5)), lambda status: status == 400),

@@ -121,6 +121,11 @@ def encoded(rows: Rows, form: str, *, header: bool) -> bytes:
     return stream.getvalue().encode()
 
 
+def in_quotes(text: str) -> str:
+    """A text as a TSV has it, in which quotes are characters: with those that a writer of CSV puts around it."""
+    return '"' + text.replace('"', '""') + '"' if '"' in text else text
+
+
 def carry_out(workshop: Workshop, number: int) -> Trial | NotRun:
     """An odd table that a classifier predicts or learns from, or an odd treebank that a tagger reads."""
     if number % 4 == 3:
@@ -151,7 +156,7 @@ def carry_out(workshop: Workshop, number: int) -> Trial | NotRun:
         labels = json.loads((workshop.here / "new/model/labels.json").read_text())
         same = set(labels) == {label for _, label in wanted} and len(wanted) == len(rows)
     elif result.code == 0:
-        same = _inputs(result) == [text.strip() for text, _ in rows]
+        same = _inputs(result) == [(in_quotes(text) if form == "tsv" else text).strip() for text, _ in rows]
     outcome, detail = judge(result, {name}, same=same, place=rf"{name}[\s\S]*({PLACE})")
     if result.code == 2 and oddity.deed in ("nothing odd", "a header", "a byte order mark"):
         outcome, detail = "unnamed", f"an ordinary table is refused: {detail}"

@@ -54,8 +54,8 @@ USES: tuple[Use, ...] = (
     Use(scenarios.PRUNING, scenarios.PRUNING.command, finished=False, paths=("run",)),
     Use(
         scenarios.EXITS,
-        ("calibrate", "run", "--tolerance", "0.9", "--data", "other.txt", "--documents", "4", "--max-new", "2"),
-        paths=("run", "other.txt"),
+        ("calibrate", "run", "--tolerance", "0.9", "--data", "other.jsonl", "--documents", "4", "--max-new", "2"),
+        paths=("run", "other.jsonl"),
     ),
     Use(scenarios.EXITS, ("thresholds", "run", "--prompts", "2", "--values", "0.5"), paths=("run",)),
     Use(scenarios.EXITS, ("efforts", "run", "to be", "--json"), paths=("run",)),

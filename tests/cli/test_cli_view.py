@@ -1,5 +1,11 @@
 """view: a page for a run."""
 
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 from commands import Cli
@@ -42,3 +48,18 @@ def test_contradictions_are_refused(cli: Cli, text_run: Path) -> None:
         in cli("view", str(text_run), "a", "--serve", "--out", "a.html").err
     )
     assert "--port is for --serve" in cli("view", str(text_run), "a", "--port", "80").err
+
+
+def test_a_reader_of_a_pipe_learns_the_address_while_the_server_still_serves(text_run: Path) -> None:
+    command = [sys.executable, "-m", "manyformer", "view", str(text_run), "to be", "--serve", "--port", "0"]
+    # as a script that reads the address has it, without PYTHONUNBUFFERED
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as server:
+        assert server.stdout is not None
+        try:
+            readable, _, _ = select.select([server.stdout], [], [], 120)
+            assert readable
+            assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\n", server.stdout.readline())
+            assert server.poll() is None
+        finally:
+            server.send_signal(signal.SIGINT)

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 from manyformer.config import TextData
 from manyformer.data import open_data, piped_input, text_files
-from manyformer.data.image_files import open_image_files
+from manyformer.data.audio_files import audio_files
+from manyformer.data.image_files import folder_image_files, open_image_files
 from manyformer.data.pair_tables import open_table
 from manyformer.data.table_files import read_parallel, read_rows
 from manyformer.data.text_encoding import decode_text
+from manyformer.data.text_files import folder_files
 from manyformer.data.text_sources import text_sources
 from manyformer.data.treebank import open_treebank
 from manyformer.errors import UserError
@@ -140,6 +142,9 @@ def test_bad_files_get_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         text_sources(str(tmp_path / "trian.txt"), None, tmp_path)
     with pytest.raises(UserError, match=r"there is no such file \(nor a folder .*nowhere\)"):
         text_sources(str(tmp_path / "nowhere" / "a.txt"), None, tmp_path)
+    (tmp_path / "link.txt").symlink_to("gone.txt")
+    with pytest.raises(UserError, match=r"link\.txt: this is a link to gone\.txt, and there is no file or folder$"):
+        text_sources(str(tmp_path / "link.txt"), None, tmp_path)
     for name in ("empty.txt", "empty.txt.gz", "empty.jsonl"):
         with pytest.raises(UserError, match=rf"{name}: this file is empty"):
             text_sources(str(written(tmp_path, name, "")), None, tmp_path)
@@ -320,3 +325,21 @@ def test_a_folder_says_which_files_are_read(tmp_path: Path) -> None:
     data = TextData(path=str(folder), tokenizer="byte", length=8)
     lines = open_data(data, "next-token", batch_tokens=16, cache=tmp_path / "cache", seed=0).describe()
     assert f"1 file read of {folder} (README.md), 4 not read (a.bin, deep/mnist.npz, notes.odt, ...)" in lines
+
+
+def test_what_is_no_file_among_those_of_a_folder_is_refused_instead_of_missing(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    written(folder, "a.txt", "text")
+    (folder / "link").symlink_to("gone")
+    assert [file.name for file in folder_files(folder)] == ["a.txt"]
+    for suffix, files in ((".txt", folder_files), (".wav", audio_files), (".png", folder_image_files)):
+        pipe = folder / f"b{suffix}"
+        os.mkfifo(pipe)
+        with pytest.raises(UserError, match=rf"b\{suffix}: this is a pipe"):
+            files(folder)
+        pipe.unlink()
+        pipe.symlink_to("gone")
+        with pytest.raises(UserError, match=rf"b\{suffix}: this is a link to gone"):
+            files(folder)
+        pipe.unlink()

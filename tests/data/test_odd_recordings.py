@@ -170,3 +170,16 @@ def test_mu_law_codes_are_near_those_of_g_711(tmp_path: Path) -> None:
     soundfile.write(tmp_path / "a.wav", values, RATE, subtype="ULAW")
     samples, _ = read_audio_file(tmp_path / "a.wav")
     assert np.abs(samples[:, 0] - values).max() < 0.04
+
+
+@pytest.mark.parametrize("rate", [1, 999, 768_001, 2**31 - 1])
+def test_a_wav_file_of_an_impossible_rate_is_refused_by_name_instead_of_asking_for_gigabytes(
+    tmp_path: Path, rate: int
+) -> None:
+    path = tmp_path / "odd.wav"
+    soundfile.write(path, np.zeros(100), RATE)
+    content = path.read_bytes()
+    path.write_bytes(content[:24] + struct.pack("<I", rate) + content[28:])
+    with pytest.raises(UserError) as refused:
+        read_audio_file(path)
+    assert str(refused.value) == f"{path}: the rate of this recording is {rate:,} Hz; 1,000 to 768,000 Hz are read"

@@ -73,6 +73,13 @@ def test_merged_adapters_compute_what_peft_computes(name: str, tmp_path: Path) -
         ("use_dora", True, "use_dora is True"),
         ("peft_type", "IA3", "peft_type is 'IA3'"),
         ("lora_alpha", "x", "lora_alpha"),
+        ("init_lora_weights", "pissa_niter_4", "init_lora_weights is 'pissa_niter_4'"),
+        ("init_lora_weights", "olora", "init_lora_weights is 'olora'"),
+        ("alora_invocation_tokens", [1, 2], r"alora_invocation_tokens is \[1, 2\]"),
+        ("r", 2, r"down_proj has rank 4, and r and rank_pattern in adapter_config.json say 2"),
+        ("rank_pattern", {"q_proj": 2}, r"q_proj has rank 4, and r and rank_pattern in adapter_config.json say 2"),
+        ("rank_pattern", {"q_proj": "2"}, "q_proj"),
+        ("modules_to_save", ["lm_head"], "modules_to_save names lm_head, and .* does not have lm_head.weight"),
     ],
 )
 def test_adapters_of_another_kind_are_refused(setting: str, value: Any, reason: str, tmp_path: Path) -> None:
@@ -81,6 +88,32 @@ def test_adapters_of_another_kind_are_refused(setting: str, value: Any, reason: 
     file.write_text(json.dumps(json.loads(file.read_text()) | {setting: value}))
     with pytest.raises(UserError, match=reason):
         import_model(tmp_path / "adapters", base=tmp_path / "base")
+
+
+@pytest.mark.filterwarnings("ignore:The following rank_pattern keys:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:`init_lora_weights` is 'eva':UserWarning")
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("init_lora_weights", "eva"),
+        ("init_lora_weights", "orthogonal"),
+        ("target_parameters", []),
+        ("modules_to_save", ["score"]),
+        ("rank_pattern", {"model.layers.7.self_attn.q_proj": 2}),
+        ("rank_pattern", {r"layers\.[7-9]\..*": 2}),
+    ],
+)
+def test_settings_that_change_nothing_for_peft_are_no_reason_to_refuse(
+    setting: str, value: Any, tmp_path: Path
+) -> None:
+    write_adapters("llama", tmp_path)
+    file = tmp_path / "adapters" / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {setting: value}))
+    base = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base")
+    read = peft.PeftModel.from_pretrained(base, str(tmp_path / "adapters")).eval()
+    ours: Any = import_model(tmp_path / "adapters", base=tmp_path / "base").model
+    with torch.no_grad():
+        torch.testing.assert_close(ours(TOKENS).logits, read(input_ids=TOKENS).logits, atol=1e-4, rtol=1e-4)
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:

@@ -67,6 +67,14 @@ def test_all_works_without_a_home_that_can_be_read(place: Path, name: str) -> No
     assert ended.stderr.count("cannot be read") <= 1
 
 
+def test_parts_of_matplotlib_can_be_imported_before_a_figure_is_made(place: Path) -> None:
+    script = "import manyformer.pruning.quality_curve; from matplotlib.ticker import MaxNLocator"
+    variables = {**os.environ, "HOME": str(place / "loop")}
+    variables.pop("MPLCONFIGDIR", None)
+    ended = subprocess.run([sys.executable, "-c", script], env=variables, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="another user needs root, and setpriv")
 def test_all_works_for_a_user_without_an_entry(place: Path) -> None:
     """As in a container that runs under any number: nothing says where its home is."""

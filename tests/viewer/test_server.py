@@ -164,3 +164,22 @@ def test_many_requests_at_once_wait_in_the_queue_of_the_system(server: ViewServe
             heads.append(connection.recv(12))
     assert heads == [b"HTTP/1.0 200"] * 64
     assert server.request_queue_size >= 64
+
+
+def test_a_browser_that_leaves_before_its_answer_is_no_error_of_the_server(
+    server: ViewServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for left in (BrokenPipeError(), ConnectionResetError()):
+        with monkeypatch.context() as patch:
+            patch.setattr("manyformer.viewer.server._ViewHandler._answer", _raising(left))
+            with pytest.raises((http.client.HTTPException, ConnectionError)):
+                ask(server, "GET", "/")
+    assert capfd.readouterr().err == ""
+    assert ask(server, "GET", "/")[0] == 200
+
+
+def _raising(error: OSError) -> Any:
+    def answer(*_: object) -> None:
+        raise error
+
+    return answer

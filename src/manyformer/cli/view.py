@@ -1,5 +1,6 @@
 """`manyformer view`: a page that shows what trained models compute for a text."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -106,5 +107,7 @@ def _serve(models: "list[ServedModel]", text: str, answer: str | None, port: int
 
     with ViewServer(models, text, answer, port=port) as server:
         print_result(server.url)
+        # whoever reads a pipe or a file has no other way to learn the port, and the server does not end by itself
+        sys.stdout.flush()
         print_note("serving until Ctrl-C")
         server.serve_forever()

@@ -27,7 +27,7 @@ from manyformer.data.content_sums import folder_sum
 from manyformer.data.image_reading import files_stamp
 from manyformer.data.table_columns import ColumnKey
 from manyformer.data.table_files import TableRow, is_jsonl, read_rows
-from manyformer.data.text_files import content_suffix, existing_path, file_stamp, visible_files
+from manyformer.data.text_files import content_suffix, existing_path, file_stamp, selected_files
 from manyformer.errors import UserError, suggest_names
 
 FOLDER_GROUP = "folder"
@@ -203,7 +203,7 @@ class ArchiveRecordings(RecordingSource):
 
 def audio_files(folder: Path) -> list[Path]:
     """The recordings under a folder, sorted by path."""
-    return [file for file in visible_files(folder) if file.suffix.lower() in AUDIO_SUFFIXES]
+    return selected_files(folder, lambda file: file.suffix.lower() in AUDIO_SUFFIXES)
 
 
 def name_label(label: str, names: tuple[str, ...] | None, location: str) -> str:

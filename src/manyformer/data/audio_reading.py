@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from manyformer.config.data_sections.audio_section import MAX_RATE, MIN_RATE
 from manyformer.data.change_counts import ChangeCounts, describe_counts
 from manyformer.data.splits import DataSource
 from manyformer.errors import UserError, list_names
@@ -159,6 +160,10 @@ def read_audio_file(path: Path) -> tuple[SampleArray, int]:
         with soundfile.SoundFile(path) as file:
             if file.format not in FORMATS:
                 raise UserError(f"{path}: this recording is of format {file.format}; {', '.join(FORMATS)} are read")
+            if not MIN_RATE <= file.samplerate <= MAX_RATE:
+                # a rate without bound is a filter, and a longest recording, without bound
+                bounds = f"{MIN_RATE:,} to {MAX_RATE:,} Hz are read"
+                raise UserError(f"{path}: the rate of this recording is {file.samplerate:,} Hz; {bounds}")
             if file.frames > MAX_SECONDS * file.samplerate:
                 raise UserError(f"{path}: this recording takes more than {MAX_SECONDS:,} seconds; split it")
             samples: SampleArray = file.read(dtype="float32", always_2d=True)

@@ -144,9 +144,15 @@ def _check_same(cache: Path, result: PreparationResult) -> None:
     previous = None
     with suppress(DamagedFile):
         previous = read_record(cache)
-    if previous and (previous.splits, previous.tokenizers) != (result.facts, result.tokenizers.fingerprint):
+    if previous is None:
+        return
+    names = sorted({*previous.splits, *result.facts})
+    differing = [name for name in names if previous.splits.get(name) != result.facts.get(name)]
+    if previous.tokenizers != result.tokenizers.fingerprint:
+        differing.append("the tokenizer")
+    if differing:
         raise UserError(
-            "the data differs from what this run was trained on (in its text, tokenizer or splits); restore the "
+            f"the data differs from what this run was trained on (data.path: {', '.join(differing)}); restore the "
             "previous data, or start a new run"
         )
 

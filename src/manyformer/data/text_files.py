@@ -5,7 +5,7 @@ import difflib
 import gzip
 import os
 import zlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
@@ -49,6 +49,8 @@ def existing_path(path: str | os.PathLike[str]) -> Path:
         return expanded
     if kind := special_kind(expanded):
         raise UserError(f"{path}: this is {kind}; give a file or a folder, or pipe the data in and give - for it")
+    if expanded.is_symlink():
+        raise UserError(f"{expanded}: this is a link to {expanded.readlink()}, and there is no file or folder")
     folder = expanded.parent
     if not folder.is_dir():
         raise UserError(f"{expanded}: there is no such file (nor a folder {folder})")
@@ -72,7 +74,7 @@ def file_stamp(path: Path, *, has_sum: bool = True) -> list[str | int]:
 
 def folder_files(folder: Path) -> list[Path]:
     """The files under a folder with one of `TEXT_SUFFIXES`, sorted by path; hidden files and folders are skipped."""
-    files = [path for path in visible_files(folder) if content_suffix(path) in TEXT_SUFFIXES]
+    files = selected_files(folder, lambda path: content_suffix(path) in TEXT_SUFFIXES)
     if not files:
         raise UserError(
             f"{folder}: this folder holds no text files (looked for {' '.join(TEXT_SUFFIXES)}, each also .gz)"
@@ -80,19 +82,26 @@ def folder_files(folder: Path) -> list[Path]:
     return files
 
 
-def visible_files(folder: Path) -> list[Path]:
-    """All regular files under a folder but hidden ones, sorted by path."""
-    files: list[Path] = []
+def selected_files(folder: Path, selects: Callable[[Path], bool]) -> list[Path]:
+    """The files under a folder that `selects` accepts by their names, sorted by path; hidden ones are skipped.
+
+    Raises UserError for a pipe, a device or a link to nothing of such a name: it would be missing without a word."""
+    return [existing_path(path) for path in _visible_paths(folder) if selects(path)]
+
+
+def _visible_paths(folder: Path) -> list[Path]:
+    """All that is under a folder and neither hidden nor a folder, sorted by path."""
+    paths: list[Path] = []
     for directory, subfolders, names in os.walk(folder):
         subfolders[:] = [name for name in subfolders if not name.startswith(".") and name != "__pycache__"]
-        files += [path for name in names if not name.startswith(".") and (path := Path(directory, name)).is_file()]
-    return sorted(files, key=lambda path: path.relative_to(folder).parts)
+        paths += [Path(directory, name) for name in names if not name.startswith(".")]
+    return sorted(paths, key=lambda path: path.relative_to(folder).parts)
 
 
 def describe_folder(folder: Path, files: Collection[Path]) -> str:
     """How many files of a folder are read, and which other ones are not."""
     read_files = set(files)
-    others = [path for path in visible_files(folder) if path not in read_files]
+    others = [path for path in _visible_paths(folder) if path not in read_files]
     read = f"{len(files):,} file{'s' * (len(files) != 1)} read of {folder} ({_list_names(folder, files)})"
     return f"{read}, {len(others):,} not read ({_list_names(folder, others)})" if others else f"{read}, all there are"
 

@@ -1,6 +1,7 @@
 """Low-rank adapters that `peft` wrote, added to the weights of the model that they were trained on."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,22 @@ PLAIN_LORA: Mapping[str, Any] = {
     "layer_replication": None,
     "lora_bias": False,
     "trainable_token_indices": None,
-    "target_parameters": None,
+    "target_parameters": [],
+    "alora_invocation_tokens": None,
+    "arrow_config": None,
+    "use_qalora": False,
+    "use_bdlora": None,
+    "kasa_config": None,
+    "monteclora_config": None,
 }
-"""The settings of adapters that are sums of a matrix and a product of two, with the values that they must have."""
+"""The settings of adapters that are sums of a matrix and a product of two, with the values, other than null, that they
+must have."""
+
+ADDITIVE_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
+"""The values of `init_lora_weights` with which training began from the model's own weights. The others (pissa, olora,
+corda, loftq) change these first: peft repeats it when it reads the adapters, and it adds them to what is left."""
+
+_PLAIN_NAME = re.compile(r"\^?[\w.]+")
 
 
 def is_adapter(folder: Path) -> bool:
@@ -46,24 +60,23 @@ class AdaptedWeights(Mapping[str, Tensor]):
 
     `alpha / sqrt(r)` with `use_rslora`, and transposed with `fan_in_fan_out`, as peft computes them. Other tensors in
     the file, such as trained biases or a head, take the place of those of the model. Raises UserError for adapters of
-    another kind and for one whose matrix the model does not have, and DamagedFile for an unreadable file."""
+    another kind, for one whose matrix the model does not have, and where the file does not have what the settings say,
+    and DamagedFile for an unreadable file."""
 
     def __init__(self, base: Path, folder: Path) -> None:
         self._weights, self._file = WeightFiles(base), folder / ADAPTER_WEIGHTS
         self._config = ForeignConfig.read_file(folder / ADAPTER_CONFIG)
-        for name, expected in PLAIN_LORA.items():
-            if (value := self._config.content.get(name)) != expected and value is not None:
-                raise UserError(
-                    f"{self._config.file}: {name} is {value!r:.60}, and only plain LoRA is merged; "
-                    "merge_and_unload() of peft writes a complete model"
-                )
+        self._check_kind()
         self._tensors = self._read()
         pairs = {name.removesuffix(LORA_A) for name in self._tensors if name.endswith(LORA_A)}
         self._adapted = {self._base_name(f"{name}.weight"): name for name in sorted(pairs)}
         lora_names = {name + end for name in pairs for end in (LORA_A, LORA_B)}
         if missing := sorted(lora_names - self._tensors.keys()):
             raise DamagedFile(f"{self._file} is damaged: {missing[0]} is missing")
+        for name in sorted(pairs):
+            self._check_rank(name)
         self._replaced = {self._base_name(name): name for name in self._tensors if name not in lora_names}
+        self._check_saved_modules()
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self._replaced:
@@ -74,7 +87,7 @@ class AdaptedWeights(Mapping[str, Tensor]):
         a, b = (self._tensors[self._adapted[name] + end].float() for end in (LORA_A, LORA_B))
         is_transposed = self._config.flag("fan_in_fan_out", default=False)
         outputs, inputs = reversed(tensor.shape) if is_transposed else tensor.shape
-        rank, alpha = a.shape[0], self._config.number("lora_alpha", 8.0)
+        rank, alpha = self._rank(self._adapted[name]), self._config.number("lora_alpha", 8.0)
         if a.shape != (rank, inputs) or b.shape != (outputs, rank):
             shapes = f"{tuple(b.shape)} and {tuple(a.shape)}"
             raise UserError(
@@ -93,6 +106,52 @@ class AdaptedWeights(Mapping[str, Tensor]):
     def file_of(self, name: str) -> Path:
         """The file that holds a tensor."""
         return self._file if name in self._replaced else self._weights.file_of(name)
+
+    def _check_kind(self) -> None:
+        """Raise UserError for adapters that are not added to the weights of the model as they are."""
+        content = self._config.content
+        differing = {
+            name: content[name] for name, expected in PLAIN_LORA.items() if content.get(name) not in (None, expected)
+        }
+        start = content.get("init_lora_weights")
+        if start not in ADDITIVE_STARTS:
+            differing["init_lora_weights"] = start
+        if differing:
+            name, value = next(iter(differing.items()))
+            raise UserError(
+                f"{self._config.file}: {name} is {value!r:.60}, and only plain LoRA is merged; "
+                "merge_and_unload() of peft writes a complete model"
+            )
+
+    def _rank(self, name: str) -> int:
+        shape = self._tensors[name + LORA_A].shape
+        return shape[0] if shape else 0
+
+    def _check_rank(self, name: str) -> None:
+        """Raise UserError for an adapter of another rank than the settings give it, which peft does not read."""
+        rank, patterns, ranks = self._rank(name), self._config.part("rank_pattern"), {self._config.size("r", 8)}
+        by_name = {key: patterns.size(key) for key in patterns.content}
+        matching = [key for key in by_name if name == key.removeprefix("^") or name.endswith(f".{key}")]
+        if not all(map(_PLAIN_NAME.fullmatch, by_name)):
+            # regular expressions of a stranger, which may take for ever, are not carried out
+            ranks |= set(by_name.values())
+        elif matching:
+            ranks = {by_name[matching[0]]}
+        if rank not in ranks:
+            raise UserError(
+                f"{self._file}: the adapter of {name:.80} has rank {rank}, and r and rank_pattern in "
+                f"{self._config.file.name} say {' or '.join(map(str, sorted(ranks)))}"
+            )
+
+    def _check_saved_modules(self) -> None:
+        """Raise UserError if the settings name a part of the model as trained, and the file does not have it."""
+        for module in self._config.entries("modules_to_save", str) or ():
+            for name in self._weights:
+                if f".{module}." in f".{name}" and name not in self._replaced:
+                    raise UserError(
+                        f"{self._config.file}: modules_to_save names {module:.80}, and {self._file.name} does not have "
+                        f"{name}; save_pretrained of peft writes it"
+                    )
 
     def _read(self) -> dict[str, Tensor]:
         """The tensors of the adapters by the names of the model, without the prefix that peft adds."""

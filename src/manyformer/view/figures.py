@@ -32,7 +32,6 @@ def panels(
 
     Panels without a `grid` keep their frame.
     """
-    _give_matplotlib_a_folder()
     # not pyplot, which keeps references to figures and requires a display
     from matplotlib.figure import Figure
 
@@ -57,6 +56,10 @@ def _give_matplotlib_a_folder() -> None:
         folder = tempfile.mkdtemp(prefix="manyformer-matplotlib-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         os.environ["MPLCONFIGDIR"] = folder
+
+
+# here, because whoever draws imports this module, and some of them parts of matplotlib before they have a figure
+_give_matplotlib_a_folder()
 
 
 def curve_color(index: int) -> str:

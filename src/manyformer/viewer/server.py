@@ -1,5 +1,6 @@
 """A server for one person on one machine: the page, and views of other texts on demand."""
 
+import sys
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock
@@ -55,6 +56,11 @@ class ViewServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         return f"http://{ADDRESS}:{self.server_port}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Pass over a browser that has left before its answer, which is no error of the server; print any other."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     def page_data(self, request: ViewRequest) -> dict[str, Any]:
         """The data for one request; one at a time, because heads are switched off in the models themselves."""
