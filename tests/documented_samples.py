@@ -75,6 +75,31 @@ def write_files(folder: Path) -> None:
     Image.fromarray(images[0]).save(folder / "photos/one.png")
 
 
+def write_training_files(folder: Path) -> None:
+    """The files that documented trainings name, large enough for their batches, in the place of those in `folder`."""
+    phrases = (folder / "train.en").read_text().splitlines() * 25
+    questions = [{"document": phrase, "question": "how many?", "answer": phrase.split()[0]} for phrase in phrases]
+    contents = {
+        "book.txt": (folder / "book.txt").read_text() * 4,
+        "train.en": "".join(f"{phrase}\n" for phrase in phrases),
+        "train.de": "".join(f"{phrase[::-1]}\n" for phrase in phrases),
+        "reviews.tsv": "".join(f"{phrase}\t{phrase[:2]}\n" for phrase in phrases),
+        "questions.jsonl": "".join(f"{json.dumps(question)}\n" for question in questions),
+    }
+    for name, content in contents.items():
+        (folder / name).unlink()
+        (folder / name).write_text(content)
+    labels = np.arange(100) % 2
+    images = np.random.default_rng(0).integers(0, 256, (100, 28, 28), dtype=np.uint8)
+    (folder / "mnist.npz").unlink()
+    np.savez(folder / "mnist.npz", x_train=images, y_train=labels, x_test=images[:8], y_test=labels[:8])
+    (folder / "photos").unlink()
+    for number, (image, label) in enumerate(zip(images, labels)):
+        place = folder / "photos" / str(label)
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place / f"{number}.png")
+
+
 def train_once(folder: Path, kind: str) -> Path:
     """The run of that kind in `folder`, whose files it reads, trained where it is not there yet."""
     out = folder / "runs" / kind

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from documented_samples import RUNS, train_once, write_files
+from documented_samples import RUNS, train_once, write_files, write_training_files
 from manyformer.cli import run
 from manyformer.cli.app import app
 from manyformer.errors import UserError
@@ -149,7 +149,8 @@ def test_the_settings_of_a_documented_training_are_valid(words: list[str], sampl
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [words for words in DRY_RUNS if words[0] == "train"], ids=" ".join)
 def test_a_documented_training_can_be_started(words: list[str], samples: Path, here: Path) -> None:
-    """The model is built, which takes seconds for large ones."""
+    """The model is built, which takes seconds for large ones, and the data is read."""
+    write_training_files(here)
     provide_runs(["runs/masked-stdlib"] if "classify/fine-tune" in words else words, samples, here)
     assert run([*words, *(["--dry-run"] * ("--dry-run" not in words))]) == 0
 
