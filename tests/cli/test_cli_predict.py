@@ -79,6 +79,14 @@ def test_json_lines_are_answered_with_json_lines(cli: Cli, labels_run: Path, tmp
         assert expected[label["label"]] == max(expected.values())
 
 
+def test_a_file_without_a_line_is_told(cli: Cli, labels_run: Path, tmp_path: Path) -> None:
+    for name in ("empty.csv", "empty.txt"):
+        (tmp_path / name).write_bytes(b"")
+        result = cli("predict", str(labels_run), str(tmp_path / name))
+        assert (result.code, result.out) == (0, "")
+        assert f"{name}: 0 lines to label" in result.err
+
+
 def test_more_texts_than_a_batch_holds_keep_their_order(labels_run: Path, tmp_path: Path) -> None:
     texts = [TEXTS[number % 3] for number in range(150)]
     (tmp_path / "many.txt").write_text("".join(f"{text}\n" for text in texts))

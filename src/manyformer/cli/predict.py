@@ -55,12 +55,15 @@ def predict(
 
     model_folder(run)
     write_json = as_json or Path(file).suffix in (".jsonl", ".ndjson")
-    labelled = agreeing = 0
+    inputs = labelled = agreeing = 0
     for item in predict_labels(run, file, top=top, device=resolve_device(device), log=print_note):
         print_text(json_line(_record(item)) if write_json else _text(item))
+        inputs += 1
         if item.input.expected is not None:
             labelled += 1
             agreeing += item.prediction[0][0].label == item.input.expected
+    if not inputs:
+        print_note(f"{file}: 0 lines to label")
     if labelled:
         print_note(f"{agreeing:,} of {labelled:,} labels in {file} agree ({agreeing / labelled:.1%})")
 
