@@ -214,3 +214,30 @@ def test_masked_objectives_need_a_mask(tmp_path: Path) -> None:
 def test_no_part_takes_the_special_ids_of_this_library_for_those_of_all_tokenizers() -> None:
     for kind in ("pad", "bos", "eos", "unk", "mask", "stop_ids"):
         assert not hasattr(Tokenizer, kind)
+
+
+def test_answers_that_end_inside_a_token_are_widened_and_told(tmp_path: Path) -> None:
+    document = "the dogs ran far away\u200b to the birds"
+    rows = [
+        {"document": document, "question": "who?", "answer": "dogs"},
+        {"document": document, "question": "what?", "answer": "the bird"},
+        {"document": document, "question": "which?", "answer": "og"},
+        {"document": document, "question": "nothing?", "answer": ""},
+        {"document": document, "question": "unseen?", "answer": "\u200b"},
+    ]
+    run = saved(word_pieces(), tmp_path / "run")
+    path = write_rows(tmp_path / "questions.jsonl", *rows)
+    section = QuestionsData(path=path, valid=path, tokenizer_of=run)
+    data = open_data(section, "spans", batch_tokens=40, cache=tmp_path / "cache", seed=0)
+    assert data.summary is not None
+    told = [str(finding) for finding in data.summary.left_out]
+    # word pieces have "dog" and "##s", so that "dogs" and "bird" end with a token, and "og" does not; both splits count
+    assert told == [
+        f"2 answers widened to whole tokens, because an end lies inside one (first: {path}:3)",
+        f"2 answers counted as none, because the tokenizer leaves out every character (first: {path}:5)",
+    ]
+    assert told[0] in "\n".join(data.describe())
+    short = QuestionsData(path=path, valid=path, tokenizer_of=run, max_length=10)
+    cut = open_data(short, "spans", batch_tokens=40, cache=tmp_path / "short", seed=0)
+    assert cut.summary is not None
+    assert f"2 answers beyond data.max_length, counted as none (first: {path}:2)" in map(str, cut.summary.left_out)

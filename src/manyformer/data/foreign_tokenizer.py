@@ -65,7 +65,8 @@ class ForeignTokenizer(Tokenizer):
         if not stop_ids or not all(0 <= token < self._vocab for token in tokens):
             raise ValueError(f"its special tokens {tokens} must be tokens, from 0 to {self._vocab - 1}")
         self.pad, self.bos, self.eos, self.unk, self.mask = special
-        self.stop_ids, self.prepends_bos, self._affixes = tuple(stop_ids), prepends_bos, affixes
+        self.stop_ids, self._affixes = tuple(stop_ids), affixes
+        self.prepends_bos = self.begins_prompts = prepends_bos
         self.pair_separators = _count_separators(inner, self.eos)
 
     @property

@@ -1,8 +1,10 @@
 """Opening questions about documents: both in one row, with the tokens of the answer, read as batches of like length."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 from manyformer.config import QuestionsData
+from manyformer.data.findings import Finding, Tally, plural
 from manyformer.data.kind import OpenRequest, register
 from manyformer.data.opened import UnlabelledData
 from manyformer.data.pair_tables import RowTable, open_table
@@ -13,7 +15,14 @@ from manyformer.data.tabular_text_pipeline import QuestionDataset, TabularTextPi
 from manyformer.data.token_shards import ShardWriter, TokenShard
 from manyformer.data.unlabelled_tables import open_unlabelled, unlabelled_rows
 from manyformer.errors import UserError
-from manyformer.two_texts import DocumentEncoder, frame_question, tokens_of_answer
+from manyformer.two_texts import (
+    DocumentEncoder,
+    DocumentTokens,
+    FramedTexts,
+    answer_text,
+    frame_question,
+    tokens_of_answer,
+)
 
 
 class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
@@ -48,17 +57,51 @@ class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
         for row in rows:
             document, question = row.cells[:2]
             framed = frame_question(question, document, encode, limit)
-            ends = [0, 0]
-            characters = answer_characters(row)
-            touched = None if characters is None else tokens_of_answer(encode(document), *characters)
-            if touched is not None:
-                ends = [framed.start + token for token in touched]
-            # an answer beyond the end of the row is none
-            ends = ends if ends[1] < len(framed.tokens) - 1 else [0, 0]
+            ends = self._answer_ends(row, framed, encode(document))
             for writer, column in zip(writers, (framed.tokens, framed.parts, ends), strict=True):
                 writer.add(column, starts_document=True)
             lengths.append(framed.uncut_length)
         return lengths
+
+    def _answer_ends(self, row: TableRow, framed: FramedTexts, document: DocumentTokens) -> list[int]:
+        """The columns of the first and the last token of the answer, 0 and 0 where the row has none."""
+        characters = answer_characters(row)
+        if characters is None:
+            return [0, 0]
+        touched = tokens_of_answer(document, *characters)
+        if touched is None:
+            self._unreadable.add(row.location)
+            return [0, 0]
+        first, last = (framed.start + token for token in touched)
+        if last >= len(framed.tokens) - 1:
+            self._beyond.add(row.location)
+            return [0, 0]
+        start, stop = characters
+        marked = answer_text(row.cells[0], document.spans[touched[0]], document.spans[touched[1]])
+        if len(marked) > len(row.cells[0][start:stop].strip()):
+            self._widened.add(row.location)
+        return [first, last]
+
+    def encoding_findings(self) -> Iterator[Finding]:
+        for tally, what in (
+            (self._widened, "widened to whole tokens, because an end lies inside one"),
+            (self._beyond, "beyond data.max_length, counted as none"),
+            (self._unreadable, "counted as none, because the tokenizer leaves out every character"),
+        ):
+            if tally.count:
+                yield Finding(tally.count, f"{plural(tally.count, 'answer')} {what}", tally.first)
+
+    @cached_property
+    def _widened(self) -> Tally:
+        return Tally()
+
+    @cached_property
+    def _beyond(self) -> Tally:
+        return Tally()
+
+    @cached_property
+    def _unreadable(self) -> Tally:
+        return Tally()
 
     def token_limits(self) -> tuple[int, ...]:
         return self.tokenizers.source.vocab, self.data.max_length, self.data.max_length

@@ -22,7 +22,7 @@ from manyformer.data.table_pipeline import TablePipeline, split_rows, training_r
 from manyformer.data.token_shards import ShardWriter, TokenShard
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.data.treebank import LABEL_COLUMNS, UNKNOWN_LABEL, TreebankSentence, annotated_lines, open_treebank
-from manyformer.data.word_tokens import NO_WORD, WordTokens, tokens_in_text, tokens_of_words
+from manyformer.data.word_tokens import NO_WORD, WordTokens
 from manyformer.errors import UserError
 from manyformer.structures.dependency_trees import NO_NODE, preorder_columns
 
@@ -61,15 +61,11 @@ class TreesPipeline(TablePipeline[TreesData]):
     def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> Sequence[int]:
         # in a shard 0 is no class; a word without a label has a target too, which marks the word's first token
         class_ids, tokenizer = {UNKNOWN_LABEL: 0} | self.tokenizers.class_ids(), self.tokenizers.source
-        # a tokenizer that was learned from the treebank has seen words one by one
-        reads_text = self.data.tokenizer_of is not None and tokenizer.reads_spaces
+        reads_text = reads_running_text(self.data, tokenizer)
         lengths = []
         for row in rows:
             sentence = TreebankSentence.from_row(row)
-            if reads_text:
-                tokens = tokens_in_text(sentence.in_text, tokenizer)
-            else:
-                tokens = tokens_of_words(sentence.forms, tokenizer)
+            tokens = sentence.tokens(tokenizer, in_text=reads_text)
             if tokens.is_divided:
                 self._divided.add(row.location)
             classes = [class_id(class_ids, label, row.location) + 1 for label in sentence.labels]
@@ -122,6 +118,13 @@ class TreesPipeline(TablePipeline[TreesData]):
             inputs.append(UnlabelledInput(sentence.in_text.text, tuple(sentence.forms), annotate=annotate))
         dataset = self.dataset(self.write_rows(rows))
         return UnlabelledData(inputs, batches_in_order(dataset, SENTENCES_PER_BATCH, TOKENS_PER_BATCH))
+
+
+def reads_running_text(data: object, tokenizer: Tokenizer) -> bool:
+    """Whether sentences are encoded as running text for a model of this data, rather than word by word."""
+    # a tokenizer that was learned from a treebank has seen words one by one
+    has_seen_words_alone = isinstance(data, TreesData) and data.tokenizer_of is None
+    return tokenizer.reads_spaces and not has_seen_words_alone
 
 
 def _token_columns(

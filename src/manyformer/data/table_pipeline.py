@@ -129,7 +129,10 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         )
 
     def write_file(self, path: EvaluationPath) -> list[TokenShard]:
-        return self.write_rows(self.rows_of_file(path))
+        shards = self.write_rows(self.rows_of_file(path))
+        for finding in self.encoding_findings():
+            self.request.log(str(finding))
+        return shards
 
     def rows_of_file(self, path: EvaluationPath) -> list[TableRow]:
         """The rows of files, with a line in the log for what is odd about them. Raises UserError if there are none."""

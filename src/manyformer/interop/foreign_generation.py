@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from manyformer.data.tokenizer import Tokenizer
+from manyformer.data.tokenizer import NativeTokenizer
 from manyformer.errors import UserError
 from manyformer.files.json_records import read_json
 from manyformer.interop.foreign_config import CONFIG
@@ -106,7 +106,7 @@ def generation_of(model: Model) -> GenerationSettings:
     """The settings of an encoder-decoder; those of one from this library are what its tokenizer says."""
     if model.generation is not None:
         return model.generation
-    target = model.tokenizer[1] if isinstance(model.tokenizer, tuple) else model.tokenizer or Tokenizer
+    target = model.tokenizer[1] if isinstance(model.tokenizer, tuple) else model.tokenizer or NativeTokenizer
     banned = {target.pad, target.bos} - set(target.stop_ids)
     return GenerationSettings(
         start=target.bos, pad=target.pad, stop_ids=target.stop_ids, banned_ids=tuple(sorted(banned))
