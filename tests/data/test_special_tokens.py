@@ -115,6 +115,9 @@ def test_batches_have_the_special_tokens_of_their_tokenizer_and_no_others(kind: 
                 used = tokens[~is_padding]
                 assert set(used[~tokenizer.is_ordinary[used]].tolist()) <= allowed, (section.kind, form)
                 assert tokenizer.eos in used or tokenizer.bos in used
+            if form == "masked":
+                # for losses that hide more than the batch does, whatever the parts of the text are
+                assert (batch.mask == tokenizer.mask).all()  # type: ignore[union-attr]
             targets = getattr(batch, "targets", None)
             if form in ("next-token", "masked") and targets is not None:
                 scored = targets[targets != IGNORE_INDEX].numpy()
