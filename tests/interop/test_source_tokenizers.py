@@ -121,3 +121,17 @@ def test_one_vocabulary_or_two(tmp_path: Path) -> None:
         mf.train(
             "transformer", [*settings, f"data.tokenizer_of={tmp_path / 'saved'}", f"out={tmp_path / 'run'}", "dim=32"]
         )
+
+
+def test_what_a_language_model_may_not_write_is_told_where_it_is_not_used(tmp_path: Path) -> None:
+    import transformers
+
+    sizes = {"n_positions": 32, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    model: Any = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=40, eos_token_id=7, **sizes))  # type: ignore[arg-type]
+    model.generation_config.suppress_tokens = [11, 12]
+    model.generation_config.forced_eos_token_id = 7
+    model.save_pretrained(tmp_path)
+    left_out = import_model(tmp_path).report.left_out
+    reason = "only padding and the start token are never written"
+    assert left_out["generation_config.json: suppress_tokens [11, 12]"] == reason
+    assert left_out["generation_config.json: forced_eos_token_id 7"] == reason
