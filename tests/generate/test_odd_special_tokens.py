@@ -11,6 +11,7 @@ from tokenizers import processors
 from writers import Table
 
 import manyformer as mf
+from manyformer.core import PADDING_SEGMENT
 from manyformer.data.foreign_tokenizer import ForeignTokenizer
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.data.tokenizer_kinds import train_tokenizer
@@ -22,6 +23,8 @@ from manyformer.generate import (
     GreedyChoice,
     LikelyStopping,
     SampledChoice,
+    SourceBatch,
+    answer_sources,
     generate,
     stream,
 )
@@ -130,6 +133,31 @@ def test_translations_begin_and_end_as_the_tokenizer_of_the_target_says(kind: st
         assert text == target.decode(tokens)
         assert not any(name in text for name in SPECIAL.values())
         assert "".join(piece.text for piece in streamed if piece.row == number) == text
+
+
+@pytest.mark.parametrize("recipe", ["captioner", "speech-transformer"])
+@pytest.mark.parametrize("kind", ["word-pieces", "byte-level", "end-is-start", "byte"])
+def test_captions_and_transcripts_begin_and_end_as_the_tokenizer_says(kind: str, recipe: str) -> None:
+    tokenizer = tokenizer_named(kind)
+    sizes = {"vocab": tokenizer.vocab, "dim": 16, "depth": 1, "heads": 2, "ff_dim": 16}
+    if recipe == "captioner":
+        model = mf.build(recipe, height=4, width=4, channels=1, patch=2, **sizes)
+        sources, segments = torch.randint(256, (2, 4, 4, 1), dtype=torch.uint8), None
+    else:
+        model = mf.build(recipe, mels=8, decoder_depth=1, channels=3, ctc_weight=0.3, **sizes)
+        sources, segments = torch.randn(2, 24, 8), torch.zeros(2, 24, dtype=torch.long)
+        segments[1, 17:] = PADDING_SEGMENT
+    reader: Any = shaken(model)
+    answers = answer_sources(reader, SourceBatch(sources, segments), tokenizer=tokenizer, decoding=Decoding(max_new=6))
+    for row, (tokens, text) in enumerate(zip(answers.tokens, answers.texts)):
+        written = [tokenizer.bos]
+        marks = None if segments is None else segments[row : row + 1]
+        while len(written) <= 6 and (len(written) == 1 or written[-1] != tokenizer.eos):
+            with torch.no_grad():
+                logits = reader(sources[row : row + 1], torch.tensor([written]), marks).logits[0, -1]
+            written.append(likeliest(logits, tokenizer))
+        assert tokens == [token for token in written[1:] if token != tokenizer.eos]
+        assert text == tokenizer.decode(tokens)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "end-is-start"])
