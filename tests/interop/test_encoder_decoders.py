@@ -64,6 +64,10 @@ def test_the_same_greedy_and_beam_texts(case: str, tmp_path: Path) -> None:
     if case == "marian":
         reference.generation_config.bad_words_ids = [[49]]
         reference.generation_config.save_pretrained(tmp_path / "theirs")
+    if case == "bart-odd":
+        # newer versions do not take it from the config of the model
+        reference.generation_config.forced_bos_token_id = 23
+        reference.generation_config.save_pretrained(tmp_path / "theirs")
     source, segments, _ = inputs(reference)
     rows = [row[row_segments == 0].tolist() for row, row_segments in zip(source, segments, strict=True)]
     imported = mf.load(tmp_path / "theirs")

@@ -11,6 +11,10 @@ from tiny_encoder_decoders import saved
 from tokenizers import models, pre_tokenizers, processors
 
 import manyformer as mf
+from manyformer.config import PairsData
+from manyformer.data.kind import OpenRequest
+from manyformer.data.opening import open_file
+from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.errors import UserError
 from manyformer.generate import Decoding, translate
 from manyformer.interop import import_model
@@ -53,6 +57,32 @@ def test_texts_of_sources_and_targets(case: str, tmp_path: Path) -> None:
         tokens = reference.generate(source, **options)[0].tolist()
         expected = inner.decode(tokens, skip_special_tokens=True)
         assert translate(model, [text], tokenizer=model.tokenizer, decoding=Decoding(max_new=9)) == [expected]
+
+
+@pytest.mark.parametrize("case", ["bart", "t5"])
+def test_targets_are_scored_as_transformers_scores_them(case: str, tmp_path: Path) -> None:
+    reference = saved(case, tmp_path)
+    inner = write_tokenizer(tmp_path, TEMPLATES[case])
+    if case == "bart":
+        reference.generation_config.forced_bos_token_id = inner.token_to_id("<s>")
+        reference.generation_config.save_pretrained(tmp_path)
+    model: Any = mf.load(tmp_path)
+    pairs = [("a b z", "q r"), ("c", "d e f g")]
+    (tmp_path / "pairs.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
+    section = PairsData(path="unused.tsv")
+    request = OpenRequest(200, tmp_path / "scratch")
+    request.cache.mkdir()
+    pair = TokenizerPair(*model.tokenizer)
+    held_out = open_file(section, "pairs", pair, str(tmp_path / "pairs.tsv"), request)
+    assert held_out.batches is not None
+    scores = [model.score(batch) for batch in held_out.batches]
+    total = 0.0
+    for source, target in pairs:
+        labels = torch.tensor([inner.encode(target).ids])
+        with torch.no_grad():
+            total += float(reference(torch.tensor([inner.encode(source).ids]), labels=labels).loss) * labels.numel()
+    assert sum(int(score.targets) for score in scores) == sum(len(inner.encode(target).ids) for _, target in pairs)
+    assert sum(float(score.nll.detach()) for score in scores) == pytest.approx(total, rel=1e-4)
 
 
 @pytest.mark.parametrize(

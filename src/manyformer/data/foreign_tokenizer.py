@@ -173,10 +173,15 @@ class ForeignTokenizer(Tokenizer):
         affixes = TextAffixes(before, after[:-1])
         return ForeignTokenizer(self._inner, special, self.stop_ids, prepends_bos=False, affixes=affixes)
 
-    def for_targets(self, start: int) -> "ForeignTokenizer":
-        """The same for texts that a decoder writes, which begin with this token."""
+    def for_targets(self, start: int, first: int | None = None) -> "ForeignTokenizer":
+        """The same for texts that a decoder writes, which begin with the token `start`.
+
+        `first` is what always follows it: where it is a special token, such as the language of an mBART, a target has
+        it, too."""
         special = self._special._replace(bos=start)
-        return ForeignTokenizer(self._inner, special, self.stop_ids, prepends_bos=self.prepends_bos)
+        is_special = first is not None and first in {*self._special, *self._special_added}
+        affixes = TextAffixes(before=(first,)) if first is not None and is_special else NO_AFFIXES
+        return ForeignTokenizer(self._inner, special, self.stop_ids, prepends_bos=self.prepends_bos, affixes=affixes)
 
     @classmethod
     def learn(cls, texts: Iterable[str], size: int | None) -> NoReturn:

@@ -41,10 +41,13 @@ def read_text_settings(config: ForeignConfig, family: ModelFamily, keywords: Map
             raise UserError(f"{folder} has a tokenizer of {tokenizer.vocab:,} tokens, but its model has {size:,}")
     task = get_recipe(family.recipe).card.task
     if not task.takes_source:
-        tokenizer, left_out = tokenizers and tokenizers[0], generation.search_options()
+        reader, left_out = tokenizers and tokenizers[0], generation.search_options()
         if task.generates is not None:
-            left_out |= generation.settings_without_use(tokenizer)
-        return TextSettings(tokenizer, labels, left_out=left_out)
+            left_out |= generation.settings_without_use(reader)
+        return TextSettings(reader, labels, left_out=left_out)
     settings = generation.settings()
-    pair = tokenizers and (tokenizers[0].for_sources(), tokenizers[1].for_targets(settings.start))
+    pair = tokenizers and (
+        tokenizers[0].for_sources(),
+        tokenizers[1].for_targets(settings.start, settings.forced_first),
+    )
     return TextSettings(pair, labels, settings, generation.search_options())
