@@ -25,7 +25,9 @@ from manyformer.core import PADDING_SEGMENT
 from manyformer.data import open_data, open_modalities
 from manyformer.data.epochs import random_generator
 from manyformer.data.foreign_tokenizer import ForeignTokenizer
+from manyformer.data.kind import OpenRequest
 from manyformer.data.masking import mask_tokens
+from manyformer.data.opening import survey_data
 from manyformer.data.row_layouts import TextRows
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.tokenizer import Tokenizer
@@ -240,6 +242,11 @@ def test_answers_that_end_inside_a_token_are_widened_and_told(tmp_path: Path) ->
         f"2 answers counted as none, because the tokenizer leaves out every character (first: {path}:5)",
     ]
     assert told[0] in "\n".join(data.describe())
+    # a look at the data before training prepares it twice
+    (tmp_path / "survey").mkdir()
+    surveyed = survey_data(section, "spans", OpenRequest(40, tmp_path / "survey")).summary
+    assert surveyed is not None
+    assert list(map(str, surveyed.left_out)) == told
     short = QuestionsData(path=path, valid=path, tokenizer_of=run, max_length=10)
     cut = open_data(short, "spans", batch_tokens=40, cache=tmp_path / "short", seed=0)
     assert cut.summary is not None

@@ -1,10 +1,8 @@
 """Opening questions about documents: both in one row, with the tokens of the answer, read as batches of like length."""
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 
 from manyformer.config import QuestionsData
-from manyformer.data.findings import Finding, Tally, plural
 from manyformer.data.kind import OpenRequest, register
 from manyformer.data.opened import UnlabelledData
 from manyformer.data.pair_tables import RowTable, open_table
@@ -23,6 +21,10 @@ from manyformer.two_texts import (
     frame_question,
     tokens_of_answer,
 )
+
+_WIDENED = "widened to whole tokens, because an end lies inside one"
+_BEYOND = "beyond data.max_length, counted as none"
+_UNREADABLE = "counted as none, because the tokenizer leaves out every character"
 
 
 class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
@@ -70,38 +72,17 @@ class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
             return [0, 0]
         touched = tokens_of_answer(document, *characters)
         if touched is None:
-            self._unreadable.add(row.location)
+            self.note_row("answer", _UNREADABLE, row)
             return [0, 0]
         first, last = (framed.start + token for token in touched)
         if last >= len(framed.tokens) - 1:
-            self._beyond.add(row.location)
+            self.note_row("answer", _BEYOND, row)
             return [0, 0]
         start, stop = characters
         marked = answer_text(row.cells[0], document.spans[touched[0]], document.spans[touched[1]])
         if len(marked) > len(row.cells[0][start:stop].strip()):
-            self._widened.add(row.location)
+            self.note_row("answer", _WIDENED, row)
         return [first, last]
-
-    def encoding_findings(self) -> Iterator[Finding]:
-        for tally, what in (
-            (self._widened, "widened to whole tokens, because an end lies inside one"),
-            (self._beyond, "beyond data.max_length, counted as none"),
-            (self._unreadable, "counted as none, because the tokenizer leaves out every character"),
-        ):
-            if tally.count:
-                yield Finding(tally.count, f"{plural(tally.count, 'answer')} {what}", tally.first)
-
-    @cached_property
-    def _widened(self) -> Tally:
-        return Tally()
-
-    @cached_property
-    def _beyond(self) -> Tally:
-        return Tally()
-
-    @cached_property
-    def _unreadable(self) -> Tally:
-        return Tally()
 
     def token_limits(self) -> tuple[int, ...]:
         return self.tokenizers.source.vocab, self.data.max_length, self.data.max_length

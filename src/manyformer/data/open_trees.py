@@ -1,7 +1,7 @@
 """Opening treebanks: split, tokenized into shards once, then read as batches of sentences of similar length."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -9,7 +9,6 @@ import numpy as np
 
 from manyformer.config import TreesData
 from manyformer.data.borrowed_tokenizer import section_tokenizer
-from manyformer.data.findings import Finding, Tally, plural
 from manyformer.data.kind import OpenRequest, register
 from manyformer.data.length_buckets import LengthBuckets, batches_in_order
 from manyformer.data.opened import LengthLimit, UnlabelledData, UnlabelledInput
@@ -32,6 +31,8 @@ TOKENS_PER_BATCH = 1 << 14
 """The most tokens of them, padded, unless a single sentence has more."""
 MAX_TREE_NUMBER = 1 << 16
 """An upper bound of the words in a sentence, and so of its tree columns."""
+
+_DIVIDED = "encoded in parts, because their tokens would join words, which have a label each"
 
 
 class TreesPipeline(TablePipeline[TreesData]):
@@ -67,21 +68,12 @@ class TreesPipeline(TablePipeline[TreesData]):
             sentence = TreebankSentence.from_row(row)
             tokens = sentence.tokens(tokenizer, in_text=reads_text)
             if tokens.is_divided:
-                self._divided.add(row.location)
+                self.note_row(self.noun, _DIVIDED, row)
             classes = [class_id(class_ids, label, row.location) + 1 for label in sentence.labels]
             for writer, column in zip(writers, _token_columns(tokens, classes, sentence.heads, tokenizer), strict=True):
                 writer.add(column, starts_document=True)
             lengths.append(len(tokens.ids) + 2)
         return lengths
-
-    def encoding_findings(self) -> Iterator[Finding]:
-        if count := self._divided.count:
-            reason = "encoded in parts, because their tokens would join words, which have a label each"
-            yield Finding(count, f"{plural(count, self.noun)} {reason}", self._divided.first)
-
-    @cached_property
-    def _divided(self) -> Tally:
-        return Tally()
 
     def labels_of(self, row: TableRow) -> Sequence[str]:
         return TreebankSentence.from_row(row).labels
