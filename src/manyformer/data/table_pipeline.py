@@ -65,14 +65,14 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         """What a person is shown of a row."""
         return row.cells
 
-    def note_row(self, noun: str, what: str, row: TableRow) -> None:
-        """Count something in a row, such as an "answer", of which `what` is to be told."""
-        self._encoding_tallies.setdefault((noun, what), Tally()).add(row.location)
+    def note_row(self, noun: str, fate: str, row: TableRow) -> None:
+        """Count something in a row, such as an "answer", whose `fate` is to be told."""
+        self._encoding_tallies.setdefault((noun, fate), Tally()).add(row.location)
 
     def encoding_findings(self) -> Iterator[Finding]:
         """What there is to tell of the rows that `add_rows` has encoded."""
-        for (noun, what), tally in self._encoding_tallies.items():
-            yield Finding(tally.count, f"{plural(tally.count, noun)} {what}", tally.first)
+        for (noun, fate), tally in self._encoding_tallies.items():
+            yield Finding(tally.count, f"{plural(tally.count, noun)} {fate}", tally.first)
 
     @cached_property
     def _encoding_tallies(self) -> dict[tuple[str, str], Tally]:
