@@ -25,7 +25,9 @@ from manyformer.core import PADDING_SEGMENT
 from manyformer.data import open_data, open_modalities
 from manyformer.data.epochs import random_generator
 from manyformer.data.foreign_tokenizer import ForeignTokenizer
+from manyformer.data.kind import OpenRequest
 from manyformer.data.masking import mask_tokens
+from manyformer.data.opening import survey_data
 from manyformer.data.row_layouts import TextRows
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.tokenizer import Tokenizer
@@ -115,6 +117,9 @@ def test_batches_have_the_special_tokens_of_their_tokenizer_and_no_others(kind: 
                 used = tokens[~is_padding]
                 assert set(used[~tokenizer.is_ordinary[used]].tolist()) <= allowed, (section.kind, form)
                 assert tokenizer.eos in used or tokenizer.bos in used
+            if form == "masked":
+                # for losses that hide more than the batch does, whatever the parts of the text are
+                assert (batch.mask == tokenizer.mask).all()  # type: ignore[union-attr]
             targets = getattr(batch, "targets", None)
             if form in ("next-token", "masked") and targets is not None:
                 scored = targets[targets != IGNORE_INDEX].numpy()
@@ -214,3 +219,35 @@ def test_masked_objectives_need_a_mask(tmp_path: Path) -> None:
 def test_no_part_takes_the_special_ids_of_this_library_for_those_of_all_tokenizers() -> None:
     for kind in ("pad", "bos", "eos", "unk", "mask", "stop_ids"):
         assert not hasattr(Tokenizer, kind)
+
+
+def test_answers_that_end_inside_a_token_are_widened_and_told(tmp_path: Path) -> None:
+    document = "the dogs ran far away\u200b to the birds"
+    rows = [
+        {"document": document, "question": "who?", "answer": "dogs"},
+        {"document": document, "question": "what?", "answer": "the bird"},
+        {"document": document, "question": "which?", "answer": "og"},
+        {"document": document, "question": "nothing?", "answer": ""},
+        {"document": document, "question": "unseen?", "answer": "\u200b"},
+    ]
+    run = saved(word_pieces(), tmp_path / "run")
+    path = write_rows(tmp_path / "questions.jsonl", *rows)
+    section = QuestionsData(path=path, valid=path, tokenizer_of=run)
+    data = open_data(section, "spans", batch_tokens=40, cache=tmp_path / "cache", seed=0)
+    assert data.summary is not None
+    told = [str(finding) for finding in data.summary.left_out]
+    # word pieces have "dog" and "##s", so that "dogs" and "bird" end with a token, and "og" does not; both splits count
+    assert told == [
+        f"2 answers widened to whole tokens, because an end lies inside one (first: {path}:3)",
+        f"2 answers counted as none, because the tokenizer leaves out every character (first: {path}:5)",
+    ]
+    assert told[0] in "\n".join(data.describe())
+    # a look at the data before training prepares it twice
+    (tmp_path / "survey").mkdir()
+    surveyed = survey_data(section, "spans", OpenRequest(40, tmp_path / "survey")).summary
+    assert surveyed is not None
+    assert list(map(str, surveyed.left_out)) == told
+    short = QuestionsData(path=path, valid=path, tokenizer_of=run, max_length=10)
+    cut = open_data(short, "spans", batch_tokens=40, cache=tmp_path / "short", seed=0)
+    assert cut.summary is not None
+    assert f"2 answers beyond data.max_length, counted as none (first: {path}:2)" in map(str, cut.summary.left_out)

@@ -12,6 +12,7 @@ from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.generate import Decoding, SampledChoice, StreamPiece, generate, stream
 from manyformer.generate.prompts import read_prompts
 from manyformer.generate.text_stream import StopStringStream
+from odd_tokenizers import byte_fallback
 
 TEXT = "für die Kühe: 1 € – ✓ naïve abab abc \U0001f600!"
 BYTES = train_tokenizer("byte", [])
@@ -143,6 +144,12 @@ def test_prompts_in_every_form() -> None:
     assert read_prompts(["", "a"], BYTES, source=False) == [[1], [102]]
     assert read_prompts(["", "a"], BYTES, source=False, begin=True) == [[1], [1, 102]]
     assert read_prompts(["", "a"], BYTES, source=True) == [[2], [102, 2]]
+    # texts of an imported tokenizer whose template begins them begin so, unless the caller wants a piece of a text
+    template = byte_fallback()
+    template.prepends_bos = template.begins_prompts = True
+    ids = template.encode("a")
+    assert read_prompts(["a"], template, source=False) == [[template.bos, *ids]]
+    assert read_prompts(["a"], template, source=False, begin=False) == [ids]
 
 
 @pytest.mark.parametrize(

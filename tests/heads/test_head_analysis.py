@@ -1,5 +1,7 @@
 """The analysis of whole models: planted heads get their labels, and every recipe is analysed or says why not."""
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,12 +11,17 @@ import torch
 import manyformer as mf
 from manyformer.attention import Attention
 from manyformer.check.tiny_models import build_tiny
+from manyformer.config import TextData
 from manyformer.core import Chain
+from manyformer.data.foreign_tokenizer import ForeignTokenizer
+from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.tokenizer_kinds import train_tokenizer
+from manyformer.data.treebank import TreebankSentence
+from manyformer.data.word_tokens import WordsInText, tokens_in_text
 from manyformer.errors import UserError
 from manyformer.heads import HeadAnalysis, TokenFrequencies
-from manyformer.heads.analysed_text import first_tokens
-from manyformer.heads.syntactic_heads import WordTree
+from manyformer.heads.analysed_text import tree_of_tokens, treebank_sentences
+from manyformer.heads.syntactic_heads import SyntaxStatistics
 from manyformer.kernels import SoftmaxKernel
 from manyformer.models import ClassHead, MaskedLM, TokenEmbedding
 from manyformer.position import LearnedPosition
@@ -22,6 +29,7 @@ from manyformer.recipes import RECIPES
 from manyformer.recipes.registry import task_of
 from manyformer.residual import Residual
 from manyformer.tasks import EncodedText
+from odd_tokenizers import KINDS, tokenizer_of_kind, word_pieces
 
 CHARACTERS = train_tokenizer("char", ["abcdefgh ijkl"])
 TEXT_DATA = {"text", "pairs", "labels", "trees"}
@@ -125,7 +133,9 @@ def test_trees_are_read_by_the_parts_over_the_text() -> None:
     analysis = HeadAnalysis(model)
     words = ["ab", "cde", "f", "g", "h", "i"]
     text = sentence(model, " ".join(words))
-    tree = WordTree(first_tokens(words, CHARACTERS), ["dep", "root", *["dep"] * 4], [2, 0, 2, 3, 3, 1])
+    parsed = TreebankSentence(words, ["dep", "root", *["dep"] * 4], [2, 0, 2, 3, 3, 1], [True] * 6)
+    tree = tree_of_tokens(parsed.tokens(CHARACTERS, in_text=True), parsed)
+    assert tree.first_tokens == [0, 2, 6, 8, 10, 12]
     for _ in range(19):
         analysis.read_tree(text, tree)
     analysis.read(text)
@@ -137,11 +147,48 @@ def test_trees_are_read_by_the_parts_over_the_text() -> None:
     assert with_syntax == {"encoder.0.attention", "encoder.1.attention"}
 
 
-@pytest.mark.parametrize("kind", ["char", "byte", "bpe", "word"])
-def test_words_begin_at_their_tokens(kind: Any) -> None:
-    words = ["the", "cat's", "naïve", "n't", ".", "1 000"]
-    size = 300 if kind == "bpe" else None
-    tokenizer = train_tokenizer(kind, [" ".join(words)] * 3, size)
-    starts, ids = first_tokens(words, tokenizer), tokenizer.encode(" ".join(words))
-    for word, start, end in zip(words, starts, [*starts[1:], len(ids)]):
-        assert tokenizer.decode(ids[start:end]).strip(" ") == word
+TREEBANK = """1\tthe\t_\tDET\t_\t_\t2\tdet\t_\t_
+2\tcat\t_\tNOUN\t_\t_\t3\tnsubj\t_\tSpaceAfter=No
+3\t's\t_\tAUX\t_\t_\t0\troot\t_\t_
+4\tnaïve\t_\tADJ\t_\t_\t3\txcomp\t_\tSpaceAfter=No
+5\t.\t_\tPUNCT\t_\t_\t3\tpunct\t_\t_
+
+"""
+FORMS, RUNNING_TEXT = ["the", "cat", "'s", "naïve", "."], "the cat's naïve."
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trees_are_laid_over_the_tokens_of_the_running_text(kind: str, tmp_path: Path) -> None:
+    tokenizer = tokenizer_of_kind(kind)
+    (tmp_path / "trees.conllu").write_text(TREEBANK)
+    run: Any = SimpleNamespace(
+        tokenizers=TokenizerPair(tokenizer, tokenizer),
+        config=SimpleNamespace(recipe="bert", data=TextData(path="stdlib"), task=None),
+        folder=tmp_path,
+    )
+    ((text, tree),) = treebank_sentences(run, tmp_path / "trees.conllu", 5, max_length=None)
+    if tokenizer.reads_spaces:
+        words = tokens_in_text(WordsInText(RUNNING_TEXT, [0, 4, 7, 10, 15], [3, 7, 9, 15, 16]), tokenizer)
+        assert words.is_divided or text.ids == tokenizer.encode(RUNNING_TEXT)
+    else:
+        assert text.ids == [token for form in FORMS for token in tokenizer.encode(form)]
+    assert (tree.heads, tree.relations) == ([2, 3, 0, 3, 3], ["det", "nsubj", "root", "xcomp", "punct"])
+    assert len(tree.first_tokens) == len(FORMS)
+    for word, start, end in zip(FORMS, tree.first_tokens, [*tree.first_tokens[1:], len(text.ids)]):
+        decoded = tokenizer.decode(text.ids[start:end]).replace(" ", "")
+        # unknown letters have no text of their own, and some tokenizers drop accents
+        assert decoded in (word, "naive") or tokenizer.unk in text.ids[start:end]
+
+
+def test_words_of_a_tree_are_kept_where_the_end_token_stands_for_unknown_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = ForeignTokenizer.of_files(word_pieces().content()["tokenizers"], {"eos": "[SEP]"}, [])
+    assert tokenizer.unk == tokenizer.eos == tokenizer.bos == tokenizer.pad
+    sentence = TreebankSentence(["the", "\u200b", "cat"], ["det", "dep", "root"], [3, 3, 0], [True] * 3)
+    tokens = sentence.tokens(tokenizer, in_text=True)
+    assert tokens.ids.tolist().count(tokenizer.eos) == 1
+    text = EncodedText(tokens.ids.tolist(), tokenizer, lambda ids: tuple(map(str, ids)))
+    widths = list[tuple[int, ...]]()
+    monkeypatch.setattr(SyntaxStatistics, "add", lambda _, weights, tree: widths.append(weights.shape[1:]))
+    model: Any = mf.build("bert", vocab=tokenizer.vocab, dim=16, depth=1, heads=2, ff_dim=16, max_length=16)
+    HeadAnalysis(model).read_tree(text, tree_of_tokens(tokens, sentence))
+    assert widths == [(3, 3)]

@@ -93,3 +93,11 @@ def test_a_hub_that_cannot_be_reached(
     message = capsys.readouterr().err
     assert "is written, but it could not be pushed to me/tiny on the hub: no route to host" in " ".join(message.split())
     assert (tmp_path / "out" / "config.json").is_file()
+
+
+def test_an_encoder_decoder_without_a_tokenizer_is_exported_with_the_ids_that_it_is_drawn_with(tmp_path: Path) -> None:
+    pair = mf.build("t5", vocab=40, dim=16, depth=1, heads=2, ff_dim=16)
+    export_model(pair, tmp_path)
+    settings = json.loads((tmp_path / "generation_config.json").read_text())
+    names = ("decoder_start_token_id", "eos_token_id", "pad_token_id", "bad_words_ids")
+    assert [settings[name] for name in names] == [1, 2, 0, [[0], [1]]]

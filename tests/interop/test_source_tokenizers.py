@@ -11,6 +11,10 @@ from tiny_encoder_decoders import saved
 from tokenizers import models, pre_tokenizers, processors
 
 import manyformer as mf
+from manyformer.config import PairsData
+from manyformer.data.kind import OpenRequest
+from manyformer.data.opening import open_file
+from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.errors import UserError
 from manyformer.generate import Decoding, translate
 from manyformer.interop import import_model
@@ -53,6 +57,32 @@ def test_texts_of_sources_and_targets(case: str, tmp_path: Path) -> None:
         tokens = reference.generate(source, **options)[0].tolist()
         expected = inner.decode(tokens, skip_special_tokens=True)
         assert translate(model, [text], tokenizer=model.tokenizer, decoding=Decoding(max_new=9)) == [expected]
+
+
+@pytest.mark.parametrize("case", ["bart", "t5"])
+def test_targets_are_scored_as_transformers_scores_them(case: str, tmp_path: Path) -> None:
+    reference = saved(case, tmp_path)
+    inner = write_tokenizer(tmp_path, TEMPLATES[case])
+    if case == "bart":
+        reference.generation_config.forced_bos_token_id = inner.token_to_id("<s>")
+        reference.generation_config.save_pretrained(tmp_path)
+    model: Any = mf.load(tmp_path)
+    pairs = [("a b z", "q r"), ("c", "d e f g")]
+    (tmp_path / "pairs.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in pairs))
+    section = PairsData(path="unused.tsv")
+    request = OpenRequest(200, tmp_path / "scratch")
+    request.cache.mkdir()
+    pair = TokenizerPair(*model.tokenizer)
+    held_out = open_file(section, "pairs", pair, str(tmp_path / "pairs.tsv"), request)
+    assert held_out.batches is not None
+    scores = [model.score(batch) for batch in held_out.batches]
+    total = 0.0
+    for source, target in pairs:
+        labels = torch.tensor([inner.encode(target).ids])
+        with torch.no_grad():
+            total += float(reference(torch.tensor([inner.encode(source).ids]), labels=labels).loss) * labels.numel()
+    assert sum(int(score.targets) for score in scores) == sum(len(inner.encode(target).ids) for _, target in pairs)
+    assert sum(float(score.nll.detach()) for score in scores) == pytest.approx(total, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -121,3 +151,17 @@ def test_one_vocabulary_or_two(tmp_path: Path) -> None:
         mf.train(
             "transformer", [*settings, f"data.tokenizer_of={tmp_path / 'saved'}", f"out={tmp_path / 'run'}", "dim=32"]
         )
+
+
+def test_what_a_language_model_may_not_write_is_told_where_it_is_not_used(tmp_path: Path) -> None:
+    import transformers
+
+    sizes = {"n_positions": 32, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    model: Any = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=40, eos_token_id=7, **sizes))  # type: ignore[arg-type]
+    model.generation_config.suppress_tokens = [11, 12]
+    model.generation_config.forced_eos_token_id = 7
+    model.save_pretrained(tmp_path)
+    left_out = import_model(tmp_path).report.left_out
+    reason = "only padding and the start token are never written"
+    assert left_out["generation_config.json: suppress_tokens [11, 12]"] == reason
+    assert left_out["generation_config.json: forced_eos_token_id 7"] == reason

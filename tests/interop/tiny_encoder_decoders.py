@@ -47,6 +47,18 @@ T5_SIZES = {
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bart": ("BartForConditionalGeneration", {**BART_SIZES, "forced_bos_token_id": 0}),
+    "bart-odd": (
+        "BartForConditionalGeneration",
+        {
+            **BART_SIZES,
+            "pad_token_id": 31,
+            "bos_token_id": 17,
+            "eos_token_id": 17,
+            "decoder_start_token_id": 44,
+            "forced_bos_token_id": 23,
+            "forced_eos_token_id": 17,
+        },
+    ),
     "mbart": (
         "MBartForConditionalGeneration",
         {**BART_SIZES, "scale_embedding": True, "forced_bos_token_id": 7, "activation_function": "relu"},

@@ -46,6 +46,8 @@ def test_the_weighted_loss_of_each_recording_is_added() -> None:
         -total.item() - model.ctc.log_probability(model.encode(batch.features[:1]), [5, 6, 6])
     )
     assert model.ctc.log_probability(alone, [8] * 6) == float("-inf")
+    # no alignment has the blank as a label
+    assert model.ctc.log_probability(alone, [8, 0]) == float("-inf")
 
 
 def test_the_beam_is_ranked_by_both() -> None:

@@ -65,7 +65,8 @@ class ForeignTokenizer(Tokenizer):
         if not stop_ids or not all(0 <= token < self._vocab for token in tokens):
             raise ValueError(f"its special tokens {tokens} must be tokens, from 0 to {self._vocab - 1}")
         self.pad, self.bos, self.eos, self.unk, self.mask = special
-        self.stop_ids, self.prepends_bos, self._affixes = tuple(stop_ids), prepends_bos, affixes
+        self.stop_ids, self._affixes = tuple(stop_ids), affixes
+        self.prepends_bos = self.begins_prompts = prepends_bos
         self.pair_separators = _count_separators(inner, self.eos)
 
     @property
@@ -172,10 +173,15 @@ class ForeignTokenizer(Tokenizer):
         affixes = TextAffixes(before, after[:-1])
         return ForeignTokenizer(self._inner, special, self.stop_ids, prepends_bos=False, affixes=affixes)
 
-    def for_targets(self, start: int) -> "ForeignTokenizer":
-        """The same for texts that a decoder writes, which begin with this token."""
+    def for_targets(self, start: int, first: int | None = None) -> "ForeignTokenizer":
+        """The same for texts that a decoder writes, which begin with the token `start`.
+
+        `first` is what always follows it: where it is a special token, such as the language of an mBART, a target has
+        it, too."""
         special = self._special._replace(bos=start)
-        return ForeignTokenizer(self._inner, special, self.stop_ids, prepends_bos=self.prepends_bos)
+        is_special = first is not None and first in {*self._special, *self._special_added}
+        affixes = TextAffixes(before=(first,)) if first is not None and is_special else NO_AFFIXES
+        return ForeignTokenizer(self._inner, special, self.stop_ids, prepends_bos=self.prepends_bos, affixes=affixes)
 
     @classmethod
     def learn(cls, texts: Iterable[str], size: int | None) -> NoReturn:

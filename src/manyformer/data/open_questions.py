@@ -13,7 +13,18 @@ from manyformer.data.tabular_text_pipeline import QuestionDataset, TabularTextPi
 from manyformer.data.token_shards import ShardWriter, TokenShard
 from manyformer.data.unlabelled_tables import open_unlabelled, unlabelled_rows
 from manyformer.errors import UserError
-from manyformer.two_texts import DocumentEncoder, frame_question, tokens_of_answer
+from manyformer.two_texts import (
+    DocumentEncoder,
+    DocumentTokens,
+    FramedTexts,
+    answer_text,
+    frame_question,
+    tokens_of_answer,
+)
+
+_WIDENED = "widened to whole tokens, because an end lies inside one"
+_BEYOND = "beyond data.max_length, counted as none"
+_UNREADABLE = "counted as none, because the tokenizer leaves out every character"
 
 
 class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
@@ -48,17 +59,30 @@ class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
         for row in rows:
             document, question = row.cells[:2]
             framed = frame_question(question, document, encode, limit)
-            ends = [0, 0]
-            characters = answer_characters(row)
-            touched = None if characters is None else tokens_of_answer(encode(document), *characters)
-            if touched is not None:
-                ends = [framed.start + token for token in touched]
-            # an answer beyond the end of the row is none
-            ends = ends if ends[1] < len(framed.tokens) - 1 else [0, 0]
+            ends = self._answer_ends(row, framed, encode(document))
             for writer, column in zip(writers, (framed.tokens, framed.parts, ends), strict=True):
                 writer.add(column, starts_document=True)
             lengths.append(framed.uncut_length)
         return lengths
+
+    def _answer_ends(self, row: TableRow, framed: FramedTexts, document: DocumentTokens) -> list[int]:
+        """The columns of the first and the last token of the answer, 0 and 0 where the row has none."""
+        characters = answer_characters(row)
+        if characters is None:
+            return [0, 0]
+        touched = tokens_of_answer(document, *characters)
+        if touched is None:
+            self.note_row("answer", _UNREADABLE, row)
+            return [0, 0]
+        first, last = (framed.start + token for token in touched)
+        if last >= len(framed.tokens) - 1:
+            self.note_row("answer", _BEYOND, row)
+            return [0, 0]
+        start, stop = characters
+        marked = answer_text(row.cells[0], document.spans[touched[0]], document.spans[touched[1]])
+        if len(marked) > len(row.cells[0][start:stop].strip()):
+            self.note_row("answer", _WIDENED, row)
+        return [first, last]
 
     def token_limits(self) -> tuple[int, ...]:
         return self.tokenizers.source.vocab, self.data.max_length, self.data.max_length

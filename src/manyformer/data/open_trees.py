@@ -1,7 +1,7 @@
 """Opening treebanks: split, tokenized into shards once, then read as batches of sentences of similar length."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -9,7 +9,6 @@ import numpy as np
 
 from manyformer.config import TreesData
 from manyformer.data.borrowed_tokenizer import section_tokenizer
-from manyformer.data.findings import Finding, Tally, plural
 from manyformer.data.kind import OpenRequest, register
 from manyformer.data.length_buckets import LengthBuckets, batches_in_order
 from manyformer.data.opened import LengthLimit, UnlabelledData, UnlabelledInput
@@ -22,7 +21,7 @@ from manyformer.data.table_pipeline import TablePipeline, split_rows, training_r
 from manyformer.data.token_shards import ShardWriter, TokenShard
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.data.treebank import LABEL_COLUMNS, UNKNOWN_LABEL, TreebankSentence, annotated_lines, open_treebank
-from manyformer.data.word_tokens import NO_WORD, WordTokens, tokens_in_text, tokens_of_words
+from manyformer.data.word_tokens import NO_WORD, WordTokens
 from manyformer.errors import UserError
 from manyformer.structures.dependency_trees import NO_NODE, preorder_columns
 
@@ -32,6 +31,8 @@ TOKENS_PER_BATCH = 1 << 14
 """The most tokens of them, padded, unless a single sentence has more."""
 MAX_TREE_NUMBER = 1 << 16
 """An upper bound of the words in a sentence, and so of its tree columns."""
+
+_DIVIDED = "encoded in parts, because their tokens would join words, which have a label each"
 
 
 class TreesPipeline(TablePipeline[TreesData]):
@@ -61,31 +62,18 @@ class TreesPipeline(TablePipeline[TreesData]):
     def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> Sequence[int]:
         # in a shard 0 is no class; a word without a label has a target too, which marks the word's first token
         class_ids, tokenizer = {UNKNOWN_LABEL: 0} | self.tokenizers.class_ids(), self.tokenizers.source
-        # a tokenizer that was learned from the treebank has seen words one by one
-        reads_text = self.data.tokenizer_of is not None and tokenizer.reads_spaces
+        reads_text = reads_running_text(self.data, tokenizer)
         lengths = []
         for row in rows:
             sentence = TreebankSentence.from_row(row)
-            if reads_text:
-                tokens = tokens_in_text(sentence.in_text, tokenizer)
-            else:
-                tokens = tokens_of_words(sentence.forms, tokenizer)
+            tokens = sentence.tokens(tokenizer, in_text=reads_text)
             if tokens.is_divided:
-                self._divided.add(row.location)
+                self.note_row(self.noun, _DIVIDED, row)
             classes = [class_id(class_ids, label, row.location) + 1 for label in sentence.labels]
             for writer, column in zip(writers, _token_columns(tokens, classes, sentence.heads, tokenizer), strict=True):
                 writer.add(column, starts_document=True)
             lengths.append(len(tokens.ids) + 2)
         return lengths
-
-    def encoding_findings(self) -> Iterator[Finding]:
-        if count := self._divided.count:
-            reason = "encoded in parts, because their tokens would join words, which have a label each"
-            yield Finding(count, f"{plural(count, self.noun)} {reason}", self._divided.first)
-
-    @cached_property
-    def _divided(self) -> Tally:
-        return Tally()
 
     def labels_of(self, row: TableRow) -> Sequence[str]:
         return TreebankSentence.from_row(row).labels
@@ -122,6 +110,13 @@ class TreesPipeline(TablePipeline[TreesData]):
             inputs.append(UnlabelledInput(sentence.in_text.text, tuple(sentence.forms), annotate=annotate))
         dataset = self.dataset(self.write_rows(rows))
         return UnlabelledData(inputs, batches_in_order(dataset, SENTENCES_PER_BATCH, TOKENS_PER_BATCH))
+
+
+def reads_running_text(data: object, tokenizer: Tokenizer) -> bool:
+    """Whether sentences are encoded as running text for a model of this data, rather than word by word."""
+    # a tokenizer that was learned from a treebank has seen words one by one
+    has_seen_words_alone = isinstance(data, TreesData) and data.tokenizer_of is None
+    return tokenizer.reads_spaces and not has_seen_words_alone
 
 
 def _token_columns(

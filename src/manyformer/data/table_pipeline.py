@@ -6,6 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -64,9 +65,18 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         """What a person is shown of a row."""
         return row.cells
 
+    def note_row(self, noun: str, fate: str, row: TableRow) -> None:
+        """Count something in a row, such as an "answer", whose `fate` is to be told."""
+        self._encoding_tallies.setdefault((noun, fate), Tally()).add(row.location)
+
     def encoding_findings(self) -> Iterator[Finding]:
         """What there is to tell of the rows that `add_rows` has encoded."""
-        return iter(())
+        for (noun, fate), tally in self._encoding_tallies.items():
+            yield Finding(tally.count, f"{plural(tally.count, noun)} {fate}", tally.first)
+
+    @cached_property
+    def _encoding_tallies(self) -> dict[tuple[str, str], Tally]:
+        return {}
 
     @abstractmethod
     def dataset(self, shards: Sequence[TokenShard]) -> SequenceDataset:
@@ -80,6 +90,8 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
     def prepare(self, splits: Splits[RowTable], folder: Path) -> PreparationResult:
         self.request.log(f"preparing {self.title}: {splits.sources['train'][0].name} ({self.tokens_text()})")
         self.tokenizers = self.train_tokenizers(splits)
+        # a survey may have prepared the same rows before
+        self._encoding_tallies.clear()
         facts = _RowFacts(splits.names)
         hashers = {name: hashlib.sha256() for name in splits.names}
         shard_names = [shard_name for name in splits.names for shard_name in self.shard_names(name)]
@@ -129,7 +141,10 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         )
 
     def write_file(self, path: EvaluationPath) -> list[TokenShard]:
-        return self.write_rows(self.rows_of_file(path))
+        shards = self.write_rows(self.rows_of_file(path))
+        for finding in self.encoding_findings():
+            self.request.log(str(finding))
+        return shards
 
     def rows_of_file(self, path: EvaluationPath) -> list[TableRow]:
         """The rows of files, with a line in the log for what is odd about them. Raises UserError if there are none."""
@@ -153,6 +168,7 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
     def write_rows(self, rows: Sequence[TableRow]) -> list[TokenShard]:
         """Write the shards of rows for a trained model."""
         folder = self.request.cache
+        self._encoding_tallies.clear()
         with write_shards(folder, self.sides, self.max_vocab()) as writers:
             self.add_rows(list(writers.shards.values()), rows)
         return [open_shard(folder, side, facts) for side, facts in writers.facts.items()]

@@ -51,12 +51,12 @@ class MaskedBatches(BatchMaker):
 
     def make_batch(self, rows: TextRows, seeds: tuple[int, ...]) -> MaskedLMBatch:
         tokens, targets = mask_tokens(rows, self._rate, self._tokenizer, random_generator(*seeds, _MASKING_SEED))
-        batch = MaskedLMBatch(torch.from_numpy(tokens), torch.from_numpy(targets), _segments(rows))
+        # losses that hide whole parts, whether these are sentences or of equal length, need the mask as well
+        mask = torch.full((len(tokens),), self._tokenizer.mask)
+        batch = MaskedLMBatch(torch.from_numpy(tokens), torch.from_numpy(targets), _segments(rows), mask=mask)
         if self._sentence_ends is None:
             return batch
-        parts = torch.from_numpy(number_sentences(rows.tokens, rows.segments, self._sentence_ends))
-        # losses that hide whole parts need the mask as well
-        return batch._replace(parts=parts, mask=torch.full((len(tokens),), self._tokenizer.mask))
+        return batch._replace(parts=torch.from_numpy(number_sentences(rows.tokens, rows.segments, self._sentence_ends)))
 
 
 def _segments(rows: TextRows) -> torch.Tensor | None:

@@ -64,6 +64,8 @@ class Tokenizer(ABC):
     """The tokens that end a generated text."""
     prepends_bos: bool = True
     """Whether a text that a model reads begins with `bos`."""
+    begins_prompts: bool = False
+    """Whether a prompt does, too, and is not taken for a piece from the middle of a text."""
     reads_spaces: bool = True
     """Whether it knows words with the spaces between them, as running text has them."""
     pair_separators: int = 1

@@ -11,7 +11,8 @@ from manyformer.data.pair_tables import RowTable
 from manyformer.data.piped_input import data_path
 from manyformer.data.table_files import TableRow
 from manyformer.data.text_files import NumberedLine, file_stamp, read_lines
-from manyformer.data.word_tokens import WordsInText
+from manyformer.data.tokenizer import Tokenizer
+from manyformer.data.word_tokens import WordsInText, WordTokens, tokens_in_text, tokens_of_words
 from manyformer.errors import UserError
 from manyformer.structures.dependency_trees import preorder_columns
 
@@ -61,6 +62,10 @@ class TreebankSentence(NamedTuple):
     def in_text(self) -> WordsInText:
         """The words in the text of the sentence."""
         return WordsInText.of_forms(self.forms, self.has_space_after)
+
+    def tokens(self, tokenizer: Tokenizer, *, in_text: bool) -> WordTokens:
+        """The tokens of the words, `in_text` as they stand in the text of the sentence, else each word by itself."""
+        return tokens_in_text(self.in_text, tokenizer) if in_text else tokens_of_words(self.forms, tokenizer)
 
 
 class Treebank(RowTable):

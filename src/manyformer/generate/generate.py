@@ -22,13 +22,14 @@ def generate(
     decoding: Decoding | None = None,
     on_piece: Callable[[StreamPiece], None] | None = None,
     batch: int = 32,
-    begin: bool = False,
+    begin: bool | None = None,
     **options: Unpack[DecodingOptions],
 ) -> GenerationResult:
     """Continue `prompts` with a language model, or translate them with an encoder-decoder, `batch` rows at a time.
 
     `prompts` is one prompt or a list of them: strings (with a `tokenizer`, which a model loaded from a run has itself),
-    lists of token ids or tensors. `begin` puts the start token in front of strings. The options are those of
+    lists of token ids or tensors. `begin` puts the start token in front of strings; None does where the tokenizer of an
+    imported model does. The options are those of
     `decoding_from_options`; `decoding` gives them as one object instead. `on_piece` is called with each `StreamPiece`
     as soon as it is decoded. The result of a row does not depend on the other rows. Raises UserError."""
     from_options = decoding_from_options(**options)
@@ -69,7 +70,7 @@ def stream(
     *,
     tokenizer: TokenizerChoice | None = None,
     batch: int = 32,
-    begin: bool = False,
+    begin: bool | None = None,
 ) -> Iterator[StreamPiece]:
     """Yield the pieces of `generate`, each as soon as it is decoded. Raises UserError at the call, as `generate`."""
     return iter(_decode_job(model, prompts, decoding, tokenizer, batch, begin=begin, streaming=True))
@@ -82,7 +83,7 @@ def _decode_job(
     tokenizer: TokenizerChoice | None,
     batch: int,
     *,
-    begin: bool,
+    begin: bool | None,
     streaming: bool,
 ) -> DecodeJob:
     if not (hasattr(model, "init_state") and hasattr(model, "vocab")):

@@ -58,11 +58,12 @@ def special_tokens(
 
 
 def read_prompts(
-    prompts: PromptBatch, tokenizer: TokenizerProtocol | None, *, source: bool, begin: bool = False
+    prompts: PromptBatch, tokenizer: TokenizerProtocol | None, *, source: bool, begin: bool | None = None
 ) -> list[list[int]]:
     """The token ids of each prompt; strings are encoded, and a `source` string gets the end token.
 
-    `begin` puts the start token in front of a string; an empty string gets it in any case.
+    `begin` puts the start token in front of a string, if texts of this tokenizer have one; None does where its template
+    does. An empty string gets it in any case.
 
     Raises UserError for a string without a tokenizer, an empty prompt, and any other type.
     """
@@ -84,7 +85,7 @@ def _is_single_prompt(prompts: PromptBatch) -> bool:
 
 
 def _encode_prompt(
-    index: int, prompt: object, tokenizer: TokenizerProtocol | None, *, source: bool, begin: bool
+    index: int, prompt: object, tokenizer: TokenizerProtocol | None, *, source: bool, begin: bool | None
 ) -> list[int]:
     if isinstance(prompt, str):
         if tokenizer is None:
@@ -92,7 +93,8 @@ def _encode_prompt(
         ids = list(tokenizer.encode(prompt))
         if source:
             return [*ids, tokenizer.eos]
-        return ids if ids and not (begin and tokenizer.prepends_bos) else [tokenizer.bos, *ids]
+        begins = tokenizer.begins_prompts if begin is None else begin and tokenizer.prepends_bos
+        return [tokenizer.bos, *ids] if begins or not ids else ids
     if isinstance(prompt, Tensor) and prompt.ndim == 1 and not prompt.is_floating_point():
         return [int(token) for token in prompt.tolist()]
     if isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):

@@ -8,8 +8,10 @@ import numpy as np
 
 from manyformer.data import Tokenizer
 from manyformer.data.cache_folder import load_prepared
+from manyformer.data.open_trees import reads_running_text
 from manyformer.data.opened import EvaluationData
 from manyformer.data.treebank import TreebankSentence, open_treebank
+from manyformer.data.word_tokens import WordTokens
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import TrainedRun, task_of_run
 from manyformer.heads.head_analysis import TokenFrequencies
@@ -44,26 +46,24 @@ def treebank_sentences(
     Sentences of more than `max_length` tokens are skipped. Raises UserError for a file that is not CoNLL-U."""
     tokenizers, takes_source = trained.tokenizers, task_of_run(trained.config).takes_source
     empty_answer = _encode("", tokenizers.target)._replace(ids=[]) if takes_source else None
+    tokenizer = tokenizers.source
     rows = open_treebank(str(path), "relation", trained.folder / "data").rows()
     sentences = (TreebankSentence.from_row(row) for row in rows)
-    tokenized = ((_encode(" ".join(sentence.forms), tokenizers.source), sentence) for sentence in sentences)
+    in_text = reads_running_text(trained.config.data, tokenizer)
+    tokenized = ((sentence.tokens(tokenizer, in_text=in_text), sentence) for sentence in sentences)
     fitting = (
-        (text, sentence)
-        for text, sentence in tokenized
-        if max_length is None or len(text.ids) + SPECIAL_TOKENS <= max_length
+        (tokens, sentence)
+        for tokens, sentence in tokenized
+        if max_length is None or len(tokens.ids) + SPECIAL_TOKENS <= max_length
     )
-    for text, sentence in islice(fitting, limit):
-        tree = WordTree(first_tokens(sentence.forms, tokenizers.source), sentence.labels, sentence.heads)
-        yield text._replace(answer=empty_answer), tree
+    for tokens, sentence in islice(fitting, limit):
+        text = EncodedText(tokens.ids.tolist(), tokenizer, _token_numbers, empty_answer)
+        yield text, tree_of_tokens(tokens, sentence)
 
 
-def first_tokens(forms: Sequence[str], tokenizer: Tokenizer) -> list[int]:
-    """The number of the first token of each word in the tokens of the words joined by spaces.
-
-    The tokens of the words before it are those of the text up to the word, which holds for tokenizers that never join
-    two words in a token."""
-    prefixes = [" ".join(forms[:count]) for count in range(1, len(forms))]
-    return [0, *(len(ids) for ids in tokenizer.encode_many(prefixes))]
+def tree_of_tokens(tokens: WordTokens, sentence: TreebankSentence) -> WordTree:
+    """The tree of a sentence over its tokens, which a model has been trained on in the same way."""
+    return WordTree(tokens.first.tolist(), sentence.labels, sentence.heads)
 
 
 def token_frequencies(trained: TrainedRun) -> TokenFrequencies | None:

@@ -80,9 +80,9 @@ class HeadAnalysis:
         with torch.no_grad(), eval_mode(self._model):
             text_pass = self._task.text_passes(self._model, text)[0]
             for attention in pass_maps(self._model, text_pass):
-                ordinary = _ordinary_columns(text_pass.tokens, text)
+                columns = _text_columns(text_pass.tokens, text)
                 statistics = self._syntax.setdefault(attention.part, SyntaxStatistics(len(attention.weights)))
-                statistics.add(attention.weights.numpy()[:, ordinary][:, :, ordinary], tree)
+                statistics.add(attention.weights.numpy()[:, columns, columns], tree)
 
     def reports(self) -> list[HeadReport]:
         """A report of each head, in the order of computation. Raises UserError if no part has attention weights."""
@@ -119,6 +119,14 @@ class HeadAnalysis:
             table = frequencies.answer if has_source and not is_cross else frequencies.text
             counts = None if table is None else table[np.array(key_tokens)[keys]]
         return SentenceWeights(weights[:, queries][:, :, keys], queries, keys, visible, counts)
+
+
+def _text_columns(tokens: Sequence[int], text: EncodedText) -> slice:
+    """The columns of the text, which stands as it is behind the start token, or first where there is none.
+
+    They are not found by their ids: a tokenizer without a token for unknown words has its end token there."""
+    start = int(list(tokens[1 : 1 + len(text.ids)]) == text.ids)
+    return slice(start, start + len(text.ids))
 
 
 def _ordinary_columns(tokens: Sequence[int], text: EncodedText) -> NDArray[np.int64]:

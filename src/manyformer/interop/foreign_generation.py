@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from manyformer.data.tokenizer import NativeTokenizer
+from manyformer.data.tokenizer import NativeTokenizer, Tokenizer
 from manyformer.errors import UserError
 from manyformer.files.json_records import read_json
 from manyformer.interop.foreign_config import CONFIG
@@ -47,6 +47,17 @@ class ForeignGeneration:
             for name, option in SEARCH_OPTIONS.items()
             if content.get(name) is not None
         }
+
+    def settings_without_use(self, tokenizer: Tokenizer | None) -> dict[str, str]:
+        """What a language model may not write, or always writes, by name and value, with what is done instead."""
+        never = set() if tokenizer is None else {tokenizer.pad, tokenizer.bos, *range(tokenizer.vocab, self._vocab)}
+        notes = {}
+        for name in ("suppress_tokens", "bad_words_ids", "forced_bos_token_id", "forced_eos_token_id", *REFUSED):
+            file, value = self._value(name)
+            if value is None or (name == "suppress_tokens" and never.issuperset(self._ids(name))):
+                continue
+            notes[f"{file.name}: {name} {value!r:.60}"] = "only padding and the start token are never written"
+        return notes
 
     def settings(self) -> GenerationSettings:
         """The settings of an encoder-decoder."""

@@ -39,8 +39,15 @@ def read_text_settings(config: ForeignConfig, family: ModelFamily, keywords: Map
     for tokenizer, size in zip(tokenizers or (), (keywords.get("source_vocab") or vocab, vocab)):
         if tokenizer.vocab > size:
             raise UserError(f"{folder} has a tokenizer of {tokenizer.vocab:,} tokens, but its model has {size:,}")
-    if not get_recipe(family.recipe).card.task.takes_source:
-        return TextSettings(tokenizers and tokenizers[0], labels, left_out=generation.search_options())
+    task = get_recipe(family.recipe).card.task
+    if not task.takes_source:
+        reader, left_out = tokenizers and tokenizers[0], generation.search_options()
+        if task.generates is not None:
+            left_out |= generation.settings_without_use(reader)
+        return TextSettings(reader, labels, left_out=left_out)
     settings = generation.settings()
-    pair = tokenizers and (tokenizers[0].for_sources(), tokenizers[1].for_targets(settings.start))
+    pair = tokenizers and (
+        tokenizers[0].for_sources(),
+        tokenizers[1].for_targets(settings.start, settings.forced_first),
+    )
     return TextSettings(pair, labels, settings, generation.search_options())

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX
 from manyformer.core import PADDING_SEGMENT, MemorySequence
-from manyformer.ops.ctc import ctc_losses, needed_positions
+from manyformer.ops.ctc import BLANK, ctc_losses, needed_positions
 
 
 @final
@@ -36,6 +36,8 @@ class EncoderCTC(nn.Module):
 
     def log_probability(self, memory: MemorySequence, labels: Sequence[int]) -> float:
         """The natural logarithm of the probability of the labels of one row; minus infinity without an alignment."""
+        if BLANK in labels:
+            return float("-inf")
         lengths = _lengths(memory)
         target, count = lengths.new_tensor([list(labels)]), lengths.new_tensor([len(labels)])
         if bool((needed_positions(target, count) > lengths).any()):
