@@ -117,12 +117,12 @@ class TableRecordings(RecordingSource):
         header = data.header
         if header is None and not any(isinstance(key, str) for key in keys) and self._starts_with_row(keys):
             header = False
-        found = find_columns(path, keys, roles, header=header)
-        self._has_header = found.has_header
-        self.notes = (found.note,) if found.note else ()
-        self._columns = [index for index in found.indices if index is not None]
+        table_columns = find_columns(path, keys, roles, header=header)
+        self._has_header = table_columns.has_header
+        self.notes = (table_columns.note,) if table_columns.note else ()
+        self._columns = [index for index in table_columns.indices if index is not None]
         # the stamp of a file that is read by the settings alone is that of versions that knew no headers
-        is_plain = not found.has_header or (any(isinstance(key, str) for key in keys) and None not in keys)
+        is_plain = not table_columns.has_header or (any(isinstance(key, str) for key in keys) and None not in keys)
         places = [number if key is None else key for number, key in enumerate(keys)]
         self._stamp = [*places, *([] if is_plain else ["header", *(str(column) for column in self._columns)])]
 

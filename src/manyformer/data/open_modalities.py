@@ -265,9 +265,9 @@ def _summarize(
     """What a person can check of the examples."""
     arrays, train = examples.arrays, usable["train"]
     labels = arrays.labels if form == "labelled" else np.zeros_like(arrays.labels)
-    lacking = np.zeros(len(labels), dtype=bool)
+    lacks_part = np.zeros(len(labels), dtype=bool)
     for name, split in splits.items():
-        lacking[np.setdiff1d(split, usable[name])] = True
+        lacks_part[np.setdiff1d(split, usable[name])] = True
     # a classifier reads what is there of an example, others need all of it
     reason = f"left out for lack of {(' and ' if form == 'labelled' else ' or ').join(examples.parts)}"
     facts = ExampleFacts(["train"])
@@ -279,7 +279,7 @@ def _summarize(
         counts={name: len(split) for name, split in usable.items()},
         labels=count_labels(labels[train], arrays.label_names) if form == "labelled" else None,
         left_out=(
-            *find_items(lacking & (labels != NO_LABEL), "example", reason),
+            *find_items(lacks_part & (labels != NO_LABEL), "example", reason),
             *unused_items(splits, labels, "example"),
         ),
         examples=facts.examples,

@@ -265,12 +265,12 @@ def _summary_lines(
 def _summarize(splits: Mapping[str, RecordedEpisodes]) -> DataSummary:
     """What a person can check of the episodes."""
     train = splits["train"]
-    shown = zip(train.lengths[:EXAMPLES].tolist(), train.returns()[:EXAMPLES].tolist())
+    steps_and_returns = zip(train.lengths[:EXAMPLES].tolist(), train.returns()[:EXAMPLES].tolist())
     return DataSummary(
         noun="episode",
         counts={name: len(split.lengths) for name, split in splits.items()},
         lengths=LengthSummary.of(train.lengths, "time steps", title="episodes"),
-        examples=tuple((f"{steps:,} time steps", f"return {total:g}") for steps, total in shown),
+        examples=tuple((f"{steps:,} time steps", f"return {total:g}") for steps, total in steps_and_returns),
     )
 
 

@@ -66,8 +66,8 @@ class LengthSummary(NamedTuple):
         title: str = "lengths",
     ) -> "LengthSummary":
         """The summary in seconds of recordings with these numbers of samples, so many of them a second."""
-        most = None if limit is None else limit * rate
-        counted = cls.of(samples, "seconds", limit=most, setting=setting, fate=fate, title=title)
+        max_samples = None if limit is None else limit * rate
+        counted = cls.of(samples, "seconds", limit=max_samples, setting=setting, fate=fate, title=title)
         median, largest = (round(number / rate, 3) for number in (counted.median, counted.largest))
         return counted._replace(median=median, largest=largest, limit=limit)
 
