@@ -37,8 +37,8 @@ def test_a_run_learns_tones_and_labels_files(cli: Cli, tmp_path: Path, monkeypat
     result = cli("predict", "runs/tones", "0.flac")
     assert result.code == 0, result.err
     assert result.out.split("\t")[:2] == ["0.flac", "low"]
-    assert "resampled: 1 recordings from 16,000 Hz to 8,000 Hz" in result.err
-    assert "channels averaged: 1 recordings" in result.err
+    assert "1 recording resampled from 16,000 Hz to 8,000 Hz (first: " in result.err
+    assert "1 recording with channels averaged (first: 0.flac)" in result.err
     assert cli("predict", "runs/tones", "1.flac").out.split("\t")[1] == "high"
     model = mf.load("runs/tones")
     assert model.tokenizer is not None

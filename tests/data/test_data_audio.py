@@ -15,8 +15,8 @@ from manyformer.data import OpenedData, load_tokenizers, open_data
 from manyformer.data.audio_reading import (
     Recording,
     RecordingConverter,
+    counted_changes,
     decode_mu_law,
-    describe_changes,
     read_audio_file,
 )
 from manyformer.data.cache_folder import LOCK_FILE
@@ -115,8 +115,8 @@ def test_a_folder_has_the_labels_of_its_folders_and_one_rate(tmp_path: Path) -> 
     data = opened(folder_of_files(tmp_path / "files"), tmp_path / "cache", valid=0.3, batch=20)
     assert data.labels == ("left", "right")
     summary = "\n".join(data.describe())
-    assert "resampled: 2 recordings from 16,000 Hz to 8,000 Hz" in summary
-    assert "channels averaged: 1 recordings" in summary
+    assert "2 recordings resampled from 16,000 Hz to 8,000 Hz (first: " in summary
+    assert "1 recording with channels averaged (first: " in summary
     batches = [*epoch_of(data), *data.valid]
     assert sum(len(batch.labels) for batch in batches) == 8
     # ogg may end with a few more samples
@@ -339,7 +339,7 @@ def test_silence_has_finite_features(tmp_path: Path) -> None:
     samples = np.concatenate([tone(number) for number in range(24)])
     samples[:800] = 0
     data = opened(archive(tmp_path / "tones.npz", samples=samples, lengths=lengths), tmp_path / "cache")
-    assert any("silent throughout (in 16 bits): 1 recordings, the first " in line for line in data.describe())
+    assert any("1 recording silent throughout (in 16 bits) (first: " in line for line in data.describe())
     assert all(batch.features.isfinite().all() for batch in [*epoch_of(data), *data.valid])
 
 
@@ -347,7 +347,7 @@ def test_samples_beyond_the_range_are_limited_and_told(tmp_path: Path) -> None:
     samples = np.concatenate([tone(number) for number in range(24)])
     samples[10] = 2.5
     data = opened(archive(tmp_path / "a.npz", samples=samples, lengths=np.full(24, 800)), tmp_path / "cache")
-    assert any("limited to the range of -1 to 1: 1 recordings, the first " in line for line in data.describe())
+    assert any("1 recording limited to the range of -1 to 1 (first: " in line for line in data.describe())
 
 
 def damaged(folder: Path, kind: str) -> str:
@@ -433,7 +433,7 @@ def test_long_recordings_are_left_out_of_training_and_told(tmp_path: Path) -> No
         archive(tmp_path / "tones.npz"), tmp_path / "cache", max_seconds=0.125, valid_groups=[0], group="speaker"
     )
     assert sum(len(batch.labels) for batch in epoch_of(data)) < 18
-    assert "longer than 0.125 s left out" in "\n".join(data.describe())
+    assert "left out at 0.125 seconds (data.max_seconds)" in "\n".join(data.describe())
     with pytest.raises(UserError, match=r"no training recording is as short as data.max_seconds"):
         opened(tmp_path / "tones.npz", tmp_path / "cache", max_seconds=0.01)
     with pytest.raises(UserError, match="the longest training utterance can have 15 frames, more than a batch of 12"):
@@ -506,7 +506,8 @@ def test_recordings_without_labels_are_read_in_order(tmp_path: Path) -> None:
     batches = list(inputs.batches or ())
     assert [batch.features.shape for batch in batches] == [(1, 11, 8)]
     assert [item.name for item in inputs.inputs] == [str(tmp_path / "some.wav")]
-    assert lines == ["resampled: 1 recordings from 16,000 Hz to 8,000 Hz"]
+    some = tmp_path / "some.wav"
+    assert lines == [f"1 recording resampled from 16,000 Hz to 8,000 Hz (first: {some})"]
     folder = folder_of_files(tmp_path / "files")
     inputs = unlabelled(section, data.tokenizers, str(folder), request)
     assert sum(len(batch.labels) for batch in inputs.batches or ()) == len(list(inputs.inputs)) == 8
@@ -532,9 +533,8 @@ def test_a_recording_that_is_stored_as_zeros_is_told(name: str) -> None:
     }
     converter = RecordingConverter(RATE)
     assert not converter.convert(Recording(samples[name].astype(np.float32), RATE, None, None, "a.wav")).any()
-    counts = converter.counts()
-    assert counts["silent"] == 1
-    assert "silent throughout (in 16 bits): 1 recordings, the first a.wav" in list(describe_changes(counts, RATE))
+    told = "1 recording silent throughout (in 16 bits) (first: a.wav)"
+    assert told in list(map(str, converter.findings()))
 
 
 def test_the_overshoot_of_a_resampled_recording_is_told() -> None:
@@ -542,13 +542,13 @@ def test_the_overshoot_of_a_resampled_recording_is_told() -> None:
     converter = RecordingConverter(RATE)
     levels = converter.convert(Recording(square, 16_000, None, None, "square.wav"))
     assert levels.max() == 32767
-    assert converter.counts()["limited"] == 1
+    assert any("limited to the range" in finding.what for finding in converter.findings())
 
 
 def test_changes_that_an_earlier_version_counted_are_told() -> None:
     counts = {"resampled": {"16000": 2}, "mixed": 1, "limited": 0, "silent": 3}
-    assert list(describe_changes(counts, RATE)) == [
-        "resampled: 2 recordings from 16,000 Hz to 8,000 Hz",
-        "channels averaged: 1 recordings",
-        "silent throughout (in 16 bits): 3 recordings",
+    assert list(map(str, counted_changes(counts, RATE))) == [
+        "2 recordings resampled from 16,000 Hz to 8,000 Hz",
+        "1 recording with channels averaged",
+        "3 recordings silent throughout (in 16 bits)",
     ]

@@ -72,7 +72,7 @@ def test_numbers_rise_through_all_epochs_and_positions_are_kept(tmp_path: Path) 
         field for field in actual._fields if (getattr(actual, field) is None) != (getattr(expected, field) is None)
     ]
     assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True) if one is not None)
-    assert "each continuing the same row of the previous batch" in data.describe()[-1]
+    assert "each continuing the same row of the previous batch" in data.summary_lines[-1]
 
 
 def test_ranks_have_lanes_of_their_own() -> None:

@@ -291,7 +291,8 @@ def test_pairs_that_will_not_do(tmp_path: Path) -> None:
     (tmp_path / "held.tsv").write_text("a\tb\nc\t" + "d" * 70 + "\n")
     config = PairsData(path=str(path), valid=str(tmp_path / "held.tsv"), tokenizer="byte")
     data = opened(config, cache)
-    assert "100 pairs (1 longer than 128 tokens left out)" in data.describe()[2]
+    assert "100 pairs" in data.describe()[2]
+    assert "1 of 101 pairs left out at 128 tokens on a side (data.max_length)" in data.describe()
     refused(config, cache, "the 100 training pairs have .* fewer than one batch of 9,000", batch_tokens=9000)
     refused(config, cache, "longest training pair has 10 tokens on a side, more than a batch of 9", batch_tokens=9)
     refused(

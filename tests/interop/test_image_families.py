@@ -179,6 +179,6 @@ def test_turned_photos_have_the_labels_of_the_pipeline(tmp_path: Path) -> None:
         assert [label.label for label in actual] == [label["label"] for label in expected], item.input.name
         probabilities = [label.probability for label in actual]
         np.testing.assert_allclose(probabilities, [label["score"] for label in expected], atol=1e-5)
-    assert f"turned as the EXIF orientation says: 7 images, the first {photos}/turned-2.png" in lines
-    assert f"transparency dropped, colors as the file has them: 2 images, the first {photos}/clear.png" in lines
-    assert f"gray converted to three equal channels: 1 images, the first {photos}/gray.png" in lines
+    assert f"7 images turned as the EXIF orientation says (first: {photos}/turned-2.png)" in lines
+    assert f"2 images read without transparency, with colors as the file has them (first: {photos}/clear.png)" in lines
+    assert f"1 image converted from gray to three equal channels (first: {photos}/gray.png)" in lines

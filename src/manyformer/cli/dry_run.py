@@ -11,6 +11,7 @@ from manyformer.model_summary import build_on_meta, count_parameters, forward_co
 from manyformer.recipes import get_recipe
 from manyformer.recipes.encoder_heads import HEAD, expected_head
 from manyformer.system.temporary_folders import temporary_folder
+from manyformer.train.build_model import check_survey
 from manyformer.train.optimizers import weight_decay_groups
 
 
@@ -18,6 +19,8 @@ def print_summary(run: RunConfig) -> None:
     """Print the model and the data as comments, so that the output of `--dry-run` is still a run file."""
     recipe = get_recipe(run.recipe)
     model, expected = _expected_model(run)
+    survey = _survey(run)
+    check_survey(run, survey, model)
     print_result()
     print_result(f"# {recipe.card.title}: {count_parameters(model):,} parameters ({expected.assumption})")
     for part in module_rows(model):
@@ -28,10 +31,11 @@ def print_summary(run: RunConfig) -> None:
     print_result(
         f"# weight decay: {decayed:,} parameters decay, {undecayed:,} do not (biases, norms, tables, positions)"
     )
-    cost = forward_cost(model, expected.row_length)
-    step = 3 * cost.flops * run.batch.tokens * run.batch.accumulate / expected.row_length
+    # a row of the data is as long as the model allows at most, unlike the one that is assumed
+    length = min(expected.row_length, model.max_length or expected.row_length)
+    step = 3 * forward_cost(model, length).flops * run.batch.tokens * run.batch.accumulate / length
     print_result(f"# a step: {run.batch.tokens * run.batch.accumulate:,} tokens, about {format_count(step)}FLOP")
-    for subject, text in _survey(run).lines:
+    for subject, text in survey.lines:
         print_result(*(f"# {subject:<8} {line}" for line in text.splitlines()))
     print_result("# nothing was trained: this was --dry-run")
 
@@ -40,6 +44,7 @@ def print_summary_as_json(run: RunConfig) -> None:
     """Print the run, the size of its model and the facts of its data as one JSON document."""
     model, expected = _expected_model(run)
     survey = _survey(run)
+    check_survey(run, survey, model)
     print_json(
         {
             "run": run.model_dump(mode="json", by_alias=True),

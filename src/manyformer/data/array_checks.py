@@ -1,12 +1,13 @@
 """Checks of arrays in archives: shapes, labels with their names, and the indices of splits."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.data.epochs import FIXED_SEED, random_generator
+from manyformer.data.findings import Finding, plural
 from manyformer.errors import UserError
 from manyformer.exact_shares import round_share
 
@@ -100,6 +101,27 @@ def complete_splits(
     if not len(splits["train"]):
         raise UserError(f"{path}: there is no label to learn; too few are left when some are held out")
     return {name: splits[name] for name in SPLIT_NAMES if name in splits}
+
+
+def count_labels(labels: NDArray[np.int64], label_names: Sequence[str]) -> dict[str, int]:
+    """How many items have each label, by its name; items without a label are not counted."""
+    numbers, counts = np.unique(labels[labels != NO_LABEL], return_counts=True)
+    return {label_names[number]: int(count) for number, count in zip(numbers, counts, strict=True)}
+
+
+def unused_items(splits: Mapping[str, NDArray[np.int64]], labels: NDArray[np.int64], noun: str) -> Iterator[Finding]:
+    """What there is to tell of items that have no label, or have one and are in no split."""
+    in_split = np.zeros(len(labels), dtype=bool)
+    in_split[np.concatenate(list(splits.values()))] = True
+    has_label = labels != NO_LABEL
+    yield from find_items(~has_label, noun, "without a label")
+    yield from find_items(has_label & ~in_split, noun, "in no split, neither learned nor scored")
+
+
+def find_items(is_found: NDArray[np.bool_], noun: str, text: str) -> Iterator[Finding]:
+    """What there is to tell of these items, `text` in words that follow their number; nothing if there are none."""
+    if count := int(is_found.sum()):
+        yield Finding(count, f"{plural(count, noun)} {text}", f"{noun} {int(is_found.argmax())}")
 
 
 def has_shape(array: NDArray[Any], shape: tuple[int | None, ...]) -> bool:

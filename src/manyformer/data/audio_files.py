@@ -1,7 +1,7 @@
 """Recordings in folders of files, in tables of files, and in NumPy archives."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, final
@@ -24,8 +24,10 @@ from manyformer.data.audio_reading import (
     read_audio_file,
 )
 from manyformer.data.content_sums import folder_sum
+from manyformer.data.csv_records import read_records
+from manyformer.data.findings import Finding, TableFindings
 from manyformer.data.image_reading import files_stamp
-from manyformer.data.table_columns import ColumnKey
+from manyformer.data.table_columns import ColumnKey, find_columns
 from manyformer.data.table_files import TableRow, is_jsonl, read_rows
 from manyformer.data.text_files import content_suffix, existing_path, file_stamp, selected_files
 from manyformer.errors import UserError, suggest_names
@@ -33,18 +35,18 @@ from manyformer.errors import UserError, suggest_names
 FOLDER_GROUP = "folder"
 
 
-def open_recordings(path: str, data: AudioData, default_label: str) -> RecordingSource:
+def open_recordings(path: str, data: AudioData, target: str) -> RecordingSource:
     """The recordings at a path: a folder, an archive, a table or a single file. Raises UserError for anything else.
 
-    `default_label` is the column of labels or texts where data.label does not name one."""
+    `target` is what a recording has, a "label" or a "text": the name of its column where data.label gives none."""
     resolved = existing_path(path)
     if resolved.is_dir():
         return FolderRecordings(resolved, data)
     if content_suffix(resolved) == ".npz":
-        return ArchiveRecordings(resolved, data, default_label)
+        return ArchiveRecordings(resolved, data, target)
     if resolved.suffix.lower() in AUDIO_SUFFIXES:
         return FileRecording(resolved)
-    return TableRecordings(resolved, data, default_label)
+    return TableRecordings(resolved, data, target)
 
 
 @final
@@ -95,25 +97,58 @@ class FolderRecordings(RecordingSource):
 
 @final
 class TableRecordings(RecordingSource):
-    """Files that the rows of a table name, relative to its folder, with labels or texts and groups in other columns."""
+    """Files that the rows of a table name, relative to its folder, with labels or texts and groups in other columns.
 
-    def __init__(self, path: Path, data: AudioData, default_label: str) -> None:
+    The columns of a TSV or CSV are found by `find_columns`; a first row that names a file that exists is no header."""
+
+    def __init__(self, path: Path, data: AudioData, target: str) -> None:
         self.name, self._path, self._names = str(path), path, data.names
-        numbered = not is_jsonl(path)
-        audio = (0 if numbered else "path") if data.audio is None else data.audio
-        label = (1 if numbered else default_label) if data.label is None else data.label
-        self._columns: list[ColumnKey] = [audio, label] + ([] if data.group is None else [data.group])
+        self._findings, self._header = TableFindings(), data.header
+        self._columns: list[ColumnKey]
+        self._stamp: list[ColumnKey]
+        keys = [data.audio, data.label] + ([] if data.group is None else [data.group])
+        roles = ["audio", "label" if target == "label" else "transcript", "group"][: len(keys)]
+        self._has_header = False
+        if is_jsonl(path):
+            defaults = ["path", target, "group"]
+            self._columns = [default if key is None else key for key, default in zip(keys, defaults)]
+            self._stamp = list(self._columns)
+            return
+        header = data.header
+        if header is None and not any(isinstance(key, str) for key in keys) and self._starts_with_row(keys):
+            header = False
+        table_columns = find_columns(path, keys, roles, header=header)
+        self._has_header = table_columns.has_header
+        self.notes = (table_columns.note,) if table_columns.note else ()
+        self._columns = [index for index in table_columns.indices if index is not None]
+        # the stamp of a file that is read by the settings alone is that of versions that knew no headers
+        is_plain = not table_columns.has_header or (any(isinstance(key, str) for key in keys) and None not in keys)
+        places = [number if key is None else key for number, key in enumerate(keys)]
+        self._stamp = [*places, *([] if is_plain else ["header", *(str(column) for column in self._columns)])]
+
+    def found(self) -> Iterator[Finding]:
+        return self._findings.found()
+
+    def _starts_with_row(self, keys: Sequence[ColumnKey | None]) -> bool:
+        """Whether the first line names a recording that exists, so that it is no header."""
+        column = keys[0] if isinstance(keys[0], int) else 0
+        first = next(iter(read_records(self._path)), None)
+        return first is not None and len(first.cells) > column and self._resolved(first.cells[column]).is_file()
+
+    def _rows(self) -> Iterator[TableRow]:
+        self._findings = TableFindings()
+        return read_rows(self._path, self._columns, has_header=self._has_header, findings=self._findings)
 
     def stamp(self) -> list[str | int]:
         hasher, files = hashlib.sha256(), []
-        for row in read_rows(self._path, self._columns):
+        for row in self._rows():
             files.append(self._file(row))
             facts = files[-1].stat()
             hasher.update(f"{row.cells[0]}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
-        return [*file_stamp(self._path), *self._columns, hasher.hexdigest(), folder_sum(files)]
+        return [*file_stamp(self._path), *self._stamp, hasher.hexdigest(), folder_sum(files)]
 
     def recordings(self, selects: GroupTest = every_group) -> Iterator[Recording]:
-        for row in read_rows(self._path, self._columns):
+        for row in self._rows():
             _, target, *groups = row.cells
             location = f"{row.location} ({row.cells[0]})"
             named = name_label(target, self._names, location)
@@ -122,11 +157,17 @@ class TableRecordings(RecordingSource):
                 yield Recording(*read_audio_file(self._file(row)), named, group, location)
 
     def _file(self, row: TableRow) -> Path:
-        file = Path(row.cells[0]).expanduser()
-        resolved = file if file.is_absolute() else self._path.parent / file
+        resolved = self._resolved(row.cells[0])
         if not resolved.is_file():
-            raise UserError(f"{row.location}: there is no recording {resolved}")
+            is_first = not self._has_header and self._header is None and not is_jsonl(self._path)
+            may_be_header = is_first and row.location == f"{self._path}:1"
+            hint = "; if this line names the columns, set data.header=true" if may_be_header else ""
+            raise UserError(f"{row.location}: there is no recording {resolved}{hint}")
         return resolved
+
+    def _resolved(self, name: str) -> Path:
+        file = Path(name).expanduser()
+        return file if file.is_absolute() else self._path.parent / file
 
 
 @final
@@ -136,9 +177,9 @@ class ArchiveRecordings(RecordingSource):
     Samples are mu-law codes (uint8), 16-bit integers, or floating point numbers from -1 to 1. The other arrays of one
     axis with a value for each recording are its label or text and its group."""
 
-    def __init__(self, path: Path, data: AudioData, default_label: str) -> None:
+    def __init__(self, path: Path, data: AudioData, target: str) -> None:
         self.name, self._path, self._data = str(path), path, data
-        self._label = default_label if data.label is None else str(data.label)
+        self._label = target if data.label is None else str(data.label)
         self._members = array_members(path)
 
     def stamp(self) -> list[str | int]:

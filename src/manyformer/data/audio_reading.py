@@ -2,8 +2,8 @@
 
 import math
 from abc import abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, final
 
@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.config.data_sections.audio_section import MAX_RATE, MIN_RATE
-from manyformer.data.change_counts import ChangeCounts, describe_counts
+from manyformer.data.change_counts import ChangeCounts, change_findings
+from manyformer.data.findings import Finding, Tally, plural
 from manyformer.data.splits import DataSource
 from manyformer.errors import UserError, list_names
 
@@ -24,11 +25,11 @@ AUDIO_SUFFIXES = frozenset({".wav", ".flac", ".ogg", ".opus", ".mp3"})
 """Suffixes of the recordings that are read from a folder."""
 
 CHANGES = {
-    "mixed": "channels averaged",
+    "mixed": "with channels averaged",
     "limited": "limited to the range of -1 to 1",
     "silent": "silent throughout (in 16 bits)",
 }
-"""What is changed in recordings besides their rates, in words for a person."""
+"""What is changed in recordings besides their rates, in words for a person that follow their number."""
 
 INT16_SCALE = 1 << 15
 MAX_SECONDS = 3600
@@ -62,6 +63,13 @@ def every_group(group: str | None) -> bool:
 class RecordingSource(DataSource):
     """Recordings of a file or folder in a fixed order."""
 
+    notes: tuple[str, ...] = ()
+    """What a person should know of how the file is read, such as a header that was found."""
+
+    def found(self) -> Iterator[Finding]:
+        """What the last pass over the recordings has found besides them."""
+        return iter(())
+
     @abstractmethod
     def recordings(self, selects: GroupTest = every_group) -> Iterator[Recording]:
         """Stream the recordings in order whose group is one that `selects` accepts; samples of others are not read."""
@@ -75,7 +83,10 @@ class SelectedRecordings(RecordingSource):
 
     def __init__(self, source: RecordingSource, values: tuple[str, ...], *, excluded: bool = False) -> None:
         self._source, self._values, self._excluded = source, values, excluded
-        self.name = source.name
+        self.name, self.notes = source.name, source.notes
+
+    def found(self) -> Iterator[Finding]:
+        return self._source.found()
 
     def stamp(self) -> list[str | int]:
         return [*self._source.stamp(), "without" if self._excluded else "with", *self._values]
@@ -101,7 +112,7 @@ class RecordingConverter:
 
     def __init__(self, sample_rate: int) -> None:
         self.sample_rate = sample_rate
-        self.rates, self.changes = Counter[int](), ChangeCounts()
+        self._rates, self._changes = defaultdict[int, Tally](Tally), ChangeCounts()
 
     def convert(self, recording: Recording) -> NDArray[np.int16]:
         """The samples of a recording. Raises UserError for one without samples, or with numbers that are not finite."""
@@ -113,7 +124,7 @@ class RecordingConverter:
             raise UserError(f"{location}: sample {int(invalid.argmax()):,} of this recording is not a finite number")
         mono = samples.mean(1, dtype=np.float32)
         if rate != self.sample_rate:
-            self.rates[rate] += 1
+            self._rates[rate].add(location)
             divisor = math.gcd(rate, self.sample_rate)
             mono = _resample(mono, self.sample_rate // divisor, rate // divisor)
         levels = np.clip(np.rint(mono * INT16_SCALE), -INT16_SCALE, INT16_SCALE - 1)
@@ -126,22 +137,25 @@ class RecordingConverter:
         }
         for change, occurs in occurrences.items():
             if occurs:
-                self.changes.add(change, location)
+                self._changes.add(change, location)
         return stored
 
-    def counts(self) -> dict[str, Any]:
-        """The numbers of recordings of other rates, of those with each change, and the locations of the first ones."""
-        rates = {str(rate): count for rate, count in sorted(self.rates.items())}
-        numbers = {change: self.changes[change] for change in CHANGES}
-        return {"resampled": rates, **numbers, "first_changed": self.changes.first}
+    def findings(self) -> Iterator[Finding]:
+        """What there is to tell of the recordings converted so far."""
+        for rate, tally in sorted(self._rates.items()):
+            yield _resampling(tally.count, rate, self.sample_rate, tally.first)
+        yield from self._changes.findings("recording", CHANGES)
 
 
-def describe_changes(counts: dict[str, Any], sample_rate: int) -> Iterator[str]:
-    """Lines for a person about what a converter has changed."""
-    for rate, count in counts["resampled"].items():
-        yield f"resampled: {count:,} recordings from {int(rate):,} Hz to {sample_rate:,} Hz"
-    # absent in files that earlier versions prepared
-    yield from describe_counts(counts, counts.get("first_changed", {}), "recordings", CHANGES)
+def counted_changes(counts: Mapping[str, Any], sample_rate: int) -> Iterator[Finding]:
+    """What a converter changed, by the counts in files that earlier versions prepared."""
+    for rate, count in counts.get("resampled", {}).items():
+        yield _resampling(count, int(rate), sample_rate, "")
+    yield from change_findings(counts, counts.get("first_changed", {}), "recording", CHANGES)
+
+
+def _resampling(count: int, rate: int, new_rate: int, first: str) -> Finding:
+    return Finding(count, f"{plural(count, 'recording')} resampled from {rate:,} Hz to {new_rate:,} Hz", first)
 
 
 def decode_mu_law(codes: NDArray[np.uint8]) -> SampleArray:

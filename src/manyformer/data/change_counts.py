@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import final
 
+from manyformer.data.findings import Finding, plural
+
 
 @final
 class ChangeCounts:
@@ -18,30 +20,15 @@ class ChangeCounts:
         self._numbers[change] += 1
         self._first.setdefault(change, location)
 
-    def __getitem__(self, change: str) -> int:
-        return self._numbers[change]
-
-    @property
-    def numbers(self) -> dict[str, int]:
-        """The number of items with each change that occurred."""
-        return dict(self._numbers)
-
-    @property
-    def first(self) -> dict[str, str]:
-        """The location of the first item with each change that occurred."""
-        return dict(self._first)
+    def findings(self, noun: str, texts: Mapping[str, str]) -> Iterator[Finding]:
+        """What there is to tell, in the order of `texts`, which has the words for each change of a `noun`."""
+        return change_findings(self._numbers, self._first, noun, texts)
 
 
-def describe_count(text: str, number: int, noun: str, first: str | None) -> str:
-    """A line for a person: `text` is the change, `first` where it occurred first, None where that is unknown."""
-    place = "" if first is None else f", the first {first}"
-    return f"{text}: {number:,} {noun}{place}"
-
-
-def describe_counts(
+def change_findings(
     numbers: Mapping[str, int], first: Mapping[str, str], noun: str, texts: Mapping[str, str]
-) -> Iterator[str]:
-    """A line for each change that occurred, in the order of `texts`, which has the words for each."""
+) -> Iterator[Finding]:
+    """A finding for each change that occurred; the `first` location is unknown in files of earlier versions."""
     for change, text in texts.items():
-        if numbers.get(change):
-            yield describe_count(text, numbers[change], noun, first.get(change))
+        if number := numbers.get(change, 0):
+            yield Finding(number, f"{plural(number, noun)} {text}", first.get(change, ""))

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -33,6 +34,7 @@ from manyformer.data.paths_of_settings import check_paths, named_paths
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.splits import PathOrPaths, SampleSize, SourceT, Splits
+from manyformer.data.summary import DataSummary
 from manyformer.data.text_epochs import TextPlan
 from manyformer.data.token_shards import TokenShard
 from manyformer.data.utterances import UtterancePlan
@@ -97,6 +99,12 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
     @abstractmethod
     def describe(self, splits: Splits[SourceT], prepared: PreparedData, plans: Mapping[str, PlanT]) -> Iterator[str]:
         """A summary of the data for display."""
+
+    def summarize(
+        self, splits: Splits[SourceT], prepared: PreparedData, plans: Mapping[str, PlanT]
+    ) -> DataSummary | None:
+        """What a person can check at a glance; None for files that earlier versions prepared without it."""
+        return prepared.summary
 
     def split(self) -> Splits[SourceT]:
         """Open the sources of all splits."""
@@ -168,24 +176,34 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
             cache=cache,
             required_keywords=required,
             offered_keywords=self.offered_keywords(),
-            summary=prepared.summary,
+            summary=self.summarize(splits, prepared, plans),
         )
 
     def survey(self) -> DataSurvey:
         """A look at the data: opened as for training if it is small, else at the beginning of its files."""
         folder = self.request.cache / "beginning"
         make_folder(folder)
-        splits = self.split()
+        beginning = type(self)(self.data, self.form, self.request._replace(cache=folder))
+        splits = beginning.split()
         splits.limit(SURVEY_SIZE)
-        prepared = self.prepare(splits, folder)
+        prepared = load_or_prepare(
+            folder, {}, lambda target: beginning.prepare(splits, target), belongs_to_model=False, log=self.request.log
+        )
         if not splits.are_cut_short:
-            opened = self.open()
-            return DataSurvey(tuple(opened.glance()), opened.summary)
+            return DataSurvey.of_all(self.open())
         paths = ", ".join(named_paths(self.data))
         title = f"{self.section.model_fields['kind'].default}: {paths}"
         facts = () if prepared.summary is None else prepared.summary.facts()
         lines = (*data_lines([title, *facts]), *glance_lines(prepared.summary))
-        return DataSurvey(lines, prepared.summary)
+        limits = tuple(beginning.limits_of_part(splits, prepared))
+        return DataSurvey(lines, prepared.summary, length_limits=limits)
+
+    def limits_of_part(self, splits: Splits[SourceT], prepared: PreparedData) -> Iterator[LengthLimit]:
+        """The longest sequences of a part of the data, as far as it fills the batches of training."""
+        self.tokenizers = prepared.tokenizers
+        with suppress(UserError):
+            plans = {name: self.plan(self.shards_of(prepared, name), name) for name in splits.names}
+            yield from self.length_limits(plans)
 
     def held_out(self, split: str | None) -> EvaluationData:
         """A held-out split: "valid", "test", or by default test if there is one, prepared again if files are missing.

@@ -6,14 +6,15 @@ from typing import NamedTuple
 
 
 class Finding(NamedTuple):
-    """So many of something, such as "rows with an empty cell", and the location of the first."""
+    """So many of something, such as "rows with an empty cell", and the location of the first, "" where unknown."""
 
     number: int
     what: str
     first: str
 
     def __str__(self) -> str:
-        return f"{self.number:,} {self.what} (first: {self.first})"
+        place = f" (first: {self.first})" if self.first else ""
+        return f"{self.number:,} {self.what}{place}"
 
 
 @dataclass

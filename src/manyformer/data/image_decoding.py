@@ -30,16 +30,17 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
 """The formats that are read, by content and whatever the name; others may start programs (EPS) or mean no image."""
 CHANGES = {
     "turned": "turned as the EXIF orientation says",
-    "deep": "16 bits a channel reduced to the upper 8",
-    "transparent": "transparency dropped, colors as the file has them",
-    "cmyk": "CMYK converted to RGB",
-    "profile": "color profile not applied (not sRGB)",
-    "frames": "several frames or pages, of which the first is read",
+    "deep": "reduced from 16 bits a channel to the upper 8",
+    "transparent": "read without transparency, with colors as the file has them",
+    "cmyk": "converted from CMYK to RGB",
+    "profile": "read without applying a color profile (not sRGB)",
+    "frames": "read without all frames or pages but the first",
+    "enlarged": "enlarged",
     "stretched": "stretched to another ratio of height and width",
-    "gray": "colors converted to gray",
-    "colored": "gray converted to three equal channels",
+    "gray": "converted from colors to gray",
+    "colored": "converted from gray to three equal channels",
 }
-"""What is changed in images, in words for a person."""
+"""What is changed in images, in words for a person that follow their number."""
 
 _ORIENTATION = 0x0112
 _PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0

@@ -82,6 +82,8 @@ class ImageResize(NamedTuple):
             resample = pil.Resampling.BOX if shrinks else pil.Resampling.BILINEAR
             resized = resized.resize((target.width, target.height), resample)
         changes = list(record.changes)
+        if target.height > height or target.width > width:
+            changes.append("enlarged")
         if height * target.width != width * target.height:
             changes.append("stretched")
         if target.channels != channels:

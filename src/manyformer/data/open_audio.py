@@ -8,17 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.config import AudioData
-from manyformer.data.audio_files import FolderRecordings, audio_files, open_recordings
+from manyformer.data.audio_files import FolderRecordings, TableRecordings, audio_files, open_recordings
 from manyformer.data.audio_reading import (
     INT16_SCALE,
     Recording,
     RecordingConverter,
     RecordingSource,
     SelectedRecordings,
-    describe_changes,
+    counted_changes,
 )
 from manyformer.data.cache_folder import PreparationResult, PreparedData
 from manyformer.data.epochs import HeldOutBatches
+from manyformer.data.example_facts import ExampleFacts, folders_of, shown_place
 from manyformer.data.file_pipeline import FilePipeline
 from manyformer.data.kind import OpenRequest, register
 from manyformer.data.length_buckets import batches_in_order, check_fills_batch
@@ -36,6 +37,7 @@ from manyformer.data.opened import (
 from manyformer.data.saved_tokenizers import TokenizerPair, class_id
 from manyformer.data.spec_augment import SpecAugment
 from manyformer.data.splits import PathOrPaths, Splits, path_list
+from manyformer.data.summary import DataSummary, LengthSummary
 from manyformer.data.text_files import describe_folder
 from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, write_shards
 from manyformer.data.tokenizer import Tokenizer
@@ -66,13 +68,17 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
     prepared_settings = ("names", "sample_rate", "mels", "window", "hop", "tokenizer", "vocab")
 
     def open_sources(self, paths: PathOrPaths, split: str) -> list[RecordingSource]:
-        default_label = "label" if self.form == "labelled" else "text"
-        return [open_recordings(path, self.data, default_label) for path in path_list(paths)]
+        role = "label" if self.form == "labelled" else "text"
+        return [open_recordings(path, self.data, role) for path in path_list(paths)]
 
     def split(self) -> Splits[RecordingSource]:
         data = self.data
         groups = {name: values for name in ("test", "valid") if (values := getattr(data, f"{name}_groups")) is not None}
         sources = self.open_sources(data.path, "train")
+        if data.header is not None and not any(isinstance(source, TableRecordings) for source in sources):
+            raise UserError(
+                f"data.header is about a TSV or CSV table, and {path_name(data.path)} is none; leave it out"
+            )
         for source in sources:
             if isinstance(source, FolderRecordings):
                 source.check_settings()
@@ -105,7 +111,8 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
         self.request.log(f"preparing recordings: {splits.source_names()}")
         settings = FrameSettings.of_milliseconds(data.sample_rate, data.mels, data.window, data.hop)
         statistics, converter = FrameStatistics(settings), RecordingConverter(data.sample_rate)
-        counts, seconds = dict.fromkeys(splits.names, 0), dict.fromkeys(splits.names, 0.0)
+        facts = ExampleFacts(splits.names)
+        folders = folders_of(source.name for source in splits.sources["train"])
         # the targets of the training recordings, and a location of each one elsewhere
         texts, held_out = list[str](), dict[str, str]()
         shard_names = [shard_name for name in splits.names for shard_name in self.shard_names(name)]
@@ -120,15 +127,25 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
                 else:
                     held_out.setdefault(text, recording.location)
                 _add_recording([writers.shards[key] for key in self.shard_names(name)], samples, text)
-                counts[name] += 1
-                seconds[name] += len(samples) / data.sample_rate
-            splits.check_counts(counts, "recordings")
+                place = shown_place(recording.location, folders)
+                facts.add(name, len(samples), [place, text], text if self.form == "labelled" else None)
+            splits.check_counts(facts.counts, "recordings")
         self.tokenizers = self._learn(statistics.front_end(), texts)
         for label, location in held_out.items() if self.form == "labelled" else ():
             class_id(self.tokenizers.class_ids(), label, location)
-        hashes = {name: facts.sha256 for name, facts in writers.facts.items()}
-        totals = {"recordings": counts, "seconds": {name: round(value) for name, value in seconds.items()}}
-        return PreparationResult(self.tokenizers, writers.facts, hashes, totals | converter.counts())
+        hashes = {name: shard.sha256 for name, shard in writers.facts.items()}
+        seconds = {name: round(sum(lengths) / data.sample_rate) for name, lengths in facts.lengths.items()}
+        counts = {"recordings": facts.counts, "seconds": seconds}
+        findings = [finding for sources in splits.sources.values() for source in sources for finding in source.found()]
+        summary = DataSummary(
+            noun="recording",
+            counts=facts.counts,
+            labels=dict(facts.labels) or None,
+            # the same table is read once for each of its splits by groups
+            left_out=tuple(dict.fromkeys([*findings, *converter.findings()])),
+            examples=facts.examples,
+        )
+        return PreparationResult(self.tokenizers, writers.facts, hashes, counts, summary)
 
     def token_limits(self) -> tuple[int, ...]:
         return _SAMPLE_VALUES, _BYTE_VALUES
@@ -198,10 +215,22 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
         yield f"frames: {settings.mels} mel bands at {settings.sample_rate:,} Hz, {data.window:g} ms every {data.hop:g}"
         sizes = {name: f"{count:,} recordings" for name, count in counts["recordings"].items()}
         sizes = {name: f"{size} ({counts['seconds'][name]:,} s)" for name, size in sizes.items()}
-        if left_out := counts["recordings"]["train"] - len(plans["train"].recordings):
-            sizes["train"] += f", {left_out:,} longer than {data.max_seconds:g} s left out"
         yield "; ".join(f"{name}: {size}" for name, size in sizes.items())
-        yield from describe_changes(counts, settings.sample_rate)
+        yield from dict.fromkeys(note for sources in splits.sources.values() for one in sources for note in one.notes)
+
+    def summarize(
+        self, splits: Splits[RecordingSource], prepared: PreparedData, plans: Mapping[str, UtterancePlan]
+    ) -> DataSummary:
+        rate, counts = self.front_end.settings.sample_rate, prepared.counts
+        summary = prepared.summary
+        if summary is None:
+            # files that earlier versions prepared have the counts alone
+            changes = tuple(counted_changes(counts, rate))
+            summary = DataSummary("recording", counts["recordings"], left_out=changes)
+        samples = self.shards_of(prepared, "train")[0].lengths
+        limit, setting = self.data.max_seconds, "data.max_seconds"
+        lengths = LengthSummary.of_samples(samples, rate, limit=limit, setting=setting, fate="left out")
+        return summary._replace(lengths=lengths)
 
     def unlabelled(self, path: str) -> UnlabelledData:
         """The recordings of files as batches in their order, with placeholders as targets."""
@@ -247,15 +276,19 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
 
     def _file_recordings(self, path: EvaluationPath) -> Iterator[Recording]:
         for source in self.open_sources(path, "test"):
+            for note in source.notes:
+                self.request.log(note)
             yield from source.recordings()
+            for finding in source.found():
+                self.request.log(str(finding))
 
     def _write_recordings(self, recordings: Iterable[tuple[Recording, str]]) -> list[TokenShard]:
         converter = RecordingConverter(self.front_end.settings.sample_rate)
         with write_shards(self.request.cache, self.sides, _SAMPLE_VALUES) as writers:
             for recording, text in recordings:
                 _add_recording(list(writers.shards.values()), converter.convert(recording), text)
-        for line in describe_changes(converter.counts(), converter.sample_rate):
-            self.request.log(line)
+        for finding in converter.findings():
+            self.request.log(str(finding))
         return [open_shard(self.request.cache, side, facts) for side, facts in writers.facts.items()]
 
     def _check_training(self, plan: UtterancePlan, samples: TokenShard) -> None:

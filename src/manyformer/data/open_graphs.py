@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from manyformer.config import GraphsData
 from manyformer.data.array_archives import hash_arrays
-from manyformer.data.array_checks import NO_LABEL, complete_splits
+from manyformer.data.array_checks import NO_LABEL, complete_splits, count_labels, find_items, unused_items
 from manyformer.data.cache_folder import RECORD_FILE, PreparationResult, load_or_prepare, read_record
 from manyformer.data.edge_list import read_edge_list
 from manyformer.data.epochs import HeldOutBatches
+from manyformer.data.example_facts import ExampleFacts
 from manyformer.data.graph_archive import GraphArrays, read_graph_archive
 from manyformer.data.graph_batches import GraphEpoch, GraphForm, GraphPlan, GraphRows
 from manyformer.data.kind import DataKind, OpenRequest, register
@@ -20,6 +21,7 @@ from manyformer.data.no_tokenizer import NoTokenizer
 from manyformer.data.opened import EvaluationData, EvaluationPath, OpenedData, path_name
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
+from manyformer.data.summary import DataSummary, LengthSummary
 from manyformer.data.text_files import existing_path, file_stamp
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile
@@ -47,6 +49,7 @@ def open_graphs(data: GraphsData, form: str, request: OpenRequest) -> OpenedData
         valid=held_out["valid"],
         test=held_out.get("test"),
         summary_lines=tuple(_summary_lines(data, graphs, splits)),
+        summary=_summarize(graphs, form, splits),
         length_limits=(),
         cache=request.cache,
         required_keywords=keywords,
@@ -147,10 +150,34 @@ def _summary_lines(data: GraphsData, graphs: GraphArrays, splits: dict[str, NDAr
     counts, edges = graphs.node_counts, graphs.edges
     kinds = "directed" if data.directed else "undirected"
     yield f"graphs: {data.path}; {len(counts):,} of {counts.sum():,} nodes and {len(edges):,} {kinds} edges"
-    isolated = counts.sum() - len(np.unique(edges[edges[:, 0] != edges[:, 1]]))
-    rest = f", {isolated:,} nodes without an edge" if isolated else ""
-    yield f"features: {graphs.feature_count:,} of a node; {len(graphs.label_names):,} labels{rest}"
-    yield "; ".join(f"{name}: {len(split):,} labels" for name, split in splits.items())
+    yield f"features: {graphs.feature_count:,} of a node; {len(graphs.label_names):,} labels"
+    yield "; ".join(f"{name}: {_labelled(graphs, split):,} labels" for name, split in splits.items())
+
+
+def _labelled(graphs: GraphArrays, split: NDArray[np.int64]) -> int:
+    """How many items of a split have a label; those without one are not scored."""
+    return int((graphs.labels[split] != NO_LABEL).sum())
+
+
+def _summarize(graphs: GraphArrays, form: str, splits: dict[str, NDArray[np.int64]]) -> DataSummary:
+    """What a person can check of the graphs."""
+    noun, train = form.removesuffix("s"), splits["train"]
+    has_edge = np.zeros(len(graphs.values), dtype=bool)
+    # an edge from a node to itself leads nowhere
+    has_edge[graphs.edges[graphs.edges[:, 0] != graphs.edges[:, 1]]] = True
+    facts = ExampleFacts(["train"])
+    for item in train[graphs.labels[train] != NO_LABEL]:
+        label = graphs.label_names[graphs.labels[item]]
+        facts.show([f"{noun} {item}", label], label)
+    return DataSummary(
+        noun=noun,
+        counts={name: _labelled(graphs, split) for name, split in splits.items()},
+        labels=count_labels(graphs.labels[train], graphs.label_names),
+        # one graph has the number of nodes that the first line says
+        lengths=LengthSummary.of(graphs.node_counts, "nodes", title="graphs") if len(graphs.node_counts) > 1 else None,
+        left_out=(*unused_items(splits, graphs.labels, noun), *find_items(~has_edge, "node", "without an edge")),
+        examples=facts.examples,
+    )
 
 
 def _tokenizers(graphs: GraphArrays) -> TokenizerPair:

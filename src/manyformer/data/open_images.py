@@ -8,7 +8,8 @@ import numpy as np
 from manyformer.batches import TextUnits
 from manyformer.config import ImagesData
 from manyformer.data.cache_folder import PreparationResult, PreparedData
-from manyformer.data.change_counts import ChangeCounts, describe_counts
+from manyformer.data.change_counts import ChangeCounts, change_findings
+from manyformer.data.example_facts import ExampleFacts, folders_of, shown_place
 from manyformer.data.file_pipeline import FilePipeline
 from manyformer.data.image_decoding import CHANGES, pillow
 from manyformer.data.image_examples import (
@@ -40,6 +41,7 @@ from manyformer.data.opened import (
 from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
 from manyformer.data.saved_tokenizers import TokenizerPair, class_id
 from manyformer.data.splits import PathOrPaths, Splits, path_list
+from manyformer.data.summary import DataSummary, LengthSummary
 from manyformer.data.text_files import describe_folder
 from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, write_shards
 from manyformer.errors import UserError
@@ -90,14 +92,12 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
             raise UserError(
                 f"all training images have the label {labels[0]!r}; there must be two labels at least, or none"
             )
-        resize, counts, changes = (
-            ImageResize(data.size, data.channels),
-            dict.fromkeys(splits.names, 0),
-            ChangeCounts(),
-        )
+        resize = ImageResize(data.size, data.channels)
+        facts, changes = ExampleFacts(splits.names), ChangeCounts()
+        folders = folders_of(source.name for source in splits.sources["train"])
         first = next((resize.apply(record) for _, record in _split_images(splits)), None)
         if first is None:
-            splits.check_counts(counts, "images")
+            splits.check_counts(facts.counts, "images")
         assert first is not None
         tokenizer = PixelTokenizer(data.levels, ImageShape(*first.pixels.shape), data.block)
         self.tokenizers = TokenizerPair(tokenizer, tokenizer, labels or None)
@@ -109,11 +109,22 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
                 check_same_shape(resized, first)
                 count_changes(changes, resized)
                 self._add_image([writers.shards[key] for key in self.shard_names(name)], resized, class_ids)
-                counts[name] += 1
-            splits.check_counts(counts, "images")
-        hashes = {name: facts.sha256 for name, facts in writers.facts.items()}
-        totals = {"images": counts, "changed": changes.numbers, "first_changed": changes.first}
-        return PreparationResult(self.tokenizers, writers.facts, hashes, totals)
+                label = record.label if self.uses_labels else None
+                place = shown_place(record.location, folders)
+                facts.add(name, max(record.pixels.shape[:2]), [place] if label is None else [place, label], label)
+            splits.check_counts(facts.counts, "images")
+        hashes = {name: shard.sha256 for name, shard in writers.facts.items()}
+        sizes = LengthSummary.of(facts.lengths_of(splits.names), "pixels on the longer side", title="sizes")
+        summary = DataSummary(
+            noun="image",
+            counts=facts.counts,
+            labels=dict(facts.labels) or None,
+            # without data.size all have the one that the model reads
+            lengths=None if data.size is None else sizes,
+            left_out=tuple(changes.findings("image", CHANGES)),
+            examples=facts.examples,
+        )
+        return PreparationResult(self.tokenizers, writers.facts, hashes, {"images": facts.counts}, summary)
 
     def token_limits(self) -> tuple[int, ...]:
         return self.pixel_tokenizer.levels, max(1, len(self.tokenizers.labels or ()))
@@ -173,10 +184,17 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
         rows, columns = tokenizer.block
         order = "row by row" if (rows, columns) == (1, tokenizer.shape.width) else f"in blocks of {rows} x {columns}"
         yield f"values: {tokenizer.shape}, {tokenizer.levels} levels, {order}"
+        yield "; ".join(f"{name}: {count:,} images" for name, count in prepared.counts["images"].items())
+
+    def summarize(
+        self, splits: Splits[ImageSource], prepared: PreparedData, plans: Mapping[str, LengthBuckets]
+    ) -> DataSummary:
+        if prepared.summary is not None:
+            return prepared.summary
+        # files that earlier versions prepared have the counts alone
         counts = prepared.counts
-        yield "; ".join(f"{name}: {count:,} images" for name, count in counts["images"].items())
-        # absent in files that earlier versions prepared
-        yield from describe_counts(counts.get("changed", {}), counts.get("first_changed", {}), "images", CHANGES)
+        changes = change_findings(counts.get("changed", {}), counts.get("first_changed", {}), "image", CHANGES)
+        return DataSummary("image", counts["images"], left_out=tuple(changes))
 
     def unlabelled(self, path: str) -> UnlabelledData:
         """The images of files as batches in their order."""
@@ -234,8 +252,8 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
             for record in records:
                 count_changes(changes, record)
                 self._add_image(list(writers.shards.values()), record, class_ids)
-        for line in describe_counts(changes.numbers, changes.first, "images", CHANGES):
-            self.request.log(line)
+        for finding in changes.findings("image", CHANGES):
+            self.request.log(str(finding))
         return [open_shard(folder, side, facts) for side, facts in writers.facts.items()]
 
     def _add_image(self, writers: Sequence[ShardWriter], record: ImageRecord, class_ids: Mapping[str, int]) -> None:

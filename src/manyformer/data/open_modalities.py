@@ -8,10 +8,11 @@ import numpy as np
 
 from manyformer.config import ModalitiesData
 from manyformer.data.array_archives import hash_arrays
-from manyformer.data.array_checks import NO_LABEL, complete_splits
+from manyformer.data.array_checks import NO_LABEL, complete_splits, count_labels, find_items, unused_items
 from manyformer.data.audio_reading import INT16_SCALE
 from manyformer.data.cache_folder import RECORD_FILE, PreparationResult, load_or_prepare, load_prepared, read_record
 from manyformer.data.epochs import HeldOutBatches
+from manyformer.data.example_facts import ExampleFacts
 from manyformer.data.kind import DataKind, OpenRequest, register
 from manyformer.data.log_mel import FrameSettings, FrameStatistics, LogMelFrontEnd
 from manyformer.data.modality_archive import NO_PART, ModalityArrays, RecordingArrays, read_modality_archive
@@ -39,6 +40,7 @@ from manyformer.data.opened import (
 )
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
+from manyformer.data.summary import DataSummary, LengthSummary
 from manyformer.data.text_files import existing_path, file_stamp
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.data.tokenizer_kinds import train_tokenizer
@@ -71,6 +73,7 @@ def open_modalities(data: ModalitiesData, form: str, request: OpenRequest) -> Op
         valid=held_out["valid"],
         test=held_out.get("test"),
         summary_lines=tuple(_summary_lines(data, reader.data, usable)),
+        summary=_summarize(reader.data, form, splits, usable),
         length_limits=(),
         cache=request.cache,
         required_keywords=required.get(form, {}),
@@ -254,6 +257,60 @@ def _summary_lines(data: ModalitiesData, examples: ExampleSet, usable: dict[str,
     counts: dict[str, Any] = {part: int((arrays.part_index[part] >= 0).sum()) for part in examples.parts}
     yield "parts: " + "; ".join(f"{count:,} with {part}" for part, count in counts.items())
     yield "; ".join(f"{name}: {len(split):,} examples" for name, split in usable.items())
+
+
+def _summarize(
+    examples: ExampleSet, form: str, splits: dict[str, IntArray], usable: dict[str, IntArray]
+) -> DataSummary:
+    """What a person can check of the examples."""
+    arrays, train = examples.arrays, usable["train"]
+    labels = arrays.labels if form == "labelled" else np.zeros_like(arrays.labels)
+    lacks_part = np.zeros(len(labels), dtype=bool)
+    for name, split in splits.items():
+        lacks_part[np.setdiff1d(split, usable[name])] = True
+    # a classifier reads what is there of an example, others need all of it
+    reason = f"left out for lack of {(' and ' if form == 'labelled' else ' or ').join(examples.parts)}"
+    facts = ExampleFacts(["train"])
+    for example in train:
+        label = arrays.label_names[labels[example]] if form == "labelled" else None
+        facts.show(list(_shown_parts(examples, int(example), label)), label)
+    return DataSummary(
+        noun="example",
+        counts={name: len(split) for name, split in usable.items()},
+        labels=count_labels(labels[train], arrays.label_names) if form == "labelled" else None,
+        left_out=(
+            *find_items(lacks_part & (labels != NO_LABEL), "example", reason),
+            *unused_items(splits, labels, "example"),
+        ),
+        examples=facts.examples,
+        other_lengths=tuple(_part_lengths(examples, train)),
+    )
+
+
+def _shown_parts(examples: ExampleSet, example: int, label: str | None) -> Iterator[str]:
+    """What a person is shown of an example: its number, its text and its label."""
+    arrays = examples.arrays
+    yield f"example {example}"
+    if arrays.texts is not None and "text" in examples.parts:
+        text = arrays.part_index["text"][example]
+        yield "no text" if text == NO_PART else str(arrays.texts[text])
+    if label is not None:
+        yield label
+
+
+def _part_lengths(examples: ExampleSet, train: IntArray) -> Iterator[LengthSummary]:
+    """The lengths of the parts of training examples that have one."""
+
+    def used(part: str) -> IntArray:
+        index: IntArray = examples.arrays.part_index[part][train]
+        present: IntArray = index[index != NO_PART]
+        return present
+
+    if examples.texts is not None:
+        yield LengthSummary.of(examples.texts.lengths[used("text")], "tokens", title="texts")
+    if examples.arrays.recordings is not None and "sound" in examples.parts:
+        _, lengths, rate = examples.arrays.recordings
+        yield LengthSummary.of_samples(lengths[used("sound")], rate, title="recordings")
 
 
 MODALITIES = register(

@@ -137,8 +137,6 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
         for name, shard in prepared.shards.items():
             characters = format_amount(shard.facts.characters, "characters")
             yield f"{name}: {format_amount(shard.facts.tokens, 'tokens')}, {characters}"
-        if prepared.summary is not None:
-            yield from prepared.summary.facts()
         plain = [source.path for source in splits.sources["train"] if isinstance(source, PlainTextSource)]
         if note := describe_tables(plain if data.path != STDLIB else ()):
             yield note

@@ -20,6 +20,7 @@ from manyformer.data.opened import EvaluationData, EvaluationPath, LengthLimit, 
 from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.splits import PathOrPaths, path_list
+from manyformer.data.summary import EXAMPLES, DataSummary, LengthSummary
 from manyformer.data.text_files import existing_path, file_stamp
 from manyformer.data.trajectory_archive import RecordedEpisodes, read_archive
 from manyformer.data.trajectory_windows import (
@@ -57,6 +58,7 @@ def open_trajectories(data: TrajectoriesData, form: str, request: OpenRequest) -
         valid=_held_out_batches(splits["valid"], data, request),
         test=None,
         summary_lines=tuple(_summary_lines(data, recorded, splits)),
+        summary=_summarize(splits),
         length_limits=(LengthLimit(data.length, "a window (data.length)", "set data.length to that or less"),),
         cache=request.cache,
         required_keywords=_model_keywords(splits["train"], recorded, data),
@@ -258,6 +260,18 @@ def _summary_lines(
         yield "rewards: the return of an episode at its last step"
     parts = (f"{name}: {len(split.lengths):,} episodes" for name, split in splits.items())
     yield f"windows of {data.length} time steps; {', '.join(parts)}"
+
+
+def _summarize(splits: Mapping[str, RecordedEpisodes]) -> DataSummary:
+    """What a person can check of the episodes."""
+    train = splits["train"]
+    steps_and_returns = zip(train.lengths[:EXAMPLES].tolist(), train.returns()[:EXAMPLES].tolist())
+    return DataSummary(
+        noun="episode",
+        counts={name: len(split.lengths) for name, split in splits.items()},
+        lengths=LengthSummary.of(train.lengths, "time steps", title="episodes"),
+        examples=tuple((f"{steps:,} time steps", f"return {total:g}") for steps, total in steps_and_returns),
+    )
 
 
 def _no_tokenizers() -> TokenizerPair:

@@ -86,6 +86,15 @@ class DataSurvey(NamedTuple):
 
     lines: tuple[tuple[str, str], ...] = ()
     summary: DataSummary | None = None
+    opened: "OpenedData | None" = None
+    """The data, where it is small enough to be read as a whole."""
+    length_limits: tuple[LengthLimit, ...] = ()
+    """The longest sequences of the beginning of larger data."""
+
+    @classmethod
+    def of_all(cls, opened: "OpenedData") -> "DataSurvey":
+        """What data that was read as a whole says."""
+        return cls(tuple(opened.glance()), opened.summary, opened, opened.length_limits)
 
 
 @final
@@ -129,8 +138,8 @@ class OpenedData:
         return self.target.vocab
 
     def describe(self) -> list[str]:
-        """A summary of the data for display: its kind, its size, and its origin."""
-        return list(self.summary_lines)
+        """A summary of the data for display: its kind, its size, its origin, and what a person can check."""
+        return [*self.summary_lines, *(() if self.summary is None else self.summary.facts())]
 
     def glance(self) -> list[tuple[str, str]]:
         """The description with a few examples and warnings, each line with its subject, for the start of a training."""
@@ -138,11 +147,7 @@ class OpenedData:
 
     def check_length(self, max_length: int | None) -> None:
         """Raise UserError if a sequence is longer than the model's `max_length` (None: no limit)."""
-        for limit in self.length_limits:
-            if max_length is not None and limit.length > max_length:
-                raise UserError(
-                    f"{limit.subject} has {limit.length} tokens, but the model allows {max_length}; {limit.remedy}"
-                )
+        check_lengths(self.length_limits, max_length)
 
     def examples(self, split: str) -> Iterator[HeldOutExample]:
         """Stream the held-out pairs or labelled texts of a split ("valid" or "test") in the order of the source."""
@@ -151,6 +156,15 @@ class OpenedData:
     def save(self, folder: str | Path) -> None:
         """Write the tokenizers and labels, which are needed to use a model; `load_tokenizers` reads them."""
         self.tokenizers.save(Path(folder))
+
+
+def check_lengths(limits: Iterable[LengthLimit], max_length: int | None) -> None:
+    """Raise UserError if one of the longest sequences is longer than a model's `max_length` (None: no limit)."""
+    for limit in limits:
+        if max_length is not None and limit.length > max_length:
+            raise UserError(
+                f"{limit.subject} has {limit.length} tokens, but the model allows {max_length}; {limit.remedy}"
+            )
 
 
 def glance_lines(summary: DataSummary | None) -> list[tuple[str, str]]:

@@ -64,8 +64,7 @@ def survey_data(data: DataSection, form: str, request: OpenRequest) -> DataSurve
         return DataSurvey(
             (("data", f"{', '.join(paths)}: {size:,} bytes, read when training starts"),) if paths else ()
         )
-    opened = kind.open(data, form, request)
-    return DataSurvey(tuple(opened.glance()), opened.summary)
+    return DataSurvey.of_all(kind.open(data, form, request))
 
 
 def open_held_out(data: DataSection, form: str, request: OpenRequest, split: str | None) -> EvaluationData:

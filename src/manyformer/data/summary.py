@@ -25,25 +25,51 @@ _EXAMPLE_CHARACTERS = 400
 class LengthSummary(NamedTuple):
     """The lengths of examples before any is cut: `beyond` of `examples` are longer than `limit`, a setting's value.
 
-    `fate` is what happens to those: "cut" or "left out"; `limit` is None where nothing does."""
+    `fate` is what happens to those: "cut" or "left out"; `limit` is None where nothing does. `title` is what the
+    lengths are called."""
 
     unit: str
-    median: int
-    largest: int
+    median: int | float
+    largest: int | float
     examples: int
     beyond: int = 0
-    limit: int | None = None
+    limit: int | float | None = None
     setting: str = ""
     fate: str = "cut"
+    title: str = "lengths"
 
     @classmethod
     def of(
-        cls, lengths: IntArray, unit: str, *, limit: int | None = None, setting: str = "", fate: str = "cut"
+        cls,
+        lengths: IntArray,
+        unit: str,
+        *,
+        limit: float | None = None,
+        setting: str = "",
+        fate: str = "cut",
+        title: str = "lengths",
     ) -> "LengthSummary":
-        """The summary of some lengths."""
+        """The summary of some lengths in whole units."""
         beyond = 0 if limit is None else int((lengths > limit).sum())
         median, largest = (int(np.median(lengths)), int(lengths.max())) if len(lengths) else (0, 0)
-        return cls(unit, median, largest, len(lengths), beyond, limit, setting, fate)
+        return cls(unit, median, largest, len(lengths), beyond, limit, setting, fate, title)
+
+    @classmethod
+    def of_samples(
+        cls,
+        samples: IntArray,
+        rate: int,
+        *,
+        limit: float | None = None,
+        setting: str = "",
+        fate: str = "cut",
+        title: str = "lengths",
+    ) -> "LengthSummary":
+        """The summary in seconds of recordings with these numbers of samples, so many of them a second."""
+        max_samples = None if limit is None else limit * rate
+        counted = cls.of(samples, "seconds", limit=max_samples, setting=setting, fate=fate, title=title)
+        median, largest = (round(number / rate, 3) for number in (counted.median, counted.largest))
+        return counted._replace(median=median, largest=largest, limit=limit)
 
     @property
     def share(self) -> float:
@@ -66,6 +92,14 @@ class DataSummary(NamedTuple):
     left_out: tuple[Annotated[Finding, _AS_OBJECT], ...] = ()
     examples: tuple[tuple[str, ...], ...] = ()
     is_part: bool = False
+    other_lengths: tuple[Annotated[LengthSummary, _AS_OBJECT], ...] = ()
+    """Those of examples that have several parts with a length."""
+
+    @property
+    def all_lengths(self) -> tuple[LengthSummary, ...]:
+        """The lengths of everything that has one."""
+        measured = self.other_lengths if self.lengths is None else (self.lengths, *self.other_lengths)
+        return tuple(lengths for lengths in measured if lengths.examples)
 
     def facts(self) -> Iterator[str]:
         """Lines about labels, lengths and what was left out."""
@@ -74,12 +108,12 @@ class DataSummary(NamedTuple):
             yield f"in the beginning of the files, {counts}"
         if self.labels is not None:
             yield f"labels: {_label_counts(self.labels)}"
-        if self.lengths is not None and self.lengths.examples:
-            lengths = self.lengths
-            yield f"lengths: median {lengths.median:,}, largest {lengths.largest:,} {lengths.unit}"
+        for lengths in self.all_lengths:
+            median, largest = _number(lengths.median), _number(lengths.largest)
+            yield f"{lengths.title}: median {median}, largest {largest} {lengths.unit}"
             if lengths.beyond and lengths.limit is not None:
                 examples = _amount(lengths.examples, self.noun)
-                limit = f"{lengths.limit:,} {lengths.unit} ({lengths.setting})"
+                limit = f"{_number(lengths.limit)} {lengths.unit} ({lengths.setting})"
                 yield f"{lengths.beyond:,} of {examples} {lengths.fate} at {limit}"
         yield from map(str, self.left_out)
 
@@ -90,25 +124,36 @@ class DataSummary(NamedTuple):
 
     def warnings(self) -> Iterator[str]:
         """Lines about what is likely to be a mistake."""
-        lengths = self.lengths
-        if lengths is not None and lengths.limit is not None and lengths.share > LARGE_SHARE:
+        for lengths in self.all_lengths:
+            if lengths.limit is None or lengths.share <= LARGE_SHARE:
+                continue
             examples = _amount(lengths.examples, self.noun)
             verb = "is" if lengths.beyond == 1 else "are"
             yield (
-                f"{lengths.beyond:,} of {examples} ({lengths.share:.1%}) {verb} {lengths.fate} at {lengths.limit:,} "
-                f"{lengths.unit}: the median is {lengths.median:,}, the largest {lengths.largest:,}; "
-                f"{lengths.setting} sets the limit"
+                f"{lengths.beyond:,} of {examples} ({lengths.share:.1%}) {verb} {lengths.fate} at "
+                f"{_number(lengths.limit)} {lengths.unit}: the median is {_number(lengths.median)}, the largest "
+                f"{_number(lengths.largest)}; {lengths.setting} sets the limit"
             )
 
     def as_json(self) -> dict[str, Any]:
         """The facts as plain values."""
         lengths = None if self.lengths is None else self.lengths._asdict()
-        return {**self._asdict(), "lengths": lengths, "left_out": [finding._asdict() for finding in self.left_out]}
+        return {
+            **self._asdict(),
+            "lengths": lengths,
+            "left_out": [finding._asdict() for finding in self.left_out],
+            "other_lengths": [lengths._asdict() for lengths in self.other_lengths],
+        }
 
 
 def kept_example(cells: Sequence[str]) -> tuple[str, ...]:
     """An example as a summary keeps it."""
     return tuple(cell[:_EXAMPLE_CHARACTERS] for cell in cells)
+
+
+def _number(value: float) -> str:
+    """A whole number, or one with so many digits as it has, up to six."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:,g}"
 
 
 def _amount(count: int, noun: str) -> str:

@@ -18,6 +18,8 @@ from manyformer.data.table_headers import (
 from manyformer.errors import UserError, suggest_names
 
 ColumnKey = int | str
+_SETTING_OF_ROLE = {"transcript": "label"}
+"""The setting of a role that has another name."""
 _SHOWN = 60
 """So many characters of a first line are shown."""
 
@@ -128,7 +130,8 @@ def _named_columns(
     for number, column in enumerate(columns[:required]):
         if column is None:
             raise UserError(
-                f"{where}: this header has no column for the {roles[number]}; name it with data.{roles[number]}"
+                f"{where}: this header has no column for the {roles[number]}; name it with "
+                f"data.{_SETTING_OF_ROLE.get(roles[number], roles[number])}"
             )
     return tuple(columns)
 

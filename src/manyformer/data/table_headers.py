@@ -46,7 +46,23 @@ NAMES_OF_COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "question": ("question", "query"),
     "answer": ("answer", "answer_text", "answers", "span"),
     "start": ("start", "answer_start", "offset"),
-    "audio": ("path", "audio", "file", "filename", "file_name", "wav"),
+    "transcript": ("text", "transcript", "transcription", "sentence", "utterance", "words", "normalized_text", "label"),
+    "group": ("group", "speaker", "speaker_id", "client_id"),
+    "audio": (
+        "path",
+        "audio",
+        "file",
+        "filename",
+        "file_name",
+        "wav",
+        "wav_filename",
+        "audio_path",
+        "audio_file",
+        "filepath",
+        "file_path",
+        "clip",
+        "recording",
+    ),
 }
 """Names that a column of a role usually has, the most telling first; they are compared without regard to case."""
 
@@ -109,7 +125,8 @@ def guess_header(
     if None not in named or are_usual:
         has_roles = None not in named[: len(roles) - optional]
         has_own_names = [plain_name(first[index]) for index in named if index is not None] == list(roles)
-        is_certain = has_roles and ("label" in roles or has_own_names)
+        # a name of a file is no column, and a label no label of the rows that follow
+        is_certain = has_roles and ("label" in roles or "audio" in roles or has_own_names)
         repeats = label in labels or _repeats_as_cells(first, rows)
         return HeaderGuess.HEADER if not repeats and (is_certain or are_texts) else HeaderGuess.MAYBE
     if label is None or label in labels or len(rows) < _FEWEST_ROWS or 2 * len(labels) > len(rows):

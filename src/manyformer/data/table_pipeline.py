@@ -2,19 +2,16 @@
 
 import hashlib
 from abc import abstractmethod
-from array import array
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-
 from manyformer.config import EncodedTextData, PairsData, TabularTextData, TreesData
 from manyformer.data.borrowed_tokenizer import describe_tokenizer
 from manyformer.data.cache_folder import PreparationResult, PreparedData
+from manyformer.data.example_facts import ExampleFacts
 from manyformer.data.file_pipeline import FilePipeline
 from manyformer.data.findings import Finding, Tally, plural
 from manyformer.data.length_buckets import LengthBuckets, SequenceDataset, training_buckets
@@ -22,12 +19,13 @@ from manyformer.data.opened import EvaluationPath, HeldOutExample
 from manyformer.data.pair_tables import RowTable
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.splits import Splits
-from manyformer.data.summary import EXAMPLES, DataSummary, LengthSummary, kept_example
+from manyformer.data.summary import EXAMPLES, DataSummary, LengthSummary
 from manyformer.data.table_files import TableRow
 from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, write_shards
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write
 from manyformer.files.json_text import json_text
+from manyformer.type_aliases import IntArray
 
 TableData = TypeVar("TableData", bound=PairsData | TabularTextData | TreesData)
 """The section of a table."""
@@ -92,7 +90,7 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         self.tokenizers = self.train_tokenizers(splits)
         # a survey may have prepared the same rows before
         self._encoding_tallies.clear()
-        facts = _RowFacts(splits.names)
+        facts, empty = ExampleFacts(splits.names), Tally()
         hashers = {name: hashlib.sha256() for name in splits.names}
         shard_names = [shard_name for name in splits.names for shard_name in self.shard_names(name)]
         with ExitStack() as stack:
@@ -102,7 +100,6 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
                 for name in splits.names
                 if name != "train"
             }
-            empty = facts.empty
             for name, rows in _group_rows(split_rows(splits, required_cells=self.required_cells, left_out=empty)):
                 lines = [json_text([*row.cells, row.location]) for row in rows]
                 content = "".join(f"{line}\n" for line in lines).encode()
@@ -113,31 +110,45 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
                 facts.lengths[name].extend(self.add_rows(split_writers, rows))
                 if name == "train":
                     facts.labels.update(label for row in rows for label in self.labels_of(row))
-                    facts.examples += [kept_example(self.example_of(row)) for row in rows[: facts.examples_missing]]
+                    for row in rows[:EXAMPLES]:
+                        facts.show(self.example_of(row))
             splits.check_counts(facts.counts, "rows")
         hashes = {name: hasher.hexdigest() for name, hasher in hashers.items()}
         counts = {f"{self.noun}s": facts.counts}
-        return PreparationResult(self.tokenizers, writers.facts, hashes, counts, self._summary(splits, facts))
+        return PreparationResult(self.tokenizers, writers.facts, hashes, counts, self._summary(splits, facts, empty))
 
-    def _summary(self, splits: Splits[RowTable], facts: "_RowFacts") -> DataSummary:
-        """What a person can check of the rows that were read."""
+    def _summary(self, splits: Splits[RowTable], facts: ExampleFacts, empty: Tally) -> DataSummary:
+        """What a person can check of the rows that were read; `empty` are those left out for an empty cell."""
         affected = [*facts.lengths] if self.long_rows == "cut" else ["train"]
-        lengths = np.array([length for name in affected for length in facts.lengths[name]], dtype=np.int64)
-        limit = self.data.max_length
         tables = [table for tables in splits.sources.values() for table in tables]
         left_out = [finding for table in tables for finding in table.findings.found()]
-        if facts.empty.count:
-            what = f"{plural(facts.empty.count, 'row')} with an empty cell left out"
-            left_out.append(Finding(facts.empty.count, what, facts.empty.first))
+        if empty.count:
+            left_out.append(
+                Finding(empty.count, f"{plural(empty.count, 'row')} with an empty cell left out", empty.first)
+            )
         left_out += self.encoding_findings()
         return DataSummary(
             noun=self.noun,
             counts=facts.counts,
             labels=dict(facts.labels) or None,
-            lengths=LengthSummary.of(lengths, self.unit, limit=limit, setting="data.max_length", fate=self.long_rows),
+            lengths=self._lengths(facts.lengths_of(affected)),
             left_out=tuple(left_out),
-            examples=tuple(facts.examples),
+            examples=facts.examples,
             is_part=splits.are_cut_short,
+        )
+
+    def summarize(
+        self, splits: Splits[RowTable], prepared: PreparedData, plans: Mapping[str, LengthBuckets]
+    ) -> DataSummary:
+        summary = prepared.summary or DataSummary(self.noun, prepared.counts[f"{self.noun}s"])
+        if self.long_rows == "cut":
+            return summary
+        # what is left out is decided when prepared files are opened
+        return summary._replace(lengths=self._lengths(plans["train"].examples.lengths))
+
+    def _lengths(self, lengths: IntArray) -> LengthSummary:
+        return LengthSummary.of(
+            lengths, self.unit, limit=self.data.max_length, setting="data.max_length", fate=self.long_rows
         )
 
     def write_file(self, path: EvaluationPath) -> list[TokenShard]:
@@ -183,20 +194,15 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
     def describe(
         self, splits: Splits[RowTable], prepared: PreparedData, plans: Mapping[str, LengthBuckets]
     ) -> Iterator[str]:
-        data, labels = self.data, self.tokenizers.labels
+        labels = self.tokenizers.labels
         label_text = "" if labels is None else f"; {len(labels):,} {self.labels_title()}"
         yield f"{self.title}: {splits.source_names()}{label_text}"
         yield f"tokens: {self.tokens_text().removesuffix(' tokens')}, vocabulary {self.vocab_text()}"
-        counts = [f"{name}: {len(plan.indices):,} {self.noun}s" for name, plan in plans.items()]
-        if left_out := len(plans["train"].examples.lengths) - len(plans["train"].indices):
-            counts[0] += f" ({left_out:,} longer than {data.max_length} tokens left out)"
-        yield "; ".join(counts)
+        yield "; ".join(f"{name}: {len(plan.indices):,} {self.noun}s" for name, plan in plans.items())
         if splits.shares:
             yield "held out: " + ", ".join(f"a share of {share:g} ({name})" for name, share in splits.shares.items())
         notes = [table.note for tables in splits.sources.values() for table in tables if table.note]
         yield from dict.fromkeys(notes)
-        if prepared.summary is not None:
-            yield from prepared.summary.facts()
 
     def tokens_text(self) -> str:
         """What the tokens are, for display."""
@@ -211,26 +217,6 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
     def vocab_text(self) -> str:
         """The size of the vocabulary for display."""
         return f"{self.tokenizers.target.vocab:,}"
-
-
-class _RowFacts:
-    """What is counted while rows are prepared: lengths by split, labels, rows without a cell, and a few examples."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.lengths: dict[str, array[int]] = {name: array("q") for name in names}
-        self.labels: Counter[str] = Counter()
-        self.empty = Tally()
-        self.examples: list[tuple[str, ...]] = []
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """The number of rows by split."""
-        return {name: len(lengths) for name, lengths in self.lengths.items()}
-
-    @property
-    def examples_missing(self) -> int:
-        """How many examples more are wanted."""
-        return EXAMPLES - len(self.examples)
 
 
 def split_rows(

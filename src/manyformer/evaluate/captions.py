@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from manyformer.data.change_counts import ChangeCounts, describe_counts
+from manyformer.data.change_counts import ChangeCounts
 from manyformer.data.image_decoding import CHANGES
 from manyformer.data.image_files import open_image_files
 from manyformer.data.image_reading import ImageRecord, ImageResize, count_changes
@@ -57,8 +57,8 @@ def caption_images(
             answers = answer_sources(model, SourceBatch(images, None), tokenizer=tokenizers, decoding=decoding).rows
             for record, captions in zip(batch, answers, strict=True):
                 yield ImageCaption(record.location, captions)
-    for line in describe_counts(changes.numbers, changes.first, "images", CHANGES):
-        log(line)
+    for finding in changes.findings("image", CHANGES):
+        log(str(finding))
 
 
 def _records(path: str, shape: tuple[int, int, int], changes: ChangeCounts) -> Iterator[ImageRecord]:

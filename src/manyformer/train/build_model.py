@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from manyformer.config import RunConfig
-from manyformer.data.opened import OpenedData
+from manyformer.data.opened import DataSurvey, OpenedData, check_lengths
 from manyformer.errors import UserError
+from manyformer.model_summary import build_on_meta
 from manyformer.models import Model
 from manyformer.recipes import build, get_recipe
 from manyformer.recipes.encoder_heads import HEAD
@@ -31,6 +32,43 @@ def build_model(run: RunConfig, data: OpenedData, device: torch.device) -> Model
     Raises UserError if the run sets one of those to another value, if the data is longer than the model allows, and if
     the model cannot be trained in the memory of the device.
     """
+    keywords = model_keywords(run, data)
+    # weights, their gradients and the two running means of Adam; FSDP divides them among the processes
+    copies = 1 if run.strategy == "fsdp" else 4
+    build_run = partial(build, run.recipe, **keywords)
+    check_model_fits(build_run, run.recipe, keywords, copies=copies, device=device)
+    model = build_run()
+    data.check_length(model.max_length)
+    if getattr(run.data, "packing", None) == "contiguous" and not model.carries_state:
+        # a model without its memory, on the same rows, is what a memory is compared with
+        given = {name: value for name, value in keywords.items() if value is not None}
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            if not build(run.recipe, **given).carries_state:
+                raise UserError(
+                    f"data.packing=contiguous continues rows for a model with a memory, and {run.recipe} has none; set "
+                    "data.packing=documents, or concat for one long text"
+                )
+    return model
+
+
+def check_survey(run: RunConfig, survey: DataSurvey, expected: Model) -> None:
+    """Raise UserError if training would refuse the model of a run with the data that a look at it found.
+
+    `expected` is the model as far as it is known without the data."""
+    if survey.opened is not None:
+        survey.opened.check_length(build_on_meta(run.recipe, model_keywords(run, survey.opened)).max_length)
+    elif not _takes_length_of_data(run):
+        check_lengths(survey.length_limits, expected.max_length)
+
+
+def _takes_length_of_data(run: RunConfig) -> bool:
+    return "max_length" in get_recipe(run.recipe).signature.parameters and run.model.get("max_length") is None
+
+
+def model_keywords(run: RunConfig, data: OpenedData) -> dict[str, Any]:
+    """The keywords of the run's model, of which the data decides some.
+
+    Raises UserError if the run sets one of those to another value."""
     recipe = get_recipe(run.recipe)
     parameters = recipe.signature.parameters
     data_keywords = {**data.required_keywords} | {
@@ -49,24 +87,9 @@ def build_model(run: RunConfig, data: OpenedData, device: torch.device) -> Model
             remedy = _CONFLICT_REMEDIES.get(name, "leave it out")
             raise UserError(f"model.{name} is {run.model[name]}, but the data makes it {_format(value)}; {remedy}")
     keywords: dict[str, Any] = {**run.model, **data_keywords}
-    if "max_length" in parameters and keywords.get("max_length") is None:
+    if _takes_length_of_data(run):
         keywords["max_length"] = max(limit.length for limit in data.length_limits)
-    # weights, their gradients and the two running means of Adam; FSDP divides them among the processes
-    copies = 1 if run.strategy == "fsdp" else 4
-    build_run = partial(build, run.recipe, **keywords)
-    check_model_fits(build_run, run.recipe, keywords, copies=copies, device=device)
-    model = build_run()
-    data.check_length(model.max_length)
-    if getattr(run.data, "packing", None) == "contiguous" and not model.carries_state:
-        # a model without its memory, on the same rows, is what a memory is compared with
-        given = {name: value for name, value in keywords.items() if value is not None}
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            if not build(run.recipe, **given).carries_state:
-                raise UserError(
-                    f"data.packing=contiguous continues rows for a model with a memory, and {run.recipe} has none; set "
-                    "data.packing=documents, or concat for one long text"
-                )
-    return model
+    return keywords
 
 
 def _exceeds(size: Any, least: int) -> bool:

@@ -48,10 +48,13 @@ class AudioData(TokenizedData):
     their labels or texts, a NumPy archive (.npz) with arrays samples and lengths, or a list of these."""
     audio: ColumnSpec | None = None
     """The column of a table with the files, relative to the folder of the table; null means the first column of a TSV
-    or CSV and `path` in JSONL."""
+    or CSV without a header, and `path` elsewhere."""
     label: ColumnSpec | None = None
     """The column of a table, or the array of an archive, with the labels or the texts that are said; null means the
-    second column of a TSV or CSV, and `label` (or `text`, for transcription) elsewhere."""
+    second column of a TSV or CSV without a header, and `label` (or `text`, for transcription) elsewhere."""
+    header: bool | None = None
+    """Whether the first line of a TSV or CSV names its columns; null means that it is found out, and told. Columns that
+    no setting gives are those with a usual name in a header, such as `path` or `speaker`, else the first ones."""
     names: LabelNames | None = None
     """The names of labels that are numbers: that of 0, of 1, and so on."""
     valid: SplitSpec | None = None
