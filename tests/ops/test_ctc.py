@@ -97,11 +97,3 @@ def test_the_most_likely_sequence_is_not_that_of_the_best_alignment() -> None:
 )
 def test_edit_distance(text: str, reference: str, edits: int) -> None:
     assert edit_distance(text, reference) == edits == edit_distance(reference, text)
-
-
-def test_a_label_at_the_place_of_the_blank_is_refused() -> None:
-    logits, lengths = draw_logits(rows=2), torch.tensor([4, 4])
-    # padding beyond the labels may have any id
-    ctc_losses(logits, lengths, torch.tensor([[1, BLANK], [2, 1]]), torch.tensor([1, 2]))
-    with pytest.raises(UserError, match="row 1 of the batch has the label 0, which stands for no label in CTC"):
-        ctc_losses(logits, lengths, torch.tensor([[1, BLANK], [2, BLANK]]), torch.tensor([1, 2]))

@@ -12,9 +12,7 @@ from torch import Tensor
 from manyformer.errors import UserError
 
 BLANK = 0
-"""The class of a frame without a label, which no target has: id 0 of our tokenizers is padding.
-
-A tokenizer that has text at this id cannot be used with CTC: a target with it is refused."""
+"""The class of a frame without a label; it is the padding id of tokenizers, which no target contains."""
 
 
 class LabelSequence(NamedTuple):
@@ -30,8 +28,8 @@ def ctc_losses(
     """-log p(target) of each row, summed over alignments of its first `counts` labels (Graves et al. 2006, section 4).
 
     An alignment gives each of the first `lengths` positions a label or `BLANK`; repeated labels are merged, then blanks
-    removed. Raises UserError for a target with `BLANK`, and for one that has no alignment: it needs a position for each
-    label, and one for a blank between two equal ones."""
+    removed. Raises UserError for a target that has no alignment: it needs a position for each label, and one for a
+    blank between two equal ones."""
     check_alignable(lengths, targets, counts)
     log_probs = logits.float().log_softmax(-1) if logits.dtype != torch.float64 else logits.log_softmax(-1)
     losses: Tensor = F.ctc_loss(log_probs.transpose(0, 1), targets, lengths, counts, blank=BLANK, reduction="none")
@@ -39,12 +37,7 @@ def ctc_losses(
 
 
 def check_alignable(lengths: Int[Tensor, " b"], targets: Int[Tensor, "b t"], counts: Int[Tensor, " b"]) -> None:
-    """Raise UserError for the first row whose target has `BLANK`, or is longer than its positions allow."""
-    for row in has_blank(targets, counts).nonzero()[:1, 0].tolist():
-        raise UserError(
-            f"row {row} of the batch has the label {BLANK}, which stands for no label in CTC: take a tokenizer whose "
-            f"token {BLANK} is its padding"
-        )
+    """Raise UserError for the first row whose target is longer than its positions allow."""
     needed = needed_positions(targets, counts)
     for row in (needed > lengths).nonzero()[:1, 0].tolist():
         count = int(counts[row])
@@ -54,12 +47,6 @@ def check_alignable(lengths: Int[Tensor, " b"], targets: Int[Tensor, "b t"], cou
             f"row {row} of the batch has {count} labels{blanks}, but only {int(lengths[row])} positions of sound: no "
             f"alignment exists; its text is too long for the recording, or subsampling is too coarse"
         )
-
-
-def has_blank(targets: Int[Tensor, "b t"], counts: Int[Tensor, " b"]) -> Bool[Tensor, " b"]:
-    """Whether `BLANK` is among the first `counts` labels of each row."""
-    is_label: Bool[Tensor, "b t"] = torch.arange(targets.shape[1], device=targets.device) < counts[:, None]
-    return ((targets == BLANK) & is_label).any(1)
 
 
 def needed_positions(targets: Int[Tensor, "b t"], counts: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
