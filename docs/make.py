@@ -14,6 +14,7 @@ from manyformer.recipes.registry import PROMISES
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
+from gpu_results_page import gpu_results_page  # noqa: E402 - a module of this folder
 from ledger_page import ledger_page  # noqa: E402 - a module of this folder
 from suite_page import suite_page  # noqa: E402
 
@@ -98,6 +99,7 @@ PAGES = {
     "recipes.md": recipes_page,
     "settings.md": settings_page,
     "ledger.md": partial(ledger_page, MARK),
+    "gpu-results.md": partial(gpu_results_page, MARK),
     "suite.md": suite_page,
 }
 

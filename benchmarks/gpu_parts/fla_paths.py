@@ -39,20 +39,25 @@ KINDS = {
 
 
 def items(setting: Setting) -> dict[str, Item]:
-    """Each kind for one document from a state and for packed rows, then the speed of each."""
-    checks: dict[str, Item] = {
+    """Each kind for one document from a state and for packed rows."""
+    return {
         f"{name}, {rows}": partial(compare, setting, kind, documents)
         for name, kind in KINDS.items()
         for rows, documents in (("one document", 1), ("packed", 3))
     }
-    return checks | {f"{name}, speed": partial(contest, setting, kind) for name, kind in KINDS.items()}
 
 
-def operator_of(setting: Setting) -> Recurrence | str:
+def speed_items(setting: Setting) -> dict[str, Item]:
+    """The speed of each kind."""
+    return {name: partial(contest, setting, kind) for name, kind in KINDS.items()}
+
+
+def operator_of(setting: Setting, kind: RecurrenceKind) -> Recurrence | str:
     """The recurrence by fla-core, or why it is not run; in a rehearsal our chunks stand for it."""
     if not setting.on_gpu:
         return lambda *args, dtype, **options: matrix_recurrence.chunked(*args, **options)
-    refusal = fla_recurrence.fla_refusal(setting.device, torch.bfloat16, 64)
+    per_head = kind.decays == "head"
+    refusal = fla_recurrence.fla_refusal(setting.device, torch.bfloat16, 64, has_decay_per_head=per_head)
     return fla_recurrence.chunked if refusal is None else refusal
 
 
@@ -83,7 +88,7 @@ def results_of(recurrence: Recurrence, tensors: dict[str, Tensor], **options: An
 
 def compare(setting: Setting, kind: RecurrenceKind, documents: int) -> Outcome:
     """Outputs, memory and gradients against the loop over tokens in float32."""
-    recurrence = operator_of(setting)
+    recurrence = operator_of(setting, kind)
     if isinstance(recurrence, str):
         return Outcome("not run", recurrence)
     length = 37 if setting.tiny else 1025
@@ -99,7 +104,7 @@ def compare(setting: Setting, kind: RecurrenceKind, documents: int) -> Outcome:
 
 def contest(setting: Setting, kind: RecurrenceKind) -> Outcome:
     """Forward and backward, theirs and ours."""
-    recurrence = operator_of(setting)
+    recurrence = operator_of(setting, kind)
     if isinstance(recurrence, str):
         return Outcome("not run", recurrence)
     length, rows = (64, 1) if setting.tiny else (4096, 4)

@@ -19,7 +19,7 @@ FORMAT = 1
 
 
 class KeptItem(NamedTuple):
-    """The outcome of an item, how long it took, and the commit that it was measured at."""
+    """The outcome of an item, how long it took, when, and the commit that it was measured at."""
 
     verdict: str
     sentence: str
@@ -27,36 +27,63 @@ class KeptItem(NamedTuple):
     paths: list[str]
     seconds: float
     commit: str
+    date: str
 
     @classmethod
     def of(cls, outcome: Outcome, seconds: float) -> "KeptItem":
         """The record of an outcome now."""
-        return cls(*outcome[:2], dict(outcome.numbers), list(outcome.paths), round(seconds, 2), commit())
+        numbers, paths = dict(outcome.numbers), list(outcome.paths)
+        date = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+        return cls(outcome.verdict, outcome.sentence, numbers, paths, round(seconds, 2), "", date)
+
+    @property
+    def told(self) -> str:
+        """The sentence with the numbers."""
+        numbers = ", ".join(f"{name} {value:.4g}" for name, value in self.numbers.items())
+        return f"{self.sentence} [{numbers}]" if numbers else self.sentence
+
+
+class MachineResults(NamedTuple):
+    """What one machine has found."""
+
+    machine: dict[str, Any]
+    items: dict[str, KeptItem]
+
+
+def read_results(path: Path) -> MachineResults:
+    """The results in a file. Raises UserError for another or a damaged file."""
+    content = read_json(path, "a result of gpu.py")
+    if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("machine"), dict):
+        raise UserError(f"{path} is not a result of gpu.py in format {FORMAT}; give another --out")
+    items = validate_json(content.get("items"), dict[str, KeptItem], path)
+    return MachineResults(content["machine"], items)
 
 
 class KeptResults:
     """The items in a file, which belong to one machine. Raises UserError for the file of another one."""
 
-    def __init__(self, path: Path, setting: Setting) -> None:
+    def __init__(self, path: Path, setting: Setting, commit: str | None = None) -> None:
         self.path, self.machine = path, machine_of(setting)
         self.items: dict[str, KeptItem] = {}
+        self._commit = commit or commit_of_checkout()
         if path.exists():
             self._read()
 
     def _read(self) -> None:
-        content = read_json(self.path, "a result of gpu.py")
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise UserError(f"{self.path} is not a result of gpu.py in format {FORMAT}; give another --out")
-        if (machine := content.get("machine")) != self.machine:
+        machine, items = read_results(self.path)
+        if machine != self.machine:
             raise UserError(f"{self.path} was measured on {machine}, and this is {self.machine}; give another --out")
-        self.items = validate_json(content.get("items"), dict[str, KeptItem], self.path)
+        self.items = items
+
+    def as_machine(self) -> MachineResults:
+        """All that is kept."""
+        return MachineResults(self.machine, self.items)
 
     def add(self, name: str, item: KeptItem) -> None:
         """Keep an item, on the disk as well."""
-        self.items[name] = item
+        self.items[name] = item._replace(commit=self._commit)
         kept = {name: each._asdict() for name, each in self.items.items()}
-        date = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-        content: dict[str, Any] = {"format": FORMAT, "machine": self.machine, "date": date, "items": kept}
+        content: dict[str, Any] = {"format": FORMAT, "machine": self.machine, "items": kept}
         atomic_write_text(self.path, json.dumps(content, indent=1) + "\n")
 
     def remaining(self, names: list[str]) -> list[str]:
@@ -78,7 +105,7 @@ def machine_of(setting: Setting) -> dict[str, Any]:
     }
 
 
-def commit() -> str:
+def commit_of_checkout() -> str:
     """The commit of this checkout, with a + if files differ from it; empty outside of one."""
     folder = Path(__file__).parent
     command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=10", "--dirty=+", "--exclude=*"]

@@ -17,6 +17,7 @@ from manyformer.costs.hardware import find_accelerator
 from manyformer.model_summary import count_parameters
 
 ROUNDS = 5
+PROFILED_STEPS, MOST_KERNELS = 5, 24
 PEER_GOALS = {"x-transformers": 1.0, "GPT-2": 0.9}
 """Our time as a share of theirs."""
 UTILIZATION_GOAL = 0.40
@@ -27,6 +28,7 @@ def items(setting: Setting) -> dict[str, Item]:
     return {
         "eager, against peers": partial(against_peers, setting),
         "compiled, 100 M parameters": partial(utilization, setting),
+        "where the time of the compiled step goes": partial(profile_step, setting),
     }
 
 
@@ -88,6 +90,30 @@ def utilization(setting: Setting) -> Outcome:
     if setting.has_goals and share < UTILIZATION_GOAL:
         misses.append(f"{share:.0%} of {accelerator.name}'s peak, goal {UTILIZATION_GOAL:.0%}")
     return judged(sentence, misses, numbers, paths)
+
+
+def profile_step(setting: Setting) -> Outcome:
+    """The kernels of a compiled step of 100 M parameters that take longest."""
+    size = Size(32, 2, 2, 64, 64) if setting.tiny else Size(768, 12, 12, 32000, 1024)
+    torch.set_float32_matmul_precision("high")
+    model = mf.build("transformer-lm", **size._asdict()).to(setting.device)
+    tokens = torch.randint(size.vocab, (2 if setting.tiny else 16, size.max_length), device=setting.device)
+    step = step_of(setting, model, tokens, compiled=True)
+    for _ in range(3):
+        step()
+    with torch.profiler.profile() as profile:
+        for _ in range(PROFILED_STEPS):
+            step()
+        if setting.on_gpu:
+            torch.cuda.synchronize(setting.device)
+    kernels: dict[str, float] = {}
+    for event in profile.key_averages():
+        microseconds = event.self_device_time_total if setting.on_gpu else event.self_cpu_time_total
+        if microseconds and (not setting.on_gpu or event.device_type == torch.autograd.DeviceType.CUDA):
+            kernels[event.key[:60]] = microseconds / PROFILED_STEPS / 1e3
+    longest = sorted(kernels.items(), key=lambda item: -item[1])[:MOST_KERNELS]
+    numbers = {"all kernels, ms": sum(kernels.values())} | {f"{name}, ms": each for name, each in longest}
+    return judged(f"{len(kernels)} kernels in a step", [], numbers)
 
 
 def model_flops_per_token(model: nn.Module, size: Size) -> int:

@@ -22,8 +22,10 @@ _STICKY = re.compile(r"CUDA error|device-side assert|illegal memory|CUBLAS_STATU
 
 def run_item(setting: Setting, name: str) -> tuple[Outcome, bool]:
     """The outcome of an item, where an exception is a failure, and whether this process can go on."""
-    from gpu_parts import all_items
+    from gpu_parts.waves import all_items
 
+    # an item may allow TF32, which no later one shall inherit
+    torch.set_float32_matmul_precision("highest")
     try:
         torch.manual_seed(0)
         return all_items(setting)[name](), True
@@ -61,8 +63,8 @@ class Workers:
     ) -> None:
         self._stop()
 
-    def run(self, name: str, limit: float) -> KeptItem:
-        """Run an item for at most `limit` seconds."""
+    def run(self, name: str, limit: float) -> KeptItem | None:
+        """Run an item; None if it was not finished after `limit` seconds."""
         started = time.monotonic()
         connection = self._connected()
         try:
@@ -70,7 +72,7 @@ class Workers:
             if not connection.poll(limit):
                 self._hangs = True
                 self._stop()
-                return KeptItem.of(Outcome("failed", f"not finished after {limit:.0f} s"), limit)
+                return None
             outcome = Outcome(*json.loads(connection.recv_bytes()))
         except (EOFError, ConnectionError):
             assert self._process is not None

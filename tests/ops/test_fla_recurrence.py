@@ -1,6 +1,7 @@
 """Recurrences by fla-core: what is handed over, with stand-ins of its operators on a CPU."""
 
 import inspect
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ IDS = [fla_recurrence.operator_name(decays, corrects=corrects) + f" {decays}" fo
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fla_recurrence, "load_operator", load_stand_in)
-    monkeypatch.setattr(fla_recurrence, "fla_refusal", lambda device, dtype, key_dim: None)
+    monkeypatch.setattr(fla_recurrence, "fla_refusal", lambda device, dtype, key_dim, *, has_decay_per_head: None)
 
 
 def inputs_of(decays: int | None, *, corrects: bool) -> dict[str, Tensor]:
@@ -113,17 +114,38 @@ def test_recipes(name: str) -> None:
         torch.testing.assert_close(continued, ours(tokens).logits[:, 10:], atol=2e-5, rtol=1e-4)
 
 
-def test_refusals() -> None:
+def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda")
-    refusal = fla_recurrence.fla_refusal
+    refusal = partial(fla_recurrence.fla_refusal, has_decay_per_head=False)
     assert refusal(torch.device("cpu"), torch.bfloat16, 64) == "fla-core needs a GPU, not the device cpu"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fla_recurrence, "is_installed", lambda: True)
-        assert refusal(cuda, torch.bfloat16, 64) is None
-        assert refusal(cuda, torch.float32, 64) == "fla-core computes in bfloat16 and float16, not float32"
-        assert refusal(cuda, torch.float16, 512) == "fla-core serves keys of at most 256 channels, not 512"
-        patch.setattr(fla_recurrence, "is_installed", lambda: False)
-        assert refusal(cuda, torch.bfloat16, 64) == "fla-core is not installed (pip install 'manyformer[fla]')"
+    monkeypatch.setattr(fla_recurrence, "is_installed", lambda: True)
+    assert refusal(cuda, torch.bfloat16, 64) is None
+    assert refusal(cuda, torch.float32, 64) == "fla-core computes in bfloat16 and float16, not float32"
+    assert refusal(cuda, torch.float16, 512) == "fla-core serves keys of at most 256 channels, not 512"
+    monkeypatch.setattr(fla_recurrence, "is_installed", lambda: False)
+    assert refusal(cuda, torch.bfloat16, 64) == "fla-core is not installed (pip install 'manyformer[fla]')"
+
+
+@pytest.mark.parametrize(
+    ("triton", "capability", "is_refused"),
+    [("3.6.0", 9, True), ("3.4.0", 9, True), ("3.7.1", 9, False), ("3.3.1", 9, False), ("3.6.0", 8, False)],
+)
+def test_gradients_of_decays_per_head_are_refused_where_triton_compiles_them_wrongly(
+    monkeypatch: pytest.MonkeyPatch, triton: str, capability: int, is_refused: bool
+) -> None:
+    monkeypatch.setattr(fla_recurrence, "is_installed", lambda: True)
+    monkeypatch.setattr(fla_recurrence, "version", lambda package: triton)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (capability, 0))
+    fla_recurrence._triton_is_wrong_on_hopper.cache_clear()
+    try:
+        refusal = partial(fla_recurrence.fla_refusal, torch.device("cuda"), torch.bfloat16, 64)
+        assert (refusal(has_decay_per_head=True) is not None) == is_refused
+        # decays of channels and forward passes have other kernels
+        assert refusal(has_decay_per_head=False) is None
+        with torch.no_grad():
+            assert refusal(has_decay_per_head=True) is None
+    finally:
+        fla_recurrence._triton_is_wrong_on_hopper.cache_clear()
 
 
 def test_a_forced_path_is_refused_in_a_sentence() -> None:

@@ -193,7 +193,9 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
         return ("fla", "causal, by the kernels of fla-core") if refusal is None else ("chunked", f"{chunks}; {refusal}")
 
     def _fla_refusal(self, call: KernelCall) -> str | None:
-        return fla_recurrence.fla_refusal(call.q.device, call.v.dtype, call.k.shape[-1])
+        return fla_recurrence.fla_refusal(
+            call.q.device, call.v.dtype, call.k.shape[-1], has_decay_per_head=self.rule.has_decay_per_head
+        )
 
     def _compute_causal(
         self, call: KernelCall, v: Tensor, query_features: Tensor, key_feature_values: FeatureValues, path: LinearPath

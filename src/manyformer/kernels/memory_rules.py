@@ -64,6 +64,11 @@ class MemoryRule(nn.Module, ABC):
         super().__init__()
         self.gate_projection: nn.Module | None = None
 
+    @property
+    def has_decay_per_head(self) -> bool:
+        """Whether a memory decays by one number, which takes other kernels than one number for each channel."""
+        return False
+
     @abstractmethod
     def forward(
         self, tokens: TokenFeatures, memory: RecurrentMemory, *, form: RecurrenceForm, chunk: int, floor: float

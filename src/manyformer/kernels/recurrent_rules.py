@@ -55,6 +55,10 @@ class DecayRule(MemoryRule):
         self.decay, self.gate_projection, self.value_activation = decay, gate_projection, value_activation
         self.gate_dim = decay.gate_dim
 
+    @property
+    def has_decay_per_head(self) -> bool:
+        return self.decay.gate_dim <= 1
+
     def forward(
         self, tokens: TokenFeatures, memory: RecurrentMemory, *, form: RecurrenceForm, chunk: int, floor: float
     ) -> MemoryResult:
@@ -78,6 +82,10 @@ class GatedDeltaRule(MemoryRule):
         super().__init__()
         self.decay, self.gate_projection, self.max_strength = decay, gate_projection, max_strength
         self.gate_dim = 1 if decay is None else decay.gate_dim + 1
+
+    @property
+    def has_decay_per_head(self) -> bool:
+        return self.decay is not None and self.decay.gate_dim <= 1
 
     def forward(
         self, tokens: TokenFeatures, memory: RecurrentMemory, *, form: RecurrenceForm, chunk: int, floor: float

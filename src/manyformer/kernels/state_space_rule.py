@@ -27,6 +27,10 @@ class StateSpaceRule(MemoryRule, PerHeadTensors):
         self.gate_projection, self.decay = gate_projection, SoftplusDecay(heads)
         self.skip = nn.Parameter(torch.ones(heads))
 
+    @property
+    def has_decay_per_head(self) -> bool:
+        return True
+
     def forward(
         self, tokens: TokenFeatures, memory: RecurrentMemory, *, form: RecurrenceForm, chunk: int, floor: float
     ) -> MemoryResult:

@@ -68,9 +68,12 @@ class PermutedBlocks(Mask):
         object.__setattr__(self, "order", order)
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
-        query_block = q.position_ids // self.size
-        key_block = torch.tensor(self.order, device=q.position_ids.device)[query_block.clamp(max=len(self.order) - 1)]
-        return (k.position_ids // self.size == key_block) & (query_block < len(self.order))
+        query_block, key_block = q.position_ids // self.size, k.position_ids // self.size
+        visible = torch.zeros((), dtype=torch.bool, device=q.position_ids.device)
+        # no table: one made here would be a constant of the CPU in a compiled kernel
+        for row, target in enumerate(self.order):
+            visible = visible | ((query_block == row) & (key_block == target))
+        return visible
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
         (q_low, q_high), (k_low, k_high) = ((tokens.first // self.size, tokens.last // self.size) for tokens in (q, k))

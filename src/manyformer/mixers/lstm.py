@@ -1,6 +1,7 @@
 """Long short-term memory as a layer, whose state begins anew in every document."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, final
 
 import torch
@@ -108,8 +109,15 @@ class LSTM(Layer):
     ) -> tuple[Float[Tensor, "b l d"], LSTMState]:
         """The outputs of rows of one document each, which begins here or continues from the state."""
         initial = [torch.zeros_like(part, dtype=x.dtype) if begins else part.detach().to(x) for part in earlier]
-        y, final_states = self.cells(x, tuple(part[None] for part in initial))
+        with self._differentiable_kernels(x):
+            y, final_states = self.cells(x, tuple(part[None] for part in initial))
         return y, LSTMState(*(part[0].detach() for part in final_states))
+
+    def _differentiable_kernels(self, x: Tensor) -> AbstractContextManager[None]:
+        """Leave cuDNN's kernel alone in evaluation mode where gradients are asked for: it keeps nothing for them."""
+        if self.training or x.device.type != "cuda" or not torch.is_grad_enabled():
+            return nullcontext()
+        return torch.backends.cudnn.flags(enabled=False)
 
     # outside compiled code, which would recompile for every number of documents
     @compiler_disabled
@@ -125,7 +133,8 @@ class LSTM(Layer):
         continues = positions.position_ids.expand(x.shape[:2])[rows, columns, None] != 0
         initial = [torch.where(continues, part.detach().to(x)[rows], 0.0)[None] for part in earlier]
         packed = pack_padded_sequence(sequences, runs.lengths.cpu(), batch_first=True, enforce_sorted=False)
-        outputs, final_states = self.cells(packed, tuple(initial))
+        with self._differentiable_kernels(x):
+            outputs, final_states = self.cells(packed, tuple(initial))
         padded, _ = pad_packed_sequence(outputs, batch_first=True)
         is_last = torch.ones_like(rows, dtype=torch.bool)
         is_last[:-1] = rows[1:] != rows[:-1]

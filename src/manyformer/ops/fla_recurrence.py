@@ -6,8 +6,10 @@ there, scores are scaled unless the scale is 1, and the documents of packed rows
 
 import importlib
 import importlib.util
+import re
 from collections.abc import Callable
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import torch
@@ -43,8 +45,8 @@ class DocumentStarts(NamedTuple):
     last: Int[Tensor, " b"]
 
 
-def fla_refusal(device: torch.device, dtype: torch.dtype, key_dim: int) -> str | None:
-    """Why the package does not serve heads of this width and type; None if it does."""
+def fla_refusal(device: torch.device, dtype: torch.dtype, key_dim: int, *, has_decay_per_head: bool) -> str | None:
+    """Why the package does not serve heads of this width and type and this kind of recurrence; None if it does."""
     if device.type != "cuda":
         return f"fla-core needs a GPU, not the device {device.type}"
     if torch.compiler.is_compiling():
@@ -53,7 +55,29 @@ def fla_refusal(device: torch.device, dtype: torch.dtype, key_dim: int) -> str |
         return "fla-core is not installed (pip install 'manyformer[fla]')"
     if dtype not in DTYPES:
         return f"fla-core computes in bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
-    return f"fla-core serves keys of at most {MAX_KEY_DIM} channels, not {key_dim}" if key_dim > MAX_KEY_DIM else None
+    if key_dim > MAX_KEY_DIM:
+        return f"fla-core serves keys of at most {MAX_KEY_DIM} channels, not {key_dim}"
+    if has_decay_per_head and torch.is_grad_enabled() and _has_wrong_head_decay_gradients(device):
+        return "fla-core has no right gradients of decays per head here: with Triton 3.7.1 or tilelang it has"
+    return None
+
+
+def _has_wrong_head_decay_gradients(device: torch.device) -> bool:
+    """Whether Triton compiles their kernel wrongly (fla-core's issue 640), which the package refuses to run.
+
+    That is so on GPUs of compute capability 9, from Triton 3.4.0 to 3.7.0, unless tilelang compiles it."""
+    return torch.cuda.get_device_capability(device)[0] == 9 and _triton_is_wrong_on_hopper()
+
+
+@lru_cache(maxsize=1)
+def _triton_is_wrong_on_hopper() -> bool:
+    if importlib.util.find_spec("tilelang") is not None:
+        return False
+    try:
+        release = re.match(r"(\d+)\.(\d+)\.(\d+)", version("triton"))
+    except PackageNotFoundError:
+        return False
+    return release is not None and (3, 4, 0) <= tuple(map(int, release.groups())) < (3, 7, 1)
 
 
 @lru_cache(maxsize=1)

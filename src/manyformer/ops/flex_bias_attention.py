@@ -19,6 +19,9 @@ from manyformer.torch_internals import compile_up_to
 MAX_COMPILED_MASKS = COSTS.max_compiled_masks
 """Masks and score functions that may be compiled in one process."""
 
+SCORE_KERNEL_OPTIONS = {"num_stages": 2}
+"""With three stages, the kernel's choice on Hopper, the terms that are read ahead do not fit into shared memory."""
+
 MIN_FLEX_WIDTH = 16
 """The fewest channels of keys and of values that the compiled kernel of torch 2.11 to 2.13 computes."""
 
@@ -69,6 +72,8 @@ def fused_flex_attention(
     options: dict[str, Any] = {"score_mod": score_mod, "block_mask": block_mask, "scale": scale}
     if q.shape[1] != k.shape[1]:
         options["enable_gqa"] = True
+    if score_mod is not None:
+        options["kernel_options"] = SCORE_KERNEL_OPTIONS
     if q.device.type != "cuda" or torch.compiler.is_compiling():
         y: Tensor = flex_attention(q, k, v, **options)
         return y
