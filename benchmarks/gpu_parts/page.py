@@ -105,4 +105,5 @@ def _on(one: MachineResults, results: Sequence[MachineResults]) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    # messages of compilers hold what Markdown would read as cells, lines and links
+    return text.replace("|", "\\|").replace("\n", " ").replace("](", "] (")
