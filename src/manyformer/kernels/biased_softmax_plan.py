@@ -4,6 +4,7 @@ from typing import Literal, NamedTuple
 
 from manyformer.core import AlignedLayout, ContiguousLayout, PackedLayout
 from manyformer.costs.cost_model import COSTS
+from manyformer.host_reads import is_readable
 from manyformer.kernels.kernel import KernelCall
 from manyformer.masks import AllKeys, Causal, Mask, union
 from manyformer.ops import distance_vector_attention, toeplitz_attention
@@ -171,9 +172,12 @@ def _find_aligned_offset(softmax: SoftmaxCall) -> QueryOffset | None:
 def _segment_pair(softmax: SoftmaxCall) -> SegmentPair | None:
     """The segment ids of queries and keys; None if their values show that each row has a single document."""
     query_segments, key_segments = softmax.call.query_positions.segment_ids, softmax.call.key_positions.segment_ids
-    # on other devices, reading the values would synchronize
-    is_readable, first_segment = key_segments.device.type == "cpu", key_segments[:, :1]
-    if is_readable and bool((key_segments == first_segment).all()) and bool((query_segments == first_segment).all()):
+    first_segment = key_segments[:, :1]
+    if (
+        is_readable(key_segments)
+        and bool((key_segments == first_segment).all())
+        and bool((query_segments == first_segment).all())
+    ):
         return None
     return SegmentPair(query_segments, key_segments)
 

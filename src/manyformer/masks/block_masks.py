@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from manyformer.constant_tensors import constant_tensor
 from manyformer.core import TokenPositions
 from manyformer.masks.bounds import TokenBounds, VisibilityBounds
 from manyformer.masks.local import Causal
@@ -69,7 +70,8 @@ class PermutedBlocks(Mask):
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         query_block = q.position_ids // self.size
-        key_block = torch.tensor(self.order, device=q.position_ids.device)[query_block.clamp(max=len(self.order) - 1)]
+        order = constant_tensor(self.order, torch.long, q.position_ids.device)
+        key_block = order[query_block.clamp(max=len(self.order) - 1)]
         return (k.position_ids // self.size == key_block) & (query_block < len(self.order))
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:

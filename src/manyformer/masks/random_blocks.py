@@ -1,17 +1,20 @@
 """Random block masks, drawn once from a seed (Zaheer et al. 2020, arXiv:2007.14062, section 2)."""
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cache
-from typing import final
+from typing import Any, final
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from torch import Tensor
 
+from manyformer.constant_tensors import constant_tensor
 from manyformer.core import TokenPositions
+from manyformer.host_reads import is_readable
 from manyformer.masks.bounds import TokenBounds, VisibilityBounds, pair_shape
 from manyformer.masks.mask import Mask
+from manyformer.torch_internals import constant_for_compiler
 
 MAX_QUERY_BLOCKS = 8
 """Bounds are exact for query sets of at most this many blocks; for wider ones any key may be visible."""
@@ -28,7 +31,7 @@ class ListedBlocks(Mask):
     size: int
     rows: BlockRows
     # transposed: each step of `__call__` compares one target per pair
-    targets: Int[Tensor, "row_width n"] = field(init=False, repr=False, compare=False)
+    targets: BlockRows = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.size < 1 or not self.rows:
@@ -36,23 +39,27 @@ class ListedBlocks(Mask):
         row_width = max(1, *(len(row) for row in self.rows))
         # no block has the index -1
         padded = [[*row, *[-1] * (row_width - len(row))] for row in self.rows]
-        object.__setattr__(self, "targets", torch.tensor(padded, device="cpu").T.contiguous())
+        object.__setattr__(self, "targets", tuple(zip(*padded)))
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         query_block, key_block = q.position_ids // self.size, k.position_ids // self.size
         has_row, visible = query_block < len(self.rows), torch.zeros((), dtype=torch.bool, device=q.position_ids.device)
         query_block = query_block.clamp(max=len(self.rows) - 1)
-        for targets in self.targets.to(q.position_ids.device).unbind(0):
+        for targets in constant_tensor(self.targets, torch.long, q.position_ids.device).unbind(0):
             visible = visible | (targets[query_block] == key_block)
         return visible & has_row
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
         q_low, q_high, k_low, k_high = (bound // self.size for bound in (q.first, q.last, k.first, k.last))
         is_wide = q_high - q_low >= MAX_QUERY_BLOCKS
-        row_count = int((q_high - q_low).masked_fill(is_wide, 0).amax()) + 1 if q_low.numel() else 1
+        row_count = MAX_QUERY_BLOCKS
+        # fewer steps, where reading their number does not make a device wait or end a graph
+        if is_readable(q_low):
+            row_count = int((q_high - q_low).masked_fill(is_wide, 0).amax()) + 1 if q_low.numel() else 1
         # two leading axes: the blocks of the queries, and the key blocks that each of them sees
         row = q_low + torch.arange(row_count, device=q_low.device).view(-1, *[1] * len(pair_shape(q, k)))
-        target = self.targets.to(q_low.device)[:, row.clamp(max=len(self.rows) - 1)]
+        targets = constant_tensor(self.targets, torch.long, q_low.device)
+        target = targets[:, row.clamp(max=len(self.rows) - 1)]
         hits = (row <= q_high) & (row < len(self.rows)) & (k_low <= target) & (target <= k_high)
         any_hit = hits.any(0).any(0)
         return VisibilityBounds(any_hit | is_wide, any_hit & (q_low == q_high) & (k_low == k_high))
@@ -99,13 +106,14 @@ class RandomBlocks(Mask):
         return self.past_only
 
     def for_head(self, head: int) -> Mask:
-        return _draw_blocks(self, head)
+        return _draw_blocks(head, *astuple(self))
 
 
+@constant_for_compiler
 @cache
-def _draw_blocks(mask: RandomBlocks, head: int) -> ListedBlocks:
-    """The random blocks of one head."""
-    rows = []
+def _draw_blocks(head: int, *parameters: Any) -> ListedBlocks:
+    """The random blocks of one head of the mask with these parameters."""
+    mask, rows = RandomBlocks(*parameters), []
     for row in range(mask.num_blocks):
         # a generator for each row, so that a longer list begins with the rows of a shorter one
         generator = random.Random(f"{mask.seed} {head} {row}")
