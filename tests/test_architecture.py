@@ -26,7 +26,7 @@ LEVELS = [
         "dropout",
         "errors",
         "exact_shares",
-        "host_reads",
+        "readable_tensors",
         "torch_internals",
         "type_aliases",
         "version",

@@ -4,7 +4,6 @@ from typing import Literal, NamedTuple
 
 from manyformer.core import AlignedLayout, ContiguousLayout, PackedLayout
 from manyformer.costs.cost_model import COSTS
-from manyformer.host_reads import is_readable
 from manyformer.kernels.kernel import KernelCall
 from manyformer.masks import AllKeys, Causal, Mask, union
 from manyformer.ops import distance_vector_attention, toeplitz_attention
@@ -16,6 +15,7 @@ from manyformer.ops.static_layout import can_plan
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position import Position
 from manyformer.position.distance_terms import DistanceTerms
+from manyformer.readable_tensors import is_readable
 
 BiasedSoftmaxForm = Literal["bias", "clipped", "shifted", "tiled", "pairwise"]
 

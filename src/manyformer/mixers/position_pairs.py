@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from manyformer.core import ContiguousLayout, StepLayout, TokenPositions
 from manyformer.head_selection import PerHeadTensors
-from manyformer.host_reads import is_readable
+from manyformer.readable_tensors import is_readable
 from manyformer.training_hooks import UndecayedParameters
 
 

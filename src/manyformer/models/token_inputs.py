@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from manyformer.core import Context, Layer, LayerOutput, State
 from manyformer.errors import UserError
-from manyformer.host_reads import is_readable
 from manyformer.models.output_head import OutputHead
+from manyformer.readable_tensors import is_readable
 
 
 def check_token_rows(tokens: Tensor) -> None:

@@ -21,6 +21,8 @@ from manyformer.torch_internals import compile_up_to
 MAX_COMPILED_MASKS = COSTS.max_compiled_masks
 """Masks and score functions that may be compiled in one process."""
 
+CAUSAL = Causal()
+
 MIN_FLEX_WIDTH = 16
 """The fewest channels of keys and of values that the compiled kernel of torch 2.11 to 2.13 computes."""
 
@@ -45,7 +47,7 @@ def flex_bias_attention(
     blocks = None
     if query_offset.causal:
         starts, lengths = (query_offset.offset, 0), (q.shape[2], k.shape[2])
-        blocks = contiguous_block_mask(Causal(), q.shape[1], starts, lengths, q.device)
+        blocks = contiguous_block_mask(CAUSAL, q.shape[1], starts, lengths, q.device)
     modify_score = score_mod(terms.expand(-1, q.shape[1], -1, -1), back, ahead, query_offset.offset)
     return fused_flex_attention(q, k, v, score_mod=modify_score, block_mask=blocks, scale=scale)
 

@@ -6,13 +6,14 @@ that is being compiled can contain.
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions
+from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions, tree_map
 from manyformer.costs.cost_model import COSTS
 from manyformer.masks import Mask, SameDocument
 from manyformer.masks.bounds import TokenBounds
@@ -21,6 +22,11 @@ from manyformer.ops.block_cover import block_bounds
 from manyformer.ops.static_layout import cache_by_tokens, has_roles_or_parts, materialize
 
 BLOCK = COSTS.flex_block
+
+IN_DOCUMENT = SameDocument()
+
+UNREACHED = 1 << 40
+"""A segment or position beyond all others."""
 
 MAX_CONTIGUOUS_MASKS = COSTS.max_compiled_masks
 """Block masks of contiguous rows that are kept."""
@@ -80,8 +86,8 @@ def _token_block_mask(
 
     def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         query, key = _token_at(queries, b, q), _token_at(keys, b, k)
-        in_document = SameDocument()(h, query, key) & (key.segment_ids != PADDING_SEGMENT)
-        return in_document & _visible(head_masks, h, query, key)
+        same_document = (query.segment_ids == key.segment_ids) & (key.segment_ids != PADDING_SEGMENT)
+        return same_document & _visible(head_masks, h, query, key)
 
     return _assemble_block_mask(head_masks, queries, keys, mask_mod)
 
@@ -132,13 +138,17 @@ def _assemble_block_mask(
     q, k = (_bounds_of_blocks(positions, periods) for positions in (query_positions, key_positions))
     # every block of queries meets every block of keys
     q, k = q.select((..., None)), k.select((..., None, slice(None)))
-    by_head = [simplify_and(head_mask, SameDocument()).bounds(q, k) for head_mask in head_masks]
-    visible, full = (torch.stack(flags, dim=1) for flags in zip(*by_head))
-    # blocks of nothing but padding are left out, blocks with padding or a ragged end need the mask of their pairs
-    visible = visible & (k.segments[1] != PADDING_SEGMENT)[:, None]
-    full = visible & full & (k.segments[0] != PADDING_SEGMENT)[:, None]
+    pair = q.in_shared_documents(k), k.in_shared_documents(q)
+    by_head = [head_mask.bounds(*pair) for head_mask in head_masks]
+    in_document = IN_DOCUMENT.bounds(*pair)
+    visible, full = (
+        torch.stack([*torch.broadcast_tensors(*flags)], dim=1) & same[:, None]
+        for flags, same in zip(zip(*by_head), in_document)
+    )
+    # blocks with padding or with a ragged end need the mask of their pairs
     keys = key_positions.position_ids.shape[1]
-    full = full & (torch.arange(full.shape[-1], device=full.device) < keys // BLOCK)
+    is_whole = torch.arange(full.shape[-1], device=full.device) < keys // BLOCK
+    full = visible & full & (is_whole & ~q.has_padding & ~k.has_padding)[:, None]
     return BlockMask.from_kv_blocks(
         *_list_blocks(visible & ~full),
         *_list_blocks(full),
@@ -148,12 +158,47 @@ def _assemble_block_mask(
     )
 
 
-def _bounds_of_blocks(positions: TokenPositions, periods: frozenset[int]) -> TokenBounds:
+class BlockBounds(NamedTuple):
+    """Bounds of the tokens of each block; those of segments leave padding out, which no token sees.
+
+    `lowest` and `highest` are bounds of the positions in the first and in the last document of a block: where only the
+    end of a document or the beginning of one is shared with another block, the positions of others say nothing."""
+
+    tokens: TokenBounds
+    lowest: tuple[Int[Tensor, "*n"], Int[Tensor, "*n"]]
+    highest: tuple[Int[Tensor, "*n"], Int[Tensor, "*n"]]
+    has_padding: Bool[Tensor, "*n"]
+
+    def select(self, index: Any) -> "BlockBounds":
+        """The blocks at `index`."""
+        return BlockBounds(*tree_map(lambda bound: bound[index], tuple(self)))
+
+    def in_shared_documents(self, other: "BlockBounds") -> TokenBounds:
+        """Bounds of the tokens whose document may have tokens in the other block, too."""
+        (low, high), (other_low, other_high) = self.tokens.segments, other.tokens.segments
+        first, last = (
+            torch.where(other_high == low, of_lowest, torch.where(other_low == high, of_highest, of_all))
+            for of_all, of_lowest, of_highest in zip(self.tokens[:2], self.lowest, self.highest, strict=True)
+        )
+        return self.tokens._replace(first=first, last=last)
+
+
+def _bounds_of_blocks(positions: TokenPositions, periods: frozenset[int]) -> BlockBounds:
     """Bounds of each block of each row; the last one may be shorter."""
     length, device = positions.position_ids.shape[1], positions.position_ids.device
     padded = -(-length // BLOCK) * BLOCK
     index = torch.arange(padded, device=device).clamp(max=length - 1).view(-1, BLOCK)
-    return block_bounds(positions, index, periods)
+    segment_ids, position_ids = positions.segment_ids[:, index], positions.position_ids[:, index]
+    is_padding = segment_ids == PADDING_SEGMENT
+    lowest = segment_ids.masked_fill(is_padding, UNREACHED).amin(-1)
+    highest = segment_ids.amax(-1)
+    ends = []
+    for end in (lowest, highest):
+        is_elsewhere = segment_ids != end[..., None]
+        first = position_ids.masked_fill(is_elsewhere, UNREACHED).amin(-1)
+        ends.append((first, position_ids.masked_fill(is_elsewhere, -1).amax(-1)))
+    tokens = block_bounds(positions, index, periods)._replace(segments=(lowest, highest))
+    return BlockBounds(tokens, ends[0], ends[1], is_padding.any(-1))
 
 
 def _list_blocks(flags: Bool[Tensor, "b h n m"]) -> tuple[Int[Tensor, "b h n"], Int[Tensor, "b h n m"]]:

@@ -9,9 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, StepLayout, TokenPositions
-from manyformer.host_reads import is_readable
 from manyformer.position.position import Position
 from manyformer.position.sinusoid_table import DEFAULT_BASE, SinusoidLayout, check_sinusoid, sinusoid_table, table_dtype
+from manyformer.readable_tensors import is_readable
 
 
 class AbsolutePosition(Position, ABC):

@@ -9,9 +9,9 @@ from torch import Tensor
 from manyformer.constant_tensors import constant_tensor
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, StepLayout, TokenPositions
 from manyformer.costs.cost_model import COSTS
-from manyformer.host_reads import is_readable
 from manyformer.position.position import Position
 from manyformer.position.rotary_scaling import DynamicNTKRotaryScaling, RotaryScaling, rotary_frequencies
+from manyformer.readable_tensors import is_readable
 
 RotaryPairing = Literal["interleaved", "halves"]
 """Which channels form a pair: 2k and 2k + 1 (RoFormer, GPT-J), or k and k + width / 2 (Llama, GPT-NeoX)."""
