@@ -23,6 +23,7 @@ __all__ = [
     "compile_up_to",
     "compiler_backend",
     "compiler_disabled",
+    "constant_for_compiler",
     "has_flash_attention_on_cpu",
     "tensor_norms",
     "tree_leaves",
@@ -58,6 +59,16 @@ def compiler_disabled(function: Callable[P, T]) -> Callable[P, T]:
     code: CodeType = call.__code__  # type: ignore[attr-defined]
     set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
     return call
+
+
+def constant_for_compiler(function: Callable[P, T]) -> Callable[P, T]:
+    """Make `torch.compile` call `function` while it traces and take the result for a constant of the graph.
+
+    `torch.compiler.assume_constant_result` does the same, but imports the compiler, which takes seconds. Arguments must
+    be constants too: numbers, strings, devices, tuples of them. Where a release does not know the mark, it traces what
+    the function does."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def compiler_backend(name: str) -> Callable[..., Any] | None:

@@ -15,7 +15,7 @@ from manyformer.costs.flops import count_flops
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import AndMask, Mask, NotMask, OrMask, PerHead
 from manyformer.masks.mask import take_tokens
-from manyformer.ops import block_sparse_attention, flex_mask_attention, tile_steps
+from manyformer.ops import block_sparse_attention, flex_block_mask, flex_mask_attention, tile_steps
 from manyformer.ops.block_cover import block_bounds, cover_blocks, order_into_blocks
 from manyformer.ops.sparse_plan import make_sparse_plan
 from manyformer.position import NoPosition
@@ -362,8 +362,8 @@ def test_what_flex_attention_is_given(name: str, rows: str) -> None:
     actual = flex_mask_attention.flex_mask_attention(q, k, v, mask, place, place, scale=0.4) * real
     expected = SoftmaxKernel(mask, path="naive", scale=0.4)(KernelCall(q, k, v, place, place, NoPosition())).y * real
     torch.testing.assert_close(actual, expected, atol=1e-10, rtol=0)
-    blocks = flex_mask_attention.block_mask(mask, place, place, HEADS)
+    blocks = flex_block_mask.block_mask(mask, place, place, HEADS)
     dense = mask.dense(place, place, HEADS).expand(2, HEADS, -1, -1)
     cells = torch.nn.functional.pad(dense, [0, -LONG % 128] * 2).unflatten(3, (-1, 128)).unflatten(2, (-1, 128))
     assert (blocks.to_dense().bool() | ~cells.any(5).any(3)).all()
-    assert flex_mask_attention.block_mask(mask, place, place, HEADS) is blocks
+    assert flex_block_mask.block_mask(mask, place, place, HEADS) is blocks

@@ -15,6 +15,7 @@ from manyformer.ops.static_layout import can_plan
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position import Position
 from manyformer.position.distance_terms import DistanceTerms
+from manyformer.readable_tensors import is_readable
 
 BiasedSoftmaxForm = Literal["bias", "clipped", "shifted", "tiled", "pairwise"]
 
@@ -171,9 +172,12 @@ def _find_aligned_offset(softmax: SoftmaxCall) -> QueryOffset | None:
 def _segment_pair(softmax: SoftmaxCall) -> SegmentPair | None:
     """The segment ids of queries and keys; None if their values show that each row has a single document."""
     query_segments, key_segments = softmax.call.query_positions.segment_ids, softmax.call.key_positions.segment_ids
-    # on other devices, reading the values would synchronize
-    is_readable, first_segment = key_segments.device.type == "cpu", key_segments[:, :1]
-    if is_readable and bool((key_segments == first_segment).all()) and bool((query_segments == first_segment).all()):
+    first_segment = key_segments[:, :1]
+    if (
+        is_readable(key_segments)
+        and bool((key_segments == first_segment).all())
+        and bool((query_segments == first_segment).all())
+    ):
         return None
     return SegmentPair(query_segments, key_segments)
 

@@ -139,7 +139,7 @@ def nearest_centroid(x: Float[Tensor, "h n e"], centroids: Float[Tensor, "h k e"
 def centroid_sums(x: Float[Tensor, "h n e"], labels: Int[Tensor, "h n"], clusters: int) -> CentroidSums:
     """The sum of the keys with each label."""
     sums = x.new_zeros(x.shape[0], clusters, x.shape[2]).scatter_add(1, _expand_index(labels, x), x)
-    return CentroidSums(sums, x.new_tensor(float(x.shape[1])))
+    return CentroidSums(sums, x.new_full((), float(x.shape[1])))
 
 
 def _normalize_sums(sums: Tensor, fallback: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, AlignedLayout, ContiguousLayout, PackedLayout, TokenPositions
 from manyformer.costs.cost_model import COSTS
+from manyformer.readable_tensors import is_readable
 
 UNUSED_SEGMENT = -2
 """The segment id of a column that has not been written yet."""
@@ -95,7 +96,7 @@ def shared_key_ranges(
         return (
             s for r, a, b in documents for s in _ranges_of_document(history, slice(r, r + 1), (a, b, 0), keys, queries)
         )
-    if not isinstance(query_positions.layout, AlignedLayout) or query_positions.position_ids.device.type != "cpu":
+    if not isinstance(query_positions.layout, AlignedLayout) or not is_readable(query_positions.position_ids):
         return None
     return _ranges_of_rows(history, query_positions, keys)
 

@@ -21,7 +21,7 @@ from manyformer.masks.paper_patterns import (
     union,
 )
 from manyformer.masks.per_head import PerHead
-from manyformer.masks.random_blocks import ListedBlocks, RandomBlocks
+from manyformer.masks.random_blocks import DrawnBlocks, ListedBlocks, RandomBlocks
 from manyformer.masks.token_sets import (
     AtPositions,
     AttendsToAll,
@@ -40,6 +40,7 @@ __all__ = [
     "AtPositions",
     "AttendsToAll",
     "Causal",
+    "DrawnBlocks",
     "FirstTokens",
     "GlobalTokens",
     "ListedBlocks",

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from manyformer.constant_tensors import constant_tensor
 from manyformer.core import TokenPositions
 from manyformer.masks.bounds import TokenBounds, VisibilityBounds
 from manyformer.masks.local import Causal
@@ -68,12 +69,10 @@ class PermutedBlocks(Mask):
         object.__setattr__(self, "order", order)
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
-        query_block, key_block = q.position_ids // self.size, k.position_ids // self.size
-        visible = torch.zeros((), dtype=torch.bool, device=q.position_ids.device)
-        # no table: one made here would be a constant of the CPU in a compiled kernel
-        for row, target in enumerate(self.order):
-            visible = visible | ((query_block == row) & (key_block == target))
-        return visible
+        query_block = q.position_ids // self.size
+        order = constant_tensor(self.order, torch.long, q.position_ids.device)
+        key_block = order[query_block.clamp(max=len(self.order) - 1)]
+        return (k.position_ids // self.size == key_block) & (query_block < len(self.order))
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
         (q_low, q_high), (k_low, k_high) = ((tokens.first // self.size, tokens.last // self.size) for tokens in (q, k))

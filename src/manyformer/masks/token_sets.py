@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from manyformer.constant_tensors import constant_tensor
 from manyformer.core import GLOBAL_ROLE, TokenPositions
 from manyformer.masks.bounds import TokenBounds, VisibilityBounds, pair_shape
 from manyformer.masks.mask import Mask, roles_of
@@ -73,7 +74,7 @@ class AtPositions(TokenSet):
         return contained
 
     def bounds(self, tokens: TokenBounds) -> VisibilityBounds:
-        member_positions = torch.tensor(self.positions, dtype=torch.long, device=tokens.first.device)
+        member_positions = constant_tensor(self.positions, torch.long, tokens.first.device)
         member_count = torch.searchsorted(member_positions, tokens.last, right=True) - torch.searchsorted(
             member_positions, tokens.first
         )

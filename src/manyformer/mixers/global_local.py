@@ -1,6 +1,7 @@
 """Attention with separate projections for global tokens (Longformer, ETC)."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import final
 
 import torch
@@ -27,6 +28,7 @@ from manyformer.masks.mask import simplify_and, take_tokens
 from manyformer.multi_head.head_gates import MultiHeadLayer
 from manyformer.ops.static_layout import layout_is_complete, materialize
 from manyformer.position import NoPosition, Position
+from manyformer.readable_tensors import is_readable
 
 
 @final
@@ -122,19 +124,30 @@ class GlobalLocalAttention(MultiHeadLayer):
 
     def _global_indices(self, positions: TokenPositions) -> Int[Tensor, "b g"] | None:
         """The columns of the global tokens of each row, padded with other tokens; None if they cannot be computed."""
-        layout = positions.layout
-        host_positions = (
-            materialize(layout, positions.position_ids.shape[1])
-            if isinstance(layout, ContiguousLayout | PrefixedLayout) and layout_is_complete(positions)
-            else positions
-        )
-        if host_positions.position_ids.device.type == "meta" or torch.compiler.is_compiling():
+        layout, (batch, length) = positions.layout, positions.position_ids.shape
+        if torch.compiler.is_compiling():
             return None
-        is_global = self.tokens(host_positions) & (host_positions.segment_ids != PADDING_SEGMENT)
-        # at least one, so that all weights get a gradient
-        max_count = max(int(is_global.sum(-1).max()), 1)
-        order = is_global.byte().argsort(dim=-1, descending=True, stable=True)[:, :max_count]
-        return order.to(positions.position_ids.device).expand(positions.position_ids.shape[0], -1)
+        if isinstance(layout, ContiguousLayout | PrefixedLayout) and layout_is_complete(positions):
+            return _layout_indices(self.tokens, layout, length, positions.position_ids.device).expand(batch, -1)
+        # a GPU would have to be waited for, in each layer, to learn how many there are
+        return _find_indices(self.tokens, positions) if is_readable(positions.position_ids) else None
+
+
+@lru_cache(maxsize=64)
+def _layout_indices(
+    tokens: TokenSet, layout: ContiguousLayout | PrefixedLayout, length: int, device: torch.device
+) -> Int[Tensor, "1 g"]:
+    # outside inference mode, whose tensors could not be used in training later
+    with torch.inference_mode(mode=False):
+        return _find_indices(tokens, materialize(layout, length, torch.device("cpu"))).to(device)
+
+
+def _find_indices(tokens: TokenSet, positions: TokenPositions) -> Int[Tensor, "b g"]:
+    """The columns of the tokens of a set in each row, padded with others to the most of a row, and to at least one."""
+    is_chosen = tokens(positions) & (positions.segment_ids != PADDING_SEGMENT)
+    # at least one, so that all weights get a gradient
+    max_count = max(int(is_chosen.sum(-1).max()), 1)
+    return is_chosen.byte().argsort(dim=-1, descending=True, stable=True)[:, :max_count]
 
 
 @final

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from manyformer.core import ContiguousLayout, StepLayout, TokenPositions
 from manyformer.head_selection import PerHeadTensors
+from manyformer.readable_tensors import is_readable
 from manyformer.training_hooks import UndecayedParameters
 
 
@@ -110,7 +111,7 @@ def position_index(positions: TokenPositions, max_length: int) -> slice | Int[Te
         start, stop = positions.layout.start, positions.layout.start + positions.position_ids.shape[1]
         _check_position(stop - 1, max_length)
         return slice(start, stop)
-    if positions.position_ids.device.type == "cpu" and positions.position_ids.numel():
+    if is_readable(positions.position_ids) and positions.position_ids.numel():
         _check_position(int(positions.position_ids.max()), max_length)
     return positions.position_ids
 

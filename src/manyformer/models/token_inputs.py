@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from manyformer.core import Context, Layer, LayerOutput, State
 from manyformer.errors import UserError
 from manyformer.models.output_head import OutputHead
+from manyformer.readable_tensors import is_readable
 
 
 def check_token_rows(tokens: Tensor) -> None:
@@ -29,7 +30,7 @@ def check_token_range(tokens: Int[Tensor, "b l"], vocab: int) -> None:
 
     A compiled model does not check either.
     """
-    if tokens.device.type != "cpu" or torch.compiler.is_compiling() or not tokens.numel():
+    if not is_readable(tokens) or not tokens.numel():
         return
     # NumPy reduces few numbers several times faster than torch
     ids = tokens.numpy()

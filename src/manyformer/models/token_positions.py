@@ -17,6 +17,7 @@ from manyformer.core import (
     contiguous_positions,
 )
 from manyformer.models.token_inputs import check_token_rows
+from manyformer.readable_tensors import is_readable
 
 UNSTARTED_SEGMENT = -2
 """The segment id of a row without tokens so far."""
@@ -110,12 +111,11 @@ def _count_positions(segment_ids: Int[Tensor, "b l"], start_tail: StreamTail) ->
 
 
 def _is_aligned(segments: Int[Tensor, "b l"], start_tail: StreamTail) -> bool:
-    """Whether the segment ids of each row ascend, without padding after tokens; False on devices other than the CPU.
+    """Whether the segment ids of each row ascend, without padding after tokens; False where they cannot be read.
 
-    No document is then in several pieces, and none continues after padding, whose id is the lowest. Other devices would
-    have to be synchronized to read the ids.
+    No document is then in several pieces, and none continues after padding, whose id is the lowest.
     """
-    if segments.device.type != "cpu" or not segments.numel():
+    if not is_readable(segments) or not segments.numel():
         return False
     ids, last = segments.numpy(), start_tail.segment_ids.numpy()
     if (ids[:, 1:] < ids[:, :-1]).any() or (ids[:, 0] < last).any():
@@ -125,8 +125,8 @@ def _is_aligned(segments: Int[Tensor, "b l"], start_tail: StreamTail) -> bool:
 
 
 def _read_layout(segments: Int[Tensor, "b l"]) -> PackedLayout | ContiguousLayout | None:
-    """The layout that the segment ids have; None for split documents and on devices other than the CPU."""
-    if segments.device.type != "cpu":
+    """The layout that the segment ids have; None for split documents and where they cannot be read."""
+    if not is_readable(segments):
         return None
     ids = segments.numpy()
     rows, length = ids.shape

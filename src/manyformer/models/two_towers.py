@@ -77,11 +77,11 @@ class TwoTowers(ModalitiesModel):
     def loss(self, batch: ModalitiesBatch, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
         logits = self._logits(batch)
         total = pair_loss(logits, label_smoothing=label_smoothing)
-        return BatchLoss(total, torch.tensor(len(logits), device=logits.device))
+        return BatchLoss(total, torch.full((), len(logits), device=logits.device))
 
     def score(self, batch: ModalitiesBatch, *, state: State = None) -> BatchScore:
         logits = self._logits(batch).float()
-        count = torch.tensor(len(logits), device=logits.device)
+        count = torch.full((), len(logits), device=logits.device)
         correct = (logits.argmax(-1) == torch.arange(len(logits), device=logits.device)).sum() if len(logits) else count
         return BatchScore(pair_loss(logits).double().cpu(), count, correct)
 

@@ -85,11 +85,11 @@ def order_into_blocks(
     return BlockOrder(index, count, is_identity=period is None and count == length)
 
 
-def block_bounds(positions: TokenPositions, index: Int[Tensor, "*n c"], periods: frozenset[int]) -> TokenBounds:
-    """Bounds of position, segment, role and part over the tokens of each block."""
-    position_ids = positions.position_ids[index]
+def block_bounds(positions: TokenPositions, index: Int[Tensor, "n c"], periods: frozenset[int]) -> TokenBounds:
+    """Bounds of position, segment, role and part over the tokens of each block, of one row or of each row."""
+    position_ids = positions.position_ids[..., index]
     fields = (positions.segment_ids, roles_of(positions), part_ids_of(positions))
-    segments, roles, parts = (_min_max(field[index]) for field in fields)
+    segments, roles, parts = (_min_max(field[..., index]) for field in fields)
     rests = {period: _min_max(position_ids % period) for period in periods}
     return TokenBounds(*_min_max(position_ids), segments, roles, parts, rests)
 

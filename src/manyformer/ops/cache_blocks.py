@@ -4,12 +4,13 @@ import torch
 from torch import Tensor
 
 from manyformer.costs.cost_model import COSTS
+from manyformer.readable_tensors import is_readable
 
 BLOCK_ELEMENTS = COSTS.cached_block_elements
 
 
 def block_elements(x: Tensor) -> int:
     """The elements of a block of x: all of it where launching an operation costs more than reading x again."""
-    if x.device.type == "cpu" and not torch.compiler.is_compiling():
+    if is_readable(x):
         return BLOCK_ELEMENTS * torch.get_num_threads()
     return max(1, x.numel())

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from manyformer.costs.cost_model import COSTS
+from manyformer.masks import Causal
+from manyformer.ops.flex_block_mask import contiguous_block_mask
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.torch_internals import compile_up_to
 
@@ -21,6 +23,8 @@ MAX_COMPILED_MASKS = COSTS.max_compiled_masks
 
 SCORE_KERNEL_OPTIONS = {"num_stages": 2}
 """With three stages, the kernel's choice on Hopper, the terms that are read ahead do not fit into shared memory."""
+
+CAUSAL = Causal()
 
 MIN_FLEX_WIDTH = 16
 """The fewest channels of keys and of values that the compiled kernel of torch 2.11 to 2.13 computes."""
@@ -43,9 +47,12 @@ def flex_bias_attention(
     scale: float,
 ) -> Float[Tensor, "b h l f"]:
     """Softmax of scale q_i k_j + terms[i, r_ij] over keys j; row 0 of the terms is for keys at least `back` before."""
-    mask = _causal_block_mask(q.shape[2], k.shape[2], query_offset.offset, q.device) if query_offset.causal else None
+    blocks = None
+    if query_offset.causal:
+        starts, lengths = (query_offset.offset, 0), (q.shape[2], k.shape[2])
+        blocks = contiguous_block_mask(CAUSAL, q.shape[1], starts, lengths, q.device)
     modify_score = score_mod(terms.expand(-1, q.shape[1], -1, -1), back, ahead, query_offset.offset)
-    return fused_flex_attention(q, k, v, score_mod=modify_score, block_mask=mask, scale=scale)
+    return fused_flex_attention(q, k, v, score_mod=modify_score, block_mask=blocks, scale=scale)
 
 
 def score_mod(terms: Float[Tensor, "#b h #l r"], back: int, ahead: int, offset: int) -> Callable[..., Tensor]:
@@ -86,9 +93,3 @@ def fused_flex_attention(
 @cache
 def _compiled_flex_attention() -> Callable[..., Any]:
     return torch.compile(flex_attention, fullgraph=True)
-
-
-@cache
-def _causal_block_mask(queries: int, keys: int, offset: int, device: torch.device) -> BlockMask:
-    """The block mask of causal attention, cached because building it evaluates every pair."""
-    return create_block_mask(lambda b, h, q, k: k <= q + offset, None, None, queries, keys, device=device)

@@ -1,5 +1,6 @@
 """Token positions that are determined by their layout, so that plans can be cached by layout."""
 
+import operator
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
@@ -35,12 +36,15 @@ def has_roles_or_parts(*token_positions: TokenPositions) -> bool:
 
 
 def cache_by_tokens(make: MakeForMask[T]) -> MakeForMask[T]:
-    """Cache what `make` returns for self-attention as long as the segment tensor of the tokens exists."""
+    """Cache what `make` returns for self-attention as long as the segment tensor of the tokens exists.
+
+    A graph that is being compiled keeps nothing of one call for the next; compilers compute equal results once."""
     results: Any = WeakIdKeyDictionary()
 
     @wraps(make)
     def cached(mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int) -> T:
-        if any(query_field is not key_field for query_field, key_field in zip(query_positions, key_positions)):
+        is_self_attention = all(map(operator.is_, query_positions, key_positions))
+        if torch.compiler.is_compiling() or not is_self_attention:
             return make(mask, query_positions, key_positions, heads)
         by_key = results.setdefault(query_positions.segment_ids, {})
         # several positions, roles and parts may occur with the same segments

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, StepLayout, TokenPositions
 from manyformer.position.position import Position
 from manyformer.position.sinusoid_table import DEFAULT_BASE, SinusoidLayout, check_sinusoid, sinusoid_table, table_dtype
+from manyformer.readable_tensors import is_readable
 
 
 class AbsolutePosition(Position, ABC):
@@ -100,5 +101,5 @@ class LearnedPosition(AbsolutePosition):
 
 
 def last_position(position_ids: Int[Tensor, "*p"]) -> int:
-    """The largest position, or -1 if there is none or reading it would synchronize a device."""
-    return int(position_ids.max()) if position_ids.device.type == "cpu" and position_ids.numel() else -1
+    """The largest position, or -1 if there is none or it cannot be read at no cost."""
+    return int(position_ids.max()) if is_readable(position_ids) and position_ids.numel() else -1

@@ -6,10 +6,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from manyformer.constant_tensors import constant_tensor
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, StepLayout, TokenPositions
 from manyformer.costs.cost_model import COSTS
 from manyformer.position.position import Position
 from manyformer.position.rotary_scaling import DynamicNTKRotaryScaling, RotaryScaling, rotary_frequencies
+from manyformer.readable_tensors import is_readable
 
 RotaryPairing = Literal["interleaved", "halves"]
 """Which channels form a pair: 2k and 2k + 1 (RoFormer, GPT-J), or k and k + width / 2 (Llama, GPT-NeoX)."""
@@ -76,8 +78,7 @@ class RotaryPosition(Position):
             table = self._table_up_to(positions.layout.position_limit, x.device, dtype)
             if table is not None:
                 return table[positions.position_ids][:, None]
-        # on a GPU, reading the largest position would synchronize
-        elif x.device.type == "cpu" and positions.position_ids.numel():
+        elif is_readable(positions.position_ids) and positions.position_ids.numel():
             if self.max_length is not None:
                 is_padding = positions.segment_ids == PADDING_SEGMENT
                 self._check_length(int(positions.position_ids.masked_fill(is_padding, 0).max()) + 1)
@@ -106,7 +107,7 @@ class RotaryPosition(Position):
         return self._table
 
     def _compute_table(self, position_ids: Int[Tensor, "*l"], dtype: torch.dtype) -> Float[Tensor, "*l p 2"]:
-        frequencies = torch.tensor(self._frequencies, dtype=torch.float64, device=position_ids.device)
+        frequencies = constant_tensor(self._frequencies, torch.float64, position_ids.device)
         attention_factor = 1.0 if self.scaling is None else self.scaling.attention_factor
         unrotated_pairs = 0 if self.pairs == "halves" else (self.width - self.rotated) // 2
         return rotation_table(
@@ -133,7 +134,7 @@ def rotation_table(
     table = attention_factor * torch.stack([angles.cos(), angles.sin()], dim=-1)
     if not unrotated_pairs:
         return table
-    identity = table.new_tensor([1.0, 0.0]).expand(*table.shape[:-2], unrotated_pairs, 2)
+    identity = constant_tensor((1.0, 0.0), table.dtype, table.device).expand(*table.shape[:-2], unrotated_pairs, 2)
     return torch.cat([table, identity], dim=-2)
 
 

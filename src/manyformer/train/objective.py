@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from manyformer.batches import Batch
-from manyformer.core import State
+from manyformer.core import State, tree_map
 from manyformer.models import BatchLoss, BatchScore, Model
 from manyformer.training_hooks import AddsPenalty
 
@@ -22,6 +22,10 @@ class TrainingObjective(nn.Module):
 
     def forward(self, batch: Batch, state: State = None) -> BatchLoss | BatchScore:
         """Loss or score of a batch; `state` is the decoding state its rows continue from, for language models only."""
+        # the compiler of torch 2.11 cannot return tuples that `_replace` has made, so they are made anew
+        return tree_map(lambda tensor: tensor, self._compute(batch, state))  # type: ignore[no-any-return]
+
+    def _compute(self, batch: Batch, state: State) -> BatchLoss | BatchScore:
         with torch.autocast(self.model.device.type, dtype=self.autocast, enabled=self.autocast is not None):
             if self.training:
                 loss = self.model.loss(batch, label_smoothing=self.label_smoothing, state=state)

@@ -1,0 +1,206 @@
+"""Block masks of FlexAttention from the bounds of masks, never from all pairs.
+
+They are made by operations on the device of the tokens, which the host neither reads nor waits for, and which a graph
+that is being compiled can contain.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions, tree_map
+from manyformer.costs.cost_model import COSTS
+from manyformer.masks import Mask, SameDocument
+from manyformer.masks.bounds import TokenBounds
+from manyformer.masks.mask import simplify_and
+from manyformer.ops.block_cover import block_bounds
+from manyformer.ops.static_layout import cache_by_tokens, has_roles_or_parts, materialize
+
+BLOCK = COSTS.flex_block
+
+IN_DOCUMENT = SameDocument()
+
+UNREACHED = 1 << 40
+"""A segment or position beyond all others."""
+
+MAX_CONTIGUOUS_MASKS = COSTS.max_compiled_masks
+"""Block masks of contiguous rows that are kept."""
+
+
+def block_mask(mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int) -> BlockMask:
+    """The 128 x 128 blocks that are partly visible and those that are fully visible; cached like plans."""
+    query_layout, key_layout = query_positions.layout, key_positions.layout
+    if (
+        isinstance(query_layout, ContiguousLayout)
+        and isinstance(key_layout, ContiguousLayout)
+        and not has_roles_or_parts(query_positions, key_positions)
+    ):
+        starts = query_layout.start, key_layout.start
+        lengths = query_positions.position_ids.shape[1], key_positions.position_ids.shape[1]
+        return contiguous_block_mask(mask, heads, starts, lengths, query_positions.position_ids.device)
+    return _token_block_mask(mask, query_positions, key_positions, heads)
+
+
+def contiguous_block_mask(
+    mask: Mask, heads: int, starts: tuple[int, int], lengths: tuple[int, int], device: torch.device
+) -> BlockMask:
+    """The block mask of queries and keys at contiguous positions of one document, which begin at `starts`."""
+    if torch.compiler.is_compiling():
+        return _make_contiguous(mask, heads, starts, lengths, device)
+    # outside inference mode, whose tensors could not be used in training later
+    with torch.inference_mode(mode=False):
+        return _kept_contiguous(mask, heads, starts, lengths, device)
+
+
+def _make_contiguous(
+    mask: Mask, heads: int, starts: tuple[int, int], lengths: tuple[int, int], device: torch.device
+) -> BlockMask:
+    query_start, key_start = starts
+    head_masks = _head_masks(mask, heads)
+
+    def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        query = TokenPositions(q + query_start, torch.zeros_like(q))
+        return _visible(head_masks, h, query, TokenPositions(k + key_start, torch.zeros_like(k)))
+
+    tokens = (
+        materialize(ContiguousLayout(start), length, device) for start, length in zip(starts, lengths, strict=True)
+    )
+    return _assemble_block_mask(head_masks, *tokens, mask_mod)
+
+
+_kept_contiguous = lru_cache(maxsize=MAX_CONTIGUOUS_MASKS)(_make_contiguous)
+
+
+@cache_by_tokens
+def _token_block_mask(
+    mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int
+) -> BlockMask:
+    """The block mask of tokens whose positions and documents only tensors know."""
+    head_masks = _head_masks(mask, heads)
+    queries, keys = _seen_by_masks(query_positions), _seen_by_masks(key_positions)
+
+    def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        query, key = _token_at(queries, b, q), _token_at(keys, b, k)
+        same_document = (query.segment_ids == key.segment_ids) & (key.segment_ids != PADDING_SEGMENT)
+        return same_document & _visible(head_masks, h, query, key)
+
+    return _assemble_block_mask(head_masks, queries, keys, mask_mod)
+
+
+def _seen_by_masks(positions: TokenPositions) -> TokenPositions:
+    """What masks may depend on, without what only attention reads."""
+    return TokenPositions(
+        positions.position_ids, positions.segment_ids, roles=positions.roles, part_ids=positions.part_ids
+    )
+
+
+def _token_at(positions: TokenPositions, row: Tensor, column: Tensor) -> TokenPositions:
+    """One token; a single row of positions holds for all rows."""
+
+    def entry(field: Tensor | None) -> Tensor | None:
+        if field is None:
+            return None
+        return field[row if field.shape[0] > 1 else torch.zeros_like(row), column]
+
+    position_ids, segment_ids = entry(positions.position_ids), entry(positions.segment_ids)
+    assert position_ids is not None
+    assert segment_ids is not None
+    return TokenPositions(position_ids, segment_ids, roles=entry(positions.roles), part_ids=entry(positions.part_ids))
+
+
+def _head_masks(mask: Mask, heads: int) -> list[Mask]:
+    """The mask of each head, or one mask for all of them."""
+    return [mask.for_head(head) for head in range(heads)] if mask.per_head else [mask]
+
+
+def _visible(head_masks: list[Mask], h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
+    """Whether a pair is visible in head `h`, whose number the host does not know."""
+    *others, last_mask = head_masks
+    visible = last_mask(h, q, k)
+    for head, head_mask in enumerate(others):
+        if head_mask is not last_mask:
+            visible = torch.where(h == head, head_mask(h, q, k), visible)
+    return visible
+
+
+def _assemble_block_mask(
+    head_masks: list[Mask],
+    query_positions: TokenPositions,
+    key_positions: TokenPositions,
+    mask_mod: Callable[..., Tensor],
+) -> BlockMask:
+    periods = frozenset().union(*(head_mask.periods for head_mask in head_masks))
+    q, k = (_bounds_of_blocks(positions, periods) for positions in (query_positions, key_positions))
+    # every block of queries meets every block of keys
+    q, k = q.select((..., None)), k.select((..., None, slice(None)))
+    pair = q.in_shared_documents(k), k.in_shared_documents(q)
+    by_head = [head_mask.bounds(*pair) for head_mask in head_masks]
+    in_document = IN_DOCUMENT.bounds(*pair)
+    visible, full = (
+        torch.stack([*torch.broadcast_tensors(*flags)], dim=1) & same[:, None]
+        for flags, same in zip(zip(*by_head), in_document)
+    )
+    # blocks with padding or with a ragged end need the mask of their pairs
+    keys = key_positions.position_ids.shape[1]
+    is_whole = torch.arange(full.shape[-1], device=full.device) < keys // BLOCK
+    full = visible & full & (is_whole & ~q.has_padding & ~k.has_padding)[:, None]
+    return BlockMask.from_kv_blocks(
+        *_list_blocks(visible & ~full),
+        *_list_blocks(full),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=mask_mod,
+        seq_lengths=(query_positions.position_ids.shape[1], keys),
+    )
+
+
+class BlockBounds(NamedTuple):
+    """Bounds of the tokens of each block; those of segments leave padding out, which no token sees.
+
+    `lowest` and `highest` are bounds of the positions in the first and in the last document of a block: where only the
+    end of a document or the beginning of one is shared with another block, the positions of others say nothing."""
+
+    tokens: TokenBounds
+    lowest: tuple[Int[Tensor, "*n"], Int[Tensor, "*n"]]
+    highest: tuple[Int[Tensor, "*n"], Int[Tensor, "*n"]]
+    has_padding: Bool[Tensor, "*n"]
+
+    def select(self, index: Any) -> "BlockBounds":
+        """The blocks at `index`."""
+        return BlockBounds(*tree_map(lambda bound: bound[index], tuple(self)))
+
+    def in_shared_documents(self, other: "BlockBounds") -> TokenBounds:
+        """Bounds of the tokens whose document may have tokens in the other block, too."""
+        (low, high), (other_low, other_high) = self.tokens.segments, other.tokens.segments
+        first, last = (
+            torch.where(other_high == low, of_lowest, torch.where(other_low == high, of_highest, of_all))
+            for of_all, of_lowest, of_highest in zip(self.tokens[:2], self.lowest, self.highest, strict=True)
+        )
+        return self.tokens._replace(first=first, last=last)
+
+
+def _bounds_of_blocks(positions: TokenPositions, periods: frozenset[int]) -> BlockBounds:
+    """Bounds of each block of each row; the last one may be shorter."""
+    length, device = positions.position_ids.shape[1], positions.position_ids.device
+    padded = -(-length // BLOCK) * BLOCK
+    index = torch.arange(padded, device=device).clamp(max=length - 1).view(-1, BLOCK)
+    segment_ids, position_ids = positions.segment_ids[:, index], positions.position_ids[:, index]
+    is_padding = segment_ids == PADDING_SEGMENT
+    lowest = segment_ids.masked_fill(is_padding, UNREACHED).amin(-1)
+    highest = segment_ids.amax(-1)
+    ends = []
+    for end in (lowest, highest):
+        is_elsewhere = segment_ids != end[..., None]
+        first = position_ids.masked_fill(is_elsewhere, UNREACHED).amin(-1)
+        ends.append((first, position_ids.masked_fill(is_elsewhere, -1).amax(-1)))
+    tokens = block_bounds(positions, index, periods)._replace(segments=(lowest, highest))
+    return BlockBounds(tokens, ends[0], ends[1], is_padding.any(-1))
+
+
+def _list_blocks(flags: Bool[Tensor, "b h n m"]) -> tuple[Int[Tensor, "b h n"], Int[Tensor, "b h n m"]]:
+    """Number of marked blocks per row, and block indices with the marked ones first."""
+    return flags.sum(-1, dtype=torch.int32), (~flags).to(torch.int8).argsort(dim=-1, stable=True).to(torch.int32)
