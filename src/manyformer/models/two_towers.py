@@ -5,7 +5,7 @@ from typing import final
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX, ModalitiesBatch
@@ -77,25 +77,34 @@ class TwoTowers(ModalitiesModel):
     def loss(self, batch: ModalitiesBatch, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
         logits = self._logits(batch)
         total = pair_loss(logits, label_smoothing=label_smoothing)
-        return BatchLoss(total, torch.tensor(len(logits), device=logits.device))
+        return BatchLoss(total, _count(logits))
 
     def score(self, batch: ModalitiesBatch, *, state: State = None) -> BatchScore:
         logits = self._logits(batch).float()
-        count = torch.tensor(len(logits), device=logits.device)
+        count = _count(logits)
         correct = (logits.argmax(-1) == torch.arange(len(logits), device=logits.device)).sum() if len(logits) else count
         return BatchScore(pair_loss(logits).double().cpu(), count, correct)
 
     def _logits(self, batch: ModalitiesBatch) -> Float[Tensor, "n n"]:
         """The logits of all pairs of rows that are not ignored."""
         first, second = self.embeddings(batch)
-        is_scored = batch.labels != IGNORE_INDEX
-        logits: Tensor = self.similarity(first[is_scored], second[is_scored])
+        if batch.scored is None:
+            is_scored = batch.labels != IGNORE_INDEX
+            first, second = first[is_scored], second[is_scored]
+        else:
+            first, second = (part.index_select(0, batch.scored) for part in (first, second))
+        logits: Tensor = self.similarity(first, second)
         return logits
 
     def _embed(self, name: str, sequence: MemorySequence, watch: WatchFn) -> Float[Tensor, "b e"]:
         tower: Layer = self.towers[name]  # type: ignore[assignment]
         y = apply_layer(tower, sequence.y, Context(sequence.positions, watch=watch)).y
         return F.normalize(self.projections[name](mean_over_tokens(y, sequence.positions)), dim=-1)
+
+
+def _count(logits: Float[Tensor, "n n"]) -> Int[Tensor, ""]:
+    """The number of pairs as a tensor on their device, made there."""
+    return torch.full((), len(logits), device=logits.device)
 
 
 def pair_loss(logits: Float[Tensor, "n n"], *, label_smoothing: float = 0.0) -> Float[Tensor, ""]:
