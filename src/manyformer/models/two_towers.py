@@ -5,7 +5,7 @@ from typing import final
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX, ModalitiesBatch
@@ -77,11 +77,11 @@ class TwoTowers(ModalitiesModel):
     def loss(self, batch: ModalitiesBatch, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
         logits = self._logits(batch)
         total = pair_loss(logits, label_smoothing=label_smoothing)
-        return BatchLoss(total, _count(logits))
+        return BatchLoss(total, torch.full((), len(logits), device=logits.device))
 
     def score(self, batch: ModalitiesBatch, *, state: State = None) -> BatchScore:
         logits = self._logits(batch).float()
-        count = _count(logits)
+        count = torch.full((), len(logits), device=logits.device)
         correct = (logits.argmax(-1) == torch.arange(len(logits), device=logits.device)).sum() if len(logits) else count
         return BatchScore(pair_loss(logits).double().cpu(), count, correct)
 
@@ -100,11 +100,6 @@ class TwoTowers(ModalitiesModel):
         tower: Layer = self.towers[name]  # type: ignore[assignment]
         y = apply_layer(tower, sequence.y, Context(sequence.positions, watch=watch)).y
         return F.normalize(self.projections[name](mean_over_tokens(y, sequence.positions)), dim=-1)
-
-
-def _count(logits: Float[Tensor, "n n"]) -> Int[Tensor, ""]:
-    """The number of pairs as a tensor on their device, made there."""
-    return torch.full((), len(logits), device=logits.device)
 
 
 def pair_loss(logits: Float[Tensor, "n n"], *, label_smoothing: float = 0.0) -> Float[Tensor, ""]:
