@@ -96,7 +96,7 @@ def exit_loss(
 
 
 def _sum_losses(
-    groups: Sequence[tuple[OutputHead, Float[Tensor, "k d"]]], targets: Int[Tensor, " n"], *, label_smoothing: float
+    groups: Sequence[tuple[OutputHead, Float[Tensor, "_ d"]]], targets: Int[Tensor, " n"], *, label_smoothing: float
 ) -> BatchLoss:
     """The loss of the tokens of each group with its classifier, and the targets in the order of the groups."""
     group_targets = torch.split(targets, [len(part) for _, part in groups])
