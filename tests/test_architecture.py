@@ -23,6 +23,7 @@ LEVELS = [
         "autocast",
         "binding",
         "decoding_options",
+        "device_reads",
         "dropout",
         "errors",
         "exact_shares",

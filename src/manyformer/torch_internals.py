@@ -26,6 +26,7 @@ __all__ = [
     "constant_for_compiler",
     "has_flash_attention_on_cpu",
     "tensor_norms",
+    "tensor_version",
     "tree_leaves",
     "tree_map",
     "tree_structure",
@@ -113,6 +114,13 @@ def tensor_norms(tensors: Sequence[Tensor], order: float = 2.0) -> list[Tensor]:
     if together is None:
         return [torch.linalg.vector_norm(tensor, order) for tensor in tensors]
     return list(together(list(tensors), order))
+
+
+def tensor_version(tensor: Tensor) -> int | None:
+    """A number that differs once the tensor has been written to; None where torch does not count."""
+    if tensor.is_inference():
+        return None
+    return getattr(tensor, "_version", None)
 
 
 def has_flash_attention_on_cpu() -> bool:

@@ -34,7 +34,7 @@ def drawn_batch(model: Any, nodes: int) -> GraphBatch:
 
 
 def logits_of(model: Model, batch: GraphBatch) -> Tensor:
-    logits: Tensor = model(*batch[:2], *batch[3:]).logits
+    logits: Tensor = model(*batch.inputs).logits
     return logits
 
 

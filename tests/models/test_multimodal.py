@@ -125,7 +125,7 @@ def fused_by_hand(fusion: Any, parts: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_a_row_is_what_loops_over_its_parts_give(fusion: str) -> None:
     model, batch = build("multimodal-transformer", fusion=fusion, classes=3), examples()
-    logits = model(*batch[1:]).logits
+    logits = model(*batch.inputs).logits
     for row in range(4):
         embedded = {name: part.y for name, part in model.embed(alone(batch, row)).items()}
         parts = fused_by_hand(model.fusion, embedded)
@@ -136,11 +136,11 @@ def test_a_row_is_what_loops_over_its_parts_give(fusion: str) -> None:
 @pytest.mark.parametrize("fusion", FUSIONS)
 def test_a_missing_part_is_a_model_run_without_it(fusion: str) -> None:
     model, batch = build("multimodal-transformer", fusion=fusion, classes=3), examples()
-    logits = model(*batch[1:]).logits
+    logits = model(*batch.inputs).logits
     for row in range(4):
-        torch.testing.assert_close(logits[row : row + 1], model(*alone(batch, row)[1:]).logits, rtol=0, atol=1e-9)
+        torch.testing.assert_close(logits[row : row + 1], model(*alone(batch, row).inputs).logits, rtol=0, atol=1e-9)
     changed = batch._replace(images=255 - batch.images)  # type: ignore[operator]
-    rest = model(*changed[1:]).logits
+    rest = model(*changed.inputs).logits
     torch.testing.assert_close(rest[[1, 3]], logits[[1, 3]])
     assert not torch.allclose(rest[[0, 2]], logits[[0, 2]])
 
@@ -165,7 +165,7 @@ def test_parts_of_no_tokens_are_missing_parts(fusion: str) -> None:
 def test_what_cannot_be_read_is_refused() -> None:
     model, batch = build("multimodal-transformer", mels=None), examples()
     with pytest.raises(UserError, match="this model reads image, text, and is given the part sound"):
-        model(*batch[1:])
+        model(*batch.inputs)
     with pytest.raises(UserError, match="the batch has no part"):
         model()
     nothing = dict.fromkeys(("height", "width", "channels", "mels"))
@@ -206,7 +206,7 @@ def test_the_loss_of_pairs_is_a_sum_over_rows_and_columns() -> None:
         expected += 0.5 * (math.log(sum(map(math.exp, cosines))) - cosines[row])
     assert float(model.loss(batch).total) == pytest.approx(expected)
     assert float(model.score(batch).nll) == pytest.approx(expected, rel=1e-5)
-    halves = model(*batch[1:]).logits.chunk(2, -1)
+    halves = model(*batch.inputs).logits.chunk(2, -1)
     torch.testing.assert_close(halves[0] @ halves[1].mT, model.similarity.scale * first @ second.mT)
 
 
@@ -252,7 +252,7 @@ def test_the_layers_of_parts_can_be_watched() -> None:
     model: Model = build("multimodal-transformer", fusion="cross")
     names = {module: name for name, module in model.named_modules()}
     seen = set[str]()
-    model(*examples()[1:], watch=lambda module, name, value: seen.add(names[module]))
+    model(*examples().inputs, watch=lambda module, name, value: seen.add(names[module]))
     assert any("cross" in name for name in seen)
     sequence = MemorySequence(
         torch.zeros(1, 2, 8, dtype=torch.float64), contiguous_positions(1, 0, 2, torch.device("cpu"))

@@ -2,6 +2,7 @@
 
 import math
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,6 +18,12 @@ ROWS, HEADS, R, W = 2, 3, 5, 4
 LENGTHS = [1, 2, 15, 16, 17, 63, 64, 65, 131, 200]
 FORMS = ["decay", "delta", "general"]
 WIDTHS = {"none": 0, "per token": 1, "per channel": R}
+
+
+def chunked_unread(*inputs: Any, **named_inputs: Any) -> Any:
+    """Chunks as on a device that the host does not ask how strong decays are."""
+    with patch.object(matrix_recurrence, "reads_are_free", lambda x: False):
+        return matrix_recurrence.chunked(*inputs, **named_inputs)
 
 
 def draw(length: int, *channels: int) -> Tensor:
@@ -88,11 +95,9 @@ def test_chunks_are_steps_with_gradients(form: str, width: str, length: int) -> 
     """With documents, a memory before them, and decays that need short chunks or pairs of their own."""
     for strongest, run in ((1.0, None), (1.0, drawn_run(length)), (40.0, drawn_run(length))):
         inputs = drawn_inputs(form, WIDTHS[width], length, strongest)
-        stepped, in_chunks = (
-            differentiated(function, inputs, run)
-            for function in (matrix_recurrence.recurrent, matrix_recurrence.chunked)
-        )
-        torch.testing.assert_close(in_chunks, stepped, atol=1e-11, rtol=1e-11)
+        stepped = differentiated(matrix_recurrence.recurrent, inputs, run)
+        for function in (matrix_recurrence.chunked, chunked_unread):
+            torch.testing.assert_close(differentiated(function, inputs, run), stepped, atol=1e-11, rtol=1e-11)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -138,7 +143,7 @@ def test_float32_over_8192_steps(form: str, width: int, mean: float) -> None:
         for name, x in inputs.items()
     }
     expected, _ = matrix_recurrence.recurrent(**exact)
-    for function in (matrix_recurrence.chunked, matrix_recurrence.recurrent):
+    for function in (matrix_recurrence.chunked, chunked_unread, matrix_recurrence.recurrent):
         y, _ = function(**inputs)
         assert ((y.double() - expected).abs().amax() / expected.abs().amax()) < 1e-5
 
@@ -171,6 +176,9 @@ def linear_chunks(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, run: Tensor | 
         ("decay", R, matrix_recurrence.chunked),
         ("delta", R, matrix_recurrence.chunked),
         ("general", R, matrix_recurrence.chunked),
+        ("decay", R, chunked_unread),
+        ("delta", R, chunked_unread),
+        ("general", R, chunked_unread),
     ],
 )
 def test_chunks_in_float32_have_the_precision_of_a_loop(form: str, width: int, function: Any, is_mixed: bool) -> None:
@@ -207,9 +215,10 @@ def test_any_order_of_decays_keeps_the_digits_of_the_weak_ones(nats: list[float]
         name: Removal(*(part.float() for part in x)) if isinstance(x, Removal) else x.float()
         for name, x in inputs.items()
     }
-    actual = matrix_recurrence.chunked(**in_float32)
-    for found, wanted in ((actual.y, expected), (actual.memory, memory)):
-        assert float((found.double() - wanted).abs().amax() / wanted.abs().amax()) < 5e-6
+    for function in (matrix_recurrence.chunked, chunked_unread):
+        actual = function(**in_float32)
+        for found, wanted in ((actual.y, expected), (actual.memory, memory)):
+            assert float((found.double() - wanted).abs().amax() / wanted.abs().amax()) < 5e-6
 
 
 def test_a_strength_of_two_makes_a_sign_of_each_bit() -> None:

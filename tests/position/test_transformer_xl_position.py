@@ -13,7 +13,7 @@ from manyformer.core import PADDING_SEGMENT, Context, TokenPositions
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.models.token_positions import positions_of
-from manyformer.position import TransformerXLBiases, TransformerXLPosition
+from manyformer.position import TransformerXLBiases, TransformerXLPosition, transformer_xl
 from perturbing import perturb
 from token_rows import range_positions
 
@@ -239,3 +239,17 @@ def test_distances_in_unknown_places_never_cost_more_than_the_rows_need() -> Non
     y = layer(x, Context(place)).y
     torch.testing.assert_close(y[:, 2:], layer(x[:, 2:], Context(range_positions(2))).y, atol=1e-10, rtol=0)
     torch.testing.assert_close(y[:, :2], layer(x[:, :2], Context(range_positions(2))).y, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("mask", [Causal(), AllKeys()], ids=repr)
+def test_training_on_a_device_knows_how_far_keys_are_apart_without_reading(
+    mask: Mask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = attention(mask).train()
+    segments = torch.tensor([[PADDING_SEGMENT] * 4 + [0] * 7, [0] * 3 + [1] * 8])
+    counted, _ = positions_of(segments, segments, None)
+    place, x = TokenPositions(counted.position_ids, segments), torch.randn(2, 11, DIM, dtype=torch.float64)
+    expected = layer(x, Context(place)).y
+    monkeypatch.setattr(transformer_xl, "reads_are_free", lambda x: False)
+    monkeypatch.setattr(torch, "aminmax", None)
+    torch.testing.assert_close(layer(x, Context(place)).y, expected, atol=1e-10, rtol=0)

@@ -11,6 +11,9 @@ from manyformer.core import PADDING_SEGMENT, tree_map
 # The target of a position that is not scored: torch's convention for cross-entropy.
 IGNORE_INDEX = -100
 
+PLACE_STEPS = 32
+"""The number of scored tokens of a batch is rounded up to one of so many numbers."""
+
 
 @runtime_checkable
 class Batch(Protocol):
@@ -33,6 +36,16 @@ class Batch(Protocol):
 BatchT = TypeVar("BatchT", bound=Batch)
 
 
+@runtime_checkable
+class ListsPlaces(Protocol):
+    """A batch whose model computes with some of its entries, found by their values, such as tokens with a target.
+
+    A GPU that is to find them makes the host wait for their number."""
+
+    def with_places(self) -> Self:
+        """The batch with lists of these entries, made on the host."""
+
+
 class TextUnits(NamedTuple):
     """The number of targets of a split, and of the characters and bytes of the text that they encode."""
 
@@ -45,6 +58,8 @@ def to_device(batch: BatchT, device: torch.device) -> BatchT:
     """Copy the batch's tensors to `device`, asynchronously where possible."""
     if device.type == "cpu":
         return batch
+    if isinstance(batch, ListsPlaces):
+        batch = batch.with_places()
     moved: BatchT = tree_map(lambda tensor: tensor.pin_memory().to(device, non_blocking=True), batch)
     return moved
 
@@ -62,3 +77,13 @@ def count_valid(tokens: Tensor, segments: Tensor | None) -> int:
 def ignore_all(targets: Tensor) -> Tensor:
     """As many targets, each of which is ignored."""
     return torch.full_like(targets, IGNORE_INDEX)
+
+
+def scored_places(targets: Tensor) -> Tensor:
+    """The numbers of the targets that are not ignored, in a flat order, and then of a few that are.
+
+    Their number is rounded up to one of a few, because compiled code is made for each shape."""
+    is_ignored = (targets == IGNORE_INDEX).flatten()
+    step = max(1, len(is_ignored) // PLACE_STEPS)
+    count = -(-(len(is_ignored) - int(is_ignored.sum())) // step) * step
+    return is_ignored.to(torch.uint8).argsort(stable=True)[:count]

@@ -5,7 +5,7 @@ from typing import NamedTuple, Self
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from manyformer.batches.batch import count_scored, count_valid, ignore_all
+from manyformer.batches.batch import IGNORE_INDEX, count_scored, count_valid, ignore_all, scored_places
 
 
 class ImageClassificationBatch(NamedTuple):
@@ -76,6 +76,8 @@ class ModalitiesBatch(NamedTuple):
     image_segments: Int64[Tensor, " b"] | None = None
     frame_segments: Int64[Tensor, "b f"] | None = None
     token_segments: Int64[Tensor, "b t"] | None = None
+    # The rows with a label; None where they have not been listed.
+    scored: Int64[Tensor, " n"] | None = None
 
     def target_count(self) -> int:
         return count_scored(self.labels)
@@ -84,7 +86,15 @@ class ModalitiesBatch(NamedTuple):
         return self.target_count()
 
     def ignored(self) -> Self:
-        return self._replace(labels=ignore_all(self.labels))
+        return self._replace(labels=ignore_all(self.labels), scored=None)
+
+    @property
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        """The arguments of a model's `forward`."""
+        return self[1:7]
+
+    def with_places(self) -> Self:
+        return self._replace(scored=(self.labels != IGNORE_INDEX).nonzero()[:, 0])
 
 
 class GraphBatch(NamedTuple):
@@ -102,6 +112,11 @@ class GraphBatch(NamedTuple):
     columns: Int64[Tensor, "b l k"] | None = None
     edge_features: Float[Tensor, "b m f"] | None = None
     eigenvectors: Float[Tensor, "b l p"] | None = None
+    # Among the nodes of all rows, those with a target and perhaps some others; None where they have not been listed.
+    scored: Int64[Tensor, " n"] | None = None
+    # Among the edges of all rows, those that join two nodes, and those that join a node with itself.
+    links: Int64[Tensor, " m"] | None = None
+    loops: Int64[Tensor, " n"] | None = None
 
     def target_count(self) -> int:
         return count_scored(self.targets)
@@ -111,3 +126,15 @@ class GraphBatch(NamedTuple):
 
     def ignored(self) -> Self:
         return self._replace(targets=ignore_all(self.targets))
+
+    @property
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        """The arguments of a model's `forward`."""
+        return self.features, self.edges, *self[3:7]
+
+    def with_places(self) -> Self:
+        sources, targets = self.edges.flatten(0, 1).unbind(1)
+        links, loops = (
+            ((sources >= 0) & is_kind).nonzero()[:, 0] for is_kind in (sources != targets, sources == targets)
+        )
+        return self._replace(scored=scored_places(self.targets), links=links, loops=loops)

@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
-from manyformer.batches.batch import count_scored, count_valid, ignore_all
+from manyformer.batches.batch import count_scored, count_valid, ignore_all, scored_places
 
 NO_NEIGHBOUR = -1
 """Stands for a retrieved token where there are fewer than there could be."""
@@ -78,6 +78,8 @@ class MaskedLMBatch(NamedTuple):
     roles: Int64[Tensor, "b l"] | None = None
     parts: Int64[Tensor, "b l"] | None = None
     mask: Int64[Tensor, " b"] | None = None
+    # Among all tokens, those with a target and perhaps some others; None where they have not been listed.
+    scored: Int64[Tensor, " n"] | None = None
 
     def target_count(self) -> int:
         return count_scored(self.targets)
@@ -87,6 +89,9 @@ class MaskedLMBatch(NamedTuple):
 
     def ignored(self) -> Self:
         return self._replace(targets=ignore_all(self.targets))
+
+    def with_places(self) -> Self:
+        return self._replace(scored=scored_places(self.targets))
 
 
 class ClassificationBatch(NamedTuple):
@@ -140,6 +145,8 @@ class TaggingBatch(NamedTuple):
     targets: Int64[Tensor, "b l"]
     segments: Int64[Tensor, "b l"] | None = None
     trees: Int64[Tensor, "b l 3"] | None = None
+    # Among all tokens, those with a target and perhaps some others; None where they have not been listed.
+    scored: Int64[Tensor, " n"] | None = None
 
     def target_count(self) -> int:
         return count_scored(self.targets)
@@ -149,3 +156,6 @@ class TaggingBatch(NamedTuple):
 
     def ignored(self) -> Self:
         return self._replace(targets=ignore_all(self.targets))
+
+    def with_places(self) -> Self:
+        return self._replace(scored=scored_places(self.targets))

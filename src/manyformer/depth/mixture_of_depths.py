@@ -1,5 +1,6 @@
 """Mixture-of-Depths: only the tokens of a document that a router prefers pass through a block of layers."""
 
+from collections import defaultdict
 from typing import Literal, NamedTuple, final
 
 import torch
@@ -7,8 +8,19 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from manyformer.core import PADDING_SEGMENT, Context, Layer, LayerOutput, State, TokenPositions, WatchFn, no_watch
-from manyformer.exact_shares import ceil_shares
+from manyformer.core import (
+    PADDING_SEGMENT,
+    Context,
+    ContiguousLayout,
+    Layer,
+    LayerOutput,
+    PackedLayout,
+    State,
+    TokenPositions,
+    WatchFn,
+    no_watch,
+)
+from manyformer.exact_shares import ceil_share, ceil_shares
 from manyformer.recompute import choose_once
 
 DepthRouting = Literal["top-k", "predictor"]
@@ -65,7 +77,7 @@ class MixtureOfDepths(Layer):
             loss = PREDICTION_WEIGHT * (losses * valid).sum() / valid.sum().clamp(min=1)
             chosen = best if uses_top else chosen
         ctx.watch(self, "chosen", chosen)
-        tokens = pack_chosen(chosen)
+        tokens = pack_chosen(chosen, _width_of_best(ctx.positions, x.shape[1], self.share) if uses_top else None)
         if not tokens.columns.shape[1]:
             # the router still takes part in the sum, with a gradient of zero
             return LayerOutput(x + 0.0 * scores[..., None], state, loss)
@@ -100,9 +112,21 @@ def top_of_documents(scores: Float[Tensor, "b l"], positions: TokenPositions, sh
     return torch.zeros_like(chosen).scatter(1, order, chosen)
 
 
-def pack_chosen(chosen: Bool[Tensor, "b l"]) -> ChosenTokens:
-    """The chosen tokens of each row, as many columns as the row with the most of them has."""
-    width = int(chosen.sum(1).max())
+def _width_of_best(positions: TokenPositions, length: int, share: float) -> int | None:
+    """The most tokens that `top_of_documents` chooses in a row, where the layout says so; a GPU would be waited for."""
+    if isinstance(positions.layout, ContiguousLayout):
+        return ceil_share(share, length)
+    if isinstance(positions.layout, PackedLayout):
+        widths: defaultdict[int, int] = defaultdict(int)
+        for row, start, stop in positions.layout.documents:
+            widths[row] += ceil_share(share, stop - start)
+        return max(widths.values(), default=0)
+    return None
+
+
+def pack_chosen(chosen: Bool[Tensor, "b l"], width: int | None) -> ChosenTokens:
+    """The chosen tokens of each row, in `width` columns: as many as a row has at most, None to count them."""
+    width = int(chosen.sum(1).max()) if width is None else width
     columns = (~chosen).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]
     return ChosenTokens(columns, chosen.gather(1, columns))
 

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import final
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+
+from manyformer.ops.expert_groups import ExpertGroups
 
 
 @final
@@ -22,16 +23,9 @@ class ExpertLinear(nn.Module):
         for weight in self.weight.data:
             nn.init.xavier_uniform_(weight)
 
-    def forward(self, x: Float[Tensor, "n i"], counts: Sequence[int]) -> Float[Tensor, "n o"]:
-        """Project tokens sorted by expert, of which expert i has `counts[i]`; one matrix product for each that has any.
-
-        Weights are split at once, because the gradient of single ones would be as large as all of them each."""
-        weights = self.weight.unbind()
-        biases = [None] * len(weights) if self.bias is None else self.bias.unbind()
-        parts = zip(torch.split(x, list(counts)), weights, biases, counts, strict=True)
-        outputs = [F.linear(tokens, weight, bias) for tokens, weight, bias, count in parts if count]
-        # no token at all: a product without rows, so that the result depends on the weights like any other
-        return torch.cat(outputs) if outputs else F.linear(x, weights[0], biases[0])
+    def forward(self, x: Float[Tensor, "n i"], groups: ExpertGroups) -> Float[Tensor, "n o"]:
+        """Project rows sorted by expert."""
+        return groups.project(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         experts, outputs, inputs = self.weight.shape
@@ -85,8 +79,13 @@ class GatedExperts(nn.Module):
         self.down = ExpertLinear(num_experts, ff_dim, dim, bias=bias)
         self.unit = GatedUnit() if unit is None else unit
 
-    def forward(self, x: Float[Tensor, "n d"], counts: Sequence[int]) -> Float[Tensor, "n d"]:
-        y: Tensor = self.down(self.unit(self.gate(x, counts), self.up(x, counts)), counts)
+    @property
+    def weights(self) -> Sequence[Tensor]:
+        """All matrices (experts, outputs, inputs)."""
+        return self.gate.weight, self.up.weight, self.down.weight
+
+    def forward(self, x: Float[Tensor, "n d"], groups: ExpertGroups) -> Float[Tensor, "n d"]:
+        y: Tensor = self.down(self.unit(self.gate(x, groups), self.up(x, groups)), groups)
         return y
 
 
@@ -103,6 +102,11 @@ class FeedForwardExperts(nn.Module):
         self.down = ExpertLinear(num_experts, ff_dim, dim, bias=bias)
         self.activation = nn.ReLU() if activation is None else activation
 
-    def forward(self, x: Float[Tensor, "n d"], counts: Sequence[int]) -> Float[Tensor, "n d"]:
-        y: Tensor = self.down(self.activation(self.up(x, counts)), counts)
+    @property
+    def weights(self) -> Sequence[Tensor]:
+        """All matrices (experts, outputs, inputs)."""
+        return self.up.weight, self.down.weight
+
+    def forward(self, x: Float[Tensor, "n d"], groups: ExpertGroups) -> Float[Tensor, "n d"]:
+        y: Tensor = self.down(self.activation(self.up(x, groups)), groups)
         return y

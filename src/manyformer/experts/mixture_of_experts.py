@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import final
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
@@ -14,9 +15,11 @@ from manyformer.core import (
     Layer,
     LayerOutput,
     State,
+    StepLayout,
     TokenPositions,
     no_watch,
 )
+from manyformer.device_reads import reads_are_free
 from manyformer.experts.expert_layers import FeedForwardExperts, GatedExperts
 from manyformer.experts.routers import Router, Routing
 from manyformer.experts.routing_losses import RoutingLoss
@@ -59,7 +62,9 @@ class MixtureOfExperts(Layer):
         valid = _valid_tokens(ctx.positions, x)
         tokens = x.flatten(0, 1) if valid is None else x.flatten(0, 1)[valid]
         routing = self.router(tokens)
-        routed, loss = self._process(tokens, routing, _documents(ctx.positions, x, valid))
+        # the number of a static step's experts is not the host's to read, on whatever device
+        host_reads = reads_are_free(x) and not isinstance(ctx.positions.layout, StepLayout)
+        routed, loss = self._process(tokens, routing, _documents(ctx.positions, x, valid), host_reads=host_reads)
         if ctx.watch is not no_watch:
             ctx.watch(self, "load", routing.load() / max(1, len(tokens) * self.router.per_token))
         if valid is not None:
@@ -70,13 +75,13 @@ class MixtureOfExperts(Layer):
         return LayerOutput(y, state, loss)
 
     def _process(
-        self, tokens: Float[Tensor, "n d"], routing: Routing, documents: Int[Tensor, " n"]
+        self, tokens: Float[Tensor, "n d"], routing: Routing, documents: Int[Tensor, " n"], *, host_reads: bool
     ) -> tuple[Float[Tensor, "n d"], Tensor | float]:
         """The weighted sum of the chosen experts, and the losses of training."""
         experts = routing.experts
         if self.capacity_factor is not None:
             experts = drop_overflow(experts, documents, self.router.num_experts, self.capacity_factor)
-        y = dispatch(tokens, experts, routing.weights, self.experts, self.router.num_experts)
+        y = dispatch(tokens, experts, routing.weights, self.experts, self.router.num_experts, host_reads=host_reads)
         if not self.training or not len(tokens):
             return y, 0.0
         return y, sum((loss(routing, documents) for loss in self.losses), 0.0)
@@ -102,7 +107,7 @@ class ScalarGate(Layer):
 
 def _valid_tokens(positions: TokenPositions, x: Float[Tensor, "b l d"]) -> Bool[Tensor, " n"] | None:
     """Which tokens are no padding, in all rows one after another; None for all."""
-    if isinstance(positions.layout, ContiguousLayout):
+    if isinstance(positions.layout, ContiguousLayout | StepLayout):
         return None
     return (positions.segment_ids != PADDING_SEGMENT).expand(x.shape[:2]).flatten()
 
@@ -116,5 +121,6 @@ def _documents(
         return rows.expand(x.shape[:2]).flatten()
     segments = positions.segment_ids.expand(x.shape[:2])
     keys = (rows * (segments.max() + 1) + segments).flatten()[valid]
-    numbers: Tensor = torch.unique(keys, return_inverse=True)[1]
-    return numbers
+    sorted_keys, order = keys.sort()
+    is_new = F.pad(sorted_keys[1:] != sorted_keys[:-1], (min(1, len(keys)), 0))
+    return torch.empty_like(order).scatter_(0, order, is_new.cumsum(0))

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.autocast import autocast_disabled
+from manyformer.device_reads import count_values
 from manyformer.errors import UserError
 from manyformer.experts.selection_bias import SelectionBias
 from manyformer.ops.expert_dispatch import NO_EXPERT
@@ -30,7 +31,7 @@ class Routing(NamedTuple):
 
     def load(self) -> Int[Tensor, " e"]:
         """The number of tokens that each expert was chosen for."""
-        return torch.bincount(self.experts.detach().flatten() + 1, minlength=self.logits.shape[1] + 1)[1:]
+        return count_values(self.experts.detach() + 1, self.logits.shape[1] + 1)[1:]
 
 
 class Router(nn.Module, ABC):

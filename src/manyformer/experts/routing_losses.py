@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from manyformer.device_reads import count_values, reads_are_free
 from manyformer.experts.routers import Routing
 
 
@@ -51,13 +52,16 @@ class SequenceBalanceLoss(RoutingLoss):
 
     def __call__(self, routing: Routing, documents: Int[Tensor, " n"]) -> Float[Tensor, ""]:
         probabilities, per_token = routing.probabilities, routing.experts.shape[1]
-        num_documents, num_experts = int(documents.max()) + 1, probabilities.shape[1]
-        lengths = torch.bincount(documents, minlength=num_documents).clamp(min=1)[:, None].to(probabilities.dtype)
+        num_experts, last = probabilities.shape[1], documents.max()
+        # where reading their number takes long, as many as there could be, of which the others are empty
+        num_documents = int(last) + 1 if reads_are_free(documents) else len(documents)
+        lengths = count_values(documents, num_documents).clamp(min=1)[:, None].to(probabilities.dtype)
         cells = documents[:, None] * num_experts + routing.experts.clamp(min=0)
-        load = torch.bincount(cells.flatten(), (routing.experts >= 0).double().flatten(), num_documents * num_experts)
+        load = torch.zeros(num_documents * num_experts, dtype=torch.double, device=cells.device)
+        load = load.scatter_add_(0, cells.flatten(), (routing.experts >= 0).double().flatten())
         shares = load.view(num_documents, num_experts).to(probabilities.dtype) * num_experts / (per_token * lengths)
         sums = probabilities.new_zeros(num_documents, num_experts).index_add(0, documents, probabilities)
-        return self.weight * (shares * sums / lengths).sum(-1).mean()
+        return self.weight * (shares * sums / lengths).sum() / (last + 1)
 
 
 @final

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from manyformer.device_reads import count_values
 from manyformer.recompute import choose_once
 from manyformer.torch_internals import compiler_disabled
 from manyformer.training_hooks import PostStepUpdate
@@ -42,7 +43,7 @@ class SelectionBias(nn.Module, PostStepUpdate):
     @compiler_disabled
     @torch.no_grad()
     def _accumulate(self, experts: Tensor) -> None:
-        load = torch.bincount(experts.flatten(), minlength=len(self.bias)).to(self.bias.dtype)
+        load = count_values(experts, len(self.bias)).to(self.bias.dtype)
         self._load = load if self._load is None else self._load + load
 
     @torch.no_grad()

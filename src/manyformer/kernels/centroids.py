@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manyformer.head_selection import PerHeadTensors
 from manyformer.recompute import choose_once
-from manyformer.torch_internals import compiler_disabled
+from manyformer.torch_internals import compiler_disabled, tensor_version
 from manyformer.training_hooks import PostStepUpdate
 
 LLOYD_ITERATIONS = 10
@@ -22,6 +22,14 @@ class CentroidSums(NamedTuple):
 
     sums: Float[Tensor, "h k e"]
     total: Float[Tensor, ""]
+
+
+class SeenFlag(NamedTuple):
+    """A flag on a device as the host has read it, in one version of its buffer."""
+
+    buffer: Tensor
+    version: int | None
+    is_set: bool
 
 
 @final
@@ -62,6 +70,7 @@ class KMeansCentroids(PerHeadTensors, PostStepUpdate):
         self.register_buffer("seed", torch.empty((), dtype=torch.long, device="cpu").random_(2**40).to(mean.device))
         self._pending: CentroidSums | None = None
         self._first_keys: Tensor | None = None
+        self._seen_started: SeenFlag | None = None
 
     def forward(self, x: Float[Tensor, "b h s e"], valid: Bool[Tensor, "b s"] | None) -> Float[Tensor, "b h s k"]:
         """Cosines of keys of length 1 with all centroids; in training the keys also count towards the next update."""
@@ -103,7 +112,7 @@ class KMeansCentroids(PerHeadTensors, PostStepUpdate):
         keys = x.transpose(0, 1).flatten(1, 2)
         valid_columns = None if valid is None else valid.flatten()
         keys = keys if valid_columns is None else keys[:, valid_columns]
-        if not self.started:
+        if not self._is_started():
             # clusters of these keys for these keys would let a token be routed by later ones
             self._first_keys = keys if self._first_keys is None else self._first_keys
             return
@@ -112,6 +121,13 @@ class KMeansCentroids(PerHeadTensors, PostStepUpdate):
         self._pending = (
             new_sums if pending is None else CentroidSums(pending.sums + new_sums.sums, pending.total + new_sums.total)
         )
+
+    def _is_started(self) -> bool:
+        """`started`, read again only where it was written, loaded or moved: a device would make each step wait."""
+        seen, version = self._seen_started, tensor_version(self.started)
+        if seen is None or version is None or seen.buffer is not self.started or seen.version != version:
+            self._seen_started = seen = SeenFlag(self.started, version, is_set=bool(self.started))
+        return seen.is_set
 
     def _init_from_keys(self, keys: Float[Tensor, "h n e"]) -> None:
         """Run Lloyd's algorithm on the keys of all processes, starting from random keys of process 0."""

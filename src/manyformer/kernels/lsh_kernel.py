@@ -11,7 +11,7 @@ from manyformer.core import LayerOutput, State, TokenPositions, no_watch
 from manyformer.head_selection import HeadSelection, PerHeadTensors
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.ops import bucket_chunks, chunk_gather_attention, cluster_attention, counter_random, lsh_hashing
-from manyformer.ops.bucket_chunks import MAX_BUCKETS, BucketChunks
+from manyformer.ops.bucket_chunks import MAX_BUCKETS, BucketChunks, ChunkUnit
 from manyformer.ops.chunk_gather_attention import ChunkVisibility
 from manyformer.recompute import choose_once
 from manyformer.torch_internals import compiler_disabled
@@ -185,13 +185,15 @@ class LSHKernel(Kernel, PerHeadTensors, PostStepUpdate):
         """Sort the tokens of one hash round into chunks, all heads of all rows one after the other."""
         segment_ids = key_positions.segment_ids[:, None].expand(buckets.shape).flatten(0, 1)
         flat_buckets = buckets.flatten(0, 1)
+        unit: ChunkUnit = "bucket" if self.variant == "strict" else "document"
         return bucket_chunks.sort_into_chunks(
             flat_buckets,
             segment_ids,
             self.chunk_length,
-            unit="bucket" if self.variant == "strict" else "document",
+            unit=unit,
             reach=self.chunks_before + self.chunks_after,
             interleaved_heads=buckets.shape[1],
+            max_units=bucket_chunks.units_per_row(key_positions, unit, self.num_buckets),
         )
 
     def _attend_sorted(self, q: Tensor, k: Tensor, v: Tensor, chunks_per_round: tuple[BucketChunks, ...]) -> Tensor:

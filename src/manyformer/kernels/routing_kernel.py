@@ -16,7 +16,7 @@ from manyformer.kernels.centroids import KMeansCentroids
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.ops import chunk_gather_attention, cluster_attention
 from manyformer.ops import softmax_attention as ops
-from manyformer.ops.bucket_chunks import sort_into_chunks
+from manyformer.ops.bucket_chunks import sort_into_chunks, units_per_row
 from manyformer.ops.document_grid import grid_by_run
 from manyformer.recompute import choose_once
 from manyformer.torch_internals import compiler_disabled
@@ -140,7 +140,7 @@ class NearestMembership(ClusterMembership):
         new_ids = segment_ids * clusters + clusters_of_tokens
         group_ids = torch.where(segment_ids == PADDING_SEGMENT, PADDING_SEGMENT, new_ids)
         if not return_weights and (state is None or state.group_ids is None):
-            y, ranks = self._attend_chunked(k, v, key_positions, clusters_of_tokens, scale)
+            y, ranks = self._attend_chunked(k, v, key_positions, clusters_of_tokens, clusters, scale)
             return RoutingResult(y, None if state is None else RoutingState(group_ids, ranks))
         if state is not None and state.group_ids is not None:
             group_ids = torch.cat([state.group_ids, group_ids], dim=-1)
@@ -161,12 +161,25 @@ class NearestMembership(ClusterMembership):
 
     @compiler_disabled
     def _attend_chunked(
-        self, k: Tensor, v: Tensor, key_positions: TokenPositions, clusters: Int[Tensor, "b h l"], scale: float
+        self,
+        k: Tensor,
+        v: Tensor,
+        key_positions: TokenPositions,
+        clusters: Int[Tensor, "b h l"],
+        cluster_count: int,
+        scale: float,
     ) -> tuple[Float[Tensor, "b h l f"], Int[Tensor, "b h l"]]:
         """Outputs, and the number of earlier members of each token's cluster."""
         batch, heads, length = clusters.shape
         segment_ids = key_positions.segment_ids[:, None].expand(clusters.shape)
-        chunks = sort_into_chunks(clusters.flatten(0, 1), segment_ids.flatten(0, 1), self.size, unit="bucket", reach=1)
+        chunks = sort_into_chunks(
+            clusters.flatten(0, 1),
+            segment_ids.flatten(0, 1),
+            self.size,
+            unit="bucket",
+            reach=1,
+            max_units=units_per_row(key_positions, "bucket", cluster_count),
+        )
         visibility = chunk_gather_attention.ChunkVisibility((chunks,), 1, 0, causal=True)
         keys, values = (x.reshape(-1, x.shape[-1]) for x in (k, v))
         y = chunk_gather_attention.chunk_gather_attention(keys, keys, values, visibility, scale=scale)

@@ -25,6 +25,12 @@ from manyformer.ops.static_layout import has_roles_or_parts, materialize
 from manyformer.torch_internals import compiler_disabled
 from manyformer.training_hooks import UndecayedParameters
 
+MAX_PARTS = 1 << 32
+"""An upper bound of the number of parts of a document: segment * MAX_PARTS + part sorts by document, then by part."""
+
+NO_PART = torch.iinfo(torch.int64).max
+"""Stands for a token without a part, and is sorted last."""
+
 
 class SummaryTokens(ABC):
     """The number, positions and parts of the summaries of a document."""
@@ -70,6 +76,20 @@ class PartSummaries(SummaryTokens):
         summaries = torch.stack([segment_ids, part_ids, part_ids], -1)[part_ids >= 0]
         distinct: Tensor = torch.unique(summaries, dim=0)
         return distinct
+
+    def list_at_most(
+        self, count: int, segment_ids: Int[Tensor, "b l"], part_ids: Int[Tensor, "b l"]
+    ) -> Int[Tensor, "3 b n"]:
+        """The segments, positions and parts of the first `count` summaries of each row, and padding, on its device."""
+        is_in_part = (segment_ids != PADDING_SEGMENT) & (part_ids >= 0)
+        keys = torch.where(is_in_part, segment_ids * MAX_PARTS + part_ids, NO_PART).sort(1).values
+        is_first = torch.ones_like(keys, dtype=torch.bool)
+        is_first[:, 1:] = keys[:, 1:] != keys[:, :-1]
+        ranks = (is_first.cumsum(1) - 1).clamp(max=count)
+        found = torch.full((len(keys), count + 1), NO_PART, device=keys.device).scatter_(1, ranks, keys)[:, :count]
+        is_there = found != NO_PART
+        segments, parts = torch.where(is_there, found // MAX_PARTS, PADDING_SEGMENT), found % MAX_PARTS
+        return torch.stack([segments, torch.where(is_there, parts, 0), torch.where(is_there, parts, -1)])
 
 
 @final
@@ -129,9 +149,11 @@ class SummaryPrefixedLayer(Layer, UndecayedParameters):
             raise ValueError("SummaryPrefixedLayer is bidirectional: it cannot continue from a state")
         return self.summaries_and_text(x, ctx).text
 
-    def summaries_and_text(self, x: Float[Tensor, "b l d"], ctx: Context) -> SummaryAndText:
-        """The outputs of `inner` for summaries and text."""
-        positions = self.prefixed_positions(ctx.positions, x.shape[0])
+    def summaries_and_text(
+        self, x: Float[Tensor, "b l d"], ctx: Context, *, max_parts: int | None = None
+    ) -> SummaryAndText:
+        """The outputs of `inner` for summaries and text, whose rows are known to have at most `max_parts` parts."""
+        positions = self.prefixed_positions(ctx.positions, x.shape[0], max_parts=max_parts)
         assert isinstance(positions.layout, PrefixedLayout)
         prefix = positions.layout.prefix
         summary_inputs = self.vectors[positions.position_ids[:, :prefix] % len(self.vectors)]
@@ -139,8 +161,11 @@ class SummaryPrefixedLayer(Layer, UndecayedParameters):
         summaries, text = torch.split(out.y, [prefix, x.shape[1]], 1)
         return SummaryAndText(summaries, LayerOutput(text, None, out.loss), positions.columns(0, prefix))
 
-    def prefixed_positions(self, text: TokenPositions, batch: int) -> TokenPositions:
-        """The positions of summaries and text, in this order."""
+    def prefixed_positions(self, text: TokenPositions, batch: int, *, max_parts: int | None = None) -> TokenPositions:
+        """The positions of summaries and text, in this order.
+
+        The host has to read the documents and parts of rows, unless their layout or `max_parts` bounds the summaries.
+        """
         layout = self.summary_tokens.layout(text.position_ids.shape[1])
         if isinstance(text.layout, ContiguousLayout) and text.layout.start == 0 and not has_roles_or_parts(text):
             materialized = materialize(layout, layout.prefix + text.position_ids.shape[1], text.position_ids.device)
@@ -148,7 +173,11 @@ class SummaryPrefixedLayer(Layer, UndecayedParameters):
             return TokenPositions(*fields)  # type: ignore[arg-type]
         part_ids = self.summary_tokens.part_ids_of(text)
         part_ids = part_ids_of(text) if part_ids is None else part_ids
-        summary_segments, summary_positions, summary_parts = self._list_summaries(text.segment_ids, part_ids)
+        if max_parts is not None and isinstance(self.summary_tokens, PartSummaries):
+            summaries = self.summary_tokens.list_at_most(max_parts, text.segment_ids, part_ids)
+        else:
+            summaries = self._list_summaries(text.segment_ids, part_ids)
+        summary_segments, summary_positions, summary_parts = summaries
         return TokenPositions(
             torch.cat([summary_positions, text.position_ids.expand(batch, -1)], 1),
             torch.cat([summary_segments, text.segment_ids.expand(batch, -1)], 1),

@@ -1,7 +1,7 @@
 """Contrastive predictive coding of masked parts by their summaries: ETC's second pre-training objective."""
 
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
@@ -10,10 +10,12 @@ from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX, MaskedLMBatch
 from manyformer.core import PADDING_SEGMENT, Context, LayerOutput, PrefixedLayout, TokenPositions
+from manyformer.device_reads import send
 from manyformer.masks.mask import part_ids_of
 from manyformer.mixers.global_summaries import SummaryPrefixedLayer
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.token_positions import positions_of
+from manyformer.ops.static_layout import materialize
 from manyformer.torch_internals import compiler_disabled
 
 DRAWN_MASK_ID = 4
@@ -46,20 +48,29 @@ class PartContrastiveLoss:
         """The output of `body` for the text with masked parts, and the loss, to be added to a mean token loss."""
         prefixed = body.prefixed_positions(positions, len(batch.tokens))
         assert isinstance(prefixed.layout, PrefixedLayout)
-        prefix, length = prefixed.layout.prefix, prefixed.position_ids.shape[1]
-        summaries, text = prefixed.columns(0, prefix), prefixed.columns(prefix, length)
+        device, prefix = prefixed.position_ids.device, prefixed.layout.prefix
+        if prefixed.layout.text_layout is not None:
+            # the layout says what the tensors say, and the host then knows what it chooses
+            on_host = materialize(prefixed.layout, prefixed.position_ids.shape[1], torch.device("cpu"))
+            prefixed = TokenPositions(*(_expand(field, len(batch.tokens)) for field in on_host))
+        summaries, text = prefixed.columns(0, prefix), prefixed.columns(prefix, prefixed.position_ids.shape[1])
         chosen = self._choose_parts(summaries)
         same_document = text.segment_ids[:, :, None] == summaries.segment_ids[:, None]
         belongs = same_document & (part_ids_of(text)[:, :, None] == part_ids_of(summaries)[:, None])
+        is_masked = send((belongs & chosen[:, None]).any(-1), device)
         mask = DRAWN_MASK_ID if batch.mask is None else batch.mask[:, None]
-        masked_tokens = torch.where((belongs & chosen[:, None]).any(-1), mask, batch.tokens)
+        masked_tokens = torch.where(is_masked, mask, batch.tokens)
         output = body.summaries_and_text(embed(masked_tokens, positions), Context(positions))
         rows, part_indices = chosen.nonzero(as_tuple=True)
         if not len(rows):
             return output.text, output.summaries.new_zeros(())
         original = torch.where(batch.targets == IGNORE_INDEX, batch.tokens, batch.targets)
-        isolated = _encode_isolated(embed, body, original[rows], belongs[rows, :, part_indices])
-        scores = output.summaries[chosen] @ isolated.mT * isolated.shape[-1] ** -0.5
+        columns, valid = _columns_of_parts(belongs[rows, :, part_indices])
+        flat_columns = rows[:, None] * original.shape[1] + columns
+        tokens = original.flatten()[send(flat_columns, device)]
+        isolated = _encode_isolated(embed, body, tokens, send(valid, device))
+        hidden = output.summaries.flatten(0, 1).index_select(0, send(rows * prefix + part_indices, device))
+        scores = hidden @ isolated.mT * isolated.shape[-1] ** -0.5
         labels = torch.arange(len(rows), device=scores.device)
         return output.text, F.cross_entropy(scores, labels) * (self.loss_fraction / (1 - self.loss_fraction))
 
@@ -74,12 +85,20 @@ class PartContrastiveLoss:
         return eligible & (draws <= draws[eligible].kthvalue(2).values.clamp(min=self.mask_rate))
 
 
+def _expand(field: Any, rows: int) -> Any:
+    return field.expand(rows, -1) if isinstance(field, Tensor) else field
+
+
+def _columns_of_parts(belongs: Bool[Tensor, "n l"]) -> tuple[Int[Tensor, "n m"], Bool[Tensor, "n m"]]:
+    """The columns of the tokens of each part, packed to the left, and which entries are tokens."""
+    columns = (~belongs).long().argsort(dim=1, stable=True)[:, : int(belongs.sum(1).max())]
+    return columns, belongs.gather(1, columns)
+
+
 def _encode_isolated(
-    embed: TokenEmbedding, body: SummaryPrefixedLayer, tokens: Int[Tensor, "n l"], belongs: Bool[Tensor, "n l"]
+    embed: TokenEmbedding, body: SummaryPrefixedLayer, tokens: Int[Tensor, "n l"], valid: Bool[Tensor, "n l"]
 ) -> Float[Tensor, "n d"]:
     """The summaries of parts, each encoded as a document of its own."""
-    order = (~belongs).long().argsort(dim=1, stable=True)[:, : int(belongs.sum(1).max())]
-    tokens, valid = tokens.gather(1, order), belongs.gather(1, order)
     positions = positions_of(tokens, torch.where(valid, 0, PADDING_SEGMENT), None)[0]
     positions = positions._replace(part_ids=torch.zeros_like(tokens))
-    return body.summaries_and_text(embed(tokens, positions), Context(positions)).summaries[:, 0]
+    return body.summaries_and_text(embed(tokens, positions), Context(positions), max_parts=1).summaries[:, 0]

@@ -101,7 +101,14 @@ class TextEncoderModel(EncoderModel[B]):
         return self._encode(tokens, positions, watch)
 
 
-def select_targets(hidden: LayerOutput, targets: Int[Tensor, "b l"]) -> tuple[LayerOutput, Int[Tensor, " n"]]:
-    """The hidden states (n, d) of the tokens that have a target, and these targets; only they need a projection."""
-    scored = targets != IGNORE_INDEX
-    return hidden._replace(y=hidden.y[scored]), targets[scored]
+def select_targets(
+    hidden: LayerOutput, targets: Int[Tensor, "b l"], places: Int[Tensor, " n"] | None
+) -> tuple[LayerOutput, Int[Tensor, " n"]]:
+    """The hidden states (n, d) of the tokens that have a target, and these targets; only they need a projection.
+
+    `places` lists them among all tokens, and may list others too; without it the host waits for their number."""
+    if places is None:
+        scored = targets != IGNORE_INDEX
+        return hidden._replace(y=hidden.y[scored]), targets[scored]
+    y = hidden.y.flatten(0, 1).index_select(0, places)
+    return hidden._replace(y=y), targets.flatten().index_select(0, places)

@@ -17,14 +17,15 @@ class ExitClassifiers(OutputHead, WrapsLoadedModule):
     """One classifier for all layers, or one per layer (Elbayad et al. 2020, section 3.1: tied or untied W_n).
 
     The last channel of the input is the number of the layer, from 1, after which each token exited. `shared` is the
-    classifier of the last layer, and of all layers if `per_layer` is empty.
+    classifier of the last layer, and of all layers if `per_layer` is empty. With `aligned` training no token exits
+    early while the model trains, which spares a GPU being asked where they did.
     """
 
     wrapped_name = "shared"
 
-    def __init__(self, shared: OutputHead, per_layer: Sequence[OutputHead] = ()) -> None:
+    def __init__(self, shared: OutputHead, per_layer: Sequence[OutputHead] = (), *, aligned: bool = False) -> None:
         super().__init__()
-        self.shared, self.classes = shared, shared.classes
+        self.shared, self.classes, self.aligned = shared, shared.classes, aligned
         self.per_layer = PerLayerClassifiers(per_layer)
 
     def forward(self, x: Float[Tensor, "*b m"]) -> Float[Tensor, "*b v"]:
@@ -42,17 +43,22 @@ class ExitClassifiers(OutputHead, WrapsLoadedModule):
         return logits
 
     def loss(self, x: Float[Tensor, "*b m"], targets: Int[Tensor, "*b"], *, label_smoothing: float) -> BatchLoss:
+        if self.training and self.aligned:
+            return self.loss_at(x, len(self.per_layer) + 1, targets, label_smoothing=label_smoothing)
         y, depth = split_exit_layer(x)
         if not len(self.per_layer):
             return self.shared.loss(y, targets, label_smoothing=label_smoothing)
         order, groups = self._group_by_layer(y.flatten(0, -2), depth.flatten())
-        group_targets = torch.split(targets.flatten()[order], [len(part) for _, part in groups])
-        losses = [
-            head.loss(group, labels, label_smoothing=label_smoothing)
-            for (head, group), labels in zip(groups, group_targets)
-        ]
-        total, count, *_ = zip(*losses)
-        return BatchLoss(torch.stack(total).sum(), torch.stack(count).sum())
+        return _sum_losses(groups, targets.flatten()[order], label_smoothing=label_smoothing)
+
+    def loss_at(
+        self, x: Float[Tensor, "*b m"], layer: int, targets: Int[Tensor, "*b"], *, label_smoothing: float
+    ) -> BatchLoss:
+        """`loss` for tokens that all exit after layer number `layer`."""
+        y = split_exit_layer(x)[0].flatten(0, -2)
+        number = min(layer, len(self.per_layer) + 1)
+        groups = [(head, y if index == number else y[:0]) for index, head in enumerate(self._heads(), 1)]
+        return _sum_losses(groups, targets.flatten(), label_smoothing=label_smoothing)
 
     def score(self, x: Float[Tensor, "*b m"], targets: Int[Tensor, "*b"]) -> BatchScore:
         return super().score(x, targets) if len(self.per_layer) else self.shared.score(split_exit_layer(x)[0], targets)
@@ -61,11 +67,45 @@ class ExitClassifiers(OutputHead, WrapsLoadedModule):
         self, y: Float[Tensor, "n d"], depth: Int[Tensor, " n"]
     ) -> tuple[Int[Tensor, " n"], list[tuple[OutputHead, Float[Tensor, "k d"]]]]:
         """The order of tokens by exit layer, and the classifier and tokens of each layer."""
-        heads: list[OutputHead] = [*self.per_layer, self.shared]
+        heads = self._heads()
         counts = torch.bincount(depth, minlength=len(heads) + 1)[1:].tolist()
         order = depth.argsort(stable=True)
         # also layers without tokens: with distributed training every parameter must receive a gradient
         return order, list(zip(heads, torch.split(y[order], counts)))
+
+    def _heads(self) -> list[OutputHead]:
+        """The classifiers of all layers that have their own, in order, and of the others."""
+        return [*self.per_layer, self.shared]
+
+
+def exit_logits(head: OutputHead, stream: Float[Tensor, "*b m"], layer: int) -> Float[Tensor, "*b v"]:
+    """The logits of the output of layer number `layer`, or of a pass in which tokens exited where they did."""
+    if isinstance(head, ExitClassifiers) and head.aligned:
+        return head.logits_at(split_exit_layer(stream)[0], layer)
+    logits: Tensor = head(stream)
+    return logits
+
+
+def exit_loss(
+    head: OutputHead, stream: Float[Tensor, "*b m"], layer: int, targets: Int[Tensor, "*b"], *, label_smoothing: float
+) -> BatchLoss:
+    """The loss of the output of layer number `layer`, or of a pass in which tokens exited where they did."""
+    if isinstance(head, ExitClassifiers) and head.aligned:
+        return head.loss_at(stream, layer, targets, label_smoothing=label_smoothing)
+    return head.loss(stream, targets, label_smoothing=label_smoothing)
+
+
+def _sum_losses(
+    groups: Sequence[tuple[OutputHead, Float[Tensor, "_ d"]]], targets: Int[Tensor, " n"], *, label_smoothing: float
+) -> BatchLoss:
+    """The loss of the tokens of each group with its classifier, and the targets in the order of the groups."""
+    group_targets = torch.split(targets, [len(part) for _, part in groups])
+    losses = [
+        head.loss(group, labels, label_smoothing=label_smoothing)
+        for (head, group), labels in zip(groups, group_targets)
+    ]
+    total, count, *_ = zip(*losses)
+    return BatchLoss(torch.stack(total).sum(), torch.stack(count).sum())
 
 
 @final

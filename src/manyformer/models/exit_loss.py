@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from manyformer.batches import IGNORE_INDEX
 from manyformer.depth.early_exit_stack import drop_exit_layer
 from manyformer.depth.exit_predictors import GeometricExitRule, LearnedExitRule
-from manyformer.models.auxiliary_losses import AuxiliaryLoss, LossInputs, divide_by_targets, mean_loss
+from manyformer.models.auxiliary_losses import AuxiliaryLoss, LossInputs, divide_by_targets
+from manyformer.models.exit_classifiers import exit_loss
 from manyformer.models.exit_oracles import (
     ExitOracle,
     agreement,
@@ -109,9 +110,12 @@ class ExitLoss(AuxiliaryLoss):
             final_loss = divide_by_targets(inputs.loss)
             layer_weights = [1.0 if self.weights == "even" else float(number) for number in range(1, len(exits) + 1)]
             extra = extra - final_loss
-            for layer_weight, stream in zip(layer_weights, exits):
+            for number, (layer_weight, stream) in enumerate(zip(layer_weights, exits), 1):
                 loss = final_loss
                 if stream is not streams[-1]:
-                    loss = mean_loss(inputs.head, stream, inputs.targets, inputs.label_smoothing)
+                    smoothing = inputs.label_smoothing
+                    loss = divide_by_targets(
+                        exit_loss(inputs.head, stream, number, inputs.targets, label_smoothing=smoothing)
+                    )
                 extra = extra + layer_weight / sum(layer_weights) * loss
         return extra if self.rule_loss is None else extra + self.rule_loss(exits, inputs)

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.core import TokenPositions
+from manyformer.models.exit_classifiers import exit_logits
 from manyformer.models.output_head import OutputHead
 
 ExitOracle = Callable[[Float[Tensor, "b l v"], Int[Tensor, "b l"]], Float[Tensor, "b l"]]
@@ -34,7 +35,9 @@ def layer_scores(
     oracle: ExitOracle, streams: Sequence[Float[Tensor, "b l m"]], head: OutputHead, targets: Int[Tensor, "b l"]
 ) -> Float[Tensor, "n b l"]:
     """The scores of all layers (n, b, l); the last channel of each stream is the number of its layer."""
-    return torch.stack([oracle(head(stream).float(), targets) for stream in streams])
+    return torch.stack(
+        [oracle(exit_logits(head, stream, layer).float(), targets) for layer, stream in enumerate(streams, 1)]
+    )
 
 
 @torch.no_grad()
@@ -75,8 +78,8 @@ def smoothing_kernel(
 @torch.no_grad()
 def agreement(streams: Sequence[Float[Tensor, "b l m"]], head: OutputHead) -> Float[Tensor, "b l n"]:
     """For each layer but the last, 1 where it predicts the class of the last layer (Schuster et al. 2022, eq. 9)."""
-    last = head(streams[-1]).argmax(-1)
-    return torch.stack([(head(stream).argmax(-1) == last).float() for stream in streams[:-1]], dim=-1)
+    *predictions, last = (exit_logits(head, stream, layer).argmax(-1) for layer, stream in enumerate(streams, 1))
+    return torch.stack([(prediction == last).float() for prediction in predictions], dim=-1)
 
 
 def mean_where(values: Float[Tensor, "*n"], mask: Bool[Tensor, "*n"]) -> Float[Tensor, ""]:

@@ -1,5 +1,7 @@
 """The edges of a batch of graphs as layers read them: numbered through the rows, and sorted by target."""
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -12,17 +14,26 @@ NO_EDGE = -1
 """The source and target of padding among the edges of a row."""
 
 
+class EdgePlaces(NamedTuple):
+    """Where the edges of all rows that join two nodes are, and those that join a node with itself; no padding."""
+
+    links: Int[Tensor, " m"]
+    loops: Int[Tensor, " n"]
+
+
 def sort_edges(
     edges: Int[Tensor, "b m 2"],
     segments: Int[Tensor, "b l"],
     features: Float[Tensor, "b m k"] | None = None,
     *,
     self_loops: bool,
+    places: EdgePlaces | None = None,
 ) -> GraphEdges:
     """The edges (source, target) of each row, columns of the row's nodes, -1 for padding, sorted by target.
 
-    With `self_loops` every node has exactly one edge to itself. Raises UserError for an edge of a node that is not
-    there, and ValueError for features of edges together with loops, which have none."""
+    With `self_loops` every node has exactly one edge to itself. Without the `places` of the edges the host waits for
+    their number. Raises UserError for an edge of a node that is not there, and ValueError for features of edges
+    together with loops, which have none."""
     if self_loops and features is not None:
         raise ValueError("edges have features, but those that join each node with itself have none")
     check_edges(edges, segments)
@@ -31,7 +42,11 @@ def sort_edges(
     row_offsets = torch.arange(rows, device=edges.device)[:, None, None] * length
     numbered = (edges + row_offsets).flatten(0, 1)
     edge_features = None if features is None else features.flatten(0, 1)
-    if not edges.is_meta:
+    if places is not None:
+        chosen = places.links if self_loops else torch.cat(places)
+        numbered = numbered.index_select(0, chosen)
+        edge_features = None if edge_features is None else edge_features.index_select(0, chosen)
+    elif not edges.is_meta:
         valid = edges[..., 0].flatten() != NO_EDGE
         if self_loops:
             valid &= numbered[:, 0] != numbered[:, 1]

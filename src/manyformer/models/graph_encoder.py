@@ -8,7 +8,7 @@ from manyformer.batches import GraphBatch
 from manyformer.core import Context, Layer, LayerOutput, WatchFn, no_watch
 from manyformer.errors import UserError
 from manyformer.models.feature_embedding import FeatureEmbedding
-from manyformer.models.graph_edges import sort_edges
+from manyformer.models.graph_edges import EdgePlaces, sort_edges
 from manyformer.models.graphormer_encoding import GraphormerEncoding
 from manyformer.models.laplacian_embedding import LaplacianEmbedding
 from manyformer.models.model import Model, ModelOutput
@@ -67,7 +67,8 @@ class GraphEncoder(Model[GraphBatch]):
         nodes = torch.zeros(batch.features.shape[:2], dtype=torch.long, device=batch.features.device)
         positions, _ = positions_of(nodes, batch.segments, None)
         segments = positions.segment_ids
-        edges = sort_edges(batch.edges, segments, batch.edge_features, self_loops=self.self_loops)
+        places = EdgePlaces(batch.links, batch.loops) if batch.links is not None and batch.loops is not None else None
+        edges = sort_edges(batch.edges, segments, batch.edge_features, self_loops=self.self_loops, places=places)
         ctx = Context(positions._replace(edges=edges), watch=watch)
         x = self.embed(batch.features, batch.columns)
         if self.positions is not None:

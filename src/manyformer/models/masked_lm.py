@@ -33,7 +33,7 @@ class MaskedLM(TextEncoderModel[MaskedLMBatch]):
 
     def head_inputs(self, batch: MaskedLMBatch, state: State) -> tuple[LayerOutput, Tensor]:
         hidden = self._encode(batch.tokens, self._batch_positions(batch), no_watch)
-        return select_targets(hidden, batch.targets)
+        return select_targets(hidden, batch.targets, batch.scored)
 
     def loss(self, batch: MaskedLMBatch, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
         if self.contrast is None:
@@ -43,7 +43,7 @@ class MaskedLM(TextEncoderModel[MaskedLMBatch]):
         hidden, contrastive_loss = self.contrast(self.embed, self.body, batch, positions)
         # in training both losses share one pass, in which the contrastive loss masks additional tokens
         hidden = hidden if self.training else self._encode(batch.tokens, positions, no_watch)
-        scored_hidden, targets = select_targets(hidden, batch.targets)
+        scored_hidden, targets = select_targets(hidden, batch.targets, batch.scored)
         loss = self.head.loss(scored_hidden.y, targets, label_smoothing=label_smoothing)
         return loss._replace(extra=hidden.loss + contrastive_loss)
 

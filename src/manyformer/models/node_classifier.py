@@ -15,4 +15,4 @@ class NodeClassifier(GraphEncoder):
     """Labels each node; logits are (b, l, classes)."""
 
     def head_inputs(self, batch: GraphBatch, state: State) -> tuple[LayerOutput, Tensor]:
-        return select_targets(self.encode(batch), batch.targets)
+        return select_targets(self.encode(batch), batch.targets, batch.scored)

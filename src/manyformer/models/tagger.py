@@ -33,4 +33,4 @@ class Tagger(EncoderModel[TaggingBatch]):
 
     def head_inputs(self, batch: TaggingBatch, state: State) -> tuple[LayerOutput, Tensor]:
         positions = self._token_positions(batch.tokens, batch.segments, trees=batch.trees)
-        return select_targets(self._encode(batch.tokens, positions, no_watch), batch.targets)
+        return select_targets(self._encode(batch.tokens, positions, no_watch), batch.targets, batch.scored)

@@ -88,8 +88,12 @@ class TwoTowers(ModalitiesModel):
     def _logits(self, batch: ModalitiesBatch) -> Float[Tensor, "n n"]:
         """The logits of all pairs of rows that are not ignored."""
         first, second = self.embeddings(batch)
-        is_scored = batch.labels != IGNORE_INDEX
-        logits: Tensor = self.similarity(first[is_scored], second[is_scored])
+        if batch.scored is None:
+            is_scored = batch.labels != IGNORE_INDEX
+            first, second = first[is_scored], second[is_scored]
+        else:
+            first, second = (part.index_select(0, batch.scored) for part in (first, second))
+        logits: Tensor = self.similarity(first, second)
         return logits
 
     def _embed(self, name: str, sequence: MemorySequence, watch: WatchFn) -> Float[Tensor, "b e"]:

@@ -125,7 +125,7 @@ def with_early_exit(model: M, config: EarlyExitConfig) -> M:
     body, head = _check_stack(model.decoder_stack), model.head
     depth = sum(name.isdigit() for name, _ in body.named_children())
     copies = [copy.deepcopy(head) for _ in range(depth - 1)] if config.classifier_sharing == "per-layer" else []
-    exits = ExitClassifiers(head, copies)
+    exits = ExitClassifiers(head, copies, aligned=config.exit_training != "mixed")
     rule = _build_rule(config, model, exits, depth)
     mixed_samples = config.mixed_samples if config.exit_training == "mixed" else None
     # in its separate training stage only the confidence classifier is trained

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.costs.cost_model import COSTS
+from manyformer.device_reads import count_values, reads_are_free
 
 MAX_CHUNK = COSTS.max_block_choice_queries
 """Queries of one block that are computed together; the last chunk of a block is padded."""
@@ -55,7 +56,10 @@ def block_choice_attention(
     queries = q.flatten(0, 2)[chunks.queries]
     y, lse = _attend(queries, k_blocks[chunks.blocks], v_blocks[chunks.blocks], scale)
     pair_count = chosen.numel()
-    lses = lse.new_full((pair_count,), -torch.inf).index_copy(0, chunks.pairs, lse.flatten()[chunks.slots])
+    pair_lses = lse.flatten()[chunks.slots]
+    if chunks.is_pair is not None:
+        pair_lses = pair_lses.masked_fill(~chunks.is_pair, -torch.inf)
+    lses = lse.new_full((pair_count,), -torch.inf).index_copy(0, chunks.pairs, pair_lses)
     ys = y.new_zeros(pair_count, y.shape[-1]).index_copy(0, chunks.pairs, y.flatten(0, 1)[chunks.slots])
     shares = torch.cat([own_lse[..., None], lses.view(chosen.shape)], -1).softmax(-1).to(v.dtype)
     outputs = torch.cat([own_y[..., None, :], ys.view(*chosen.shape, v.shape[-1])], -2)
@@ -66,18 +70,22 @@ class _PairChunks(NamedTuple):
     """Pairs of a query and a chosen block, in chunks that share their block.
 
     `queries` are the queries in the slots of each chunk, `blocks` the block of each chunk; `pairs` are the flat indices
-    of the pairs in the choice, and `slots` where each of them is."""
+    of the pairs in the choice, and `slots` where each of them is. `is_pair` says which of them are pairs where the host
+    has not counted them; None where all are."""
 
     queries: Int[Tensor, "n c"]
     blocks: Int[Tensor, " n"]
     pairs: Int[Tensor, " p"]
     slots: Int[Tensor, " p"]
+    is_pair: Bool[Tensor, " p"] | None = None
 
 
 def _chunk_pairs(chosen: Int[Tensor, "b h l c"], block_count: int, size: int) -> _PairChunks:
     rows, choices, device = chosen.shape[0] * chosen.shape[1], chosen.shape[3], chosen.device
     row_starts = torch.arange(rows, device=device)[:, None] * block_count
     flat_blocks = torch.where(chosen.flatten(0, 1) < 0, -1, chosen.flatten(0, 1) + row_starts[..., None]).flatten()
+    if not reads_are_free(chosen):
+        return _chunk_uncounted_pairs(flat_blocks, rows * block_count, choices, size)
     pairs = (flat_blocks >= 0).nonzero()[:, 0]
     blocks, order = flat_blocks[pairs].sort(stable=True)
     pairs = pairs[order]
@@ -90,6 +98,26 @@ def _chunk_pairs(chosen: Int[Tensor, "b h l c"], block_count: int, size: int) ->
     queries = torch.zeros(len(chunk_blocks) * size, dtype=torch.long, device=device)
     queries = queries.index_copy(0, slots, pairs // choices)
     return _PairChunks(queries.view(-1, size), chunk_blocks, pairs, slots)
+
+
+def _chunk_uncounted_pairs(flat_blocks: Int[Tensor, " n"], block_count: int, choices: int, size: int) -> _PairChunks:
+    """The chunks of all choices, those of no block last, in as many chunks as there could be.
+
+    `flat_blocks` are the blocks of the choices among `block_count` of all rows."""
+    device, pair_count = flat_blocks.device, len(flat_blocks)
+    chunk_limit = min(pair_count, (pair_count + block_count * (size - 1)) // size)
+    blocks, pairs = flat_blocks.where(flat_blocks >= 0, block_count).sort(stable=True)
+    is_pair = blocks < block_count
+    counts = count_values(blocks, block_count + 1)
+    chunk_ends = ((counts[:-1] + size - 1) // size).cumsum(0)
+    rank = torch.arange(pair_count, device=device) - (counts.cumsum(0) - counts)[blocks]
+    first_chunks = F.pad(chunk_ends, (1, 0))[blocks]
+    slots = torch.where(is_pair, (first_chunks + rank // size) * size + rank % size, chunk_limit * size)
+    chunk_blocks = torch.searchsorted(chunk_ends, torch.arange(chunk_limit, device=device), right=True)
+    queries = torch.zeros(chunk_limit * size + 1, dtype=torch.long, device=device)
+    queries = queries.index_copy(0, slots, pairs // choices)[:-1]
+    blocks_of_chunks, slots = chunk_blocks.clamp(max=block_count - 1), slots.clamp(max=chunk_limit * size - 1)
+    return _PairChunks(queries.view(-1, size), blocks_of_chunks, pairs, slots, is_pair)
 
 
 def _attend(

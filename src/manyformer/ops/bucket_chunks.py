@@ -5,13 +5,15 @@ are adjacent for every `interleaved_heads` heads, as projections lay them out. A
 document, as published, or a bucket of a document, so that no later token moves the border of a chunk.
 """
 
+from collections import Counter
 from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from manyformer.core import PADDING_SEGMENT
+from manyformer.core import PADDING_SEGMENT, ContiguousLayout, PackedLayout, TokenPositions
+from manyformer.device_reads import reads_are_free
 
 ChunkUnit = Literal["document", "bucket"]
 
@@ -42,10 +44,12 @@ def sort_into_chunks(
     unit: ChunkUnit,
     reach: int,
     interleaved_heads: int = 1,
+    max_units: int | None = None,
 ) -> BucketChunks:
     """Sort each row by document and bucket, stably, and split every unit into chunks of `size` tokens.
 
-    `reach` is lookback plus lookahead, in chunks.
+    `reach` is lookback plus lookahead, in chunks. Where a row has at most `max_units` units, a device need not tell
+    the host how many chunks there are: it has as many as there could be, of which the last ones are empty.
     """
     length = bucket.shape[1]
     column = torch.arange(length, device=bucket.device)
@@ -59,7 +63,7 @@ def sort_into_chunks(
     rank = column - torch.where(unit_starts, column, 0).cummax(1).values
     starts = (rank % size == 0) & valid
     chunk = starts.flatten().cumsum(0) - 1
-    count = int(chunk[-1]) + 1 if len(chunk) else 0
+    count = _chunk_count(chunk.view(bucket.shape), size, max_units)
     slot = torch.where(valid.flatten(), chunk * size + rank.flatten() % size, count * size)
     bucket_ids = bucket_starts.flatten().cumsum(0)
     mark = (chunk + (reach + 1) * bucket_ids).view(order.shape)
@@ -71,6 +75,27 @@ def sort_into_chunks(
     sorted_fields = (slot, bucket_ids, mark, rank.flatten())
     slot, bucket_ids, mark, rank = (torch.empty_like(token).scatter_(0, token, x) for x in sorted_fields)
     return BucketChunks(tokens.view(count, size), slot, bucket_ids.int(), mark.int(), rank)
+
+
+def units_per_row(positions: TokenPositions, unit: ChunkUnit, buckets: int) -> int | None:
+    """The most units that a row has according to its layout; None where that says nothing."""
+    if isinstance(positions.layout, ContiguousLayout):
+        documents = 1
+    elif isinstance(positions.layout, PackedLayout):
+        documents = max(Counter(row for row, _, _ in positions.layout.documents).values(), default=0)
+    else:
+        return None
+    return documents * buckets if unit == "bucket" else documents
+
+
+def _chunk_count(chunk: Int[Tensor, "n l"], size: int, max_units: int | None) -> int:
+    """The number of chunks, of which `chunk` counts those up to each token; read, or bounded where that is slow."""
+    if not chunk.numel():
+        return 0
+    if max_units is None or reads_are_free(chunk):
+        return int(chunk[-1, -1]) + 1
+    rows, length = chunk.shape
+    return rows * ((length + min(max_units, length) * (size - 1)) // size)
 
 
 def document_lengths(segment_ids: Int[Tensor, "n l"]) -> Int[Tensor, "n l"]:

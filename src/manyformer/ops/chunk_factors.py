@@ -10,7 +10,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from manyformer.ops.decay_scales import scale_by_decays
-from manyformer.ops.decay_sums import DecaySums, sum_decays
+from manyformer.ops.decay_sums import sum_decays
+from manyformer.ops.halved_pairs import halved_pairs
 
 
 class PairBlocks(NamedTuple):
@@ -29,8 +30,8 @@ class DecayedChunks(NamedTuple):
 
     `rows` and `columns` are readers and keys as pairs take them, and `entered` the readers as they read the memory
     before the chunk: zeros in later documents. Readers that read before the decay of their own token come last. Pairs
-    of a reader and a key have the factor `table`, and where decays of channels are too strong for factors of readers
-    and keys, each channel its own of `pair_factors`, and `early_pair_factors` for those that read before a decay.
+    of a reader and a key have the factor `table`, and where decays of channels may be too strong for factors of readers
+    and keys, those of `pair_decay` between them.
     `leaving` leads from `columns` to the memory after the chunk, `retention` is the factor of this memory itself."""
 
     rows: Sequence[Float[Tensor, "b h n c r"]]
@@ -39,8 +40,7 @@ class DecayedChunks(NamedTuple):
     table: Float[Tensor, "b #h n c c"] | None = None
     leaving: Float[Tensor, "b h n #c #r"] | None = None
     retention: Float[Tensor, "b h n #r 1"] | None = None
-    pair_factors: Float[Tensor, "b h n c c r"] | None = None
-    early_pair_factors: Float[Tensor, "b h n c c r"] | None = None
+    pair_decay: Float[Tensor, "b h n c r"] | None = None
 
     def leave(self, columns: Float[Tensor, "b h n c r"]) -> Float[Tensor, "b h n c r"]:
         """Keys with the decay after them; zeros for those of earlier documents than the last token's."""
@@ -61,22 +61,23 @@ class DecayedChunks(NamedTuple):
         self, rows: Float[Tensor, "b h n c r"], columns: Float[Tensor, "b h n c r"]
     ) -> Float[Tensor, "b h n c c"]:
         """`pairs` for a triangular system, which reads only what is below its diagonal."""
-        if self.pair_factors is None:
-            pairs = rows @ columns.mT
-        else:
-            pairs = torch.einsum("...id,...ijd,...jd->...ij", rows, self.pair_factors, columns)
+        pairs = rows @ columns.mT if self.pair_decay is None else halved_pairs(rows, columns, self.pair_decay, 0)
         return pairs if self.table is None else pairs * self.table
 
     def pair_blocks(self) -> PairBlocks:
         """All pairs of queries and early readers with keys and u, in one product, faster than four small ones."""
         rows, columns = torch.stack(list(self.rows), 3), torch.stack(list(self.columns), 3)
         length = rows.shape[-2]
-        if self.pair_factors is None or self.early_pair_factors is None:
+        if self.pair_decay is None:
             products = rows.flatten(3, 4) @ columns.flatten(3, 4).mT
             blocks = products.unflatten(4, (2, length)).unflatten(3, (2, length))  # type: ignore[no-untyped-call]
         else:
-            pair_factors = torch.stack([self.pair_factors, self.early_pair_factors], 3)
-            blocks = torch.einsum("bhnpid,bhnpijd,bhnqjd->bhnpiqj", rows, pair_factors, columns)
+            products = [
+                halved_pairs(rows[:, :, :, lag], columns[:, :, :, column], self.pair_decay, lag)
+                for lag in (0, 1)
+                for column in (0, 1)
+            ]
+            blocks = torch.stack(products, 3).unflatten(3, (2, 2)).transpose(4, 5)  # type: ignore[no-untyped-call]
         visible = blocks.new_ones(length, length).tril()
         earlier = visible.tril(-1)
         factors = torch.stack([visible, -visible, earlier, earlier]).view(2, 2, length, length).transpose(1, 2)
@@ -96,8 +97,7 @@ def decayed_chunks(
 ) -> DecayedChunks:
     """The features of readers and keys with decays, one per token or one per channel, and documents.
 
-    Where some readers are early, decays must be those of channels. `is_exact` gives each channel of each pair a factor
-    of its own."""
+    Where some readers are early, decays must be those of channels. `is_exact` takes decays of any strength."""
     rows = [*readers, *early_readers]
     if decay is None:
         chunks = DecayedChunks(rows, rows, keys)
@@ -110,11 +110,8 @@ def decayed_chunks(
         before, entering = sums.before(), sums.total().exp()
         entered = [*(x * entering for x in readers), *(x * before.total().exp() for x in early_readers)]
         chunks = DecayedChunks(rows, entered, keys, leaving=leaving, retention=entering[..., -1:, :].mT)
-        if is_exact:
-            early_pair_factors = _pair_factors(before, sums, 1) if early_readers else None
-            chunks = chunks._replace(pair_factors=_pair_factors(sums, sums, 0), early_pair_factors=early_pair_factors)
-        else:
-            chunks = chunks._replace(table=_DecayTable.apply(*sums))  # type: ignore[no-untyped-call]
+        table = None if is_exact else _DecayTable.apply(*sums)  # type: ignore[no-untyped-call]
+        chunks = chunks._replace(table=table, pair_decay=decay if is_exact else None)
     return chunks if runs is None else _separate_documents(chunks, runs)
 
 
@@ -131,36 +128,6 @@ def _separate_documents(chunks: DecayedChunks, runs: Int[Tensor, "b 1 n c"]) -> 
         leaving=is_left if chunks.leaving is None else chunks.leaving * is_left,
         retention=is_retained if chunks.retention is None else chunks.retention * is_retained,
     )
-
-
-def _pair_factors(rows: DecaySums, columns: DecaySums, lag: int) -> Float[Tensor, "*b c c r"]:
-    """exp(rows_i - columns_j) of each channel where j <= i - lag, else 0; row i is the sum up to token i - lag."""
-    factors: Tensor = _PairFactors.apply(*rows, *columns, lag)  # type: ignore[no-untyped-call]
-    return factors
-
-
-class _PairFactors(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, row_coarse: Tensor, row_fine: Tensor, coarse: Tensor, fine: Tensor, lag: int
-    ) -> Float[Tensor, "*b c c r"]:
-        exponents = row_coarse[..., :, None, :] - coarse[..., None, :, :]
-        exponents.add_(row_fine[..., :, None, :]).sub_(fine[..., None, :, :])
-        visible = exponents.new_ones(exponents.shape[-3:-1]).tril(-lag)
-        # see `decay_table`
-        factors = exponents.clamp_(max=1.0).exp_().mul_(visible[..., None])
-        ctx.save_for_backward(factors)
-        ctx.lag = lag
-        return factors
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dfactors: Tensor) -> tuple[Tensor | None, ...]:
-        (factors,) = ctx.saved_tensors
-        dexponents = dfactors * factors
-        # a pair without a decay in between has no gradient, but would leave the difference of two rounded sums
-        dexponents.diagonal(-ctx.lag, -3, -2).zero_()
-        return None, dexponents.sum(-2), None, dexponents.sum(-3).neg_(), None
 
 
 def decay_table(coarse: Float[Tensor, "*b c 1"], fine: Float[Tensor, "*b c 1"]) -> Float[Tensor, "*b c c"]:

@@ -90,8 +90,8 @@ class _ChunkGatherAttention(torch.autograd.Function):
             for round_y, round_lse in results:
                 attention_with_lse.merge_lse(y, lse, round_y, round_lse)
                 round_lses.append(round_lse)
-        isolated = (lse == -torch.inf).nonzero()[:, 0]
-        y.index_copy_(0, isolated, v.index_select(0, isolated))
+        isolated = lse == -torch.inf
+        torch.where(isolated[:, None], v, y, out=y)
         slots, saved_weights = ([], []) if runner.saved is None else runner.saved
         ctx.save_for_backward(q, k, v, y, lse, isolated, *round_lses, *slots, *saved_weights)
         ctx.visibility, ctx.scale, ctx.cuts = visibility, scale, (len(round_lses), len(round_lses) + len(slots))
@@ -105,14 +105,14 @@ class _ChunkGatherAttention(torch.autograd.Function):
         saved_rounds = SavedRounds(slots[::-1], saved_weights[::-1]) if slots else None
         runner = _RoundRunner(q, k, v, ctx.visibility, ctx.scale, saved_rounds)
         # a token that attends only to itself has no weight in any round
-        delta, lse = (grad_y * y).sum(-1), lse.index_fill(0, isolated, torch.inf)
+        delta, lse = (grad_y * y).sum(-1), lse.masked_fill(isolated, torch.inf)
         grads: list[Tensor] = []
         with autocast_disabled(q.device):
             for round_index, round_lse in zip(runner.round_indices, round_lses):
                 round_grads = runner.backward(round_index, grad_y, delta, (round_lse - lse).exp_())
                 grads = [total.add_(grad) for total, grad in zip(grads, round_grads)] if grads else round_grads
         grads = grads or [torch.zeros_like(x) for x in (q, k, v)]
-        grads[2].index_add_(0, isolated, grad_y.index_select(0, isolated))
+        grads[2].addcmul_(grad_y, isolated[:, None].to(grad_y.dtype))
         return *grads, None, None
 
 
@@ -134,7 +134,8 @@ class _RoundRunner:
             self.saved.slots.extend(slots)
         # one more slot than there are, for padding
         y, lse = (v.new_empty(chunks.tokens.numel() + 1, *extra_shape) for extra_shape in (v.shape[-1:], ()))
-        y[-1], lse[-1] = 0.0, -torch.inf
+        y[-1].zero_()
+        lse[-1].fill_(-torch.inf)
         outputs, slot_lse = y[:-1].view(*chunks.tokens.shape, -1), lse[:-1].view(chunks.tokens.shape)
         mask_bias = _RoundMaskBias(self.visibility, round_index, q)
         for chunk_slice in self._chunk_slices(chunks):

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from manyformer.device_reads import count_values
 from manyformer.ops import softmax_attention as ops
 
 
@@ -59,7 +60,7 @@ def balanced_attention(
         y = torch.cat([y, later_y], dim=2)
     target = (row * (length + 1) + members).flatten()
     total = y.new_zeros(row.numel() * (length + 1), v.shape[-1]).index_add(0, target, y.reshape(-1, v.shape[-1]))
-    count = torch.bincount(target, minlength=len(total)).clamp(min=1).to(total.dtype)
+    count = count_values(target, len(total)).clamp(min=1).to(total.dtype)
     return (total / count[:, None]).view(*k.shape[:2], length + 1, v.shape[-1])[:, :, :length]
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,21 +31,25 @@ def ctc_losses(
     An alignment gives each of the first `lengths` positions a label or `BLANK`; repeated labels are merged, then blanks
     removed. Raises UserError for a target that has no alignment: it needs a position for each label, and one for a
     blank between two equal ones."""
-    check_alignable(lengths, targets, counts)
+    # torch's loop over positions needs lengths and counts on the host: all numbers of rows are read together
+    rows = torch.stack([lengths, counts, needed_positions(targets, counts)])
+    row_lengths, row_counts, needed = rows.tolist()
+    check_alignable(row_lengths, row_counts, needed)
     log_probs = logits.float().log_softmax(-1) if logits.dtype != torch.float64 else logits.log_softmax(-1)
-    losses: Tensor = F.ctc_loss(log_probs.transpose(0, 1), targets, lengths, counts, blank=BLANK, reduction="none")
+    losses: Tensor = F.ctc_loss(
+        log_probs.transpose(0, 1), targets, row_lengths, row_counts, blank=BLANK, reduction="none"
+    )
     return losses
 
 
-def check_alignable(lengths: Int[Tensor, " b"], targets: Int[Tensor, "b t"], counts: Int[Tensor, " b"]) -> None:
-    """Raise UserError for the first row whose target is longer than its positions allow."""
-    needed = needed_positions(targets, counts)
-    for row in (needed > lengths).nonzero()[:1, 0].tolist():
-        count = int(counts[row])
-        repeated = int(needed[row]) - count
-        blanks = f" and {repeated} blanks between equal neighbours" if repeated else ""
+def check_alignable(lengths: Sequence[int], counts: Sequence[int], needed: Sequence[int]) -> None:
+    """Raise UserError for the first row whose target of `counts` labels needs more positions than it has."""
+    for row, (length, count, positions) in enumerate(zip(lengths, counts, needed, strict=True)):
+        if positions <= length:
+            continue
+        blanks = f" and {positions - count} blanks between equal neighbours" if positions > count else ""
         raise UserError(
-            f"row {row} of the batch has {count} labels{blanks}, but only {int(lengths[row])} positions of sound: no "
+            f"row {row} of the batch has {count} labels{blanks}, but only {length} positions of sound: no "
             f"alignment exists; its text is too long for the recording, or subsampling is too coarse"
         )
 

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from manyformer.costs.cost_model import COSTS
+from manyformer.device_reads import reads_are_free
 from manyformer.ops.chunk_factors import decayed_chunks
 from manyformer.ops.corrected_chunks import CorrectedChunks, compose_corrected_chunks
 
@@ -151,17 +152,19 @@ def _split_runs(run: Int[Tensor, "b l"], chunk: int) -> Int[Tensor, "b 1 n c"]:
 
 
 def _select_chunk(chunk: int, decay: Tensor | None) -> tuple[int, bool]:
-    """The length of chunks, and whether decays per channel are too strong to be split into two factors of a pair."""
+    """The length of chunks, and whether decays per channel may be too strong to be split into two factors of a pair.
+
+    The factors of any strength take longer, but no longer than to wait for a device or to end a compiled graph."""
     if decay is None or decay.shape[-1] == 1 or decay.is_meta:
         return chunk, False
-    if torch.compiler.is_compiling():
-        # a choice by values would end the graph; this path serves all of them
-        return min(chunk, MIN_CHUNK), True
-    while True:
-        strongest = float(_view_chunks(decay.detach(), chunk).sum(-2).amin())
-        if strongest >= -MAX_EXPONENT or chunk <= MIN_CHUNK:
-            return chunk, strongest < -MAX_EXPONENT
-        chunk = max(MIN_CHUNK, chunk // 2)
+    if torch.compiler.is_compiling() or not reads_are_free(decay):
+        return chunk, True
+    shorter = chunk
+    while float(_view_chunks(decay.detach(), shorter).sum(-2).amin()) < -MAX_EXPONENT:
+        if shorter <= MIN_CHUNK:
+            return chunk, True
+        shorter = max(MIN_CHUNK, shorter // 2)
+    return shorter, False
 
 
 def _compose(

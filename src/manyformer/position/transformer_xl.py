@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from manyformer.core import AlignedLayout, ContiguousLayout, StepLayout, TokenPositions
 from manyformer.costs.cost_model import COSTS
+from manyformer.device_reads import reads_are_free
 from manyformer.head_selection import HeadSelection, PerHeadTensors, select_head_outputs
 from manyformer.position.distance_terms import DistanceTerms, signed_distances, toeplitz_view
 from manyformer.position.position import Keys, PairScores, Position, Queries
@@ -82,7 +83,7 @@ class TransformerXLPosition(Position, PerHeadTensors):
     def score(
         self, logits: PairScores, q: Queries, k: Keys, query_positions: TokenPositions, key_positions: TokenPositions
     ) -> PairScores:
-        distances, lookback, lookahead = _pair_distances(query_positions, key_positions)
+        distances, lookback, lookahead = _pair_distances(query_positions, key_positions, has_all_keys=self.training)
         vectors = self.distance_vectors(lookback, lookahead)
         distance_scores: Tensor = (q + (self.biases.v - self.biases.u)[:, None]) @ vectors.mT * q.shape[-1] ** -0.5
         if distances is None:
@@ -154,11 +155,12 @@ class TransformerXLPosition(Position, PerHeadTensors):
 
 
 def _pair_distances(
-    query_positions: TokenPositions, key_positions: TokenPositions
+    query_positions: TokenPositions, key_positions: TokenPositions, *, has_all_keys: bool
 ) -> tuple[Int[Tensor, "b l s"] | None, int, int]:
     """The signed distance of each pair, None if both layouts are contiguous or aligned; the lookback and the lookahead.
 
-    Pairs of different documents or with padding, which never attend, get distance 0.
+    Pairs of different documents or with padding, which never attend, get distance 0. With `has_all_keys` no key
+    between two others has been evicted, as in training: their number then bounds distances, and no GPU is read.
     """
     query_layout, key_layout, aligned = query_positions.layout, key_positions.layout, (ContiguousLayout, AlignedLayout)
     if isinstance(query_layout, aligned) and isinstance(key_layout, aligned):
@@ -175,6 +177,8 @@ def _pair_distances(
     if distances.is_meta:
         # without values, as many distances as pairs of adjacent queries and keys have
         return distances, sum(distances.shape[1:]) - 2, 0
+    if has_all_keys and not reads_are_free(distances):
+        return distances, distances.shape[2] - 1, distances.shape[1] - 1
     # reads tensor values, so a GPU is synchronized
     minimum, maximum = (int(edge) for edge in torch.aminmax(distances))
     return distances, -minimum, maximum

@@ -46,7 +46,7 @@ class Contrast(Task[TwoTowers]):
         return model.embed.parts["text"].vocab if "text" in model.embed.parts else STAND_IN_IDS  # type: ignore[return-value]
 
     def arguments(self, model: TwoTowers, inputs: Inputs) -> tuple[Any, ...]:
-        return tuple(self.batch(model, inputs, torch.zeros(len(inputs.tokens), dtype=torch.long)))[1:]
+        return self.batch(model, inputs, torch.zeros(len(inputs.tokens), dtype=torch.long)).inputs
 
     def batch(self, model: TwoTowers, inputs: Inputs, targets: Tensor) -> ModalitiesBatch:
         batch: ModalitiesBatch = batch_of_tokens(model.embed, inputs, targets)

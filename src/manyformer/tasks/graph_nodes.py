@@ -43,8 +43,7 @@ class GraphNodes(Task[NodeClassifier]):
         return STAND_IN_IDS
 
     def arguments(self, model: NodeClassifier, inputs: Inputs) -> tuple[Any, ...]:
-        batch = batch_of_tokens(model, inputs, inputs.tokens)
-        return *batch[:2], *batch[3:]
+        return batch_of_tokens(model, inputs, inputs.tokens).inputs
 
     def batch(self, model: NodeClassifier, inputs: Inputs, targets: Tensor) -> GraphBatch:
         return batch_of_tokens(model, inputs, targets)
@@ -67,7 +66,7 @@ class GraphNodes(Task[NodeClassifier]):
 
         def logits_and_targets(batch: GraphBatch) -> tuple[Tensor, Tensor]:
             is_scored = batch.targets != IGNORE_INDEX
-            return request.model(*batch[:2], *batch[3:]).logits[is_scored], batch.targets[is_scored]
+            return request.model(*batch.inputs).logits[is_scored], batch.targets[is_scored]
 
         predicted, references = labels_of_batches(request, logits_and_targets)
         scores = [accuracy(predicted, references), f1(predicted, references)]
@@ -82,11 +81,11 @@ def pass_over_nodes(model: NodeClassifier | GraphClassifier, batch: Batch) -> Te
     """The pass of a model over the first row of a batch of graphs, with its nodes as numbers."""
     assert isinstance(batch, GraphBatch)
     moved: Any = to_device(batch, model.device)
-    row = [None if part is None else part[:1] for part in moved]
+    row = [None if part is None else part[:1] for part in moved.inputs]
     length = moved.features.shape[1]
     count = length if moved.segments is None else int((moved.segments[0] >= 0).sum())
     labels = tuple(f"node {number}" for number in range(count))
-    return TextPass(lambda watch: model(*row[:2], *row[3:], watch=watch), labels, length)
+    return TextPass(lambda watch: model(*row, watch=watch), labels, length)
 
 
 GRAPH_NODES = GraphNodes()

@@ -37,7 +37,7 @@ class MultimodalClassification(RowLabelTask[MultimodalClassifier]):
         return model.embed.parts["text"].vocab if "text" in model.embed.parts else STAND_IN_IDS  # type: ignore[return-value]
 
     def arguments(self, model: MultimodalClassifier, inputs: Inputs) -> tuple[Any, ...]:
-        return tuple(self.batch(model, inputs, torch.zeros(len(inputs.tokens), dtype=torch.long)))[1:]
+        return self.batch(model, inputs, torch.zeros(len(inputs.tokens), dtype=torch.long)).inputs
 
     def batch(self, model: MultimodalClassifier, inputs: Inputs, targets: Tensor) -> ModalitiesBatch:
         batch: ModalitiesBatch = batch_of_tokens(model.embed, inputs, targets)
@@ -53,7 +53,7 @@ class MultimodalClassification(RowLabelTask[MultimodalClassifier]):
         """Accuracy and F1 over the labels of examples."""
 
         def logits_and_targets(batch: ModalitiesBatch) -> tuple[Tensor, Tensor]:
-            return request.model(*batch[1:]).logits, batch.labels
+            return request.model(*batch.inputs).logits, batch.labels
 
         predicted, references = labels_of_batches(request, logits_and_targets)
         return EvaluationResult(row_label_scores(predicted, references), f"{len(predicted):,} examples")
@@ -62,7 +62,7 @@ class MultimodalClassification(RowLabelTask[MultimodalClassifier]):
         """The most likely labels of each example."""
         for batch in request.batches or ():
             moved: Any = to_device(batch, request.model.device)
-            logits = request.model(*moved[1:]).logits
+            logits = request.model(*moved.inputs).logits
             for labels in ranked_labels(logits, label_names(request.tokenizers), request.top):
                 yield (labels,)
 

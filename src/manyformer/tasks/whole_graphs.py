@@ -42,8 +42,7 @@ class WholeGraphs(Task[GraphClassifier]):
         return STAND_IN_IDS
 
     def arguments(self, model: GraphClassifier, inputs: Inputs) -> tuple[Any, ...]:
-        batch = batch_of_tokens(model, inputs, inputs.tokens)
-        return *batch[:2], *batch[3:]
+        return batch_of_tokens(model, inputs, inputs.tokens).inputs
 
     def batch(self, model: GraphClassifier, inputs: Inputs, targets: Tensor) -> GraphBatch:
         return batch_of_tokens(model, inputs, targets)
@@ -71,7 +70,7 @@ class WholeGraphs(Task[GraphClassifier]):
         """Accuracy and F1 over the labels of graphs."""
 
         def logits_and_targets(batch: GraphBatch) -> tuple[Tensor, Tensor]:
-            return request.model(*batch[:2], *batch[3:]).logits, batch.targets
+            return request.model(*batch.inputs).logits, batch.targets
 
         predicted, references = labels_of_batches(request, logits_and_targets)
         return EvaluationResult(row_label_scores(predicted, references), f"{len(predicted):,} graphs")

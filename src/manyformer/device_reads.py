@@ -1,0 +1,25 @@
+"""What the host may learn from tensors: on a CPU all of it, on a GPU nothing without waiting.
+
+A GPU works through a queue. Where Python reads a number of a tensor, it has to wait until the queue is empty, and the
+GPU then waits for Python. Code that chooses by values therefore has a second form that computes the choice as tensors.
+"""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+
+def reads_are_free(x: Tensor) -> bool:
+    """Whether Python may branch on values of `x` without waiting: on a CPU, and where shapes alone are computed."""
+    return x.device.type in ("cpu", "meta")
+
+
+def send(x: Tensor, device: torch.device) -> Tensor:
+    """A copy of a tensor of the host on `device`, for whose arrival the host does not wait."""
+    return x if device.type in ("cpu", "meta") else x.pin_memory().to(device, non_blocking=True)
+
+
+def count_values(values: Int[Tensor, "*n"], size: int) -> Int[Tensor, " size"]:
+    """How often each of the numbers below `size` occurs: `torch.bincount`, which on a GPU reads the largest value."""
+    flat = values.flatten()
+    return torch.zeros(size, dtype=torch.long, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))
