@@ -45,6 +45,10 @@ class LogitsFeed(ABC):
     def reorder(self, rows: Int[Tensor, " r"]) -> None:
         """`select_rows` for an index that exchanges rows only among those of one prompt or source."""
 
+    def close(self) -> None:
+        """Leave to later decodings what they can use, once no further token is needed."""
+        return
+
     @property
     def cache_bytes(self) -> int:
         """The bytes of the tensors that are stored between calls."""

@@ -48,7 +48,8 @@ class RotaryPosition(Position):
         self.max_length = None if scaling is None else scaling.longest
         frequencies = rotary_frequencies(rotated, base) if scaling is None else scaling.frequencies(rotated, base)
         self._frequencies: tuple[float, ...] = tuple(frequencies.tolist())
-        # no buffer: converting the model to another dtype must not round the table
+        # no buffers: converting the model to another dtype must not round the frequencies or the table
+        self._device_frequencies: Tensor | None = None
         self._table: Tensor | None = None
 
     def query(self, q: Float[Tensor, "b h l e"], positions: TokenPositions) -> Float[Tensor, "b h l e"]:
@@ -106,12 +107,24 @@ class RotaryPosition(Position):
         return self._table
 
     def _compute_table(self, position_ids: Int[Tensor, "*l"], dtype: torch.dtype) -> Float[Tensor, "*l p 2"]:
-        frequencies = torch.tensor(self._frequencies, dtype=torch.float64, device=position_ids.device)
+        frequencies = self._frequencies_on(position_ids.device)
         attention_factor = 1.0 if self.scaling is None else self.scaling.attention_factor
         unrotated_pairs = 0 if self.pairs == "halves" else (self.width - self.rotated) // 2
         return rotation_table(
             position_ids[..., None] * frequencies, attention_factor=attention_factor, unrotated_pairs=unrotated_pairs
         ).to(dtype)
+
+    def _frequencies_on(self, device: torch.device) -> Float[Tensor, " p"]:
+        """The frequencies in float64, kept on the device of the last call: each copy to a GPU would wait for it."""
+        kept = self._device_frequencies
+        if kept is not None and kept.device == device:
+            return kept
+        # outside inference mode, whose tensors could not be used in training later
+        with torch.inference_mode(mode=False):
+            frequencies = torch.tensor(self._frequencies, dtype=torch.float64, device=device)
+        if not torch.compiler.is_compiling():
+            self._device_frequencies = frequencies
+        return frequencies
 
 
 def check_widths(width: int, rotated: int, pairs: str) -> None:
@@ -133,7 +146,9 @@ def rotation_table(
     table = attention_factor * torch.stack([angles.cos(), angles.sin()], dim=-1)
     if not unrotated_pairs:
         return table
-    identity = table.new_tensor([1.0, 0.0]).expand(*table.shape[:-2], unrotated_pairs, 2)
+    # made where the table is: numbers of the host would be copied to a GPU, which waits
+    ones = table.new_ones(*table.shape[:-2], unrotated_pairs, 1)
+    identity = torch.cat([ones, torch.zeros_like(ones)], dim=-1)
     return torch.cat([table, identity], dim=-2)
 
 
