@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from manyformer.experts import FeedForwardExperts, GatedExperts
-from manyformer.ops.expert_dispatch import NO_EXPERT, dispatch, dispatch_reference, drop_overflow
+from manyformer.generate.host_reads import StaticOperatorsOnly
+from manyformer.ops.expert_dispatch import NO_EXPERT, dispatch, dispatch_fixed, dispatch_reference, drop_overflow
 
 EXPERTS = 5
 
@@ -31,6 +32,29 @@ def test_sorted_dispatch_is_its_definition(kind: type[GatedExperts], tokens: int
         results.append([y, *torch.autograd.grad((y * direction).sum(), inputs)])
     for actual, expected in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [GatedExperts, FeedForwardExperts])
+@pytest.mark.parametrize(("tokens", "copies"), [(1, True), (2, True), (3, False), (9, False)])
+def test_dispatch_of_fixed_shapes_is_its_definition(kind: type[GatedExperts], tokens: int, copies: bool) -> None:
+    """Weights are copied for few tokens; for more, all experts process them all. Neither is read by the host."""
+    number = 13
+    experts = kind(number, 6, 8, bias=True).double()
+    for bias in (module.bias for module in experts.children() if hasattr(module, "bias")):
+        torch.nn.init.normal_(bias)
+    x = torch.randn(tokens, 6, dtype=torch.double)
+    weights, chosen = torch.rand(tokens, number, dtype=torch.double).topk(2)
+    chosen[1:, 1] = NO_EXPERT
+    groups: list[int] = []
+
+    def run_groups(x: Tensor, chosen: Tensor | None) -> Tensor:
+        groups.append(len(x))
+        return experts.for_groups(x, chosen)
+
+    with torch.no_grad(), StaticOperatorsOnly():
+        actual = dispatch_fixed(x, chosen, weights, run_groups, number)
+    torch.testing.assert_close(actual, dispatch_reference(x, chosen, weights, experts, number), rtol=0, atol=1e-12)
+    assert groups == [2 * tokens if copies else number]
 
 
 def test_an_expert_without_tokens_has_a_gradient_of_zeros() -> None:

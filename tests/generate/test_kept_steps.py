@@ -12,7 +12,7 @@ from test_static_step import MODELS, NAMES, build_model
 import manyformer as mf
 from manyformer.errors import UserError
 from manyformer.generate import Decoding, decode_job, kept_steps, static_feed, stream
-from manyformer.generate.kept_steps import forget_steps
+from manyformer.generate.kept_steps import forget_captured_steps
 from manyformer.generate.next_token import CachedFeed, LogitsFeed
 from manyformer.generate.static_feed import StaticFeed
 from perturbing import perturb
@@ -252,7 +252,7 @@ def test_kept_steps_do_not_hold_the_model_or_its_weights() -> None:
 def test_steps_can_be_forgotten(engine: TapeEngine) -> None:
     model = build_model("transformer-lm", {})
     texts(model)
-    assert forget_steps(model) == 1
-    assert forget_steps(model) == 0
+    assert forget_captured_steps(model) == 1
+    assert forget_captured_steps(model) == 0
     assert_current(model)
     assert captures(engine) == 2

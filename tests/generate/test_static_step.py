@@ -31,6 +31,12 @@ SOFTMAX: list[tuple[str, dict[str, Any]]] = [
     ("sparse-transformer", {"pattern": "fixed", "stride": 4, "summary": 1, "max_length": 40}),
     ("diff-transformer", {}),
     ("fox", {}),
+    ("mixtral", {}),
+    ("gpt-oss", {}),
+    ("deepseek", {}),
+    ("qwen3-next", {}),
+    ("gmlp", {"max_length": 40}),
+    ("image-transformer", {}),
     ("compose", {"pattern": "DF", "position": "rope"}),
 ]
 RECURRENT: list[tuple[str, dict[str, Any]]] = [
@@ -191,7 +197,7 @@ def test_what_a_graph_reads_exists_as_long_as_the_graph() -> None:
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("early-exit-lm", {}, "tokens leave an early-exit stack at different layers"),
-    ("mixtral", {}, "MixtureOfExperts: the host reads what aten"),
+    ("mixture-of-depths", {}, "MixtureOfDepths: the host reads what aten"),
     ("transformer-xl", {}, "a state counts in numbers of the host"),
     ("reformer-strict", {}, "LSHKernel: it does not serve the columns of static caches"),
     ("compose", {"max_length": 64, "attention": "blocked"}, "path 'blocked' cannot serve the static step"),
@@ -229,12 +235,12 @@ def test_impossible_choices_are_refused() -> None:
 
 
 def test_a_model_without_static_steps_goes_on_eagerly_and_says_so(tapes: TapeEngine) -> None:
-    model, tokens = build_model("mixtral", {}), torch.randint(0, 29, (2, 20))
+    model, tokens = build_model("mixture-of-depths", {}), torch.randint(0, 29, (2, 20))
     with torch.inference_mode():
         feed = StaticFeed(CachedFeed(model, None, 2, 20), 20, tapes, forced=False)
         actual = torch.stack([feed(tokens, end) for end in range(4, 21)], 1)
         torch.testing.assert_close(actual, model(tokens).logits[:, 3:].float(), atol=1e-5, rtol=0)
-    assert feed.steps.startswith("eager steps, because MixtureOfExperts: the host reads")
+    assert feed.steps.startswith("eager steps, because MixtureOfDepths: the host reads")
     assert tapes.events == []
 
 

@@ -351,7 +351,7 @@ def test_few_queries_take_no_block_mask_on_a_gpu(mask: Mask) -> None:
 def test_a_query_without_keys_gets_zeros_from_kernels_that_give_nan(
     queries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Fused kernels of GPUs differ in what they give for such a query: they are shown keys, whose outputs are dropped."""
+    """Fused kernels of GPUs differ in what they give for such a query: it is shown keys, and its output is dropped."""
     attention = torch.nn.functional.scaled_dot_product_attention
 
     def strict(*args: Tensor, attn_mask: Tensor, **options: Any) -> Tensor:

@@ -18,8 +18,8 @@ from manyformer.position import (
     RotaryPosition,
     YaRNRotaryScaling,
     convert_pairs,
+    rotary,
 )
-from manyformer.position import rotary
 from manyformer.position.rotary_scaling import rotary_frequencies
 from token_rows import range_positions
 

@@ -5,7 +5,7 @@ from typing import final
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 
@@ -33,6 +33,14 @@ class ExpertLinear(nn.Module):
         # no token at all: a product without rows, so that the result depends on the weights like any other
         return torch.cat(outputs) if outputs else F.linear(x, weights[0], biases[0])
 
+    def for_groups(self, x: Float[Tensor, "g m i"], experts: Int[Tensor, " g"] | None) -> Float[Tensor, "g m o"]:
+        """Project groups of tokens, each with the weights of one of the `experts`; None for all, in their order."""
+        weight = self.weight if experts is None else self.weight.index_select(0, experts)
+        y = x @ weight.mT
+        if self.bias is None:
+            return y
+        return y + (self.bias if experts is None else self.bias.index_select(0, experts))[:, None]
+
     def extra_repr(self) -> str:
         experts, outputs, inputs = self.weight.shape
         return f"{experts} experts, {inputs} -> {outputs}, bias={self.bias is not None}"
@@ -46,7 +54,7 @@ class GatedUnit(nn.Module):
         super().__init__()
         self.activation = nn.SiLU() if activation is None else activation
 
-    def forward(self, gate: Float[Tensor, "n m"], up: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
+    def forward(self, gate: Float[Tensor, "*n m"], up: Float[Tensor, "*n m"]) -> Float[Tensor, "*n m"]:
         y: Tensor = self.activation(gate) * up
         return y
 
@@ -61,7 +69,7 @@ class ClampedSwiGLU(nn.Module):
         super().__init__()
         self.slope, self.limit = slope, limit
 
-    def forward(self, gate: Float[Tensor, "n m"], up: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
+    def forward(self, gate: Float[Tensor, "*n m"], up: Float[Tensor, "*n m"]) -> Float[Tensor, "*n m"]:
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
         return (up + 1) * gate * torch.sigmoid(self.slope * gate)
 
@@ -89,6 +97,11 @@ class GatedExperts(nn.Module):
         y: Tensor = self.down(self.unit(self.gate(x, counts), self.up(x, counts)), counts)
         return y
 
+    def for_groups(self, x: Float[Tensor, "g m d"], experts: Int[Tensor, " g"] | None) -> Float[Tensor, "g m d"]:
+        """The networks of groups of tokens, each one of the `experts`; None for all, in their order."""
+        unit = self.unit(self.gate.for_groups(x, experts), self.up.for_groups(x, experts))
+        return self.down.for_groups(unit, experts)
+
 
 @final
 class FeedForwardExperts(nn.Module):
@@ -106,3 +119,7 @@ class FeedForwardExperts(nn.Module):
     def forward(self, x: Float[Tensor, "n d"], counts: Sequence[int]) -> Float[Tensor, "n d"]:
         y: Tensor = self.down(self.activation(self.up(x, counts)), counts)
         return y
+
+    def for_groups(self, x: Float[Tensor, "g m d"], experts: Int[Tensor, " g"] | None) -> Float[Tensor, "g m d"]:
+        """The networks of groups of tokens, each one of the `experts`; None for all, in their order."""
+        return self.down.for_groups(self.activation(self.up.for_groups(x, experts)), experts)

@@ -14,13 +14,14 @@ from manyformer.core import (
     Layer,
     LayerOutput,
     State,
+    StepLayout,
     TokenPositions,
     no_watch,
 )
 from manyformer.experts.expert_layers import FeedForwardExperts, GatedExperts
 from manyformer.experts.routers import Router, Routing
 from manyformer.experts.routing_losses import RoutingLoss
-from manyformer.ops.expert_dispatch import dispatch, drop_overflow
+from manyformer.ops.expert_dispatch import dispatch, dispatch_fixed, drop_overflow
 
 
 @final
@@ -56,6 +57,8 @@ class MixtureOfExperts(Layer):
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         ctx.watch(self, "input", x)
+        if self._decodes(x, ctx):
+            return LayerOutput(self._decode(x, ctx), state)
         valid = _valid_tokens(ctx.positions, x)
         tokens = x.flatten(0, 1) if valid is None else x.flatten(0, 1)[valid]
         routing = self.router(tokens)
@@ -68,6 +71,23 @@ class MixtureOfExperts(Layer):
         if self.shared is not None:
             y = y + self.shared(x, ctx).y
         return LayerOutput(y, state, loss)
+
+    def _decodes(self, x: Float[Tensor, "b l d"], ctx: Context) -> bool:
+        """Whether these are single tokens whose experts the host does not read: in a static step, and on a GPU."""
+        if isinstance(ctx.positions.layout, StepLayout):
+            return self.capacity_factor is None
+        is_plain = not self.training and self.capacity_factor is None and ctx.watch is no_watch
+        return is_plain and x.shape[1] == 1 and x.device.type == "cuda" and not torch.is_grad_enabled()
+
+    def _decode(self, x: Float[Tensor, "b 1 d"], ctx: Context) -> Float[Tensor, "b 1 d"]:
+        tokens = x[:, 0]
+        routing = self.router(tokens)
+        routed = dispatch_fixed(
+            tokens, routing.experts, routing.weights, self.experts.for_groups, self.router.num_experts
+        )
+        # a token of a row may be padding unless it is decoded
+        y = routed[:, None].masked_fill((ctx.positions.segment_ids == PADDING_SEGMENT)[..., None], 0.0)
+        return y if self.shared is None else y + self.shared(x, ctx).y
 
     def _process(
         self, tokens: Float[Tensor, "n d"], routing: Routing, documents: Int[Tensor, " n"]

@@ -199,10 +199,10 @@ def copy_state(state: State, next_state: State) -> None:
         old.copy_(new)
 
 
-def own_buffers(state: State, others: State = None) -> State:
-    """The state with a copy of every tensor that shares its memory with another one, with `others` or with itself."""
+def own_buffers(state: State, in_use: State = None) -> State:
+    """The state with a copy of every tensor that shares its memory with another one, with `in_use` or with itself."""
     storages: set[int] = set()
-    tree_map(lambda tensor: storages.add(tensor.untyped_storage().data_ptr()) or tensor, others)
+    tree_map(lambda tensor: storages.add(tensor.untyped_storage().data_ptr()) or tensor, in_use)
 
     def own(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage().data_ptr()

@@ -56,7 +56,9 @@ def step_form(
     # others, such as those that are spread over devices, may keep their numbers elsewhere
     if any(type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) for tensor in tensors):
         return None
-    places = tuple((each.data_ptr(), each.shape, each.stride(), each.dtype, each.device) for each in tensors)
+    places = tuple(
+        (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors
+    )
     modules = tuple((id(module), type(module), *_plain_settings(module)) for module in model.modules())
     sizes = (_tree_form(state), _tree_form(memory), position_limit)
     return StepForm((places, modules), sizes, _numerics(state.tail.column.device))
@@ -74,9 +76,9 @@ def take_step(model: object, form: StepForm | None) -> CapturedStep | None:
     if form is None:
         return None
     with _lock:
-        kept = [each for each in _kept.get(model, []) if each.form.model == form.model]  # type: ignore[call-overload]
-        found = next((each for each in kept if each.form == form), None)
-        _kept[model] = [each for each in kept if each is not found]  # type: ignore[index]
+        kept = [entry for entry in _kept.get(model, []) if entry.form.model == form.model]  # type: ignore[call-overload]
+        found = next((entry for entry in kept if entry.form == form), None)
+        _kept[model] = [entry for entry in kept if entry is not found]  # type: ignore[index]
     return None if found is None else found.step
 
 
@@ -87,14 +89,14 @@ def keep_step(model: object, form: StepForm | None, step: CapturedStep) -> None:
         return
     new = KeptStep(form, step)
     with _lock:
-        kept = [each for each in _kept.get(model, []) if each.form != form]  # type: ignore[call-overload]
+        kept = [entry for entry in _kept.get(model, []) if entry.form != form]  # type: ignore[call-overload]
         kept = [*kept, new][-MAX_KEPT_STEPS:]
-        while kept and sum(each.cache_bytes for each in kept) > MAX_KEPT_BYTES:
+        while kept and sum(entry.cache_bytes for entry in kept) > MAX_KEPT_BYTES:
             kept = kept[1:]
         _kept[model] = kept  # type: ignore[index]
 
 
-def forget_steps(model: nn.Module) -> int:
+def forget_captured_steps(model: nn.Module) -> int:
     """Drop the captured steps that are kept with a model, and the memory of their caches; returns how many there were.
 
     `generate` captures again when it needs one. They are dropped anyway when the model is deleted, and at the next

@@ -106,6 +106,8 @@ def position_index(positions: TokenPositions, max_length: int) -> slice | Int[Te
 
     Raises ValueError for a position beyond the table, unless checking it would synchronize a GPU.
     """
+    if isinstance(positions.layout, StepLayout):
+        return positions.position_ids
     if isinstance(positions.layout, ContiguousLayout):
         start, stop = positions.layout.start, positions.layout.start + positions.position_ids.shape[1]
         _check_position(stop - 1, max_length)

@@ -15,6 +15,12 @@ NO_EXPERT = -1
 RunExperts = Callable[[Tensor, Sequence[int]], Tensor]
 """Experts for tokens (n, d) sorted by expert, of which each expert has so many; the result is (n, d)."""
 
+RunGroups = Callable[[Tensor, Tensor | None], Tensor]
+"""Experts for groups of tokens (g, m, d), one expert (g) each, or all in their order; the result is (g, m, d)."""
+
+COPIED_WEIGHT = 3
+"""A weight that is copied for its product is read, written and read again."""
+
 
 def dispatch_reference(
     x: Float[Tensor, "n d"],
@@ -50,6 +56,28 @@ def dispatch(
     y = run_experts(x.index_select(0, tokens), counts)
     weighted = y * weights.flatten()[order][:, None].to(y.dtype)
     return y.new_zeros(len(x), y.shape[1]).index_add(0, tokens, weighted)
+
+
+def dispatch_fixed(
+    x: Float[Tensor, "n d"],
+    experts: Int[Tensor, "n k"],
+    weights: Float[Tensor, "n k"],
+    run_groups: RunGroups,
+    num_experts: int,
+) -> Float[Tensor, "n d"]:
+    """The same by operators whose shapes do not depend on the choice, for few tokens: nothing is read by the host.
+
+    Each chosen expert is copied, or all process all tokens, whichever moves fewer weights."""
+    is_run = experts != NO_EXPERT
+    weights, (tokens, per_token) = weights * is_run, experts.shape
+    if COPIED_WEIGHT * tokens * per_token < num_experts:
+        inputs = x.repeat_interleave(per_token, 0)[:, None]
+        outputs = run_groups(inputs, experts.clamp(min=0).flatten())
+        y = outputs.view(tokens, per_token, -1)
+        return (y * weights[..., None].to(y.dtype)).sum(1)
+    dense_weights = weights.new_zeros(tokens, num_experts + 1).scatter_add(1, experts + 1, weights)[:, 1:]
+    outputs = run_groups(x.expand(num_experts, -1, -1), None)
+    return torch.einsum("end,ne->nd", outputs, dense_weights.to(outputs.dtype))
 
 
 def drop_overflow(
