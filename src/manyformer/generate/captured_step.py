@@ -216,7 +216,7 @@ def own_buffers(state: State, in_use: State = None) -> State:
 def logits_difference(logits: Tensor, expected: Tensor) -> str:
     """How logits differ by more than rounding, "" if they do not."""
     difference, largest = float((logits - expected).abs().max()), float(expected.abs().max())
-    tolerance = max(TOLERANCES.get(each.dtype, HALF_TOLERANCE) for each in (logits, expected))
+    tolerance = max(TOLERANCES.get(tensor.dtype, HALF_TOLERANCE) for tensor in (logits, expected))
     return (
         ""
         if difference <= tolerance * largest

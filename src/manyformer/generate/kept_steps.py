@@ -76,10 +76,10 @@ def take_step(model: object, form: StepForm | None) -> CapturedStep | None:
     if form is None:
         return None
     with _lock:
-        kept = [entry for entry in _kept.get(model, []) if entry.form.model == form.model]  # type: ignore[call-overload]
-        found = next((entry for entry in kept if entry.form == form), None)
-        _kept[model] = [entry for entry in kept if entry is not found]  # type: ignore[index]
-    return None if found is None else found.step
+        entries = [entry for entry in _kept.get(model, []) if entry.form.model == form.model]  # type: ignore[call-overload]
+        match = next((entry for entry in entries if entry.form == form), None)
+        _kept[model] = [entry for entry in entries if entry is not match]  # type: ignore[index]
+    return None if match is None else match.step
 
 
 def keep_step(model: object, form: StepForm | None, step: CapturedStep) -> None:
@@ -89,11 +89,11 @@ def keep_step(model: object, form: StepForm | None, step: CapturedStep) -> None:
         return
     new = KeptStep(form, step)
     with _lock:
-        kept = [entry for entry in _kept.get(model, []) if entry.form != form]  # type: ignore[call-overload]
-        kept = [*kept, new][-MAX_KEPT_STEPS:]
-        while kept and sum(entry.cache_bytes for entry in kept) > MAX_KEPT_BYTES:
-            kept = kept[1:]
-        _kept[model] = kept  # type: ignore[index]
+        entries = [entry for entry in _kept.get(model, []) if entry.form != form]  # type: ignore[call-overload]
+        entries = [*entries, new][-MAX_KEPT_STEPS:]
+        while entries and sum(entry.cache_bytes for entry in entries) > MAX_KEPT_BYTES:
+            entries = entries[1:]
+        _kept[model] = entries  # type: ignore[index]
 
 
 def forget_captured_steps(model: nn.Module) -> int:

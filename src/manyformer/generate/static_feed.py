@@ -202,10 +202,10 @@ class StaticFeed(LogitsFeed):
         """The logits by a step that another text has left, which goes on with this one; None without such a step."""
         model, memory = self.eager.model, self.eager.memory
         self.form = step_form(model, state, memory, rounded_capacity(self.capacity))
-        kept = take_step(model, self.form)
-        logits = None if kept is None else kept.resume(step, tokens, state, memory)
-        if kept is not None and logits is not None:
-            self.captured, self.state = kept, kept.state
+        captured = take_step(model, self.form)
+        logits = None if captured is None else captured.resume(step, tokens, state, memory)
+        if captured is not None and logits is not None:
+            self.captured, self.state = captured, captured.state
         return logits
 
     def _capture(

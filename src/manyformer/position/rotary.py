@@ -116,9 +116,8 @@ class RotaryPosition(Position):
 
     def _frequencies_on(self, device: torch.device) -> Float[Tensor, " p"]:
         """The frequencies in float64, kept on the device of the last call: each copy to a GPU would wait for it."""
-        kept = self._device_frequencies
-        if kept is not None and kept.device == device:
-            return kept
+        if self._device_frequencies is not None and self._device_frequencies.device == device:
+            return self._device_frequencies
         # outside inference mode, whose tensors could not be used in training later
         with torch.inference_mode(mode=False):
             frequencies = torch.tensor(self._frequencies, dtype=torch.float64, device=device)
@@ -147,8 +146,8 @@ def rotation_table(
     if not unrotated_pairs:
         return table
     # made where the table is: numbers of the host would be copied to a GPU, which waits
-    ones = table.new_ones(*table.shape[:-2], unrotated_pairs, 1)
-    identity = torch.cat([ones, torch.zeros_like(ones)], dim=-1)
+    cosines = table.new_ones(*table.shape[:-2], unrotated_pairs, 1)
+    identity = torch.cat([cosines, torch.zeros_like(cosines)], dim=-1)
     return torch.cat([table, identity], dim=-2)
 
 
