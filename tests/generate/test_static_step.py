@@ -36,7 +36,7 @@ SOFTMAX: list[tuple[str, dict[str, Any]]] = [
     ("deepseek", {}),
     ("qwen3-next", {}),
     ("gmlp", {"max_length": 40}),
-    ("moba", {"block": 3, "count": 2}),
+    ("moba", {"block_length": 3, "blocks_seen": 2}),
     ("image-transformer", {}),
     ("compose", {"pattern": "DF", "position": "rope"}),
 ]

@@ -141,10 +141,10 @@ class BeamSearch:
 
     def _reorder_state(self, parent: Int[Tensor, " r"]) -> None:
         """Reorder the model's state by parent; remove closed prompts once few enough are open (`COMPACTION_SHARE`)."""
-        length = self.column - self.prompt_length
+        new_tokens = self.column - self.prompt_length
         # a prompt at its limit may have reached the model's max_length: it must not be fed again
-        reached_limit = length in self.batch.limits
-        if not reached_limit and length % self.readback_interval:
+        reached_limit = new_tokens in self.batch.limits
+        if not reached_limit and new_tokens % self.readback_interval:
             # prompts that are closed go on until the host reads which ones are, and take no further sequences
             self.batch.feed.reorder(parent)
             return

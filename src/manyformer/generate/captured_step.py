@@ -188,7 +188,7 @@ def copy_state(state: State, next_state: State) -> None:
         return old
 
     tree_map(pair, state, next_state)
-    buffers = {old.untyped_storage().data_ptr() for old, _ in pairs}
+    buffers = storages_of(state)
     # a view of a buffer is copied before any buffer is written
     changed = [
         (old, new.clone() if new.untyped_storage().data_ptr() in buffers else new)
@@ -199,10 +199,21 @@ def copy_state(state: State, next_state: State) -> None:
         old.copy_(new)
 
 
+def storages_of(state: State) -> set[int]:
+    """The addresses of the memory of a state's tensors."""
+    storages: set[int] = set()
+
+    def visit(tensor: Tensor) -> Tensor:
+        storages.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    tree_map(visit, state)
+    return storages
+
+
 def own_buffers(state: State, in_use: State = None) -> State:
     """The state with a copy of every tensor that shares its memory with another one, with `in_use` or with itself."""
-    storages: set[int] = set()
-    tree_map(lambda tensor: storages.add(tensor.untyped_storage().data_ptr()) or tensor, in_use)
+    storages = storages_of(in_use)
 
     def own(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage().data_ptr()

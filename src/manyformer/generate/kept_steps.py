@@ -125,12 +125,8 @@ def _tree_form(tree: State) -> Any:
 def _numerics(device: torch.device) -> tuple[object, ...]:
     """The settings of torch by which it selects kernels, and the stream on which a graph is replayed."""
     kind, cuda = device.type, torch.backends.cuda
-    fused = (
-        cuda.flash_sdp_enabled(),
-        cuda.mem_efficient_sdp_enabled(),
-        cuda.math_sdp_enabled(),
-        cuda.cudnn_sdp_enabled(),
-    )
+    switches = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled, cuda.cudnn_sdp_enabled)
+    fused = tuple(is_enabled() for is_enabled in switches)
     stream = torch.cuda.current_stream(device).cuda_stream if kind == "cuda" else 0
     return (
         cuda.matmul.fp32_precision,
