@@ -27,7 +27,6 @@ LEVELS = [
         "dropout",
         "errors",
         "exact_shares",
-        "readable_tensors",
         "torch_internals",
         "type_aliases",
         "version",

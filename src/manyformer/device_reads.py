@@ -14,6 +14,11 @@ def reads_are_free(x: Tensor) -> bool:
     return x.device.type in ("cpu", "meta")
 
 
+def is_readable(x: Tensor) -> bool:
+    """Whether reading numbers of `x` is possible and free: on a CPU, outside a graph that is being compiled."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def send(x: Tensor, device: torch.device) -> Tensor:
     """A copy of a tensor of the host on `device`, for whose arrival the host does not wait."""
     return x if device.type in ("cpu", "meta") else x.pin_memory().to(device, non_blocking=True)

@@ -16,7 +16,7 @@ from manyformer.errors import UserError
 from manyformer.generate import decode_job, static_feed
 from manyformer.generate.captured_step import CudaGraphEngine
 from manyformer.generate.next_token import CachedFeed, LogitsFeed
-from manyformer.generate.static_feed import StaticFeed, bucket_columns
+from manyformer.generate.static_feed import StaticFeed, bucket_columns, rounded_capacity
 from perturbing import perturb
 
 SMALL = {"vocab": 29, "dim": 16, "depth": 2, "heads": 4}
@@ -31,6 +31,13 @@ SOFTMAX: list[tuple[str, dict[str, Any]]] = [
     ("sparse-transformer", {"pattern": "fixed", "stride": 4, "summary": 1, "max_length": 40}),
     ("diff-transformer", {}),
     ("fox", {}),
+    ("mixtral", {}),
+    ("gpt-oss", {}),
+    ("deepseek", {}),
+    ("qwen3-next", {}),
+    ("gmlp", {"max_length": 40}),
+    ("moba", {"block_length": 3, "blocks_seen": 2}),
+    ("image-transformer", {}),
     ("compose", {"pattern": "DF", "position": "rope"}),
 ]
 RECURRENT: list[tuple[str, dict[str, Any]]] = [
@@ -173,22 +180,25 @@ def test_a_replay_that_differs_from_the_step_is_an_error() -> None:
 
 
 def test_what_a_graph_reads_exists_as_long_as_the_graph() -> None:
+    """The model holds its weights; tables that grow later, the step itself."""
     model, engine, tokens = build_model("compose", {"position": "rope"}), TapeEngine(), torch.randint(0, 29, (2, 20))
     with torch.inference_mode():
         feed = feed_of(model, tokens, engine)
         for end in (8, 9, 10):
             feed(tokens, end)
     assert feed.captured is not None
-    pointers = {tensor.untyped_storage().data_ptr() for tensor in feed.captured._outer}
-    weights = {name: weight.data_ptr() for name, weight in model.named_parameters()}
-    tables = [module._table for module in model.modules() if getattr(module, "_table", None) is not None]
-    assert {*weights.values(), *(table.data_ptr() for table in tables)} <= pointers
+    held = {tensor.untyped_storage().data_ptr() for tensor in feed.captured._outer}
+    weights = {weight.data_ptr() for weight in model.parameters()}
+    tables = {module._table.data_ptr() for module in model.modules() if getattr(module, "_table", None) is not None}
     assert tables
+    assert tables <= held
+    assert not weights & held
+    assert weights | tables <= feed.captured._addresses
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("early-exit-lm", {}, "tokens leave an early-exit stack at different layers"),
-    ("mixtral", {}, "MixtureOfExperts: the host reads what aten"),
+    ("mixture-of-depths", {}, "MixtureOfDepths: the host reads what aten"),
     ("transformer-xl", {}, "a state counts in numbers of the host"),
     ("reformer-strict", {}, "LSHKernel: it does not serve the columns of static caches"),
     ("compose", {"max_length": 64, "attention": "blocked"}, "path 'blocked' cannot serve the static step"),
@@ -226,12 +236,12 @@ def test_impossible_choices_are_refused() -> None:
 
 
 def test_a_model_without_static_steps_goes_on_eagerly_and_says_so(tapes: TapeEngine) -> None:
-    model, tokens = build_model("mixtral", {}), torch.randint(0, 29, (2, 20))
+    model, tokens = build_model("mixture-of-depths", {}), torch.randint(0, 29, (2, 20))
     with torch.inference_mode():
         feed = StaticFeed(CachedFeed(model, None, 2, 20), 20, tapes, forced=False)
         actual = torch.stack([feed(tokens, end) for end in range(4, 21)], 1)
         torch.testing.assert_close(actual, model(tokens).logits[:, 3:].float(), atol=1e-5, rtol=0)
-    assert feed.steps.startswith("eager steps, because MixtureOfExperts: the host reads")
+    assert feed.steps.startswith("eager steps, because MixtureOfDepths: the host reads")
     assert tapes.events == []
 
 
@@ -289,5 +299,24 @@ def test_cuda_graphs_are_captured_as_torch_asks(monkeypatch: pytest.MonkeyPatch)
 
 def test_buckets_double_up_to_the_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static_feed, "MIN_COLUMNS", 128)
-    assert [bucket_columns(length, 1000) for length in (1, 128, 129, 512, 513)] == [128, 128, 256, 512, 1008]
-    assert bucket_columns(3, 20) == 32
+    assert [bucket_columns(length, 1100) for length in (1, 128, 129, 512, 1025)] == [128, 128, 256, 512, 1280]
+    assert bucket_columns(3, 20) == 128
+
+
+def test_texts_of_similar_lengths_share_a_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four sizes per doubling: a quarter more than is needed at most."""
+    monkeypatch.setattr(static_feed, "MIN_COLUMNS", 128)
+    sizes = [rounded_capacity(capacity) for capacity in range(1, 2049)]
+    assert sorted(set(sizes)) == [
+        128,
+        160,
+        192,
+        224,
+        256,
+        320,
+        384,
+        448,
+        *range(512, 1024, 128),
+        *range(1024, 2049, 256),
+    ]
+    assert all(capacity <= size <= max(128, 1.25 * capacity) for capacity, size in enumerate(sizes, 1))

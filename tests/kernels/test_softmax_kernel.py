@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from manyformer.core import PADDING_SEGMENT, TokenPositions
 from manyformer.kernels import KernelCall, SoftmaxKernel, softmax_kernel
@@ -25,6 +26,7 @@ from manyformer.masks import (
     symmetric_window,
 )
 from manyformer.models.token_positions import positions_of
+from manyformer.ops import softmax_attention
 from manyformer.ops.softmax_attention import fused_attention, map_documents, softmax_attention_reference
 from manyformer.ops.sparse_plan import _plan_for_layouts as plans
 from manyformer.position import NoPosition, Position
@@ -329,3 +331,40 @@ def test_documents_keep_their_gradient_in_one_piece() -> None:
             names.append(node.name())
             todo.extend(parent for parent, _ in node.next_functions)
     assert set(names) & {"SliceBackward0", "IndexBackward0"} == set()
+
+
+@pytest.mark.parametrize("mask", [Causal(), Causal() & Window(64), Causal() & AtPositions(0, 1, 5)], ids=repr)
+def test_few_queries_take_no_block_mask_on_a_gpu(mask: Mask) -> None:
+    """A block mask of a decoded token would be made by the host, for each layer; shapes alone stand for a GPU."""
+    for queries, path in [(1, "sdpa"), (127, "sdpa"), (128, "flex")]:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            # rows of unlike lengths: nothing is known about the positions
+            query_ids, ids = (torch.empty(3, n, dtype=torch.long, device="cuda") for n in (queries, 300))
+            q, kv = torch.empty(3, HEADS, queries, 32, device="cuda"), torch.empty(3, 2, 300, 32, device="cuda")
+            places = TokenPositions(query_ids, query_ids), TokenPositions(ids, ids)
+            reason = SoftmaxKernel(mask).explain(KernelCall(q, kv, kv, *places, NoPosition()))
+        assert reason.startswith(path)
+        assert ("FlexAttention is for 128 queries or more" in reason) is (path == "sdpa")
+
+
+@pytest.mark.parametrize("queries", [1, 100])
+def test_a_query_without_keys_gets_zeros_from_kernels_that_give_nan(
+    queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fused kernels of GPUs differ in what they give for such a query: it is shown keys, and its output is dropped."""
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def strict(*args: Tensor, attn_mask: Tensor, **options: Any) -> Tensor:
+        assert attn_mask.any(-1).all()
+        return attention(*args, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(softmax_attention, "needs_a_key", lambda q: True)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", strict)
+    place = segment_positions([[-1] * 30 + [0] * 90, [0] * 110 + [-1] * 10])
+    place = place._replace(layout=None)
+    query_place = place.columns(120 - queries, 120)
+    qkv = inputs(query_place, 2, place)
+    up = torch.randn(2, HEADS, queries, VALUE, dtype=torch.float64)
+    kernel = SoftmaxKernel(Causal() & Window(50), path="sdpa")
+    actual = run(kernel, qkv, up, query_place, place)
+    assert_equal(actual, run(SoftmaxKernel(kernel.mask, path="naive"), qkv, up, query_place, place))

@@ -251,3 +251,16 @@ def test_narrow_heads_have_no_compiled_kernel_on_a_gpu(width: int) -> None:
         biased = SoftmaxKernel(Causal()).explain(KernelCall(q, q, q, place, place, AlibiPosition(HEADS)))
     assert masked.startswith("flex") is biased.startswith("flex") is (width == 16)
     assert ("FlexAttention needs 16 channels" in masked) is (width == 8)
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5", "t5 past"])
+def test_few_queries_take_the_definition_on_a_gpu(name: str) -> None:
+    """Each decoded token would have a block mask and an offset of its own, for which a kernel is compiled."""
+    position = POSITIONS[name]()
+    for queries, path in [(1, "naive"), (127, "naive"), (128, "flex")]:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            q, kv = torch.empty(2, HEADS, queries, 32, device="cuda"), torch.empty(2, HEADS, 500, 32, device="cuda")
+            query_ids, ids = (torch.empty(2, n, dtype=torch.long, device="cuda") for n in (queries, 500))
+            query_place = TokenPositions(query_ids, query_ids, ContiguousLayout(500 - queries))
+            call = KernelCall(q, kv, kv, query_place, TokenPositions(ids, ids, ContiguousLayout()), position)
+            assert SoftmaxKernel(Causal()).explain(call).startswith(path)

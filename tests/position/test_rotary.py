@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from manyformer.attention import Attention
-from manyformer.core import Context
+from manyformer.core import Context, TokenPositions
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.models.token_positions import positions_of
@@ -18,6 +18,7 @@ from manyformer.position import (
     RotaryPosition,
     YaRNRotaryScaling,
     convert_pairs,
+    rotary,
 )
 from manyformer.position.rotary_scaling import rotary_frequencies
 from token_rows import range_positions
@@ -197,3 +198,25 @@ def test_yarn_multiplies_turned_channels_once() -> None:
 def test_what_cannot_be_is_refused(make: Any, message: str, unchecked: None) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_frequencies_are_copied_to_a_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the table, as for rows of unlike lengths on a GPU, whose positions the host does not read."""
+    position = RotaryPosition(8, rotated=4, base=500.0)
+    place = TokenPositions(torch.tensor([[3], [70_000]]), torch.zeros(2, 1, dtype=torch.long))
+    monkeypatch.setattr(rotary, "MAX_TABLE_ROWS", 10)
+    x = torch.randn(2, 1, 1, 8, dtype=torch.float64)
+    with torch.inference_mode():
+        first = position.query(x, place)
+    made: list[Any] = []
+    monkeypatch.setattr(torch, "tensor", lambda *args, **options: made.append(args))
+    assert torch.equal(position.query(x, place), first)
+    assert not made
+    # no part of the weights, and not rounded with them
+    assert not position.state_dict()
+    assert torch.equal(position.bfloat16().query(x, place), first)
+    # usable for gradients, although made in inference mode
+    x.requires_grad_()
+    position.query(x, place).sum().backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    assert x.grad.isfinite().all()

@@ -12,7 +12,7 @@ from manyformer.attention import Attention
 from manyformer.core import PADDING_SEGMENT, Context, tree_map
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Mask
-from manyformer.masks.eviction import can_evict, never_evicted
+from manyformer.masks.eviction import CACHED_RANGE, can_evict, evicts_all, never_evicted
 from manyformer.models.token_positions import empty_tail, positions_of
 from manyformer.sources import SelfSource, WindowSource
 
@@ -136,6 +136,18 @@ def test_what_lasts() -> None:
         WindowSource(m.Causal())
     for mask in MASKS.values():
         assert type(attention(mask).source) is WindowSource
+
+
+def test_whether_anything_lasts_is_known_without_reading_positions() -> None:
+    """Of rows of unlike lengths, whose positions are numbers of tensors, the number of columns is known."""
+    for mask in MASKS.values():
+        for length in (0, 1, 5, CACHED_RANGE, 3 * CACHED_RANGE):
+            lasts = bool(never_evicted(mask, torch.arange(length)).any())
+            assert not (evicts_all(mask, length) and lasts)
+    assert evicts_all(MASKS["window"], 3 * CACHED_RANGE)
+    late = m.Causal() & (m.Window(3) | m.VisibleToAll(m.AtPositions(CACHED_RANGE + 3)))
+    assert evicts_all(late, CACHED_RANGE)
+    assert not evicts_all(late, CACHED_RANGE + 4)
 
 
 def test_a_ring_in_place_refuses_gradients_and_roles() -> None:

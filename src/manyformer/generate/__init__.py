@@ -8,6 +8,7 @@ from manyformer.generate.decoder_prompts import SourceBatch
 from manyformer.generate.decoding import Decoding, SourceLengthLimit, decoding_from_options
 from manyformer.generate.generate import answer_sources, generate, stream
 from manyformer.generate.image_generation import complete, enlarge, paint, paint_classes
+from manyformer.generate.kept_steps import forget_captured_steps
 from manyformer.generate.logits_processors import (
     BanTokensProcessor,
     LogitsProcessor,
@@ -66,6 +67,7 @@ __all__ = [
     "complete",
     "decoding_from_options",
     "enlarge",
+    "forget_captured_steps",
     "generate",
     "paint",
     "paint_classes",

@@ -10,7 +10,7 @@ from manyformer.errors import UserError
 from manyformer.generate.logits_processors import LogitsFn
 from manyformer.generate.protocol import TokenizerProtocol
 from manyformer.generate.result import Hypothesis, StreamPiece
-from manyformer.generate.sampling import COMPACTION_SHARE, DecodeBatch, nothing_to_choose
+from manyformer.generate.sampling import COMPACTION_SHARE, DecodeBatch, nothing_to_choose, readback_interval
 from manyformer.generate.token_choice import BeamScores, BeamSettings
 
 NEGATIVE_INFINITY = float("-inf")
@@ -57,6 +57,7 @@ class BeamSearch:
         empty = batch.tokens.new_zeros(prompts, settings.width, max_new)
         self.finished = FinishedBeams(torch.full_like(self.live_scores, NEGATIVE_INFINITY), empty, empty[..., 0])
         self.is_open = torch.ones(prompts, dtype=torch.bool, device=device)
+        self.readback_interval = readback_interval(device)
         self.logits_fns: list[LogitsFn] = []
         self.column, self.is_done = self.prompt_length, False
         self.finished_by_prompt: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
@@ -117,7 +118,8 @@ class BeamSearch:
         """Merge the sequences that end at this step with the best finished sequences."""
         width = self.settings.width
         newly_finished = is_final[:, :width] & self.is_open[:, None]
-        if not newly_finished.any():
+        # merging nothing changes nothing, and costs less than a wait for an accelerator
+        if self.readback_interval == 1 and not newly_finished.any():
             return
         score = candidates.score[:, :width].masked_fill(~newly_finished, NEGATIVE_INFINITY) / self.penalties[length]
         parent = candidates.parent[:, :width] + self._beam_offsets()
@@ -139,9 +141,14 @@ class BeamSearch:
 
     def _reorder_state(self, parent: Int[Tensor, " r"]) -> None:
         """Reorder the model's state by parent; remove closed prompts once few enough are open (`COMPACTION_SHARE`)."""
-        open_prompts = self.is_open.nonzero()[:, 0]
+        new_tokens = self.column - self.prompt_length
         # a prompt at its limit may have reached the model's max_length: it must not be fed again
-        reached_limit = self.column - self.prompt_length in self.batch.limits
+        reached_limit = new_tokens in self.batch.limits
+        if not reached_limit and new_tokens % self.readback_interval:
+            # prompts that are closed go on until the host reads which ones are, and take no further sequences
+            self.batch.feed.reorder(parent)
+            return
+        open_prompts = self.is_open.nonzero()[:, 0]
         if not reached_limit and len(open_prompts) > COMPACTION_SHARE * len(self.prompt_indices):
             self.batch.feed.reorder(parent)
             return

@@ -1,6 +1,6 @@
 """A static step captured once as a graph of kernels, and replayed for every further token."""
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, final
 
@@ -80,9 +80,10 @@ class _SideStream:
 class CapturedStep:
     """One graph for one number of rows and columns: call it with tokens (b, 1) for logits (b, 1, v).
 
-    Tokens and the state are copied into buffers that are never replaced, and logits are copied out of theirs. `state`
-    becomes these buffers: it holds the current state after every call. Raises UserError if a replay and the step
-    itself give different logits."""
+    Tokens, the state and a copy of the encoded source are in buffers that are never replaced, and logits are copied out
+    of theirs. `state` becomes these buffers: it holds the current state after every call. `weights` are tensors that
+    the graph may read and that their owner holds. Raises UserError if a replay and the step itself give different
+    logits."""
 
     def __init__(
         self,
@@ -91,9 +92,11 @@ class CapturedStep:
         state: StaticModelState,
         memory: MemorySequence | None,
         engine: GraphEngine,
+        weights: Iterable[Tensor] = (),
     ) -> None:
-        self.tokens, self.state = tokens.clone(), state
-        self._run_step: Callable[[], tuple[Tensor, State]] = lambda: step(self.tokens, self.state, memory)
+        self.tokens, self.state, self.replays = tokens.clone(), state, 0
+        self.memory = tree_map(lambda tensor: tensor.clone(memory_format=torch.contiguous_format), memory)
+        self._step: StaticStepFn | None = step
         with engine.side_stream():
             for _ in range(WARM_UPS):
                 # caches are written at the place that the state names, which stays as it is
@@ -101,15 +104,16 @@ class CapturedStep:
         self._graph, outer = engine.graph(), OuterTensors()
         with engine.capture(self._graph), outer:
             self.logits, next_state = self._run_step()
+            self._addresses = addresses_of(outer.tensors)
             copy_state(self.state, next_state)
-        self._outer, self.replays = outer.tensors, 0
+        weight_addresses = addresses_of(weights)
+        # with the weights among them, a model that moves to another device would leave its memory occupied
+        self._outer = [tensor for tensor in outer.tensors if not addresses_of([tensor]) <= weight_addresses]
 
     def __call__(self, tokens: Int[Tensor, "b 1"]) -> Float[Tensor, "b 1 v"]:
         self.tokens.copy_(tokens)
         expected = self._run_step()[0] if self.replays < CHECKED_REPLAYS else None
-        self._graph.replay()
-        self.replays += 1
-        logits = self.logits.clone()
+        logits = self._replay()
         if expected is not None:
             difference = logits_difference(logits, expected)
             if difference:
@@ -121,6 +125,42 @@ class CapturedStep:
     def select_rows(self, rows: Int[Tensor, " b"]) -> None:
         """Exchange the rows of the state in its buffers."""
         copy_state(self.state, tree_map(lambda tensor: tensor.index_select(0, rows), self.state))
+
+    def suspend(self) -> None:
+        """Let go of the step itself, which holds the model's parts, until the graph is resumed."""
+        self._step = None
+
+    def resume(
+        self, step: StaticStepFn, tokens: Int[Tensor, "b 1"], state: StaticModelState, memory: MemorySequence | None
+    ) -> Float[Tensor, "b 1 v"] | None:
+        """Go on with a state and a source of the same form; the logits after these tokens.
+
+        None if the graph is no longer that of the step: it then reads other tensors, such as a table that was computed
+        from earlier weights, or gives other logits. `state` stays as it is."""
+        self._step = step
+        self.tokens.copy_(tokens)
+        copy_state(self.state, state)
+        copy_state(self.memory, memory)
+        with OuterTensors() as outer:
+            expected = self._run_step()[0]
+        if addresses_of(outer.tensors) != self._addresses:
+            return None
+        logits = self._replay()
+        return None if logits_difference(logits, expected) else logits
+
+    def _run_step(self) -> tuple[Tensor, StaticModelState]:
+        assert self._step is not None
+        return self._step(self.tokens, self.state, self.memory)
+
+    def _replay(self) -> Float[Tensor, "b 1 v"]:
+        self._graph.replay()
+        self.replays += 1
+        return self.logits.clone()
+
+
+def addresses_of(tensors: Iterable[Tensor]) -> set[int]:
+    """Where the numbers of these tensors are in memory, those of views once."""
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()}
 
 
 def check_form(state: State, next_state: State) -> None:
@@ -140,7 +180,7 @@ def check_form(state: State, next_state: State) -> None:
 
 
 def copy_state(state: State, next_state: State) -> None:
-    """Write the tensors of the next state into those of this one, except those that were written in place."""
+    """Write the tensors of another state of this form into those of this one, except those that are the same."""
     pairs: list[tuple[Tensor, Tensor]] = []
 
     def pair(old: Tensor, new: Tensor) -> Tensor:
@@ -148,7 +188,7 @@ def copy_state(state: State, next_state: State) -> None:
         return old
 
     tree_map(pair, state, next_state)
-    buffers = {old.untyped_storage().data_ptr() for old, _ in pairs}
+    buffers = storages_of(state)
     # a view of a buffer is copied before any buffer is written
     changed = [
         (old, new.clone() if new.untyped_storage().data_ptr() in buffers else new)
@@ -159,9 +199,21 @@ def copy_state(state: State, next_state: State) -> None:
         old.copy_(new)
 
 
-def own_buffers(state: State) -> State:
-    """The state with a copy of every tensor that shares its memory with another one or with itself."""
+def storages_of(state: State) -> set[int]:
+    """The addresses of the memory of a state's tensors."""
     storages: set[int] = set()
+
+    def visit(tensor: Tensor) -> Tensor:
+        storages.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    tree_map(visit, state)
+    return storages
+
+
+def own_buffers(state: State, in_use: State = None) -> State:
+    """The state with a copy of every tensor that shares its memory with another one, with `in_use` or with itself."""
+    storages = storages_of(in_use)
 
     def own(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage().data_ptr()
@@ -175,7 +227,7 @@ def own_buffers(state: State) -> State:
 def logits_difference(logits: Tensor, expected: Tensor) -> str:
     """How logits differ by more than rounding, "" if they do not."""
     difference, largest = float((logits - expected).abs().max()), float(expected.abs().max())
-    tolerance = max(TOLERANCES.get(each.dtype, HALF_TOLERANCE) for each in (logits, expected))
+    tolerance = max(TOLERANCES.get(tensor.dtype, HALF_TOLERANCE) for tensor in (logits, expected))
     return (
         ""
         if difference <= tolerance * largest

@@ -114,6 +114,17 @@ class DecodeJob:
         with torch.inference_mode():
             decoder = self._make_decoder(self._make_batch(slice(start, start + self.batch_size)))
         self.seconds += time.perf_counter() - started
+        try:
+            yield from self._advance(decoder, start)
+        finally:
+            decoder.batch.feed.close()
+        self.answers += decoder.results()
+        self.new_tokens += decoder.new_tokens
+        self.cache_bytes = max(self.cache_bytes, decoder.cache_bytes)
+        self.steps = decoder.batch.feed.steps or self.steps
+
+    def _advance(self, decoder: StepwiseDecoder | BeamSearch, start: int) -> Iterator[StreamPiece]:
+        """The pieces of a decoder whose first prompt is that with the index `start`."""
         while not decoder.is_done:
             started = time.perf_counter()
             with torch.inference_mode():
@@ -121,10 +132,6 @@ class DecodeJob:
             self.seconds += time.perf_counter() - started
             for piece in pieces:
                 yield piece._replace(row=start + piece.row) if start else piece
-        self.answers += decoder.results()
-        self.new_tokens += decoder.new_tokens
-        self.cache_bytes = max(self.cache_bytes, decoder.cache_bytes)
-        self.steps = decoder.batch.feed.steps or self.steps
 
     def _make_batch(self, batch_rows: slice) -> DecodeBatch:
         """Make the batch of these rows; an encoder-decoder encodes its sources here."""

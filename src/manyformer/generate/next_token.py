@@ -1,12 +1,13 @@
 """Logits of the next token of every row, with the decoding state or by recomputing all earlier tokens."""
 
 from abc import ABC, abstractmethod
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.core import MemorySequence, State, tree_map
+from manyformer.core import PADDING_SEGMENT, MemorySequence, State, tree_map
 from manyformer.generate.decoder_prompts import SourceBatch, segments_of
 from manyformer.generate.protocol import BindsNextToken, GenerativeModelProtocol, ReadsPrompt, TranslatesText
 from manyformer.models.next_token_step import NextTokenFn
@@ -44,6 +45,10 @@ class LogitsFeed(ABC):
     @abstractmethod
     def reorder(self, rows: Int[Tensor, " r"]) -> None:
         """`select_rows` for an index that exchanges rows only among those of one prompt or source."""
+
+    def close(self) -> None:
+        """Leave to later decodings what they can use, once no further token is needed."""
+        return
 
     @property
     def cache_bytes(self) -> int:
@@ -102,23 +107,39 @@ class UncachedFeed(LogitsFeed):
     def __init__(self, model: GenerativeModelProtocol, source: SourceBatch | None) -> None:
         self.model: Any = model
         self.source = source
+        self._padding: _LeftPadding | None = None
 
     def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
         logits: Float[Tensor, "r t v"]
         if self.source is None:
-            # once the rows of the longest prompts are dropped, the first columns are padding in all rows
-            tokens = tokens[:, int((tokens >= 0).any(0).byte().argmax()) : end]
+            # read once for these rows: a GPU would have to be waited for at every token
+            padding = self._padding = self._padding or _left_padding(tokens)
+            tokens = tokens[:, padding.shared : end]
             read = self.model.last_logits if isinstance(self.model, ReadsPrompt) else self.model
-            logits = read(tokens.clamp(min=0), segments_of(tokens)).logits
+            segments = torch.where(tokens < 0, PADDING_SEGMENT, 0) if padding.is_ragged else None
+            logits = read(tokens.clamp(min=0), segments).logits
         else:
             logits = self.model(self.source.source, tokens[:, :end], self.source.segments).logits
         return logits[:, -1].float()
 
     def select_rows(self, rows: Int[Tensor, " n"]) -> None:
-        self.source = _select_rows(self.source, rows)
+        self.source, self._padding = _select_rows(self.source, rows), None
 
     def reorder(self, rows: Int[Tensor, " r"]) -> None:
         return
+
+
+class _LeftPadding(NamedTuple):
+    """The first columns, which are padding in all rows, and whether there is padding after them."""
+
+    shared: int
+    is_ragged: bool
+
+
+def _left_padding(tokens: Int[Tensor, "r t"]) -> _LeftPadding:
+    """The padding of these rows; once those of the longest prompts are dropped, the other ones share some."""
+    lengths = (tokens < 0).sum(1).tolist()
+    return _LeftPadding(min(lengths), min(lengths) < max(lengths))
 
 
 def _select_rows(state: State, rows: Int[Tensor, " n"]) -> State:

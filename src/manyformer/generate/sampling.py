@@ -51,6 +51,11 @@ class TextReading(NamedTuple):
     streaming: bool = False
 
 
+def readback_interval(device: torch.device) -> int:
+    """The steps between two readbacks where nothing needs every token at once."""
+    return 1 if device.type == "cpu" else READBACK_INTERVAL
+
+
 def nothing_to_choose(position: str) -> str:
     """The error message where every token has the logit minus infinity."""
     return f"there is nothing to choose from for {position}: the logits are not finite, or every token is forbidden"
@@ -113,14 +118,15 @@ class StepwiseDecoder:
             for sample in range(self.samples)
         ]
         self.active_rows = list(self.rows)
+        self.limits = torch.tensor([row.limit for row in self.rows], device=device)
         self.tokens = batch.tokens.new_zeros(len(self.rows), self.prompt_length + max_new)
         self.tokens[:, : self.prompt_length] = batch.tokens.repeat_interleave(self.samples, 0)
         # chosen but not yet read back: the tokens, and the scores that are finite if there was a token to choose
         self.unread: list[tuple[Tensor, Tensor]] = []
         self.logits_fns: list[LogitsFn] = []
         self.column = self.read_column = self.prompt_length
-        needs_every_token = device.type == "cpu" or reading.streaming or reading.stop_strings
-        self.readback_interval = 1 if needs_every_token else READBACK_INTERVAL
+        needs_every_token = reading.streaming or reading.stop_strings
+        self.readback_interval = 1 if needs_every_token else readback_interval(device)
         self.lowest_limit = min(batch.limits)
         self.readback_column = self._next_readback_column()
         self.new_tokens = self.cache_bytes = 0
@@ -141,8 +147,7 @@ class StepwiseDecoder:
         for process in self.logits_fns:
             logits = process(logits, self.tokens[:, :column])
         if self.batch.forced is not None:
-            limits = torch.tensor([row.limit for row in self.active_rows], device=logits.device)
-            logits = self.batch.forced(logits, column - self.prompt_length + 1, limits)
+            logits = self.batch.forced(logits, column - self.prompt_length + 1, self.limits)
         chosen = choose_tokens(logits, None if self.draws is None else self.draws[:, column - self.prompt_length])
         self.tokens[:, column] = chosen[0]
         self.unread.append(chosen)
@@ -192,4 +197,4 @@ class StepwiseDecoder:
             rows = torch.tensor(active, device=self.tokens.device)
             self.batch.feed.select_rows(rows)
             self.draws = None if self.draws is None else self.draws.index_select(0, rows)
-            self.tokens = self.tokens.index_select(0, rows)
+            self.tokens, self.limits = self.tokens.index_select(0, rows), self.limits.index_select(0, rows)

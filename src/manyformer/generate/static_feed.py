@@ -18,6 +18,7 @@ from manyformer.generate.captured_step import (
 )
 from manyformer.generate.decoder_prompts import segments_of
 from manyformer.generate.host_reads import StaticOperatorsOnly, module_of
+from manyformer.generate.kept_steps import StepForm, keep_step, own_tensors, step_form, take_step
 from manyformer.generate.next_token import CachedFeed, LogitsFeed, state_bytes
 from manyformer.generate.protocol import BindsStaticStep, GenerativeModelProtocol, model_device
 from manyformer.models.static_step import StaticModelState, StaticStepFn, static_tail
@@ -32,7 +33,13 @@ COLUMN_MULTIPLE = 16
 def bucket_columns(length: int, capacity: int) -> int:
     """The number of columns of caches that hold `length` tokens of at most `capacity`."""
     columns = max(MIN_COLUMNS, 1 << (length - 1).bit_length())
-    return min(columns, _rounded(capacity))
+    return min(columns, rounded_capacity(capacity))
+
+
+def rounded_capacity(capacity: int) -> int:
+    """The capacity rounded up to one of four sizes per doubling, so that texts of similar lengths share steps."""
+    multiple = max(COLUMN_MULTIPLE, 1 << max(0, (capacity - 1).bit_length() - 3))
+    return max(MIN_COLUMNS, -(-capacity // multiple) * multiple)
 
 
 def graph_engine(model: GenerativeModelProtocol, path: StepPath) -> GraphEngine | None:
@@ -60,7 +67,8 @@ class StaticFeed(LogitsFeed):
     """`eager` for the prompt, then static steps, captured by `engine` unless that is None.
 
     Where the first static step shows that it cannot be captured, `eager` goes on; where a capture fails, steps that are
-    not captured. If `forced`, both raise UserError.
+    not captured. If `forced`, both raise UserError. A captured step that is needed no longer stays with the model, and
+    serves other texts of the same sizes (`kept_steps`).
     """
 
     def __init__(self, eager: CachedFeed, capacity: int, engine: GraphEngine | None, *, forced: bool) -> None:
@@ -68,6 +76,7 @@ class StaticFeed(LogitsFeed):
         self.state: StaticModelState | None = None
         self.step: StaticStepFn | None = None
         self.captured: CapturedStep | None = None
+        self.form: StepForm | None = None
         self.refusal = self.capture_refusal = ""
 
     def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
@@ -78,20 +87,17 @@ class StaticFeed(LogitsFeed):
         if self.state is None:
             return self._begin(tokens, end)
         if self._columns(end) > self.state.tail.columns:
-            logits, self.state, self.captured = *self._settle(new_tokens, self._columns(end), self.state), None
-        elif self._is_captured(new_tokens, self.state):
-            assert self.captured is not None
-            logits = self.captured(new_tokens)
+            logits, self.state = self._settle(new_tokens, self._columns(end), self.state)
+            self.close()
         else:
-            assert self.step is not None
-            logits, self.state = self.step(new_tokens, self.state, self.eager.memory)
+            logits = self._next_logits(new_tokens, self.state)
         self.eager.length = end
         return logits[:, -1].float()
 
     def select_rows(self, rows: Int[Tensor, " n"]) -> None:
         self.eager.select_rows(rows)
         self._select_state(rows)
-        self.captured = None
+        self.close()
 
     def reorder(self, rows: Int[Tensor, " r"]) -> None:
         if self.captured is not None:
@@ -99,6 +105,11 @@ class StaticFeed(LogitsFeed):
             return
         self.eager.reorder(rows)
         self._select_state(rows)
+
+    def close(self) -> None:
+        if self.captured is not None:
+            keep_step(self.eager.model, self.form, self.captured)
+            self.captured = None
 
     @property
     def cache_bytes(self) -> int:
@@ -148,7 +159,7 @@ class StaticFeed(LogitsFeed):
         model, earlier, end = self.eager.model, tokens[:, :-1], tokens.shape[1]
         if not isinstance(model, BindsStaticStep):
             raise NotStaticError(f"a {type(model).__name__} offers none")
-        self.step = model.static_next_token(_rounded(self.capacity))
+        self.step = model.static_next_token(rounded_capacity(self.capacity))
         tail = static_tail(self.eager.state.tail, earlier.clamp(min=0), segments_of(earlier))
         logits, state = self._settle(tokens[:, -1:], self._columns(end), StaticModelState(self.eager.state.body, tail))
         if end < state.tail.columns:
@@ -165,20 +176,46 @@ class StaticFeed(LogitsFeed):
         assert self.step is not None
         state = StaticModelState(state.body, state.tail.enlarged(columns))
         logits, next_state = self.step(tokens, state, self.eager.memory)
-        return logits, own_buffers(next_state)
+        # other texts may soon use the buffers of the step that was captured
+        return logits, own_buffers(next_state, None if self.captured is None else self.captured.state)
 
-    def _is_captured(self, tokens: Int[Tensor, "r 1"], state: StaticModelState) -> bool:
-        """Whether a graph serves these buffers; it is captured where there is none yet."""
+    def _next_logits(self, tokens: Int[Tensor, "r 1"], state: StaticModelState) -> Float[Tensor, "r 1 v"]:
+        """The logits after one more token of each row, by a graph if there is an engine that captures it."""
+        assert self.step is not None
         if self.captured is None and self.engine is not None:
-            assert self.step is not None
-            try:
-                self.captured = CapturedStep(self.step, tokens, state, self.eager.memory, self.engine)
-            except (NotStaticError, RuntimeError) as error:
-                if self.forced:
-                    raise UserError(f"this step cannot be captured as a CUDA graph: {error}") from error
-                self.engine, self.capture_refusal = None, str(error).partition("\n")[0]
-        return self.captured is not None
+            logits = self._resume(self.step, tokens, state)
+            if logits is not None:
+                return logits
+            self.captured = self._capture(self.step, self.engine, tokens, state)
+        if self.captured is not None:
+            # a step that fails is not kept
+            captured, self.captured = self.captured, None
+            logits = captured(tokens)
+            self.captured = captured
+            return logits
+        logits, self.state = self.step(tokens, state, self.eager.memory)
+        return logits
 
+    def _resume(
+        self, step: StaticStepFn, tokens: Int[Tensor, "r 1"], state: StaticModelState
+    ) -> Float[Tensor, "r 1 v"] | None:
+        """The logits by a step that another text has left, which goes on with this one; None without such a step."""
+        model, memory = self.eager.model, self.eager.memory
+        self.form = step_form(model, state, memory, rounded_capacity(self.capacity))
+        captured = take_step(model, self.form)
+        logits = None if captured is None else captured.resume(step, tokens, state, memory)
+        if captured is not None and logits is not None:
+            self.captured, self.state = captured, captured.state
+        return logits
 
-def _rounded(capacity: int) -> int:
-    return -(-capacity // COLUMN_MULTIPLE) * COLUMN_MULTIPLE
+    def _capture(
+        self, step: StaticStepFn, engine: GraphEngine, tokens: Int[Tensor, "r 1"], state: StaticModelState
+    ) -> CapturedStep | None:
+        """A graph on these buffers; None, and no further attempts, where it fails."""
+        try:
+            return CapturedStep(step, tokens, state, self.eager.memory, engine, own_tensors(self.eager.model))
+        except (NotStaticError, RuntimeError) as error:
+            if self.forced:
+                raise UserError(f"this step cannot be captured as a CUDA graph: {error}") from error
+            self.engine, self.capture_refusal = None, str(error).partition("\n")[0]
+            return None

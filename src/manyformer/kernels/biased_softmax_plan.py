@@ -4,18 +4,18 @@ from typing import Literal, NamedTuple
 
 from manyformer.core import AlignedLayout, ContiguousLayout, PackedLayout
 from manyformer.costs.cost_model import COSTS
+from manyformer.device_reads import is_readable
 from manyformer.kernels.kernel import KernelCall
 from manyformer.masks import AllKeys, Causal, Mask, union
 from manyformer.ops import distance_vector_attention, toeplitz_attention
 from manyformer.ops.distance_vector_blocks import SegmentPair
-from manyformer.ops.flex_bias_attention import MIN_FLEX_WIDTH, has_flex_width
+from manyformer.ops.flex_bias_attention import MIN_FLEX_QUERIES, MIN_FLEX_WIDTH, has_few_queries, has_flex_width
 from manyformer.ops.plan_records import SparsePlan
 from manyformer.ops.sparse_plan import make_sparse_plan, repays_planning
 from manyformer.ops.static_layout import can_plan
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position import Position
 from manyformer.position.distance_terms import DistanceTerms
-from manyformer.readable_tensors import is_readable
 
 BiasedSoftmaxForm = Literal["bias", "clipped", "shifted", "tiled", "pairwise"]
 
@@ -59,6 +59,8 @@ def select_plan(softmax: SoftmaxCall, path: str) -> BiasedSoftmaxPlan:
     q, k = softmax.call.q, softmax.call.k
     if path == "flex" or (path == "auto" and q.device.type == "cuda"):
         if (query_offset := _find_flex_offset(softmax)) is not None:
+            if path == "auto" and has_few_queries(q):
+                return BiasedSoftmaxPlan("naive", f"{seams}, and there are fewer than {MIN_FLEX_QUERIES} queries")
             return BiasedSoftmaxPlan(
                 "flex", f"{seams}: one compiled kernel that indexes its terms by distance", query_offset=query_offset
             )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, AlignedLayout, ContiguousLayout, PackedLayout, TokenPositions
 from manyformer.costs.cost_model import COSTS
-from manyformer.readable_tensors import is_readable
+from manyformer.device_reads import is_readable
 
 UNUSED_SEGMENT = -2
 """The segment id of a column that has not been written yet."""

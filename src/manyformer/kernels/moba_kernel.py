@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.core import ContiguousLayout, LayerOutput, PackedLayout, TokenPositions, no_watch
+from manyformer.core import ContiguousLayout, LayerOutput, PackedLayout, StepLayout, TokenPositions, no_watch
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.masks import Causal
 from manyformer.ops import softmax_attention as ops
@@ -82,14 +82,20 @@ class MoBAKernel(Kernel):
     def visible(self, call: KernelCall) -> Bool[Tensor, "b h l s"]:
         """The keys that each query sees, for tokens at any positions: the definition."""
         query_positions, key_positions, heads = call.query_positions, call.key_positions, call.q.shape[1]
-        blocks = self._block_means(call.k.detach(), key_positions)
+        layout, k = query_positions.layout, call.k.detach()
+        is_step = isinstance(layout, StepLayout)
+        if isinstance(layout, StepLayout):
+            blocks = self._step_block_means(k, query_positions, key_positions, layout.position_limit)
+        else:
+            blocks = self._block_means(k, key_positions)
         means = blocks.means.repeat_interleave(heads // blocks.means.shape[1], 1)
         gates = torch.einsum("bhle,nhe->bhln", call.q.detach().to(means.dtype), means)
         query_block = (query_positions.position_ids // self.block)[..., None]
         rows = torch.arange(len(call.q), device=call.q.device)[:, None, None]
         same_document = (query_positions.segment_ids[..., None] == blocks.segment) & (blocks.row == rows)
         may_choose = same_document & blocks.is_complete & (blocks.number < query_block)
-        chosen = choose_highest_scores(gates.masked_fill(~may_choose[:, None], -torch.inf), self.count - 1)
+        gates = gates.masked_fill(~may_choose[:, None], -torch.inf)
+        chosen = choose_highest_scores(gates, self.count - 1, may_read=not is_step)
         is_own = (same_document & (blocks.number == query_block))[:, None]
         is_chosen = is_own.expand(gates.shape) | (
             chosen[..., None] == torch.arange(gates.shape[-1], device=gates.device)
@@ -131,3 +137,20 @@ class MoBAKernel(Kernel):
         means = sums / sizes[:, None, None]
         row_index, segment, block_number = blocks
         return BlockMeans(means, index.view(segments.shape), row_index, segment, block_number, sizes == self.block)
+
+    def _step_block_means(
+        self, k: Float[Tensor, "b g s e"], query: TokenPositions, keys: TokenPositions, position_limit: int
+    ) -> BlockMeans:
+        """The blocks of the document of each row's one query, as many as positions allow; the last one of a row is for
+        all other keys."""
+        rows, count = len(k), -(-position_limit // self.block) + 1
+        number = torch.where(query.same_document(keys)[:, 0], keys.position_ids // self.block, count - 1)
+        index = number + count * torch.arange(rows, device=k.device)[:, None]
+        flat_keys = k.to(torch.promote_types(k.dtype, torch.float32)).transpose(1, 2).flatten(0, 1)
+        sums = flat_keys.new_zeros(rows * count, *flat_keys.shape[1:]).index_add(0, index.flatten(), flat_keys)
+        sizes = index.new_zeros(rows * count).index_add(0, index.flatten(), torch.ones_like(index).flatten())
+        block = torch.arange(rows * count, device=k.device)
+        row, block_number = block // count, block % count
+        means = sums / sizes.clamp(min=1)[:, None, None]
+        is_complete = (sizes == self.block) & (block_number < count - 1)
+        return BlockMeans(means, index, row, query.segment_ids[:, 0][row], block_number, is_complete)

@@ -27,7 +27,7 @@ from manyformer.kernels.softmax_with_bias import run_plan
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.ops import block_sparse_attention, flex_mask_attention
 from manyformer.ops import softmax_attention as ops
-from manyformer.ops.flex_bias_attention import MIN_FLEX_WIDTH, has_flex_width
+from manyformer.ops.flex_bias_attention import MIN_FLEX_QUERIES, MIN_FLEX_WIDTH, has_few_queries, has_flex_width
 from manyformer.ops.plan_records import SparsePlan
 from manyformer.ops.sparse_plan import make_sparse_plan, repays_planning
 from manyformer.ops.static_layout import can_plan, has_roles_or_parts, materialize
@@ -65,7 +65,8 @@ class SoftmaxKernel(Kernel):
     CPU, one call for each document), "sparse" (only the blocks that the mask shows, without dropout of weights),
     "blocked" (any mask and position, one block of queries at a time, so that memory is linear in length) or "flex"
     (masks, and positions that add to scores by distance, in one compiled kernel; chosen only on CUDA, because it has no
-    gradient on a CPU). Raises ValueError if a forced path does not support a call.
+    gradient on a CPU, and from 128 queries on, because it makes a block mask for each call). Raises ValueError if a
+    forced path does not support a call.
     """
 
     supports = frozenset({"query", "key", "score", "value"})
@@ -178,10 +179,16 @@ class SoftmaxKernel(Kernel):
         if self.path == "auto" and fused.needs_dense_mask and device in ("cpu", "meta"):
             return self._select_cpu_path(fused, call)
         if self.path == "auto" and fused.needs_dense_mask and device == "cuda" and not drops_weights:
-            if has_flex_width(call.q, call.v):
-                return SoftmaxPathChoice("flex", f"{self.mask!r} compiled, for its visible blocks")
-            return fused._replace(reason=f"{fused.reason}: FlexAttention needs {MIN_FLEX_WIDTH} channels a head")
+            return self._select_gpu_path(fused, call)
         return fused
+
+    def _select_gpu_path(self, fused: SoftmaxPathChoice, call: KernelCall) -> SoftmaxPathChoice:
+        """One compiled kernel, where there are enough queries for blocks of pairs to be left out."""
+        if has_few_queries(call.q):
+            return fused._replace(reason=f"{fused.reason}: FlexAttention is for {MIN_FLEX_QUERIES} queries or more")
+        if not has_flex_width(call.q, call.v):
+            return fused._replace(reason=f"{fused.reason}: FlexAttention needs {MIN_FLEX_WIDTH} channels a head")
+        return SoftmaxPathChoice("flex", f"{self.mask!r} compiled, for its visible blocks")
 
     def _select_step_path(self, position: Position) -> SoftmaxPathChoice:
         """One token per row, whose visible keys only tensors know: the pairs are few, and none is left out."""

@@ -46,6 +46,16 @@ def is_never_evicted(mask: Mask, position: int) -> bool:
     return _never_evicted_range(mask, position // CACHED_RANGE)[position % CACHED_RANGE]
 
 
+def evicts_all(mask: Mask, length: int) -> bool:
+    """Whether no position below `length` is `never_evicted`; False also if one of those that follow closely is."""
+    return not any(_retains_any(mask, number) for number in range(-(-length // CACHED_RANGE)))
+
+
+@lru_cache(maxsize=1024)
+def _retains_any(mask: Mask, number: int) -> bool:
+    return any(_never_evicted_range(mask, number))
+
+
 @lru_cache(maxsize=256)
 def _never_evicted_range(mask: Mask, number: int) -> list[bool]:
     with torch.device("cpu"):

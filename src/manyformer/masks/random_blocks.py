@@ -12,9 +12,9 @@ from torch import Tensor
 
 from manyformer.constant_tensors import constant_tensor
 from manyformer.core import TokenPositions
+from manyformer.device_reads import is_readable
 from manyformer.masks.bounds import TokenBounds, VisibilityBounds, pair_shape
 from manyformer.masks.mask import Mask
-from manyformer.readable_tensors import is_readable
 from manyformer.torch_internals import constant_for_compiler
 
 MAX_QUERY_BLOCKS = 8

@@ -21,6 +21,7 @@ from manyformer.core import (
     TokenPositions,
     no_watch,
 )
+from manyformer.device_reads import is_readable
 from manyformer.head_selection import HeadSelection, select_head_inputs, select_head_outputs, select_head_pairs
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import AllKeys, AttendsToAll, Mask, NotMask, TokenSet, VisibleToAll, WithRole
@@ -28,7 +29,6 @@ from manyformer.masks.mask import simplify_and, take_tokens
 from manyformer.multi_head.head_gates import MultiHeadLayer
 from manyformer.ops.static_layout import layout_is_complete, materialize
 from manyformer.position import NoPosition, Position
-from manyformer.readable_tensors import is_readable
 
 
 @final

@@ -8,8 +8,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.core import ContiguousLayout, StepLayout, TokenPositions
+from manyformer.device_reads import is_readable
 from manyformer.head_selection import PerHeadTensors
-from manyformer.readable_tensors import is_readable
 from manyformer.training_hooks import UndecayedParameters
 
 
@@ -107,6 +107,8 @@ def position_index(positions: TokenPositions, max_length: int) -> slice | Int[Te
 
     Raises ValueError for a position beyond the table, unless checking it would synchronize a GPU.
     """
+    if isinstance(positions.layout, StepLayout):
+        return positions.position_ids
     if isinstance(positions.layout, ContiguousLayout):
         start, stop = positions.layout.start, positions.layout.start + positions.position_ids.shape[1]
         _check_position(stop - 1, max_length)

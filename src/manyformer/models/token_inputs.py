@@ -5,9 +5,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.core import Context, Layer, LayerOutput, State
+from manyformer.device_reads import is_readable
 from manyformer.errors import UserError
 from manyformer.models.output_head import OutputHead
-from manyformer.readable_tensors import is_readable
 
 
 def check_token_rows(tokens: Tensor) -> None:

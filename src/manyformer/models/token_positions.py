@@ -16,8 +16,8 @@ from manyformer.core import (
     TokenPositions,
     contiguous_positions,
 )
+from manyformer.device_reads import is_readable
 from manyformer.models.token_inputs import check_token_rows
-from manyformer.readable_tensors import is_readable
 
 UNSTARTED_SEGMENT = -2
 """The segment id of a row without tokens so far."""

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from manyformer.costs.cost_model import COSTS
-from manyformer.readable_tensors import is_readable
+from manyformer.device_reads import is_readable
 
 BLOCK_ELEMENTS = COSTS.cached_block_elements
 

@@ -29,6 +29,14 @@ CAUSAL = Causal()
 MIN_FLEX_WIDTH = 16
 """The fewest channels of keys and of values that the compiled kernel of torch 2.11 to 2.13 computes."""
 
+MIN_FLEX_QUERIES = COSTS.flex_block
+"""With fewer queries there is a single row of blocks, whose list the host makes in more time than it saves."""
+
+
+def has_few_queries(q: Float[Tensor, "b h l e"]) -> bool:
+    """Whether a GPU computes all pairs of these queries, such as that of a decoded token, without FlexAttention."""
+    return q.device.type == "cuda" and q.shape[2] < MIN_FLEX_QUERIES
+
 
 def has_flex_width(q: Float[Tensor, "b h l e"], v: Float[Tensor, "b g s f"]) -> bool:
     """Whether FlexAttention has a kernel for this number of channels; its eager form, on a CPU, serves any."""

@@ -17,7 +17,6 @@ from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions, t
 from manyformer.costs.cost_model import COSTS
 from manyformer.masks import Mask, SameDocument
 from manyformer.masks.bounds import TokenBounds
-from manyformer.masks.mask import simplify_and
 from manyformer.ops.block_cover import block_bounds
 from manyformer.ops.static_layout import cache_by_tokens, has_roles_or_parts, materialize
 

@@ -5,10 +5,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 
-def choose_highest_scores(scores: Float[Tensor, "*b n"], count: int) -> Int[Tensor, "*b c"]:
+def choose_highest_scores(scores: Float[Tensor, "*b n"], count: int, *, may_read: bool = True) -> Int[Tensor, "*b c"]:
     """The indices of the `count` highest scores of each row, in any order; of equal scores the last ones.
 
-    -1 in place of scores of -inf; all indices if there are at most `count`.
+    -1 in place of scores of -inf; all indices if there are at most `count`. With `may_read` a CPU first looks whether
+    there are equal scores.
     """
     scores, length = scores.detach(), scores.shape[-1]
     index = torch.arange(length, device=scores.device)
@@ -20,7 +21,8 @@ def choose_highest_scores(scores: Float[Tensor, "*b n"], count: int) -> Int[Tens
     threshold = values[..., -1:]
     # `topk` chooses any of equal scores: where the last one chosen has equals, a second search decides by the index.
     # On other devices, finding out whether it has would synchronize
-    if scores.device.type != "cpu" or torch.compiler.is_compiling() or _has_ties(scores, threshold, count):
+    is_readable = may_read and scores.device.type == "cpu"
+    if not is_readable or torch.compiler.is_compiling() or _has_ties(scores, threshold, count):
         level = (scores >= threshold).int() + (scores > threshold).int()
         chosen = (level * length + index.int()).topk(count, sorted=False).indices
         values = scores.gather(-1, chosen)

@@ -50,17 +50,30 @@ def fused_attention(
     scale: float,
     dropout: float = 0.0,
 ) -> Float[Tensor, "b h l f"]:
-    """`torch.nn.functional.scaled_dot_product_attention`; `causal` aligns the first query with the first key."""
+    """`torch.nn.functional.scaled_dot_product_attention`; `causal` aligns the first query with the first key.
+
+    A query that sees no key gets zeros; a single query on a GPU must see one."""
     width_gap, width = q.shape[-1] - v.shape[-1], v.shape[-1]
     # on a CPU torch materializes all pairs unless keys and values are equally wide; a single query has few; "meta"
     # tensors are used to estimate CPU costs
     if width_gap and q.device.type in ("cpu", "meta") and q.shape[2] > 1:
         q, k, v = (F.pad(x, (0, max(0, padding))) for x, padding in ((q, -width_gap), (k, -width_gap), (v, width_gap)))
+    has_key = None
+    if mask is not None and mask.dtype == torch.bool and needs_a_key(q):
+        # such a query sees every key, and its output is replaced
+        has_key = mask.any(-1, keepdim=True)
+        mask = mask | ~has_key
     y = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
+    y = y if has_key is None else y.masked_fill(~has_key, 0.0)
     padded = y.shape[-1] - width
     return torch.split(y, [width, padded], dim=-1)[0] if padded else y
+
+
+def needs_a_key(q: Float[Tensor, "b h l e"]) -> bool:
+    """Whether torch's fused kernels may give nan, also as gradients, for one of several queries that sees no key."""
+    return q.device.type == "cuda" and q.shape[2] > 1
 
 
 def map_documents(

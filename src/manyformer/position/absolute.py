@@ -9,9 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, StepLayout, TokenPositions
+from manyformer.device_reads import is_readable
 from manyformer.position.position import Position
 from manyformer.position.sinusoid_table import DEFAULT_BASE, SinusoidLayout, check_sinusoid, sinusoid_table, table_dtype
-from manyformer.readable_tensors import is_readable
 
 
 class AbsolutePosition(Position, ABC):
@@ -21,9 +21,15 @@ class AbsolutePosition(Position, ABC):
     def rows(self, position_ids: Int[Tensor, "*p"]) -> Float[Tensor, "*p d"]:
         """The vectors of these positions. On a CPU, raises ValueError for a position that does not exist."""
 
+    def known_rows(self, position_ids: Int[Tensor, "*p"]) -> Float[Tensor, "*p d"]:
+        """`rows` of positions that exist, so that none of them need be read."""
+        return self.rows(position_ids)
+
     def embed(self, x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
         if isinstance(positions.layout, ContiguousLayout):
             return x + self.rows(positions.position_ids[:1]).to(x.dtype)
+        if isinstance(positions.layout, StepLayout):
+            return x + self.known_rows(positions.position_ids).to(x.dtype)
         # the position ids of padding have no meaning and may be outside the table
         position_ids = torch.where(positions.segment_ids == PADDING_SEGMENT, 0, positions.position_ids)
         return x + self.rows(position_ids).to(x.dtype)
@@ -82,6 +88,9 @@ class LearnedPosition(AbsolutePosition):
 
     def rows(self, position_ids: Int[Tensor, "*p"]) -> Float[Tensor, "*p d"]:
         self._check_last(last_position(position_ids))
+        return self.known_rows(position_ids)
+
+    def known_rows(self, position_ids: Int[Tensor, "*p"]) -> Float[Tensor, "*p d"]:
         return nn.functional.embedding(position_ids, self.weight)
 
     def embed(self, x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
@@ -89,8 +98,6 @@ class LearnedPosition(AbsolutePosition):
             start, stop = positions.layout.start, positions.layout.start + x.shape[1]
             self._check_last(stop - 1)
             return x + self.weight[start:stop]
-        if isinstance(positions.layout, StepLayout):
-            return x + nn.functional.embedding(positions.position_ids, self.weight)
         return super().embed(x, positions)
 
     def _check_last(self, last: int) -> None:

@@ -60,7 +60,11 @@ class GridPosition(AbsolutePosition):
         if (last := last_position(position_ids)) >= self.max_length:
             description = f"{' x '.join(map(str, self.shape))} cells after {self.prefix_tokens} tokens"
             raise ValueError(f"position {last} does not exist: the model was built for {description}")
-        axis_vectors = [axis.rows(coordinate) for axis, coordinate in zip(self._axes(), self.coordinates(position_ids))]
+        return self.known_rows(position_ids)
+
+    def known_rows(self, position_ids: Int[Tensor, "*p"]) -> Float[Tensor, "*p d"]:
+        by_axis = zip(self._axes(), self.coordinates(position_ids))
+        axis_vectors = [axis.known_rows(coordinate) for axis, coordinate in by_axis]
         vectors = self._combine(axis_vectors)
         if not self.prefix_tokens:
             return vectors

@@ -9,9 +9,9 @@ from torch import Tensor
 from manyformer.constant_tensors import constant_tensor
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, StepLayout, TokenPositions
 from manyformer.costs.cost_model import COSTS
+from manyformer.device_reads import is_readable
 from manyformer.position.position import Position
 from manyformer.position.rotary_scaling import DynamicNTKRotaryScaling, RotaryScaling, rotary_frequencies
-from manyformer.readable_tensors import is_readable
 
 RotaryPairing = Literal["interleaved", "halves"]
 """Which channels form a pair: 2k and 2k + 1 (RoFormer, GPT-J), or k and k + width / 2 (Llama, GPT-NeoX)."""
@@ -50,7 +50,7 @@ class RotaryPosition(Position):
         self.max_length = None if scaling is None else scaling.longest
         frequencies = rotary_frequencies(rotated, base) if scaling is None else scaling.frequencies(rotated, base)
         self._frequencies: tuple[float, ...] = tuple(frequencies.tolist())
-        # no buffer: converting the model to another dtype must not round the table
+        # no buffers: converting the model to another dtype must not round the frequencies or the table
         self._table: Tensor | None = None
 
     def query(self, q: Float[Tensor, "b h l e"], positions: TokenPositions) -> Float[Tensor, "b h l e"]:
@@ -134,7 +134,9 @@ def rotation_table(
     table = attention_factor * torch.stack([angles.cos(), angles.sin()], dim=-1)
     if not unrotated_pairs:
         return table
-    identity = constant_tensor((1.0, 0.0), table.dtype, table.device).expand(*table.shape[:-2], unrotated_pairs, 2)
+    # made where the table is: numbers of the host would be copied to a GPU, which waits
+    cosines = table.new_ones(*table.shape[:-2], unrotated_pairs, 1)
+    identity = torch.cat([cosines, torch.zeros_like(cosines)], dim=-1)
     return torch.cat([table, identity], dim=-2)
 
 

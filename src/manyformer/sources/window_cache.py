@@ -9,7 +9,7 @@ from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, State, StepLayout, TokenPositions
 from manyformer.masks import Mask
-from manyformer.masks.eviction import can_evict, is_never_evicted, never_evicted
+from manyformer.masks.eviction import can_evict, evicts_all, is_never_evicted, never_evicted
 from manyformer.sources.kv_source import (
     CacheSpec,
     KeysValues,
@@ -28,7 +28,7 @@ class RingCache(NamedTuple):
     """Keys, values and positions: first the slots of a ring, by position modulo their number, then never-evicted keys.
 
     `length` counts the tokens so far while all rows are one contiguous document, else it is None. With `reserved` the
-    slots are written in place.
+    slots are written in place. `columns` counts the tokens of a row so far, with padding: all positions are below it.
     """
 
     k: Float[Tensor, "b g n e"]
@@ -37,11 +37,12 @@ class RingCache(NamedTuple):
     segment_ids: Int[Tensor, "b n"]
     length: int | None = 0
     reserved: bool = False
+    columns: int = 0
 
-    def with_fields(self, fields: Iterable[Tensor], length: int | None) -> "RingCache":
+    def with_fields(self, fields: Iterable[Tensor], length: int | None, columns: int) -> "RingCache":
         """The cache with other keys, values, positions and segments."""
         k, v, position_ids, segment_ids = fields
-        return RingCache(k, v, position_ids, segment_ids, length, self.reserved)
+        return RingCache(k, v, position_ids, segment_ids, length, self.reserved, columns)
 
 
 @final
@@ -131,6 +132,9 @@ class WindowSource(KVSource):
             never_evicted_columns = never_evicted(self.mask, position_ids)
             in_window = ~never_evicted_columns & (position_ids > start + count - 1 - self.slots)
             ring = self._overwrite(ring, new, in_window, start)
+        elif evicts_all(self.mask, ring.columns + count):
+            # the host need not read whether there are such tokens, which a GPU would have to compute first
+            return self._scatter(ring, new, torch.zeros_like(new[3], dtype=torch.bool))
         else:
             _, _, position_ids, segment_ids = new
             retained = never_evicted(self.mask, position_ids) & (segment_ids != PADDING_SEGMENT)
@@ -142,14 +146,14 @@ class WindowSource(KVSource):
         k, v, position_ids, segment_ids = _take_columns(new, columns)
         # other rows may have other tokens in these columns
         segment_ids = torch.where(never_evicted(self.mask, position_ids), segment_ids, PADDING_SEGMENT)
-        return ring.with_fields(_append(ring, (k, v, position_ids, segment_ids)), ring.length)
+        return ring.with_fields(_append(ring, (k, v, position_ids, segment_ids)), ring.length, ring.columns)
 
     def _write_one(self, ring: RingCache, new: Sequence[Tensor], position: int) -> RingCache:
         """Write one token at the same slot of all rows, the common case of decoding."""
         fields = ring[:4] if ring.reserved else [field.clone() for field in ring[:4]]
         for field, value, axis in zip(fields, new, TOKEN_AXES):
             field.narrow(axis, position % self.slots, 1).copy_(value)
-        return ring.with_fields(fields, position + 1)
+        return ring.with_fields(fields, position + 1, ring.columns + 1)
 
     def _overwrite(self, ring: RingCache, new: Sequence[Tensor], in_window: Tensor, start: int) -> RingCache:
         """Write several tokens at the same slots of all rows."""
@@ -157,7 +161,7 @@ class WindowSource(KVSource):
         slots, values = (columns + start) % self.slots, _take_columns(new, columns)
         # to a copy, because they may overwrite keys that the first of them still sees in an earlier state
         fields = (field.index_copy(axis, slots, value) for field, value, axis in zip(ring[:4], values, TOKEN_AXES))
-        return ring.with_fields(fields, start + len(in_window))
+        return ring.with_fields(fields, start + len(in_window), ring.columns + len(in_window))
 
     def _scatter(self, ring: RingCache, new: Sequence[Tensor], retained: Tensor) -> RingCache:
         """Write each token of rows that differ to the slot of its position, unless a later token of the row has it."""
@@ -173,7 +177,7 @@ class WindowSource(KVSource):
             index = slots if axis == 1 else slots[:, None, :, None].expand_as(value)
             padded = torch.cat([field, field.narrow(axis, 0, 1)], axis)
             fields.append(padded.scatter(axis, index, value).narrow(axis, 0, field.shape[axis]))
-        return ring.with_fields(fields, None)
+        return ring.with_fields(fields, None, ring.columns + valid.shape[1])
 
 
 def _append(ring: RingCache, new: Sequence[Tensor]) -> list[Tensor]:
