@@ -20,6 +20,7 @@ import manyformer as mf
 from manyformer.config import RunConfig
 from manyformer.errors import UserError
 from manyformer.train import TrainingEvent, TrainingInterrupted, TrainingProgress, silent
+from manyformer.train.metrics import TIME_COLUMNS
 
 # Forking is safe only while there is one thread.
 torch.set_num_threads(1)
@@ -84,7 +85,7 @@ def outcome(run: RunConfig) -> dict[str, Any]:
     out = Path(str(run.out))
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return {
-        "rows": [{k: v for k, v in row.items() if k not in ("seconds", "tokens_per_second")} for row in rows],
+        "rows": [{k: v for k, v in row.items() if k not in TIME_COLUMNS} for row in rows],
         "weights": (out / "model/model.safetensors").read_bytes().hex(),
         "checkpoints": sorted(path.name for path in (out / "checkpoints").iterdir()),
     }

@@ -20,6 +20,7 @@ from manyformer.surgery.lora import merge_lora
 from manyformer.system.device_memory import OutOfMemory, report_out_of_memory
 from manyformer.system.stop_signals import StopSignal
 from manyformer.train.adaptation import adapt_model
+from manyformer.train.ahead_feed import AheadFeed, batches_ahead
 from manyformer.train.build_model import build_model, choose_device, choose_strategy, make_objective
 from manyformer.train.checkpoint_writer import CheckpointWriter
 from manyformer.train.checkpoints import Checkpoint, CheckpointStore
@@ -29,6 +30,7 @@ from manyformer.train.final_model import ResultRecord, WeightChoice, choose_weig
 from manyformer.train.init_from import check_random_init, load_initial_weights, transfer_from
 from manyformer.train.metrics import MetricsFiles
 from manyformer.train.model_card import model_card
+from manyformer.train.prepared_batches import DeviceCopies
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
 from manyformer.train.rng import seed_everything
 from manyformer.train.run_folder import RESULT_FILE, write_environment, write_run_file
@@ -171,9 +173,10 @@ class TrainingSession:
 
     def _run_loop(self) -> str:
         try:
-            with self.loop.stop_signal.awaited(), ExitStack() as sinks:
+            with self.loop.stop_signal.awaited(), ExitStack() as resources:
                 for sink in self.loop.sinks:
-                    sinks.callback(sink.close)
+                    resources.callback(sink.close)
+                resources.callback(self.loop.feed.close)
                 return self.loop.train()
         except NotWritable as error:
             steps = self.store.steps()
@@ -189,6 +192,9 @@ class TrainingSession:
         run, feed, rows = self.run, self.data.train, self.engine.strategy.data_group
         if rows.size > 1:
             feed = feed.shard(rows.rank, rows.size)
+        if ahead := batches_ahead(run.batch.ahead, feed, self.engine.device):
+            copy = DeviceCopies(self.engine.device)
+            feed = AheadFeed(feed, ahead, lambda batch: copy(self.engine.prepare(batch)))
         return TrainingLoop(
             run,
             self.engine,
