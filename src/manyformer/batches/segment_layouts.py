@@ -23,12 +23,12 @@ _ON_DEVICES: Any = WeakIdKeyDictionary()
 def segment_layout(segments: Int[Tensor, "b l"]) -> SegmentLayout:
     """The layout that the segment ids have; None for split documents, and for ids on a device that nobody has read.
 
-    A graph that is being compiled knows none for a device: it would be compiled again for the documents of each batch.
+    A graph that is being compiled knows none: it would be compiled again for the documents of each batch.
     """
-    if segments.device.type == "cpu":
-        return read_segment_layout(segments)
     if torch.compiler.is_compiling():
         return None
+    if segments.device.type == "cpu":
+        return read_segment_layout(segments)
     layout: SegmentLayout = _ON_DEVICES.get(segments)
     return layout
 
