@@ -3,12 +3,13 @@
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fakes import FakeFeed, FakeSource, a_run
+from fakes import FakeFeed, FakeHeld, FakeSource, a_run, make
 from runs import Heard, go, learned, stopped
 
 from manyformer.batches import Batch, to_device
@@ -17,7 +18,8 @@ from manyformer.data.training_feed import TrainingFeed
 from manyformer.errors import TrainingInterrupted, UserError
 from manyformer.models.token_positions import positions_of
 from manyformer.system.stop_signals import StopSignal
-from manyformer.train.ahead_feed import AheadFeed, batches_ahead
+from manyformer.train import prepared_batches
+from manyformer.train.ahead_feed import AheadFeed, batches_ahead, pass_reader
 from manyformer.train.events import TrainingProgress
 from manyformer.train.prepared_batches import DeviceCopies, PreparedBatch
 
@@ -199,6 +201,118 @@ def test_a_stop_in_an_evaluation_leaves_no_thread(tmp_path: Path) -> None:
         )
 
 
+def test_a_pass_over_held_out_batches_reads_ahead_and_ends() -> None:
+    begun: list[int] = []
+    closed: list[bool] = []
+
+    def held_out() -> Iterator[Batch]:
+        try:
+            for seed in range(6):
+                begun.append(seed)
+                yield make("language-model", seed)
+        finally:
+            closed.append(True)
+
+    read = pass_reader(2, counted)
+    with read(held_out()) as batches:
+        assert all(
+            is_equal(batch.batch, make("language-model", seed))  # type: ignore[attr-defined]
+            for seed, batch in enumerate(batches)
+        )
+    assert begun == list(range(6))
+    # one that ends early closes the source, having read no more than two batches ahead
+    begun.clear()
+    with read(held_out()) as batches:
+        next(batches)
+    assert len(begun) <= 3
+    assert closed == [True, True]
+
+
+def test_what_is_wrong_with_held_out_data_is_told(tmp_path: Path) -> None:
+    class BrokenHeld(FakeHeld):
+        def __iter__(self) -> Iterator[Batch]:
+            yield make(self.task, 1000)
+            raise UserError("valid.txt:7 is no text")
+
+    def broken(*_: Any) -> FakeSource:
+        source = steady()
+        source.valid = BrokenHeld("language-model")
+        return source
+
+    with pytest.raises(UserError, match=r"^valid\.txt:7 is no text$"):
+        go(training(tmp_path / "run"), opened=broken)
+
+
+def test_a_gpu_waits_for_the_copy_and_the_host_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of calls; CUDA is not there."""
+    calls: list[Any] = []
+
+    class FakeStream:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait_event(self, event: Any) -> None:
+            calls.append((self.name, "waits for", event.recorded_by))
+
+    class FakeEvent:
+        recorded_by = ""
+
+        def record(self, stream: FakeStream) -> None:
+            self.recorded_by = stream.name
+
+    @contextmanager
+    def within(stream: FakeStream) -> Iterator[None]:
+        calls.append((stream.name, "begins"))
+        yield
+        calls.append((stream.name, "ends"))
+
+    def move(batch: Batch, device: torch.device) -> Batch:
+        calls.append(("copied to", device.type))
+        return batch
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream("copies"))
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "stream", within)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream("computation"))
+    monkeypatch.setattr(prepared_batches, "to_device", move)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: calls.append((stream.name, "uses")))
+    batch = make("language-model", 0)
+    prepared = DeviceCopies(GPU)(counted(batch))
+    assert calls == [("copies", "begins"), ("copied to", "cuda"), ("copies", "ends")]
+    calls.clear()
+    assert is_equal(prepared.on_device(GPU), batch)
+    # tokens and targets
+    assert calls == [("computation", "waits for", "copies"), *[("computation", "uses")] * 2]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_batches_reach_a_gpu_whole_while_it_computes() -> None:
+    busy = torch.randn(2000, 2000, device=GPU)
+    feed, plain, copies = SteadyFeed("language-model"), FakeFeed("language-model"), DeviceCopies(GPU)
+    ahead = AheadFeed(feed, AHEAD, lambda batch: copies(counted(batch)))
+    sums = []
+    for _ in range(50):
+        busy = torch.mm(busy, busy).clamp(-1, 1)
+        arrived: Any = next(ahead).on_device(GPU)
+        sums.append((arrived.tokens * torch.arange(8, device=GPU)).sum())
+    ahead.close()
+    assert [int(total) for total in sums] == [
+        int((next(plain).tokens * torch.arange(8)).sum())  # type: ignore[attr-defined]
+        for _ in range(50)
+    ]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_run_on_a_gpu_learns_the_same_ahead(tmp_path: Path) -> None:
+    for name, ahead in (("none", 0), ("ahead", AHEAD)):
+        run = training(tmp_path / name, ahead=ahead, device="cuda", compile="off", precision="float32")
+        go(run, opened=steady)
+    for row, expected in zip(learned(tmp_path / "ahead"), learned(tmp_path / "none"), strict=True):
+        assert row == pytest.approx(expected, rel=1e-4)
+
+
 def test_a_run_reads_ahead_on_a_gpu_unless_its_weights_make_the_batches() -> None:
     steady_feed, acting = SteadyFeed("language-model"), FakeFeed("language-model")
     assert batches_ahead("auto", steady_feed, CPU) == 0
@@ -221,10 +335,10 @@ def test_what_is_known_of_segments_goes_with_them_to_a_device() -> None:
     segments = torch.tensor([[0, 0, 0, 1, 1, 1, 1, -1], [0, 0, 0, 0, 0, 0, -1, -1]] * 2)
 
     def with_segments(batch: Batch) -> PreparedBatch:
-        # tensors on the meta device hold no numbers: what is known of them was read before
         return DeviceCopies(torch.device("meta"))(counted(batch._replace(segments=segments)))  # type: ignore[attr-defined]
 
     ahead = AheadFeed(feed, 2, with_segments)
+    # tensors on the meta device hold no numbers: what is known of them was read before
     arrived: Any = next(ahead).on_device(torch.device("meta"))
     assert arrived.tokens.is_meta
     layout, expected = (

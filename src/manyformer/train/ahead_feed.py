@@ -1,6 +1,7 @@
 """Training batches that a thread reads and prepares while earlier ones are trained on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple, final
 
 import torch
@@ -13,6 +14,7 @@ from manyformer.train.prepared_batches import PreparedBatch
 
 DEFAULT_AHEAD = 2
 """How many batches `batch.ahead=auto` reads ahead for an accelerator."""
+THREAD_NAME = "batches ahead"
 
 
 def batches_ahead(requested: int | str, feed: TrainingFeed, device: torch.device) -> int:
@@ -27,6 +29,40 @@ def batches_ahead(requested: int | str, feed: TrainingFeed, device: torch.device
         problem = f"batch.ahead is {count}, but this data gives a batch only in its turn"
         raise UserError(f"{problem}, as what a policy does depends on its weights of the moment; leave it out")
     return count
+
+
+PrepareBatch = Callable[[Batch], PreparedBatch]
+"""Counts a batch and brings it on its way to the device; called in the thread that reads."""
+
+PassReader = Callable[[Iterable[Batch]], AbstractContextManager[Iterator[Batch]]]
+"""Begins a pass over batches, which ends with the context."""
+
+
+def pass_reader(ahead: int, prepare: PrepareBatch) -> PassReader:
+    """A reader of passes, such as those over validation data, that reads up to `ahead` batches before their turn."""
+
+    @contextmanager
+    def read(batches: Iterable[Batch]) -> Iterator[Iterator[Batch]]:
+        unread = iter(batches)
+        reader = BackgroundReader(lambda: prepare(next(unread)), ahead, name=THREAD_NAME)
+        try:
+            yield _taken(reader)
+        finally:
+            reader.close()
+            if isinstance(unread, Generator):
+                unread.close()
+
+    return read
+
+
+def _taken(reader: BackgroundReader[PreparedBatch]) -> Iterator[Batch]:
+    """The results of a reader until it has read the last batch."""
+    while True:
+        try:
+            batch = reader.take()
+        except StopIteration:
+            return
+        yield batch
 
 
 class _ReadBatch(NamedTuple):
@@ -46,7 +82,7 @@ class AheadFeed(TrainingFeed):
     is called in the thread. After `close` nothing is read ahead; the next batch is then read again.
     """
 
-    def __init__(self, feed: TrainingFeed, ahead: int, prepare: Callable[[Batch], PreparedBatch]) -> None:
+    def __init__(self, feed: TrainingFeed, ahead: int, prepare: PrepareBatch) -> None:
         assert feed.reads_ahead
         self._feed, self._ahead, self._prepare = feed, ahead, prepare
         self._reader: BackgroundReader[_ReadBatch] | None = None
@@ -70,7 +106,7 @@ class AheadFeed(TrainingFeed):
         if self._reader is None:
             if (self._feed.epoch, self._feed.batch) != (self.epoch, self.batch):
                 self._feed.load_state_dict(self.state_dict())
-            self._reader = BackgroundReader(self._read, self._ahead, name="batches ahead")
+            self._reader = BackgroundReader(self._read, self._ahead, name=THREAD_NAME)
         read = self._reader.take()
         self.epoch, self.batch, self._batches = read.epoch, read.number, read.batches
         return read.batch

@@ -127,9 +127,12 @@ class TrainingEngine:
 
         def score(batch: Batch) -> BatchScore:
             self._prepared.eval()
-            batch = self.strategy.local_batch(batch)
+            if isinstance(batch, PreparedBatch):
+                batch = batch.on_device(self.device)
+            else:
+                batch = to_device(self.strategy.local_batch(batch), self.device)
             with torch.no_grad():
-                batch_score = self._prepared(to_device(batch, self.device), carried_state.state_for(batch))
+                batch_score = self._prepared(batch, carried_state.state_for(batch))
             self.strategy.after_scoring(self._prepared)
             assert isinstance(batch_score, BatchScore)
             carried_state.update(batch_score)

@@ -49,18 +49,20 @@ class PreparedBatch(NamedTuple):
 
 @final
 class DeviceCopies:
-    """Copies batches to a device from any thread; on a GPU beside what it computes, in a stream of their own."""
+    """Copies batches to a GPU from any thread, beside what it computes, in a stream of their own.
+
+    Other devices have no such copies: batches stay on the host until their step."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # a device that only pretends to be CUDA has no streams
-        has_streams = device.type == "cuda" and torch.cuda.is_available()
+        # the build of torch tells a GPU from a device that only pretends to be one
+        has_streams = device.type == "cuda" and torch.backends.cuda.is_built() and torch.cuda.is_available()
         self._stream: Any = torch.cuda.Stream(device) if has_streams else None  # type: ignore[no-untyped-call]
 
     def __call__(self, prepared: PreparedBatch) -> PreparedBatch:
-        """The batch with its tensors on the device, or on their way to it."""
+        """The batch with its tensors on their way to the device."""
         if self._stream is None:
-            return prepared._replace(batch=to_device(prepared.batch, self._device))
+            return prepared
         # the current device, which the stream sets as well, belongs to each thread
         with torch.cuda.stream(self._stream):
             moved = to_device(prepared.batch, self._device)
