@@ -330,6 +330,16 @@ def test_numbers_that_are_none_are_refused(value: Any, tmp_path: Path) -> None:
         a_run(tmp_path, batch={"ahead": value})
 
 
+@pytest.mark.parametrize(("ahead", "is_refused"), [(2, True), (0, False), ("auto", False)])
+def test_the_batches_of_a_policy_are_not_read_before_their_turn(ahead: int | str, is_refused: bool) -> None:
+    run = {"recipe": "gtrxl", "data": {"kind": "environment"}, "batch": {"ahead": ahead}}
+    if not is_refused:
+        assert RunConfig.model_validate(run).batch.ahead == ahead
+        return
+    with pytest.raises(ValueError, match="must be auto or 0: what a policy does depends on its weights"):
+        RunConfig.model_validate(run)
+
+
 def test_what_is_known_of_segments_goes_with_them_to_a_device() -> None:
     feed = SteadyFeed("language-model")
     segments = torch.tensor([[0, 0, 0, 1, 1, 1, 1, -1], [0, 0, 0, 0, 0, 0, -1, -1]] * 2)

@@ -27,7 +27,7 @@ def batches_ahead(requested: int | str, feed: TrainingFeed, device: torch.device
     count = int(requested)
     if count and not feed.reads_ahead:
         problem = f"batch.ahead is {count}, but this data gives a batch only in its turn"
-        raise UserError(f"{problem}, as what a policy does depends on its weights of the moment; leave it out")
+        raise UserError(f"{problem} (its feed says so: `reads_ahead`); leave it out")
     return count
 
 
