@@ -56,7 +56,8 @@ class DeviceCopies:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         # the build of torch tells a GPU from a device that only pretends to be one
-        has_streams = device.type == "cuda" and torch.backends.cuda.is_built() and torch.cuda.is_available()
+        is_built = bool(torch.backends.cuda.is_built())  # type: ignore[no-untyped-call]
+        has_streams = device.type == "cuda" and is_built and torch.cuda.is_available()
         self._stream: Any = torch.cuda.Stream(device) if has_streams else None  # type: ignore[no-untyped-call]
 
     def __call__(self, prepared: PreparedBatch) -> PreparedBatch:
