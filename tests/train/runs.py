@@ -11,6 +11,7 @@ from manyformer.config import RunConfig
 from manyformer.errors import TrainingInterrupted
 from manyformer.system.stop_signals import StopSignal
 from manyformer.train.events import TrainingEvent, TrainingNote, TrainingProgress, TrainResult
+from manyformer.train.metrics import TIME_COLUMNS
 from manyformer.train.run_folder import locked_folder
 from manyformer.train.session import DataOpener, TrainingSession
 
@@ -61,4 +62,4 @@ def stopped(run: RunConfig, step: int, *, opened: DataOpener = opener) -> str:
 def learned(out: Path) -> list[dict[str, Any]]:
     """The rows of the metrics, without what depends on the clock."""
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in ("seconds", "tokens_per_second")} for row in rows]
+    return [{k: v for k, v in row.items() if k not in TIME_COLUMNS} for row in rows]

@@ -129,6 +129,10 @@ def test_parts_must_be_equal() -> None:
         column_span(30, ThreadRing(0, 4, {}))
 
 
+AHEAD = {"tokens": 64, "accumulate": 2, "ahead": 2}
+"""Batches that a thread of each process reads and divides before their turn."""
+
+
 def a_run(text: Path, out: Path, **settings: Any) -> RunConfig:
     usual: dict[str, Any] = {
         "recipe": "transformer-lm",
@@ -153,7 +157,7 @@ def test_processes_train_what_one_trains(recipe: str, devices: int, tmp_path: Pa
     text = tmp_path / "text.txt"
     text.write_text("to be or not to be that is the question whether tis nobler in the mind " * 100)
     rows = []
-    for name, settings in (("one", {}), ("several", {"devices": devices, "strategy": "context"})):
+    for name, settings in (("one", {}), ("several", {"devices": devices, "strategy": "context", "batch": AHEAD})):
         result = mf.train(a_run(text, tmp_path / name, recipe=recipe, **settings), on_event=silent)
         rows.append([json.loads(line) for line in (result.out / "metrics.jsonl").read_text().splitlines()])
     for name in ("loss", "valid_loss", "gradient_norm", "tokens"):

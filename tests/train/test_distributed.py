@@ -64,6 +64,10 @@ def a_run(text: Path, out: Path, **given: Any) -> RunConfig:
     return RunConfig.model_validate(usual | given)
 
 
+AHEAD = {"tokens": 112, "accumulate": 2, "ahead": 2}
+"""The batches of a process that a thread reads before their turn, of which the process alone reads none."""
+
+
 def same(out: Path, alone: TrainResult) -> None:
     """The same numbers within what the order of sums changes."""
     rows, wanted = (
@@ -114,7 +118,7 @@ def test_two_with_copies_go_on_from_one_to_the_end(text: Path, alone: TrainResul
     heard: list[TrainingEvent] = []
     with pytest.raises(TrainingInterrupted):
         mf.train(a_run(text, out), on_event=asking(6, []))
-    result = mf.train(a_run(text, out, devices=2), on_event=heard.append)
+    result = mf.train(a_run(text, out, devices=2, batch=AHEAD), on_event=heard.append)
     same(out, alone)
     assert isinstance(heard[-1], TrainingFinished)
     assert result.scores == pytest.approx(alone.scores, rel=1e-4)
@@ -127,7 +131,7 @@ def test_two_with_shares_to_the_end(text: Path, tmp_path: Path) -> None:
     common: dict[str, Any] = {"recipe": "compose", "model": model}
     common["save"] = {"every": 4, "keep_last": 2, "average_last": 2}
     alone = mf.train(a_run(text, tmp_path / "one", **common), on_event=silent)
-    result = mf.train(a_run(text, tmp_path / "two", devices=2, strategy="fsdp", **common), on_event=silent)
+    result = mf.train(a_run(text, tmp_path / "two", devices=2, strategy="fsdp", batch=AHEAD, **common), on_event=silent)
     same(tmp_path / "two", alone)
     assert result.scores == pytest.approx(alone.scores, rel=1e-4)
     assert sum(weight.numel() for weight in result.load().parameters()) > 1000
@@ -184,7 +188,7 @@ def test_a_killed_process_is_named_in_one_sentence(
     text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ProcessFailed) as failed:
-        mf.train(a_run(text, tmp_path / "run", devices=2), on_event=signalling(signal.SIGKILL))
+        mf.train(a_run(text, tmp_path / "run", devices=2, batch=AHEAD), on_event=signalling(signal.SIGKILL))
     assert str(failed.value) == (
         "process 1 of 2 was ended by SIGKILL (as the system does where memory runs out). The same command continues; "
         f"what the processes printed is in {tmp_path / 'run/processes.log'}"

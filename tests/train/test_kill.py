@@ -21,12 +21,20 @@ def play(folder: Path, *scenarios: str, most: float) -> tuple[dict[str, Any], st
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
-    names = ("kills:3", f"interrupts:{int(signal.SIGINT)}", f"interrupts:{int(signal.SIGTERM)}", "impatient:0")
+    names = (
+        "kills:3",
+        "kills_ahead:3",
+        f"interrupts:{int(signal.SIGINT)}",
+        f"interrupts:{int(signal.SIGTERM)}",
+        "impatient:0",
+        "impatient:2",
+    )
     return play(tmp_path_factory.mktemp("played"), *names, most=240)
 
 
-def test_a_few_kills(played: tuple[dict[str, Any], str]) -> None:
-    actual = played[0]["kills:3"]
+@pytest.mark.parametrize("name", ["kills:3", "kills_ahead:3"])
+def test_a_few_kills(name: str, played: tuple[dict[str, Any], str]) -> None:
+    actual = played[0][name]
     assert actual["kills"] == 3
     assert actual["same"] == actual["runs"] >= 1
 
@@ -58,7 +66,8 @@ def test_a_busy_folder_is_refused_in_one_sentence(played: tuple[dict[str, Any], 
     assert len(complaints) == 4
 
 
-def test_asking_twice_stops_at_once(played: tuple[dict[str, Any], str]) -> None:
-    actual = played[0]["impatient:0"]
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_asking_twice_stops_at_once(ahead: int, played: tuple[dict[str, Any], str]) -> None:
+    actual = played[0][f"impatient:{ahead}"]
     assert actual["code"] == 1
     assert actual["seconds"] < 10

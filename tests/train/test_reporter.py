@@ -65,6 +65,17 @@ def test_scores_of_the_training_data_take_the_place_of_the_loss() -> None:
     assert decode(encode(event)) == event
 
 
+def test_a_run_that_waits_for_data_says_so() -> None:
+    def line(data_wait: float) -> str:
+        event = TrainingProgress(10, 100, 2.34567, 0.00123, 1234.5, 0.1, 65.0, logged=True, data_wait=data_wait)
+        assert decode(encode(event)) == event
+        return format_event(event)[0]
+
+    usual = "step     10/100  loss 2.3457  lr 0.00123  1234 tokens/s  left 1:05"
+    assert line(0.099) == usual
+    assert line(0.354) == usual.replace("tokens/s", "tokens/s  data wait 35%")
+
+
 def test_plain_lines(tmp_path: Path) -> None:
     stream = io.StringIO()
     tell = reporter(stream)

@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ import manyformer as mf
 from manyformer.config import RunConfig
 from manyformer.errors import UserError
 from manyformer.train import TrainingEvent, TrainingInterrupted, TrainingProgress, silent
+from manyformer.train.metrics import TIME_COLUMNS
 
 # Forking is safe only while there is one thread.
 torch.set_num_threads(1)
 
 
-def a_run(folder: Path, name: str, steps: int = 40) -> RunConfig:
-    """Real text, dropout, evaluations and checkpoints that do not fall together."""
+def a_run(folder: Path, name: str, steps: int = 40, ahead: int = 0) -> RunConfig:
+    """Real text, dropout, evaluations and checkpoints that do not fall together; `ahead` batches are read early."""
     text = folder / "text.txt"
     if not text.exists():
         words = random.Random(0).choices(["to", "be", "or", "not", "that", "is", "the", "question"], k=3000)
@@ -36,7 +38,7 @@ def a_run(folder: Path, name: str, steps: int = 40) -> RunConfig:
             "recipe": "transformer-lm",
             "model": {"dim": 16, "depth": 2, "heads": 2, "dropout": 0.2},
             "data": {"kind": "text", "path": str(text), "tokenizer": "char", "length": 16},
-            "batch": {"tokens": 128, "accumulate": 2},
+            "batch": {"tokens": 128, "accumulate": 2, "ahead": ahead},
             "limits": {"steps": steps},
             "evaluate": {"every": 7, "batches": 2},
             "save": {"every": 3, "keep_last": 2, "average_last": 2},
@@ -84,14 +86,16 @@ def outcome(run: RunConfig) -> dict[str, Any]:
     out = Path(str(run.out))
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return {
-        "rows": [{k: v for k, v in row.items() if k not in ("seconds", "tokens_per_second")} for row in rows],
+        "rows": [{k: v for k, v in row.items() if k not in TIME_COLUMNS} for row in rows],
         "weights": (out / "model/model.safetensors").read_bytes().hex(),
         "checkpoints": sorted(path.name for path in (out / "checkpoints").iterdir()),
     }
 
 
-def kills(folder: Path, number: int) -> dict[str, Any]:
-    """Runs that are killed at random moments and begun again until they end, `number` kills in all."""
+def kills(folder: Path, number: int, ahead: int = 0) -> dict[str, Any]:
+    """Runs that are killed at random moments and begun again until they end, `number` kills in all.
+
+    They read `ahead` batches early, of which the run that they are compared with reads none."""
     reference = a_run(folder, "reference")
     assert end(begin(reference)) == 0
     began = time.monotonic()
@@ -100,7 +104,7 @@ def kills(folder: Path, number: int) -> dict[str, Any]:
     expected, chance = outcome(reference), random.Random(number)
     done, runs, same = 0, 0, 0
     while done < number:
-        run = a_run(folder, f"run-{runs}")
+        run = a_run(folder, f"run-{runs}", ahead=ahead)
         while True:
             child = begin(run)
             time.sleep(chance.uniform(0, lasts) if done < number else 0)
@@ -157,15 +161,23 @@ def interrupts(folder: Path, number: int) -> dict[str, Any]:
 
 
 def impatient(folder: Path, number: int) -> dict[str, Any]:
-    """Ctrl-C twice."""
+    """Ctrl-C twice, in a run that reads so many batches ahead."""
     reached, listen = pausing(folder)
-    child = begin(a_run(folder, "run"), listen=listen)
+    child = begin(a_run(folder, "run", ahead=number), listen=listen)
     wait_for(reached)
     began = time.monotonic()
     for _ in range(2):
         os.kill(child, signal.SIGINT)
         time.sleep(0.2)
     return {"code": end(child), "seconds": time.monotonic() - began}
+
+
+SCENARIOS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
+    "kills": kills,
+    "kills_ahead": partial(kills, ahead=3),
+    "interrupts": interrupts,
+    "impatient": impatient,
+}
 
 
 def main(folder: Path, scenarios: list[str]) -> None:
@@ -176,7 +188,7 @@ def main(folder: Path, scenarios: list[str]) -> None:
         name, _, number = scenario.partition(":")
         own = folder / scenario.replace(":", "-")
         own.mkdir()
-        actual[scenario] = {"kills": kills, "interrupts": interrupts, "impatient": impatient}[name](own, int(number))
+        actual[scenario] = SCENARIOS[name](own, int(number))
     print(json.dumps(actual))
 
 

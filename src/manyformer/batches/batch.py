@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
+from manyformer.batches.segment_layouts import remember_layout
 from manyformer.core import PADDING_SEGMENT, tree_map
 
 # The target of a position that is not scored: torch's convention for cross-entropy.
@@ -55,12 +56,27 @@ class TextUnits(NamedTuple):
 
 
 def to_device(batch: BatchT, device: torch.device) -> BatchT:
-    """Copy the batch's tensors to `device`, asynchronously where possible."""
+    """The batch with its tensors on `device`; those that are there already stay as they are.
+
+    CUDA copies asynchronously, from pinned memory. What the host knows about segment ids goes with them, so that no
+    layer has to wait for the device to read it there.
+    """
     if device.type == "cpu":
         return batch
     if isinstance(batch, ListsPlaces):
         batch = batch.with_places()
-    moved: BatchT = tree_map(lambda tensor: tensor.pin_memory().to(device, non_blocking=True), batch)
+    is_cuda = device.type == "cuda"
+
+    def move(tensor: Tensor) -> Tensor:
+        if tensor.device.type == device.type:
+            return tensor.to(device)
+        return (tensor.pin_memory() if is_cuda else tensor).to(device, non_blocking=is_cuda)
+
+    moved: BatchT = tree_map(move, batch)
+    for name, on_host, on_device in zip(getattr(batch, "_fields", ()), batch, moved):
+        is_segments = name.endswith("segments") and isinstance(on_host, Tensor) and on_host.ndim == 2
+        if is_segments and on_host.device.type == "cpu":
+            remember_layout(on_device, on_host)
     return moved
 
 

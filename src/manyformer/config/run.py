@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, JsonValue
 
-from manyformer.config.data_sections import DataSection, SectionByKind, TextData
+from manyformer.config.data_sections import DataSection, EnvironmentData, SectionByKind, TextData
 from manyformer.config.section import (
     ConfigSection,
     NonNegativeInt,
@@ -162,6 +162,9 @@ class RunConfig(ConfigSection):
         if self.devices > 1 and self.strategy == "none":
             message = f"{self.devices} devices need strategy ddp or fsdp to share the work, not none"
             yield SettingConflict(("strategy",), message, ("devices",))
+        if isinstance(self.data, EnvironmentData) and self.batch.ahead not in ("auto", 0):
+            message = "must be auto or 0: what a policy does depends on its weights of the moment"
+            yield SettingConflict(("batch", "ahead"), message, ("data.kind",))
         if self.strategy == "context":
             yield from self._context_conflicts()
 

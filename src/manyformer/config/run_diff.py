@@ -9,7 +9,16 @@ from manyformer.config.yaml_scalars import dump_yaml
 
 _FREE = {"activation_checkpointing", "device", "devices", "limits", "log", "out", "process_timeout", "save", "strategy"}
 FREE_ON_RESUME = frozenset(
-    _FREE | {"evaluate.batches", "evaluate.every", "evaluate.patience", "evaluate.target", "import", "trackers"}
+    _FREE
+    | {
+        "batch.ahead",
+        "evaluate.batches",
+        "evaluate.every",
+        "evaluate.patience",
+        "evaluate.target",
+        "import",
+        "trackers",
+    }
 )
 """Settings that may change when an interrupted run is resumed: they decide when the run ends, what is saved and logged,
 and on which devices it is computed, but not what the model learns."""

@@ -42,13 +42,15 @@ def _read_table(table: str) -> dict[str, str]:
 
 SYNONYMS = _read_table("""
     amp=precision batch_size=batch.tokens block_size=data.length context=data.length context_length=data.length
-    d_ff=model.ff_dim d_model=model.dim dataset=data.path dtype=precision early_stopping=evaluate.patience
+    d_ff=model.ff_dim d_model=model.dim dataloader_num_workers=batch.ahead dataset=data.path dtype=precision
+    early_stopping=evaluate.patience
     embed_dim=model.dim grad_clip=optim.max_grad_norm gradient_accumulation_steps=batch.accumulate
     gradient_checkpointing=activation_checkpointing hidden_size=model.dim intermediate_size=model.ff_dim
     iterations=limits.steps layers=model.depth learning_rate=optim.lr max_len=data.length max_length=data.length
     max_steps=limits.steps n_embd=model.dim n_head=model.heads n_heads=model.heads n_layer=model.depth
     n_layers=model.depth nhead=model.heads num_epochs=limits.epochs num_heads=model.heads num_layers=model.depth
-    optimiser=optim optimizer=optim out_dir=out output_dir=out random_seed=seed scheduler=schedule seq_len=data.length
+    num_workers=batch.ahead optimiser=optim optimizer=optim out_dir=out output_dir=out
+    prefetch=batch.ahead prefetch_factor=batch.ahead random_seed=seed scheduler=schedule seq_len=data.length
     vocab_size=data.vocab warmup_steps=schedule.warmup wd=optim.weight_decay
 """)
 """Settings by their names in other programs."""

@@ -19,6 +19,8 @@ from manyformer.config.section import (
 
 # Default steps of warm-up; in a run shorter than ten times as many, a tenth of the steps, or of its other limits.
 DEFAULT_WARMUP = {"noam": 4000, "cosine": 100, "constant": 100}
+MAX_AHEAD = 64
+"""The most batches that are read ahead: more only take memory."""
 Betas = Annotated[tuple[Fraction, Fraction], accepted_forms("two numbers from 0 up to 1, such as [0.9, 0.98]")]
 
 
@@ -196,12 +198,18 @@ class LoraConfig(ConfigSection):
 
 
 class BatchConfig(ConfigSection):
-    """The size of a training step."""
+    """The size of a training step, and how early its batches are read."""
 
     tokens: PositiveInt = 8192
     """Tokens of one forward and backward pass, padding counted, all processes together."""
     accumulate: PositiveInt = 1
     """Gradient accumulation: passes whose gradients are summed for one step."""
+    ahead: Annotated[
+        Annotated[NonNegativeInt, Field(le=MAX_AHEAD)] | Literal["auto"],
+        accepted_forms(f"a number of batches up to {MAX_AHEAD}, or auto"),
+    ] = "auto"
+    """How many batches a thread reads, and copies to the device, before they are trained on; 0 means none. `auto` means
+    2 on a GPU and 0 on a CPU, whose cores reading and training would share. The order of the batches is the same."""
 
 
 class LimitsConfig(ConfigSection):

@@ -26,7 +26,9 @@ class Epoch(ABC):
 
     @abstractmethod
     def batch(self, number: int) -> Batch:
-        """Batch `number` of the epoch, the same at each call."""
+        """Batch `number` of the epoch, the same at each call: its random numbers are its own, not those of the process.
+
+        A thread may read training batches while another reads held-out ones of the same data."""
 
 
 class EpochPlan(ABC):

@@ -26,6 +26,10 @@ class Sampler(TrainingFeed):
     def rows_continue(self) -> bool:
         return self._current_epoch().rows_continue
 
+    @property
+    def reads_ahead(self) -> bool:
+        return True
+
     def __next__(self) -> Batch:
         epoch = self._current_epoch()
         batch = select_rows(epoch.batch(self.batch), self._share)

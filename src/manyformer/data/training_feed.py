@@ -45,6 +45,13 @@ class TrainingFeed(Iterator[Batch], ABC):
     def rows_continue(self) -> bool:
         """Whether row r of each batch continues row r of the previous batch."""
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether its position alone decides the next batch, so that a thread may read it while others are trained on.
+
+        False where batches depend on the weights of the moment, or where the feed has scores or files of its own."""
+        return False
+
     @abstractmethod
     def shard(self, rank: int, world_size: int) -> "TrainingFeed":
         """A feed from this position with a share of the rows of each batch; all ranks together cover every row."""
@@ -65,6 +72,9 @@ class TrainingFeed(Iterator[Batch], ABC):
 
     def read_files(self, files: VerifiedFolder) -> None:
         """Restore what `write_files` wrote; called after `load_state_dict`. Raises DamagedFile."""
+
+    def close(self) -> None:
+        """End what the feed has running beside the training; its next batch, if one is taken, is the same."""
 
     def training_scores(self) -> Mapping[str, float]:
         """Scores of the latest training data for people, such as the mean return of its episodes."""

@@ -1,18 +1,16 @@
 """Positions from segment ids: they restart in every document and continue from a state."""
 
-import itertools
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from manyformer.batches.segment_layouts import segment_layout
 from manyformer.core import (
     PADDING_SEGMENT,
     AlignedLayout,
     ContiguousLayout,
-    PackedLayout,
     TokenPositions,
     contiguous_positions,
 )
@@ -56,7 +54,7 @@ def positions_of(
     if segments is not None and segments.shape != tokens.shape:
         raise ValueError(f"segments {tuple(segments.shape)} must have the shape of the tokens {tuple(tokens.shape)}")
     contiguous_length = 0 if tail is None else tail.contiguous_length
-    layout = _read_layout(segments) if segments is not None and contiguous_length == 0 else None
+    layout = segment_layout(segments) if segments is not None and contiguous_length == 0 else None
     if contiguous_length is not None and (segments is None or isinstance(layout, ContiguousLayout)):
         end = contiguous_length + length
         positions = contiguous_positions(batch, contiguous_length, end, tokens.device)
@@ -122,29 +120,3 @@ def _is_aligned(segments: Int[Tensor, "b l"], start_tail: StreamTail) -> bool:
         return False
     # padding may have split earlier documents, but not new ones
     return start_tail.aligned or bool((ids[:, 0] > last).all())
-
-
-def _read_layout(segments: Int[Tensor, "b l"]) -> PackedLayout | ContiguousLayout | None:
-    """The layout that the segment ids have; None for split documents and where they cannot be read."""
-    if not is_readable(segments):
-        return None
-    ids = segments.numpy()
-    rows, length = ids.shape
-    if length and not ids.any():
-        return ContiguousLayout()
-    edges = np.ones((rows, length + 1), dtype=bool)
-    edges[:, 1:-1] = ids[:, 1:] != ids[:, :-1]
-    documents: list[tuple[int, int, int]] = []
-    finished: set[tuple[int, int]] = set()
-    for row in range(rows):
-        cuts = np.flatnonzero(edges[row]).tolist()
-        for start, stop in itertools.pairwise(cuts):
-            segment = int(ids[row, start])
-            if segment == PADDING_SEGMENT:
-                continue
-            if (row, segment) in finished:
-                # a document in several pieces has no simple layout
-                return None
-            finished.add((row, segment))
-            documents.append((row, start, stop))
-    return PackedLayout(tuple(documents))

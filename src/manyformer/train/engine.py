@@ -22,6 +22,7 @@ from manyformer.train.optimizers import (
     set_learning_rate,
 )
 from manyformer.train.parallel_strategy import ParallelStrategy
+from manyformer.train.prepared_batches import PreparedBatch
 
 
 class StepResult(NamedTuple):
@@ -67,16 +68,21 @@ class TrainingEngine:
         self.optimizer = make_optimizer(self.model, optim)
         self.carried_state = CarriedState(self.model, rows_continue=rows_continue)
 
+    def prepare(self, batch: Batch) -> PreparedBatch:
+        """This process's part of a batch with its counts; a pure function of the batch, for any thread."""
+        local = self.strategy.local_batch(batch)
+        return PreparedBatch(local, local.target_count(), local.token_count())
+
     def step(self, batches: Sequence[Batch], learning_rate: float) -> StepResult:
         """One optimizer step on the batches of all processes, normalized by the total number of targets."""
         # it visits every module, which takes a twentieth of a step of a tiny model
         if not (self._prepared.training and self.model.training):
             self._prepared.train()
-        batches = [self.strategy.local_batch(batch) for batch in batches]
-        local_counts = [sum(batch.target_count() for batch in batches), sum(batch.token_count() for batch in batches)]
+        prepared = [batch if isinstance(batch, PreparedBatch) else self.prepare(batch) for batch in batches]
+        local_counts = [sum(batch.targets for batch in prepared), sum(batch.tokens for batch in prepared)]
         targets, tokens = map(int, self.process_group.sum_numbers(local_counts))
         figures = torch.zeros(3, device=self.device)
-        for number, batch in enumerate(batches):
+        for number, batch in enumerate(prepared):
             is_last = number == len(batches) - 1
             with self.strategy.gradient_sync(self._prepared, last=is_last):
                 figures[:2] += self._backward(batch, max(1, targets), len(batches) * self.process_group.size)
@@ -121,9 +127,12 @@ class TrainingEngine:
 
         def score(batch: Batch) -> BatchScore:
             self._prepared.eval()
-            batch = self.strategy.local_batch(batch)
+            if isinstance(batch, PreparedBatch):
+                batch = batch.on_device(self.device)
+            else:
+                batch = to_device(self.strategy.local_batch(batch), self.device)
             with torch.no_grad():
-                batch_score = self._prepared(to_device(batch, self.device), carried_state.state_for(batch))
+                batch_score = self._prepared(batch, carried_state.state_for(batch))
             self.strategy.after_scoring(self._prepared)
             assert isinstance(batch_score, BatchScore)
             carried_state.update(batch_score)
@@ -171,8 +180,9 @@ class TrainingEngine:
         for total, weight in zip(sums, weights, strict=True):
             weight.copy_(total / len(folders))
 
-    def _backward(self, batch: Batch, targets: int, num_batches: int) -> Tensor:
-        loss = self._prepared(to_device(batch, self.device), self.carried_state.state_for(batch))
+    def _backward(self, prepared: PreparedBatch, targets: int, num_batches: int) -> Tensor:
+        batch = prepared.on_device(self.device)
+        loss = self._prepared(batch, self.carried_state.state_for(batch))
         assert isinstance(loss, BatchLoss)
         self.carried_state.update(loss)
         mean = total = loss.total.float() / targets

@@ -20,7 +20,8 @@ class TrainingProgress(NamedTuple):
     """Progress after a step: loss, learning rate, tokens per second, progress of the run from 0 to 1, seconds left.
 
     `logged` steps are those that also go into the metrics; events of other steps come a few times a second at most.
-    `scores` are those of the training data, if it has any, which say more than the loss.
+    `scores` are those of the training data, if it has any, which say more than the loss. `data_wait` is the share of
+    the time that was spent waiting for batches.
     """
 
     step: int
@@ -32,6 +33,7 @@ class TrainingProgress(NamedTuple):
     seconds_left: float
     logged: bool
     scores: dict[str, float] = {}  # noqa: RUF012 - never changed
+    data_wait: float = 0.0
 
 
 class TrainingValidated(NamedTuple):

@@ -16,9 +16,10 @@ from manyformer.type_aliases import LogFn
 MetricsRow = dict[str, Any]
 DAMAGED_ROWS = "metrics.damaged"
 _COUNTS = ("step", "tokens", "seconds")
-_TIME_COLUMNS = ("seconds", "tokens_per_second")
+TIME_COLUMNS = ("seconds", "tokens_per_second", "data_wait")
+"""What depends on the clock, and differs between two equal runs."""
 _COUNT_COLUMNS = ("step", "tokens", "epoch", "seconds")
-_TRAINING_COLUMNS = ("loss", "extra", "learning_rate", "gradient_norm", "tokens_per_second")
+_TRAINING_COLUMNS = ("loss", "extra", "learning_rate", "gradient_norm", "tokens_per_second", "data_wait")
 _VALIDATION_COLUMNS = ("valid_loss", "valid_accuracy", "valid_perplexity", "valid_bits_per_byte")
 COLUMNS = (*_COUNT_COLUMNS, *_TRAINING_COLUMNS, *_VALIDATION_COLUMNS)
 
@@ -79,7 +80,7 @@ def finite_row(row: MetricsRow) -> MetricsRow:
 def extend_sum(rows_sum: str, row: MetricsRow) -> str:
     """A hash of the rows with the sum `rows_sum` and one more, without the columns that no two runs have in common."""
     numbers = json_text(
-        {name: value for name, value in row.items() if name not in _TIME_COLUMNS}, sort_keys=True, ensure_ascii=True
+        {name: value for name, value in row.items() if name not in TIME_COLUMNS}, sort_keys=True, ensure_ascii=True
     )
     return hashlib.sha256(f"{rows_sum}{numbers}".encode()).hexdigest()[:16]
 

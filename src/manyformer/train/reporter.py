@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
+SHOWN_DATA_WAIT = 0.1
+"""The share of the time spent waiting for data from which lines of progress tell it."""
+
+
 def reporter(stream: TextIO | None = None) -> EventListener:
     """A progress bar if `stream` (standard output by default) is a terminal, else plain lines."""
     stream = sys.stdout if stream is None else stream
@@ -65,9 +69,10 @@ def format_scores(scores: dict[str, float]) -> str:
 def _format_progress(event: TrainingProgress) -> str:
     total = "" if event.steps is None else f"/{event.steps}"
     scores = "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in event.scores.items())
+    data_wait = f"  data wait {event.data_wait:.0%}" if event.data_wait >= SHOWN_DATA_WAIT else ""
     return (
         f"step     {event.step}{total}  {scores or f'loss {event.loss:.4f}'}  lr {event.learning_rate:.3g}  "
-        f"{event.tokens_per_second:.0f} tokens/s  left {format_duration(event.seconds_left)}"
+        f"{event.tokens_per_second:.0f} tokens/s{data_wait}  left {format_duration(event.seconds_left)}"
     )
 
 

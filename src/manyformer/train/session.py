@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from manyformer.batches import Batch
 from manyformer.config import RUN_FILE, RunConfig, dump_run
 from manyformer.data.opened import OpenedData
 from manyformer.errors import UserError
@@ -20,6 +21,7 @@ from manyformer.surgery.lora import merge_lora
 from manyformer.system.device_memory import OutOfMemory, report_out_of_memory
 from manyformer.system.stop_signals import StopSignal
 from manyformer.train.adaptation import adapt_model
+from manyformer.train.ahead_feed import AheadFeed, batches_ahead, pass_reader
 from manyformer.train.build_model import build_model, choose_device, choose_strategy, make_objective
 from manyformer.train.checkpoint_writer import CheckpointWriter
 from manyformer.train.checkpoints import Checkpoint, CheckpointStore
@@ -29,6 +31,7 @@ from manyformer.train.final_model import ResultRecord, WeightChoice, choose_weig
 from manyformer.train.init_from import check_random_init, load_initial_weights, transfer_from
 from manyformer.train.metrics import MetricsFiles
 from manyformer.train.model_card import model_card
+from manyformer.train.prepared_batches import DeviceCopies, PreparedBatch
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
 from manyformer.train.rng import seed_everything
 from manyformer.train.run_folder import RESULT_FILE, write_environment, write_run_file
@@ -37,7 +40,7 @@ from manyformer.train.schedules import make_schedule, make_warmup
 from manyformer.train.tracking import open_trackers
 from manyformer.train.train_state import TrainState, end_reason
 from manyformer.train.training_loop import MetricsSink, TrainingLoop
-from manyformer.train.validation import Validator
+from manyformer.train.validation import Validator, plain_pass
 from manyformer.training_hooks import uses_neighbours
 from manyformer.type_aliases import LogFn
 
@@ -93,7 +96,16 @@ class TrainingSession:
             seed_everything(run.seed + 7919 * process_group.rank)
         rows, valid = strategy.data_group, self.data.valid
         valid = valid if rows.size == 1 else valid.shard(rows.rank, rows.size)
-        self.validator = Validator(self.engine.scorer, valid, run.evaluate, process_group, task=self.task)
+        self._ahead = batches_ahead(run.batch.ahead, self.data.train, self.engine.device)
+        self._copies = DeviceCopies(self.engine.device)
+        self.validator = Validator(
+            self.engine.scorer,
+            valid,
+            run.evaluate,
+            process_group,
+            task=self.task,
+            read=pass_reader(self._ahead, self._prepare_batch) if self._ahead else plain_pass,
+        )
         self.loop = self._make_loop(checkpoint, stop_signal)
         self._report_started(device)
         if checkpoint is not None:
@@ -171,9 +183,10 @@ class TrainingSession:
 
     def _run_loop(self) -> str:
         try:
-            with self.loop.stop_signal.awaited(), ExitStack() as sinks:
+            with self.loop.stop_signal.awaited(), ExitStack() as resources:
                 for sink in self.loop.sinks:
-                    sinks.callback(sink.close)
+                    resources.callback(sink.close)
+                resources.callback(self.loop.feed.close)
                 return self.loop.train()
         except NotWritable as error:
             steps = self.store.steps()
@@ -189,6 +202,8 @@ class TrainingSession:
         run, feed, rows = self.run, self.data.train, self.engine.strategy.data_group
         if rows.size > 1:
             feed = feed.shard(rows.rank, rows.size)
+        if self._ahead:
+            feed = AheadFeed(feed, self._ahead, self._prepare_batch)
         return TrainingLoop(
             run,
             self.engine,
@@ -200,6 +215,10 @@ class TrainingSession:
             on_event=self.on_event,
             stop_signal=stop_signal,
         )
+
+    def _prepare_batch(self, batch: Batch) -> PreparedBatch:
+        """What the thread that reads ahead does with a batch."""
+        return self._copies(self.engine.prepare(batch))
 
     def _make_sinks(self, checkpoint: Checkpoint | None) -> list[MetricsSink]:
         state = TrainState() if checkpoint is None else checkpoint.state.train_state

@@ -23,6 +23,13 @@ class MetricsWindow:
     tokens: Count = 0
     steps: Count = 0
     seconds: float = 0.0
+    data_seconds: float = 0.0
+    """The part of the seconds in which the main process waited for batches."""
+
+    @property
+    def data_wait(self) -> float:
+        """The share of the time that was spent waiting for batches."""
+        return min(1.0, self.data_seconds / max(self.seconds, 1e-9))
 
     @property
     def loss(self) -> float:

@@ -9,6 +9,7 @@ from typing import NoReturn, Protocol
 
 import torch
 
+from manyformer.batches import Batch
 from manyformer.config import RunConfig
 from manyformer.data.training_feed import TrainingFeed
 from manyformer.errors import TrainingInterrupted, UserError
@@ -119,11 +120,11 @@ class TrainingLoop:
     def _take_step(self) -> None:
         """Make one optimizer step, and report it if it is due."""
         train_state, run, feed = self.train_state, self.run, self.feed
-        batches = [next(feed) for _ in range(run.batch.accumulate)]
-        self.step_progress = run_progress(run, train_state)
-        set_training_progress(self.engine.model, self.step_progress)
-        self._current_rate = self.learning_rate(train_state.step + 1, self.step_progress)
         with report_out_of_memory(f"in training step {train_state.step + 1}", _smaller_step(run)):
+            batches = self._take_batches()
+            self.step_progress = run_progress(run, train_state)
+            set_training_progress(self.engine.model, self.step_progress)
+            self._current_rate = self.learning_rate(train_state.step + 1, self.step_progress)
             result = self.engine.step(batches, self._current_rate)
         self._pending_steps.append(result)
         train_state.step += 1
@@ -133,6 +134,13 @@ class TrainingLoop:
         train_state.epochs = feed.epoch + feed.batch / feed.batches
         if len(self._pending_steps) >= self._sync_every or self._needs_sync():
             self._collect_pending()
+
+    def _take_batches(self) -> list[Batch]:
+        """The batches of a step; the time until they are there is time without training."""
+        start_time = time.perf_counter()
+        batches = [next(self.feed) for _ in range(self.run.batch.accumulate)]
+        self.train_state.window.data_seconds += time.perf_counter() - start_time
+        return batches
 
     def _needs_sync(self) -> bool:
         run = self.run
@@ -223,6 +231,7 @@ class TrainingLoop:
                 progress,
                 seconds_left,
                 logged=logged,
+                data_wait=window.data_wait,
                 scores={n: v for n, v in self.feed.training_scores().items() if n not in self.feed.diagnostics},
             )
         )
@@ -236,6 +245,7 @@ class TrainingLoop:
             "loss": window.loss,
             "learning_rate": self._current_rate,
             "tokens_per_second": round(speed, 1),
+            "data_wait": round(window.data_wait, 3),
         }
         row.update(self.feed.training_scores())
         if window.extra:

@@ -2,7 +2,8 @@
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from manyformer.batches import Batch
 from manyformer.config import EvaluateConfig
@@ -10,16 +11,23 @@ from manyformer.data.epochs import HeldOutBatches
 from manyformer.models import BatchScore
 from manyformer.scores import is_comparable, rank_key
 from manyformer.tasks import ScoreSums, Task
+from manyformer.train.ahead_feed import PassReader
 from manyformer.train.process_group import ProcessGroup
 
 ScorerFactory = Callable[..., Callable[[Batch], BatchScore]]
 """Begins a pass over batches, given `rows_continue`, and returns a function that scores them in order."""
 
 
+@contextmanager
+def plain_pass(batches: Iterable[Batch]) -> Iterator[Iterator[Batch]]:
+    """A pass over batches that are read when their turn comes."""
+    yield iter(batches)
+
+
 class Validator:
     """Scores the model on validation data: loss in nats per target, accuracy, perplexity, bits per byte of text.
 
-    `batches` are those of this process, whose sums are added to those of the others."""
+    `batches` are those of this process, whose sums are added to those of the others; `read` begins a pass over them."""
 
     def __init__(
         self,
@@ -29,7 +37,9 @@ class Validator:
         process_group: ProcessGroup,
         *,
         task: Task,
+        read: PassReader = plain_pass,
     ) -> None:
+        self._read = read
         self._scorer, self._config, self._process_group = scorer, config, process_group
         self._batches, self._task, self._units = batches, task, batches.units
 
@@ -37,10 +47,11 @@ class Validator:
         """The scores of the current weights; None if `stop` ended the pass early."""
         sums = ScoreSums()
         score = self._scorer(rows_continue=self._batches.rows_continue)
-        for batch in self._select_batches():
-            if stop():
-                return None
-            sums = sums.plus(score(batch))
+        with self._read(self._select_batches()) as batches:
+            for batch in batches:
+                if stop():
+                    return None
+                sums = sums.plus(score(batch))
         names = sorted(sums.others)
         local_sums = [sums.nats, sums.targets, sums.correct, *(sums.others[name] for name in names)]
         nats, targets, correct, *others = self._process_group.sum_numbers(local_sums)

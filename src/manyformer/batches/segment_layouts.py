@@ -1,0 +1,67 @@
+"""What segment ids say about the documents of rows, read on the host, also for segment ids that are on a device.
+
+A device would have to be waited for to read them. Where a batch is copied to one, its layouts are read from the tensors
+on the host and remembered for the copies.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from manyformer.core import PADDING_SEGMENT, ContiguousLayout, PackedLayout
+
+SegmentLayout = PackedLayout | ContiguousLayout | None
+
+_ON_DEVICES: Any = WeakIdKeyDictionary()
+"""The layout of each tensor of segment ids on a device, as long as that tensor exists."""
+
+
+def segment_layout(segments: Int[Tensor, "b l"]) -> SegmentLayout:
+    """The layout that the segment ids have; None for split documents, and for ids on a device that nobody has read.
+
+    A graph that is being compiled knows none: it would be compiled again for the documents of each batch.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    if segments.device.type == "cpu":
+        return read_segment_layout(segments)
+    layout: SegmentLayout = _ON_DEVICES.get(segments)
+    return layout
+
+
+def remember_layout(on_device: Int[Tensor, "b l"], on_host: Int[Tensor, "b l"]) -> None:
+    """Let `segment_layout` know what a copy on a device holds, from the tensor on the host that was copied."""
+    _ON_DEVICES[on_device] = read_segment_layout(on_host)
+
+
+def read_segment_layout(segments: Int[Tensor, "b l"]) -> SegmentLayout:
+    """The layout of segment ids on the host; None where a document is in several pieces, which has no simple layout."""
+    ids = segments.numpy()
+    if ids.shape[1] and not ids.any():
+        return ContiguousLayout()
+    if not ids.size:
+        return PackedLayout(())
+    is_start = np.ones(ids.shape, dtype=bool)
+    np.not_equal(ids[:, 1:], ids[:, :-1], out=is_start[:, 1:])
+    rows, starts = is_start.nonzero()
+    documents = ids[rows, starts]
+    is_same_row = rows[1:] == rows[:-1]
+    # a document ends where the next one of its row begins, or with the row
+    stops = np.full_like(starts, ids.shape[1])
+    stops[:-1][is_same_row] = starts[1:][is_same_row]
+    if (documents == PADDING_SEGMENT).any():
+        is_document = documents != PADDING_SEGMENT
+        rows, starts, stops, documents = (part[is_document] for part in (rows, starts, stops, documents))
+        is_same_row = rows[1:] == rows[:-1]
+    # ids that ascend, as packing numbers them, do not repeat
+    if not (documents[1:] > documents[:-1])[is_same_row].all():
+        order = np.lexsort((documents, rows))
+        rows_in_order, documents_in_order = rows[order], documents[order]
+        is_repeated = documents_in_order[1:] == documents_in_order[:-1]
+        if (is_repeated & (rows_in_order[1:] == rows_in_order[:-1])).any():
+            return None
+    return PackedLayout(tuple(zip(rows.tolist(), starts.tolist(), stops.tolist())))
