@@ -131,17 +131,6 @@ def test_padding_is_in_no_output_no_load_and_no_loss() -> None:
     assert torch.equal((load * 18).round(), layer.router(torch.cat(documents)).load().float())
 
 
-def test_single_tokens_of_a_gpu_are_the_same_and_padding_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, x = balanced_layer().eval(), torch.randn(5, 1, DIM)
-    ctx = Context(packed_positions(torch.tensor([[0], [-1], [2], [0], [-1]])))
-    with torch.no_grad():
-        expected = layer(x, ctx).y
-        monkeypatch.setattr(MixtureOfExperts, "_decodes", lambda self, x, ctx: True)
-        actual = layer(x, ctx).y
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
-    assert not actual[[1, 4]].any()
-
-
 def test_permuted_tokens_give_permuted_outputs_and_losses_are_of_training_alone() -> None:
     layer = balanced_layer()
     x, order = torch.randn(1, 15, DIM), torch.randperm(15)
