@@ -12,6 +12,7 @@ from manyformer import masks as m
 from manyformer.bench import LargestTensorMode
 from manyformer.core import PADDING_SEGMENT, TokenPositions
 from manyformer.costs.flops import count_flops
+from manyformer.generate.host_reads import StaticOperatorsOnly
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import AndMask, Mask, NotMask, OrMask, PerHead
 from manyformer.masks.mask import take_tokens
@@ -367,3 +368,55 @@ def test_what_flex_attention_is_given(name: str, rows: str) -> None:
     cells = torch.nn.functional.pad(dense, [0, -LONG % 128] * 2).unflatten(3, (-1, 128)).unflatten(2, (-1, 128))
     assert (blocks.to_dense().bool() | ~cells.any(5).any(3)).all()
     assert flex_block_mask.block_mask(mask, place, place, HEADS) is blocks
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("name", MANY)
+def test_block_masks_of_flex_attention(name: str, rows: str) -> None:
+    """A block that is left out shows nothing, a full one everything; none but padding and ragged ends is unsure."""
+    mask, place = MANY[name], segment_positions(ROWS[rows])
+    if name == "roles":
+        place = place._replace(roles=(torch.rand(place.position_ids.shape) < 0.02).long())
+    blocks = flex_block_mask.block_mask(mask, place, place, HEADS)
+    dense = mask.dense(place, place, HEADS).expand(2, HEADS, -1, -1)
+    cells = torch.nn.functional.pad(dense, [0, -LONG % 128] * 2).unflatten(3, (-1, 128)).unflatten(2, (-1, 128))
+    full = listed(blocks.full_kv_num_blocks, blocks.full_kv_indices)
+    partial = listed(blocks.kv_num_blocks, blocks.kv_indices)
+    assert not (full & partial).any()
+    assert (full | partial | ~cells.any(5).any(3)).all()
+    # rows beyond the last query are computed by nobody
+    shows_all = torch.nn.functional.pad(dense, [0, -LONG % 128], value=False)
+    shows_all = torch.nn.functional.pad(shows_all, [0, 0, 0, -LONG % 128], value=True)
+    assert (shows_all.unflatten(3, (-1, 128)).unflatten(2, (-1, 128)).all(5).all(3) | ~full).all()
+
+
+def listed(counts: Tensor | None, indices: Tensor | None) -> Tensor:
+    """The marked blocks as a boolean matrix for each row and head."""
+    assert counts is not None
+    assert indices is not None
+    is_listed = torch.arange(indices.shape[-1]) < counts[..., None]
+    marked = torch.zeros(indices.shape, dtype=torch.bool).scatter(-1, indices.long(), is_listed)
+    return marked.expand(2, HEADS, -1, -1)
+
+
+def test_block_masks_of_packed_causal_rows_are_exact() -> None:
+    """Only blocks with a visible pair are computed, although positions begin again in each document."""
+    place = segment_positions([[0] * 300 + [1] * 100 + [2] * 624, [0] * 50 + [1] * 900 + [PADDING_SEGMENT] * 74])
+    blocks = flex_block_mask.block_mask(m.Causal(), place, place, HEADS)
+    cells = m.Causal().dense(place, place, 1).unflatten(3, (-1, 128)).unflatten(2, (-1, 128))
+    assert (blocks.to_dense().bool() == cells.any(5).any(3)).all()
+    assert (listed(blocks.full_kv_num_blocks, blocks.full_kv_indices)[:, :1] == cells.all(5).all(3)).all()
+
+
+@pytest.mark.parametrize("rows", ["plain", "packed"])
+@pytest.mark.parametrize("name", MANY)
+def test_block_masks_are_made_without_a_read_by_the_host(name: str, rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mask, place = MANY[name], segment_positions(ROWS[rows])._replace(layout=None)
+    # what is kept for each device, before
+    flex_block_mask.block_mask(mask, segment_positions(ROWS[rows]), segment_positions(ROWS[rows]), HEADS)
+    monkeypatch.setattr("manyformer.masks.random_blocks.is_readable", lambda x: False)
+    with StaticOperatorsOnly():
+        blocks = flex_block_mask.block_mask(mask, place, place, HEADS)
+        mask_mod = blocks.mask_mod
+        pairs = torch.arange(LONG)
+        mask_mod(pairs * 0, pairs % HEADS, pairs, pairs.flip(0))

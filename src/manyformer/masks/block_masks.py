@@ -1,13 +1,13 @@
 """Masks by blocks of positions: local blocks, permuted blocks, two-dimensional blocks of images."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import final
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from manyformer.constant_tensors import constant_tensor
+from manyformer.constant_tensors import ConstantTensor
 from manyformer.core import TokenPositions
 from manyformer.masks.bounds import TokenBounds, VisibilityBounds
 from manyformer.masks.local import Causal
@@ -61,17 +61,18 @@ class PermutedBlocks(Mask):
 
     size: int
     order: tuple[int, ...]
+    targets: ConstantTensor = field(init=False, repr=False, compare=False)
 
     def __init__(self, size: int, *order: int) -> None:
         if size < 1 or sorted(order) != list(range(len(order))) or not order:
             raise ValueError(f"PermutedBlocks: {order} must name each of its blocks once, of size ({size}) at least 1")
         object.__setattr__(self, "size", size)
         object.__setattr__(self, "order", order)
+        object.__setattr__(self, "targets", ConstantTensor(order, torch.long))
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         query_block = q.position_ids // self.size
-        order = constant_tensor(self.order, torch.long, q.position_ids.device)
-        key_block = order[query_block.clamp(max=len(self.order) - 1)]
+        key_block = self.targets.on(q.position_ids.device)[query_block.clamp(max=len(self.order) - 1)]
         return (k.position_ids // self.size == key_block) & (query_block < len(self.order))
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:

@@ -41,6 +41,18 @@ class VisibilityBounds(NamedTuple):
     any_visible: Bool[Tensor, "..."]
     all_visible: Bool[Tensor, "..."]
 
+    def both(self, right: "VisibilityBounds") -> "VisibilityBounds":
+        """The bounds of what both show."""
+        return VisibilityBounds(self.any_visible & right.any_visible, self.all_visible & right.all_visible)
+
+    def either(self, right: "VisibilityBounds") -> "VisibilityBounds":
+        """The bounds of what one of them shows."""
+        return VisibilityBounds(self.any_visible | right.any_visible, self.all_visible | right.all_visible)
+
+    def inverse(self) -> "VisibilityBounds":
+        """The bounds of what is not shown."""
+        return VisibilityBounds(~self.all_visible, ~self.any_visible)
+
 
 def no_bounds(q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
     """The bounds that hold for every mask."""

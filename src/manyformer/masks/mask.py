@@ -27,9 +27,23 @@ class Mask(ABC):
         """Bounds for all queries in `q` and keys in `k`, elementwise; they may be loose, as `no_bounds` is."""
         return no_bounds(q, k)
 
+    def in_head(self, head: int, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
+        """`for_head(head)` of `q` and `k`, without making that mask, which graphs that are compiled cannot hold."""
+        # a mask that is the same in all heads does not read the head
+        return self(q.position_ids, q, k)
+
+    def bounds_in_head(self, head: int, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
+        """The bounds of `for_head(head)`."""
+        return self.bounds(q, k)
+
     @property
     def per_head(self) -> bool:
         """Whether the mask depends on the head."""
+        return False
+
+    @property
+    def reads_head(self) -> bool:
+        """Whether a call reads the number of the head on the host; such a mask is evaluated head by head."""
         return False
 
     @property
@@ -134,6 +148,10 @@ class BinaryMask(Mask):
         return self.left.per_head or self.right.per_head
 
     @property
+    def reads_head(self) -> bool:
+        return self.left.reads_head or self.right.reads_head
+
+    @property
     def uniform_over_heads(self) -> bool:
         return self.left.uniform_over_heads and self.right.uniform_over_heads
 
@@ -155,8 +173,13 @@ class AndMask(BinaryMask):
         return self.left(h, q, k) & self.right(h, q, k)
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
-        left, right = self.left.bounds(q, k), self.right.bounds(q, k)
-        return VisibilityBounds(left.any_visible & right.any_visible, left.all_visible & right.all_visible)
+        return self.left.bounds(q, k).both(self.right.bounds(q, k))
+
+    def in_head(self, head: int, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
+        return self.left.in_head(head, q, k) & self.right.in_head(head, q, k)
+
+    def bounds_in_head(self, head: int, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
+        return self.left.bounds_in_head(head, q, k).both(self.right.bounds_in_head(head, q, k))
 
     @property
     def causal(self) -> bool:
@@ -184,8 +207,13 @@ class OrMask(BinaryMask):
         return self.left(h, q, k) | self.right(h, q, k)
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
-        left, right = self.left.bounds(q, k), self.right.bounds(q, k)
-        return VisibilityBounds(left.any_visible | right.any_visible, left.all_visible | right.all_visible)
+        return self.left.bounds(q, k).either(self.right.bounds(q, k))
+
+    def in_head(self, head: int, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
+        return self.left.in_head(head, q, k) | self.right.in_head(head, q, k)
+
+    def bounds_in_head(self, head: int, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
+        return self.left.bounds_in_head(head, q, k).either(self.right.bounds_in_head(head, q, k))
 
     @property
     def causal(self) -> bool:
@@ -215,12 +243,21 @@ class NotMask(Mask):
         return ~self.inner(h, q, k)
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
-        inner = self.inner.bounds(q, k)
-        return VisibilityBounds(~inner.all_visible, ~inner.any_visible)
+        return self.inner.bounds(q, k).inverse()
+
+    def in_head(self, head: int, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
+        return ~self.inner.in_head(head, q, k)
+
+    def bounds_in_head(self, head: int, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
+        return self.inner.bounds_in_head(head, q, k).inverse()
 
     @property
     def per_head(self) -> bool:
         return self.inner.per_head
+
+    @property
+    def reads_head(self) -> bool:
+        return self.inner.reads_head
 
     @property
     def uniform_over_heads(self) -> bool:

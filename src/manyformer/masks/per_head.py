@@ -43,6 +43,16 @@ class PerHead(Mask):
             any_visible, all_visible = any_visible | head_bounds.any_visible, all_visible & head_bounds.all_visible
         return VisibilityBounds(any_visible, all_visible)
 
+    def in_head(self, head: int, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
+        return self._mask_of(head).in_head(head, q, k)
+
+    def bounds_in_head(self, head: int, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
+        return self._mask_of(head).bounds_in_head(head, q, k)
+
+    @property
+    def reads_head(self) -> bool:
+        return any(mask.reads_head for mask in self._all_masks())
+
     @property
     def causal(self) -> bool:
         return all(mask.causal for mask in self._all_masks())
@@ -56,11 +66,14 @@ class PerHead(Mask):
         return frozenset().union(*(mask.periods for mask in self._all_masks()))
 
     def for_head(self, head: int) -> Mask:
-        return dict(self.masks).get(head, self.default).for_head(head)
+        return self._mask_of(head).for_head(head)
 
     def __repr__(self) -> str:
         head_masks = ", ".join(f"{head}: {mask!r}" for head, mask in self.masks)
         return f"PerHead({{{head_masks}}}, default={self.default!r})"
+
+    def _mask_of(self, head: int) -> Mask:
+        return dict(self.masks).get(head, self.default)
 
     def _all_masks(self) -> tuple[Mask, ...]:
         return (*(mask for _, mask in self.masks), self.default)

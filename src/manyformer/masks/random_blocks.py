@@ -1,16 +1,15 @@
 """Random block masks, drawn once from a seed (Zaheer et al. 2020, arXiv:2007.14062, section 2)."""
 
 import random
-from abc import abstractmethod
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from manyformer.constant_tensors import constant_tensor
+from manyformer.constant_tensors import ConstantTensor, keep_values, kept_tensor
 from manyformer.core import TokenPositions
 from manyformer.device_reads import is_readable
 from manyformer.masks.bounds import TokenBounds, VisibilityBounds, pair_shape
@@ -21,36 +20,32 @@ MAX_QUERY_BLOCKS = 8
 """Bounds are exact for query sets of at most this many blocks; for wider ones any key may be visible."""
 
 MAX_KEPT_TABLES = 1024
-"""Random tables of heads that are kept, on each device."""
+"""Random tables of heads that are kept."""
 
 BlockRows = tuple[tuple[int, ...], ...]
 """The visible key blocks of each query block."""
 
 
-class BlockTable(Mask):
-    """Query block i of `size` positions sees the key blocks of row i of a table; blocks beyond the table see no key."""
+class BlockTable(NamedTuple):
+    """Query block i of `size` positions sees the key blocks of row i; blocks beyond the table see no key.
+
+    `targets` are the rows, transposed, because `shows` compares one target of each row at a time; -1 is no block."""
 
     size: int
+    num_rows: int
+    targets: Int[Tensor, "row_width n"]
 
-    @property
-    @abstractmethod
-    def num_rows(self) -> int:
-        """The number of rows of the table."""
-
-    @abstractmethod
-    def targets(self, device: torch.device) -> Int[Tensor, "row_width n"]:
-        """The table, transposed, because `__call__` compares one target of each row at a time; -1 is no block."""
-
-    def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
-        device, row_count = q.position_ids.device, self.num_rows
+    def shows(self, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
+        """Whether the block of each key is one that the query's block sees."""
         query_block, key_block = q.position_ids // self.size, k.position_ids // self.size
-        has_row, visible = query_block < row_count, torch.zeros((), dtype=torch.bool, device=device)
-        query_block = query_block.clamp(max=row_count - 1)
-        for targets in self.targets(device).unbind(0):
-            visible = visible | (targets[query_block] == key_block)
-        return visible & has_row
+        visible = torch.zeros((), dtype=torch.bool, device=query_block.device)
+        row = query_block.clamp(max=self.num_rows - 1)
+        for targets in self.targets.unbind(0):
+            visible = visible | (targets[row] == key_block)
+        return visible & (query_block < self.num_rows)
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
+        """The bounds of what it shows."""
         q_low, q_high, k_low, k_high = (bound // self.size for bound in (q.first, q.last, k.first, k.last))
         is_wide = q_high - q_low >= MAX_QUERY_BLOCKS
         steps = MAX_QUERY_BLOCKS
@@ -59,7 +54,7 @@ class BlockTable(Mask):
             steps = int((q_high - q_low).masked_fill(is_wide, 0).amax()) + 1 if q_low.numel() else 1
         # two leading axes: the blocks of the queries, and the key blocks that each of them sees
         row = q_low + torch.arange(steps, device=q_low.device).view(-1, *[1] * len(pair_shape(q, k)))
-        target = self.targets(q_low.device)[:, row.clamp(max=self.num_rows - 1)]
+        target = self.targets[:, row.clamp(max=self.num_rows - 1)]
         hits = (row <= q_high) & (row < self.num_rows) & (k_low <= target) & (target <= k_high)
         any_hit = hits.any(0).any(0)
         return VisibilityBounds(any_hit | is_wide, any_hit & (q_low == q_high) & (k_low == k_high))
@@ -67,28 +62,30 @@ class BlockTable(Mask):
 
 @final
 @dataclass(frozen=True)
-class ListedBlocks(BlockTable):
+class ListedBlocks(Mask):
     """Query block i of `size` positions sees the key blocks in `rows[i]`; blocks beyond the list see no key."""
 
     size: int
     rows: BlockRows
-    table: BlockRows = field(init=False, repr=False, compare=False)
+    columns: ConstantTensor = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.size < 1 or not self.rows:
             raise ValueError(f"ListedBlocks: size ({self.size}) must be at least 1, and rows must not be empty")
-        object.__setattr__(self, "table", _transposed(self.rows))
+        object.__setattr__(self, "columns", ConstantTensor(_transposed(self.rows), torch.long))
 
-    @property
-    def num_rows(self) -> int:
-        return len(self.rows)
+    def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
+        return self._table(q.position_ids.device).shows(q, k)
 
-    def targets(self, device: torch.device) -> Int[Tensor, "row_width n"]:
-        return constant_tensor(self.table, torch.long, device)
+    def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
+        return self._table(q.first.device).bounds(q, k)
 
     @property
     def causal(self) -> bool:
         return all(target < row for row, targets in enumerate(self.rows) for target in targets)
+
+    def _table(self, device: torch.device) -> BlockTable:
+        return BlockTable(self.size, len(self.rows), self.columns.on(device))
 
 
 @final
@@ -110,6 +107,7 @@ class RandomBlocks(Mask):
     skip_last: int = 0
     past_only: bool = False
     per_head = True
+    reads_head = True
     uniform_over_heads = True
 
     def __post_init__(self) -> None:
@@ -120,8 +118,14 @@ class RandomBlocks(Mask):
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         visible = torch.zeros((), dtype=torch.bool, device=q.position_ids.device)
         for head in range(int(h.max()) + 1 if h.numel() else 1):
-            visible = torch.where(h == head, self.for_head(head)(h, q, k), visible)
+            visible = torch.where(h == head, self.in_head(head, q, k), visible)
         return visible
+
+    def in_head(self, head: int, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
+        return self._table(head, q.position_ids.device).shows(q, k)
+
+    def bounds_in_head(self, head: int, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
+        return self._table(head, q.first.device).bounds(q, k)
 
     @property
     def causal(self) -> bool:
@@ -130,18 +134,27 @@ class RandomBlocks(Mask):
     def for_head(self, head: int) -> Mask:
         return DrawnBlocks(self, head)
 
+    def _table(self, head: int, device: torch.device) -> BlockTable:
+        limits = self.local_blocks, self.skip_first, self.skip_last, self.past_only
+        parameters = self.size, self.count, self.num_blocks, self.seed, *limits
+        name = f"random_{head}_{'_'.join(map(str, parameters))}".replace("-", "minus")
+        _keep_drawn(name, device, head, *parameters)
+        return BlockTable(self.size, self.num_blocks, kept_tensor(name, device))
+
 
 @final
 @dataclass(frozen=True)
-class DrawnBlocks(BlockTable):
+class DrawnBlocks(Mask):
     """The random blocks of one head."""
 
     drawn: RandomBlocks
     head: int
-    size: int = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", self.drawn.size)
+    def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
+        return self.drawn.in_head(self.head, q, k)
+
+    def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
+        return self.drawn.bounds_in_head(self.head, q, k)
 
     @property
     def rows(self) -> BlockRows:
@@ -149,28 +162,19 @@ class DrawnBlocks(BlockTable):
         return _draw_rows(self.head, self.drawn)
 
     @property
-    def num_rows(self) -> int:
-        return self.drawn.num_blocks
-
-    def targets(self, device: torch.device) -> Int[Tensor, "row_width n"]:
-        mask = self.drawn
-        limits = mask.local_blocks, mask.skip_first, mask.skip_last, mask.past_only
-        return _drawn_targets(device, self.head, mask.size, mask.count, mask.num_blocks, mask.seed, *limits)
-
-    @property
     def causal(self) -> bool:
         return self.drawn.past_only
 
 
 @constant_for_compiler
-def _drawn_targets(device: torch.device, head: int, *parameters: Any) -> Int[Tensor, "row_width n"]:
-    """The table of one head of `RandomBlocks(*parameters)`, all of them numbers, which a compiler knows."""
-    return _kept_targets(device, head, RandomBlocks(*parameters))
+def _keep_drawn(name: str, device: torch.device, head: int, *parameters: Any) -> Tensor:
+    """Keep the table of one head of `RandomBlocks(*parameters)`, all of them numbers, which a compiler knows."""
+    return keep_values(name, _drawn_columns(head, RandomBlocks(*parameters)), torch.long, device)
 
 
 @lru_cache(maxsize=MAX_KEPT_TABLES)
-def _kept_targets(device: torch.device, head: int, mask: RandomBlocks) -> Int[Tensor, "row_width n"]:
-    return constant_tensor(_transposed(_draw_rows(head, mask)), torch.long, device)
+def _drawn_columns(head: int, mask: RandomBlocks) -> BlockRows:
+    return _transposed(_draw_rows(head, mask))
 
 
 @lru_cache(maxsize=MAX_KEPT_TABLES)

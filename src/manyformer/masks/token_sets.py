@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from manyformer.constant_tensors import constant_tensor
+from manyformer.constant_tensors import ConstantTensor
 from manyformer.core import GLOBAL_ROLE, TokenPositions
 from manyformer.masks.bounds import TokenBounds, VisibilityBounds, pair_shape
 from manyformer.masks.mask import Mask, roles_of
@@ -58,10 +58,12 @@ class AtPositions(TokenSet):
 
     positions: tuple[int, ...]
     runs: tuple[tuple[int, int], ...] = field(init=False, compare=False)
+    members: ConstantTensor = field(init=False, repr=False, compare=False)
 
     def __init__(self, *positions: int) -> None:
         ordered = tuple(sorted(set(positions)))
         object.__setattr__(self, "positions", ordered)
+        object.__setattr__(self, "members", ConstantTensor(ordered, torch.long))
         # consecutive positions have the same difference from their index in the list
         groups = groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0])
         runs = [[position for _, position in group] for _, group in groups]
@@ -74,7 +76,7 @@ class AtPositions(TokenSet):
         return contained
 
     def bounds(self, tokens: TokenBounds) -> VisibilityBounds:
-        member_positions = constant_tensor(self.positions, torch.long, tokens.first.device)
+        member_positions = self.members.on(tokens.first.device)
         member_count = torch.searchsorted(member_positions, tokens.last, right=True) - torch.searchsorted(
             member_positions, tokens.first
         )

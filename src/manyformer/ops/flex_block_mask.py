@@ -60,16 +60,15 @@ def _make_contiguous(
     mask: Mask, heads: int, starts: tuple[int, int], lengths: tuple[int, int], device: torch.device
 ) -> BlockMask:
     query_start, key_start = starts
-    head_masks = _head_masks(mask, heads)
 
     def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         query = TokenPositions(q + query_start, torch.zeros_like(q))
-        return _visible(head_masks, h, query, TokenPositions(k + key_start, torch.zeros_like(k)))
+        return _visible(mask, heads, h, query, TokenPositions(k + key_start, torch.zeros_like(k)))
 
     tokens = (
         materialize(ContiguousLayout(start), length, device) for start, length in zip(starts, lengths, strict=True)
     )
-    return _assemble_block_mask(head_masks, *tokens, mask_mod)
+    return _assemble_block_mask(mask, heads, *tokens, mask_mod)
 
 
 _kept_contiguous = lru_cache(maxsize=MAX_CONTIGUOUS_MASKS)(_make_contiguous)
@@ -80,15 +79,14 @@ def _token_block_mask(
     mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int
 ) -> BlockMask:
     """The block mask of tokens whose positions and documents only tensors know."""
-    head_masks = _head_masks(mask, heads)
     queries, keys = _seen_by_masks(query_positions), _seen_by_masks(key_positions)
 
     def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         query, key = _token_at(queries, b, q), _token_at(keys, b, k)
         same_document = (query.segment_ids == key.segment_ids) & (key.segment_ids != PADDING_SEGMENT)
-        return same_document & _visible(head_masks, h, query, key)
+        return same_document & _visible(mask, heads, h, query, key)
 
-    return _assemble_block_mask(head_masks, queries, keys, mask_mod)
+    return _assemble_block_mask(mask, heads, queries, keys, mask_mod)
 
 
 def _seen_by_masks(positions: TokenPositions) -> TokenPositions:
@@ -112,38 +110,30 @@ def _token_at(positions: TokenPositions, row: Tensor, column: Tensor) -> TokenPo
     return TokenPositions(position_ids, segment_ids, roles=entry(positions.roles), part_ids=entry(positions.part_ids))
 
 
-def _head_masks(mask: Mask, heads: int) -> list[Mask]:
-    """The mask of each head, or one mask for all of them."""
-    return [mask.for_head(head) for head in range(heads)] if mask.per_head else [mask]
-
-
-def _visible(head_masks: list[Mask], h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
-    """Whether a pair is visible in head `h`, whose number the host does not know."""
-    *others, last_mask = head_masks
-    visible = last_mask(h, q, k)
-    for head, head_mask in enumerate(others):
-        if head_mask is not last_mask:
-            visible = torch.where(h == head, head_mask(h, q, k), visible)
+def _visible(mask: Mask, heads: int, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
+    """Whether a pair is visible in head `h`, which the host does not read."""
+    if not mask.reads_head:
+        return mask(h, q, k)
+    visible = mask.in_head(0, q, k)
+    for head in range(1, heads):
+        visible = torch.where(h == head, mask.in_head(head, q, k), visible)
     return visible
 
 
 def _assemble_block_mask(
-    head_masks: list[Mask],
+    mask: Mask,
+    heads: int,
     query_positions: TokenPositions,
     key_positions: TokenPositions,
     mask_mod: Callable[..., Tensor],
 ) -> BlockMask:
-    periods = frozenset().union(*(head_mask.periods for head_mask in head_masks))
-    q, k = (_bounds_of_blocks(positions, periods) for positions in (query_positions, key_positions))
+    q, k = (_bounds_of_blocks(positions, mask.periods) for positions in (query_positions, key_positions))
     # every block of queries meets every block of keys
     q, k = q.select((..., None)), k.select((..., None, slice(None)))
     pair = q.in_shared_documents(k), k.in_shared_documents(q)
-    by_head = [head_mask.bounds(*pair) for head_mask in head_masks]
     in_document = IN_DOCUMENT.bounds(*pair)
-    visible, full = (
-        torch.stack([*torch.broadcast_tensors(*flags)], dim=1) & same[:, None]
-        for flags, same in zip(zip(*by_head), in_document)
-    )
+    by_head = [mask.bounds_in_head(head, *pair).both(in_document) for head in range(heads if mask.per_head else 1)]
+    visible, full = (torch.stack(flags, dim=1) for flags in zip(*by_head))
     # blocks with padding or with a ragged end need the mask of their pairs
     keys = key_positions.position_ids.shape[1]
     is_whole = torch.arange(full.shape[-1], device=full.device) < keys // BLOCK
@@ -172,9 +162,9 @@ class BlockBounds(NamedTuple):
         """The blocks at `index`."""
         return BlockBounds(*tree_map(lambda bound: bound[index], tuple(self)))
 
-    def in_shared_documents(self, other: "BlockBounds") -> TokenBounds:
+    def in_shared_documents(self, right: "BlockBounds") -> TokenBounds:
         """Bounds of the tokens whose document may have tokens in the other block, too."""
-        (low, high), (other_low, other_high) = self.tokens.segments, other.tokens.segments
+        (low, high), (other_low, other_high) = self.tokens.segments, right.tokens.segments
         first, last = (
             torch.where(other_high == low, of_lowest, torch.where(other_low == high, of_highest, of_all))
             for of_all, of_lowest, of_highest in zip(self.tokens[:2], self.lowest, self.highest, strict=True)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.constant_tensors import constant_tensor
+from manyformer.constant_tensors import ConstantTensor
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, StepLayout, TokenPositions
 from manyformer.costs.cost_model import COSTS
 from manyformer.device_reads import is_readable
@@ -15,6 +15,9 @@ from manyformer.position.rotary_scaling import DynamicNTKRotaryScaling, RotarySc
 
 RotaryPairing = Literal["interleaved", "halves"]
 """Which channels form a pair: 2k and 2k + 1 (RoFormer, GPT-J), or k and k + width / 2 (Llama, GPT-NeoX)."""
+
+UNROTATED = ConstantTensor((1.0, 0.0), torch.float64)
+"""Cosine and sine of a pair that is not rotated."""
 
 MAX_TABLE_ROWS = COSTS.rotary_table_rows
 
@@ -49,8 +52,8 @@ class RotaryPosition(Position):
         self.width, self.rotated, self.pairs, self.base, self.scaling = width, rotated, pairs, base, scaling
         self.max_length = None if scaling is None else scaling.longest
         frequencies = rotary_frequencies(rotated, base) if scaling is None else scaling.frequencies(rotated, base)
-        self._frequencies: tuple[float, ...] = tuple(frequencies.tolist())
-        # no buffers: converting the model to another dtype must not round the frequencies or the table
+        self._frequencies = ConstantTensor(tuple(frequencies.tolist()), torch.float64)
+        # no buffer: converting the model to another dtype must not round the table
         self._table: Tensor | None = None
 
     def query(self, q: Float[Tensor, "b h l e"], positions: TokenPositions) -> Float[Tensor, "b h l e"]:
@@ -107,7 +110,7 @@ class RotaryPosition(Position):
         return self._table
 
     def _compute_table(self, position_ids: Int[Tensor, "*l"], dtype: torch.dtype) -> Float[Tensor, "*l p 2"]:
-        frequencies = constant_tensor(self._frequencies, torch.float64, position_ids.device)
+        frequencies = self._frequencies.on(position_ids.device)
         attention_factor = 1.0 if self.scaling is None else self.scaling.attention_factor
         unrotated_pairs = 0 if self.pairs == "halves" else (self.width - self.rotated) // 2
         return rotation_table(
@@ -134,9 +137,7 @@ def rotation_table(
     table = attention_factor * torch.stack([angles.cos(), angles.sin()], dim=-1)
     if not unrotated_pairs:
         return table
-    # made where the table is: numbers of the host would be copied to a GPU, which waits
-    cosines = table.new_ones(*table.shape[:-2], unrotated_pairs, 1)
-    identity = torch.cat([cosines, torch.zeros_like(cosines)], dim=-1)
+    identity = UNROTATED.on(table.device).to(table.dtype).expand(*table.shape[:-2], unrotated_pairs, 2)
     return torch.cat([table, identity], dim=-2)
 
 
