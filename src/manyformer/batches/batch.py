@@ -58,9 +58,10 @@ def to_device(batch: BatchT, device: torch.device) -> BatchT:
     """Copy the batch's tensors to `device`, asynchronously where possible."""
     if device.type == "cpu":
         return batch
-    if isinstance(batch, ListsPlaces):
-        batch = batch.with_places()
-    moved: BatchT = tree_map(lambda tensor: tensor.pin_memory().to(device, non_blocking=True), batch)
+    on_host: Any = batch
+    if isinstance(on_host, ListsPlaces):
+        on_host = on_host.with_places()
+    moved: BatchT = tree_map(lambda tensor: tensor.pin_memory().to(device, non_blocking=True), on_host)
     return moved
 
 
