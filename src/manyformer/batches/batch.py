@@ -63,8 +63,9 @@ def to_device(batch: BatchT, device: torch.device) -> BatchT:
     """
     if device.type == "cpu":
         return batch
-    if isinstance(batch, ListsPlaces):
-        batch = batch.with_places()
+    on_host: Any = batch
+    if isinstance(on_host, ListsPlaces):
+        on_host = on_host.with_places()
     is_cuda = device.type == "cuda"
 
     def move(tensor: Tensor) -> Tensor:
@@ -72,11 +73,11 @@ def to_device(batch: BatchT, device: torch.device) -> BatchT:
             return tensor.to(device)
         return (tensor.pin_memory() if is_cuda else tensor).to(device, non_blocking=is_cuda)
 
-    moved: BatchT = tree_map(move, batch)
-    for name, on_host, on_device in zip(getattr(batch, "_fields", ()), batch, moved):
-        is_segments = name.endswith("segments") and isinstance(on_host, Tensor) and on_host.ndim == 2
-        if is_segments and on_host.device.type == "cpu":
-            remember_layout(on_device, on_host)
+    moved: BatchT = tree_map(move, on_host)
+    for name, tensor, on_device in zip(getattr(on_host, "_fields", ()), on_host, moved):
+        is_segments = name.endswith("segments") and isinstance(tensor, Tensor) and tensor.ndim == 2
+        if is_segments and tensor.device.type == "cpu":
+            remember_layout(on_device, tensor)
     return moved
 
 

@@ -24,7 +24,7 @@ class CentroidSums(NamedTuple):
     total: Float[Tensor, ""]
 
 
-class SeenFlag(NamedTuple):
+class ReadFlag(NamedTuple):
     """A flag on a device as the host has read it, in one version of its buffer."""
 
     buffer: Tensor
@@ -70,7 +70,7 @@ class KMeansCentroids(PerHeadTensors, PostStepUpdate):
         self.register_buffer("seed", torch.empty((), dtype=torch.long, device="cpu").random_(2**40).to(mean.device))
         self._pending: CentroidSums | None = None
         self._first_keys: Tensor | None = None
-        self._seen_started: SeenFlag | None = None
+        self._read_started: ReadFlag | None = None
 
     def forward(self, x: Float[Tensor, "b h s e"], valid: Bool[Tensor, "b s"] | None) -> Float[Tensor, "b h s k"]:
         """Cosines of keys of length 1 with all centroids; in training the keys also count towards the next update."""
@@ -124,10 +124,10 @@ class KMeansCentroids(PerHeadTensors, PostStepUpdate):
 
     def _is_started(self) -> bool:
         """`started`, read again only where it was written, loaded or moved: a device would make each step wait."""
-        seen, version = self._seen_started, tensor_version(self.started)
-        if seen is None or version is None or seen.buffer is not self.started or seen.version != version:
-            self._seen_started = seen = SeenFlag(self.started, version, is_set=bool(self.started))
-        return seen.is_set
+        flag, version = self._read_started, tensor_version(self.started)
+        if flag is None or version is None or flag.buffer is not self.started or flag.version != version:
+            self._read_started = flag = ReadFlag(self.started, version, is_set=bool(self.started))
+        return flag.is_set
 
     def _init_from_keys(self, keys: Float[Tensor, "h n e"]) -> None:
         """Run Lloyd's algorithm on the keys of all processes, starting from random keys of process 0."""

@@ -86,9 +86,9 @@ class PartSummaries(SummaryTokens):
         is_first = torch.ones_like(keys, dtype=torch.bool)
         is_first[:, 1:] = keys[:, 1:] != keys[:, :-1]
         ranks = (is_first.cumsum(1) - 1).clamp(max=count)
-        found = torch.full((len(keys), count + 1), NO_PART, device=keys.device).scatter_(1, ranks, keys)[:, :count]
-        is_there = found != NO_PART
-        segments, parts = torch.where(is_there, found // MAX_PARTS, PADDING_SEGMENT), found % MAX_PARTS
+        listed = torch.full((len(keys), count + 1), NO_PART, device=keys.device).scatter_(1, ranks, keys)[:, :count]
+        is_there = listed != NO_PART
+        segments, parts = torch.where(is_there, listed // MAX_PARTS, PADDING_SEGMENT), listed % MAX_PARTS
         return torch.stack([segments, torch.where(is_there, parts, 0), torch.where(is_there, parts, -1)])
 
 

@@ -72,12 +72,12 @@ class DecayedChunks(NamedTuple):
             products = rows.flatten(3, 4) @ columns.flatten(3, 4).mT
             blocks = products.unflatten(4, (2, length)).unflatten(3, (2, length))  # type: ignore[no-untyped-call]
         else:
-            products = [
+            pairs = [
                 halved_pairs(rows[:, :, :, lag], columns[:, :, :, column], self.pair_decay, lag)
                 for lag in (0, 1)
                 for column in (0, 1)
             ]
-            blocks = torch.stack(products, 3).unflatten(3, (2, 2)).transpose(4, 5)  # type: ignore[no-untyped-call]
+            blocks = torch.stack(pairs, 3).unflatten(3, (2, 2)).transpose(4, 5)  # type: ignore[no-untyped-call]
         visible = blocks.new_ones(length, length).tril()
         earlier = visible.tril(-1)
         factors = torch.stack([visible, -visible, earlier, earlier]).view(2, 2, length, length).transpose(1, 2)

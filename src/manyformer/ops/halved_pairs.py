@@ -111,4 +111,5 @@ class _HalvedPairs(torch.autograd.Function):
 def _lower_blocks(pairs: Float[Tensor, "*b c c"], size: int) -> Float[Tensor, "*b n m m"]:
     """A view of the pairs of second halves with first ones, in the blocks on the diagonal."""
     blocks = pairs.unflatten(-1, (-1, 2, size)).unflatten(-4, (-1, 2, size))  # type: ignore[no-untyped-call]
-    return blocks[..., 1, :, :, 0, :].diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+    lower: Tensor = blocks[..., 1, :, :, 0, :].diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+    return lower
