@@ -256,3 +256,18 @@ def test_steps_can_be_forgotten(engine: TapeEngine) -> None:
     assert forget_captured_steps(model) == 0
     assert_current(model)
     assert captures(engine) == 2
+
+
+def test_other_settings_of_torch_are_captured_for_themselves(engine: TapeEngine) -> None:
+    """A graph holds kernels that were selected for the settings of its capture."""
+    model = build_model("transformer-lm", {})
+    texts(model)
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        texts(model)
+        assert captures(engine) == 2
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    texts(model)
+    assert captures(engine) == 2

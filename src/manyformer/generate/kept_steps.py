@@ -1,7 +1,7 @@
 """Captured steps between two decodings: kept with their model while its weights, settings and sizes stay."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -125,7 +125,12 @@ def _tree_form(tree: State) -> Any:
 def _numerics(device: torch.device) -> tuple[object, ...]:
     """The settings of torch by which it selects kernels, and the stream on which a graph is replayed."""
     kind, cuda = device.type, torch.backends.cuda
-    switches = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled, cuda.cudnn_sdp_enabled)
+    switches: tuple[Callable[[], bool], ...] = (
+        cuda.flash_sdp_enabled,
+        cuda.mem_efficient_sdp_enabled,
+        cuda.math_sdp_enabled,
+        cuda.cudnn_sdp_enabled,
+    )
     fused = tuple(is_enabled() for is_enabled in switches)
     stream = torch.cuda.current_stream(device).cuda_stream if kind == "cuda" else 0
     return (
