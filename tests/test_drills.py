@@ -158,6 +158,15 @@ def test_an_equal_result_is_harmless_and_nothing_is_worse_than_code_that_ran(wor
     assert outcomes.worst([("crashed", "", ""), ("ran code", "", ""), ("named", "", "")])[0] == "ran code"
 
 
+def test_a_text_of_a_model_may_hold_control_characters_and_a_message_may_not() -> None:
+    said = CommandResult(("generate", "llama"), 0, "a\x1fb", "", 0.1)
+    assert outcomes.judge(said, set(), same=None)[0] == "harmless"
+    told = CommandResult(("generate", "llama"), 0, "a", "a warning of \x1f", 0.1)
+    assert outcomes.judge(told, set(), same=None)[0] == "unnamed"
+    table = CommandResult(("evaluate", "run"), 0, "a\x1fb", "", 0.1)
+    assert outcomes.judge(table, set(), same=None)[0] == "unnamed"
+
+
 PLANTS = (
     "auto_map in llama/config.json, tokenizer: old",
     "a pickle as llama/training_args.bin",

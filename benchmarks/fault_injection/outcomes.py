@@ -23,6 +23,9 @@ LONGEST_MESSAGE = 5_000
 # what the escape character and its kin do to a terminal; tabs, line breaks and returns of progress lines do nothing
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x9b]")
 
+TEXT_COMMANDS = {"generate", "translate"}
+"""Commands whose standard output is a model's text: it is escaped for a terminal, and left as it is for a file."""
+
 _QUESTION = re.compile(r".{0,60}\[[yY]/[nN]\]")
 
 
@@ -69,7 +72,8 @@ def judge(
         return "hung", f"no end after {result.seconds:.0f} s; {last_line}"
     if result.code not in (0, 2, 130) or "Traceback (most" in text or "defect of manyformer" in text:
         return "crashed", f"exit code {result.code}: {_error_lines(result) or last_line}"
-    if match := _CONTROL.search(text):
+    messages = result.errors if result.arguments[0] in TEXT_COMMANDS else text
+    if match := _CONTROL.search(messages):
         return "unnamed", f"the output has the control character {match[0]!r}"
     named = any(name in text for name in names)
     if result.code == 2:

@@ -1,5 +1,7 @@
 """A preparation that is killed at any moment continues where it was, and its files are those of one that was not."""
 
+import fcntl
+import json
 import os
 import signal
 from pathlib import Path
@@ -119,6 +121,27 @@ def test_an_interruption_keeps_and_a_mistake_removes_the_unfinished_folder(
         with pytest.raises(error):
             prepare(data, tmp_path / "run")
         assert len(list((tmp_path / "run").glob(".unfinished-*"))) == remaining
+
+
+@pytest.mark.parametrize("is_locked", [False, True])
+def test_what_a_kill_after_the_last_file_left_is_removed(is_locked: bool, text: Path, tmp_path: Path) -> None:
+    """The folder of a preparation whose files are all in the cache, unless some process prepares data there."""
+    data, cache = section(text, "char"), tmp_path / "cache"
+    expected, _ = prepare(data, cache)
+    record = json.loads((cache / "prepared.json").read_text())
+    rest = cache / f".unfinished-{record['key'][:16]}" / ".progress"
+    rest.mkdir(parents=True)
+    (rest / "train.lengths").write_bytes(b"of the killed process")
+    other = cache / ".unfinished-0123456789abcdef"
+    other.mkdir()
+    with (cache / ".lock").open("ab") as lock:
+        if is_locked:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        open_data(data, "next-token", batch_tokens=64, cache=cache, seed=0, log=print)
+    assert rest.is_dir() == is_locked
+    # what is unfinished of other settings may still go on
+    assert other.is_dir()
+    assert {name: (cache / name).read_bytes() for name in expected} == expected
 
 
 def test_a_continued_shard_has_the_facts_of_one_written_at_once(tmp_path: Path) -> None:

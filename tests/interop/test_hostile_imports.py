@@ -206,7 +206,7 @@ def test_a_field_of_a_wrong_type_is_named(
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
-        ({"recipe": "lama", "keywords": {}}, "there is no recipe 'lama'; did you mean llama"),
+        ({"recipe": "lama", "keywords": {}}, r"config\.json: there is no recipe 'lama'; did you mean llama"),
         ({"recipe": None, "keywords": {}}, r"config\.json: manyformer\.recipe \(None\) must be the name of a recipe"),
         ({"recipe": "alibi", "keywords": {"deep": 1}}, r"config\.json: deep is no keyword of the recipe alibi"),
         ({"recipe": "alibi", "keywords": [1]}, r"keywords \(\[1\]\) must be an object"),

@@ -291,7 +291,7 @@ def damage(folder: Path, how: str) -> None:
         ("tensor gone", r"does not fit its config\.json: body\.1\.ff\.inner\.up\.weight is missing"),
         ("tensor too many", r"does not fit its config\.json: it holds body\.9\.bias, which the model does not have"),
         ("other size", r"does not fit its config\.json: \S+ has the shape \([\d, ]+\), the model \([\d, ]+\)"),
-        ("other recipe", r"no recipe 'transformer-lmm'; did you mean transformer-lm"),
+        ("other recipe", r"config\.json: there is no recipe 'transformer-lmm'; did you mean transformer-lm"),
     ],
 )
 def test_damage_is_named(how: str, message: str, tmp_path: Path) -> None:

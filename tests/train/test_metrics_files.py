@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from manyformer.files.atomic_files import NotWritable
 from manyformer.files.json_records import DamagedFile
 from manyformer.train.metrics import MetricsFiles, extend_sum, read_rows
 
@@ -68,3 +69,10 @@ def test_missing_rows_are_counted(tmp_path: Path) -> None:
     notes: list[str] = []
     MetricsFiles(tmp_path, rows=8, log=notes.append)
     assert notes == [f"{tmp_path / 'metrics.jsonl'} has 5 rows, 8 were written: 3 are missing"]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "metrics.csv"])
+def test_a_file_that_cannot_be_written_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(NotWritable, match=rf"device or pipe of that name: \S+/{name} could not be written"):
+        MetricsFiles(tmp_path, rows=0, log=pytest.fail)

@@ -3,6 +3,7 @@
 import http.client
 import json
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -176,6 +177,34 @@ def test_a_browser_that_leaves_before_its_answer_is_no_error_of_the_server(
                 ask(server, "GET", "/")
     assert capfd.readouterr().err == ""
     assert ask(server, "GET", "/")[0] == 200
+
+
+def test_an_answer_before_the_end_of_a_request_arrives(server: ViewServer) -> None:
+    """A connection that is closed with unread bytes is reset, and a client that still writes never reads its answer."""
+    head = f"POST /view HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as connection:
+        connection.sendall(f"{head}Content-Length: {10**18}\r\n\r\n".encode())
+        for _ in range(64):
+            connection.sendall(bytes(1 << 17))
+        assert connection.recv(12) == b"HTTP/1.0 413"
+
+
+def test_a_client_that_never_ends_its_request_is_left(server: ViewServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manyformer.viewer.server.LINGER_SECONDS", 0.1)
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as connection:
+        connection.sendall(f"GET /none HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode())
+        while connection.recv(1 << 16):
+            pass
+        # the other end is closed, and says so as soon as it is written to
+        with pytest.raises(ConnectionError):
+            _write_for(connection, seconds=10)
+
+
+def _write_for(connection: socket.socket, *, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        connection.sendall(b"more")
+        time.sleep(0.02)
 
 
 def _raising(error: OSError) -> Any:

@@ -13,7 +13,7 @@ from manyformer.data.saved_tokenizers import TokenizerPair, load_tokenizers
 from manyformer.data.summary import DataSummary
 from manyformer.data.token_shards import ShardFacts, TokenShard, open_verified_shard
 from manyformer.errors import UserError
-from manyformer.files.atomic_files import make_folder, remove_draft, report_not_written
+from manyformer.files.atomic_files import NotWritable, make_folder, remove_draft, report_not_written
 from manyformer.files.json_records import AS_OBJECT, Count, DamagedFile, FileName, FileRecord, Sha256
 from manyformer.files.json_text import json_text
 from manyformer.files.verified_folder import MANIFEST, VerifiedFolder, write_manifest
@@ -83,6 +83,7 @@ def load_or_prepare(
     key = hashlib.sha256(json_text(without_sums(settings), sort_keys=True, ensure_ascii=True).encode()).hexdigest()
     with suppress(DamagedFile):
         if (prepared := _load_if_current(cache, key, settings)) is not None:
+            _remove_rest(cache, key)
             return prepared
     with _locked(cache):
         # another process may have prepared the data meanwhile
@@ -114,19 +115,35 @@ def read_record(cache: Path) -> PreparedRecord | None:
 
 
 @contextmanager
-def _locked(cache: Path) -> Iterator[None]:
-    """Wait until no other process prepares data in the cache; the lock ends with its process, also if it is killed."""
+def _locked(cache: Path, *, waits: bool = True) -> Iterator[None]:
+    """Wait until no other process prepares data in the cache; the lock ends with its process, also if it is killed.
+
+    Without `waits`, raises BlockingIOError where another process does."""
     with report_not_written(cache / LOCK_FILE):
         lock = (cache / LOCK_FILE).open("ab")
     with lock as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
+
+
+def _remove_rest(cache: Path, key: str) -> None:
+    """Remove the folder of the preparation that made the data in the cache, if a kill came before it had removed it."""
+    folder = _folder_of(cache, key)
+    if folder.exists():
+        # a process that prepares the data anew removes it by itself; in a cache that is read-only the data is as good
+        with suppress(NotWritable, BlockingIOError), _locked(cache, waits=False):
+            remove_draft(folder)
+
+
+def _folder_of(cache: Path, key: str) -> Path:
+    """Where data with this key is prepared."""
+    return cache / f"{_UNFINISHED}{key[:16]}"
 
 
 @contextmanager
 def _unfinished_folder(cache: Path, key: str, *, resumes: bool) -> Iterator[Path]:
     """The folder of a preparation, which stays if the block is interrupted and is removed if it ends or fails."""
-    folder = cache / f"{_UNFINISHED}{key[:16]}"
+    folder = _folder_of(cache, key)
     for other in cache.glob(f"{_UNFINISHED}*"):
         if not resumes or other != folder:
             remove_draft(other)

@@ -12,7 +12,7 @@ from manyformer.interop.foreign_config import ForeignConfig
 from manyformer.interop.model_family import Keywords, ModelFamily
 from manyformer.interop.tensor_rules import TensorRule, same
 from manyformer.models import Model
-from manyformer.recipes import build, get_recipe
+from manyformer.recipes import build, recipe_in_file
 
 PREFIX = "model."
 """What the names of tensors begin with."""
@@ -34,7 +34,7 @@ def wrapped_family(config: ForeignConfig) -> ModelFamily:
     recipe, saved_keywords = spec.content.get("recipe"), spec.part("keywords").content
     if not isinstance(recipe, str):
         raise UserError(f"{config.file}: {SPEC_FIELD}.recipe ({recipe!r:.60}) must be the name of a recipe")
-    unknown = sorted(saved_keywords.keys() - get_recipe(recipe).signature.parameters.keys())
+    unknown = sorted(saved_keywords.keys() - recipe_in_file(recipe, config.file).signature.parameters.keys())
     if unknown:
         raise UserError(f"{config.file}: {unknown[0]} is no keyword of the recipe {recipe}")
 

@@ -89,8 +89,9 @@ def total_decay(dtype: torch.dtype) -> float:
 
 def sum_along_tokens(x: Float[Tensor, "*b c r"], *, reverse: bool = False) -> Float[Tensor, "*b c r"]:
     """Sums along the tokens up to each one, or from each one on."""
-    if x.device.type in ("cpu", "meta"):
-        # three times as fast as a cumulated sum, which also has to be turned around twice; planned like that on `meta`
+    if x.shape[-1] > 1 and x.device.type in ("cpu", "meta"):
+        # for many channels three times as fast as a cumulated sum, which also has to be turned around twice; planned
+        # like that on `meta`
         ones = x.new_ones(x.shape[-2], x.shape[-2])
         return (ones.triu() if reverse else ones.tril()) @ x
     return x.flip(-2).cumsum(-2).flip(-2) if reverse else x.cumsum(-2)

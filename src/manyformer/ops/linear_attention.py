@@ -159,7 +159,7 @@ class _ChunkedLinearAttention(torch.autograd.Function):
         chunk_sums = C.mT @ _apply_gate(V, gates.leave)
         memories, last = _sum_over_chunks(chunk_sums, memory, gates, range(chunk_sums.shape[2]))
         pairs = _apply_pair_gate(A @ C.mT, gates)
-        y = _add_product(pairs, V, _apply_gate(A @ memories, gates.enter)).flatten(2, 3)
+        y = _add_product(pairs, V, _apply_gate_in_place(A @ memories, gates.enter)).flatten(2, 3)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(a, c, v, decay, run, pairs, memories)
         ctx.chunk = chunk
@@ -178,18 +178,27 @@ class _ChunkedLinearAttention(torch.autograd.Function):
         order = reversed(range(memories.shape[2]))
         grad_memories, dmemory = _sum_over_chunks(A.mT @ entered, dlast, gates, order)
         dpairs = dY @ V.mT
-        da, dc = entered @ memories.mT, _apply_gate(V, gates.leave) @ grad_memories.mT
         # most decays are constants
-        ddecay = None
-        if ctx.needs_input_grad[3]:
-            assert gates.keep is not None
-            dsums = gradient_of_sums(pairs * dpairs) + (A * da).sum(-1, keepdim=True)
-            dkeep = (memories * grad_memories).sum((-2, -1), keepdim=True)
-            ddecay = gradient_of_decays(dsums, (C * dc).sum(-1, keepdim=True)) + dkeep * gates.keep
-            ddecay = ddecay.flatten(2)
+        needs_decay = ctx.needs_input_grad[3]
+        if needs_decay:
+            dsums = gradient_of_sums(pairs * dpairs)
         dpairs = _apply_pair_gate(dpairs, gates)
-        da, dc = _add_product(dpairs, C, da).flatten(2, 3), _add_product(dpairs.mT, A, dc).flatten(2, 3)
-        dv = _add_product(pairs.mT, dY, _apply_gate(C @ grad_memories, gates.leave)).flatten(2, 3)
+        da = entered @ memories.mT
+        del entered
+        if needs_decay:
+            dsums += (A * da).sum(-1, keepdim=True)
+        da = _add_product(dpairs, C, da).flatten(2, 3)
+        dc = _apply_gate(V, gates.leave) @ grad_memories.mT
+        if needs_decay:
+            dleaving = (C * dc).sum(-1, keepdim=True)
+        dc = _add_product(dpairs.mT, A, dc).flatten(2, 3)
+        dv = _add_product(pairs.mT, dY, _apply_gate_in_place(C @ grad_memories, gates.leave)).flatten(2, 3)
+        ddecay = None
+        if needs_decay:
+            assert gates.keep is not None
+            # in place, as nothing reads these gradients any more, and new memory of this size takes as long as the sum
+            dkeep = grad_memories.mul_(memories).sum((-2, -1), keepdim=True)
+            ddecay = (gradient_of_decays(dsums, dleaving) + dkeep * gates.keep).flatten(2)
         return da, dc, dv, ddecay, None, dmemory, None
 
 
@@ -207,6 +216,11 @@ def _add_product(pairs: Tensor, x: Tensor, added: Tensor) -> Tensor:
 
 def _apply_gate(x: Tensor, gate: Tensor | None) -> Tensor:
     return x if gate is None else x * gate
+
+
+def _apply_gate_in_place(x: Tensor, gate: Tensor | None) -> Tensor:
+    """`_apply_gate` for what is not needed without the gate."""
+    return x if gate is None else x.mul_(gate)
 
 
 def _sum_over_chunks(sums: Tensor, memory: Tensor, gates: _ChunkGates, order: Iterable[int]) -> tuple[Tensor, Tensor]:

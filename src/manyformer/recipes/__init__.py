@@ -13,6 +13,7 @@ from manyformer.recipes.registry import (
     modules_to_import,
     read_saved_recipe,
     recipe,
+    recipe_in_file,
     recipe_names,
 )
 
@@ -26,6 +27,7 @@ __all__ = [
     "modules_to_import",
     "read_saved_recipe",
     "recipe",
+    "recipe_in_file",
     "recipe_names",
 ]
 

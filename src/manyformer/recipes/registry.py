@@ -14,7 +14,7 @@ from manyformer.attention.attention_dropout import set_attention_dropout
 from manyformer.errors import UserError, suggest_names
 from manyformer.mixers.collaborative_attention import share_query_key_dims
 from manyformer.models import Model, ModelSpec
-from manyformer.models.model_files import read_spec
+from manyformer.models.model_files import CONFIG_FILE, read_spec
 from manyformer.multi_head.head_pruning import parse_heads, remove_heads
 from manyformer.plugins import RECIPE_GROUP, entry_points, import_entry_point, import_entry_points, is_external
 from manyformer.recipes.encoder_heads import EncoderHead, head_named_in, with_head_keywords
@@ -235,7 +235,15 @@ def recipe_of_spec(spec: ModelSpec, folder: Path) -> tuple[Recipe, dict[str, Any
             f"{folder} needs the recipe '{name}' of the module {module}, which no installed package offers; import it "
             f"with --import {module}, or mf.load(folder, imports=['{module}']) in Python"
         )
-    return get_recipe(name), keywords
+    return recipe_in_file(name, folder / CONFIG_FILE), keywords
+
+
+def recipe_in_file(name: str, file: Path) -> Recipe:
+    """`get_recipe`, with an error that names the file in which the name stands."""
+    try:
+        return get_recipe(name)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
 
 
 def task_of(model: Model) -> Task[Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manyformer.files.atomic_files import append_bytes, atomic_write_bytes, atomic_write_text, report_disk_full
+from manyformer.files.atomic_files import append_bytes, atomic_write_bytes, atomic_write_text
 from manyformer.files.json_records import DamagedFile, parse_json, validate_json
 from manyformer.files.json_text import json_text
 from manyformer.type_aliases import LogFn
@@ -40,9 +40,8 @@ class MetricsFiles:
         retained = self._retain(rows, log)
         if rows_sum not in (None, functools.reduce(extend_sum, retained, "")) and len(retained) == rows:
             log(f"{self._jsonl} is not as it was written: a number in its first {rows:,} rows differs")
-        with report_disk_full(f"the metrics in {folder}"):
-            atomic_write_text(self._jsonl, "".join(json_text(row, ensure_ascii=True) + "\n" for row in retained))
-            atomic_write_text(self._csv, "".join([",".join(self._columns) + "\n", *map(self._csv_line, retained)]))
+        atomic_write_text(self._jsonl, "".join(json_text(row, ensure_ascii=True) + "\n" for row in retained))
+        atomic_write_text(self._csv, "".join([",".join(self._columns) + "\n", *map(self._csv_line, retained)]))
 
     def _retain(self, rows: int, log: LogFn) -> list[MetricsRow]:
         """The first `rows` rows, without those that are damaged."""
@@ -60,9 +59,8 @@ class MetricsFiles:
     def add(self, row: MetricsRow) -> None:
         """Append a row and flush it."""
         assert set(row) <= set(self._columns), f"no column for {set(row) - set(self._columns)}"
-        with report_disk_full(f"the metrics in {self._jsonl.parent}"):
-            append_bytes(self._jsonl, f"{json_text(row, ensure_ascii=True)}\n".encode())
-            append_bytes(self._csv, self._csv_line(row).encode())
+        append_bytes(self._jsonl, f"{json_text(row, ensure_ascii=True)}\n".encode())
+        append_bytes(self._csv, self._csv_line(row).encode())
 
     def _csv_line(self, row: MetricsRow) -> str:
         # numbers and empty cells only: nothing to quote

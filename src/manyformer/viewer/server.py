@@ -1,7 +1,10 @@
 """A server for one person on one machine: the page, and views of other texts on demand."""
 
+import socket
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock
 from typing import Any, final
@@ -17,6 +20,9 @@ ADDRESS = "127.0.0.1"
 
 STALLED_SECONDS = 60
 """After so long without a byte a connection is closed."""
+
+LINGER_SECONDS = 2.0
+"""How long the rest of a request is read that was answered before its end."""
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -61,6 +67,19 @@ class ViewServer(ThreadingHTTPServer):
         """Pass over a browser that has left before its answer, which is no error of the server; print any other."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection after its answer, and after what else the client sends for a moment.
+
+        A connection that is closed with unread bytes is reset, which takes an answer away that has not been read yet.
+        """
+        end = time.monotonic() + LINGER_SECONDS
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_WR)
+            request.settimeout(LINGER_SECONDS)
+            while request.recv(1 << 16) and time.monotonic() < end:
+                pass
+        self.close_request(request)
 
     def page_data(self, request: ViewRequest) -> dict[str, Any]:
         """The data for one request; one at a time, because heads are switched off in the models themselves."""
@@ -118,7 +137,7 @@ class _ViewHandler(BaseHTTPRequestHandler):
         return is_own
 
     def _refuse(self, status: int, sentence: str) -> None:
-        # the rest of the request stays unread
+        # the rest of the request is not read as another one
         self.close_connection = True
         self._answer(status, json_text({"error": sentence}, ensure_ascii=True).encode(), "application/json")
 
