@@ -37,8 +37,8 @@ def captures(engine: TapeEngine) -> int:
     return engine.events.count("capture")
 
 
-def texts(model: Any, prompts: list[list[int]] = PROMPTS, **options: Any) -> Any:
-    options = {"max_new": 9, "stop_ids": (), "step_path": "graph"} | options
+def texts(model: Any, prompts: list[list[int]] = PROMPTS, **changes: Any) -> Any:
+    options: dict[str, Any] = {"max_new": 9, "stop_ids": (), "step_path": "graph"} | changes
     return mf.generate(model, prompts, **options).tokens
 
 
@@ -219,7 +219,7 @@ def test_texts_that_are_written_in_turn_do_not_share_a_step(engine: TapeEngine) 
 
 def test_a_stream_that_is_left_keeps_its_step(engine: TapeEngine) -> None:
     model = build_model("transformer-lm", {})
-    pieces = stream(model, PROMPTS[:1], Decoding(max_new=9, stop_ids=(), step_path="static"))
+    pieces: Any = stream(model, PROMPTS[:1], Decoding(max_new=9, stop_ids=(), step_path="static"))
     for _ in range(5):
         next(pieces)
     pieces.close()
