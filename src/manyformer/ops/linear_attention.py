@@ -179,23 +179,19 @@ class _ChunkedLinearAttention(torch.autograd.Function):
         grad_memories, dmemory = _sum_over_chunks(A.mT @ entered, dlast, gates, order)
         dpairs = dY @ V.mT
         # most decays are constants
-        needs_decay = ctx.needs_input_grad[3]
-        if needs_decay:
-            dsums = gradient_of_sums(pairs * dpairs)
+        dsums = gradient_of_sums(pairs * dpairs) if ctx.needs_input_grad[3] else None
         dpairs = _apply_pair_gate(dpairs, gates)
         da = entered @ memories.mT
         del entered
-        if needs_decay:
+        if dsums is not None:
             dsums += (A * da).sum(-1, keepdim=True)
         da = _add_product(dpairs, C, da).flatten(2, 3)
         dc = _apply_gate(V, gates.leave) @ grad_memories.mT
-        if needs_decay:
-            dleaving = (C * dc).sum(-1, keepdim=True)
+        dleaving = None if dsums is None else (C * dc).sum(-1, keepdim=True)
         dc = _add_product(dpairs.mT, A, dc).flatten(2, 3)
         dv = _add_product(pairs.mT, dY, _apply_gate_in_place(C @ grad_memories, gates.leave)).flatten(2, 3)
         ddecay = None
-        if needs_decay:
-            assert gates.keep is not None
+        if dsums is not None and dleaving is not None and gates.keep is not None:
             # in place, as nothing reads these gradients any more, and new memory of this size takes as long as the sum
             dkeep = grad_memories.mul_(memories).sum((-2, -1), keepdim=True)
             ddecay = (gradient_of_decays(dsums, dleaving) + dkeep * gates.keep).flatten(2)
