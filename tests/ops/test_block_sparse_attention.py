@@ -352,9 +352,12 @@ def test_it_says_what_it_leaves_out_and_refuses_dropout() -> None:
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("rows", ["plain", "packed"])
-@pytest.mark.parametrize("name", ["window", "longformer", "roles", "bigbird", "image"])
+@pytest.mark.parametrize("name", ["window", "longformer", "roles", "image"])
 def test_what_flex_attention_is_given(name: str, rows: str) -> None:
-    """Its eager form, which reads the blocks and the inner mask; the fused one needs CUDA."""
+    """Its eager form, which reads the blocks and the inner mask; the fused one needs CUDA.
+
+    Random blocks cannot be traced where shapes are checked; `test_flex_in_compiled_steps.py` has them.
+    """
     mask, place = MANY[name], segment_positions(ROWS[rows])
     if name == "roles":
         place = place._replace(roles=(torch.rand(place.position_ids.shape) < 0.02).long())

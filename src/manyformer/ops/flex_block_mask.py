@@ -138,12 +138,16 @@ def _assemble_block_mask(
     keys = key_positions.position_ids.shape[1]
     is_whole = torch.arange(full.shape[-1], device=full.device) < keys // BLOCK
     full = visible & full & (is_whole & ~q.has_padding & ~k.has_padding)[:, None]
-    return BlockMask.from_kv_blocks(
-        *_list_blocks(visible & ~full),
+    partial = visible & ~full
+    # the lists of both sides come from the flags: `from_kv_blocks` would make flags of lists again
+    return BlockMask(
+        (query_positions.position_ids.shape[1], keys),
+        *_list_blocks(partial),
         *_list_blocks(full),
-        BLOCK_SIZE=BLOCK,
+        *_list_blocks(partial.mT),
+        *_list_blocks(full.mT),
+        BLOCK_SIZE=(BLOCK, BLOCK),
         mask_mod=mask_mod,
-        seq_lengths=(query_positions.position_ids.shape[1], keys),
     )
 
 
