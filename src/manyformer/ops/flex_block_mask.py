@@ -65,10 +65,9 @@ def _make_contiguous(
         query = TokenPositions(q + query_start, torch.zeros_like(q))
         return _visible(mask, heads, h, query, TokenPositions(k + key_start, torch.zeros_like(k)))
 
-    tokens = (
-        materialize(ContiguousLayout(start), length, device) for start, length in zip(starts, lengths, strict=True)
-    )
-    return _assemble_block_mask(mask, heads, *tokens, mask_mod)
+    queries = materialize(ContiguousLayout(query_start), lengths[0], device)
+    keys = materialize(ContiguousLayout(key_start), lengths[1], device)
+    return _assemble_block_mask(mask, heads, queries, keys, mask_mod)
 
 
 _kept_contiguous = lru_cache(maxsize=MAX_CONTIGUOUS_MASKS)(_make_contiguous)
