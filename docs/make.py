@@ -14,6 +14,7 @@ from manyformer.recipes.registry import PROMISES
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
+from host_reads_page import host_reads_page  # noqa: E402
 from ledger_page import ledger_page  # noqa: E402 - a module of this folder
 from suite_page import suite_page  # noqa: E402
 
@@ -99,6 +100,7 @@ PAGES = {
     "settings.md": settings_page,
     "ledger.md": partial(ledger_page, MARK),
     "suite.md": suite_page,
+    "host-reads.md": partial(host_reads_page, MARK),
 }
 
 

@@ -42,10 +42,17 @@ class TextUnits(NamedTuple):
 
 
 def to_device(batch: BatchT, device: torch.device) -> BatchT:
-    """Copy the batch's tensors to `device`, asynchronously where possible."""
+    """Copy the batch's tensors to `device`, asynchronously where possible; what is there already stays as it is."""
     if device.type == "cpu":
         return batch
-    moved: BatchT = tree_map(lambda tensor: tensor.pin_memory().to(device, non_blocking=True), batch)
+
+    def move(tensor: Tensor) -> Tensor:
+        # a policy's batch holds its memory, which has never left the device, and such memory cannot be pinned
+        if tensor.device.type != "cpu":
+            return tensor.to(device)
+        return tensor.pin_memory().to(device, non_blocking=True)
+
+    moved: BatchT = tree_map(move, batch)
     return moved
 
 
