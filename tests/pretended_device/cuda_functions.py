@@ -169,7 +169,7 @@ def _moved_factory(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _on_default_device(operators: PretendedOperators) -> Callable[..., Any]:
-    """`DeviceContext.__torch_function__` that tells the "meta" of Python, for models without weights, from that of C++."""
+    """`DeviceContext.__torch_function__` that tells "meta" of Python, for models without weights, from that of C++."""
     on_device = DeviceContext.__torch_function__
 
     def call(context: DeviceContext, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
