@@ -26,6 +26,9 @@ class Stream:
     def __init__(self, *args: Any, **options: Any) -> None: ...
     def wait_stream(self, other: Any) -> None: ...
     def wait_event(self, event: Any) -> None: ...
+    def is_capturing(self) -> bool:
+        return False
+
     def record_event(self, event: Any = None) -> "Event":
         return Event()
 
@@ -54,6 +57,8 @@ def pretended_device() -> Iterator[Waits]:
             *((torch.cuda, name, value) for name, value in _cuda_functions(operators, waits).items()),
             *((torch.Tensor, name, value) for name, value in _tensor_methods().items()),
             *((torch, name, _moved_factory(getattr(torch, name))) for name in ("tensor", "as_tensor", "asarray")),
+            # newer optimizers ask the accelerator whether its stream is being captured
+            (torch.accelerator, "current_stream", lambda *args: Stream()),
             (torch, "compile", _compile_nothing),
             (torch, "matmul", _matmul),
             (torch.backends.cudnn, "is_acceptable", lambda tensor: False),
@@ -96,6 +101,7 @@ def _cuda_functions(operators: PretendedOperators, waits: Waits) -> dict[str, An
         "_lazy_init": lambda: None,
         "is_available": lambda: True,
         "is_initialized": lambda: True,
+        "is_current_stream_capturing": lambda: False,
         "is_bf16_supported": lambda *args, **options: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._decomp import decomposition_table
 
 from manyformer.torch_internals import TorchDispatchMode
 from pretended_device.tensor import PretendedTensor
@@ -178,7 +179,11 @@ class PretendedOperators(TorchDispatchMode):  # type: ignore[misc]
         if facts.packet is aten._neg_view:
             return aten.neg.default(*args)
         if not is_pretended or not facts.is_random:
-            return func(*args, **kwargs)
+            try:
+                return func(*args, **kwargs)
+            except NotImplementedError:
+                # a kernel that only CUDA has; torch knows it as a formula of other operators
+                return decomposition_table[func](*args, **kwargs)
         if kwargs.get("generator") is not None:
             raise WrongDeviceError(f"{facts.name} draws numbers on cuda:0 from a generator of the CPU")
         state_of_cpu = torch.default_generator.get_state()
