@@ -3,7 +3,7 @@
     python benchmarks/host_time.py
 
 The step runs on a device that tensors of the CPU pretend to be, with the branches that CUDA takes, and the time within
-operators is subtracted. What is left are the package, modules of torch, autograd and the calls of operators. Processor time
+operators is subtracted. What is left are the package, torch, autograd and the calls of operators. Processor time
 of one thread, the least of several steps; a GPU is kept busy where its own time for these operators is longer.
 """
 
