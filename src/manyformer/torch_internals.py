@@ -24,6 +24,7 @@ __all__ = [
     "compiler_backend",
     "compiler_disabled",
     "has_flash_attention_on_cpu",
+    "overflow_of",
     "tensor_norms",
     "tree_leaves",
     "tree_map",
@@ -102,6 +103,19 @@ def tensor_norms(tensors: Sequence[Tensor], order: float = 2.0) -> list[Tensor]:
     if together is None:
         return [torch.linalg.vector_norm(tensor, order) for tensor in tensors]
     return list(together(list(tensors), order))
+
+
+def overflow_of(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> Tensor:
+    """A number on the device, above 0 if a gradient was not finite when `scaler` divided those of `optimizer`.
+
+    Where torch hides what the scaler has found, the gradients are looked at once more."""
+    found = getattr(scaler, "_found_inf_per_device", None)
+    if found is not None:
+        return torch.stack([number.reshape(()) for number in found(optimizer).values()]).sum()
+    weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
+    norm = torch.linalg.vector_norm(torch.stack(tensor_norms([weight.grad for weight in weights])))
+    whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return (~whole.isfinite()).float()
 
 
 def has_flash_attention_on_cpu() -> bool:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, tree_map
+from manyformer.system.devices import device_kind
 
 # The target of a position that is not scored: torch's convention for cross-entropy.
 IGNORE_INDEX = -100
@@ -43,9 +44,12 @@ class TextUnits(NamedTuple):
 
 def to_device(batch: BatchT, device: torch.device) -> BatchT:
     """Copy the batch's tensors to `device`, asynchronously where possible."""
-    if device.type == "cpu":
+    kind = device_kind(device)
+    if kind.is_host:
         return batch
-    moved: BatchT = tree_map(lambda tensor: tensor.pin_memory().to(device, non_blocking=True), batch)
+    if kind.pins_copies:
+        batch = tree_map(lambda tensor: tensor.pin_memory(), batch)
+    moved: BatchT = tree_map(lambda tensor: tensor.to(device, non_blocking=kind.pins_copies), batch)
     return moved
 
 

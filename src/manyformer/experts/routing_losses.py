@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.experts.routers import Routing
+from manyformer.system.devices import wide_dtype
 
 
 class RoutingLoss(ABC):
@@ -54,7 +55,8 @@ class SequenceBalanceLoss(RoutingLoss):
         num_documents, num_experts = int(documents.max()) + 1, probabilities.shape[1]
         lengths = torch.bincount(documents, minlength=num_documents).clamp(min=1)[:, None].to(probabilities.dtype)
         cells = documents[:, None] * num_experts + routing.experts.clamp(min=0)
-        load = torch.bincount(cells.flatten(), (routing.experts >= 0).double().flatten(), num_documents * num_experts)
+        is_assigned = (routing.experts >= 0).to(wide_dtype(cells.device))
+        load = torch.bincount(cells.flatten(), is_assigned.flatten(), num_documents * num_experts)
         shares = load.view(num_documents, num_experts).to(probabilities.dtype) * num_experts / (per_token * lengths)
         sums = probabilities.new_zeros(num_documents, num_experts).index_add(0, documents, probabilities)
         return self.weight * (shares * sums / lengths).sum(-1).mean()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyformer.head_selection import HeadSelection, PerHeadTensors, head_channels, select_entries
+from manyformer.system.devices import wide_dtype
 
 
 class DecayGate(PerHeadTensors, ABC):
@@ -36,13 +37,19 @@ class FixedDecay(DecayGate):
 
     def __init__(self, log_decay: Float[Tensor, " h"]) -> None:
         super().__init__()
-        # integers, so that no change of the model's dtype makes decays less exact
-        self.register_buffer("log_decay_bits", log_decay.double().view(torch.int64), persistent=False)
+        # integers, so that no change of the model's dtype makes decays less exact: each holds the bits of two float32,
+        # whose sum has the digits of float64, because some devices have no float64 to look at bits with
+        rounded = log_decay.double().float()
+        remainder = (log_decay.double() - rounded).float()
+        bits = torch.stack([rounded, remainder], -1).view(torch.int64)[:, 0]
+        self.register_buffer("log_decay_bits", bits, persistent=False)
 
     @property
     def log_decay(self) -> Float[Tensor, " h"]:
-        """The logarithm of the decay of each head."""
-        return self.log_decay_bits.view(torch.float64)
+        """The logarithm of the decay of each head, in the widest dtype of the device."""
+        rounded, remainder = self.log_decay_bits.view(torch.float32).view(-1, 2).unbind(-1)
+        dtype = wide_dtype(self.log_decay_bits.device)
+        return rounded.to(dtype) + remainder.to(dtype)
 
     def forward(self, gate: Float[Tensor, "b h l n"]) -> Float[Tensor, "b h l r"]:
         return self.log_decay.to(gate.dtype)[:, None, None].expand(*gate.shape[:3], 1)

@@ -89,7 +89,7 @@ def prefix_beam_search(
     if width < 1:
         raise UserError(f"the width of a beam ({width}) must be 1 or more")
     beam: dict[tuple[int, ...], _PrefixScore] = {(): _PrefixScore(blank=0.0)}
-    for row in log_probs.double().tolist():
+    for row in log_probs.tolist():
         candidates = [
             (label, score) for label, score in enumerate(row) if label != BLANK and score >= min_log_probability
         ]

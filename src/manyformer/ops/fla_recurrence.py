@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyformer.ops.matrix_recurrence import RecurrenceResult
+from manyformer.system.devices import compiles_attention
 
 PACKAGE = "fla"
 DTYPES = (torch.bfloat16, torch.float16)
@@ -45,7 +46,7 @@ class DocumentStarts(NamedTuple):
 
 def fla_refusal(device: torch.device, dtype: torch.dtype, key_dim: int) -> str | None:
     """Why the package does not serve heads of this width and type; None if it does."""
-    if device.type != "cuda":
+    if not compiles_attention(device):
         return f"fla-core needs a GPU, not the device {device.type}"
     if torch.compiler.is_compiling():
         return "fla-core would break the compiled graph"

@@ -14,6 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from manyformer.costs.cost_model import COSTS
 from manyformer.ops.toeplitz_attention import QueryOffset
+from manyformer.system.devices import compiles_attention
 from manyformer.torch_internals import compile_up_to
 
 MAX_COMPILED_MASKS = COSTS.max_compiled_masks
@@ -62,14 +63,14 @@ def fused_flex_attention(
     scale: float,
     score_mod: Callable[..., Tensor] | None = None,
 ) -> Float[Tensor, "b h l f"]:
-    """FlexAttention as one kernel on CUDA, compiled for each mask and score function; its definition elsewhere.
+    """FlexAttention as one kernel for each mask and score function where the device has such; else by its definition.
 
     It is compiled with `fullgraph`: without it one graph break makes all later calls slow, silently. Inside a step that
     is being compiled the definition is traced, and becomes the kernel there."""
     options: dict[str, Any] = {"score_mod": score_mod, "block_mask": block_mask, "scale": scale}
     if q.shape[1] != k.shape[1]:
         options["enable_gqa"] = True
-    if q.device.type != "cuda" or torch.compiler.is_compiling():
+    if not compiles_attention(q.device) or torch.compiler.is_compiling():
         y: Tensor = flex_attention(q, k, v, **options)
         return y
     with compile_up_to(MAX_COMPILED_MASKS):

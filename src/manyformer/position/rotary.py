@@ -10,6 +10,7 @@ from manyformer.core import PADDING_SEGMENT, ContiguousLayout, StepLayout, Token
 from manyformer.costs.cost_model import COSTS
 from manyformer.position.position import Position
 from manyformer.position.rotary_scaling import DynamicNTKRotaryScaling, RotaryScaling, rotary_frequencies
+from manyformer.system.devices import float64_device
 
 RotaryPairing = Literal["interleaved", "halves"]
 """Which channels form a pair: 2k and 2k + 1 (RoFormer, GPT-J), or k and k + width / 2 (Llama, GPT-NeoX)."""
@@ -76,8 +77,8 @@ class RotaryPosition(Position):
             table = self._table_up_to(positions.layout.position_limit, x.device, dtype)
             if table is not None:
                 return table[positions.position_ids][:, None]
-        # on a GPU, reading the largest position would synchronize
-        elif x.device.type == "cpu" and positions.position_ids.numel():
+        # reading the largest position waits for the device: only where the angles are computed on the CPU anyway
+        elif float64_device(x.device).type == "cpu" and positions.position_ids.numel():
             if self.max_length is not None:
                 is_padding = positions.segment_ids == PADDING_SEGMENT
                 self._check_length(int(positions.position_ids.masked_fill(is_padding, 0).max()) + 1)
@@ -106,12 +107,15 @@ class RotaryPosition(Position):
         return self._table
 
     def _compute_table(self, position_ids: Int[Tensor, "*l"], dtype: torch.dtype) -> Float[Tensor, "*l p 2"]:
+        device = position_ids.device
+        position_ids = position_ids.to(float64_device(device))
         frequencies = torch.tensor(self._frequencies, dtype=torch.float64, device=position_ids.device)
         attention_factor = 1.0 if self.scaling is None else self.scaling.attention_factor
         unrotated_pairs = 0 if self.pairs == "halves" else (self.width - self.rotated) // 2
-        return rotation_table(
+        table = rotation_table(
             position_ids[..., None] * frequencies, attention_factor=attention_factor, unrotated_pairs=unrotated_pairs
-        ).to(dtype)
+        )
+        return table.to(dtype).to(device)
 
 
 def check_widths(width: int, rotated: int, pairs: str) -> None:
