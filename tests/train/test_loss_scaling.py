@@ -1,26 +1,34 @@
 """Training in float16: gradients that are too small or too large for it, and runs that go on exactly."""
 
 import json
+import multiprocessing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from fakes import a_run, make
 from runs import Heard, go, learned, stopped
 from torch import Tensor
 
 import manyformer as mf
 from manyformer.batches import Batch
+from manyformer.check.tiny_models import build_tiny
 from manyformer.config import AdadeltaConfig, AdagradConfig, AdamConfig, AdamWConfig, OptimConfig
 from manyformer.errors import UserError
 from manyformer.models import BatchLoss
+from manyformer.ops.chunked_cross_entropy import LossOptions, chunked_cross_entropy
+from manyformer.recipes import RECIPES
+from manyformer.recipes.registry import task_of
 from manyformer.train.build_model import choose_autocast
 from manyformer.train.engine import TrainingEngine
+from manyformer.train.finite_numbers import full_tensor
 from manyformer.train.loss_scaling import MAX_OVERFLOWS_IN_ROW, LossScale
 from manyformer.train.objective import TrainingObjective
-from manyformer.train.parallel_strategy import DDPStrategy
+from manyformer.train.parallel_strategy import DDPStrategy, ParallelStrategy
+from manyformer.train.process_group import ProcessGroup
 from manyformer.train.training_loop import TrainingDiverged
 
 OPTIMIZERS: list[OptimConfig] = [AdamWConfig(), AdamConfig(), AdagradConfig(), AdadeltaConfig()]
@@ -28,7 +36,12 @@ FIRST_SCALE = 65536.0
 
 
 def engine(
-    optim: OptimConfig, *, autocast: torch.dtype | None = torch.float16, factor: float = 1.0, nonfinite: str = "stop"
+    optim: OptimConfig,
+    *,
+    autocast: torch.dtype | None = torch.float16,
+    factor: float = 1.0,
+    nonfinite: str = "stop",
+    strategy: ParallelStrategy | None = None,
 ) -> TrainingEngine:
     """A tiny language model whose loss is `factor` times what it should be."""
     torch.manual_seed(0)
@@ -41,7 +54,7 @@ def engine(
 
     model.loss = scaled_loss  # type: ignore[method-assign]
     objective = TrainingObjective(model, label_smoothing=0.0, autocast=autocast)
-    return TrainingEngine(objective, optim.model_copy(update={"nonfinite": nonfinite}), DDPStrategy())
+    return TrainingEngine(objective, optim.model_copy(update={"nonfinite": nonfinite}), strategy or DDPStrategy())
 
 
 def weights_of(made: TrainingEngine) -> list[Tensor]:
@@ -212,6 +225,103 @@ def test_overflows_without_end_end_the_run(tmp_path: Path, overflowing: set[int]
     )
     assert MAX_OVERFLOWS_IN_ROW == 25
     assert sentence.endswith("set precision=bfloat16 or float32, or try a lower learning rate")
+
+
+def _steps_of_a_process(rank: int, strategy: str, meeting: str, out: str) -> None:
+    """Three steps of one of two processes, whose loss overflows in the second step in the first process alone."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+    group, report = ProcessGroup(rank, 2, rank), []
+    parallel: ParallelStrategy = DDPStrategy(group)
+    if strategy == "fsdp":
+        from manyformer.train.fsdp_sharing import FSDPStrategy
+
+        parallel = FSDPStrategy(group)
+    made = engine(AdamWConfig(), strategy=parallel)
+    loss, factor = made.model.loss, 1.0
+
+    def multiplied(*arguments: Any, **options: Any) -> BatchLoss:
+        result = loss(*arguments, **options)
+        return result._replace(total=result.total * factor)
+
+    made.model.loss = multiplied  # type: ignore[method-assign]
+    for number in range(3):
+        factor = 1e8 if (number, rank) == (1, 0) else 1.0
+        before = [whole(weight) for weight in made.weights]
+        figures = made.step([make("language-model", number * 2 + rank)], 0.01).figures
+        moved = any(not torch.equal(old, whole(new)) for old, new in zip(before, made.weights, strict=True))
+        report.append({"overflow": bool(figures[3] > 0), "moved": moved, "scale": scale_of(made).scale})
+    weights = [whole(weight).double().sum().item() for weight in made.weights]
+    Path(out, f"{rank}.json").write_text(json.dumps({"steps": report, "weights": weights}))
+    dist.destroy_process_group()
+
+
+def whole(weight: Tensor) -> Tensor:
+    return full_tensor(weight.detach()).clone()
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_all_processes_skip_the_step_in_which_one_of_them_overflows(strategy: str, tmp_path: Path) -> None:
+    processes = multiprocessing.get_context("spawn")
+    arguments = (strategy, str(tmp_path / "meeting"), str(tmp_path))
+    workers = [processes.Process(target=_steps_of_a_process, args=(rank, *arguments)) for rank in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(240)
+        assert worker.exitcode == 0
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert [step["scale"] for step in first["steps"]] == [FIRST_SCALE, FIRST_SCALE / 2, FIRST_SCALE / 2]
+    assert [step["moved"] for step in first["steps"]] == [True, False, True]
+    assert [step["overflow"] for step in first["steps"]] == [False, True, False]
+    assert first == second
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_every_recipe_learns_in_float16_what_it_learns_in_float32(recipe: str) -> None:
+    """Losses, and the norm of the gradient under a scale: constants such as -1e9 and long sums have no place in it."""
+    results = []
+    for dtype in (None, torch.float16):
+        model, generator = build_tiny(recipe, {}, 0).train(), torch.Generator().manual_seed(0)
+        if not model.allows_autocast:
+            pytest.skip("it acts and learns in float32")
+        task = task_of(model)
+        length = task.fixed_length(model) or min(48, model.max_length or 48)
+        tokens = torch.randint(task.token_ids(model), (2, length), generator=generator)
+        inputs = task.example(model, tokens)
+        batch = task.batch(model, inputs, task.random_targets(model, inputs, generator))
+        torch.manual_seed(0)
+        with torch.autocast("cpu", dtype or torch.float16, enabled=dtype is not None):
+            loss = model.loss(batch)
+        total = loss.total / loss.targets + loss.extra
+        (1024 * total).backward()
+        norms = [weight.grad.norm() for weight in model.parameters() if weight.grad is not None]
+        results.append((total.item(), torch.stack(norms).norm().item() / 1024))
+    assert results[1][0] == pytest.approx(results[0][0], rel=0.02)
+    assert results[1][1] == pytest.approx(results[0][1], rel=0.1)
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_a_loss_over_many_classes_has_the_gradients_of_float32(precision: str) -> None:
+    """Gradients of the chunked loss are formed in its forward pass, where no scale reaches them: at equal logits of
+    70,000 classes a float16 holds neither the sum of exponentials nor its inverse."""
+    classes, options = 70_000, LossOptions(-100, 0.0, 4)
+    generator = torch.Generator().manual_seed(0)
+    features, targets = torch.randn(8, 16, generator=generator), torch.randint(classes, (8,), generator=generator)
+    weight = 1e-3 * torch.randn(classes, 16, generator=generator)
+    gradients = []
+    for dtype in (torch.float32, getattr(torch, precision)):
+        x, w = features.clone().requires_grad_(), weight.clone().requires_grad_()
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            chunked_cross_entropy(x, w, None, targets, options).backward()  # type: ignore[no-untyped-call]
+        assert x.grad is not None
+        assert w.grad is not None
+        gradients.append((x.grad, w.grad))
+    tolerance = 0.02 if precision == "bfloat16" else 2e-3
+    for actual, expected in zip(gradients[1], gradients[0], strict=True):
+        assert float((actual - expected).norm() / expected.norm()) < tolerance
 
 
 def test_a_model_that_must_have_float32_refuses_float16(tmp_path: Path) -> None:

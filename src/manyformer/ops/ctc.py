@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.errors import UserError
+from manyformer.system.devices import device_kind
 
 BLANK = 0
 """The class of a frame without a label; it is the padding id of tokenizers, which no target contains."""
@@ -32,8 +33,12 @@ def ctc_losses(
     blank between two equal ones."""
     check_alignable(lengths, targets, counts)
     log_probs = logits.float().log_softmax(-1) if logits.dtype != torch.float64 else logits.log_softmax(-1)
+    has_ctc_loss = device_kind(logits.device).has_ctc_loss
+    log_probs, targets, lengths, counts = (
+        part if has_ctc_loss else part.cpu() for part in (log_probs, targets, lengths, counts)
+    )
     losses: Tensor = F.ctc_loss(log_probs.transpose(0, 1), targets, lengths, counts, blank=BLANK, reduction="none")
-    return losses
+    return losses.to(logits.device)
 
 
 def check_alignable(lengths: Int[Tensor, " b"], targets: Int[Tensor, "b t"], counts: Int[Tensor, " b"]) -> None:

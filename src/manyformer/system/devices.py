@@ -46,6 +46,12 @@ class DeviceKind(NamedTuple):
     has_float16: bool = False
     half_by_default: bool = False
     """Whether `precision=auto` means bfloat16, where the device has it: only where that is known to be faster."""
+    is_complete: bool = True
+    """Whether torch has all of its operators there."""
+    fallback: str | None = None
+    """The environment variable with which torch, when it is imported, chooses the CPU for what the device lacks."""
+    has_ctc_loss: bool = True
+    """Whether torch has its loss of speech recognition there, in all of its versions that are served."""
     compiles_by_default: bool = False
     """Whether `compile=auto` compiles."""
     compiles_attention: bool = False
@@ -112,6 +118,9 @@ MPS = DeviceKind(
     is_available=lambda: torch.backends.mps.is_available(),
     describe=lambda device: torch.backends.mps.get_name(),
     has_float64=False,
+    is_complete=False,
+    fallback="PYTORCH_ENABLE_MPS_FALLBACK",
+    has_ctc_loss=False,
     # Metal has it from macOS 14 on
     has_bfloat16=lambda: torch.backends.mps.is_macos_or_newer(14, 0),
     has_float16=True,

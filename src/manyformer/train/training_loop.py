@@ -15,6 +15,7 @@ from manyformer.errors import TrainingInterrupted, UserError
 from manyformer.scores import is_comparable
 from manyformer.system.device_memory import report_out_of_memory
 from manyformer.system.devices import device_kind
+from manyformer.system.missing_operators import report_missing_operator
 from manyformer.system.stop_signals import StopSignal
 from manyformer.train.checkpoint_writer import CheckpointWriter
 from manyformer.train.checkpoints import Checkpoint
@@ -125,7 +126,8 @@ class TrainingLoop:
         self.step_progress = run_progress(run, train_state)
         set_training_progress(self.engine.model, self.step_progress)
         self._current_rate = self.learning_rate(train_state.step + 1, self.step_progress)
-        with report_out_of_memory(f"in training step {train_state.step + 1}", _smaller_step(run)):
+        work = f"in training step {train_state.step + 1}"
+        with report_out_of_memory(work, _smaller_step(run)), report_missing_operator(run.recipe):
             result = self.engine.step(batches, self._current_rate)
         self._pending_steps.append(result)
         train_state.step += 1
@@ -278,7 +280,8 @@ class TrainingLoop:
         if not due or train_state.last_evaluated_step == train_state.step:
             return
         start_time = time.perf_counter()
-        with report_out_of_memory(f"in the evaluation of step {train_state.step}", _smaller_step(self.run)):
+        work = f"in the evaluation of step {train_state.step}"
+        with report_out_of_memory(work, _smaller_step(self.run)), report_missing_operator(self.run.recipe):
             scores = self.validator(lambda: self._process_group.any_process(self.stop_signal))
         self._add_elapsed_time()
         if scores is None:
