@@ -8,7 +8,7 @@ from manyformer.check.tiny_models import build_tiny
 from manyformer.cli.doctor_checks import CheckStatus, DoctorFinding
 from manyformer.core import tree_map
 from manyformer.generate import generate
-from manyformer.models import Model
+from manyformer.models import GenerativeModel, Model
 from manyformer.recipes import RECIPES
 from manyformer.recipes.registry import task_of
 from manyformer.system.devices import device_kind
@@ -35,7 +35,7 @@ def try_recipe(name: str, device: torch.device) -> DoctorFinding | None:
     try:
         model = build_tiny(name, {}, 0).to(device)
         _train_step(model)
-        if task_of(model).generates == "continuation":
+        if isinstance(model, GenerativeModel) and task_of(model).generates in ("continuation", "answer"):
             generate(model, PROMPTS, max_new=NEW_TOKENS, stop_ids=())
     except Exception as error:
         missing = missing_need(error)
