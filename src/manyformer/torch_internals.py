@@ -25,6 +25,7 @@ __all__ = [
     "compiler_disabled",
     "constant_for_compiler",
     "has_flash_attention_on_cpu",
+    "overflow_of",
     "tensor_norms",
     "tensor_version",
     "tree_leaves",
@@ -121,6 +122,19 @@ def tensor_version(tensor: Tensor) -> int | None:
     if tensor.is_inference():
         return None
     return getattr(tensor, "_version", None)
+
+
+def overflow_of(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> Tensor:
+    """A number on the device, above 0 if a gradient was not finite when `scaler` divided those of `optimizer`.
+
+    Where torch hides what the scaler has found, the gradients are looked at once more."""
+    found = getattr(scaler, "_found_inf_per_device", None)
+    if found is not None:
+        return torch.stack([number.reshape(()) for number in found(optimizer).values()]).sum()
+    weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
+    norm = torch.linalg.vector_norm(torch.stack(tensor_norms([weight.grad for weight in weights])))
+    whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return (~whole.isfinite()).float()
 
 
 def has_flash_attention_on_cpu() -> bool:

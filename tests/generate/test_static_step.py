@@ -227,7 +227,7 @@ def test_hooks_are_called_at_every_step() -> None:
 
 def test_impossible_choices_are_refused() -> None:
     model = build_model("transformer-lm", {})
-    with pytest.raises(UserError, match="CUDA graphs need a GPU: this model is on the device cpu"):
+    with pytest.raises(UserError, match="CUDA graphs need a CUDA device: this model is on the device cpu"):
         mf.generate(model, PROMPTS, step_path="graph")
     with pytest.raises(UserError, match="without a cache there are no steps"):
         mf.generate(model, PROMPTS, step_path="static", use_cache=False)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from manyformer.batches.segment_layouts import remember_layout
 from manyformer.core import PADDING_SEGMENT, tree_map
+from manyformer.system.devices import device_kind
 
 # The target of a position that is not scored: torch's convention for cross-entropy.
 IGNORE_INDEX = -100
@@ -58,20 +59,20 @@ class TextUnits(NamedTuple):
 def to_device(batch: BatchT, device: torch.device) -> BatchT:
     """The batch with its tensors on `device`; those that are there already stay as they are.
 
-    CUDA copies asynchronously, from pinned memory. What the host knows about segment ids goes with them, so that no
-    layer has to wait for the device to read it there.
+    Copies are asynchronous where the device has such, from pinned memory. What the host knows about segment ids goes
+    with them, so that no layer has to wait for the device to read it there.
     """
-    if device.type == "cpu":
+    kind = device_kind(device)
+    if kind.is_host:
         return batch
     on_host: Any = batch
     if isinstance(on_host, ListsPlaces):
         on_host = on_host.with_places()
-    is_cuda = device.type == "cuda"
 
     def move(tensor: Tensor) -> Tensor:
         if tensor.device.type == device.type:
             return tensor.to(device)
-        return (tensor.pin_memory() if is_cuda else tensor).to(device, non_blocking=is_cuda)
+        return (tensor.pin_memory() if kind.pins_copies else tensor).to(device, non_blocking=kind.pins_copies)
 
     moved: BatchT = tree_map(move, on_host)
     for name, tensor, on_device in zip(getattr(on_host, "_fields", ()), on_host, moved):

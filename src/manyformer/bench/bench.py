@@ -27,6 +27,7 @@ from manyformer.bench.clock import (
 from manyformer.bench.memory import extra_memory
 from manyformer.costs.flops import count_flops
 from manyformer.errors import UserError
+from manyformer.system.devices import best_device, gpu_name
 
 REFERENCE = "transformer-lm"
 """Dense softmax attention, the baseline of all ratios."""
@@ -69,7 +70,7 @@ def bench(
     """
     candidates = _resolve_candidates(recipes, against)
     sizes = _check_arguments(lengths, batch, rounds, what)
-    torch_device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    torch_device = best_device() if device is None else torch.device(device)
     setting = BenchSetting(torch_device, batch, max(sizes), precision, seed, dict(keywords or {}))
     load, notes = load_average(), [warning] if (warning := load_warning()) else []
     benches = {candidate.label: CandidateBench(candidate, setting) for candidate in candidates}
@@ -80,7 +81,7 @@ def bench(
             on_progress(f"{kind}, length {length:,}")
             cells += _measure(benches, kind, length, against, rounds, max_seconds, reasons_to_skip)
     machine = MachineInfo(
-        device=torch.cuda.get_device_name(torch_device) if torch_device.type == "cuda" else torch_device.type,
+        device=gpu_name(torch_device) or torch_device.type,
         threads=torch.get_num_threads(),
         torch=torch.__version__,
         precision=next(iter(benches.values())).precision,

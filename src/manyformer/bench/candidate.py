@@ -11,6 +11,7 @@ from manyformer.core import State, state_bytes
 from manyformer.models import GenerativeModel
 from manyformer.recipes import build, get_recipe
 from manyformer.recipes.registry import task_of
+from manyformer.system.devices import device_kind
 from manyformer.tasks import Inputs
 
 BenchKind = Literal["forward", "step", "decode"]
@@ -161,7 +162,8 @@ class CandidateBench:
 
     @property
     def precision(self) -> str:
-        """The precision that "auto" resolves to: bfloat16 on CUDA, else float32."""
+        """The precision that "auto" resolves to, as in training."""
         if self.setting.precision != "auto":
             return self.setting.precision
-        return "bfloat16" if self.setting.device.type == "cuda" else "float32"
+        kind = device_kind(self.setting.device)
+        return "bfloat16" if kind.half_by_default and kind.has_bfloat16() else "float32"

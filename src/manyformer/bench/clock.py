@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import torch
 
+from manyformer.system.devices import device_kind
+
 TimedJob = Callable[[], object]
 
 MIN_SECONDS = 0.02
@@ -48,11 +50,12 @@ def take_turns(
 
 def time_job(job: TimedJob, device: torch.device, repeats: int = 1) -> float:
     """Mean seconds of `repeats` consecutive runs; accelerators are synchronized."""
-    _wait(device)
+    wait = device_kind(device).synchronize
+    wait(device)
     started = time.perf_counter()
     for _ in range(repeats):
         job()
-    _wait(device)
+    wait(device)
     return (time.perf_counter() - started) / repeats
 
 
@@ -102,8 +105,3 @@ def load_warning() -> str | None:
         f"the machine was busy before the measurement (load {load:.1f} on {cores} cores): "
         "trust ratios rather than times, or measure again when it is quiet"
     )
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

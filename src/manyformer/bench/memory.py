@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from manyformer.bench.clock import TimedJob
+from manyformer.system.devices import device_kind
 
 PROCESS = Path("/proc/self")
 
@@ -15,18 +16,20 @@ PROCESS = Path("/proc/self")
 def extra_memory(job: TimedJob, device: torch.device) -> int | None:
     """The peak of memory during one run of `job` minus what was in use before, in bytes; None if unknown.
 
-    On CUDA it is what torch allocated; on a CPU the resident memory of the process, as Linux reports it. Run the job
-    once before: the first run also allocates what persists.
+    On a GPU it is what torch allocated, where torch records the peak; on a CPU the resident memory of the process, as
+    Linux reports it. Run the job once before: the first run also allocates what persists.
     """
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        initial_bytes = torch.cuda.memory_allocated(device)
+    kind = device_kind(device)
+    if kind.measures_memory:
+        kind.synchronize(device)
+        kind.module.reset_peak_memory_stats(device)
+        allocated_bytes: int = kind.module.memory_allocated(device)
         job()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - initial_bytes
-    if device.type != "cpu" or not _reset_peak():
+        kind.synchronize(device)
+        peak_bytes: int = kind.module.max_memory_allocated(device)
+        return peak_bytes - allocated_bytes
+    if not kind.is_host or not _reset_peak():
         return None
     initial_bytes = _status_bytes("VmRSS")
     job()

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from manyformer.system.devices import forked_generators
+
 COPIED_TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -17,8 +19,7 @@ def restoring_model_and_rng(module: nn.Module | None) -> Iterator[None]:
     """Set evaluation mode; on exit restore modes, gradients, attributes and the states of all random generators."""
     numpy_state, python_state = np.random.get_state(), random.getstate()
     grads = [] if module is None else [(weight, weight.grad) for weight in module.parameters()]
-    devices = {weight.device for weight, _ in grads if weight.device.type == "cuda"}
-    with torch.random.fork_rng(devices=list(devices)), restoring_attributes(module):
+    with forked_generators(weight.device for weight, _ in grads), restoring_attributes(module):
         try:
             for weight, _ in grads:
                 weight.grad = None

@@ -14,6 +14,7 @@ from manyformer.models import Model, ModelSpec
 from manyformer.models.model import model_name
 from manyformer.recipes import RecipeCard
 from manyformer.recipes.registry import PROMISES, card_of, task_of
+from manyformer.system.devices import device_kind
 from manyformer.tasks import Inputs
 
 
@@ -26,8 +27,7 @@ class OwnSubject(Subject):
 
     def __init__(self, model: Model, *, name: str | None = None) -> None:
         self.module, self.task = model, task_of(model)
-        # Apple's devices have no float64
-        self.exact = model.device.type != "mps"
+        self.exact = device_kind(model.device).has_float64
         spec: ModelSpec | None = getattr(model, "spec", None)
         card = None if spec is None else card_of(spec)
         self.name = name or model_name(model)

@@ -122,7 +122,7 @@ class ContractTrial:
         if actual.shape != expected.shape:
             raise ValueError(f"{where}: the shape is {tuple(actual.shape)}, {tuple(expected.shape)} was expected")
         if expected.numel():
-            actual, expected = actual.detach().double(), expected.detach().double()
+            actual, expected = actual.detach().cpu().double(), expected.detach().cpu().double()
             difference = (actual - expected).abs().max() / expected.abs().max().clamp(min=1e-12)
             self.differences.append((float(difference), where))
 

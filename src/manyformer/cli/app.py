@@ -201,6 +201,12 @@ def _report_error(error: Exception, *, debug: bool) -> int:
         if is_out_of_memory(error):
             print_error(f"out of memory{describe_request(error)}; {SMALLER_WORK}")
             return MISTAKE
+    if isinstance(error, TypeError | RuntimeError):
+        from manyformer.system.missing_operators import describe_missing
+
+        if (sentence := describe_missing(error, "this command")) is not None:
+            print_error(sentence)
+            return MISTAKE
     print_error(f"{type(error).__name__}: {error}")
     if not debug:
         print_error("this is a defect of manyformer; run the same command with --debug for a traceback")

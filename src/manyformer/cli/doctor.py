@@ -20,6 +20,7 @@ ROUNDS = 5
     FIND,
     "manyformer doctor",
     "manyformer doctor --tune",
+    "manyformer doctor --recipes",
     "manyformer doctor runs/lm-stdlib",
     "manyformer doctor --json",
 )
@@ -37,11 +38,15 @@ def doctor(
     tune: Annotated[
         bool, Option("--tune", help="Measure what attention costs on this machine, in seconds, and use it from now on.")
     ] = False,
+    recipes: Annotated[
+        bool, Option("--recipes", help="Train and decode with every recipe, tiny, on this machine's GPU or CPU.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check this machine, measure its costs, or verify the files of a folder.
 
-    Of the machine: Python, torch, device, threads, extras, attention kernels, disk, default data. Of a run, a saved
+    Of the machine: Python, torch, device, threads, extras, attention kernels, disk, default data; with `--recipes` also
+    which recipes need an operator that torch lacks on its device, in half a minute. Of a run, a saved
     model or a datastore: the size and SHA-256 of every file, also of those that were verified before. Ends with exit
     code 1 if something that the core needs does not work, or if a file is damaged.
     """
@@ -52,7 +57,14 @@ def doctor(
             raise UserError("--tune measures this machine; leave the folder out")
         _tune(as_json=as_json)
         return
+    if recipes and folder is not None:
+        raise UserError("--recipes tries this machine; leave the folder out")
     findings = examine() if folder is None else verify_folder(Path(folder))
+    if recipes:
+        from manyformer.cli.device_trials import try_recipes
+        from manyformer.system.devices import best_device
+
+        findings += try_recipes(best_device())
     broken = sum(finding.state == "broken" for finding in findings)
     if as_json:
         print_json([finding._asdict() for finding in findings])

@@ -111,13 +111,24 @@ def _release(numbers: tuple[int, int]) -> str:
 def _device() -> Iterator[DoctorFinding]:
     import torch
 
-    if not torch.cuda.is_available():
+    from manyformer.system.devices import KINDS
+
+    gpus = [kind for kind in KINDS.values() if not kind.is_host and kind.is_available()]
+    if not gpus:
         yield DoctorFinding("GPU", "absent", "none that torch can use; all runs on the CPU")
-        return
-    for number in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(number)
-        bfloat16 = "has bfloat16" if torch.cuda.is_bf16_supported() else "no bfloat16"
-        yield DoctorFinding("GPU", "ok", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, {bfloat16}")
+    for kind in gpus:
+        for number in range(kind.how_many()):
+            device = torch.device(kind.type, number)
+            facts = [f"{kind.type}: {kind.describe(device)}"]
+            if (memory := kind.memory(device)) is not None:
+                facts.append(f"{memory / 2**30:.0f} GiB")
+            facts.append("has bfloat16" if kind.has_bfloat16() else "no bfloat16")
+            if not kind.has_float64:
+                facts.append("no float64, which is computed on the CPU")
+            yield DoctorFinding("GPU", "ok", ", ".join(facts))
+    if any(not kind.is_complete for kind in gpus):
+        remedy = "`manyformer doctor --recipes` names what recipes lack"
+        yield DoctorFinding("operators", "ok", f"torch does not have all of them on this device; {remedy}")
 
 
 def _costs() -> Iterator[DoctorFinding]:
@@ -138,7 +149,9 @@ def _attention() -> Iterator[DoctorFinding]:
     from torch.nn.attention.flex_attention import flex_attention
     from torch.nn.functional import scaled_dot_product_attention
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    from manyformer.system.devices import best_device
+
+    device = best_device()
     q, k, v = torch.randn(3, 1, 2, 8, 16, device=device).unbind()
     expected = (q @ k.mT / 4).softmax(-1) @ v
     yield _compare_outputs("SDPA", scaled_dot_product_attention(q, k, v), expected)

@@ -80,11 +80,11 @@ def read_keywords(recipe: "Recipe", arguments: list[str]) -> dict[str, Any]:
 
 def resolve_device(device: str | None) -> str:
     """The requested device, by default a GPU if there is one. Raises UserError for a device that is not available."""
-    import torch
+    from manyformer.system.devices import available_devices
 
-    devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    devices = available_devices()
     if device is None:
-        return devices[-1]
+        return devices[0]
     if device.partition(":")[0] not in devices:
         raise UserError(f"--device {device} is not available; available: {', '.join(devices)}")
     return device

@@ -23,7 +23,7 @@ ContextOption = Annotated[
     int | None,
     Option(min=1, help="Language models of text: read overlapping windows of so many tokens of each document."),
 ]
-DeviceOption = Annotated[str | None, Option(help="cpu or cuda; a GPU where there is one unless given.")]
+DeviceOption = Annotated[str | None, Option(help="cpu, cuda or mps; a GPU where there is one unless given.")]
 JsonOption = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 JsonLinesOption = Annotated[bool, Option("--json", help="Print one JSON object for each result, one per line.")]
 NewFolderOption = Annotated[str, Option(help="The folder of the new model.")]

@@ -20,6 +20,7 @@ from manyformer.compare.progress import ProgressMeter, TaskProgress
 from manyformer.compare.runner import ComparisonRunner, TrainingJob
 from manyformer.compare.training_task import TrainingTask
 from manyformer.plugins import import_modules
+from manyformer.system.devices import best_device, gpu_name
 from manyformer.version import VERSION
 
 ResultT = TypeVar("ResultT")
@@ -156,5 +157,5 @@ def _begin_worker(imports: tuple[str, ...]) -> None:
 
 def describe_machine(threads: int) -> str:
     """The device, the number of threads and the versions that measurements depend on."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
+    device = gpu_name(best_device()) or "a CPU"
     return f"{device}, {threads} thread{'s' * (threads > 1)}, torch {torch.__version__}, manyformer {VERSION}"

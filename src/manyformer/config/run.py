@@ -91,16 +91,17 @@ class RunConfig(ConfigSection):
     trackers: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], TupleOrText] = ()
     """Trackers to write to besides the metrics files: `tensorboard`, `wandb` (Weights & Biases, offline unless
     WANDB_MODE is online) or `mlflow` (in MLFLOW_TRACKING_URI, else in a file of the run)."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Arithmetic of the forward pass: auto means bfloat16 on a GPU that has it, else float32. Weights stay float32."""
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Arithmetic of the forward pass: auto means bfloat16 on a CUDA device that has it, else float32. Weights stay
+    float32. With `float16` the loss is scaled, so that small gradients do not become 0."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the model with torch.compile: auto means on a GPU alone."""
+    """Compile the model with torch.compile: auto means on CUDA devices alone."""
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, more time."""
     seed: NonNegativeInt = 0
     """Decides initial weights, dropout and the order of the data."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train: auto means a GPU if there is one."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to train: auto means a GPU if there is one, `cuda` before `mps`; several processes need `cuda` or `cpu`."""
     devices: Annotated[PositiveInt, Field(le=MAX_DEVICES)] = 1
     """How many processes train together, one on each GPU (or on CPUs)."""
     process_timeout: PositiveFloat = 10.0

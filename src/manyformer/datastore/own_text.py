@@ -102,6 +102,6 @@ class OwnTextModel(Model[CausalLMBatch]):
         parts = (torch.split(part, head.score_chunk) for part in (x[is_scored], targets[is_scored], positions))
         for chunk, chunk_targets, chunk_positions in zip(*parts):
             log_probs = head.log_probs(chunk, self.own_text.excluded(chunk_positions.cpu().numpy()))
-            nll = nll - log_probs.gather(1, chunk_targets[:, None]).double().sum().cpu()
+            nll = nll - log_probs.gather(1, chunk_targets[:, None]).cpu().double().sum()
             correct = correct + (log_probs.argmax(-1) == chunk_targets).sum()
         return BatchScore(nll, is_scored.sum(), correct, next_state)

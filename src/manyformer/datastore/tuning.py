@@ -135,5 +135,5 @@ def _nats(
             mixing_weights = all_weights * (neighbour_shares.sum(1) > 0)
             neighbour_probs = (neighbour_shares * matches[:, :count]).sum(1).expand_as(mixing_weights)
             mixed = interpolate(log_probs.expand_as(mixing_weights), neighbour_probs, mixing_weights)
-            rows.append(-mixed.double().sum(1))
-    return torch.stack(rows).view(len(counts), len(temperatures), len(weights)).cpu()
+            rows.append(-mixed.cpu().double().sum(1))
+    return torch.stack(rows).view(len(counts), len(temperatures), len(weights))

@@ -12,6 +12,13 @@ from torch import Tensor, nn
 from manyformer.core import Chain, Context, Layer, LayerOutput, MemorySequence, State, no_watch
 from manyformer.recompute import ChoiceTape, recording_choices, replaying_choices
 from manyformer.residual import AddJoin, Residual
+from manyformer.system.devices import (
+    device_generator_state,
+    drawing_devices,
+    forked_generators,
+    set_device_generator,
+    wide_dtype,
+)
 from manyformer.torch_internals import compiler_disabled
 
 StreamMerge = Literal["mean", "concat"]
@@ -83,10 +90,10 @@ def _run_branch(branch: Residual, x: Tensor, ctx: Context, state: State = None) 
 
 
 def _to_wide(x: Tensor) -> Tensor:
-    """`x` in the wider dtype of the streams: float32 for half precision, else float64, which MPS does not support."""
+    """`x` in the wider dtype of the streams: float32 for half precision, else the widest of the device."""
     if x.dtype.itemsize < 4:
         return x.float()
-    return x if x.device.type == "mps" else x.double()
+    return x.to(wide_dtype(x.device))
 
 
 class ReversibleCall(NamedTuple):
@@ -185,8 +192,8 @@ class RecordedPass:
     def __init__(self, x: Tensor) -> None:
         self.choices: ChoiceTape = []
         self.device_type, self.rng_states = x.device.type, [torch.get_rng_state()]
-        self.devices = [x.device] if self.device_type == "cuda" else []
-        self.rng_states += [torch.cuda.get_rng_state(device) for device in self.devices]
+        self.devices = drawing_devices([x.device])
+        self.rng_states += [device_generator_state(device) for device in self.devices]
         available = torch.amp.is_autocast_available(self.device_type)
         self.autocast_enabled = torch.is_autocast_enabled(self.device_type) if available else None
         self.autocast_dtype = torch.get_autocast_dtype(self.device_type) if available else None
@@ -200,10 +207,10 @@ class RecordedPass:
     @contextmanager
     def replay(self) -> Iterator[None]:
         """Replay random numbers and choices inside the block; the random states are restored afterwards."""
-        with torch.random.fork_rng(self.devices), self._recorded_autocast(), replaying_choices(self.choices):
+        with forked_generators(self.devices), self._recorded_autocast(), replaying_choices(self.choices):
             torch.set_rng_state(self.rng_states[0])
             for device, state in zip(self.devices, self.rng_states[1:]):
-                torch.cuda.set_rng_state(state, device)
+                set_device_generator(device, state)
             yield
 
     def _recorded_autocast(self) -> AbstractContextManager[object]:

@@ -5,8 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from manyformer.api import load
 from manyformer.config import DATA_SECTIONS, RUN_FILE, RunConfig, TreesData
 from manyformer.context_windows import ContextWindows
@@ -22,6 +20,7 @@ from manyformer.models import Model
 from manyformer.models.model_files import CONFIG_FILE
 from manyformer.recipes import Recipe, get_recipe
 from manyformer.recipes.encoder_heads import head_named_in
+from manyformer.system.devices import best_device
 from manyformer.system.temporary_folders import temporary_folder
 from manyformer.tasks import Task
 from manyformer.train.run_folder import as_run
@@ -43,7 +42,7 @@ class TrainedRun(NamedTuple):
 
     def load_model(self, device: str | None, keywords: Mapping[str, Any] | None = None) -> Model:
         """The final model with other `keywords`, on `device` or, for None, on a GPU if there is one."""
-        return load(self.folder, keywords=keywords).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        return load(self.folder, keywords=keywords).to(device or best_device())
 
     @contextmanager
     def open_data(

@@ -21,6 +21,7 @@ from manyformer.generate import SourceBatch, Translator, answer_sources, decodin
 from manyformer.models import Model
 from manyformer.scores import ScoreRecord
 from manyformer.system.device_memory import SMALLER_WORK, report_out_of_memory
+from manyformer.system.missing_operators import report_missing_operator
 from manyformer.tasks import EvaluationRequest, EvaluationResult, EvaluationSettings
 from manyformer.type_aliases import LogFn, ProgressFn
 
@@ -76,6 +77,7 @@ def evaluate(
         model = window_reader(model, windows, config.data.row_length)
     with (
         report_out_of_memory(f"in the evaluation of {run}", SMALLER_WORK),
+        report_missing_operator(config.recipe),
         trained.open_data(split, data, windows=windows, log=log) as eval_data,
         torch.inference_mode(),
     ):

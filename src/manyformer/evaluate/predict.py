@@ -11,6 +11,7 @@ from manyformer.data.opened import UnlabelledInput
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import open_run_or_model, task_of_run
 from manyformer.system.device_memory import SMALLER_WORK, report_out_of_memory
+from manyformer.system.missing_operators import report_missing_operator
 from manyformer.system.temporary_folders import temporary_folder
 from manyformer.tasks import Prediction, PredictionRequest
 from manyformer.type_aliases import LogFn
@@ -46,6 +47,7 @@ def predict(
     model = trained.load_model(device)
     with (
         report_out_of_memory(f"in the predictions of {run}", SMALLER_WORK),
+        report_missing_operator(trained.config.recipe),
         temporary_folder() as scratch_dir,
         torch.inference_mode(),
     ):

@@ -16,6 +16,7 @@ from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import TrainedRun, open_run, task_of_run
 from manyformer.generate import SourceBatch, answer_sources, decoding_from_options
 from manyformer.system.device_memory import SMALLER_WORK, report_out_of_memory
+from manyformer.system.missing_operators import report_missing_operator
 from manyformer.system.temporary_folders import temporary_folder
 
 
@@ -37,7 +38,11 @@ def transcribe_files(
     decoder. `device` None selects a GPU if there is one. Raises UserError for another run and for a bad file."""
     trained = open_transcriber(run)
     model: Any = trained.load_model(device)
-    with report_out_of_memory(f"in the transcripts of {run}", SMALLER_WORK), torch.inference_mode():
+    with (
+        report_out_of_memory(f"in the transcripts of {run}", SMALLER_WORK),
+        report_missing_operator(trained.config.recipe),
+        torch.inference_mode(),
+    ):
         for path in paths:
             with temporary_folder() as scratch_dir:
                 data = _read_recordings(trained, path, scratch_dir)

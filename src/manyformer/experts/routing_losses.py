@@ -10,6 +10,7 @@ from torch import Tensor
 
 from manyformer.device_reads import count_values, reads_are_free
 from manyformer.experts.routers import Routing
+from manyformer.system.devices import wide_dtype
 
 
 class RoutingLoss(ABC):
@@ -57,8 +58,9 @@ class SequenceBalanceLoss(RoutingLoss):
         num_documents = int(last) + 1 if reads_are_free(documents) else len(documents)
         lengths = count_values(documents, num_documents).clamp(min=1)[:, None].to(probabilities.dtype)
         cells = documents[:, None] * num_experts + routing.experts.clamp(min=0)
-        load = torch.zeros(num_documents * num_experts, dtype=torch.double, device=cells.device)
-        load = load.scatter_add_(0, cells.flatten(), (routing.experts >= 0).double().flatten())
+        is_assigned = (routing.experts >= 0).to(wide_dtype(cells.device))
+        load = torch.zeros(num_documents * num_experts, dtype=is_assigned.dtype, device=cells.device)
+        load = load.scatter_add_(0, cells.flatten(), is_assigned.flatten())
         shares = load.view(num_documents, num_experts).to(probabilities.dtype) * num_experts / (per_token * lengths)
         sums = probabilities.new_zeros(num_documents, num_experts).index_add(0, documents, probabilities)
         return self.weight * (shares * sums / lengths).sum() / (last + 1)

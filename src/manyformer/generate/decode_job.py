@@ -18,8 +18,10 @@ from manyformer.generate.result import GenerationStats, Hypothesis, StreamPiece
 from manyformer.generate.sampling import DecodeBatch, StepwiseDecoder, TextReading
 from manyformer.generate.static_feed import step_feed
 from manyformer.generate.token_choice import BeamSettings, SampledChoice
+from manyformer.models.model_files import ModelSpec
 from manyformer.recipes.registry import card_of
 from manyformer.system.device_memory import report_out_of_memory
+from manyformer.system.missing_operators import report_missing_operator
 from manyformer.training_hooks import eval_mode
 
 TokenizerChoice = TokenizerProtocol | tuple[TokenizerProtocol, TokenizerProtocol]
@@ -91,7 +93,7 @@ class DecodeJob:
     def __iter__(self) -> Iterator[StreamPiece]:
         with eval_mode(self.model):
             for start in range(0, len(self.prompts), self.batch_size):
-                with report_out_of_memory(*self._memory_use(start)):
+                with report_out_of_memory(*self._memory_use(start)), report_missing_operator(self._model_name):
                     yield from self._decode_batch(start)
 
     @property
@@ -100,6 +102,11 @@ class DecodeJob:
         cache = f"with cache{steps}" if self.cache_refusal is None else f"without cache{self.cache_refusal}"
         prompts, prompt_tokens = len(self.prompts), self.prompts.token_count
         return GenerationStats(prompts, prompt_tokens, self.new_tokens, self.seconds, self.cache_bytes, cache)
+
+    @property
+    def _model_name(self) -> str:
+        spec: ModelSpec | None = getattr(self.model, "spec", None)
+        return type(self.model).__name__ if spec is None else spec.recipe
 
     def _memory_use(self, start: int) -> tuple[str, str]:
         """What the decoding of a batch is called if the memory does not suffice, and what makes it smaller."""

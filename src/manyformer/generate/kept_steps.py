@@ -12,6 +12,7 @@ from manyformer.core import MemorySequence, State, state_bytes
 from manyformer.generate.captured_step import CapturedStep
 from manyformer.masks import Mask
 from manyformer.models.static_step import StaticModelState
+from manyformer.system.devices import device_kind
 
 MAX_KEPT_STEPS = 8
 """Captured steps that are kept with a model, the last ones used: a text of a thousand tokens passes four sizes."""
@@ -132,7 +133,7 @@ def _numerics(device: torch.device) -> tuple[object, ...]:
         cuda.cudnn_sdp_enabled,
     )
     fused = tuple(is_enabled() for is_enabled in switches)
-    stream = torch.cuda.current_stream(device).cuda_stream if kind == "cuda" else 0
+    stream = torch.cuda.current_stream(device).cuda_stream if device_kind(device).captures_graphs else 0
     return (
         cuda.matmul.fp32_precision,
         torch.backends.cudnn.fp32_precision,

@@ -196,5 +196,5 @@ class StepwiseDecoder:
             self.lowest_limit = min(row.limit for row in self.active_rows)
             rows = torch.tensor(active, device=self.tokens.device)
             self.batch.feed.select_rows(rows)
-            self.draws = None if self.draws is None else self.draws.index_select(0, rows)
+            self.draws = None if self.draws is None else self.draws.index_select(0, rows.to(self.draws.device))
             self.tokens, self.limits = self.tokens.index_select(0, rows), self.limits.index_select(0, rows)

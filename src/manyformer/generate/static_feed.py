@@ -23,6 +23,7 @@ from manyformer.generate.next_token import CachedFeed, LogitsFeed, state_bytes
 from manyformer.generate.protocol import BindsStaticStep, GenerativeModelProtocol, model_device
 from manyformer.models.static_step import StaticModelState, StaticStepFn, static_tail
 from manyformer.sources.static_cache import NotStaticError
+from manyformer.system.devices import device_kind
 
 MIN_COLUMNS = 128
 """The columns of the smallest caches; larger ones double, so that a step reads at most twice as many as are in use."""
@@ -45,10 +46,10 @@ def rounded_capacity(capacity: int) -> int:
 def graph_engine(model: GenerativeModelProtocol, path: StepPath) -> GraphEngine | None:
     """What captures the steps of this model; None without a GPU. Raises UserError for a graph without one."""
     device = model_device(model)
-    if path == "static" or device.type != "cuda":
+    if path == "static" or not device_kind(device).captures_graphs:
         if path == "graph":
             raise UserError(
-                f"step_path is graph, and CUDA graphs need a GPU: this model is on the device {device.type}"
+                f"step_path is graph, and CUDA graphs need a CUDA device: this model is on the device {device.type}"
             )
         return None
     return CudaGraphEngine(device)

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.errors import UserError
+from manyformer.system.devices import float64_device
 
 MAX_UNIFORM = 1 - 2.0**-24
 """The largest random number that is drawn: its product with a sum stays below that sum in spite of rounding."""
@@ -165,7 +166,7 @@ class SampledChoice(StepChoice):
     def draws(self, seeds: list[int], max_steps: int, device: torch.device) -> Float[Tensor, "r n"]:
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         rows = [torch.rand(max_steps, generator=generator, dtype=torch.float64) for generator in generators]
-        return torch.stack(rows).clamp_(max=MAX_UNIFORM).to(device)
+        return torch.stack(rows).clamp_(max=MAX_UNIFORM).to(float64_device(device))
 
 
 @final
@@ -204,7 +205,8 @@ def choose_tokens(
         score, token = logits.max(-1)
         return token, score
     # summed in double precision: in a large vocabulary the last probabilities would otherwise be rounded away
-    cumulative = logits.softmax(-1, dtype=torch.float32).cumsum(-1, dtype=torch.float64)
+    probabilities = logits.softmax(-1, dtype=torch.float32).to(float64_device(logits.device))
+    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     token = torch.searchsorted(cumulative, draws[:, None] * total, right=True)
-    return token[:, 0].clamp_(max=logits.shape[-1] - 1), total[:, 0]
+    return token[:, 0].clamp_(max=logits.shape[-1] - 1).to(logits.device), total[:, 0].float().to(logits.device)

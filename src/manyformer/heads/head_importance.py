@@ -50,7 +50,7 @@ def head_importance(model: Model, batches: Iterable[Batch], *, rows_continue: bo
             rows += row_count
             for name, gate in gates.items():
                 if gate.grad is not None:
-                    totals[name] += gate.grad.double().abs().sum(0)
+                    totals[name] += gate.grad.cpu().double().abs().sum(0)
             model.zero_grad(set_to_none=True)
     return {name: total / max(rows, 1) for name, total in totals.items()}
 
@@ -114,7 +114,7 @@ def integrated_gate_gradients(
                 torch.autograd.backward(output())
             for name, gate in gates.items():
                 if gate.grad is not None:
-                    totals[name] += quadrature_weight * (end - begin) / 2 * gate.grad.double()
+                    totals[name] += quadrature_weight * (end - begin) / 2 * gate.grad.cpu().double()
             model.zero_grad(set_to_none=True)
         total = sum(float(part.sum()) for part in totals.values())
         return _Interval(abs(total - (output_at(end) - output_at(begin))), begin, end, totals)

@@ -49,7 +49,9 @@ def relevance_in_run(
         tokens, source = (torch.tensor([ids], device=model.device) for ids in (target.tokens, target.source_tokens))
         relevances = head_relevance(model, Inputs(tokens, source=source if target.source_tokens else None))
         for part, relevance in relevances.items():
-            totals[part] = totals.get(part, torch.zeros(())) + layer_relevance(relevance).double() * len(relevance)
+            totals[part] = totals.get(part, torch.zeros(())) + layer_relevance(relevance).cpu().double() * len(
+                relevance
+            )
         predictions += len(next(iter(relevances.values())))
         on_sentence(count)
     return {part: total / predictions for part, total in totals.items()}

@@ -16,6 +16,7 @@ from manyformer.ops.static_layout import can_plan
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position import Position
 from manyformer.position.distance_terms import DistanceTerms
+from manyformer.system.devices import compiles_attention
 
 BiasedSoftmaxForm = Literal["bias", "clipped", "shifted", "tiled", "pairwise"]
 
@@ -57,7 +58,7 @@ def select_plan(softmax: SoftmaxCall, path: str) -> BiasedSoftmaxPlan:
     if path not in ("auto", "blocked", "flex"):
         raise ValueError(f"SoftmaxKernel: path '{path}' cannot serve this call: {seams}")
     q, k = softmax.call.q, softmax.call.k
-    if path == "flex" or (path == "auto" and q.device.type == "cuda"):
+    if path == "flex" or (path == "auto" and compiles_attention(q.device)):
         if (query_offset := _find_flex_offset(softmax)) is not None:
             if path == "auto" and has_few_queries(q):
                 return BiasedSoftmaxPlan("naive", f"{seams}, and there are fewer than {MIN_FLEX_QUERIES} queries")

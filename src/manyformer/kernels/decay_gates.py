@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyformer.head_selection import HeadSelection, PerHeadTensors, head_channels, select_entries
+from manyformer.system.devices import device_kind
 
 
 class DecayGate(PerHeadTensors, ABC):
@@ -31,18 +32,23 @@ class FixedDecay(DecayGate):
     """A constant decay of each head, given by its logarithm, in float64 for a model of any precision."""
 
     gate_dim = 0
-    head_axes = (("log_decay_bits", -1),)
+    head_axes = (("log_decay_bits", -1), ("rounded_bits", -1))
     log_decay_bits: Tensor
+    rounded_bits: Tensor
 
     def __init__(self, log_decay: Float[Tensor, " h"]) -> None:
         super().__init__()
         # integers, so that no change of the model's dtype makes decays less exact
-        self.register_buffer("log_decay_bits", log_decay.double().view(torch.int64), persistent=False)
+        exact = log_decay.double()
+        self.register_buffer("log_decay_bits", exact.view(torch.int64), persistent=False)
+        # those of float32, for devices that have no float64 to look at the others with
+        self.register_buffer("rounded_bits", exact.float().view(torch.int32), persistent=False)
 
     @property
     def log_decay(self) -> Float[Tensor, " h"]:
-        """The logarithm of the decay of each head."""
-        return self.log_decay_bits.view(torch.float64)
+        """The logarithm of the decay of each head, in the widest dtype of the device."""
+        is_exact = device_kind(self.log_decay_bits.device).has_float64
+        return self.log_decay_bits.view(torch.float64) if is_exact else self.rounded_bits.view(torch.float32)
 
     def forward(self, gate: Float[Tensor, "b h l n"]) -> Float[Tensor, "b h l r"]:
         return self.log_decay.to(gate.dtype)[:, None, None].expand(*gate.shape[:3], 1)

@@ -124,8 +124,9 @@ class DynamicRotaryKernel(Kernel):
     def _rotate(self, x: Tensor, position_ids: Int[Tensor, "b l"], lengths: Int[Tensor, "#b 1"]) -> Tensor:
         rates = self.scaling.frequencies(self.rotated, self.base, lengths)
         idle = 0 if self.pairs == "halves" else (self.head_dim - self.rotated) // 2
-        table = rotation_table(position_ids[..., None] * rates, unrotated_pairs=idle)
-        return rotate(x, table.to(torch.promote_types(x.dtype, torch.float32))[:, None], self.pairs)
+        table = rotation_table(position_ids.to(rates.device)[..., None] * rates, unrotated_pairs=idle)
+        table = table.to(torch.promote_types(x.dtype, torch.float32)).to(x.device)
+        return rotate(x, table[:, None], self.pairs)
 
 
 def _merge_query_rows(y: Float[Tensor, "bl h 1 f"], rows: int) -> Float[Tensor, "b h l f"]:

@@ -14,6 +14,7 @@ from manyformer.head_projection import HeadProjection
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.masks import Causal
 from manyformer.ops import softmax_attention as ops
+from manyformer.system.devices import float64_device
 
 ForgettingPath = Literal["naive", "fused"]
 
@@ -93,14 +94,15 @@ class ForgettingKernel(Kernel):
 
 
 def total_log_gates(gates: Float[Tensor, "b g s"], positions: TokenPositions) -> Float[Tensor, "b g s"]:
-    """The sums of log sigmoid(gate) from the first column on, in float64, so that their differences are exact.
+    """The sums of log sigmoid(gate) from the first column on, in float64, so that their differences are exact: on the
+    CPU, like whatever is computed from them in float64, where the device has no float64.
 
     Padding has the gate 1. Tokens of a document are adjacent but for padding, so no difference within one contains the
     gates of another."""
     log_gates = F.logsigmoid(gates.to(torch.promote_types(gates.dtype, torch.float32)))
     if not isinstance(positions.layout, ContiguousLayout):
         log_gates = log_gates.masked_fill((positions.segment_ids == PADDING_SEGMENT)[:, None], 0.0)
-    return log_gates.double().cumsum(-1)
+    return log_gates.to(float64_device(gates.device)).double().cumsum(-1)
 
 
 def _dense(call: KernelCall, totals: Float[Tensor, "b g s"]) -> tuple[Float[Tensor, "b h l f"], Tensor]:
@@ -110,7 +112,7 @@ def _dense(call: KernelCall, totals: Float[Tensor, "b g s"]) -> tuple[Float[Tens
         (x.repeat_interleave(call.q.shape[1] // x.shape[1], 1) for x in (call.k, call.v, totals)),
     )
     compute_dtype = torch.promote_types(q.dtype, torch.float32)
-    decays = (totals[..., -q.shape[2] :, None] - totals[..., None, :]).to(compute_dtype)
+    decays = (totals[..., -q.shape[2] :, None] - totals[..., None, :]).to(compute_dtype).to(q.device)
     mask = Causal().dense(call.query_positions, call.key_positions, 1)
     weights = ops.masked_softmax(q @ k.mT + decays, mask).to(q.dtype)
     return weights @ v, weights
@@ -161,7 +163,7 @@ def _fused(call: KernelCall, totals: Float[Tensor, "b g s"]) -> Float[Tensor, "b
         stop = first + start + queries.shape[2]
         # later tokens would be more exact middles, but their rounding would reach queries before them
         origins = totals[..., None, first + start : stop : size].detach()
-        channels = _split_precision(origins - totals[..., :stop, None], q.dtype)
+        channels = _split_precision(origins - totals[..., :stop, None], q.dtype).to(q.device)
         part = torch.arange(queries.shape[2], device=q.device) // size
         chosen = part[:, None] == torch.arange(channels.shape[-1], device=q.device) % origins.shape[-1]
         keys = torch.cat([k[:, :, :stop], channels], -1)

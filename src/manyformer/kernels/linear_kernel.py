@@ -34,6 +34,7 @@ from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.ops import fla_recurrence
 from manyformer.ops.segment_runs import NO_SEGMENT, segment_runs
 from manyformer.position import Position
+from manyformer.system.devices import compiles_attention
 from manyformer.training_hooks import StatefulAcrossBatches
 
 LinearPath = Literal["summed"] | RecurrenceForm
@@ -187,7 +188,7 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
         if queries == 1:
             return "recurrent", "a single token"
         chunks = f"causal, {self.chunk} tokens at a time"
-        if "fla" not in self._paths or call.q.device.type != "cuda":
+        if "fla" not in self._paths or not compiles_attention(call.q.device):
             return "chunked", chunks
         refusal = self._fla_refusal(call)
         return ("fla", "causal, by the kernels of fla-core") if refusal is None else ("chunked", f"{chunks}; {refusal}")

@@ -14,6 +14,7 @@ from manyformer.head_selection import HeadSelection, PerHeadTensors
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.ops import softmax_attention as ops
 from manyformer.ops.document_grid import grid_by_run
+from manyformer.system.devices import wide_dtype
 
 
 @final
@@ -117,11 +118,11 @@ class NystromKernel(Kernel, PerHeadTensors):
         return outer.to(v.dtype) @ solved.to(v.dtype)
 
     def _run_shares(self, valid: Bool[Tensor, "b l"], lengths: Int[Tensor, " b"]) -> Float[Tensor, "b m l"]:
-        """The share of each token in the mean of each landmark, in float64."""
+        """The share of each token in the mean of each landmark, in the widest dtype of the device."""
         column = torch.arange(valid.shape[1], device=valid.device)
         run = column * self.landmarks // lengths.clamp(min=1)[:, None]
         is_in_run = (run[:, None] == torch.arange(self.landmarks, device=run.device)[:, None]) & valid[:, None]
-        return is_in_run.double() / is_in_run.sum(-1, keepdim=True).clamp(min=1)
+        return is_in_run.to(wide_dtype(valid.device)) / is_in_run.sum(-1, keepdim=True).clamp(min=1)
 
     def _landmark_weights(self, q: Tensor, k: Tensor) -> Float[Tensor, "b h l m"]:
         """The weights of the landmarks of each query in rows of one document, or of its keys where they are fewer."""

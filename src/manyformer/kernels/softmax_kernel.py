@@ -32,6 +32,7 @@ from manyformer.ops.plan_records import SparsePlan
 from manyformer.ops.sparse_plan import make_sparse_plan, repays_planning
 from manyformer.ops.static_layout import can_plan, has_roles_or_parts, materialize
 from manyformer.position import NoPosition, Position
+from manyformer.system.devices import compiles_attention
 
 SoftmaxPath = Literal["naive", "sdpa", "documents", "sparse", "blocked", "flex"]
 
@@ -174,11 +175,11 @@ class SoftmaxKernel(Kernel):
                 return SoftmaxPathChoice("flex", "forced")
             plan = make_sparse_plan(self.mask, call.query_positions, call.key_positions, call.q.shape[1])
             return SoftmaxPathChoice("sparse", "forced", sparse_plan=plan)
-        fused, device = self._select_sdpa_path(call), call.q.device.type
+        fused, device = self._select_sdpa_path(call), call.q.device
         # meta tensors are used to count the costs of a CPU
-        if self.path == "auto" and fused.needs_dense_mask and device in ("cpu", "meta"):
+        if self.path == "auto" and fused.needs_dense_mask and device.type in ("cpu", "meta"):
             return self._select_cpu_path(fused, call)
-        if self.path == "auto" and fused.needs_dense_mask and device == "cuda" and not drops_weights:
+        if self.path == "auto" and fused.needs_dense_mask and compiles_attention(device) and not drops_weights:
             return self._select_gpu_path(fused, call)
         return fused
 

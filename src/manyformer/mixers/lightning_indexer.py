@@ -85,8 +85,8 @@ class LightningIndexer(nn.Module):
         p are the `shares` of tokens in the attention of all heads."""
         scores = chosen_index_scores(*queries, keys[:, 0].to(queries.q.dtype), chosen)
         is_scored = (chosen >= 0) & (positions.segment_ids != PADDING_SEGMENT)[..., None]
-        # rows without a token have no scores to normalize
-        log_shares = scores.masked_fill(~is_scored, -1e9).log_softmax(-1)
+        # not infinity: rows without a token have no scores to normalize
+        log_shares = scores.masked_fill(~is_scored, torch.finfo(scores.dtype).min).log_softmax(-1)
         divergence = torch.where(is_scored, torch.xlogy(shares, shares) - shares * log_shares, 0.0).sum()
         return divergence / is_scored.any(-1).sum().clamp(min=1)
 

@@ -24,6 +24,7 @@ from manyformer.core import (
     TokenPositions,
     forward_step,
 )
+from manyformer.system.devices import compiles_attention
 from manyformer.torch_internals import compiler_disabled
 
 FORGET_BIAS = 1.0
@@ -114,8 +115,8 @@ class LSTM(Layer):
         return y, LSTMState(*(part[0].detach() for part in final_states))
 
     def _differentiable_kernels(self, x: Tensor) -> AbstractContextManager[None]:
-        """Leave cuDNN's kernel alone in evaluation mode where gradients are asked for: it keeps nothing for them."""
-        if self.training or x.device.type != "cuda" or not torch.is_grad_enabled():
+        """Leave cuDNN's kernel alone in evaluation mode where gradients are asked for: it keeps nothing for them. A CPU has none."""
+        if self.training or not compiles_attention(x.device) or not torch.is_grad_enabled():
             return nullcontext()
         return torch.backends.cudnn.flags(enabled=False)
 

@@ -58,7 +58,7 @@ class BoundedActionHead(OutputHead):
 
     def score(self, x: Float[Tensor, "*b d"], targets: Any) -> BatchScore:
         errors = self._errors(x, targets)
-        nll = errors.float().square().mean(-1).double().sum().cpu()
+        nll = errors.float().square().mean(-1).cpu().double().sum()
         is_right = (errors.abs() <= NEAR).all(-1) & ~targets[..., 0].isnan()
         return BatchScore(nll, count_action_targets(targets), is_right.sum())
 

@@ -74,7 +74,7 @@ class OutputHead(nn.Module, ABC):
         for chunk, chunk_targets in zip(torch.split(x, self.score_chunk), torch.split(targets, self.score_chunk)):
             logits = self(chunk).float()
             loss = F.cross_entropy(logits, chunk_targets, ignore_index=IGNORE_INDEX, reduction="sum")
-            nll = nll + loss.double().cpu()
+            nll = nll + loss.cpu().double()
             correct = correct + (logits.argmax(-1) == chunk_targets).sum()
         return BatchScore(nll, count_targets(targets), correct)
 

@@ -109,7 +109,7 @@ class PolicyModel(Model[RolloutBatch]):
         output, valid = self._outputs(batch), batch.segments != PADDING_SEGMENT
         nll = -torch.where(valid, self._log_probs(output.logits, batch.actions), 0.0).sum()
         is_best = output.logits.argmax(-1) == batch.actions if self.log_std is None else torch.zeros_like(valid)
-        return BatchScore(nll.double().cpu(), valid.sum(), (valid & is_best).sum())
+        return BatchScore(nll.cpu().double(), valid.sum(), (valid & is_best).sum())
 
     def _outputs(self, batch: RolloutBatch) -> PolicyOutput:
         output: PolicyOutput = self(

@@ -43,7 +43,7 @@ class SpanReader(TextEncoderModel[AnswerSpanBatch]):
     def score(self, batch: AnswerSpanBatch, *, state: State = None) -> BatchScore:
         logits = self.row_logits(batch).logits
         correct = (logits.argmax(-1) == batch.targets).sum()
-        return BatchScore(_row_loss(logits, batch.targets).double().cpu(), count_targets(batch.targets), correct)
+        return BatchScore(_row_loss(logits, batch.targets).cpu().double(), count_targets(batch.targets), correct)
 
 
 def _row_loss(logits: Float[Tensor, "b 2 l"], targets: Int[Tensor, "b 2"]) -> Float[Tensor, ""]:

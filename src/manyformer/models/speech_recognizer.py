@@ -111,7 +111,7 @@ class SpeechRecognizer(Model[TranscriptionBatch]):
         edits, label_count = (torch.tensor(sum(column)) for column in zip(*rows)) if rows else 2 * [torch.tensor(0)]
         correct = torch.tensor(sum(max(0, count + 1 - distance) for distance, count in rows))
         others = {"label_edits": edits, "labels": label_count}
-        return BatchScore(total.double().cpu(), _target_count(batch), correct, others=others)
+        return BatchScore(total.cpu().double(), _target_count(batch), correct, others=others)
 
     def _total_loss(
         self, batch: TranscriptionBatch, logits: Float[Tensor, "b l v"]

@@ -83,7 +83,7 @@ class TwoTowers(ModalitiesModel):
         logits = self._logits(batch).float()
         count = torch.full((), len(logits), device=logits.device)
         correct = (logits.argmax(-1) == torch.arange(len(logits), device=logits.device)).sum() if len(logits) else count
-        return BatchScore(pair_loss(logits).double().cpu(), count, correct)
+        return BatchScore(pair_loss(logits).cpu().double(), count, correct)
 
     def _logits(self, batch: ModalitiesBatch) -> Float[Tensor, "n n"]:
         """The logits of all pairs of rows that are not ignored."""

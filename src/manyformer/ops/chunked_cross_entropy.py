@@ -29,7 +29,8 @@ def chunked_cross_entropy(
 ) -> Float[Tensor, ""]:
     """The summed `torch.nn.functional.cross_entropy` of the logits x W^T + b, with gradients of x, W and b.
 
-    Under autocast the products take its precision; sums of exponentials and of gradients are at least of float32."""
+    Under autocast the products take its precision; sums of exponentials and of gradients are at least of float32. In
+    float16 only the logits do: gradients are formed here before any scale of the loss reaches them."""
     is_cast = torch.is_autocast_enabled(x.device.type)
     dtype = torch.get_autocast_dtype(x.device.type) if is_cast else x.dtype
     total: Tensor = _ChunkedCrossEntropy.apply(x, weight, bias, targets, options, dtype)  # type: ignore[no-untyped-call]
@@ -53,6 +54,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         sum_dtype = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             matrix = weight.to(dtype)
+            gradient_dtype = sum_dtype if dtype is torch.float16 else dtype
+            gradient_matrix = weight.to(gradient_dtype)
             offset = None if bias is None else bias.to(dtype)
             total = x.new_zeros((), dtype=sum_dtype)
             x_grad = torch.empty_like(x) if needs_x else None
@@ -70,11 +73,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 total = total + chunk.loss
                 if bias_grad is not None:
                     bias_grad.addmv_(chunk.gradient.mT, chunk.factors[:, 0])
-                logit_grad = chunk.gradient.to(dtype)
+                logit_grad = chunk.gradient.to(gradient_dtype)
                 if x_grad is not None:
-                    x_grad[rows] = (logit_grad @ matrix) * chunk.factors
+                    x_grad[rows] = (logit_grad @ gradient_matrix) * chunk.factors
                 if weight_grad is not None:
-                    _add_product(weight_grad, logit_grad, (features * chunk.factors).to(dtype))
+                    _add_product(weight_grad, logit_grad, (features * chunk.factors).to(gradient_dtype))
         ctx.save_for_backward(
             x_grad,
             None if weight_grad is None else weight_grad.to(weight.dtype),

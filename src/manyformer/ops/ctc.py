@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.errors import UserError
+from manyformer.system.devices import device_kind
 
 BLANK = 0
 """The class of a frame without a label; it is the padding id of tokenizers, which no target contains."""
@@ -36,10 +37,12 @@ def ctc_losses(
     row_lengths, row_counts, needed = rows.tolist()
     check_alignable(row_lengths, row_counts, needed)
     log_probs = logits.float().log_softmax(-1) if logits.dtype != torch.float64 else logits.log_softmax(-1)
+    if not device_kind(logits.device).has_ctc_loss:
+        log_probs, targets = log_probs.cpu(), targets.cpu()
     losses: Tensor = F.ctc_loss(
         log_probs.transpose(0, 1), targets, row_lengths, row_counts, blank=BLANK, reduction="none"
     )
-    return losses
+    return losses.to(logits.device)
 
 
 def check_alignable(lengths: Sequence[int], counts: Sequence[int], needed: Sequence[int]) -> None:
@@ -94,7 +97,7 @@ def prefix_beam_search(
     if width < 1:
         raise UserError(f"the width of a beam ({width}) must be 1 or more")
     beam: dict[tuple[int, ...], _PrefixScore] = {(): _PrefixScore(blank=0.0)}
-    for row in log_probs.double().tolist():
+    for row in log_probs.tolist():
         candidates = [
             (label, score) for label, score in enumerate(row) if label != BLANK and score >= min_log_probability
         ]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from manyformer.core import ContiguousLayout, PackedLayout, TokenPositions
 from manyformer.ops.softmax_attention import map_documents
+from manyformer.system.devices import float64_device
 
 DFTNorm = Literal["backward", "ortho"]
 """Names of torch: the plain sum, or the sum divided by sqrt(n d), which preserves the norm."""
@@ -21,17 +22,23 @@ def dft_real_reference(
 
     n is the document's length; a token's index is its position. Padding gives zeros.
     """
-    same = positions.same_document(positions)
+    exact_device = float64_device(x.device)
+    same = positions.same_document(positions).to(exact_device)
+    position_ids = positions.position_ids.to(exact_device)
     size = same.sum(-1, keepdim=True).clamp(min=1)
-    channel = torch.arange(x.shape[2], device=x.device)
+    channel = torch.arange(x.shape[2], device=exact_device)
     # products of positions grow large: their remainder modulo n is exact, and its angle is taken in float64
-    products = positions.position_ids[:, :, None] * positions.position_ids[:, None]
+    products = position_ids[:, :, None] * position_ids[:, None]
     token_angle = (products % size).double() / size * (2 * math.pi)
     channel_angle = (channel[:, None] * channel % x.shape[2]).double() / x.shape[2] * (2 * math.pi)
     dtype = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = (torch.where(same, part, 0.0).to(dtype) for part in (token_angle.cos(), token_angle.sin()))
-    y = cos @ x.to(dtype) @ channel_angle.cos().to(dtype) - sin @ x.to(dtype) @ channel_angle.sin().to(dtype)
-    return (y / (size.double() * x.shape[2]).sqrt() if norm == "ortho" else y).to(x.dtype)
+    parts = [torch.where(same, part, 0.0) for part in (token_angle.cos(), token_angle.sin())]
+    parts += [channel_angle.cos(), channel_angle.sin()]
+    cos, sin, channel_cos, channel_sin = (part.to(dtype).to(x.device) for part in parts)
+    y = cos @ x.to(dtype) @ channel_cos - sin @ x.to(dtype) @ channel_sin
+    if norm == "ortho":
+        y = y / (size.double() * x.shape[2]).sqrt().to(dtype).to(x.device)
+    return y.to(x.dtype)
 
 
 def dft_real(

@@ -15,6 +15,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from manyformer.device_reads import count_values
+from manyformer.system.devices import device_kind
+
+GROUPED_CAPABILITY = 9
+"""The generation of cards from which on torch has a kernel for grouped products."""
 
 GROUPED_ALIGNMENT = 8
 """Rows of 16-bit numbers that a grouped product takes have a multiple of this length."""
@@ -72,7 +76,7 @@ class GroupedRows(ExpertGroups):
     def can_project(x: Tensor, weights: Sequence[Float[Tensor, "e o i"]]) -> bool:
         """Whether torch has a kernel for such rows and weights that reads nothing; its other ways loop on the host."""
         dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
-        if x.device.type != "cuda" or dtype != torch.bfloat16 or torch.cuda.get_device_capability(x.device)[0] < 9:
+        if dtype != torch.bfloat16 or device_kind(x.device).capability(x.device) < GROUPED_CAPABILITY:
             return False
         return all(side % GROUPED_ALIGNMENT == 0 for weight in weights for side in weight.shape[1:])
 

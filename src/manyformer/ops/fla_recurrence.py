@@ -18,9 +18,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyformer.ops.matrix_recurrence import RecurrenceResult
+from manyformer.system.devices import compiles_attention, device_kind
 
 PACKAGE = "fla"
 DTYPES = (torch.bfloat16, torch.float16)
+HOPPER = 9
+"""The capability of the GPUs of that architecture."""
+
 MAX_KEY_DIM = 256
 """The largest width of keys for which all of these kernels exist."""
 
@@ -47,7 +51,7 @@ class DocumentStarts(NamedTuple):
 
 def fla_refusal(device: torch.device, dtype: torch.dtype, key_dim: int, *, has_decay_per_head: bool) -> str | None:
     """Why the package does not serve heads of this width and type and this kind of recurrence; None if it does."""
-    if device.type != "cuda":
+    if not compiles_attention(device):
         return f"fla-core needs a GPU, not the device {device.type}"
     if torch.compiler.is_compiling():
         return "fla-core would break the compiled graph"
@@ -66,7 +70,7 @@ def _has_wrong_head_decay_gradients(device: torch.device) -> bool:
     """Whether Triton compiles their kernel wrongly (fla-core's issue 640), which the package refuses to run.
 
     That is so on GPUs of compute capability 9, from Triton 3.4.0 to 3.7.0, unless tilelang compiles it."""
-    return torch.cuda.get_device_capability(device)[0] == 9 and _triton_is_wrong_on_hopper()
+    return device_kind(device).capability(device) == HOPPER and _triton_is_wrong_on_hopper()
 
 
 @lru_cache(maxsize=1)

@@ -16,6 +16,7 @@ from manyformer.costs.cost_model import COSTS
 from manyformer.masks import Causal
 from manyformer.ops.flex_block_mask import contiguous_block_mask
 from manyformer.ops.toeplitz_attention import QueryOffset
+from manyformer.system.devices import compiles_attention
 from manyformer.torch_internals import compile_up_to
 
 MAX_COMPILED_MASKS = COSTS.max_compiled_masks
@@ -35,7 +36,7 @@ MIN_FLEX_QUERIES = COSTS.flex_block
 
 def has_few_queries(q: Float[Tensor, "b h l e"]) -> bool:
     """Whether a GPU computes all pairs of these queries, such as that of a decoded token, without FlexAttention."""
-    return q.device.type == "cuda" and q.shape[2] < MIN_FLEX_QUERIES
+    return compiles_attention(q.device) and q.shape[2] < MIN_FLEX_QUERIES
 
 
 def has_flex_width(q: Float[Tensor, "b h l e"], v: Float[Tensor, "b g s f"]) -> bool:
@@ -80,7 +81,7 @@ def fused_flex_attention(
     scale: float,
     score_mod: Callable[..., Tensor] | None = None,
 ) -> Float[Tensor, "b h l f"]:
-    """FlexAttention as one kernel on CUDA, compiled for each mask and score function; its definition elsewhere.
+    """FlexAttention as one kernel for each mask and score function where the device has such; else by its definition.
 
     It is compiled with `fullgraph`: without it one graph break makes all later calls slow, silently. Inside a step that
     is being compiled the definition is traced, and becomes the kernel there."""
@@ -89,7 +90,7 @@ def fused_flex_attention(
         options["enable_gqa"] = True
     if score_mod is not None:
         options["kernel_options"] = SCORE_KERNEL_OPTIONS
-    if q.device.type != "cuda" or torch.compiler.is_compiling():
+    if not compiles_attention(q.device) or torch.compiler.is_compiling():
         y: Tensor = flex_attention(q, k, v, **options)
         return y
     with compile_up_to(MAX_COMPILED_MASKS):

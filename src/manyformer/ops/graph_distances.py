@@ -5,6 +5,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.structures.token_structures import GraphEdges
+from manyformer.system.devices import float64_device
 
 NO_PATH = -1
 """The distance of two nodes that no path of the allowed length joins."""
@@ -32,16 +33,18 @@ def mean_along_shortest_paths(
 
     Zero from a node to itself, and where there is no path of at most `hops` edges. The number of paths is exact up to
     2^53."""
-    path_counts = _identity(edges, distances.shape[1]).double()
+    exact_device = float64_device(edge_terms.device)
+    sources, targets, exact_distances = (x.to(exact_device) for x in (edges.sources, edges.targets, distances))
+    path_counts = _identity(edges, distances.shape[1]).to(exact_device).double()
     sums = edge_terms.new_zeros(*distances.shape, edge_terms.shape[-1])
     for hop, terms in enumerate(edge_terms, 1):
-        source_counts = path_counts.index_select(0, edges.sources)
-        is_last_edge = (distances.index_select(0, edges.targets) == hop) & (
-            distances.index_select(0, edges.sources) == hop - 1
+        source_counts = path_counts.index_select(0, sources)
+        is_last_edge = (exact_distances.index_select(0, targets) == hop) & (
+            exact_distances.index_select(0, sources) == hop - 1
         )
         weights = source_counts * is_last_edge
-        arrived = torch.zeros_like(path_counts).index_add_(0, edges.targets, weights)
-        shares = (weights / arrived.index_select(0, edges.targets).clamp(min=1)).to(sums.dtype)
+        arrived = torch.zeros_like(path_counts).index_add_(0, targets, weights)
+        shares = (weights / arrived.index_select(0, targets).clamp(min=1)).to(sums.dtype).to(sums.device)
         extended = (sums.index_select(0, edges.sources) + terms[:, None]) * shares[..., None]
         sums = sums.index_add(0, edges.targets, extended)
         path_counts = path_counts + arrived

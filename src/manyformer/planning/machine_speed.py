@@ -12,6 +12,7 @@ from manyformer.planning.quantities import DeviceSet
 from manyformer.planning.rehearsed_step import StepRehearsal
 from manyformer.recipes import build
 from manyformer.system.device_memory import SMALLER_WORK, report_out_of_memory
+from manyformer.system.devices import best_device, gpu_name
 
 WARM_UP, STEPS = 2, 10
 GEMM_SIZE, GEMM_ROUNDS = 1024, 7
@@ -23,11 +24,12 @@ def device_at_hand(devices: DeviceSet) -> torch.device:
     """The device of this machine that is one of `devices`. Raises UserError if there is none."""
     if devices.accelerator is None:
         return torch.device("cpu")
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    device = best_device()
+    name = gpu_name(device)
     if name is None or find_accelerator(name) != devices.accelerator:
         here = f"a {name}" if name else "no GPU that torch can use"
         raise UserError(f"--calibrate needs {devices.accelerator.name} at hand, and this machine has {here}")
-    return torch.device("cuda")
+    return device
 
 
 def calibrate(

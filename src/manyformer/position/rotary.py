@@ -12,6 +12,7 @@ from manyformer.costs.cost_model import COSTS
 from manyformer.device_reads import is_readable
 from manyformer.position.position import Position
 from manyformer.position.rotary_scaling import DynamicNTKRotaryScaling, RotaryScaling, rotary_frequencies
+from manyformer.system.devices import float64_device
 
 RotaryPairing = Literal["interleaved", "halves"]
 """Which channels form a pair: 2k and 2k + 1 (RoFormer, GPT-J), or k and k + width / 2 (Llama, GPT-NeoX)."""
@@ -110,12 +111,15 @@ class RotaryPosition(Position):
         return self._table
 
     def _compute_table(self, position_ids: Int[Tensor, "*l"], dtype: torch.dtype) -> Float[Tensor, "*l p 2"]:
+        device = position_ids.device
+        position_ids = position_ids.to(float64_device(device))
         frequencies = self._frequencies.on(position_ids.device)
         attention_factor = 1.0 if self.scaling is None else self.scaling.attention_factor
         unrotated_pairs = 0 if self.pairs == "halves" else (self.width - self.rotated) // 2
-        return rotation_table(
+        table = rotation_table(
             position_ids[..., None] * frequencies, attention_factor=attention_factor, unrotated_pairs=unrotated_pairs
-        ).to(dtype)
+        )
+        return table.to(dtype).to(device)
 
 
 def check_widths(width: int, rotated: int, pairs: str) -> None:

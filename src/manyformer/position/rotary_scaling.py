@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from manyformer.system.devices import float64_device
+
 
 def rotary_frequencies(width: int, base: float) -> Float64[Tensor, " p"]:
     """The frequency of each pair of `width` channels: base^(-2k / width) (Su et al. 2021, section 3.2.2)."""
@@ -88,8 +90,8 @@ class DynamicNTKRotaryScaling:
         _check_scaling("DynamicNTKRotaryScaling", self.factor, self.original_length)
 
     def frequencies(self, width: int, base: float, length: Tensor) -> Float64[Tensor, "*n p"]:
-        """The frequencies for a query that is the last of `length` tokens."""
-        length = length.double().clamp(min=self.original_length)
+        """The frequencies for a query that is the last of `length` tokens, where there is float64."""
+        length = length.to(float64_device(length.device)).double().clamp(min=self.original_length)
         length_factor = self.factor * length / self.original_length - (self.factor - 1)
         bases = base * length_factor ** (width / max(1, width - 2))
         exponents = torch.arange(0, width, 2, dtype=torch.float64, device=length.device) / width

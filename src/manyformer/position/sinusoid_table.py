@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from manyformer.system.devices import float64_device
+
 SinusoidLayout = Literal["interleaved", "halves", "timing"]
 """Sine and cosine alternating, as in the paper; all sines first, as in Marian; or Tensor2Tensor's timing signal."""
 
@@ -30,12 +32,14 @@ def sinusoid_table(
     """
     half = dim // 2
     steps = max(half - 1, 1) if layout == "timing" else half
+    device = position_ids.device
+    position_ids = position_ids.to(float64_device(device))
     pair = torch.arange(half, device=position_ids.device, dtype=torch.float64)
     frequencies = torch.exp(pair * (-math.log(base) / steps))
     angles = position_ids[..., None].double() * frequencies
     if layout == "interleaved":
-        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(dtype)
-    return torch.cat([angles.sin(), angles.cos()], dim=-1).to(dtype)
+        return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(dtype).to(device)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1).to(dtype).to(device)
 
 
 def table_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.attention import Attention
+from manyformer.core import tree_map
 from manyformer.kernels import Kernel, KernelCall
 from manyformer.models import Model
 from manyformer.multi_head.head_gates import attention_heads
@@ -23,6 +24,7 @@ from manyformer.properties.kernel_properties import (
     weights_are_convex,
 )
 from manyformer.recipes.registry import task_of
+from manyformer.system.devices import float64_device
 from manyformer.tasks import Inputs
 from manyformer.training_hooks import eval_mode
 
@@ -67,7 +69,7 @@ def attention_properties(model: Model, inputs: Inputs, *, seed: int = 0) -> list
 
     Computed in float64 on a copy of the model, in evaluation mode and without a state; of a layer that is applied
     several times, the first time. `seed` draws directions and permutations. Layers without a kernel are left out."""
-    model = copy.deepcopy(model).double()
+    model, inputs = _in_float64(model, inputs)
     layers = {name: layer for name, layer in attention_heads(model).items() if isinstance(layer, Attention)}
     with torch.no_grad(), eval_mode(model):
         with _recorded_calls(layers) as calls:
@@ -80,13 +82,20 @@ def permutation_change(model: Model, inputs: Inputs, *, seed: int = 0) -> float:
 
     0 for a model without positions and masks. The tokens of a row with one prediction, such as a class, are permuted
     alone: pooling makes an equivariant model invariant. In float64; a source stays in order."""
-    model, task = copy.deepcopy(model).double(), task_of(model)
+    (model, inputs), task = _in_float64(model, inputs), task_of(model)
     order = torch.randperm(inputs.tokens.shape[1], generator=torch.Generator().manual_seed(seed))
     with torch.no_grad(), eval_mode(model):
         logits = task.call(model, inputs).logits
         permuted = task.call(model, inputs._replace(tokens=inputs.tokens[:, order])).logits
     expected = logits[:, order] if task.per_token else logits
     return float((permuted - expected).norm() / expected.norm())
+
+
+def _in_float64(model: Model, inputs: Inputs) -> tuple[Model, Inputs]:
+    """A copy of the model in float64, and the inputs; both on the CPU where the device of the model has no float64."""
+    device = float64_device(model.device)
+    moved: Inputs = tree_map(lambda tensor: tensor.to(device), inputs)
+    return copy.deepcopy(model).to(device).double(), moved
 
 
 def _measure(part: str, layer: Attention, call: KernelCall, y: Tensor, *, seed: int) -> AttentionProperties:

@@ -57,7 +57,7 @@ class RecipeCard:
     summary: str
     task: Task
     cost: str
-    backends: tuple[str, ...] = ("cpu", "cuda")
+    backends: tuple[str, ...] = ("cpu", "cuda", "mps")
     reasons: dict[str, str] = field(default_factory=dict)
     tiny_keywords: dict[str, Any] = field(default_factory=dict)
 
@@ -120,7 +120,7 @@ def recipe(
     summary: str,
     task: Task,
     cost: str,
-    backends: tuple[str, ...] = ("cpu", "cuda"),
+    backends: tuple[str, ...] = ("cpu", "cuda", "mps"),
     reasons: dict[str, str] | None = None,
     tiny_keywords: dict[str, Any] | None = None,
 ) -> Callable[[Callable[P, M]], Callable[P, M]]:

@@ -18,6 +18,7 @@ from torch.nn.modules.module import (
 )
 
 from manyformer.errors import UserError
+from manyformer.system.devices import device_kind
 
 SMALLER_MODEL = "make dim, ff_dim, depth, vocab or max_length smaller, or what else decides the number of weights"
 SMALLER_WORK = "make the batch, the length of the rows or the model (dim, depth, vocab) smaller"
@@ -41,8 +42,9 @@ class OutOfMemory(UserError):
 
 def device_memory(device: torch.device) -> int:
     """The bytes of memory that this process can use at most on a device."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
+    of_device = device_kind(device).memory(device)
+    if of_device is not None:
+        return of_device
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     limits += [limit for limit in resource.getrlimit(resource.RLIMIT_AS) if limit != resource.RLIM_INFINITY]
     for file in _CGROUP_LIMITS:

@@ -87,11 +87,11 @@ def retrieval_scores(
     for part in (cosines, cosines.mT):
         ranks.append((part >= part.diagonal()[:, None]).sum(1))
         is_same_label.append(labels[part.argmax(1)] == labels)
-    recalls = {rank: float((torch.cat(ranks) <= rank).double().mean()) for rank in RANKS}
+    recalls = {rank: float((torch.cat(ranks) <= rank).cpu().double().mean()) for rank in RANKS}
     signature = f"pairs:{len(labels)}|both directions"
     return [
         *(ScoreRecord(f"recall at {rank}", 100 * recall, signature) for rank, recall in recalls.items()),
-        ScoreRecord("same label", 100 * float(torch.cat(is_same_label).double().mean()), signature),
+        ScoreRecord("same label", 100 * float(torch.cat(is_same_label).cpu().double().mean()), signature),
     ]
 
 

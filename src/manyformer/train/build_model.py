@@ -13,11 +13,15 @@ from manyformer.models import Model
 from manyformer.recipes import build, get_recipe
 from manyformer.recipes.encoder_heads import HEAD
 from manyformer.system.device_memory import check_model_fits
+from manyformer.system.devices import KINDS, available_devices, device_kind
 from manyformer.torch_internals import compile_backward_as_eager
 from manyformer.train.activation_checkpointing import checkpoint_activations
 from manyformer.train.objective import TrainingObjective
 from manyformer.train.parallel_strategy import DDPStrategy, ParallelStrategy
 from manyformer.train.process_group import ProcessGroup
+
+HALF_PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+"""The dtypes of autocast by the precision of a run."""
 
 _KEYWORD_REMEDIES = {"source_vocab": "; set data.shared=true for one vocabulary on both sides"}
 
@@ -101,39 +105,56 @@ def _format(value: Any) -> str:
 
 
 def choose_device(requested: str, process_group: ProcessGroup) -> torch.device:
-    """The device of a run. Raises UserError if the requested GPU does not exist."""
-    if requested == "cuda" and not torch.cuda.is_available():
-        raise UserError("device is cuda, but torch finds no GPU; set device=cpu or auto")
-    if requested == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    if process_group.local_rank >= torch.cuda.device_count():
-        number, count = process_group.local_rank + 1, torch.cuda.device_count()
+    """The device of a run; for several processes, auto means one on which they can share the work.
+
+    Raises UserError if the requested GPU does not exist, or serves one process alone."""
+    usable = [KINDS[name] for name in available_devices()]
+    is_shared = process_group.size > 1
+    if requested == "auto":
+        kind = next(kind for kind in usable if kind.collectives is not None or not is_shared)
+    else:
+        kind = KINDS[requested]
+    if kind not in usable:
+        raise UserError(f"device is {kind.type}, but torch finds no such device here; set device=cpu or auto")
+    if is_shared and kind.collectives is None:
+        problem = f"device is {kind.type}, on which processes cannot send each other tensors"
+        raise UserError(f"{problem}; set devices=1, or device=cpu")
+    if kind.is_host or kind.collectives is None:
+        return torch.device(kind.type)
+    if process_group.local_rank >= kind.how_many():
+        number, count = process_group.local_rank + 1, kind.how_many()
         raise UserError(f"devices needs GPU number {number}, and there are {count}; set devices={count}")
-    return torch.device("cuda", process_group.local_rank)
+    return torch.device(kind.type, process_group.local_rank)
 
 
 def choose_autocast(precision: str, device: torch.device, model: Model) -> torch.dtype | None:
     """The autocast dtype of forward passes; None for float32. Raises UserError for a model that must have float32."""
     if not model.allows_autocast:
-        if precision == "bfloat16":
-            raise UserError(f"precision is bfloat16, but {model.spec.recipe} acts and learns in float32; leave it out")
+        if precision in HALF_PRECISIONS:
+            reason = f"{model.spec.recipe} acts and learns in float32"
+            raise UserError(f"precision is {precision}, but {reason}; leave it out")
         return None
+    kind = device_kind(device)
     if precision == "auto":
-        return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else None
-    return torch.bfloat16 if precision == "bfloat16" else None
+        return torch.bfloat16 if kind.half_by_default and kind.has_bfloat16() else None
+    usable = {"bfloat16": kind.emulates_bfloat16 or kind.has_bfloat16(), "float16": kind.has_float16}
+    if not usable.get(precision, True):
+        raise UserError(f"precision is {precision}, which {kind.describe(device)} does not have; set precision=float32")
+    return HALF_PRECISIONS.get(precision)
 
 
 def make_objective(run: RunConfig, model: Model, device: torch.device) -> TrainingObjective:
     """The objective of a run: model on its device, loss, precision, activation checkpointing and compilation."""
     autocast = choose_autocast(run.precision, device, model)
-    if autocast is not None and device.type == "cuda":
-        # operators that autocast leaves in float32 may use the tensor cores too
+    kind = device_kind(device)
+    if autocast is not None and not kind.is_host:
+        # operators that autocast leaves in float32 may use the units for half precision too
         torch.set_float32_matmul_precision("high")
     if run.activation_checkpointing:
         checkpoint_activations(model)
     objective = TrainingObjective(model.to(device), label_smoothing=run.loss.label_smoothing, autocast=autocast)
     # on a CPU, compiling takes half a minute and saves a hundredth of each step
-    if run.compile == "on" or (run.compile == "auto" and device.type == "cuda"):
+    if run.compile == "on" or (run.compile == "auto" and kind.compiles_by_default):
         compile_backward_as_eager()
         objective.compile()
     return objective

@@ -28,7 +28,13 @@ class CheckpointWriter(NamedTuple):
 
     def write(self, train_state: TrainState) -> None:
         """Write the checkpoint of this step, in the place of an earlier one."""
-        state = CheckpointState(step=train_state.step, train_state=train_state, data=self.feed.state_dict())
+        scaler = self.engine.loss_scaler
+        state = CheckpointState(
+            step=train_state.step,
+            train_state=train_state,
+            data=self.feed.state_dict(),
+            loss_scale=None if scaler is None else scaler.state,
+        )
         process_group = self.engine.process_group
         with self.store.draft_folder(train_state.step) as folder:
             self.engine.write(folder)
@@ -41,6 +47,8 @@ class CheckpointWriter(NamedTuple):
     def read(self, checkpoint: Checkpoint) -> TrainState:
         """Restore the state that this checkpoint was written in, on any number of processes."""
         self.engine.read(checkpoint.folder)
+        if self.engine.loss_scaler is not None and checkpoint.state.loss_scale is not None:
+            self.engine.loss_scaler.state = checkpoint.state.loss_scale
         self.feed.load_state_dict(checkpoint.state.data)
         process_group = self.engine.process_group
         if not read_carried_state(self.engine.carried_state, checkpoint.folder, process_group):

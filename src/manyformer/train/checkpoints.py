@@ -12,6 +12,7 @@ from manyformer.errors import UserError
 from manyformer.files.atomic_files import make_folder, remove_drafts, report_disk_full, sync_folder
 from manyformer.files.json_records import Count, DamagedFile, FileRecord
 from manyformer.files.verified_folder import VerifiedFolder, write_manifest
+from manyformer.train.loss_scaling import LossScale
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
 from manyformer.train.train_state import TrainState
 
@@ -27,6 +28,8 @@ class CheckpointState(FileRecord):
     step: Count
     train_state: TrainState
     data: FeedPosition
+    loss_scale: LossScale | None = None
+    """In a run in float16, the scale of the loss that its next step uses."""
 
 
 class Checkpoint(NamedTuple):

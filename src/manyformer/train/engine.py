@@ -13,7 +13,9 @@ from manyformer.config import AdagradConfig, OptimConfig
 from manyformer.models import BatchLoss, BatchScore, Model
 from manyformer.models.carried_state import CarriedState
 from manyformer.models.finite_weights import find_non_finite
+from manyformer.system.devices import device_kind
 from manyformer.train.finite_numbers import LARGEST_SQUARED_NORM, GradientNorms
+from manyformer.train.loss_scaling import LossScaler
 from manyformer.train.objective import TrainingObjective
 from manyformer.train.optimizers import (
     clip_each_gradient,
@@ -26,9 +28,10 @@ from manyformer.train.prepared_batches import PreparedBatch
 
 
 class StepResult(NamedTuple):
-    """Result of a step: `figures` (mean loss, mean auxiliary loss, gradient norm) on the device, and its counts.
+    """Result of a step: `figures` (mean loss, mean auxiliary loss, gradient norm, overflow) on the device, and counts.
 
-    The figures of all processes must be summed; the counts are totals over all processes.
+    The figures of all processes must be summed; the counts are totals over all processes. An overflow above 0 says that
+    the step has changed nothing but the scale of the loss.
     """
 
     figures: Tensor
@@ -67,6 +70,7 @@ class TrainingEngine:
         self.weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.optimizer = make_optimizer(self.model, optim)
         self.carried_state = CarriedState(self.model, rows_continue=rows_continue)
+        self.loss_scaler = LossScaler(self.device) if objective.autocast is torch.float16 else None
 
     def prepare(self, batch: Batch) -> PreparedBatch:
         """This process's part of a batch with its counts; a pure function of the batch, for any thread."""
@@ -81,21 +85,27 @@ class TrainingEngine:
         prepared = [batch if isinstance(batch, PreparedBatch) else self.prepare(batch) for batch in batches]
         local_counts = [sum(batch.targets for batch in prepared), sum(batch.tokens for batch in prepared)]
         targets, tokens = map(int, self.process_group.sum_numbers(local_counts))
-        figures = torch.zeros(3, device=self.device)
+        figures = torch.zeros(4, device=self.device)
         for number, batch in enumerate(prepared):
             is_last = number == len(batches) - 1
             with self.strategy.gradient_sync(self._prepared, last=is_last):
                 figures[:2] += self._backward(batch, max(1, targets), len(batches) * self.process_group.size)
+        # before any look at the gradients: norms, limits and clipping are those of the loss itself
+        overflow = None if self.loss_scaler is None else self.loss_scaler.unscale(self.optimizer)
         gradient_norms = GradientNorms.of(self.weights)
         norm = None if gradient_norms is None else gradient_norms.total
         if norm is not None:
             figures[2] = norm / self.process_group.size
+        if overflow is not None:
+            figures[3] = overflow
         usable = norm is None or self._is_usable(norm)
         if usable:
             self._update_weights(norm, learning_rate)
-        elif self._nonfinite == "skip":
+        elif self._nonfinite == "skip" or self.loss_scaler is not None:
             # what a memory holds after such numbers is not finite either
             self.carried_state.state = None
+        if overflow is not None and self.loss_scaler is not None:
+            self.loss_scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         skipped = not usable and self._nonfinite == "skip"
         return StepResult(figures, targets, tokens, gradient_norms, self._largest_norm, skipped)
@@ -104,8 +114,10 @@ class TrainingEngine:
         """Whether the optimizer can use a gradient of this norm.
 
         On a GPU the loop finds out when it reads the figures of several steps, unless such steps are to be skipped:
-        reading a number of each step would wait for the device."""
-        if self._nonfinite == "stop" and self.device.type != "cpu":
+        reading a number of each step would wait for the device. The scaler of the loss skips a step without being read,
+        but a memory that would go on from it must be forgotten."""
+        has_memory_to_lose = self.loss_scaler is not None and self.carried_state.enabled
+        if self._nonfinite == "stop" and not has_memory_to_lose and not device_kind(self.device).is_host:
             return True
         usable = bool(norm <= self._largest_norm)
         return not self.process_group.any_process(not usable)
@@ -119,7 +131,10 @@ class TrainingEngine:
         if self.max_grad_norm is not None and norm is not None:
             nn.utils.clip_grads_with_norm_(self.weights, self.max_grad_norm, norm)
         set_learning_rate(self.optimizer, learning_rate)
-        self.optimizer.step()
+        if self.loss_scaler is None or norm is None:
+            self.optimizer.step()
+        else:
+            self.loss_scaler.step(self.optimizer)
 
     def scorer(self, *, rows_continue: bool) -> Callable[[Batch], BatchScore]:
         """A function that scores this process's batches of one pass, in order and without dropout."""
@@ -192,5 +207,8 @@ class TrainingEngine:
             extra = loss.extra.float() / num_batches
             total = mean + extra
         # gradients are averaged over the processes, and each loss is already divided by the targets of all processes
-        (total * self.process_group.size).backward()  # type: ignore[no-untyped-call]
+        total = total * self.process_group.size
+        if self.loss_scaler is not None:
+            total = self.loss_scaler.scale(total)
+        total.backward()  # type: ignore[no-untyped-call]
         return torch.stack([mean.detach(), extra.detach()])

@@ -74,7 +74,7 @@ class DDPStrategy(ParallelStrategy):
         if self.process_group.size == 1:
             return objective
         device = objective.model.device
-        ids = [device.index] if device.type == "cuda" else None
+        ids = None if device.index is None else [device.index]
         return DistributedDataParallel(objective, device_ids=ids, gradient_as_bucket_view=True)
 
     def gradient_sync(self, prepared: nn.Module, *, last: bool) -> AbstractContextManager[object]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from manyformer.batches import Batch, to_device
 from manyformer.core import tree_map
+from manyformer.system.devices import device_kind
 
 
 class PreparedBatch(NamedTuple):
@@ -57,7 +58,7 @@ class DeviceCopies:
         self._device = device
         # the build of torch tells a GPU from a device that only pretends to be one
         is_built = bool(torch.backends.cuda.is_built())  # type: ignore[no-untyped-call]
-        has_streams = device.type == "cuda" and is_built and torch.cuda.is_available()
+        has_streams = device_kind(device).pins_copies and is_built and torch.cuda.is_available()
         self._stream: Any = torch.cuda.Stream(device) if has_streams else None  # type: ignore[no-untyped-call]
 
     def __call__(self, prepared: PreparedBatch) -> PreparedBatch:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from manyformer.errors import UserError
+from manyformer.system.devices import collective_device, device_kind
 
 _MAX_MESSAGE_BYTES = 2000
 _LONGEST_PREPARATION = timedelta(days=100)
@@ -119,7 +120,7 @@ def initialized_process_group(
         yield
         return
     timeout = timedelta(minutes=timeout_minutes)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+    dist.init_process_group(device_kind(device).collectives, timeout=timeout)
     try:
         yield
     finally:
@@ -142,4 +143,4 @@ def name_lost_process() -> Iterator[None]:
 
 def _collective_device() -> torch.device:
     """The device type on which the collectives of this group's backend work."""
-    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    return collective_device(dist.get_backend())

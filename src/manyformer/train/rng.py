@@ -6,9 +6,10 @@ from typing import Self
 
 import numpy as np
 import torch
-from pydantic import Base64Bytes
+from pydantic import Base64Bytes, Field
 
 from manyformer.files.json_records import FileRecord
+from manyformer.system.devices import generator_states, restore_generator
 
 
 def seed_everything(seed: int) -> None:
@@ -25,7 +26,10 @@ class GeneratorStates(FileRecord):
     python: tuple[int, tuple[int, ...], float | None]
     numpy: tuple[str, tuple[int, ...], int, int, float]
     torch: Base64Bytes
-    cuda: Base64Bytes | None = None
+    devices: dict[str, Base64Bytes] = Field(default_factory=dict)
+    """The state of the current device of each type that draws by a generator of its own."""
+    cuda: Base64Bytes | None = Field(default=None, exclude=True)
+    """Where version 0.3.0 and older ones have written the only such state."""
 
     @classmethod
     def of_process(cls) -> Self:
@@ -35,7 +39,7 @@ class GeneratorStates(FileRecord):
             python=random.getstate(),
             numpy=(str(kind), tuple(np.asarray(keys).tolist()), int(position), int(has_gauss), float(cached)),
             torch=_encode_state(torch.get_rng_state()),
-            cuda=_encode_state(torch.cuda.get_rng_state()) if torch.cuda.is_available() else None,
+            devices={device_type: _encode_state(state) for device_type, state in generator_states().items()},
         )
 
     def restore(self) -> None:
@@ -44,8 +48,9 @@ class GeneratorStates(FileRecord):
         kind, keys, position, has_gauss, cached = self.numpy
         np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
         torch.set_rng_state(_decode_state(self.torch))
-        if self.cuda is not None and torch.cuda.is_available():
-            torch.cuda.set_rng_state(_decode_state(self.cuda))
+        older = {} if self.cuda is None else {"cuda": self.cuda}
+        for device_type, state in {**older, **self.devices}.items():
+            restore_generator(device_type, _decode_state(state))
 
 
 def _encode_state(state: torch.Tensor) -> bytes:

@@ -35,6 +35,7 @@ from manyformer.files.json_records import read_json
 from manyformer.files.json_text import json_text
 from manyformer.plugins import TASK_GROUP, import_entry_points, import_for_run, plugin_records
 from manyformer.recipes import get_recipe, modules_to_import, recipe_names
+from manyformer.system.devices import gpu_name
 from manyformer.train.saved_settings import describe_saved_model
 from manyformer.train.schedules import make_schedule
 from manyformer.train.train_state import TrainState, run_progress
@@ -209,7 +210,7 @@ def collect_environment(device: torch.device) -> dict[str, Any]:
         "command": sys.argv,
         "plugins": [record._asdict() for record in plugin_records()],
     }
-    if device.type == "cuda":
-        info["gpu"] = torch.cuda.get_device_name(device)
-        info["cuda"] = torch.version.cuda
+    if (name := gpu_name(device)) is not None:
+        info["gpu"] = name
+        info["cuda"], info["rocm"] = torch.version.cuda, torch.version.hip
     return info

@@ -5,13 +5,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from manyformer.config import RunConfig
 from manyformer.data import open_data
 from manyformer.data.opened import OpenedData
 from manyformer.errors import UserError
 from manyformer.recipes import get_recipe
+from manyformer.system.devices import use_device
 from manyformer.system.stop_signals import handle_stop_signals, resumable
 from manyformer.train.build_model import choose_device
 from manyformer.train.checkpoints import CheckpointStore
@@ -71,8 +70,7 @@ def train_in_process(
     assert run.out is not None
     out = Path(run.out)
     device = choose_device(run.device, process_group)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    use_device(device)
     with (
         initialized_process_group(process_group, device, timeout_minutes=run.process_timeout),
         handle_stop_signals() as stop_signal,

@@ -1,5 +1,6 @@
 """The train state of a run: counters and scores that a checkpoint saves besides tensors and generators."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -25,6 +26,8 @@ class MetricsWindow:
     seconds: float = 0.0
     data_seconds: float = 0.0
     """The part of the seconds in which the main process waited for batches."""
+    gradient_norm: float | None = None
+    """The norm of the gradient in the latest step that was not skipped."""
 
     @property
     def data_wait(self) -> float:
@@ -33,8 +36,8 @@ class MetricsWindow:
 
     @property
     def loss(self) -> float:
-        """The mean loss over all targets; 0 if there were none."""
-        return self.nats / max(1, self.targets)
+        """The mean loss over all targets, 0 if there were none; no number if every step was skipped."""
+        return self.nats / max(1, self.targets) if self.steps else math.nan
 
 
 class RankedCheckpoint(NamedTuple):
@@ -71,6 +74,10 @@ class TrainState:
     window: MetricsWindow = field(default_factory=MetricsWindow)
     skipped_steps: Count = 0
     """The steps that changed nothing because a number was not finite (`optim.nonfinite`)."""
+    overflowed_steps: Count = 0
+    """The steps that changed nothing but the scale of the loss, because their numbers overflowed float16."""
+    overflows_in_row: Count = 0
+    """How many of the latest steps were such, one after the other."""
 
     def __post_init__(self) -> None:
         # version 0.2.0 could rank a score that is not a number

@@ -15,12 +15,15 @@ from manyformer.data.training_feed import TrainingFeed
 from manyformer.errors import TrainingInterrupted, UserError
 from manyformer.scores import is_comparable
 from manyformer.system.device_memory import report_out_of_memory
+from manyformer.system.devices import device_kind
+from manyformer.system.missing_operators import report_missing_operator
 from manyformer.system.stop_signals import StopSignal
 from manyformer.train.checkpoint_writer import CheckpointWriter
 from manyformer.train.checkpoints import Checkpoint
 from manyformer.train.engine import StepResult, TrainingEngine
 from manyformer.train.events import CheckpointSaved, EventListener, TrainingNote, TrainingProgress, TrainingValidated
 from manyformer.train.finite_numbers import MovementWatch
+from manyformer.train.loss_scaling import MAX_OVERFLOWS_IN_ROW
 from manyformer.train.metrics import MetricsRow, extend_sum, finite_row
 from manyformer.train.schedules import LearningRateFn
 from manyformer.train.thread_use import MEASURED_SECONDS, describe_waiting_threads
@@ -60,14 +63,14 @@ class TrainingLoop:
 
     def __post_init__(self) -> None:
         # waiting for the device at every step is free on a CPU and expensive on a GPU
-        self._sync_every = 1 if self.engine.device.type == "cpu" else self.run.log.every
+        self._sync_every = 1 if device_kind(self.engine.device).is_host else self.run.log.every
         self._pending_steps: list[StepResult] = []
         self._start_time = self._last_report_time = self._last_tick_time = time.perf_counter()
         self._last_cpu_time = time.process_time()
         self._start_progress = 0.0
         self.step_progress = 1.0
         """The progress of the run before its last step; 1 before any step."""
-        self._last_loss = self._gradient_norm = math.nan
+        self._last_loss = math.nan
         self._checkpointed: tuple[int, int] | None = None
         """The step of the latest checkpoint, and the step that had been evaluated last."""
         self._process_group = self.engine.process_group
@@ -120,7 +123,8 @@ class TrainingLoop:
     def _take_step(self) -> None:
         """Make one optimizer step, and report it if it is due."""
         train_state, run, feed = self.train_state, self.run, self.feed
-        with report_out_of_memory(f"in training step {train_state.step + 1}", _smaller_step(run)):
+        work = f"in training step {train_state.step + 1}"
+        with report_out_of_memory(work, _smaller_step(run)), report_missing_operator(run.recipe):
             batches = self._take_batches()
             self.step_progress = run_progress(run, train_state)
             set_training_progress(self.engine.model, self.step_progress)
@@ -152,12 +156,16 @@ class TrainingLoop:
         window, pending = self.train_state.window, self._pending_steps
         local_figures: list[list[float]] = torch.stack([step.figures for step in pending]).tolist()
         sums = self._process_group.sum_numbers(list(itertools.chain.from_iterable(local_figures)))
-        rows = list(zip(*[iter(sums)] * 3, strict=True))
+        rows = list(zip(*[iter(sums)] * 4, strict=True))
         self._pending_steps = []
         first_step = self.train_state.step - len(rows) + 1
-        for number, ((loss, extra, norm), result) in enumerate(zip(rows, pending, strict=True)):
+        for number, ((loss, extra, norm, overflow), result) in enumerate(zip(rows, pending, strict=True)):
             step = first_step + number
             window.tokens += result.tokens
+            if overflow > 0:
+                self._count_overflow(step)
+                continue
+            self.train_state.overflows_in_row = 0
             if result.skipped:
                 self._count_skipped(step, loss, norm)
                 continue
@@ -166,7 +174,7 @@ class TrainingLoop:
             window.extra += extra
             window.targets += result.targets
             window.steps += 1
-            self._last_loss, self._gradient_norm = loss, norm
+            window.gradient_norm, self._last_loss = norm, loss
         window.seconds += self._add_elapsed_time()
         self._report_thread_use()
         self._report_progress(window)
@@ -199,13 +207,27 @@ class TrainingLoop:
             problem = f"step {step} was skipped: its loss is {loss:g} and the norm of its gradient {norm:g}"
             self.on_event(TrainingNote(f"{problem}; the run goes on with the same weights (optim.nonfinite=skip)"))
 
-    def _raise_diverged(self, problem: str, step: int, detail: str = "") -> NoReturn:
+    def _count_overflow(self, step: int) -> None:
+        """Count a step that the scaler of the loss has skipped; the first one is told, and too many end the run."""
+        train_state = self.train_state
+        train_state.overflowed_steps += 1
+        train_state.overflows_in_row += 1
+        if train_state.overflowed_steps == 1:
+            problem = f"step {step} was skipped: its numbers overflowed float16"
+            self.on_event(TrainingNote(f"{problem}; the scale of the loss is halved, which the first steps often need"))
+        if train_state.overflows_in_row < MAX_OVERFLOWS_IN_ROW:
+            return
+        problem = f"{MAX_OVERFLOWS_IN_ROW} steps in a row overflow float16 at any scale of the loss, the last of them"
+        self._raise_diverged(problem, step, remedy="set precision=bfloat16 or float32, or try a lower learning rate")
+
+    def _raise_diverged(self, problem: str, step: int, detail: str = "", remedy: str | None = None) -> NoReturn:
         store = self.checkpoint_writer.store
         steps = store.steps()
         last = f"the last good checkpoint is {store.path(steps[-1])}" if steps else "no checkpoint was written"
-        remedy = "try a lower learning rate, a longer warm-up or optim.max_grad_norm"
-        if self.run.optim.nonfinite == "stop":
-            remedy += ", or go on without such steps (optim.nonfinite=skip)"
+        if remedy is None:
+            remedy = "try a lower learning rate, a longer warm-up or optim.max_grad_norm"
+            if self.run.optim.nonfinite == "stop":
+                remedy += ", or go on without such steps (optim.nonfinite=skip)"
         raise TrainingDiverged(f"{problem} at step {step}{detail}; {last}; {remedy}")
 
     def _report_progress(self, window: MetricsWindow) -> None:
@@ -251,7 +273,7 @@ class TrainingLoop:
         if window.extra:
             row["extra"] = window.extra / window.steps
         if self.engine.max_grad_norm is not None:
-            row["gradient_norm"] = self._gradient_norm
+            row["gradient_norm"] = window.gradient_norm
         return row
 
     def _write_row(self, row: MetricsRow) -> None:
@@ -268,7 +290,8 @@ class TrainingLoop:
         if not due or train_state.last_evaluated_step == train_state.step:
             return
         start_time = time.perf_counter()
-        with report_out_of_memory(f"in the evaluation of step {train_state.step}", _smaller_step(self.run)):
+        work = f"in the evaluation of step {train_state.step}"
+        with report_out_of_memory(work, _smaller_step(self.run)), report_missing_operator(self.run.recipe):
             scores = self.validator(lambda: self._process_group.any_process(self.stop_signal))
         self._add_elapsed_time()
         if scores is None:
@@ -336,6 +359,10 @@ class TrainingLoop:
         if skipped := self.train_state.skipped_steps:
             problem = f"{skipped:,} of {self.train_state.step:,} steps were skipped: their numbers were not finite"
             self.on_event(TrainingNote(f"{problem}; a lower learning rate or optim.max_grad_norm may avoid them"))
+        scaler = self.engine.loss_scaler
+        if scaler is not None and (overflowed := self.train_state.overflowed_steps):
+            problem = f"{overflowed:,} of {self.train_state.step:,} steps were skipped: they overflowed float16"
+            self.on_event(TrainingNote(f"{problem}; the loss is now scaled by {scaler.state.scale:,g}"))
 
     def _interrupt(self) -> NoReturn:
         """Save a checkpoint and raise TrainingInterrupted."""

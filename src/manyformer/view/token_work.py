@@ -92,7 +92,7 @@ def mean_steps(model: Model, batches: Iterable[Batch], device: torch.device) -> 
 
     def watch(module: nn.Module, name: str, value: Tensor) -> None:
         if name in COUNT_LABELS:
-            scored_counts = value.double().cpu()[scored]
+            scored_counts = value.cpu().double()[scored]
             counts.append(torch.stack([scored_counts.sum(), torch.tensor(scored_counts.numel())]))
 
     with torch.no_grad(), eval_mode(model):

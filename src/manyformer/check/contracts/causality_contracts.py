@@ -23,6 +23,7 @@ from manyformer.check.trial import (
     passed,
 )
 from manyformer.model_summary import is_content_based
+from manyformer.system.devices import device_kind
 from manyformer.tasks import Inputs
 from manyformer.training_hooks import run_post_step_updates
 
@@ -91,7 +92,7 @@ def _judge_leaks(trial: ContractTrial, forward: Forward, sentence: str) -> Contr
         same_operators = calls == calls_after
         if same_operators and (trial.subject.exact or not exact_leak.size <= FLOAT32_TOLERANCE * exact_leak.scale):
             return _leak_finding(exact_leak, sentence)
-    dtype = None if trial.subject.token_ids.device.type == "mps" else torch.float64
+    dtype = torch.float64 if device_kind(trial.subject.token_ids.device).has_float64 else None
     try:
         with in_dtype(trial.subject.module, dtype):
             leak = measure_leaks(forward, tests, tolerance=None)

@@ -10,6 +10,7 @@ from torch import Tensor
 from manyformer.check.isolation import in_dtype
 from manyformer.check.subject import seed_everything
 from manyformer.check.trial import ContractFinding, ContractTrial, Untestable, contract, failed
+from manyformer.system.devices import device_kind
 from manyformer.tasks import Inputs
 from manyformer.torch_internals import compiler_backend
 
@@ -22,7 +23,7 @@ SINGLE_TOLERANCE = COMPILED_TOLERANCE = 1e-4
 @contract("float64", "float32 is near float64", needs=("module",))
 def float64(trial: ContractTrial) -> ContractFinding:
     """Compare float32 with float64 for the same weights: the difference is the rounding of float32."""
-    if trial.subject.token_ids.device.type == "mps":
+    if not device_kind(trial.subject.token_ids.device).has_float64:
         raise Untestable("this device has no float64")
     inputs = _draw_inputs(trial)
     with in_dtype(trial.subject.module, torch.float32):
@@ -70,7 +71,7 @@ def _draw_inputs(trial: ContractTrial) -> Inputs:
 
 def _compare_precision(actual: Tensor, expected: Tensor, tolerance: float, label: str) -> ContractFinding:
     """Compare the root mean square of the difference with the standard deviation of the logits."""
-    actual, expected = actual.double(), expected.double()
+    actual, expected = actual.cpu().double(), expected.cpu().double()
     if not torch.isfinite(actual).all():
         return failed(f"{label}: not finite", float("nan"), tolerance)
     spread = (expected - expected.mean()).square().mean().sqrt().clamp(min=1e-12)

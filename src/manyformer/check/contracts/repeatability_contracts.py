@@ -11,7 +11,7 @@ def repeatable(trial: ContractTrial) -> ContractFinding:
     inputs = trial.draw(2, trial.length)
     first, second = (trial.subject(inputs).logits for _ in range(2))
     if not torch.isfinite(first).all():
-        share = float((~torch.isfinite(first)).double().mean())
+        share = float((~torch.isfinite(first)).float().mean())
         return failed(f"{share:.1%} of the logits are not finite", None, 0.0)
     difference = float((first - second).abs().max())
     if difference:

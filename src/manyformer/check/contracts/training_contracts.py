@@ -80,14 +80,15 @@ def loss(trial: ContractTrial) -> ContractFinding:
         # every fifth target is ignored, as well as padding
         ignored = torch.arange(targets.numel(), device=targets.device).view_as(targets) % 5 == 0
         targets = targets.masked_fill((inputs.segments < 0) | ignored, IGNORE_INDEX)
-    batch, logits = task_of(model).batch(model, inputs, targets), result.logits.flatten(0, -2).double()
+    batch, logits = task_of(model).batch(model, inputs, targets), result.logits.flatten(0, -2).cpu().double()
+    host_targets = targets.flatten().cpu()
     for smoothing in (0.0, 0.1):
-        expected = F.cross_entropy(logits, targets.flatten(), label_smoothing=smoothing, reduction="sum")
+        expected = F.cross_entropy(logits, host_targets, label_smoothing=smoothing, reduction="sum")
         actual = model.loss(batch, label_smoothing=smoothing).total
         trial.compare(actual, expected, f"the loss with smoothing {smoothing}")
     scored, is_target = model.score(batch), targets != IGNORE_INDEX
     correct = (result.logits.argmax(-1) == targets) & is_target
-    trial.compare(scored.nll.cpu(), F.cross_entropy(logits, targets.flatten(), reduction="sum").cpu(), "the score")
+    trial.compare(scored.nll.cpu(), F.cross_entropy(logits, host_targets, reduction="sum"), "the score")
     trial.compare(scored.targets, is_target.sum(), "the number of targets")
     trial.compare(scored.correct, correct.sum(), "the number of right answers")
     return trial.finding(f"loss and score of {int(is_target.sum())} targets are those of the logits")

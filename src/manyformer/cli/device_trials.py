@@ -1,0 +1,58 @@
+"""`manyformer doctor --recipes`: a training step of every recipe on the device of this machine, and decoding."""
+
+from collections.abc import Iterator
+
+import torch
+
+from manyformer.check.tiny_models import build_tiny
+from manyformer.cli.doctor_checks import CheckStatus, DoctorFinding
+from manyformer.core import tree_map
+from manyformer.generate import generate
+from manyformer.models import GenerativeModel, Model
+from manyformer.recipes import RECIPES
+from manyformer.recipes.registry import task_of
+from manyformer.system.devices import device_kind
+from manyformer.system.missing_operators import missing_need
+
+ROWS, TOKENS = 2, 32
+PROMPTS, NEW_TOKENS = ([1, 2, 3], [4, 5]), 3
+
+
+def try_recipes(device: torch.device) -> Iterator[DoctorFinding]:
+    """Try every recipe with tiny sizes; yields a finding for each that does not work, and one for the others."""
+    working, title = 0, device_kind(device).describe(device)
+    for name in sorted(RECIPES):
+        finding = try_recipe(name, device)
+        if finding is None:
+            working += 1
+        else:
+            yield finding
+    yield DoctorFinding("recipes", "ok", f"{working} of {len(RECIPES)} train and decode on {device.type} ({title})")
+
+
+def try_recipe(name: str, device: torch.device) -> DoctorFinding | None:
+    """What is wrong with a recipe on a device; None if it works."""
+    try:
+        model = build_tiny(name, {}, 0).to(device)
+        _train_step(model)
+        if isinstance(model, GenerativeModel) and task_of(model).generates in ("continuation", "answer"):
+            generate(model, PROMPTS, max_new=NEW_TOKENS, stop_ids=())
+    except Exception as error:
+        missing = missing_need(error)
+        state: CheckStatus = "broken" if missing is None else "absent"
+        reason = f"{type(error).__name__}: {str(error)[:120]}"
+        return DoctorFinding(name, state, reason if missing is None else f"{missing[1]} has no {missing[0]}")
+    return None
+
+
+def _train_step(model: Model) -> None:
+    task, generator = task_of(model), torch.Generator().manual_seed(0)
+    length = task.fixed_length(model) or min(TOKENS, model.max_length or TOKENS)
+    tokens = torch.randint(task.token_ids(model), (ROWS, length), generator=generator)
+    inputs = task.example(model, tokens)
+    targets = task.random_targets(model, inputs, generator)
+    inputs, targets = tree_map(lambda tensor: tensor.to(model.device), (inputs, targets))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    loss = model.train().loss(task.batch(model, inputs, targets))
+    (loss.total / loss.targets + loss.extra).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()

@@ -1,0 +1,226 @@
+"""What the code asks of a device: each kind of device is one entry of `KINDS`, and no other module names one.
+
+Cards of any maker answer to the type under which torch has them: those that run ROCm are `cuda`."""
+
+import platform
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+def _never() -> bool:
+    return False
+
+
+def _always() -> bool:
+    return True
+
+
+def _no_number(device: torch.device) -> None:
+    return None
+
+
+def _no_generation(device: torch.device) -> int:
+    return 0
+
+
+def _no_action(device: torch.device) -> None:
+    pass
+
+
+class DeviceKind(NamedTuple):
+    """A type of device of torch, and what can be done there; by default what is true of one nothing is known of."""
+
+    type: str
+    is_available: Callable[[], bool] = _never
+    how_many: Callable[[], int] = lambda: 1
+    describe: Callable[[torch.device], str] = str
+    """The name of the device for people."""
+    is_host: bool = False
+    """Whether it computes while Python waits, in the memory of the host: a number is read at no cost."""
+    has_float64: bool = True
+    has_bfloat16: Callable[[], bool] = _never
+    """Whether its own arithmetic has bfloat16."""
+    emulates_bfloat16: bool = False
+    """Whether it computes with bfloat16 where its arithmetic has none."""
+    has_float16: bool = False
+    half_by_default: bool = False
+    """Whether `precision=auto` means bfloat16, where the device has it: only where that is known to be faster."""
+    is_complete: bool = True
+    """Whether torch has all of its operators there."""
+    fallback: str | None = None
+    """The environment variable with which torch, when it is imported, chooses the CPU for what the device lacks."""
+    has_ctc_loss: bool = True
+    """Whether torch has its loss of speech recognition there, in all of its versions that are served."""
+    compiles_by_default: bool = False
+    """Whether `compile=auto` compiles."""
+    compiles_attention: bool = False
+    """Whether FlexAttention becomes one kernel, and the kernels in Triton of fla-core run."""
+    capability: Callable[[torch.device], int] = _no_generation
+    """The generation of its arithmetic by CUDA's numbers, which ROCm has too; 0 where there is none."""
+    captures_graphs: bool = False
+    """Whether steps are captured once, as `torch.cuda.CUDAGraph` does, and replayed."""
+    pins_copies: bool = False
+    """Whether copies from pinned memory of the host go on beside the computation."""
+    collectives: str | None = None
+    """The backend of torch.distributed for its tensors; None if several processes cannot share work on it."""
+    generators: bool = False
+    """Whether it draws random numbers by a generator of its own, one for each device."""
+    memory: Callable[[torch.device], int | None] = _no_number
+    """The bytes that can be used at most; None if that is unknown."""
+    synchronize: Callable[[torch.device], None] = _no_action
+    """Wait until the device has computed all that it was given."""
+    measures_memory: bool = False
+    """Whether torch records the peak of the memory that it has allocated."""
+
+    @property
+    def module(self) -> ModuleType:
+        """The module of torch with the functions for this type."""
+        module: ModuleType = getattr(torch, self.type)
+        return module
+
+
+def _describe_processor(device: torch.device) -> str:
+    return platform.processor() or platform.machine()
+
+
+# functions of torch are looked up when they are called: tests put others in their place
+CPU = DeviceKind(
+    "cpu",
+    is_available=_always,
+    describe=_describe_processor,
+    is_host=True,
+    # slower than float32 on most processors, but every processor computes it
+    has_bfloat16=_always,
+    has_float16=True,
+    collectives="gloo",
+)
+CUDA = DeviceKind(
+    "cuda",
+    is_available=lambda: torch.cuda.is_available(),
+    how_many=lambda: torch.cuda.device_count(),
+    describe=lambda device: torch.cuda.get_device_name(device),
+    # older cards only emulate it, slower than float32
+    has_bfloat16=lambda: torch.cuda.is_bf16_supported(including_emulation=False),
+    emulates_bfloat16=True,
+    has_float16=True,
+    half_by_default=True,
+    compiles_by_default=True,
+    compiles_attention=True,
+    capability=lambda device: torch.cuda.get_device_capability(device)[0],
+    captures_graphs=True,
+    pins_copies=True,
+    collectives="nccl",
+    generators=True,
+    memory=lambda device: torch.cuda.get_device_properties(device).total_memory,
+    synchronize=lambda device: torch.cuda.synchronize(device),
+    measures_memory=True,
+)
+MPS = DeviceKind(
+    "mps",
+    is_available=lambda: torch.backends.mps.is_available(),
+    describe=lambda device: torch.backends.mps.get_name(),
+    has_float64=False,
+    is_complete=False,
+    fallback="PYTORCH_ENABLE_MPS_FALLBACK",
+    has_ctc_loss=False,
+    # Metal has it from macOS 14 on
+    has_bfloat16=lambda: torch.backends.mps.is_macos_or_newer(14, 0),
+    has_float16=True,
+    generators=True,
+    memory=lambda device: torch.mps.recommended_max_memory(),
+    synchronize=lambda device: torch.mps.synchronize(),
+)
+KINDS = {kind.type: kind for kind in (CUDA, MPS, CPU)}
+"""The types of devices that a model is run on, the one to prefer first."""
+
+
+_COMPILING_ATTENTION = frozenset(kind.type for kind in KINDS.values() if kind.compiles_attention)
+
+
+def compiles_attention(device: torch.device) -> bool:
+    """Whether FlexAttention becomes one kernel on a device, and kernels in Triton run; torch.compile reads this too."""
+    return device.type in _COMPILING_ATTENTION
+
+
+def device_kind(device: torch.device) -> DeviceKind:
+    """What can be done on a device; also one that no entry is for, such as torch's meta device."""
+    return KINDS.get(device.type) or DeviceKind(device.type)
+
+
+def available_devices() -> tuple[str, ...]:
+    """The types of devices of this machine, the one to prefer first; the CPU is always the last."""
+    return tuple(kind.type for kind in KINDS.values() if kind.is_available())
+
+
+def best_device() -> torch.device:
+    """A GPU if torch has one to use, else the CPU."""
+    return torch.device(available_devices()[0])
+
+
+def gpu_name(device: torch.device) -> str | None:
+    """The name of a GPU for people; None for the CPU."""
+    kind = device_kind(device)
+    return None if kind.is_host else kind.describe(device)
+
+
+def collective_device(backend: str) -> torch.device:
+    """The device whose tensors a backend of torch.distributed sends."""
+    return torch.device(next(kind.type for kind in KINDS.values() if kind.collectives == backend))
+
+
+def use_device(device: torch.device) -> None:
+    """Let a device that has a number be the one that torch means by its type."""
+    if device.index is not None:
+        device_kind(device).module.set_device(device)
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """The widest floating-point type of a device."""
+    return torch.float64 if device_kind(device).has_float64 else torch.float32
+
+
+def float64_device(device: torch.device) -> torch.device:
+    """Where what a device must know in float64 is computed: there, or on the CPU where it has none."""
+    return device if device_kind(device).has_float64 else torch.device(CPU.type)
+
+
+def generator_states() -> dict[str, Tensor]:
+    """The states of the generators of this process's devices, by their types."""
+    drawing = [kind for kind in KINDS.values() if kind.generators and kind.is_available()]
+    return {kind.type: kind.module.get_rng_state() for kind in drawing}
+
+
+def restore_generator(device_type: str, state: Tensor) -> None:
+    """Restore the generator of a device, where this machine has such a one."""
+    kind = KINDS.get(device_type)
+    if kind is not None and kind.generators and kind.is_available():
+        kind.module.set_rng_state(state)
+
+
+def drawing_devices(devices: Iterable[torch.device]) -> list[torch.device]:
+    """Those of `devices`, all of one type but for the CPU, that have a generator of their own; each once."""
+    return list(dict.fromkeys(device for device in devices if device_kind(device).generators))
+
+
+def forked_generators(devices: Iterable[torch.device]) -> AbstractContextManager[object]:
+    """Restore the generators of the CPU and of these devices at the end of the block."""
+    drawing = drawing_devices(devices)
+    types = {device.type for device in drawing} or {CPU.type}
+    assert len(types) == 1, f"tensors of one model are on {sorted(types)}"
+    return torch.random.fork_rng(drawing, device_type=types.pop())
+
+
+def device_generator_state(device: torch.device) -> Tensor:
+    """The state of the generator of a device that has one."""
+    state: Tensor = device_kind(device).module.get_rng_state(device)
+    return state
+
+
+def set_device_generator(device: torch.device, state: Tensor) -> None:
+    """Set the generator of a device that has one."""
+    device_kind(device).module.set_rng_state(state, device)
