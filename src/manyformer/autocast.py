@@ -4,8 +4,15 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from manyformer.torch_internals import constant_for_compiler
+
+
+@constant_for_compiler
+def has_autocast(device_type: str) -> bool:
+    """Whether torch has autocast for this type of device; a question that the compiler of torch 2.11 cannot trace."""
+    return torch.amp.is_autocast_available(device_type)
+
 
 def autocast_disabled(device: torch.device) -> AbstractContextManager[object]:
     """A context manager that disables autocast on `device`: long sums in half precision lose their later terms."""
-    available = torch.amp.is_autocast_available(device.type)
-    return torch.autocast(device.type, enabled=False) if available else nullcontext()
+    return torch.autocast(device.type, enabled=False) if has_autocast(device.type) else nullcontext()

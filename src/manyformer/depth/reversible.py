@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyformer.autocast import has_autocast
 from manyformer.core import Chain, Context, Layer, LayerOutput, MemorySequence, State, no_watch
 from manyformer.recompute import ChoiceTape, recording_choices, replaying_choices
 from manyformer.residual import AddJoin, Residual
@@ -194,7 +195,7 @@ class RecordedPass:
         self.device_type, self.rng_states = x.device.type, [torch.get_rng_state()]
         self.devices = drawing_devices([x.device])
         self.rng_states += [device_generator_state(device) for device in self.devices]
-        available = torch.amp.is_autocast_available(self.device_type)
+        available = has_autocast(self.device_type)
         self.autocast_enabled = torch.is_autocast_enabled(self.device_type) if available else None
         self.autocast_dtype = torch.get_autocast_dtype(self.device_type) if available else None
 

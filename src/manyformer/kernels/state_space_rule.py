@@ -38,7 +38,7 @@ class StateSpaceRule(MemoryRule, PerHeadTensors):
         decay = mask_padding(self.decay(gate), tokens.valid)
         values = mask_padding(self.decay.steps(gate) * tokens.v, tokens.valid)
         result = decayed_sum(tokens._replace(v=values), decay, memory, form=form, chunk=chunk)
-        return result._replace(y=result.y + self.skip[:, None, None] * tokens.v)
+        return MemoryResult(result.y + self.skip[:, None, None] * tokens.v, result.memory, result.weights)
 
     @property
     def differs_by_head(self) -> bool:

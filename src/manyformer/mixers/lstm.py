@@ -115,7 +115,7 @@ class LSTM(Layer):
         return y, LSTMState(*(part[0].detach() for part in final_states))
 
     def _differentiable_kernels(self, x: Tensor) -> AbstractContextManager[None]:
-        """Leave cuDNN's kernel alone in evaluation mode where gradients are asked for: it keeps nothing for them. A CPU has none."""
+        """Leave cuDNN's kernel alone in evaluation mode where gradients are asked for: it keeps nothing for them."""
         if self.training or not compiles_attention(x.device) or not torch.is_grad_enabled():
             return nullcontext()
         return torch.backends.cudnn.flags(enabled=False)

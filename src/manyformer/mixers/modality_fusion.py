@@ -88,7 +88,8 @@ class MemoryIfPresent(Layer):
         if ctx.memory is None:
             return LayerOutput(torch.zeros_like(x), state)
         output = self.inner(x, ctx, state)
-        return output._replace(y=output.y * has_tokens(ctx.memory.positions)[:, None, None])
+        y = output.y * has_tokens(ctx.memory.positions)[:, None, None]
+        return LayerOutput(y, output.state, output.loss)
 
 
 @final

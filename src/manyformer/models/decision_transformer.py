@@ -207,7 +207,7 @@ class DecisionTransformer(Model[TrajectoryBatch]):
             timesteps = positions.position_ids[:, ::width] // width
         tokens = self.embed(steps._replace(actions=self.action_vectors(steps.actions)), timesteps)
         hidden = self.run_tokens(tokens, positions, tail, state, watch)
-        return hidden._replace(y=hidden.y[:, width - 2 :: width])
+        return LayerOutput(hidden.y[:, width - 2 :: width], hidden.state, hidden.loss)
 
     def _check_form(self, steps: Trajectory) -> None:
         """Raise UserError for observations and actions that the model was not built for."""

@@ -109,6 +109,6 @@ def select_targets(
     `places` lists them among all tokens, and may list others too; without it the host waits for their number."""
     if places is None:
         scored = targets != IGNORE_INDEX
-        return hidden._replace(y=hidden.y[scored]), targets[scored]
+        return LayerOutput(hidden.y[scored], hidden.state, hidden.loss), targets[scored]
     y = hidden.y.flatten(0, 1).index_select(0, places)
-    return hidden._replace(y=y), targets.flatten().index_select(0, places)
+    return LayerOutput(y, hidden.state, hidden.loss), targets.flatten().index_select(0, places)

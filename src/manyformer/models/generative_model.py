@@ -120,7 +120,8 @@ class GenerativeModel(Model[B]):
         final_loss = self.head.loss(outputs[-1].y, targets, label_smoothing=label_smoothing)
         inputs = LossInputs(targets, ctx, self.head, final_loss, label_smoothing)
         extra: Tensor = self.auxiliary([out.y for out in outputs], inputs)
-        return final_loss._replace(extra=sum((out.loss for out in outputs), extra))
+        with_layers = sum((out.loss for out in outputs), extra)
+        return BatchLoss(final_loss.total, final_loss.targets, with_layers)
 
     def _run_decoder(
         self,

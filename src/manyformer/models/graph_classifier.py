@@ -18,11 +18,12 @@ class GraphClassifier(GraphEncoder):
     def encode(self, batch: GraphBatch, watch: WatchFn = no_watch) -> LayerOutput:
         hidden = super().encode(batch, watch)
         if self.encoding is not None and self.encoding.virtual_node is not None:
-            return hidden._replace(y=hidden.y[:, 0])
+            return LayerOutput(hidden.y[:, 0], hidden.state, hidden.loss)
         if batch.segments is None:
-            return hidden._replace(y=hidden.y.sum(1) / max(1, hidden.y.shape[1]))
+            return LayerOutput(hidden.y.sum(1) / max(1, hidden.y.shape[1]), hidden.state, hidden.loss)
         is_node = (batch.segments != PADDING_SEGMENT)[..., None]
-        return hidden._replace(y=(hidden.y * is_node).sum(1) / is_node.sum(1).clamp(min=1))
+        means = (hidden.y * is_node).sum(1) / is_node.sum(1).clamp(min=1)
+        return LayerOutput(means, hidden.state, hidden.loss)
 
     def head_inputs(self, batch: GraphBatch, state: State) -> tuple[LayerOutput, Tensor]:
         return self.encode(batch), batch.targets

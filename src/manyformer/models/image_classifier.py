@@ -42,7 +42,7 @@ class ImageClassifier(Model[ImageClassificationBatch]):
     def _pool(self, images: Shaped[Tensor, "b height width channels"], watch: WatchFn) -> LayerOutput:
         positions = self.embed.token_positions(images)
         hidden = apply_layer(self.body, self.embed(images, positions), Context(positions, watch=watch))
-        return hidden._replace(y=self._pool_tokens(hidden.y))
+        return LayerOutput(self._pool_tokens(hidden.y), hidden.state, hidden.loss)
 
     def _pool_tokens(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b e"]:
         if self.pool == "mean":

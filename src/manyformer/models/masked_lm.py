@@ -45,7 +45,7 @@ class MaskedLM(TextEncoderModel[MaskedLMBatch]):
         hidden = hidden if self.training else self._encode(batch.tokens, positions, no_watch)
         scored_hidden, targets = select_targets(hidden, batch.targets, batch.scored)
         loss = self.head.loss(scored_hidden.y, targets, label_smoothing=label_smoothing)
-        return loss._replace(extra=hidden.loss + contrastive_loss)
+        return BatchLoss(loss.total, loss.targets, hidden.loss + contrastive_loss)
 
     def _batch_positions(self, batch: MaskedLMBatch) -> TokenPositions:
         return self._token_positions(batch.tokens, batch.segments, roles=batch.roles, parts=batch.parts)

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
+from manyformer.autocast import has_autocast
 from manyformer.batches import Batch
 from manyformer.core import LayerOutput, State
 from manyformer.errors import UserError
@@ -63,12 +64,15 @@ class Model(nn.Module, ABC, Generic[B]):
         A `state` is that of the rows which this batch continues; None for models that carry none.
         """
         (x, next_state, extra), targets = self.head_inputs(batch, state)
-        return self.head.loss(x, targets, label_smoothing=label_smoothing)._replace(extra=extra, state=next_state)
+        loss = self.head.loss(x, targets, label_smoothing=label_smoothing)
+        # the compiler of torch 2.11 cannot return tuples that `_replace` has made
+        return BatchLoss(loss.total, loss.targets, extra, next_state)
 
     def score(self, batch: B, *, state: State = None) -> BatchScore:
         """The negative log-likelihood without smoothing, and the accuracy; to be called without gradients."""
         (x, next_state, _), targets = self.head_inputs(batch, state)
-        return self.head.score(x, targets)._replace(state=next_state)
+        score = self.head.score(x, targets)
+        return BatchScore(score.nll, score.targets, score.correct, next_state, score.others)
 
     def own_columns(self, batch: B) -> B:
         """The batch without the targets of other processes' columns."""
@@ -116,7 +120,7 @@ class Model(nn.Module, ABC, Generic[B]):
     def state_dtype(self) -> torch.dtype:
         """The dtype of keys and values under the current autocast."""
         device_type = self.device.type
-        if torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type):
+        if has_autocast(device_type) and torch.is_autocast_enabled(device_type):
             return torch.get_autocast_dtype(device_type)
         return next(self.parameters()).dtype
 

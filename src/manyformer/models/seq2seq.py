@@ -110,7 +110,8 @@ class EncoderDecoder(GenerativeModel[Seq2SeqBatch | TranscriptionBatch]):
         hidden = self._run_decoder(tokens, segments, memory, state, no_watch)
         if self.ctc is None or memory is None:
             return hidden, targets
-        return hidden._replace(loss=hidden.loss + self.ctc.extra_loss(memory, tokens, targets)), targets
+        loss = hidden.loss + self.ctc.extra_loss(memory, tokens, targets)
+        return LayerOutput(hidden.y, hidden.state, loss), targets
 
     def forward_token(self, tokens: Tensor, state: State, memory: MemorySequence | None) -> tuple[Tensor, State]:
         assert memory is not None

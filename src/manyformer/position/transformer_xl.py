@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from manyformer.autocast import has_autocast
 from manyformer.core import AlignedLayout, ContiguousLayout, StepLayout, TokenPositions
 from manyformer.costs.cost_model import COSTS
 from manyformer.device_reads import reads_are_free
@@ -102,7 +103,7 @@ class TransformerXLPosition(Position, PerHeadTensors):
         if may_change or (self.training and self.dropout.p):
             return self._project(lookback, lookahead)
         # when decoding one token, projecting all distances would take longer than the rest of the step
-        autocast = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+        autocast = has_autocast(device_type) and torch.is_autocast_enabled(device_type)
         cache_key = (weight.data_ptr(), weight._version, weight.dtype, weight.device, autocast, self.clamp)
         projected = self._projected
         if projected is None or projected[0] != cache_key or lookback > projected[1] or lookahead > projected[2]:

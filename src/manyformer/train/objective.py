@@ -29,5 +29,6 @@ class TrainingObjective(nn.Module):
         with torch.autocast(self.model.device.type, dtype=self.autocast, enabled=self.autocast is not None):
             if self.training:
                 loss = self.model.loss(batch, label_smoothing=self.label_smoothing, state=state)
-                return loss._replace(extra=sum((part.penalty() for part in self._penalized), loss.extra))
+                extra = sum((part.penalty() for part in self._penalized), loss.extra)
+                return BatchLoss(loss.total, loss.targets, extra, loss.state)
             return self.model.score(batch, state=state)
