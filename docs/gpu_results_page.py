@@ -19,4 +19,5 @@ def gpu_results_page(mark: str) -> str:
     """All kept results as one page."""
     results = [read_results(path) for path in sorted(RESULTS.glob("*.json"))]
     title, _, rest = page(results, []).partition("\n")
-    return f"{mark}{title}\n{ABOUT}{rest}"
+    notes = (RESULTS / "notes.md").read_text(encoding="utf-8")
+    return f"{mark}{title}\n{ABOUT}\n{notes}{rest}"

@@ -98,11 +98,15 @@ def test_results_of_two_machines_stand_on_one_page(tmp_path: Path) -> None:
     for path, verdict in zip(paths, ("passed", "failed")):
         results = KeptResults(path, REHEARSAL, commit="abc1234567")
         results.machine = results.machine | {"device": f"GPU {path.stem}"}
-        results.add("part/item", KeptItem(verdict, f"said {verdict}", {"ms": 1.5}, [], 1.0, "", "2026-11-27 14:00 UTC"))
+        item = KeptItem(verdict, f"said {verdict}", {"ms": 1.5}, [], 1.0, "", "2026-11-27 14:00 UTC")
+        results.add("part/item", item)
     assert gpu.main(["--merge", *map(str, paths), "--out", str(tmp_path / "page.json")]) == 0
     text = (tmp_path / "page.md").read_text()
     assert text.startswith("# manyformer on GPU a, GPU b\n")
-    assert f"- `part/item` on GPU b, torch {torch.__version__}: said failed" in text
+    assert (
+        f"- `part/item` on GPU b, torch {torch.__version__}, commit abc1234567, 2026-11-27 14:00 UTC: said failed"
+        in text
+    )
     assert f"| item on GPU a, torch {torch.__version__} | passed | said passed | ms 1.5 |" in text
     assert "commit abc1234567; 2026-11-27" in text
     assert read_results(paths[1]).items["part/item"].verdict == "failed"

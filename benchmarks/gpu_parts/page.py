@@ -41,7 +41,7 @@ def _counts(items: Sequence[KeptItem]) -> str:
 
 def _failures(results: Sequence[MachineResults]) -> Iterator[str]:
     failed = [
-        f"- `{name}`{_on(each, results)}: {_cell(item.sentence)}"
+        f"- `{name}`{_on(each, results)}, commit {item.commit or 'unknown'}, {item.date}: {_cell(item.sentence)}"
         for each in results
         for name, item in each.items.items()
         if item.verdict == "failed"

@@ -11,7 +11,7 @@ import torch
 import manyformer as mf
 from gpu_parts.correctness import inputs_on, prepared
 from gpu_parts.outcome import TINY_RECIPES, Item, Outcome, Setting, judged
-from manyformer.core import tree_map
+from manyformer.batches import to_device
 from manyformer.recipes.registry import task_of
 
 MOST_PLACES = 6
@@ -26,13 +26,14 @@ def items(setting: Setting) -> dict[str, Item]:
 def count(setting: Setting, recipe: str) -> Outcome:
     """The waits of the second step, which has made what is made once, with their places."""
     model, data = prepared(recipe)
-    model.to(setting.device).train()
     task = task_of(model)
-    targets = tree_map(lambda tensor: tensor.to(setting.device), data["targets"])
-    inputs = inputs_on(model, data)
+    # a batch is made on the host and copied, as by training: what the host knows about it goes with it
+    with torch.no_grad():
+        on_host = task.batch(model, inputs_on(model, data), data["targets"])
+    model.to(setting.device).train()
 
     def step() -> None:
-        found = model.loss(task.batch(model, inputs, targets))
+        found = model.loss(to_device(on_host, setting.device))
         (found.total / found.targets + found.extra).backward()
 
     step()
