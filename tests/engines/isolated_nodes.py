@@ -68,6 +68,7 @@ class IsolatedMachine:
     def __init__(self, folder: Path, nodes: list[str], environment: Mapping[str, str]) -> None:
         self._folder = folder
         self._environment = dict(environment)
+        self._nodes: list[Node] = []
         self.addresses = {name: f"10.77.0.{number}" for number, name in enumerate(["head", *nodes], start=1)}
         names = "".join(f"{address} {name}\n" for name, address in self.addresses.items())
         (folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
@@ -98,10 +99,13 @@ class IsolatedMachine:
         """A node with the processes that `daemon` starts in the background."""
         script = f"set -e\nhostname {name}\n{daemon}\n{UNTIL_LOST}"
         command = self._inside([*NODE, "bash", "-c", script], self._folder)
-        return Node(command, self._folder / f"{name}.log", self._environment)
+        node = Node(command, self._folder / f"{name}.log", self._environment)
+        self._nodes.append(node)
+        return node
 
     def close(self) -> None:
-        self._machine.lose()
+        for node in [*self._nodes, self._machine]:
+            node.lose()
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from manyformer.train import silent
 
 STEPS = 40
 
+SAVE_EVERY = 5
+
 RUN = {
     "recipe": "transformer-lm",
     "model": {"dim": 18, "depth": 1, "heads": 2},
@@ -20,7 +22,7 @@ RUN = {
     "batch": {"tokens": 112},
     "limits": {"steps": STEPS},
     "evaluate": {"every": STEPS},
-    "save": {"every": 5},
+    "save": {"every": SAVE_EVERY},
     "log": {"every": 1},
     "device": "cpu",
     "process_timeout": 1.0,
@@ -66,6 +68,13 @@ def wait_for_step(out: Path, step: int) -> None:
 
 def resumed_steps(out: Path) -> list[int]:
     return [int(step) for step in re.findall(r"resuming from step (\d+)", (out / "log.txt").read_text())]
+
+
+def assert_resumed_once_from_a_checkpoint(out: Path) -> None:
+    """After a lost node the run continues from a multiple of `save.every`; that it did so shows that it was lost."""
+    (step,) = resumed_steps(out)
+    assert step >= 10
+    assert step % SAVE_EVERY == 0
 
 
 def assert_losses_of_an_unbroken_run(out: Path, folder: Path) -> None:
