@@ -38,6 +38,10 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.2)
 
 
+class NodeFailed(Exception):
+    """A node whose first command has failed."""
+
+
 class Node:
     """A namespace with processes; `lose` ends them all at once, as a machine that loses its power."""
 
@@ -48,13 +52,18 @@ class Node:
                 command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, env=environment
             )
         wait_for(lambda: self._process.poll() is not None or b"ready\n" in log.read_bytes(), f"{log.name}")
-        assert self._process.poll() is None, log.read_text()
+        if self.is_lost:
+            raise NodeFailed(log.read_text())
 
     @property
     def first_process(self) -> int:
         """The id, outside, of the first process of the namespace."""
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         return int(children[0])
+
+    @property
+    def is_lost(self) -> bool:
+        return self._process.poll() is not None
 
     def lose(self) -> None:
         assert self._process.stdin is not None

@@ -100,7 +100,7 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def started_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     programs = ("slurmctld", "slurmd", "sbatch", "munged")
     if problem := missing_namespaces():
         pytest.skip(problem)
@@ -116,6 +116,15 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     variables = {"SLURM_CONF": f"{folder}/slurm.conf", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     with isolated_machine(folder, NODES, variables) as machine:
         yield Cluster(machine, folder)
+
+
+@pytest.fixture
+def cluster(started_cluster: Cluster) -> Cluster:
+    """With both nodes, whatever an earlier test has lost."""
+    for name, node in started_cluster.nodes.items():
+        if node.is_lost:
+            started_cluster.start(name)
+    return started_cluster
 
 
 def log_of(folder: Path, job: str) -> str:
@@ -162,8 +171,21 @@ def test_the_nodes_that_are_left_go_on(cluster: Cluster, tmp_path: Path) -> None
     wait_for_step(out, 12)
     cluster.nodes["n2"].lose()
     done = cluster.wait_for_state(job, "COMPLETED", "FAILED", "NODE_FAIL", "PENDING")
-    cluster.start("n2")
     assert (done["JobState"], done["Restarts"]) == ("COMPLETED", "0"), log_of(folder, job)
+    assert_resumed_once_from_a_checkpoint(out)
+    assert_losses_of_an_unbroken_run(out, folder)
+
+
+def test_a_job_that_loses_its_first_node_is_queued_again(cluster: Cluster, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "work")
+    out = folder / "runs/mine"
+    job = cluster.submit(folder, "--no-kill", "1:2")
+    wait_for_step(out, 12)
+    cluster.nodes["n1"].lose()
+    cluster.wait_for_state(job, "PENDING", "NODE_FAIL", "FAILED")
+    cluster.start("n1")
+    done = cluster.wait_for_state(job, "COMPLETED", "FAILED", "NODE_FAIL")
+    assert (done["JobState"], done["Restarts"]) == ("COMPLETED", "1"), log_of(folder, job)
     assert_resumed_once_from_a_checkpoint(out)
     assert_losses_of_an_unbroken_run(out, folder)
 
