@@ -53,6 +53,7 @@ class Cluster:
 
     def __init__(self, machine: IsolatedMachine, temporary: Path) -> None:
         self.machine = machine
+        self._temporary = temporary
         self._head = machine.addresses["n1"]
         self.nodes: dict[str, Node] = {}
         dashboard = f"--dashboard-host={self._head} --dashboard-port=28265"
@@ -65,7 +66,9 @@ class Cluster:
     def _start(self, name: str, options: str) -> None:
         size = "--num-cpus=1 --object-store-memory=100000000 --disable-usage-stats"
         address = f"--node-ip-address={self.machine.addresses[name]}"
-        wait_for(lambda: self._has_started(name, f"ray start {options} {address} {size}"), name)
+        # where Ray keeps logs and copies of submitted folders: each node has its own, under the same name
+        own = f"mkdir -p {self._temporary}.{name}; mount --bind {self._temporary}.{name} {self._temporary}"
+        wait_for(lambda: self._has_started(name, f"{own}\nray start {options} {address} {size}"), name)
 
     def _has_started(self, name: str, command: str) -> bool:
         """Ray gives up on a node that does not start within 30 seconds, as on a busy machine."""
@@ -96,10 +99,12 @@ def started_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluste
     variables = {"PATH": path, "PYTHONPATH": sources}
     # short: names of sockets below it must not be longer than some hundred letters
     with (
-        tempfile.TemporaryDirectory(prefix="ray-") as temporary,
+        tempfile.TemporaryDirectory(prefix="ray-") as short,
         isolated_machine(folder, NODES, variables) as machine,
     ):
-        yield Cluster(machine, Path(temporary))
+        temporary = Path(short) / "t"
+        temporary.mkdir()
+        yield Cluster(machine, temporary)
 
 
 @pytest.fixture
@@ -142,7 +147,7 @@ def test_data_that_is_missing_is_tried_once(cluster: Cluster, tmp_path: Path) ->
     assert job.wait() == 1
     assert "failed with exit code 2" in job.printed
     assert f"error: {folder}/text.txt: there is no such file" in job.printed
-    assert job.printed.count("Started training worker group") == 1
+    assert "FailurePolicy" not in job.printed
 
 
 def test_a_mistake_in_the_settings_reserves_nothing(cluster: Cluster, tmp_path: Path) -> None:

@@ -176,12 +176,18 @@ def test_the_nodes_that_are_left_go_on(cluster: Cluster, tmp_path: Path) -> None
     assert_losses_of_an_unbroken_run(out, folder)
 
 
-def test_a_job_that_loses_its_first_node_is_queued_again(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [(), ("--no-kill", "1:2")], ids=["requeue", "no-kill"])
+def test_a_job_that_loses_its_first_node_goes_on(cluster: Cluster, arguments: tuple[str, ...], tmp_path: Path) -> None:
     folder = write_run(tmp_path / "work")
     out = folder / "runs/mine"
-    job = cluster.submit(folder, "--no-kill", "1:2")
+    job = cluster.submit(folder, *arguments)
     wait_for_step(out, 12)
     cluster.nodes["n1"].lose()
+    if arguments:
+        # Slurm lets such a job hold its nodes, without the script that was on the first one
+        wait_for(lambda: cluster.state_of("n1").startswith("DOWN"), "n1 to be given up")
+        assert cluster.job(job)["JobState"] == "RUNNING"
+        cluster.machine.run("scontrol", "requeue", job)
     cluster.wait_for_state(job, "PENDING", "NODE_FAIL", "FAILED")
     cluster.start("n1")
     done = cluster.wait_for_state(job, "COMPLETED", "FAILED", "NODE_FAIL")

@@ -84,8 +84,6 @@ def main() -> None:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    # Ray Train would print each line twice
-    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")
     ray.init()
     resources = {"CPU": arguments.cpus_per_process} | ({} if arguments.cpu else {"GPU": 1})
     least = arguments.least or arguments.processes
