@@ -34,6 +34,7 @@ EXTRAS = (
     ("rl", "torchrl", "advantages of policies"),
     ("rl", "gymnasium", "environments"),
     ("rl", "minari", "recorded episodes by name"),
+    ("ray", "ray", "training on clusters of Ray"),
 )
 """Each extra with a module that shows whether it is installed, and its purpose."""
 

@@ -137,7 +137,7 @@ def name_lost_process() -> Iterator[None]:
         if not is_network and "gloo/transport" not in str(error):
             raise
         problem = "another process of the run has gone or does not answer"
-        remedy = "torchrun starts all again with --max-restarts, and the same command continues"
+        remedy = "torchrun --max-restarts and Ray Train start all of them again, and the same command continues"
         raise ProcessFailed(f"{problem}; {remedy}") from error
 
 
