@@ -19,6 +19,7 @@ ROOT = Path(mf.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 LEVELS = [
+    {"torch_internals"},
     {
         "autocast",
         "binding",
@@ -27,7 +28,6 @@ LEVELS = [
         "dropout",
         "errors",
         "exact_shares",
-        "torch_internals",
         "type_aliases",
         "version",
     },

@@ -24,6 +24,9 @@ NO_COSTS = {
     "EPSILON",
     "FACTORS",
     "GOLDEN",
+    "GROUPED_ALIGNMENT",
+    "GROUPED_CAPABILITY",
+    "HOPPER",
     "INTERVAL_END",
     "LLOYD_ITERATIONS",
     "LOW_PRECISION_PARTS",
@@ -42,6 +45,8 @@ NO_COSTS = {
     "MIN_BLOCKS_SEEN",
     "NO_SEGMENT",
     "ORIGINS",
+    "SCORE_KERNEL_OPTIONS",
+    "UNREACHED",
     "UNUSED_SEGMENT",
 }
 """Numbers of ops and kernels that define results, encode values or bound torch, on every machine alike."""

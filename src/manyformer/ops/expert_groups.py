@@ -73,7 +73,7 @@ class GroupedRows(ExpertGroups):
         return y if bias is None else y + bias.index_select(0, self.experts)
 
     @staticmethod
-    def can_project(x: Tensor, weights: Sequence[Float[Tensor, "e o i"]]) -> bool:
+    def can_project(x: Tensor, weights: Sequence[Tensor]) -> bool:
         """Whether torch has a kernel for such rows and weights that reads nothing; its other ways loop on the host."""
         dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
         if dtype != torch.bfloat16 or device_kind(x.device).capability(x.device) < GROUPED_CAPABILITY:

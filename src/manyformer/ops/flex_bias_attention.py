@@ -12,15 +12,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from manyformer.costs.cost_model import COSTS
 from manyformer.masks import Causal
-from manyformer.ops.flex_block_mask import contiguous_block_mask
+from manyformer.ops.flex_block_mask import BLOCK, MAX_COMPILED_MASKS, contiguous_block_mask
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.system.devices import compiles_attention
 from manyformer.torch_internals import compile_up_to
-
-MAX_COMPILED_MASKS = COSTS.max_compiled_masks
-"""Masks and score functions that may be compiled in one process."""
 
 SCORE_KERNEL_OPTIONS = {"num_stages": 2}
 """With three stages, the kernel's choice on Hopper, the terms that are read ahead do not fit into shared memory."""
@@ -30,7 +26,7 @@ CAUSAL = Causal()
 MIN_FLEX_WIDTH = 16
 """The fewest channels of keys and of values that the compiled kernel of torch 2.11 to 2.13 computes."""
 
-MIN_FLEX_QUERIES = COSTS.flex_block
+MIN_FLEX_QUERIES = BLOCK
 """With fewer queries there is a single row of blocks, whose list the host makes in more time than it saves."""
 
 

@@ -27,8 +27,8 @@ IN_DOCUMENT = SameDocument()
 UNREACHED = 1 << 40
 """A segment or position beyond all others."""
 
-MAX_CONTIGUOUS_MASKS = COSTS.max_compiled_masks
-"""Block masks of contiguous rows that are kept."""
+MAX_COMPILED_MASKS = COSTS.max_compiled_masks
+"""Masks and score functions that may be compiled in one process, and block masks of contiguous rows that are kept."""
 
 
 def block_mask(mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int) -> BlockMask:
@@ -70,7 +70,7 @@ def _make_contiguous(
     return _assemble_block_mask(mask, heads, queries, keys, mask_mod)
 
 
-_kept_contiguous = lru_cache(maxsize=MAX_CONTIGUOUS_MASKS)(_make_contiguous)
+_kept_contiguous = lru_cache(maxsize=MAX_COMPILED_MASKS)(_make_contiguous)
 
 
 @cache_by_tokens
