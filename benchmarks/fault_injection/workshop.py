@@ -12,7 +12,17 @@ from typing import Any
 from fault_injection.forked_commands import SENTINEL, CommandResult, RunningCommand, Surroundings
 from fault_injection.scenarios import Command, Scenario
 
-TIMES = {"seconds", "cpu_seconds", "tokens_per_second", "tokens a second", "minutes", "cpu_minutes", "sum"}
+TIMES = {
+    "seconds",
+    "cpu_seconds",
+    "data_seconds",
+    "data_wait",
+    "tokens_per_second",
+    "tokens a second",
+    "minutes",
+    "cpu_minutes",
+    "sum",
+}
 """The keys of measured times, which are another each time, and of the sum of a record that holds some."""
 
 UNEQUAL_FILES = {"log.txt", "env.json", "metrics.csv", "curves.png", "picture.png", ".lock", ".verified.json"}
