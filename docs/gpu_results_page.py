@@ -19,5 +19,5 @@ def gpu_results_page(mark: str) -> str:
     """All kept results as one page."""
     results = [read_results(path) for path in sorted(RESULTS.glob("*.json"))]
     title, _, rest = page(results, []).partition("\n")
-    notes = (RESULTS / "notes.md").read_text(encoding="utf-8")
+    notes = (RESULTS / "notes.txt").read_text(encoding="utf-8")
     return f"{mark}{title}\n{ABOUT}\n{notes}{rest}"

@@ -233,7 +233,7 @@ def test_other_tokens_of_static_steps_are_a_failure(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 # x-transformers compiles a function with torch.jit.script where it is imported first
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 @pytest.mark.usefixtures("unchecked")
 def test_every_part_is_rehearsed(tmp_path: Path) -> None:
     assert gpu.main(["--rehearse", "--minutes", "30", "--out", str(tmp_path / "gpu.json")]) == 0

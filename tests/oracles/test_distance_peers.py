@@ -18,7 +18,7 @@ from manyformer.position import AlibiPosition, ShawPosition, T5BiasPosition
 pytestmark = [
     pytest.mark.oracle,
     # said while x-transformers is imported
-    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated"),
 ]
 
 DIM, HEADS = 24, 3

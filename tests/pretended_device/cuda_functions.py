@@ -62,6 +62,8 @@ def pretended_device() -> Iterator[Waits]:
             (torch, "compile", _compile_nothing),
             (torch, "matmul", _matmul),
             (torch.backends.cudnn, "is_acceptable", lambda tensor: False),
+            # a build for CUDA would pin memory by the driver, from threads that know nothing of this device
+            (torch.backends.cuda, "is_built", lambda: False),
             (DeviceContext, "__torch_function__", _on_default_device(operators)),
             *((torch.inference_mode, name, value) for name, value in _inference_mode().items()),
         ]:
