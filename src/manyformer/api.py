@@ -48,7 +48,13 @@ def load(path: str | Path, *, keywords: Mapping[str, Any] | None = None, imports
     spec, files = open_saved_model(folder)
     recipe, saved_keywords = recipe_of_spec(spec, folder)
     _check_saved_keywords(recipe, saved_keywords, folder / CONFIG_FILE)
-    model = build(recipe.card.name, **{**saved_keywords, **(keywords or {})})
+    try:
+        model = build(recipe.card.name, **{**saved_keywords, **(keywords or {})})
+    except UserError as error:
+        # what the caller has changed is not the file's
+        if keywords:
+            raise
+        raise DamagedFile(f"{folder / CONFIG_FILE} is damaged: {error}") from None
     read_weights(model, files)
     if GENERATION_FILE in files:
         model.generation = GenerationSettings.read(files.file(GENERATION_FILE))

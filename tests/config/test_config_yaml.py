@@ -114,6 +114,7 @@ def test_a_conflict_with_a_broken_setting_is_not_reported() -> None:
             "data: {kind: labels}",
             "run.yaml:2:8: data.kind: lm (language-model) learns from text or synthetic or images, not from labels",
         ),
+        ('data: {kind: "\\ud800"}', "run.yaml:2:8: data.kind: '\\ud800' is not one of text, pairs, labels"),
         ("model: {ff_dim: big}", "run.yaml:2:9: model.ff_dim: must be a whole number or null, got 'big'"),
         ("model: {widths: [1, x]}", "run.yaml:2:9: model.widths: must be a list of a whole number, got [1, 'x']"),
         ("model: {tied: 1}", "run.yaml:2:9: model.tied: must be true or false, got 1"),

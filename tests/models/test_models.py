@@ -301,6 +301,19 @@ def test_damage_is_named(how: str, message: str, tmp_path: Path) -> None:
         mf.load(tmp_path / "model")
 
 
+def test_a_keyword_that_only_the_model_refuses_names_the_file(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    mf.build("llama", vocab=11, dim=8, depth=1, heads=2, ff_dim=8).save(folder)
+    # within the bounds of its keyword, beyond those of the layer
+    edit_record(folder / "config.json", lambda record: record["keywords"].update(norm_eps=2**40))
+    write_manifest(folder)
+    with pytest.raises(UserError, match=r"config\.json is damaged: .*norm_eps \(1099511627776\) must be at most"):
+        mf.load(folder)
+    # what the caller asks for is not the file's fault
+    with pytest.raises(UserError, match=r"^norm_eps \(2199023255552\) must be at most"):
+        mf.load(folder, keywords={"norm_eps": 2**41})
+
+
 def test_loading_what_is_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is not a folder; a saved model is a folder with config\.json"):
         mf.load(tmp_path / "nothing")

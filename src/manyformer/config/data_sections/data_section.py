@@ -134,6 +134,8 @@ class SectionByKind:
             tag, names = ("kind", DATA_SECTIONS) if base is None else (base.variant_setting, base.variants)
             assert tag is not None
             expected = ", ".join(f"'{name}'" for name in names)
-            details = {"discriminator": f"'{tag}'", "tag": str(settings.get(tag)), "expected_tags": expected}
+            # half a character, which YAML can write, has no UTF-8, and pydantic takes no other text
+            told = str(settings.get(tag)).encode("utf-8", "backslashreplace").decode()
+            details = {"discriminator": f"'{tag}'", "tag": told, "expected_tags": expected}
             raise PydanticKnownError("union_tag_invalid", details)
         return section.model_validate(settings)

@@ -52,8 +52,11 @@ class SavedModel:
     def empty_model(self) -> Model:
         """The model without values, with its tokenizers, labels and settings of generation."""
         (recipe, keywords), pair = read_saved_recipe(self.folder), self.tokenizers
-        with torch.device("meta"):
-            model = build(recipe.card.name, **keywords)
+        try:
+            with torch.device("meta"):
+                model = build(recipe.card.name, **keywords)
+        except UserError as error:
+            raise UserError(f"{self.folder / CONFIG_FILE}: {error}") from None
         if pair is not None:
             model.tokenizer = pair.source if pair.source is pair.target else (pair.source, pair.target)
             model.labels = pair.labels
