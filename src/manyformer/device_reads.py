@@ -19,11 +19,6 @@ def is_readable(x: Tensor) -> bool:
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def send(x: Tensor, device: torch.device) -> Tensor:
-    """A copy of a tensor of the host on `device`, for whose arrival the host does not wait."""
-    return x if device.type in ("cpu", "meta") else x.pin_memory().to(device, non_blocking=True)
-
-
 def count_values(values: Int[Tensor, "*n"], size: int) -> Int[Tensor, " size"]:
     """How often each of the numbers below `size` occurs: `torch.bincount`, which on a GPU reads the largest value."""
     flat = values.flatten()

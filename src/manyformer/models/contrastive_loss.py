@@ -10,12 +10,12 @@ from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX, MaskedLMBatch
 from manyformer.core import PADDING_SEGMENT, Context, LayerOutput, PrefixedLayout, TokenPositions
-from manyformer.device_reads import send
 from manyformer.masks.mask import part_ids_of
 from manyformer.mixers.global_summaries import SummaryPrefixedLayer
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.token_positions import positions_of
 from manyformer.ops.static_layout import materialize
+from manyformer.system.devices import send
 from manyformer.torch_internals import compiler_disabled
 
 DRAWN_MASK_ID = 4

@@ -90,8 +90,7 @@ def dispatch_in_groups(
 ) -> Float[Tensor, "n d"]:
     """One grouped product; assignments that are not carried out go to the last expert, and their results nowhere."""
     assigned = experts.flatten()
-    order = assigned.where(assigned >= 0, num_experts - 1).argsort(stable=True)
-    sorted_experts = assigned.where(assigned >= 0, num_experts - 1)[order]
+    sorted_experts, order = assigned.where(assigned >= 0, num_experts - 1).sort(stable=True)
     y = run_experts(x.index_select(0, order // experts.shape[1]), GroupedRows(sorted_experts, num_experts))
     places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
     return _weighted_sum(y, places, experts, weights)

@@ -179,6 +179,16 @@ def use_device(device: torch.device) -> None:
         device_kind(device).module.set_device(device)
 
 
+def send(x: Tensor, device: torch.device) -> Tensor:
+    """A copy of a tensor of the host on `device`, for whose arrival the host does not wait if the device has such.
+
+    A tensor that is there already stays as it is, and on the meta device there is nothing to arrive."""
+    if x.device.type == device.type or device.type == "meta":
+        return x
+    pins_copies = device_kind(device).pins_copies
+    return (x.pin_memory() if pins_copies else x).to(device, non_blocking=pins_copies)
+
+
 def wide_dtype(device: torch.device) -> torch.dtype:
     """The widest floating-point type of a device."""
     return torch.float64 if device_kind(device).has_float64 else torch.float32
