@@ -30,7 +30,7 @@ if sys.platform == "linux":
     from fault_injection import forked_commands, media, outcomes, planted_code, servers, tables, verbs
     from fault_injection.forked_commands import CommandResult, RunningCommand, Surroundings
     from fault_injection.scenarios import Scenario
-    from fault_injection.workshop import Workshop
+    from fault_injection.workshop import Workshop, results_of
 
 FakeCommand = Callable[[tuple[str, ...]], int]
 """What stands in the place of the command line: it gets the arguments and returns the exit code."""
@@ -156,6 +156,22 @@ def test_an_equal_result_is_harmless_and_nothing_is_worse_than_code_that_ran(wor
     ran = CommandResult(("command",), 2, "", "error: file.txt", 0.1, ran_code=True)
     assert outcomes.judge(ran, {"file.txt"}, same=True)[0] == "ran code"
     assert outcomes.worst([("crashed", "", ""), ("ran code", "", ""), ("named", "", "")])[0] == "ran code"
+
+
+def test_minutes_of_a_table_are_no_result_and_its_scores_are(tmp_path: Path) -> None:
+    def results(loss: str, minutes: str) -> dict[str, str]:
+        rows = [
+            "# Two",
+            "",
+            "| case | loss | minutes of training |",
+            "| --- | ---: | ---: |",
+            f"| a | {loss} | {minutes} |",
+        ]
+        (tmp_path / "table.md").write_text("\n".join(rows))
+        return results_of(tmp_path)
+
+    assert results("2.7", "0.0") == results("2.7", "0.3")
+    assert results("2.7", "0.0") != results("2.8", "0.0")
 
 
 def test_a_text_of_a_model_may_hold_control_characters_and_a_message_may_not() -> None:
