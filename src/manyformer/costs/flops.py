@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode
 
 FLOP_CONVENTION = (
     "matrix products, convolutions and attention, a multiply-add as two, causal attention in full; not counted: "
@@ -37,22 +37,31 @@ class _NoModuleTracker:
 
 
 def _extra_flop_formulas() -> dict[Any, Callable[..., int]]:
-    """FLOP formulas of operators that torch's counter ignores: attention and LSTMs on a CPU."""
+    """FLOP formulas of operators that torch's counter ignores on a CPU, attention and LSTMs, or counts wrongly.
+
+    Torch 2.10 refuses attention whose key and value heads are fewer than its query heads.
+    """
+    aten = torch.ops.aten
     mapping: dict[Any, Callable[..., int]] = {
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
-        torch.ops.aten.mkldnn_rnn_layer: _recurrent_flops,
-        torch.ops.aten.mkldnn_rnn_layer_backward: lambda *args, **kwargs: 2 * _recurrent_flops(*args),
+        aten.mkldnn_rnn_layer: _recurrent_flops,
+        aten.mkldnn_rnn_layer_backward: lambda *args, **kwargs: 2 * _recurrent_flops(*args),
     }
+    for kernel in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"):
+        mapping[getattr(aten, f"_scaled_dot_product_{kernel}")] = _attention_flops
+        mapping[getattr(aten, f"_scaled_dot_product_{kernel}_backward")] = _attention_backward_flops
     return mapping
 
 
 def _attention_flops(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
-    return int(sdpa_flop_count(q, k, v))  # type: ignore[no-untyped-call]
+    """Scores and their product with the values, for each query head."""
+    rows, heads, queries, width = q
+    return int(2 * rows * heads * queries * k[2] * (width + v[3]))
 
 
 def _attention_backward_flops(grad_output: Any, q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
-    return int(sdpa_backward_flop_count(grad_output, q, k, v))  # type: ignore[no-untyped-call]
+    """The scores once more, and the gradients of queries and keys; the gradients of weights and of values."""
+    rows, heads, queries, width = q
+    return int(2 * rows * heads * queries * k[2] * (3 * width + 2 * v[3]))
 
 
 def _recurrent_flops(x: Any, input_weight: Any, state_weight: Any, *args: Any, **kwargs: Any) -> int:
