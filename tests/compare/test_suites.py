@@ -193,6 +193,7 @@ def test_advice_quotes_rows_and_says_where_they_end(done: tuple[Path, SuiteResul
         advise(suite, length=16, task="recal")
 
 
+@pytest.mark.slow
 def test_advice_without_a_suite_of_ones_own_rests_on_the_shipped_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
