@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from manyformer.batches import Batch
+from manyformer.batches.batch import PreparedBatch
 from manyformer.config import RunConfig
 from manyformer.data import open_data
 from manyformer.data.opened import OpenedData
@@ -29,9 +30,7 @@ from manyformer.data.training_feed import TrainingFeed
 from manyformer.train.ahead_feed import DEFAULT_AHEAD, AheadFeed
 from manyformer.train.build_model import build_model
 from manyformer.train.engine import TrainingEngine
-from manyformer.train.objective import TrainingObjective
 from manyformer.train.parallel_strategy import DDPStrategy
-from manyformer.train.prepared_batches import PreparedBatch
 
 WORDS = ["the", "red", "cat", "eats", "a", "quick", "brown", "fox", "and", "runs", "over", "lazy", "dogs"]
 
@@ -170,8 +169,7 @@ def measure_on_cpu(steps: int, rounds: int, folder: Path) -> None:
         sizes = {"dim": 64, "depth": 2, "heads": 2, **model_case.keywords}
         run = RunConfig.model_validate({"recipe": model_case.recipe, "model": sizes, "data": case.settings})
         model = build_model(run, data, torch.device("cpu"))
-        objective = TrainingObjective(model, label_smoothing=0.0, autocast=None)
-        engine = TrainingEngine(objective, run.optim, DDPStrategy())
+        engine = TrainingEngine(model, run.optim, DDPStrategy())
         ahead = AheadFeed(again.train, DEFAULT_AHEAD, engine.prepare)
         times: list[tuple[float, float]] = []
         for _ in range(rounds + 1):

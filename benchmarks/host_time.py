@@ -21,7 +21,6 @@ from manyformer.config import AdamWConfig
 from manyformer.recipes import get_recipe
 from manyformer.recipes.registry import task_of
 from manyformer.train.engine import TrainingEngine
-from manyformer.train.objective import TrainingObjective
 from manyformer.train.parallel_strategy import DDPStrategy
 from pretended_device import pretended_device
 from pretended_device.operators import PretendedOperators
@@ -62,8 +61,8 @@ def measure(recipe: str, clock: OperatorClock) -> tuple[float, int]:
     task = task_of(model)
     inputs = task.example(model, torch.randint(task.token_ids(model), (ROWS, LENGTH), generator=generator))
     batch = task.batch(model, inputs, task.random_targets(model, inputs, generator))
-    objective = TrainingObjective(model.to("cuda"), label_smoothing=0.0, autocast=torch.bfloat16)
-    engine, results = TrainingEngine(objective, AdamWConfig(), DDPStrategy()), []
+    engine = TrainingEngine(model.to("cuda"), AdamWConfig(), DDPStrategy(), autocast=torch.bfloat16)
+    results = []
     for _ in range(STEPS):
         clock.reset()
         start = time.process_time()

@@ -12,8 +12,9 @@ from manyformer.config import AdamWConfig
 from manyformer.errors import UserError
 from manyformer.multi_head.hard_concrete import HardConcreteGates, attach_gates, fold_gates
 from manyformer.multi_head.head_gates import attention_heads
-from manyformer.train.objective import TrainingObjective
+from manyformer.train.engine import TrainingEngine
 from manyformer.train.optimizers import make_optimizer, set_learning_rate
+from manyformer.train.parallel_strategy import DDPStrategy
 from manyformer.training_hooks import set_training_progress
 
 
@@ -59,15 +60,15 @@ def test_the_penalty_is_that_of_a_layer_however_often_it_is_applied(recipe: str)
     trial = ContractTrial(subject, torch.Generator().manual_seed(1), 12, 12, None, 1e-9)
     inputs = trial.draw(2, 12)
     batch = subject.task.batch(model, inputs, inputs.tokens)
-    objective = TrainingObjective(model, label_smoothing=0.0, autocast=None).train()
-    extra = float(torch.as_tensor(objective(batch).extra).detach())
+    optim = AdamWConfig(max_grad_norm=None)
+    extra = float(TrainingEngine(model, optim, DDPStrategy()).step([batch], 0.0).figures[1])
     attach_gates(model, penalty=0.3, part=None, lr_scale=1.0)
-    objective = TrainingObjective(model, label_smoothing=0.0, autocast=None).train()
+    engine = TrainingEngine(model, optim, DDPStrategy())
     layers = attention_heads(model)
     expected = 0.3 * sum(float(gates.open_probability().detach().sum()) for gates in gates_of(model)) / len(layers)
-    assert float(objective(batch).extra.detach()) == pytest.approx(extra + expected, rel=1e-4)
-    objective(batch).total.backward()
-    assert all(gates.log_alpha.grad is not None for gates in gates_of(model))
+    initial = [gates.log_alpha.detach().clone() for gates in gates_of(model)]
+    assert float(engine.step([batch], 0.1).figures[1]) == pytest.approx(extra + expected, rel=1e-4)
+    assert not any(map(torch.equal, initial, (gates.log_alpha for gates in gates_of(model))))
 
 
 def test_log_alpha_has_a_learning_rate_of_its_own_and_no_weight_decay() -> None:

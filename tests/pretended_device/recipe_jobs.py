@@ -19,7 +19,6 @@ from manyformer.recipes import get_recipe
 from manyformer.recipes.registry import task_of
 from manyformer.tasks import Inputs, Task
 from manyformer.train.engine import TrainingEngine
-from manyformer.train.objective import TrainingObjective
 from manyformer.train.parallel_strategy import DDPStrategy
 from pretended_device.cuda_functions import pretended_device
 from pretended_device.tensor import PretendedTensor, numbers_of
@@ -81,8 +80,7 @@ def train(recipe: TinyRecipe, waits: Waits, autocast: torch.dtype | None = None)
         raise NotApplicableError(f"{model.spec.recipe} has float32 only")
     other = _other_tokens(recipe, recipe.inputs)
     batches = [recipe.task.batch(model, inputs, recipe.targets) for inputs in (recipe.inputs, other)]
-    objective = TrainingObjective(model.to(recipe.device), label_smoothing=0.0, autocast=autocast)
-    engine = TrainingEngine(objective, AdamWConfig(), DDPStrategy())
+    engine = TrainingEngine(model.to(recipe.device), AdamWConfig(), DDPStrategy(), autocast=autocast)
     figures = []
     for number, batch in enumerate(batches):
         torch.manual_seed(number)

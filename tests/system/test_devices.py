@@ -18,7 +18,7 @@ from manyformer.generate.static_feed import graph_engine
 from manyformer.system import devices
 from manyformer.system.device_memory import device_memory
 from manyformer.system.devices import KINDS, DeviceKind, available_devices, best_device, device_kind, wide_dtype
-from manyformer.train.build_model import choose_autocast, choose_device, make_objective
+from manyformer.train.build_model import choose_autocast, choose_device, prepare_model
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
 from manyformer.train.rng import GeneratorStates
 
@@ -30,7 +30,7 @@ ALLOWED = {
     "system/devices.py",
     "generate/captured_step.py",
     "generate/kept_steps.py",
-    "train/prepared_batches.py",
+    "batches/batch.py",
 }
 """The entries of devices, and what wraps the graphs and streams of CUDA."""
 
@@ -115,8 +115,8 @@ def test_mps_is_neither_compiled_for_nor_captured_by_default() -> None:
     with pretended_mps():
         model = move_model(a_model())
         model.to = lambda device: model
-        objective = make_objective(RunConfig(recipe="transformer-lm"), model, MPS)
-        assert objective._compiled_call_impl is None
+        assert prepare_model(RunConfig(recipe="transformer-lm"), model, MPS) is None
+        assert model._compiled_call_impl is None
         assert graph_engine(model, "auto") is None
         with pytest.raises(UserError, match="CUDA graphs need a CUDA device: this model is on the device mps"):
             graph_engine(model, "graph")

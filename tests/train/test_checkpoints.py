@@ -26,7 +26,6 @@ from manyformer.train import checkpoints, rng
 from manyformer.train.checkpoints import CheckpointStore
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.events import CheckpointSaved, TrainingEvent
-from manyformer.train.objective import TrainingObjective
 from manyformer.train.parallel_strategy import DDPStrategy
 from manyformer.train.training_loop import TrainingDiverged
 
@@ -303,9 +302,7 @@ def test_average(tmp_path: Path) -> None:
     a, b, c = (mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=1, max_length=8) for _ in range(3))
     for name, model in (("a", a), ("b", b)):
         model.save(tmp_path / name)
-    engine = TrainingEngine(
-        TrainingObjective(c, label_smoothing=0.0, autocast=None), AdamWConfig(lr=0.1), DDPStrategy()
-    )
+    engine = TrainingEngine(c, AdamWConfig(lr=0.1), DDPStrategy())
     engine.average([tmp_path / "a", tmp_path / "b", tmp_path / "b"])
     assert c.embed.token.weight is c.head.weight
     for one, two, three in zip(a.parameters(), b.parameters(), c.parameters(), strict=True):
@@ -339,8 +336,6 @@ def test_the_average_is_the_model_only_where_it_is_better(
 def test_batches_without_targets_are_harmless() -> None:
     batch = CausalLMBatch(torch.full((1, 2), 5), torch.full((1, 2), -100))
     model = mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=1, max_length=8)
-    engine = TrainingEngine(
-        TrainingObjective(model, label_smoothing=0.0, autocast=None), AdamWConfig(lr=0.1), DDPStrategy()
-    )
+    engine = TrainingEngine(model, AdamWConfig(lr=0.1), DDPStrategy())
     assert engine.step([batch], 0.1).figures.isfinite().all()
     assert engine.non_finite_tensors() == []

@@ -246,11 +246,14 @@ def test_a_defect_reaches_the_caller_once(text: Path, tmp_path: Path, capfd: pyt
     module.write_text(
         "import os\n"
         "from manyformer.train import training_loop\n\n"
-        "def set_training_progress(model, progress):\n"
+        "measured = training_loop.run_progress\n\n"
+        "def run_progress(run, train_state):\n"
+        "    progress = measured(run, train_state)\n"
         "    if os.environ.get('RANK') == '1' and progress > 0.5:\n"
-        "        raise KeyError('lost')\n\n"
+        "        raise KeyError('lost')\n"
+        "    return progress\n\n"
         "if 'RANK' in os.environ:\n"
-        "    training_loop.set_training_progress = set_training_progress\n"
+        "    training_loop.run_progress = run_progress\n"
     )
     run = a_run(text, tmp_path / "run", devices=2, **{"import": [str(module)]})
     with pytest.raises(RuntimeError, match=r"^process 1 of 2: KeyError: 'lost'$") as failed:

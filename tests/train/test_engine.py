@@ -20,7 +20,6 @@ from manyformer.system.stop_signals import StopSignal
 from manyformer.train.activation_checkpointing import checkpoint_activations, stack_layers
 from manyformer.train.engine import StepResult, TrainingEngine
 from manyformer.train.events import silent
-from manyformer.train.objective import TrainingObjective
 from manyformer.train.parallel_strategy import DDPStrategy
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP
 from manyformer.train.training_loop import TrainingLoop
@@ -35,11 +34,7 @@ def small(recipe: str = "transformer-lm", **given: Any) -> Model:
 
 
 def engine(model: Model, *, smoothing: float = 0.0, clip: float | None = None) -> TrainingEngine:
-    return TrainingEngine(
-        TrainingObjective(model, label_smoothing=smoothing, autocast=None),
-        AdamConfig(lr=1.0, max_grad_norm=clip),
-        DDPStrategy(),
-    )
+    return TrainingEngine(model, AdamConfig(lr=1.0, max_grad_norm=clip), DDPStrategy(), label_smoothing=smoothing)
 
 
 def gradients(model: nn.Module) -> Iterator[torch.Tensor]:
@@ -132,9 +127,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_weights_and_loss_in_float32() -
     kinds = []
     up = next(m for n, m in model.named_modules() if n.endswith("ff.inner.up"))
     up.register_forward_hook(lambda module, given, out: kinds.append(out.dtype))
-    made = TrainingEngine(
-        TrainingObjective(model, label_smoothing=0.0, autocast=torch.bfloat16), AdamWConfig(lr=0.1), DDPStrategy()
-    )
+    made = TrainingEngine(model, AdamWConfig(lr=0.1), DDPStrategy(), autocast=torch.bfloat16)
     figures = made.step([make("language-model", 1)], 0.01).figures
     assert torch.bfloat16 in kinds
     assert figures.dtype == torch.float32
@@ -150,7 +143,6 @@ import manyformer as mf
 from manyformer.batches import CausalLMBatch
 from manyformer.config import AdamConfig
 from manyformer.train.engine import TrainingEngine
-from manyformer.train.objective import TrainingObjective
 from manyformer.train.parallel_strategy import DDPStrategy
 
 torch.set_num_threads(1)
@@ -158,10 +150,9 @@ models = []
 for compiled in (False, True):
     torch.manual_seed(3)
     model = mf.build("transformer-lm", vocab=11, dim=16, depth=2, heads=2)
-    objective = TrainingObjective(model, label_smoothing=0.1, autocast=None)
     if compiled:
-        objective.compile()
-    models.append(TrainingEngine(objective, AdamConfig(lr=1.0), DDPStrategy()))
+        model.compile()
+    models.append(TrainingEngine(model, AdamConfig(lr=1.0), DDPStrategy(), label_smoothing=0.1))
 eager, compiled = models
 assert list(eager.model.state_dict()) == list(compiled.model.state_dict())
 for length in (8, 8, 6):

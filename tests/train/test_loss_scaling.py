@@ -26,7 +26,6 @@ from manyformer.train.build_model import choose_autocast
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.finite_numbers import full_tensor
 from manyformer.train.loss_scaling import MAX_OVERFLOWS_IN_ROW, LossScale
-from manyformer.train.objective import TrainingObjective
 from manyformer.train.parallel_strategy import DDPStrategy, ParallelStrategy
 from manyformer.train.process_group import ProcessGroup
 from manyformer.train.training_loop import TrainingDiverged
@@ -53,8 +52,8 @@ def engine(
         return result._replace(total=result.total * factor)
 
     model.loss = scaled_loss  # type: ignore[method-assign]
-    objective = TrainingObjective(model, label_smoothing=0.0, autocast=autocast)
-    return TrainingEngine(objective, optim.model_copy(update={"nonfinite": nonfinite}), strategy or DDPStrategy())
+    optim = optim.model_copy(update={"nonfinite": nonfinite})
+    return TrainingEngine(model, optim, strategy or DDPStrategy(), autocast=autocast)
 
 
 def weights_of(made: TrainingEngine) -> list[Tensor]:

@@ -15,11 +15,10 @@ from manyformer.batches import CausalLMBatch
 from manyformer.config import AdamWConfig, EvaluateConfig, RunConfig
 from manyformer.errors import UserError
 from manyformer.models import LanguageModel
-from manyformer.models.carried_state import CarriedState
+from manyformer.models.model import CarriedState
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.events import TrainingStarted
-from manyformer.train.objective import TrainingObjective
 from manyformer.train.parallel_strategy import DDPStrategy
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP
 from manyformer.train.run_training import open_run_data
@@ -111,7 +110,7 @@ def test_steps_learn_from_what_was_read_before(recipe: str) -> None:
     model, read = mf.build(recipe, **SMALL, **CARRYING[recipe]), batches(3)
     assert isinstance(model, LanguageModel)
     engine = TrainingEngine(
-        TrainingObjective(model, label_smoothing=0.0, autocast=None),
+        model,
         AdamWConfig(lr=1e-3),
         DDPStrategy(),
         rows_continue=True,
@@ -143,7 +142,7 @@ class Held(list[CausalLMBatch]):
 def test_every_validation_begins_with_an_empty_memory_and_leaves_that_of_training_alone() -> None:
     model, read = tiny(), Held(batches(4))
     engine = TrainingEngine(
-        TrainingObjective(model, label_smoothing=0.0, autocast=None),
+        model,
         AdamWConfig(lr=1e-3),
         DDPStrategy(),
         rows_continue=True,

@@ -20,7 +20,6 @@ from manyformer.train import session
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.final_model import ResultRecord
 from manyformer.train.finite_numbers import GradientNorms, MovementWatch
-from manyformer.train.objective import TrainingObjective
 from manyformer.train.parallel_strategy import DDPStrategy
 from manyformer.train.train_state import TrainState
 from manyformer.train.training_loop import TrainingDiverged
@@ -92,7 +91,7 @@ def test_a_run_without_any_score_ends_with_a_sentence_and_with_json(
 def engine(optim: OptimConfig) -> TrainingEngine:
     torch.manual_seed(3)
     model = mf.build("transformer-lm", vocab=11, dim=16, depth=1, heads=2)
-    return TrainingEngine(TrainingObjective(model, label_smoothing=0.0, autocast=None), optim, DDPStrategy())
+    return TrainingEngine(model, optim, DDPStrategy())
 
 
 UNCLIPPED = [

@@ -1,14 +1,14 @@
-"""The batch records that data loading produces: CPU tensors, one sequence per row, int64 except for images."""
+"""What all batches are: CPU tensors, one sequence per row; how they are counted, and their way to a device."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, final, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from manyformer.batches.segment_layouts import remember_layout
+from manyformer.batches.segment_layouts import attach_layout, read_segment_layout
 from manyformer.core import PADDING_SEGMENT, tree_map
-from manyformer.system.devices import device_kind
+from manyformer.system.devices import device_kind, send
 
 # The target of a position that is not scored: torch's convention for cross-entropy.
 IGNORE_INDEX = -100
@@ -59,26 +59,20 @@ class TextUnits(NamedTuple):
 def to_device(batch: BatchT, device: torch.device) -> BatchT:
     """The batch with its tensors on `device`; those that are there already stay as they are.
 
-    Copies are asynchronous where the device has such, from pinned memory. What the host knows about segment ids goes
-    with them, so that no layer has to wait for the device to read it there.
+    Copies are asynchronous where the device has such, from pinned memory. What the host reads of segment ids goes with
+    them, so that no layer has to wait for the device to read it there.
     """
-    kind = device_kind(device)
-    if kind.is_host:
+    if device_kind(device).is_host:
         return batch
     on_host: Any = batch
     if isinstance(on_host, ListsPlaces):
         on_host = on_host.with_places()
 
-    def move(tensor: Tensor) -> Tensor:
-        if tensor.device.type == device.type:
-            return tensor.to(device)
-        return (tensor.pin_memory() if kind.pins_copies else tensor).to(device, non_blocking=kind.pins_copies)
-
-    moved: BatchT = tree_map(move, on_host)
-    for name, tensor, on_device in zip(getattr(on_host, "_fields", ()), on_host, moved):
+    moved: BatchT = tree_map(lambda tensor: send(tensor, device), on_host)
+    for name, tensor, copy in zip(getattr(on_host, "_fields", ()), on_host, moved):
         is_segments = name.endswith("segments") and isinstance(tensor, Tensor) and tensor.ndim == 2
         if is_segments and tensor.device.type == "cpu":
-            remember_layout(on_device, tensor)
+            attach_layout(copy, read_segment_layout(tensor))
     return moved
 
 
@@ -105,3 +99,66 @@ def scored_places(targets: Tensor) -> Tensor:
     step = max(1, len(is_ignored) // PLACE_STEPS)
     count = -(-(len(is_ignored) - int(is_ignored.sum())) // step) * step
     return is_ignored.to(torch.uint8).argsort(stable=True)[:count]
+
+
+class PreparedBatch(NamedTuple):
+    """This process's part of a batch, with its counts, which can be read on the host alone without waiting.
+
+    `copied` is the event on a GPU that ends its copy to the device; None where the tensors are on the host, or where
+    the copy was made in order with all else that the device computes."""
+
+    batch: Any
+    targets: int
+    tokens: int
+    copied: Any = None
+
+    def target_count(self) -> int:
+        return self.targets
+
+    def token_count(self) -> int:
+        return self.tokens
+
+    def ignored(self) -> "PreparedBatch":
+        return self._replace(batch=self.batch.ignored(), targets=0)
+
+    def on_device(self, device: torch.device) -> Batch:
+        """The batch on `device`; what is computed there from now on waits for its copy, the host does not."""
+        if self.copied is None:
+            moved: Batch = to_device(self.batch, device)
+            return moved
+        stream = torch.cuda.current_stream(device)
+        stream.wait_event(self.copied)
+
+        def used_here(tensor: Tensor) -> Tensor:
+            # its memory was allocated for the stream of copies, which must not reuse it before this stream is done
+            tensor.record_stream(stream)
+            return tensor
+
+        tree_map(used_here, self.batch)
+        arrived: Batch = self.batch
+        return arrived
+
+
+@final
+class DeviceCopies:
+    """Copies batches to a GPU from any thread, beside what it computes, in a stream of their own.
+
+    Other devices have no such copies: batches stay on the host until their step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        # the build of torch tells a GPU from a device that only pretends to be one
+        is_built = bool(torch.backends.cuda.is_built())  # type: ignore[no-untyped-call]
+        has_streams = device_kind(device).pins_copies and is_built and torch.cuda.is_available()
+        self._stream: Any = torch.cuda.Stream(device) if has_streams else None  # type: ignore[no-untyped-call]
+
+    def __call__(self, prepared: PreparedBatch) -> PreparedBatch:
+        """The batch with its tensors on their way to the device."""
+        if self._stream is None:
+            return prepared
+        # the current device, which the stream sets as well, belongs to each thread
+        with torch.cuda.stream(self._stream):
+            moved = to_device(prepared.batch, self._device)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record(self._stream)
+        return prepared._replace(batch=moved, copied=copied)

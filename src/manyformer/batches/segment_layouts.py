@@ -1,23 +1,19 @@
 """What segment ids say about the documents of rows, read on the host, also for segment ids that are on a device.
 
-A device would have to be waited for to read them. Where a batch is copied to one, its layouts are read from the tensors
-on the host and remembered for the copies.
+A device would have to be waited for to read them. Where a batch is copied to one, its layouts are read on the host and
+travel with the copies of its segment ids, as an attribute of these tensors.
 """
-
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, PackedLayout
 
 SegmentLayout = PackedLayout | ContiguousLayout | None
 
-_ON_DEVICES: Any = WeakIdKeyDictionary()
-"""The layout of each tensor of segment ids on a device, as long as that tensor exists."""
+_ATTRIBUTE = "row_layout"
 
 
 def segment_layout(segments: Int[Tensor, "b l"]) -> SegmentLayout:
@@ -29,13 +25,13 @@ def segment_layout(segments: Int[Tensor, "b l"]) -> SegmentLayout:
         return None
     if segments.device.type == "cpu":
         return read_segment_layout(segments)
-    layout: SegmentLayout = _ON_DEVICES.get(segments)
+    layout: SegmentLayout = getattr(segments, _ATTRIBUTE, None)
     return layout
 
 
-def remember_layout(on_device: Int[Tensor, "b l"], on_host: Int[Tensor, "b l"]) -> None:
-    """Let `segment_layout` know what a copy on a device holds, from the tensor on the host that was copied."""
-    _ON_DEVICES[on_device] = read_segment_layout(on_host)
+def attach_layout(on_device: Int[Tensor, "b l"], layout: SegmentLayout) -> None:
+    """Let `segment_layout` know what a copy on a device holds; nothing computed from that tensor inherits it."""
+    setattr(on_device, _ATTRIBUTE, layout)
 
 
 def read_segment_layout(segments: Int[Tensor, "b l"]) -> SegmentLayout:

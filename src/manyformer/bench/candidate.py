@@ -13,6 +13,7 @@ from manyformer.recipes import build, get_recipe
 from manyformer.recipes.registry import task_of
 from manyformer.system.devices import device_kind
 from manyformer.tasks import Inputs
+from manyformer.train.step_job import StepJob, own_engine
 
 BenchKind = Literal["forward", "step", "decode"]
 BENCH_KINDS: tuple[BenchKind, ...] = get_args(BenchKind)
@@ -21,6 +22,8 @@ BenchPrecision = Literal["auto", "float32", "bfloat16"]
 
 SIZES: dict[str, Any] = {"vocab": 256, "dim": 256, "depth": 4, "heads": 4, "dropout": 0.0}
 """Default keywords of all recipes, so that they are comparable."""
+
+LEARNING_RATE = 1e-4
 
 NEW_TOKENS = 16
 """Tokens that a decoding job generates; its time is divided by this."""
@@ -59,8 +62,7 @@ class CandidateBench:
         self.model = build(candidate.recipe, **keywords).to(setting.device)
         self.task = task_of(self.model)
         self.vocab = self.task.token_ids(self.model)
-        # fused, as in training
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self.engine = own_engine(self.model, autocast=None if self.precision == "float32" else torch.bfloat16)
         self.generator = torch.Generator().manual_seed(setting.seed)
 
     def unsupported_reason(self, kind: BenchKind) -> str | None:
@@ -107,15 +109,7 @@ class CandidateBench:
         targets = self.task.random_targets(self.model, inputs, self.generator)
         batch = self.task.batch(self.model, inputs, targets)
 
-        def step() -> None:
-            self.model.train()
-            with self._autocast():
-                loss = self.model.loss(batch)
-            (loss.total / loss.targets + loss.extra).backward()  # type: ignore[no-untyped-call]
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
-
-        return step
+        return StepJob(self.engine, [batch], learning_rate=LEARNING_RATE)
 
     def _decode_job(self, length: int) -> TimedJob:
         """Greedy decoding of `NEW_TOKENS` tokens, from the same state in every run.

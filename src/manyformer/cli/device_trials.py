@@ -6,13 +6,13 @@ import torch
 
 from manyformer.check.tiny_models import build_tiny
 from manyformer.cli.doctor_checks import CheckStatus, DoctorFinding
-from manyformer.core import tree_map
 from manyformer.generate import generate
 from manyformer.models import GenerativeModel, Model
 from manyformer.recipes import RECIPES
 from manyformer.recipes.registry import task_of
 from manyformer.system.devices import device_kind
 from manyformer.system.missing_operators import missing_need
+from manyformer.train.step_job import StepJob, own_engine
 
 ROWS, TOKENS = 2, 32
 PROMPTS, NEW_TOKENS = ([1, 2, 3], [4, 5]), 3
@@ -51,8 +51,4 @@ def _train_step(model: Model) -> None:
     tokens = torch.randint(task.token_ids(model), (ROWS, length), generator=generator)
     inputs = task.example(model, tokens)
     targets = task.random_targets(model, inputs, generator)
-    inputs, targets = tree_map(lambda tensor: tensor.to(model.device), (inputs, targets))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    loss = model.train().loss(task.batch(model, inputs, targets))
-    (loss.total / loss.targets + loss.extra).backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
+    StepJob(own_engine(model, autocast=None), [task.batch(model, inputs, targets)])()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from pydantic import ConfigDict
 
-from manyformer.compare.cost import StepJob
 from manyformer.compare.job_pool import WorkerPool, describe_machine
 from manyformer.compare.progress import TaskProgress
 from manyformer.compare.runner import ComparisonRunner, TrainingJob
@@ -18,6 +17,7 @@ from manyformer.costs.flops import count_flops
 from manyformer.files.json_lines import JsonLines
 from manyformer.files.json_text import json_text
 from manyformer.system.temporary_folders import temporary_folder
+from manyformer.train.step_job import step_of_run
 
 MIN_SECONDS, MIN_STEPS, MAX_STEPS = 1.0, 2, 50
 """Steps are timed for this long, at least and at most so many."""
@@ -154,7 +154,7 @@ def time_training(task: TrainingTask, key: str, machine: str) -> TrainingTiming:
         started = time.perf_counter()
         short.measure(TaskProgress(lambda text: None))
         first_seconds = time.perf_counter() - started
-        job = StepJob(run, folder / "run")
+        job = step_of_run(run, folder / "run")
         job()
         step_flops = count_flops(job)
         started, steps = time.perf_counter(), 0

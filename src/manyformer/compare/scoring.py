@@ -17,7 +17,7 @@ from manyformer.errors import UserError, suggest_names
 from manyformer.evaluate.eval_data import TrainedRun, data_form, task_of_run
 from manyformer.evaluate.evaluate import score_model
 from manyformer.models import BatchScore, Model
-from manyformer.models.carried_state import CarriedState
+from manyformer.models.model import CarriedState
 from manyformer.models.model_files import read_weights
 from manyformer.recipes import build
 from manyformer.recipes.registry import task_of
@@ -26,7 +26,6 @@ from manyformer.system.temporary_folders import temporary_folder
 from manyformer.tasks import TASKS
 from manyformer.tasks.causal_task import WORK_SCORES
 from manyformer.train.build_model import choose_autocast, choose_device
-from manyformer.train.objective import TrainingObjective
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP
 from manyformer.train.validation import Validator
 from manyformer.view.token_work import mean_span, mean_steps
@@ -103,14 +102,14 @@ class Rescorer:
         if not set(self.names) & set(LIKELIHOOD_SCORES):
             return {}
         autocast = choose_autocast(point.precision, self.device, model)
-        objective = TrainingObjective(model, label_smoothing=0.0, autocast=autocast).eval()
 
         def scorer(*, rows_continue: bool) -> Callable[[Batch], BatchScore]:
             memory = CarriedState(model, rows_continue=rows_continue)
 
             def score(batch: Batch) -> BatchScore:
-                result = objective(to_device(batch, self.device), memory.state_for(batch))
-                assert isinstance(result, BatchScore)
+                state = memory.state_for(batch)
+                with torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None):
+                    result = model.score(to_device(batch, self.device), state=state)
                 memory.update(result)
                 return result
 

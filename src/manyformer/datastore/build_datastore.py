@@ -17,7 +17,7 @@ from manyformer.datastore.facts import BUILDING, FACTS, KEYS, TEXT, BuildProgres
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import report_disk_full, reserve_file
 from manyformer.files.verified_folder import MANIFEST, VerifiedFolder, file_sum, write_manifest
-from manyformer.models.carried_state import CarriedState
+from manyformer.models.model import CarriedState
 from manyformer.system.temporary_folders import temporary_folder
 from manyformer.train.run_folder import locked_folder
 from manyformer.train.state_checkpoint import read_state_file, write_state_file

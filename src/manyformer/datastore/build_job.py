@@ -25,7 +25,7 @@ from manyformer.evaluate.eval_data import TrainedRun, open_run
 from manyformer.evaluate.window_reading import check_context
 from manyformer.files.json_text import json_text
 from manyformer.models import LanguageModel
-from manyformer.models.carried_state import CarriedState
+from manyformer.models.model import CarriedState
 from manyformer.models.weights_fingerprint import weights_fingerprint
 from manyformer.system.temporary_folders import temporary_folder
 from manyformer.type_aliases import IntArray

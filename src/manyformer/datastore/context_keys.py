@@ -12,8 +12,7 @@ from manyformer.core import Context, Layer, LayerOutput, State
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward, GatedFeedForward
 from manyformer.models import LanguageModel, Model
-from manyformer.models.carried_state import CarriedState
-from manyformer.models.model import model_name
+from manyformer.models.model import CarriedState, model_name
 from manyformer.training_hooks import eval_mode
 
 KeyLayer = Literal["feed-forward", "final"]

@@ -13,8 +13,8 @@ from manyformer.datastore.exact_search import ExcludedRanges, Neighbours
 from manyformer.datastore.facts import KNNSettings
 from manyformer.errors import UserError
 from manyformer.models import BatchLoss, LanguageModel, Model, OutputHead
+from manyformer.models.head import count_targets
 from manyformer.models.model import model_name
-from manyformer.models.output_head import count_targets
 from manyformer.models.weights_fingerprint import weights_fingerprint
 from manyformer.torch_internals import compiler_disabled
 

@@ -19,7 +19,7 @@ from manyformer.datastore.exact_search import ExcludedRanges
 from manyformer.datastore.knn_head import KNNHead
 from manyformer.errors import UserError
 from manyformer.models import LanguageModel, Model
-from manyformer.models.output_head import BatchScore
+from manyformer.models.head import BatchScore
 from manyformer.type_aliases import IntArray
 
 

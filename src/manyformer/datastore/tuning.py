@@ -17,7 +17,7 @@ from manyformer.datastore.facts import KNNSettings
 from manyformer.datastore.knn_head import interpolate, neighbour_weights
 from manyformer.datastore.own_text import OwnText, check_own_text
 from manyformer.errors import UserError
-from manyformer.models.carried_state import CarriedState
+from manyformer.models.model import CarriedState
 from manyformer.scores import is_comparable, rank_key
 
 WEIGHTS = tuple(round(0.05 * step, 2) for step in range(20))

@@ -8,7 +8,7 @@ from manyformer.context_windows import ContextWindows
 from manyformer.core import State
 from manyformer.errors import UserError
 from manyformer.models import Model
-from manyformer.models.output_head import BatchScore
+from manyformer.models.head import BatchScore
 
 
 @final

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from manyformer.batches import Batch, to_device
 from manyformer.errors import UserError
 from manyformer.models import Model
-from manyformer.models.carried_state import CarriedState
-from manyformer.models.model import model_name
+from manyformer.models.model import CarriedState, model_name
 from manyformer.multi_head.head_gates import attention_heads, gated_heads
 from manyformer.training_hooks import eval_mode
 

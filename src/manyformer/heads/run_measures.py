@@ -12,7 +12,7 @@ from manyformer.evaluate.evaluate import score_model
 from manyformer.heads.analysed_text import held_out_sentences
 from manyformer.heads.head_importance import HeadValues, ablate_heads, head_importance, normalize_layers
 from manyformer.models import Model
-from manyformer.models.carried_state import CarriedState
+from manyformer.models.model import CarriedState
 from manyformer.relevance import head_relevance, layer_relevance
 from manyformer.rollouts import EpisodeBatch
 from manyformer.tasks import Inputs

@@ -10,9 +10,8 @@ from manyformer.core import Context, Layer, LayerOutput, State, WatchFn, no_watc
 from manyformer.models.classifier import mean_over_tokens
 from manyformer.models.frame_embedding import FrameEmbedding
 from manyformer.models.head import ClassHead
-from manyformer.models.model import Model, ModelOutput, max_length_of
+from manyformer.models.model import Model, ModelOutput, apply_head, apply_layer, max_length_of
 from manyformer.models.temporal_res_net import TemporalResNet
-from manyformer.models.token_inputs import apply_head, apply_layer
 
 
 @final

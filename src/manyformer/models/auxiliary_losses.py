@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX
 from manyformer.core import Context
-from manyformer.models.head import ClassHead
-from manyformer.models.output_head import BatchLoss, OutputHead
+from manyformer.models.head import BatchLoss, ClassHead, OutputHead
 from manyformer.torch_internals import compiler_disabled
 from manyformer.training_hooks import TracksProgress
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from manyformer.batches.episode_batches import count_action_targets
 from manyformer.errors import UserError
-from manyformer.models.output_head import BatchLoss, BatchScore, OutputHead
+from manyformer.models.head import BatchLoss, BatchScore, OutputHead
 
 Bounds = tuple[float, ...]
 """The lowest or the highest value of each component of an action."""

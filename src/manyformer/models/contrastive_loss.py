@@ -49,6 +49,9 @@ class PartContrastiveLoss:
         prefixed = body.prefixed_positions(positions, len(batch.tokens))
         assert isinstance(prefixed.layout, PrefixedLayout)
         device, prefix = prefixed.position_ids.device, prefixed.layout.prefix
+        if device.type == "meta":
+            # beside shapes, numbers of the host may stay there
+            device = torch.device("cpu")
         if prefixed.layout.text_layout is not None:
             # the layout says what the tensors say, and the host then knows what it chooses
             on_host = materialize(prefixed.layout, prefixed.position_ids.shape[1], torch.device("cpu"))

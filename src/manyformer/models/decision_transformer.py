@@ -16,8 +16,7 @@ from manyformer.errors import UserError
 from manyformer.models.bounded_action_head import BoundedActionHead
 from manyformer.models.generative_model import ModelState
 from manyformer.models.head import ClassHead
-from manyformer.models.model import Model, ModelOutput, max_length_of
-from manyformer.models.token_inputs import apply_head, apply_layer
+from manyformer.models.model import Model, ModelOutput, apply_head, apply_layer, max_length_of
 from manyformer.models.token_positions import StreamTail, empty_tail, positions_of
 
 Actions = Int[Tensor, "b l"] | Float[Tensor, "b l a"]

@@ -12,8 +12,7 @@ from manyformer.binding import bind_optional, has_hooks
 from manyformer.core import TokenPositions
 from manyformer.dropout import Dropout
 from manyformer.models.source_embedding import EmbeddedSource, SourceEmbedding
-from manyformer.models.token_inputs import check_length, check_token_range, raise_token_error
-from manyformer.models.token_positions import positions_of
+from manyformer.models.token_positions import check_length, check_token_range, positions_of, raise_token_error
 from manyformer.position import NoPosition, Position, SentenceTypePosition
 
 

@@ -12,8 +12,7 @@ from manyformer.masks.mask import any_node
 from manyformer.mixers.global_summaries import PartSummaries, SummaryPrefixedLayer
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.head import ClassHead
-from manyformer.models.model import B, Model, ModelOutput, max_length_of
-from manyformer.models.token_inputs import apply_head, apply_layer
+from manyformer.models.model import B, Model, ModelOutput, apply_head, apply_layer, max_length_of
 from manyformer.models.token_positions import positions_of
 from manyformer.position import SentenceTypePosition
 from manyformer.structures.token_structures import DependencyTree

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from manyformer.models.decision_transformer import DecisionTransformer, stream_positions
 from manyformer.models.generative_model import ModelState
-from manyformer.models.token_inputs import apply_head
+from manyformer.models.model import apply_head
 
 
 @final

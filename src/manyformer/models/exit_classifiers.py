@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.depth.early_exit_stack import split_exit_layer
-from manyformer.models.output_head import BatchLoss, BatchScore, OutputHead
+from manyformer.models.head import BatchLoss, BatchScore, OutputHead
 from manyformer.training_hooks import OptionalOnLoad, WrapsLoadedModule
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from manyformer.core import TokenPositions
 from manyformer.models.exit_classifiers import exit_logits
-from manyformer.models.output_head import OutputHead
+from manyformer.models.head import OutputHead
 
 ExitOracle = Callable[[Float[Tensor, "b l v"], Int[Tensor, "b l"]], Float[Tensor, "b l"]]
 """From the logits of a layer and the targets to the score of each prediction, undefined for ignored targets."""

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.source_embedding import EmbeddedSource, SourceEmbedding
-from manyformer.models.token_inputs import check_token_rows
-from manyformer.models.token_positions import positions_of
+from manyformer.models.token_positions import check_token_rows, positions_of
 
 
 @final

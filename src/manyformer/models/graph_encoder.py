@@ -10,10 +10,9 @@ from manyformer.errors import UserError
 from manyformer.models.feature_embedding import FeatureEmbedding
 from manyformer.models.graph_edges import EdgePlaces, sort_edges
 from manyformer.models.graphormer_encoding import GraphormerEncoding
+from manyformer.models.head import OutputHead
 from manyformer.models.laplacian_embedding import LaplacianEmbedding
-from manyformer.models.model import Model, ModelOutput
-from manyformer.models.output_head import OutputHead
-from manyformer.models.token_inputs import apply_head, apply_layer
+from manyformer.models.model import Model, ModelOutput, apply_head, apply_layer
 from manyformer.models.token_positions import positions_of
 
 

@@ -9,9 +9,8 @@ from torch import Tensor
 from manyformer.batches import ImageClassificationBatch
 from manyformer.core import Context, Layer, LayerOutput, State, WatchFn, no_watch
 from manyformer.models.head import ClassHead
-from manyformer.models.model import Model, ModelOutput
+from manyformer.models.model import Model, ModelOutput, apply_head, apply_layer
 from manyformer.models.patch_embedding import PatchEmbedding
-from manyformer.models.token_inputs import apply_head, apply_layer
 
 Pooling = Literal["first", "leading", "mean"]
 """Which tokens of an image a head reads: the first, all learned tokens at the start together, or the mean of all."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyformer.autocast import autocast_disabled
 from manyformer.batches import IGNORE_INDEX
-from manyformer.models.output_head import BatchLoss, OutputHead, count_targets
+from manyformer.models.head import BatchLoss, OutputHead, count_targets
 from manyformer.ops.logistic_bins import log_level, log_levels
 
 MIN_LOG_SCALE = -7.0

@@ -10,8 +10,7 @@ from manyformer.mixers.global_summaries import PartSummaries, SummaryPrefixedLay
 from manyformer.models.contrastive_loss import PartContrastiveLoss
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.encoder_model import TextEncoderModel, select_targets
-from manyformer.models.head import ClassHead
-from manyformer.models.output_head import BatchLoss
+from manyformer.models.head import BatchLoss, ClassHead
 
 
 @final

@@ -1,9 +1,10 @@
-"""The base class of all models: specification, loss, score, saving."""
+"""The base class of all models: what `forward` trains, loss and score, the state between batches, saving."""
 
+import functools
 from abc import ABC
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, final
 
 import torch
 from jaxtyping import Float
@@ -12,12 +13,12 @@ from typing_extensions import TypeVar
 
 from manyformer.autocast import has_autocast
 from manyformer.batches import Batch
-from manyformer.core import LayerOutput, State
+from manyformer.core import Context, Layer, LayerOutput, State, tree_map
 from manyformer.errors import UserError
 from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
+from manyformer.models.head import BatchLoss, BatchScore, OutputHead
 from manyformer.models.model_files import ModelSpec, copy_tokenizers, replacement_folder, write_parts
-from manyformer.models.output_head import BatchLoss, BatchScore, OutputHead
-from manyformer.models.token_inputs import check_length
+from manyformer.models.token_positions import check_length
 
 B = TypeVar("B", bound=Batch, default=Any)
 """The batch record of a model."""
@@ -31,10 +32,38 @@ class ModelOutput(NamedTuple):
     loss: Tensor | float = 0.0
 
 
+def apply_layer(layer: Layer, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
+    """`layer(x, ctx, state)`; a batch without any token stays as it is: many operations refuse empty tensors."""
+    return layer(x, ctx, state) if x.numel() else LayerOutput(x, state)
+
+
+def apply_head(head: OutputHead | nn.Linear, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
+    """The logits of the stream; empty ones for an empty stream, whose width is not always that of the last layer."""
+    if x.numel():
+        logits: Tensor = head(x)
+        return logits
+    return x.new_zeros(*x.shape[:-1], head.out_features if isinstance(head, nn.Linear) else head.classes)
+
+
+def _also_of_batches(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A model's `forward`, which gives the loss or the score of a batch where it gets one in place of inputs."""
+
+    @functools.wraps(forward)
+    def forward_of_either(self: "Model", *inputs: Any, **options: Any) -> Any:
+        # no tensor counts its targets
+        if inputs and hasattr(inputs[0], "target_count"):
+            return self.loss_or_score(*inputs, **options)
+        return forward(self, *inputs, **options)
+
+    return forward_of_either
+
+
 class Model(nn.Module, ABC, Generic[B]):
     """The base class of models; a recipe sets `spec`, which is all that a checkpoint needs besides the weights.
 
-    A subclass defines `head_inputs`, for the loss and the score of its `head`, or `loss` and `score` themselves.
+    A subclass defines `forward` for its inputs, and `head_inputs` for the loss and the score of its `head`, or `loss`
+    and `score` themselves. Given a batch in place of inputs, `model(batch)` is its loss in training and its score in
+    evaluation: one call in each training step, which forward hooks, `torch.compile(model)` and wrappers therefore see.
     """
 
     spec: ModelSpec
@@ -54,6 +83,22 @@ class Model(nn.Module, ABC, Generic[B]):
     labels: tuple[str, ...] | None = None
     """The names of the labels saved with the model, by class id; None if none were saved."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "forward" in cls.__dict__:
+            cls.forward = _also_of_batches(cls.forward)  # type: ignore[method-assign]
+
+    @_also_of_batches
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """The output for inputs, which a subclass defines; of a batch, its loss or its score."""
+        raise NotImplementedError(f"a {type(self).__name__} is given batches alone")
+
+    def loss_or_score(self, batch: B, state: State = None, *, label_smoothing: float = 0.0) -> BatchLoss | BatchScore:
+        """What `forward` computes of a batch: the loss while the model trains, otherwise the score."""
+        if self.training:
+            return self.loss(batch, label_smoothing=label_smoothing, state=state)
+        return self.score(batch, state=state)
+
     def head_inputs(self, batch: B, state: State) -> tuple[LayerOutput, Tensor]:
         """The streams that `head` predicts the targets of the batch from, and these targets."""
         raise NotImplementedError(f"{type(self).__name__} defines neither head_inputs nor loss and score")
@@ -64,6 +109,7 @@ class Model(nn.Module, ABC, Generic[B]):
         A `state` is that of the rows which this batch continues; None for models that carry none.
         """
         (x, next_state, extra), targets = self.head_inputs(batch, state)
+        # the head may read the logits in parts: those of all targets together are never needed
         loss = self.head.loss(x, targets, label_smoothing=label_smoothing)
         # the compiler of torch 2.11 cannot return tuples that `_replace` has made
         return BatchLoss(loss.total, loss.targets, extra, next_state)
@@ -137,3 +183,29 @@ def max_length_of(*parts: nn.Module) -> int | None:
     # the rows and the columns of a grid are fewer than its cells
     inside = {axis for module in limits for axis in module.modules() if axis is not module}
     return min((limit for module, limit in limits.items() if module not in inside), default=None)
+
+
+@final
+class CarriedState:
+    """The state of all rows after the latest batch; None before the first batch, and for models without such a state.
+
+    `rows_continue` states that row r of each batch continues row r of the previous batch.
+    """
+
+    def __init__(self, model: Model, *, rows_continue: bool) -> None:
+        self.model = model
+        self.enabled = rows_continue and model.carries_state
+        self.rows = 0
+        self.state: State = None
+
+    def state_for(self, batch: Batch) -> State:
+        """The state to continue from; an empty one if the number of rows differs from that of the previous batch."""
+        if not self.enabled:
+            return None
+        if self.state is None or self.rows != len(batch[0]):
+            self.rows, self.state = len(batch[0]), self.model.init_state(len(batch[0]))
+        return self.state
+
+    def update(self, result: BatchLoss | BatchScore) -> None:
+        """Store the state after the batch, of which the next batch gets no gradient."""
+        self.state = tree_map(Tensor.detach, result.state)

@@ -11,9 +11,8 @@ from manyformer.mixers.modality_fusion import Fusion, has_tokens
 from manyformer.models.classifier import mean_over_tokens
 from manyformer.models.head import ClassHead
 from manyformer.models.modalities_model import ModalitiesModel
-from manyformer.models.model import ModelOutput
+from manyformer.models.model import ModelOutput, apply_head
 from manyformer.models.part_embedding import PartEmbedding
-from manyformer.models.token_inputs import apply_head
 
 
 @final

@@ -21,7 +21,7 @@ from manyformer.depth.early_exit_decoding import early_exit_layers, early_exit_s
 from manyformer.depth.early_exit_stack import EarlyExit
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.exit_classifiers import ExitClassifiers
-from manyformer.models.output_head import OutputHead
+from manyformer.models.head import OutputHead
 from manyformer.models.token_positions import StreamTail, positions_of
 
 NextTokenFn = Callable[[Tensor, State, MemorySequence | None], tuple[Tensor, State]]

@@ -10,12 +10,11 @@ from manyformer.batches.episode_batches import RolloutBatch
 from manyformer.core import PADDING_SEGMENT, Context, Layer, State, WatchFn, no_watch
 from manyformer.errors import UserError
 from manyformer.models.generative_model import ModelState
-from manyformer.models.model import Model
+from manyformer.models.head import BatchLoss, BatchScore
+from manyformer.models.model import Model, apply_layer
 from manyformer.models.observation_embedding import ObservationEmbedding
-from manyformer.models.output_head import BatchLoss, BatchScore
 from manyformer.models.policy_actor import PolicyActor
 from manyformer.models.policy_loss import StepLosses, normalize_advantages, policy_loss
-from manyformer.models.token_inputs import apply_layer
 from manyformer.models.token_positions import empty_tail, materialize_tail, positions_of
 from manyformer.rollouts import EpisodeBatch
 
@@ -112,7 +111,8 @@ class PolicyModel(Model[RolloutBatch]):
         return BatchScore(nll.cpu().double(), valid.sum(), (valid & is_best).sum())
 
     def _outputs(self, batch: RolloutBatch) -> PolicyOutput:
-        output: PolicyOutput = self(
+        # not called as a module, whose hooks the call with the batch runs
+        output: PolicyOutput = self.forward(
             batch.observations, batch.segments, batch.state, batch.previous_actions, batch.previous_rewards
         )
         return output

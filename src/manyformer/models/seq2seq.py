@@ -12,10 +12,10 @@ from manyformer.models.auxiliary_losses import AuxiliaryLoss
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.encoder_ctc import EncoderCTC
 from manyformer.models.generative_model import DecoderInput, GenerativeModel, ModelState
-from manyformer.models.model import ModelOutput, max_length_of
-from manyformer.models.output_head import OutputHead
+from manyformer.models.head import OutputHead
+from manyformer.models.model import ModelOutput, apply_head, apply_layer, max_length_of
 from manyformer.models.source_embedding import SourceEmbedding
-from manyformer.models.token_inputs import apply_head, apply_layer, check_length
+from manyformer.models.token_positions import check_length
 
 
 @final

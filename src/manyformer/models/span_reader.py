@@ -10,9 +10,8 @@ from manyformer.batches import IGNORE_INDEX, AnswerSpanBatch
 from manyformer.core import PADDING_SEGMENT, State, no_watch
 from manyformer.errors import UserError
 from manyformer.models.encoder_model import TextEncoderModel
-from manyformer.models.model import ModelOutput
-from manyformer.models.output_head import BatchLoss, BatchScore, count_targets
-from manyformer.models.token_inputs import apply_head
+from manyformer.models.head import BatchLoss, BatchScore, count_targets
+from manyformer.models.model import ModelOutput, apply_head
 
 
 @final

@@ -10,10 +10,8 @@ from manyformer.batches import IGNORE_INDEX, TranscriptionBatch
 from manyformer.core import Context, Layer, State, WatchFn, no_watch
 from manyformer.errors import UserError
 from manyformer.models.frame_embedding import FrameEmbedding, FrameState, is_frame
-from manyformer.models.head import ClassHead
-from manyformer.models.model import Model, ModelOutput
-from manyformer.models.output_head import BatchLoss, BatchScore
-from manyformer.models.token_inputs import apply_head, apply_layer
+from manyformer.models.head import BatchLoss, BatchScore, ClassHead
+from manyformer.models.model import Model, ModelOutput, apply_head, apply_layer
 from manyformer.ops.ctc import LabelSequence, ctc_losses, greedy_labels, prefix_beam_search
 from manyformer.ops.edit_distance import edit_distance
 
@@ -92,7 +90,8 @@ class SpeechRecognizer(Model[TranscriptionBatch]):
         """-log p(labels) of all recordings. Raises UserError for label smoothing, and where no alignment exists."""
         if label_smoothing:
             raise UserError(f"loss.label_smoothing ({label_smoothing}) must be 0: a position of sound has no label")
-        output: ModelOutput = self(batch.features, batch.segments)
+        # not called as a module, whose hooks the call with the batch runs
+        output: ModelOutput = self.forward(batch.features, batch.segments)
         total, _ = self._total_loss(batch, output.logits)
         return BatchLoss(total, _target_count(batch), output.loss)
 
@@ -100,7 +99,7 @@ class SpeechRecognizer(Model[TranscriptionBatch]):
         """-log p(labels); in `others` the edits that make the labels of the best alignment right, and their number.
 
         The number of correct targets is that of all targets less the edits, at least 0 for each recording."""
-        logits = self(batch.features, batch.segments).logits
+        logits = self.forward(batch.features, batch.segments).logits
         total, (labels, counts, is_scored) = self._total_loss(batch, logits)
         predicted = greedy_labels(logits, self.token_counts(batch.features, batch.segments))
         rows = [

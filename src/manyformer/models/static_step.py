@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from manyformer.core import PADDING_SEGMENT, Context, Layer, MemorySequence, State, StepLayout, TokenPositions
 from manyformer.depth.early_exit_stack import EarlyExit
 from manyformer.models.embedding import TokenEmbedding
-from manyformer.models.output_head import OutputHead
+from manyformer.models.head import OutputHead
 from manyformer.models.token_positions import UNSTARTED_SEGMENT, StreamTail, materialize_tail, positions_of
 from manyformer.sources.static_cache import NotStaticError
 

@@ -8,8 +8,7 @@ from torch import Tensor
 from manyformer.batches import TaggingBatch
 from manyformer.core import LayerOutput, State, WatchFn, no_watch
 from manyformer.models.encoder_model import EncoderModel, select_targets
-from manyformer.models.model import ModelOutput
-from manyformer.models.token_inputs import apply_head
+from manyformer.models.model import ModelOutput, apply_head
 
 
 @final

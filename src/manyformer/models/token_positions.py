@@ -1,4 +1,4 @@
-"""Positions from segment ids: they restart in every document and continue from a state."""
+"""Tokens as a model is given them: checks of rows and ids; positions, which restart in every document."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from manyformer.core import (
     contiguous_positions,
 )
 from manyformer.device_reads import is_readable
-from manyformer.models.token_inputs import check_token_rows
+from manyformer.errors import UserError
 
 UNSTARTED_SEGMENT = -2
 """The segment id of a row without tokens so far."""
@@ -34,6 +34,43 @@ class StreamTail(NamedTuple):
     contiguous_length: int | None = 0
     columns: int = 0
     aligned: bool = True
+
+
+def check_token_rows(tokens: Tensor) -> None:
+    """Raise UserError unless tokens are whole numbers in rows."""
+    if tokens.ndim != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
+        raise UserError(
+            f"tokens must be whole numbers of shape (batch, length), and these are {tokens.dtype} of shape "
+            f"{tuple(tokens.shape)}"
+        )
+
+
+def check_length(length: int, max_length: int | None) -> None:
+    """Raise ValueError for a sequence of more than `max_length` tokens; None is no limit."""
+    if max_length is not None and length > max_length:
+        raise ValueError(f"{length} tokens are more than this model allows: it was built with max_length={max_length}")
+
+
+def check_token_range(tokens: Int[Tensor, "b l"], vocab: int) -> None:
+    """Raise UserError for a token that is none of `vocab`; other devices than a CPU would have to wait for the answer.
+
+    A compiled model does not check either.
+    """
+    if not is_readable(tokens) or not tokens.numel():
+        return
+    # NumPy reduces few numbers several times faster than torch
+    ids = tokens.numpy()
+    if ids.min() < 0 or ids.max() >= vocab:
+        raise_token_error(tokens, vocab)
+
+
+def raise_token_error(tokens: Int[Tensor, "b l"], vocab: int) -> None:
+    """Raise UserError for the first token that is none of `vocab`, if there is one."""
+    for row, column in ((tokens < 0) | (tokens >= vocab)).nonzero()[:1].tolist():
+        raise UserError(
+            f"token {int(tokens[row, column])} in row {row}, column {column}: this model was built with vocab={vocab}, "
+            f"so tokens must be 0 to {vocab - 1}"
+        )
 
 
 def empty_tail(batch: int, device: torch.device) -> StreamTail:

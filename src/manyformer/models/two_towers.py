@@ -12,11 +12,10 @@ from manyformer.batches import IGNORE_INDEX, ModalitiesBatch
 from manyformer.core import Context, Layer, MemorySequence, State, WatchFn, no_watch
 from manyformer.errors import UserError
 from manyformer.models.classifier import mean_over_tokens
+from manyformer.models.head import BatchLoss, BatchScore
 from manyformer.models.modalities_model import ModalitiesModel
-from manyformer.models.model import ModelOutput
-from manyformer.models.output_head import BatchLoss, BatchScore
+from manyformer.models.model import ModelOutput, apply_layer
 from manyformer.models.part_embedding import PartEmbedding
-from manyformer.models.token_inputs import apply_layer
 
 INITIAL_SCALE, MAX_SCALE = 1 / 0.07, 100.0
 """The initial inverse temperature, and the largest one (Radford et al. 2021, section 2.5)."""

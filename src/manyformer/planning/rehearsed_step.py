@@ -1,7 +1,6 @@
 """The operations and the memory of a training step of any recipe, without its weights wherever shapes decide them."""
 
 import gc
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -9,17 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyformer.batches import IGNORE_INDEX
+from manyformer.batches import IGNORE_INDEX, Batch
 from manyformer.core import tree_map
 from manyformer.costs.flops import count_flops
 from manyformer.errors import UserError
 from manyformer.model_summary import build_on_meta, count_parameters, is_content_based
-from manyformer.models import Model
+from manyformer.models import BatchLoss, Model
 from manyformer.planning.live_memory import LiveMemoryMode
 from manyformer.planning.shape_rules import ShapeRules
 from manyformer.recipes import build
 from manyformer.recipes.registry import task_of
 from manyformer.train.activation_checkpointing import checkpoint_activations
+from manyformer.train.step_job import StepJob, own_engine
 
 MAX_REAL_PARAMETERS = 100_000_000
 """The largest model that is built with weights where shapes alone do not decide its operations."""
@@ -150,10 +150,12 @@ class StepRehearsal:
             return task_of(self.model).call(self.model, self._inputs).logits
 
     def _loss(self) -> Tensor:
-        task = task_of(self.model)
         with self._autocast():
-            loss = self.model.loss(task.batch(self.model, self._inputs, self._targets))
-            return loss.total / loss.targets + loss.extra
+            loss: BatchLoss = self.model(self._batch())
+        return loss.total / loss.targets + loss.extra
+
+    def _batch(self) -> Batch:
+        return task_of(self.model).batch(self.model, self._inputs, self._targets)
 
     def _rules(self) -> AbstractContextManager[Any]:
         if self.model.device.type == "meta":
@@ -165,16 +167,9 @@ class StepRehearsal:
             return nullcontext()
         return torch.autocast(self.model.device.type, self.autocast)
 
-    def as_job(self) -> Callable[[], object]:
-        """The step with the optimizer of training, to be timed on a real device."""
-        optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-
-        def job() -> None:
-            self._run()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-
-        return job
+    def as_job(self) -> StepJob:
+        """The step with its optimizer, to be timed on a real device."""
+        return StepJob(own_engine(self.model, autocast=self.autocast), [self._batch()])
 
 
 def _tensors(model: nn.Module) -> list[Tensor]:

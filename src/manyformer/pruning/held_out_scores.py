@@ -11,7 +11,7 @@ from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.kind import no_log
 from manyformer.evaluate.eval_data import TrainedRun
 from manyformer.models import BatchScore, Model
-from manyformer.models.carried_state import CarriedState
+from manyformer.models.model import CarriedState
 from manyformer.recipes import get_recipe
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP
 from manyformer.train.run_training import open_run_data

@@ -9,7 +9,7 @@ from manyformer.dropout import Dropout
 from manyformer.mixers.graph_attention import AdditiveScores, DynamicScores, GraphAttention, HeadMerge
 from manyformer.models import NodeClassifier
 from manyformer.models.feature_embedding import FeatureEmbedding
-from manyformer.models.logits_head import LogitsHead
+from manyformer.models.head import LogitsHead
 from manyformer.recipes.keywords import NodeFeatureCount, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import check_heads

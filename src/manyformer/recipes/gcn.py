@@ -7,7 +7,7 @@ from manyformer.dropout import Dropout
 from manyformer.mixers.graph_convolution import GraphConvolution
 from manyformer.models import NodeClassifier
 from manyformer.models.feature_embedding import FeatureEmbedding
-from manyformer.models.logits_head import LogitsHead
+from manyformer.models.head import LogitsHead
 from manyformer.recipes.keywords import NodeFeatureCount
 from manyformer.recipes.registry import recipe
 from manyformer.tasks.graph_nodes import GRAPH_NODES

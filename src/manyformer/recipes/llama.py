@@ -18,7 +18,7 @@ from manyformer.kernels import Kernel, SoftmaxKernel
 from manyformer.length_norms import RMSNorm
 from manyformer.masks import Causal
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
-from manyformer.models.capped_head import CappedClassHead
+from manyformer.models.head import CappedClassHead
 from manyformer.position import (
     ComposedPosition,
     HeadNorm,

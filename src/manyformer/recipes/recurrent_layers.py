@@ -16,7 +16,7 @@ from manyformer.kernels.recurrent_rules import GatedDeltaRule, GateProjections
 from manyformer.length_norms import RMSNorm
 from manyformer.masks import Causal
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
-from manyformer.models.capped_head import CappedClassHead
+from manyformer.models.head import CappedClassHead
 from manyformer.recipes.stacks import check_heads, init_std, stack
 
 

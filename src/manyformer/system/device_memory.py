@@ -130,8 +130,10 @@ def describe_request(error: BaseException) -> str:
 
 
 @contextmanager
-def report_out_of_memory(work: str, remedy: str) -> Iterator[None]:
-    """Convert failed allocations in the block into OutOfMemory: which `work` asked for memory, and the `remedy`."""
+def report_out_of_memory(work: str | Callable[[], str], remedy: str) -> Iterator[None]:
+    """Convert failed allocations in the block into OutOfMemory: which `work` asked for memory, and the `remedy`.
+
+    A function is asked for the work where it changes within the block."""
     try:
         yield
     except OutOfMemory:
@@ -139,4 +141,5 @@ def report_out_of_memory(work: str, remedy: str) -> Iterator[None]:
     except (MemoryError, RuntimeError, ValueError) as error:
         if not is_out_of_memory(error):
             raise
-        raise OutOfMemory(f"out of memory {work}{describe_request(error)}; {remedy}") from error
+        current_work = work if isinstance(work, str) else work()
+        raise OutOfMemory(f"out of memory {current_work}{describe_request(error)}; {remedy}") from error

@@ -180,11 +180,11 @@ def use_device(device: torch.device) -> None:
 
 
 def send(x: Tensor, device: torch.device) -> Tensor:
-    """A copy of a tensor of the host on `device`, for whose arrival the host does not wait if the device has such.
+    """A tensor on `device`: one of the host is copied from pinned memory where the device has such copies.
 
-    A tensor that is there already stays as it is, and on the meta device there is nothing to arrive."""
-    if x.device.type == device.type or device.type == "meta":
-        return x
+    The host does not wait for them to arrive. A tensor that is there already stays as it is."""
+    if x.device.type == device.type:
+        return x.to(device)
     pins_copies = device_kind(device).pins_copies
     return (x.pin_memory() if pins_copies else x).to(device, non_blocking=pins_copies)
 

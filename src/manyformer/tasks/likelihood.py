@@ -3,7 +3,7 @@
 from typing import Any
 
 from manyformer.batches import IGNORE_INDEX, to_device
-from manyformer.models.carried_state import CarriedState
+from manyformer.models.model import CarriedState
 from manyformer.scores import ScoreRecord, perplexity, row_exact_match, token_accuracy
 from manyformer.tasks.requests import EvaluationRequest
 from manyformer.tasks.score_sums import ScoreSums

@@ -7,10 +7,10 @@ from typing import NamedTuple, final
 import torch
 
 from manyformer.batches import Batch
+from manyformer.batches.batch import PreparedBatch
 from manyformer.data.training_feed import FeedPosition, TrainingFeed
 from manyformer.errors import UserError
 from manyformer.system.background_reader import BackgroundReader
-from manyformer.train.prepared_batches import PreparedBatch
 
 DEFAULT_AHEAD = 2
 """How many batches `batch.ahead=auto` reads ahead for an accelerator."""

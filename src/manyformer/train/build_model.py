@@ -1,4 +1,4 @@
-"""Build the model, the device, the training objective and the parallel strategy of a run."""
+"""Build the model, the device, the parallel strategy and the training engine of a run."""
 
 from functools import partial
 from typing import Any
@@ -7,6 +7,7 @@ import torch
 
 from manyformer.config import RunConfig
 from manyformer.data.opened import DataSurvey, OpenedData, check_lengths
+from manyformer.data.training_feed import TrainingFeed
 from manyformer.errors import UserError
 from manyformer.model_summary import build_on_meta
 from manyformer.models import Model
@@ -16,7 +17,7 @@ from manyformer.system.device_memory import check_model_fits
 from manyformer.system.devices import KINDS, available_devices, device_kind
 from manyformer.torch_internals import compile_backward_as_eager
 from manyformer.train.activation_checkpointing import checkpoint_activations
-from manyformer.train.objective import TrainingObjective
+from manyformer.train.engine import TrainingEngine
 from manyformer.train.parallel_strategy import DDPStrategy, ParallelStrategy
 from manyformer.train.process_group import ProcessGroup
 
@@ -143,8 +144,24 @@ def choose_autocast(precision: str, device: torch.device, model: Model) -> torch
     return HALF_PRECISIONS.get(precision)
 
 
-def make_objective(run: RunConfig, model: Model, device: torch.device) -> TrainingObjective:
-    """The objective of a run: model on its device, loss, precision, activation checkpointing and compilation."""
+def make_engine(
+    run: RunConfig, model: Model, feed: TrainingFeed, device: torch.device, strategy: ParallelStrategy
+) -> TrainingEngine:
+    """The engine that trains the model of a run on batches of `feed`, for which the model acts where it must."""
+    autocast = prepare_model(run, model, device)
+    feed.attach(model)
+    return TrainingEngine(
+        model,
+        run.optim,
+        strategy,
+        label_smoothing=run.loss.label_smoothing,
+        autocast=autocast,
+        rows_continue=feed.rows_continue,
+    )
+
+
+def prepare_model(run: RunConfig, model: Model, device: torch.device) -> torch.dtype | None:
+    """Move the model to its device, recompute activations and compile as the run says; returns its autocast dtype."""
     autocast = choose_autocast(run.precision, device, model)
     kind = device_kind(device)
     if autocast is not None and not kind.is_host:
@@ -152,12 +169,12 @@ def make_objective(run: RunConfig, model: Model, device: torch.device) -> Traini
         torch.set_float32_matmul_precision("high")
     if run.activation_checkpointing:
         checkpoint_activations(model)
-    objective = TrainingObjective(model.to(device), label_smoothing=run.loss.label_smoothing, autocast=autocast)
+    model.to(device)
     # on a CPU, compiling takes half a minute and saves a hundredth of each step
     if run.compile == "on" or (run.compile == "auto" and kind.compiles_by_default):
         compile_backward_as_eager()
-        objective.compile()
-    return objective
+        model.compile()  # type: ignore[no-untyped-call]
+    return autocast
 
 
 def choose_strategy(strategy: str, process_group: ProcessGroup) -> ParallelStrategy:

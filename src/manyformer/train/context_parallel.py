@@ -26,7 +26,6 @@ from manyformer.ops.ring_attention import ring_attention
 from manyformer.ops.token_ring import TokenRing
 from manyformer.residual import Residual
 from manyformer.sources import SelfSource, WindowSource
-from manyformer.train.objective import TrainingObjective
 from manyformer.train.parallel_strategy import DDPStrategy, ParallelStrategy
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
 
@@ -74,10 +73,10 @@ class ContextStrategy(ParallelStrategy):
         own: Batch = self._model.own_columns(batch)
         return own
 
-    def prepare(self, objective: TrainingObjective) -> nn.Module:
-        self._model = objective.model
+    def prepare(self, model: Model) -> nn.Module:
+        self._model = model
         share_columns(self._model, ProcessRing(self.process_group.rank, self.process_group.size))
-        return self._replicas.prepare(objective)
+        return self._replicas.prepare(model)
 
     def gradient_sync(self, prepared: nn.Module, *, last: bool) -> AbstractContextManager[object]:
         return self._replicas.gradient_sync(prepared, last=last)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.batches import Batch, to_device
+from manyformer.batches.batch import PreparedBatch
 from manyformer.config import AdagradConfig, OptimConfig
 from manyformer.models import BatchLoss, BatchScore, Model
-from manyformer.models.carried_state import CarriedState
 from manyformer.models.finite_weights import find_non_finite
+from manyformer.models.model import CarriedState
 from manyformer.system.devices import device_kind
 from manyformer.train.finite_numbers import LARGEST_SQUARED_NORM, GradientNorms
 from manyformer.train.loss_scaling import LossScaler
-from manyformer.train.objective import TrainingObjective
 from manyformer.train.optimizers import (
     clip_each_gradient,
     make_optimizer,
@@ -24,7 +25,7 @@ from manyformer.train.optimizers import (
     set_learning_rate,
 )
 from manyformer.train.parallel_strategy import ParallelStrategy
-from manyformer.train.prepared_batches import PreparedBatch
+from manyformer.training_hooks import AddsPenalty
 
 
 class StepResult(NamedTuple):
@@ -45,32 +46,37 @@ class StepResult(NamedTuple):
 
 
 class TrainingEngine:
-    """Trains the model of an objective, in one process or together with others.
+    """Trains a model, in one process or together with others: the only training step of the package.
 
-    `rows_continue` says that row r of each batch continues row r of the previous one: a model with a memory then
-    carries its state from batch to batch.
+    `autocast` is the dtype of forward passes, None for that of the weights. `rows_continue` says that row r of each
+    batch continues row r of the previous one: a model with a memory then carries its state from batch to batch.
     """
 
     def __init__(
         self,
-        objective: TrainingObjective,
+        model: Model,
         optim: OptimConfig,
         strategy: ParallelStrategy,
         *,
+        label_smoothing: float = 0.0,
+        autocast: torch.dtype | None = None,
         rows_continue: bool = False,
     ) -> None:
+        self.model = model
+        self._label_smoothing = label_smoothing
+        self._autocast = autocast
         self.strategy, self.process_group, self.max_grad_norm = strategy, strategy.process_group, optim.max_grad_norm
         self.max_weight_grad_norm = optim.max_weight_grad_norm if isinstance(optim, AdagradConfig) else None
         is_clipped = self.max_grad_norm is not None or self.max_weight_grad_norm is not None
         self._largest_norm = torch.finfo(torch.float32).max if is_clipped else LARGEST_SQUARED_NORM
         self._nonfinite = optim.nonfinite
-        self.model: Model = objective.model
-        self.device = self.model.device
-        self._prepared = strategy.prepare(objective)
+        self.device = model.device
+        self._penalized = [module for module in model.modules() if isinstance(module, AddsPenalty)]
+        self._prepared = strategy.prepare(model)
         self.weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.optimizer = make_optimizer(self.model, optim)
         self.carried_state = CarriedState(self.model, rows_continue=rows_continue)
-        self.loss_scaler = LossScaler(self.device) if objective.autocast is torch.float16 else None
+        self.loss_scaler = LossScaler(self.device) if autocast is torch.float16 else None
 
     def prepare(self, batch: Batch) -> PreparedBatch:
         """This process's part of a batch with its counts; a pure function of the batch, for any thread."""
@@ -136,6 +142,9 @@ class TrainingEngine:
         else:
             self.loss_scaler.step(self.optimizer)
 
+    def _precision(self) -> AbstractContextManager[object]:
+        return torch.autocast(self.device.type, dtype=self._autocast, enabled=self._autocast is not None)
+
     def scorer(self, *, rows_continue: bool) -> Callable[[Batch], BatchScore]:
         """A function that scores this process's batches of one pass, in order and without dropout."""
         carried_state = CarriedState(self.model, rows_continue=rows_continue)
@@ -146,8 +155,9 @@ class TrainingEngine:
                 batch = batch.on_device(self.device)
             else:
                 batch = to_device(self.strategy.local_batch(batch), self.device)
-            with torch.no_grad():
-                batch_score = self._prepared(batch, carried_state.state_for(batch))
+            state = carried_state.state_for(batch)
+            with torch.no_grad(), self._precision():
+                batch_score = self._prepared(batch, state)
             self.strategy.after_scoring(self._prepared)
             assert isinstance(batch_score, BatchScore)
             carried_state.update(batch_score)
@@ -197,14 +207,17 @@ class TrainingEngine:
 
     def _backward(self, prepared: PreparedBatch, targets: int, num_batches: int) -> Tensor:
         batch = prepared.on_device(self.device)
-        loss = self._prepared(batch, self.carried_state.state_for(batch))
-        assert isinstance(loss, BatchLoss)
+        state = self.carried_state.state_for(batch)
+        with self._precision():
+            loss = self._prepared(batch, state, label_smoothing=self._label_smoothing)
+            assert isinstance(loss, BatchLoss)
+            extra_loss = sum((module.penalty() for module in self._penalized), loss.extra)
         self.carried_state.update(loss)
         mean = total = loss.total.float() / targets
         extra = torch.zeros_like(mean)
         # a plain number has no gradient, and copying it to a GPU would synchronize with the device
-        if isinstance(loss.extra, Tensor):
-            extra = loss.extra.float() / num_batches
+        if isinstance(extra_loss, Tensor):
+            extra = extra_loss.float() / num_batches
             total = mean + extra
         # gradients are averaged over the processes, and each loss is already divided by the targets of all processes
         total = total * self.process_group.size

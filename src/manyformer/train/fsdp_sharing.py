@@ -15,7 +15,6 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from manyformer.models import Model
 from manyformer.recipes import build
 from manyformer.train.activation_checkpointing import stack_layers
-from manyformer.train.objective import TrainingObjective
 from manyformer.train.parallel_strategy import ParallelStrategy
 from manyformer.train.process_group import ProcessGroup
 from manyformer.train.sharded_checkpoints import read_shards, write_shards
@@ -34,18 +33,19 @@ class FSDPStrategy(ParallelStrategy):
     def __init__(self, process_group: ProcessGroup) -> None:
         self.process_group = process_group
 
-    def prepare(self, objective: TrainingObjective) -> nn.Module:
-        mesh = init_device_mesh(objective.model.device.type, (self.process_group.size,))
-        layers = list(stack_layers(objective.model))
+    def prepare(self, model: Model) -> nn.Module:
+        mesh = init_device_mesh(model.device.type, (self.process_group.size,))
+        layers = list(stack_layers(model))
         common = shared_modules(layers)
-        if common:
-            # registered with the root module, which gathers them before any layer runs
-            objective.add_module("common", nn.ModuleList(common))
         ignored = {weight for module in common for weight in module.parameters()}
         for layer in layers:
             fully_shard(layer, mesh=mesh, ignored_params=ignored)
-        fully_shard(objective, mesh=mesh)
-        return objective
+        # the root gathers the weights that it finds outside of layers, and it does so before any layer runs; the name
+        # is not to become part of those of the weights
+        model.add_module("common", nn.ModuleList(common))
+        fully_shard(model, mesh=mesh)
+        del model.common
+        return model
 
     def gradient_sync(self, prepared: nn.Module, *, last: bool) -> AbstractContextManager[object]:
         assert isinstance(prepared, FSDPModule)

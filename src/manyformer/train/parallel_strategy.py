@@ -14,7 +14,6 @@ from manyformer.batches import Batch
 from manyformer.files.atomic_files import atomic_path
 from manyformer.models import Model
 from manyformer.models.model_files import read_tensors, read_weights
-from manyformer.train.objective import TrainingObjective
 from manyformer.train.optimizers import named_optimizer_state, restore_optimizer_state
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
 
@@ -36,8 +35,8 @@ class ParallelStrategy(ABC):
         return batch
 
     @abstractmethod
-    def prepare(self, objective: TrainingObjective) -> nn.Module:
-        """Wrap `objective` into the module to call; called before the optimizer is built."""
+    def prepare(self, model: Model) -> nn.Module:
+        """Wrap `model` into the module to call; called before the optimizer is built."""
 
     @abstractmethod
     def gradient_sync(self, prepared: nn.Module, *, last: bool) -> AbstractContextManager[object]:
@@ -70,12 +69,12 @@ class DDPStrategy(ParallelStrategy):
     def __init__(self, process_group: ProcessGroup = SINGLE_PROCESS_GROUP) -> None:
         self.process_group = process_group
 
-    def prepare(self, objective: TrainingObjective) -> nn.Module:
+    def prepare(self, model: Model) -> nn.Module:
         if self.process_group.size == 1:
-            return objective
-        device = objective.model.device
+            return model
+        device = model.device
         ids = None if device.index is None else [device.index]
-        return DistributedDataParallel(objective, device_ids=ids, gradient_as_bucket_view=True)
+        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
 
     def gradient_sync(self, prepared: nn.Module, *, last: bool) -> AbstractContextManager[object]:
         if last or not isinstance(prepared, DistributedDataParallel):

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from manyformer.batches import Batch
+from manyformer.batches.batch import DeviceCopies, PreparedBatch
 from manyformer.config import RUN_FILE, RunConfig, dump_run
 from manyformer.data.opened import OpenedData
 from manyformer.errors import UserError
@@ -22,16 +23,14 @@ from manyformer.system.device_memory import OutOfMemory, report_out_of_memory
 from manyformer.system.stop_signals import StopSignal
 from manyformer.train.adaptation import adapt_model
 from manyformer.train.ahead_feed import AheadFeed, batches_ahead, pass_reader
-from manyformer.train.build_model import build_model, choose_device, choose_strategy, make_objective
+from manyformer.train.build_model import build_model, choose_device, choose_strategy, make_engine
 from manyformer.train.checkpoint_writer import CheckpointWriter
 from manyformer.train.checkpoints import Checkpoint, CheckpointStore
-from manyformer.train.engine import TrainingEngine
 from manyformer.train.events import EventListener, TrainingFinished, TrainingNote, TrainingStarted, TrainResult
 from manyformer.train.final_model import ResultRecord, WeightChoice, choose_weights
 from manyformer.train.init_from import check_random_init, load_initial_weights, transfer_from
 from manyformer.train.metrics import MetricsFiles
 from manyformer.train.model_card import model_card
-from manyformer.train.prepared_batches import DeviceCopies, PreparedBatch
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
 from manyformer.train.rng import seed_everything
 from manyformer.train.run_folder import RESULT_FILE, write_environment, write_run_file
@@ -88,9 +87,7 @@ class TrainingSession:
             loss = run.loss
             attach_gates(self.model, penalty=run.loss.gate_penalty, part=loss.gated_part, lr_scale=loss.gate_lr_scale)
         self.num_parameters = sum(weight.numel() for weight in self.model.parameters())
-        objective = make_objective(run, self.model, device)
-        self.data.train.attach(self.model)
-        self.engine = TrainingEngine(objective, run.optim, strategy, rows_continue=self.data.train.rows_continue)
+        self.engine = make_engine(run, self.model, self.data.train, device, strategy)
         if process_group.rank:
             # equal weights, but different dropout in each process
             seed_everything(run.seed + 7919 * process_group.rank)

@@ -11,7 +11,7 @@ from manyformer.files.atomic_files import atomic_path
 from manyformer.files.json_records import DamagedFile
 from manyformer.files.json_text import json_text
 from manyformer.files.verified_folder import VerifiedFolder
-from manyformer.models.carried_state import CarriedState
+from manyformer.models.model import CarriedState
 from manyformer.torch_internals import tree_leaves, tree_structure, tree_unflatten
 from manyformer.train.process_group import ProcessGroup
 

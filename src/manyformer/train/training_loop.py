@@ -29,7 +29,7 @@ from manyformer.train.schedules import LearningRateFn
 from manyformer.train.thread_use import MEASURED_SECONDS, describe_waiting_threads
 from manyformer.train.train_state import MetricsWindow, TrainState, end_reason, run_progress
 from manyformer.train.validation import Validator
-from manyformer.training_hooks import run_post_step_updates, set_training_progress
+from manyformer.training_hooks import PostStepUpdate, TracksProgress, run_post_step_updates, set_training_progress
 
 # The shortest time between progress events of steps that are not in the metrics, in seconds.
 PROGRESS_SECONDS = 0.2
@@ -74,6 +74,10 @@ class TrainingLoop:
         self._checkpointed: tuple[int, int] | None = None
         """The step of the latest checkpoint, and the step that had been evaluated last."""
         self._process_group = self.engine.process_group
+        # to look for them takes a twentieth of a step of a tiny model
+        modules = list(self.engine.model.modules())
+        self._tracks_progress = any(isinstance(module, TracksProgress) for module in modules)
+        self._updates_itself = any(isinstance(module, PostStepUpdate) for module in modules)
         self._movement = MovementWatch(self.engine.weights)
         self._start_seconds = self._start_cpu_seconds = 0.0
         self._thread_use_reported = self.engine.device.type != "cpu" or self._process_group.size > 1
@@ -91,6 +95,14 @@ class TrainingLoop:
         self._start_progress = run_progress(self.run, self.train_state)
         self._movement.begin()
         self._start_seconds, self._start_cpu_seconds = self.train_state.seconds, self.train_state.cpu_seconds
+
+        def work() -> str:
+            return f"in training step {self.train_state.step + 1}"
+
+        with report_out_of_memory(work, _smaller_step(self.run)), report_missing_operator(self.run.recipe):
+            return self._train_to_end()
+
+    def _train_to_end(self) -> str:
         while True:
             # the same order at every step, also at the one that a run resumes from: completed work is not due again
             self._evaluate(due=self._is_due(self.run.evaluate.every))
@@ -123,17 +135,17 @@ class TrainingLoop:
     def _take_step(self) -> None:
         """Make one optimizer step, and report it if it is due."""
         train_state, run, feed = self.train_state, self.run, self.feed
-        work = f"in training step {train_state.step + 1}"
-        with report_out_of_memory(work, _smaller_step(run)), report_missing_operator(run.recipe):
-            batches = self._take_batches()
-            self.step_progress = run_progress(run, train_state)
+        batches = self._take_batches()
+        self.step_progress = run_progress(run, train_state)
+        if self._tracks_progress:
             set_training_progress(self.engine.model, self.step_progress)
-            self._current_rate = self.learning_rate(train_state.step + 1, self.step_progress)
-            result = self.engine.step(batches, self._current_rate)
+        self._current_rate = self.learning_rate(train_state.step + 1, self.step_progress)
+        result = self.engine.step(batches, self._current_rate)
         self._pending_steps.append(result)
         train_state.step += 1
         self._movement.count_step(self._current_rate)
-        run_post_step_updates(self.engine.model, train_state.step)
+        if self._updates_itself:
+            run_post_step_updates(self.engine.model, train_state.step)
         train_state.tokens += result.tokens
         train_state.epochs = feed.epoch + feed.batch / feed.batches
         if len(self._pending_steps) >= self._sync_every or self._needs_sync():

@@ -12,7 +12,7 @@ from manyformer.core import PADDING_SEGMENT
 from manyformer.data import HeldOutBatches
 from manyformer.errors import UserError
 from manyformer.models import Model
-from manyformer.models.carried_state import CarriedState
+from manyformer.models.model import CarriedState
 from manyformer.ops.region_shares import region_shares
 from manyformer.training_hooks import eval_mode
 from manyformer.view.attention_maps import module_names
