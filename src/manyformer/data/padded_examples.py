@@ -1,5 +1,6 @@
 """Data sets of pairs, labelled texts and tagged sentences that collate shards into padded batches."""
 
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -11,6 +12,7 @@ from manyformer.data.length_buckets import SequenceDataset
 from manyformer.data.ragged import pad_ragged
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.token_shards import TokenShard
+from manyformer.data.tokenizer import Tokenizer
 from manyformer.type_aliases import IntArray
 
 
@@ -68,6 +70,38 @@ class TaggedDataset(SequenceDataset):
         trees, _ = gather_padded(self._trees, indices, pad=0)
         targets = torch.where(classes == 0, IGNORE_INDEX, classes - 1)
         return TaggingBatch(tokens, targets, segments, trees.view(*tokens.shape, 3) - 1)
+
+
+@final
+class EncodedTexts:
+    """The token ids of texts and their tokenizer; `lengths` are without start and end token."""
+
+    def __init__(self, texts: Sequence[str], tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        ids = tokenizer.encode_many(texts)
+        self.lengths = np.array([len(tokens) for tokens in ids], dtype=np.int64)
+        self._flat = np.concatenate([np.zeros(0, dtype=np.int32), *ids])
+        self._starts = self.lengths.cumsum() - self.lengths
+
+    def rows(self, texts: IntArray) -> tuple[IntArray, IntArray]:
+        """The tokens of texts, padded on the right, and their lengths; text -1 is empty."""
+        exists = texts >= 0
+        starts, lengths = self._starts[texts] * exists, self.lengths[texts] * exists
+        width = int(lengths.max(initial=0))
+        return pad_ragged(self._flat, starts, lengths, width=width, fill=self.tokenizer.pad), lengths
+
+    def targets(self, texts: IntArray) -> tuple[Tensor, Tensor, Tensor | None]:
+        """BOS + y and y + EOS for the tokens y of each text, as `target` and `targets` of a pair, and segment ids.
+
+        The segment ids (0, and -1 at padding) are None if no text is padded."""
+        tokens, lengths = self.rows(texts)
+        target = np.pad(tokens, ((0, 0), (1, 0)), constant_values=self.tokenizer.bos)
+        columns = np.arange(target.shape[1])
+        ended = np.where(columns == lengths[:, None], self.tokenizer.eos, np.pad(tokens, ((0, 0), (0, 1))))
+        is_padding = columns > lengths[:, None]
+        targets = torch.from_numpy(np.where(is_padding, IGNORE_INDEX, ended))
+        segments = torch.from_numpy(-is_padding.astype(np.int64)) if is_padding.any() else None
+        return torch.from_numpy(target), targets, segments
 
 
 def gather_padded(
