@@ -41,8 +41,8 @@ ROWS = list(zip(TEXTS, LABELS))
 def test_a_header_is_no_example(first: str, tmp_path: Path) -> None:
     opened = table(tmp_path, first, ROWS)
     assert cells(opened) == ROWS
-    assert "a.tsv:1: taken as a header (text: " in opened.note
-    assert "data.header=false reads it as a row" in opened.note
+    assert "a.tsv:1: taken as a header (text: " in opened.notes[0]
+    assert "data.header=false reads it as a row" in opened.notes[0]
 
 
 def test_a_header_gives_columns_in_any_order(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_row_that_may_be_a_header_is_told(tmp_path: Path) -> None:
     words = [(f"word{number}", "noun" if number % 2 else "verb") for number in range(40)]
     opened = table(tmp_path, "entry\tkind", words)
     assert cells(opened)[0] == ("entry", "kind")
-    assert "may be a header (entry, kind): data.header=true reads it as one" in opened.note
+    assert "may be a header (entry, kind): data.header=true reads it as one" in opened.notes[0]
     assert cells(table(tmp_path, "entry\tkind", words, header=True)) == words
 
 

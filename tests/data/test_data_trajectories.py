@@ -14,7 +14,6 @@ from manyformer.config import TrajectoriesData
 from manyformer.data import open_data
 from manyformer.data.kind import OpenRequest
 from manyformer.data.minari_episodes import read_minari
-from manyformer.data.open_trajectories import EPISODES_FILE
 from manyformer.data.opened import OpenedData
 from manyformer.data.opening import open_file, open_held_out
 from manyformer.data.trajectory_archive import RecordedEpisodes, read_archive
@@ -252,7 +251,7 @@ def test_prepared_episodes_are_verified_and_belong_to_their_model(tmp_path: Path
     scored = open_file(config, "windows", data.tokenizers, str(path), OpenRequest(8, tmp_path)).batches
     assert scored is not None
     assert sum(batch.target_count() for batch in scored) == STEPS
-    prepared = tmp_path / "data" / EPISODES_FILE
+    prepared = tmp_path / "data" / "episodes.npz"
     prepared.write_bytes(prepared.read_bytes()[:-1])
     with pytest.raises(UserError, match=r"episodes.npz is damaged"):
         open_held_out(config, "windows", request, None)

@@ -26,10 +26,9 @@ from manyformer.data.audio_reading import (
 from manyformer.data.content_sums import folder_sum
 from manyformer.data.csv_records import read_records
 from manyformer.data.findings import Finding, TableFindings
-from manyformer.data.image_reading import files_stamp
 from manyformer.data.table_columns import ColumnKey, find_columns
 from manyformer.data.table_files import TableRow, is_jsonl, read_rows
-from manyformer.data.text_files import content_suffix, existing_path, file_stamp, selected_files
+from manyformer.data.text_files import content_suffix, existing_path, file_stamp, files_stamp, selected_files
 from manyformer.errors import UserError, suggest_names
 
 FOLDER_GROUP = "folder"
@@ -41,37 +40,23 @@ def open_recordings(path: str, data: AudioData, target: str) -> RecordingSource:
     `target` is what a recording has, a "label" or a "text": the name of its column where data.label gives none."""
     resolved = existing_path(path)
     if resolved.is_dir():
-        return FolderRecordings(resolved, data)
+        return FolderRecordings(str(resolved), resolved, audio_files(resolved), data)
     if content_suffix(resolved) == ".npz":
         return ArchiveRecordings(resolved, data, target)
     if resolved.suffix.lower() in AUDIO_SUFFIXES:
-        return FileRecording(resolved)
+        return FolderRecordings(str(resolved), resolved.parent, [resolved], data)
     return TableRecordings(resolved, data, target)
 
 
 @final
-class FileRecording(RecordingSource):
-    """A single file without a label."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self.name = path, str(path)
-
-    def stamp(self) -> list[str | int]:
-        return file_stamp(self._path)
-
-    def recordings(self, selects: GroupTest = every_group) -> Iterator[Recording]:
-        if selects(None):
-            yield Recording(*read_audio_file(self._path), None, None, self.name)
-
-
-@final
 class FolderRecordings(RecordingSource):
-    """Files whose labels are the names of the innermost folders; the group is the first folder below the root."""
+    """Files in the folder `root` whose labels are the names of the innermost folders below it.
 
-    def __init__(self, root: Path, data: AudioData) -> None:
-        self.name, self._root, self._data = str(root), root, data
-        self._files = audio_files(root)
-        if not self._files:
+    The group is the first folder below the root."""
+
+    def __init__(self, name: str, root: Path, files: list[Path], data: AudioData) -> None:
+        self.name, self._root, self._files, self._data = name, root, files, data
+        if not files:
             suffixes = " ".join(sorted(AUDIO_SUFFIXES))
             raise UserError(f"{root}: this folder has no recordings (searched for {suffixes})")
 
@@ -119,7 +104,7 @@ class TableRecordings(RecordingSource):
             header = False
         table_columns = find_columns(path, keys, roles, header=header)
         self._has_header = table_columns.has_header
-        self.notes = (table_columns.note,) if table_columns.note else ()
+        self.notes = table_columns.notes
         self._columns = [index for index in table_columns.indices if index is not None]
         # the stamp of a file that is read by the settings alone is that of versions that knew no headers
         is_plain = not table_columns.has_header or (any(isinstance(key, str) for key in keys) and None not in keys)

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.config.data_sections.audio_section import MAX_RATE, MIN_RATE
-from manyformer.data.change_counts import ChangeCounts, change_findings
-from manyformer.data.findings import Finding, Tally, plural
+from manyformer.data.findings import ChangeCounts, Finding, Tally, change_findings, plural
 from manyformer.data.splits import DataSource
 from manyformer.errors import UserError, list_names
 
@@ -62,13 +61,6 @@ def every_group(group: str | None) -> bool:
 
 class RecordingSource(DataSource):
     """Recordings of a file or folder in a fixed order."""
-
-    notes: tuple[str, ...] = ()
-    """What a person should know of how the file is read, such as a header that was found."""
-
-    def found(self) -> Iterator[Finding]:
-        """What the last pass over the recordings has found besides them."""
-        return iter(())
 
     @abstractmethod
     def recordings(self, selects: GroupTest = every_group) -> Iterator[Recording]:

@@ -56,11 +56,12 @@ class PreparationResult(NamedTuple):
 
 
 class PreparedData(NamedTuple):
-    """Prepared data: tokenizers, memory-mapped shards, counts to display, and the summary of its preparation."""
+    """Prepared data: tokenizers, memory-mapped shards, counts to display, the hashes of sources, and the summary."""
 
     tokenizers: TokenizerPair
     shards: dict[str, TokenShard]
     counts: dict[str, Any]
+    hashes: dict[str, str]
     summary: DataSummary | None = None
 
 
@@ -222,4 +223,4 @@ def _open(cache: Path, record: PreparedRecord) -> PreparedData:
     if tokenizers.fingerprint != record.tokenizers:
         raise DamagedFile(f"{cache / RECORD_FILE} is damaged: the tokenizers beside it are others than those it names")
     shards = {name: open_verified_shard(files, name, facts) for name, facts in record.splits.items()}
-    return PreparedData(tokenizers, shards, record.counts, record.summary)
+    return PreparedData(tokenizers, shards, record.counts, record.sources, record.summary)

@@ -1,7 +1,7 @@
 """The pipeline of data in files: split, prepared once as token shards, then read as batches."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -15,10 +15,10 @@ from manyformer.data.cache_folder import (
     PreparationResult,
     PreparedData,
     load_or_prepare,
-    load_prepared,
 )
 from manyformer.data.epochs import HeldOutBatches
-from manyformer.data.kind import DataKind, KindSection, OpenRequest
+from manyformer.data.findings import Finding
+from manyformer.data.kind import DataKind, DataPipeline, KindSection
 from manyformer.data.length_buckets import LengthBuckets
 from manyformer.data.opened import (
     DataSurvey,
@@ -31,8 +31,6 @@ from manyformer.data.opened import (
     path_name,
 )
 from manyformer.data.paths_of_settings import check_paths, named_paths
-from manyformer.data.sampler import Sampler
-from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.splits import PathOrPaths, SampleSize, SourceT, Splits
 from manyformer.data.summary import DataSummary
 from manyformer.data.text_epochs import TextPlan
@@ -45,32 +43,21 @@ from manyformer.files.json_records import DamagedFile
 SURVEY_SIZE = SampleSize(records=10_000, characters=2_000_000)
 """So much of the files of a split is read for a look at them."""
 
+ReadT = TypeVar("ReadT")
 PlanT = TypeVar("PlanT", bound=TextPlan | LengthBuckets | UtterancePlan)
 
 
-class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
+class FilePipeline(DataPipeline[KindSection], Generic[KindSection, SourceT, PlanT]):
     """The steps from the files of a data section to batches, for one opening of the data.
 
     Sources are opened and split (`open_sources`), written to shards in the cache folder (`prepare`), and read by a plan
-    of batches (`plan`). Each split has one shard for each of the `sides`. `prepared_settings` are the settings that
-    decide the prepared files, besides the sources. With `resumes`, `prepare` continues what it finds in the folder of a
-    preparation that was killed. `tokenizers` are those of a trained model, or else of preparation.
+    of batches (`plan`). Each split has one shard for each of the `sides`. With `resumes`, `prepare` continues what it
+    finds in the folder of a preparation that was killed.
     """
 
-    section: type[KindSection]
-    forms: tuple[str, ...]
     sides: tuple[str, ...] = ()
     resumes: bool = False
-    prepared_settings: tuple[str, ...]
-
-    tokenizers: TokenizerPair
-
-    def __init__(
-        self, data: KindSection, form: str, request: OpenRequest, tokenizers: TokenizerPair | None = None
-    ) -> None:
-        self.data, self.form, self.request = data, form, request
-        if tokenizers is not None:
-            self.tokenizers = tokenizers
+    without_test = " (data.test); score the split valid, or another file"
 
     @abstractmethod
     def open_sources(self, paths: PathOrPaths, split: str) -> list[SourceT]:
@@ -112,8 +99,7 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
         return Splits.open(self.open_sources, data.path, data.valid, data.test)
 
     def preparation(self) -> dict[str, Any]:
-        """The settings that decide the prepared files."""
-        settings = {name: getattr(self.data, name) for name in self.prepared_settings}
+        settings = super().preparation()
         # a section that trains its tokenizer has the settings of those from before there was a choice
         borrowed = isinstance(self.data, EncodedTextData) and self.data.tokenizer_of
         return settings | ({"tokenizer_of": borrowed} if borrowed else {})
@@ -135,12 +121,7 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
         labels = self.tokenizers.labels
         return {"vocab": self.tokenizers.target.vocab} | ({} if labels is None else {"classes": len(labels)})
 
-    def offered_keywords(self) -> dict[str, int]:
-        """The keywords for models that accept them."""
-        return {}
-
     def open(self) -> OpenedData:
-        """Open the data for training; prepared files are reused if nothing that decides them has changed."""
         data, cache = self.data, self.request.cache
         check_paths(data)
         splits = self.split()
@@ -156,7 +137,7 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
             log=self.request.log,
         )
         self.tokenizers = prepared.tokenizers
-        required = self.required_keywords()
+        required_keywords = self.required_keywords()
         shards = {name: self.shards_of(prepared, name) for name in splits.names}
         plans = {name: self.plan(shards[name], name) for name in splits.names}
         # equal numbers of another alphabet are other data
@@ -166,17 +147,13 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
             for name, plan in plans.items()
             if name != "train"
         }
-        return OpenedData(
-            tokenizers=prepared.tokenizers,
-            train=Sampler(plans["train"], self.request.seed),
-            valid=held_out["valid"],
-            test=held_out.get("test"),
-            summary_lines=tuple(self.describe(splits, prepared, plans)),
-            length_limits=tuple(self.length_limits(plans)),
-            cache=cache,
-            required_keywords=required,
-            offered_keywords=self.offered_keywords(),
+        return self.opened(
+            plans["train"],
+            held_out,
+            required_keywords=required_keywords,
+            lines=self.describe(splits, prepared, plans),
             summary=self.summarize(splits, prepared, plans),
+            length_limits=self.length_limits(plans),
         )
 
     def survey(self) -> DataSurvey:
@@ -205,37 +182,28 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
             plans = {name: self.plan(self.shards_of(prepared, name), name) for name in splits.names}
             yield from self.length_limits(plans)
 
-    def held_out(self, split: str | None) -> EvaluationData:
-        """A held-out split: "valid", "test", or by default test if there is one, prepared again if files are missing.
+    def read_file(self, path: EvaluationPath, read: Callable[[SourceT], Iterator[ReadT]]) -> Iterator[ReadT]:
+        """The records of other data, as `read` reads its sources; the log is told how they are read and what is odd."""
+        for source in self.open_sources(path, "test"):
+            for note in source.notes:
+                self.request.log(note)
+            yield from read(source)
+            self.log_findings(source.found())
 
-        Raises UserError if there is no such split, and if the data has other tokenizers than the model.
-        """
-        cache, expected = self.request.cache, self.request.tokenizers
-        prepared = load_prepared(cache)
-        if prepared is None:
-            self.open()
-            prepared = load_prepared(cache)
-        assert prepared is not None
-        if expected is not None and expected.fingerprint != prepared.tokenizers.fingerprint:
-            raise UserError(
-                f"the data in {cache} was prepared with other tokenizers or labels than those of the model in "
-                f"{cache.parent}; remove {cache} and restore the data of the training, or score another file"
-            )
-        has_test = any(name.partition(".")[0] == "test" for name in prepared.shards)
-        if split == "test" and not has_test:
-            raise UserError(
-                f"the run in {cache.parent} has no test data (data.test); score the split valid, or another file"
-            )
-        self.tokenizers, name = prepared.tokenizers, split or ("test" if has_test else "valid")
-        return self.evaluation_data(name, self.shards_of(prepared, name))
+    def log_findings(self, findings: Iterable[Finding]) -> None:
+        """Tell the log what was found in data."""
+        for finding in findings:
+            self.request.log(str(finding))
+
+    def held_out_splits(self, prepared: PreparedData) -> Mapping[str, list[TokenShard]]:
+        names = dict.fromkeys(name.partition(".")[0] for name in prepared.shards)
+        return {name: self.shards_of(prepared, name) for name in names if name != "train"}
 
     def from_file(self, path: EvaluationPath) -> EvaluationData:
-        """The data of files, with the tokenizers of a trained model."""
         return self.evaluation_data(path_name(path), self.write_file(path))
 
-    def evaluation_data(self, name: str, shards: Sequence[TokenShard]) -> EvaluationData:
-        """The data to score in the shards of a held-out split or of a file."""
-        return EvaluationData(name, self.held_out_batches(shards), text=self.text(shards))
+    def evaluation_data(self, name: str, split: Sequence[TokenShard]) -> EvaluationData:
+        return EvaluationData(name, self.held_out_batches(split), text=self.text(split))
 
     def held_out_batches(self, shards: Sequence[TokenShard]) -> HeldOutBatches:
         """The batches of a held-out split or of a file, always in the same order."""
@@ -260,15 +228,3 @@ class FilePipeline(ABC, Generic[KindSection, SourceT, PlanT]):
     def limited_kind(cls, **optional: Any) -> DataKind[KindSection]:
         """The kind of data to register, whose sources can be read in part."""
         return cls.data_kind(survey=lambda data, form, request: cls(data, form, request).survey(), **optional)
-
-    @classmethod
-    def data_kind(cls, **optional: Any) -> DataKind[KindSection]:
-        """The kind of data to register, with its `optional` parts."""
-        return DataKind(
-            section=cls.section,
-            forms=cls.forms,
-            open=lambda data, form, request: cls(data, form, request).open(),
-            held_out=lambda data, form, request, split: cls(data, form, request).held_out(split),
-            from_file=lambda data, form, pair, path, request: cls(data, form, request, pair).from_file(path),
-            **optional,
-        )

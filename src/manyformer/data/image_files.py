@@ -18,9 +18,15 @@ from manyformer.data.image_reading import (
     ImageRecord,
     ImageSource,
     as_pixels,
-    files_stamp,
 )
-from manyformer.data.text_files import content_suffix, existing_path, file_stamp, open_bytes, selected_files
+from manyformer.data.text_files import (
+    content_suffix,
+    existing_path,
+    file_stamp,
+    files_stamp,
+    open_bytes,
+    selected_files,
+)
 from manyformer.errors import UserError, list_names
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".pbm", ".tif", ".tiff"})
@@ -209,7 +215,9 @@ def _folder_images(folder: Path) -> dict[ImagePart, ImageSource]:
 def folder_image_files(folder: Path) -> list[Path]:
     """The files of images, and of their labels, that are read from a folder."""
     if idx_files := _idx_files(folder).values():
-        return [file for images in idx_files for file in {images, _labels_path(images)} if file.is_file()]
+        return [
+            file for images in idx_files for file in dict.fromkeys([images, _labels_path(images)]) if file.is_file()
+        ]
     return selected_files(folder, lambda file: file.suffix.lower() in IMAGE_SUFFIXES)
 
 

@@ -1,16 +1,13 @@
 """The interface of images with labels, and operations shared by all file formats."""
 
-import hashlib
 from abc import abstractmethod
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.data.change_counts import ChangeCounts
-from manyformer.data.content_sums import folder_sum
+from manyformer.data.findings import ChangeCounts
 from manyformer.data.image_decoding import pillow
 from manyformer.data.pixel_tokenizer import ImageShape
 from manyformer.data.splits import DataSource
@@ -41,9 +38,6 @@ class ImageRecord(NamedTuple):
 
 class ImageSource(DataSource):
     """The images of one split of a file or folder; `part` is "" if the files name no split."""
-
-    notes: tuple[str, ...] = ()
-    """What a person should know of how the files are read, such as files or arrays that are not."""
 
     def __init__(self, name: str, part: ImagePart, stamp: list[str | int]) -> None:
         self.name, self.part, self._stamp = name, part, stamp
@@ -126,12 +120,3 @@ def sort_labels(labels: set[str]) -> tuple[str, ...]:
         # 1 and 01 are two labels of one value
         return tuple(sorted(labels, key=lambda label: (int(label), label)))
     return tuple(sorted(labels))
-
-
-def files_stamp(root: Path, files: list[Path]) -> list[str | int]:
-    """The root folder, the number of files, a hash of their names, sizes and modification times, and a sampled sum."""
-    hasher = hashlib.sha256()
-    for file in files:
-        facts = file.stat()
-        hasher.update(f"{file.relative_to(root)}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
-    return [str(root.resolve()), len(files), hasher.hexdigest(), folder_sum(files)]

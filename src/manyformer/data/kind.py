@@ -1,14 +1,19 @@
 """Kinds of data: how a data section becomes batches, held-out data and data of a file, and their registry."""
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar, final
 
 from manyformer.config import DATA_SECTIONS, DataSection, register_section
 from manyformer.context_windows import ContextWindows
-from manyformer.data.opened import DataSurvey, EvaluationData, EvaluationPath, OpenedData, UnlabelledData
+from manyformer.data.cache_folder import PreparedData, load_prepared
+from manyformer.data.epochs import EpochPlan, HeldOutBatches
+from manyformer.data.opened import DataSurvey, EvaluationData, EvaluationPath, LengthLimit, OpenedData, UnlabelledData
+from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
+from manyformer.data.summary import DataSummary
 from manyformer.errors import UserError, suggest_names
 from manyformer.type_aliases import LogFn
 
@@ -72,6 +77,116 @@ class DataKind(Generic[KindSection]):
         """Raise UserError for a form that this kind of data does not have."""
         if form not in self.forms:
             raise UserError(f"data of kind {self.name} has no form '{form}'; {suggest_names(form, self.forms)}")
+
+
+class DataPipeline(ABC, Generic[KindSection]):
+    """The steps from a data section to batches, for one opening of the data.
+
+    `prepared_settings` are the settings that decide the prepared files, besides the sources. `tokenizers` are those of
+    a trained model, or else of preparation. `without_test` is what there is to say, or to do, without test data.
+    """
+
+    section: type[KindSection]
+    forms: tuple[str, ...]
+    prepared_settings: tuple[str, ...] = ()
+    without_test: str = "; score the split valid, or another file"
+
+    tokenizers: TokenizerPair
+
+    def __init__(
+        self, data: KindSection, form: str, request: OpenRequest, tokenizers: TokenizerPair | None = None
+    ) -> None:
+        self.data, self.form, self.request = data, form, request
+        if tokenizers is not None:
+            self.tokenizers = tokenizers
+
+    @abstractmethod
+    def open(self) -> OpenedData:
+        """Open the data for training; prepared files are reused if nothing that decides them has changed."""
+
+    def held_out(self, split: str | None) -> EvaluationData:
+        """A held-out split: "valid", "test", or by default test if there is one, prepared again if files are missing.
+
+        Raises UserError if there is no such split, and if the data has other tokenizers than the model.
+        """
+        cache = self.request.cache
+        prepared = load_prepared(cache)
+        if prepared is None:
+            self.open()
+            prepared = load_prepared(cache)
+        assert prepared is not None
+        self.use_prepared(prepared)
+        splits = self.held_out_splits(prepared)
+        name = split or ("test" if "test" in splits else "valid")
+        if name not in splits:
+            raise UserError(f"the run in {cache.parent} has no {name} data{self.without_test}")
+        return self.evaluation_data(name, splits[name])
+
+    @abstractmethod
+    def held_out_splits(self, prepared: PreparedData) -> Mapping[str, Any]:
+        """The splits of prepared data that were held out, by name."""
+
+    @abstractmethod
+    def evaluation_data(self, name: str, split: Any) -> EvaluationData:
+        """The data to score of a held-out split, or of a file."""
+
+    @abstractmethod
+    def from_file(self, path: EvaluationPath) -> EvaluationData:
+        """The data of files, with the tokenizers of a trained model."""
+
+    def preparation(self) -> dict[str, Any]:
+        """The settings that decide the prepared files."""
+        return {name: getattr(self.data, name) for name in self.prepared_settings}
+
+    def offered_keywords(self) -> Mapping[str, int | None]:
+        """The keywords for models that accept them."""
+        return {}
+
+    def opened(
+        self,
+        train: EpochPlan,
+        held_out: Mapping[str, HeldOutBatches],
+        *,
+        required_keywords: Mapping[str, Any],
+        lines: Iterable[str],
+        summary: DataSummary | None,
+        length_limits: Iterable[LengthLimit] = (),
+    ) -> OpenedData:
+        """The opened data set with these batches."""
+        return OpenedData(
+            tokenizers=self.tokenizers,
+            train=Sampler(train, self.request.seed),
+            valid=held_out["valid"],
+            test=held_out.get("test"),
+            summary_lines=tuple(lines),
+            length_limits=tuple(length_limits),
+            cache=self.request.cache,
+            required_keywords=required_keywords,
+            offered_keywords=self.offered_keywords(),
+            summary=summary,
+        )
+
+    def use_prepared(self, prepared: PreparedData) -> None:
+        """Use the tokenizers of prepared data. Raises UserError if the model has others."""
+        cache, expected = self.request.cache, self.request.tokenizers
+        if expected is not None and expected.fingerprint != prepared.tokenizers.fingerprint:
+            raise UserError(
+                f"the data in {cache} was prepared with other tokenizers or labels than those of the model in "
+                f"{cache.parent}; remove {cache} and restore the data of the training, or score another file"
+            )
+        self.tokenizers = prepared.tokenizers
+
+    @classmethod
+    def data_kind(cls, **optional: Any) -> DataKind[KindSection]:
+        """The kind of data to register, with its `optional` parts."""
+        return DataKind(
+            section=cls.section,
+            forms=cls.forms,
+            open=lambda data, form, request: cls(data, form, request).open(),
+            held_out=lambda data, form, request, split: cls(data, form, request).held_out(split),
+            from_file=lambda data, form, pair, path, request: cls(data, form, request, pair).from_file(path),
+            **optional,
+        )
 
 
 _KINDS: dict[type[DataSection], DataKind[Any]] = {}

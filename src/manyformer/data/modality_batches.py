@@ -1,7 +1,7 @@
 """Batches of examples of several parts: captions of images, labelled examples, and pairs to contrast."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple, final
 
 import numpy as np
@@ -16,32 +16,13 @@ from manyformer.data.audio_reading import INT16_SCALE
 from manyformer.data.epochs import Epoch, EpochPlan, random_generator
 from manyformer.data.log_mel import LogMelFrontEnd
 from manyformer.data.modality_archive import NO_PART, ModalityArrays, RecordingArrays
+from manyformer.data.padded_examples import EncodedTexts
 from manyformer.data.ragged import pad_ragged
-from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError
 from manyformer.type_aliases import IntArray
 
 # Distinguishes the random stream of missing parts from that of the order.
 _DROPOUT_SEED = 21_07_00135
-
-
-@final
-class EncodedTexts:
-    """The token ids of all texts and their tokenizer; `lengths` are without start and end token."""
-
-    def __init__(self, texts: Sequence[str], tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        ids = tokenizer.encode_many(texts)
-        self.lengths = np.array([len(tokens) for tokens in ids], dtype=np.int64)
-        self._flat = np.concatenate([np.zeros(0, dtype=np.int32), *ids])
-        self._starts = self.lengths.cumsum() - self.lengths
-
-    def rows(self, texts: IntArray) -> tuple[IntArray, IntArray]:
-        """The tokens of texts, padded on the right, and their lengths; text -1 is empty."""
-        exists = texts != NO_PART
-        starts, lengths = self._starts[texts] * exists, self.lengths[texts] * exists
-        width = int(lengths.max(initial=0))
-        return pad_ragged(self._flat, starts, lengths, width=width, fill=self.tokenizer.pad), lengths
 
 
 @final
@@ -124,16 +105,9 @@ class CaptionReader(ExampleReader):
         arrays, texts = self.data.arrays, self.data.texts
         assert arrays.images is not None
         assert texts is not None
-        tokens, lengths = texts.rows(arrays.part_index["text"][examples])
         source = torch.from_numpy(arrays.images[arrays.part_index["image"][examples]])
-        target = np.pad(tokens, ((0, 0), (1, 0)), constant_values=texts.tokenizer.bos)
-        columns = np.arange(target.shape[1])
-        targets = np.pad(tokens, ((0, 0), (0, 1)))
-        targets = np.where(columns == lengths[:, None], texts.tokenizer.eos, targets)
-        is_padding = columns > lengths[:, None]
-        targets = np.where(is_padding, IGNORE_INDEX, targets)
-        segments = torch.from_numpy(np.where(is_padding, PADDING_SEGMENT, 0)) if is_padding.any() else None
-        return Seq2SeqBatch(source, torch.from_numpy(target), torch.from_numpy(targets), None, segments)
+        target, targets, segments = texts.targets(arrays.part_index["text"][examples])
+        return Seq2SeqBatch(source, target, targets, None, segments)
 
 
 class PartsReader(ExampleReader):

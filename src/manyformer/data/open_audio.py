@@ -136,13 +136,11 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
         hashes = {name: shard.sha256 for name, shard in writers.facts.items()}
         seconds = {name: round(sum(lengths) / data.sample_rate) for name, lengths in facts.lengths.items()}
         counts = {"recordings": facts.counts, "seconds": seconds}
-        findings = [finding for sources in splits.sources.values() for source in sources for finding in source.found()]
         summary = DataSummary(
             noun="recording",
             counts=facts.counts,
             labels=dict(facts.labels) or None,
-            # the same table is read once for each of its splits by groups
-            left_out=tuple(dict.fromkeys([*findings, *converter.findings()])),
+            left_out=(*splits.found(), *converter.findings()),
             examples=facts.examples,
         )
         return PreparationResult(self.tokenizers, writers.facts, hashes, counts, summary)
@@ -153,7 +151,7 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
     def write_file(self, path: EvaluationPath) -> list[TokenShard]:
         def labelled() -> Iterator[tuple[Recording, str]]:
             class_ids = self.tokenizers.class_ids()
-            for recording in self._file_recordings(path):
+            for recording in self.read_file(path, lambda source: source.recordings()):
                 text = self._target(recording)
                 if self.form == "labelled":
                     class_id(class_ids, text, recording.location)
@@ -216,7 +214,7 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
         sizes = {name: f"{count:,} recordings" for name, count in counts["recordings"].items()}
         sizes = {name: f"{size} ({counts['seconds'][name]:,} s)" for name, size in sizes.items()}
         yield "; ".join(f"{name}: {size}" for name, size in sizes.items())
-        yield from dict.fromkeys(note for sources in splits.sources.values() for one in sources for note in one.notes)
+        yield from splits.notes()
 
     def summarize(
         self, splits: Splits[RecordingSource], prepared: PreparedData, plans: Mapping[str, UtterancePlan]
@@ -238,7 +236,7 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
         placeholder = (self.tokenizers.labels or ("",))[0]
 
         def recordings() -> Iterator[tuple[Recording, str]]:
-            for recording in self._file_recordings(path):
+            for recording in self.read_file(path, lambda source: source.recordings()):
                 inputs.append(UnlabelledInput(recording.location, is_file=True))
                 yield recording, placeholder
 
@@ -274,21 +272,12 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
         target: Tokenizer = train_tokenizer(self.data.tokenizer, learned, self.data.vocab)
         return TokenizerPair(front_end, target)
 
-    def _file_recordings(self, path: EvaluationPath) -> Iterator[Recording]:
-        for source in self.open_sources(path, "test"):
-            for note in source.notes:
-                self.request.log(note)
-            yield from source.recordings()
-            for finding in source.found():
-                self.request.log(str(finding))
-
     def _write_recordings(self, recordings: Iterable[tuple[Recording, str]]) -> list[TokenShard]:
         converter = RecordingConverter(self.front_end.settings.sample_rate)
         with write_shards(self.request.cache, self.sides, _SAMPLE_VALUES) as writers:
             for recording, text in recordings:
                 _add_recording(list(writers.shards.values()), converter.convert(recording), text)
-        for finding in converter.findings():
-            self.request.log(str(finding))
+        self.log_findings(converter.findings())
         return [open_shard(self.request.cache, side, facts) for side, facts in writers.facts.items()]
 
     def _check_training(self, plan: UtterancePlan, samples: TokenShard) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 from manyformer.batches import TextUnits
 from manyformer.config import ImagesData
 from manyformer.data.cache_folder import PreparationResult, PreparedData
-from manyformer.data.change_counts import ChangeCounts, change_findings
 from manyformer.data.example_facts import ExampleFacts, folders_of, shown_place
 from manyformer.data.file_pipeline import FilePipeline
+from manyformer.data.findings import ChangeCounts, change_findings
 from manyformer.data.image_decoding import CHANGES, pillow
 from manyformer.data.image_examples import (
     ClassImageDataset,
@@ -180,7 +180,7 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
         yield f"images: {splits.source_names()}; {'no' if labels is None else f'{len(labels):,}'} labels"
         for folder in filter(Path.is_dir, map(Path, path_list(self.data.path))):
             yield describe_folder(folder, folder_image_files(folder))
-        yield from dict.fromkeys(note for sources in splits.sources.values() for one in sources for note in one.notes)
+        yield from splits.notes()
         rows, columns = tokenizer.block
         order = "row by row" if (rows, columns) == (1, tokenizer.shape.width) else f"in blocks of {rows} x {columns}"
         yield f"values: {tokenizer.shape}, {tokenizer.levels} levels, {order}"
@@ -235,16 +235,13 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
         """The images of files for a model, resized to its shape if the run resized its own."""
         shape = self.pixel_tokenizer.shape
         resize = ImageResize(self.data.size, self.data.channels or shape.channels)
-        for source in self.open_sources(path, "test"):
-            for note in source.notes:
-                self.request.log(note)
-            for record in map(resize.apply, source.images()):
-                if record.pixels.shape != shape:
-                    actual = ImageShape(*record.pixels.shape)
-                    raise UserError(
-                        f"{record.location}: this image is {actual}, but the model was trained on images of {shape}"
-                    )
-                yield record
+        for record in map(resize.apply, self.read_file(path, lambda source: source.images())):
+            if record.pixels.shape != shape:
+                actual = ImageShape(*record.pixels.shape)
+                raise UserError(
+                    f"{record.location}: this image is {actual}, but the model was trained on images of {shape}"
+                )
+            yield record
 
     def _write_records(self, records: Iterable[ImageRecord], class_ids: Mapping[str, int]) -> list[TokenShard]:
         folder, changes = self.request.cache, ChangeCounts()
@@ -252,8 +249,7 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
             for record in records:
                 count_changes(changes, record)
                 self._add_image(list(writers.shards.values()), record, class_ids)
-        for finding in changes.findings("image", CHANGES):
-            self.request.log(str(finding))
+        self.log_findings(changes.findings("image", CHANGES))
         return [open_shard(folder, side, facts) for side, facts in writers.facts.items()]
 
     def _add_image(self, writers: Sequence[ShardWriter], record: ImageRecord, class_ids: Mapping[str, int]) -> None:

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from manyformer.config import QuestionsData
 from manyformer.data.kind import OpenRequest, register
 from manyformer.data.opened import UnlabelledData
+from manyformer.data.padded_examples import QuestionDataset
 from manyformer.data.pair_tables import RowTable, open_table
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.splits import PathOrPaths, Splits, path_list
 from manyformer.data.table_files import TableRow
-from manyformer.data.tabular_text_pipeline import QuestionDataset, TabularTextPipeline
+from manyformer.data.tabular_text_pipeline import TabularTextPipeline
 from manyformer.data.token_shards import ShardWriter, TokenShard
 from manyformer.data.unlabelled_tables import open_unlabelled, unlabelled_rows
 from manyformer.errors import UserError

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from manyformer.config import SentencePairsData
 from manyformer.data.kind import OpenRequest, register
 from manyformer.data.opened import UnlabelledData
+from manyformer.data.padded_examples import SentencePairDataset
 from manyformer.data.saved_tokenizers import TokenizerPair, class_id
 from manyformer.data.table_files import TableRow
-from manyformer.data.tabular_text_pipeline import SentencePairDataset, TabularTextPipeline
+from manyformer.data.tabular_text_pipeline import TabularTextPipeline
 from manyformer.data.token_shards import ShardWriter, TokenShard
 from manyformer.data.unlabelled_tables import open_unlabelled, unlabelled_rows
 from manyformer.two_texts import frame_pair

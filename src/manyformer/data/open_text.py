@@ -150,12 +150,11 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
 
 def _summarize(splits: Splits[TextSource], surveys: Mapping[str, TextSurvey]) -> DataSummary:
     """What a person can check of the documents."""
-    sources = [source for sources in splits.sources.values() for source in sources]
     return DataSummary(
         noun="document",
         counts={name: len(survey.lengths) for name, survey in surveys.items()},
         lengths=LengthSummary.of(surveys["train"].lengths, "characters"),
-        left_out=tuple(finding for source in sources for finding in source.findings()),
+        left_out=tuple(splits.found()),
         examples=tuple(islice(_beginnings(splits.sources["train"]), EXAMPLES)),
         is_part=splits.are_cut_short,
     )

@@ -5,7 +5,7 @@ from functools import cache as cache_result
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from manyformer.data.findings import TableFindings
+from manyformer.data.findings import Finding, TableFindings
 from manyformer.data.hub import HubDataset, is_hub_dataset
 from manyformer.data.normalization import NormalizationPair, generate_pairs
 from manyformer.data.piped_input import data_path
@@ -23,21 +23,21 @@ ReadRows = Callable[[TableFindings], Iterator[TableRow]]
 
 
 class RowTable(DataSource):
-    """A table of rows; `read` streams all of them in order and counts what else it finds.
+    """A table of rows; `read` streams all of them in order and counts what else it finds."""
 
-    `note` is what to tell of how the table is read, "" for nothing."""
-
-    def __init__(self, name: str, read: ReadRows, stamp: list[str | int], note: str = "") -> None:
-        self.name, self._read, self._stamp, self.note = name, read, stamp, note
-        self.findings = TableFindings()
-        """What the last pass over the rows has found."""
+    def __init__(self, name: str, read: ReadRows, stamp: list[str | int], notes: tuple[str, ...] = ()) -> None:
+        self.name, self._read, self._stamp, self.notes = name, read, stamp, notes
+        self._findings = TableFindings()
         self._limit: tuple[int, int] | None = None
 
     def rows(self) -> Iterator[TableRow]:
         """Stream all rows in order."""
-        self.findings = TableFindings()
-        rows = self._read(self.findings)
+        self._findings = TableFindings()
+        rows = self._read(self._findings)
         return rows if self._limit is None else self._first_rows(rows, *self._limit)
+
+    def found(self) -> Iterator[Finding]:
+        return self._findings.found()
 
     def limit(self, records: int, characters: int) -> None:
         self._limit = records, characters
@@ -52,7 +52,7 @@ class RowTable(DataSource):
 
     def mapped(self, change: Callable[[TableRow], TableRow]) -> "RowTable":
         """The table with every row changed."""
-        return RowTable(self.name, lambda findings: map(change, self._read(findings)), self._stamp, self.note)
+        return RowTable(self.name, lambda findings: map(change, self._read(findings)), self._stamp, self.notes)
 
     def stamp(self) -> list[str | int]:
         return self._stamp
@@ -126,7 +126,7 @@ def _open_cells(
     settings = [number if key is None else key for number, key in enumerate(keys)]
     is_plain = not columns.has_header or (any(isinstance(key, str) for key in keys) and None not in keys)
     by_header = [] if is_plain else ["header", *(str(index) for index in columns.indices)]
-    return RowTable(str(path), read, [*file_stamp(path), *settings, *by_header], columns.note)
+    return RowTable(str(path), read, [*file_stamp(path), *settings, *by_header], columns.notes)
 
 
 def _normalization_rows(pairs: Callable[[], list[NormalizationPair]]) -> Iterator[TableRow]:

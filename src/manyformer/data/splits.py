@@ -2,9 +2,10 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
+from manyformer.data.findings import Finding
 from manyformer.errors import UserError
 
 PathOrPaths = str | Sequence[str]
@@ -23,6 +24,12 @@ class DataSource(ABC):
 
     name: str
     is_cut_short: bool = False
+    notes: tuple[str, ...] = ()
+    """What a person should know of how the source is read, such as a header that was found."""
+
+    def found(self) -> Iterator[Finding]:
+        """What the last pass has found besides what it read."""
+        return iter(())
 
     def limit(self, records: int, characters: int) -> None:
         """Read so much at most in every pass; without effect for sources that are read whole."""
@@ -82,6 +89,14 @@ class Splits(NamedTuple, Generic[SourceT]):
     def are_cut_short(self) -> bool:
         """Whether something of a source was not read because of a limit."""
         return any(source.is_cut_short for sources in self.sources.values() for source in sources)
+
+    def notes(self) -> list[str]:
+        """What a person should know of how all sources are read."""
+        return list(dict.fromkeys(note for sources in self.sources.values() for one in sources for note in one.notes))
+
+    def found(self) -> list[Finding]:
+        """What the last pass over each source has found, told once where several splits read parts of one file."""
+        return list(dict.fromkeys(item for sources in self.sources.values() for one in sources for item in one.found()))
 
     def stamps(self) -> dict[str, list[list[str | int]]]:
         """The stamps of all sources, which change when any content changes."""

@@ -26,11 +26,11 @@ _SHOWN = 60
 
 class TableColumns(NamedTuple):
     """The column of each role, counted from 0 (None for an optional one that is missing), and whether the first record
-    is a header; `note` is what to tell of it, "" for nothing."""
+    is a header; `notes` are what to tell of it."""
 
     indices: tuple[int | None, ...]
     has_header: bool
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def find_columns(
@@ -64,9 +64,8 @@ def find_columns(
     names = cells if len(cells) <= _SHOWN else f"{cells[:_SHOWN]}..."
     if guess is not HeaderGuess.HEADER:
         note = f"{where}: read as a row, and may be a header ({names}): data.header=true reads it as one"
-        return TableColumns(
-            _present(positions, len(first.cells), optional), has_header=False, note=note * (guess is HeaderGuess.MAYBE)
-        )
+        notes = (note,) if guess is HeaderGuess.MAYBE else ()
+        return TableColumns(_present(positions, len(first.cells), optional), has_header=False, notes=notes)
     indices = _named_columns(first.cells, keys, roles, where, optional)
     columns = ", ".join(
         f"{role}: {first.cells[index]!r}"
@@ -74,7 +73,7 @@ def find_columns(
         if index is not None and index < len(first.cells)
     )
     remedy = "" if header else "; data.header=false reads it as a row"
-    return TableColumns(indices, has_header=True, note=f"{where}: taken as a header ({columns}){remedy}")
+    return TableColumns(indices, has_header=True, notes=(f"{where}: taken as a header ({columns}){remedy}",))
 
 
 def _first_records(path: Path) -> list[Record]:

@@ -120,8 +120,7 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
     def _summary(self, splits: Splits[RowTable], facts: ExampleFacts, empty: Tally) -> DataSummary:
         """What a person can check of the rows that were read; `empty` are those left out for an empty cell."""
         affected = [*facts.lengths] if self.long_rows == "cut" else ["train"]
-        tables = [table for tables in splits.sources.values() for table in tables]
-        left_out = [finding for table in tables for finding in table.findings.found()]
+        left_out = splits.found()
         if empty.count:
             left_out.append(
                 Finding(empty.count, f"{plural(empty.count, 'row')} with an empty cell left out", empty.first)
@@ -153,27 +152,21 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
 
     def write_file(self, path: EvaluationPath) -> list[TokenShard]:
         shards = self.write_rows(self.rows_of_file(path))
-        for finding in self.encoding_findings():
-            self.request.log(str(finding))
+        self.log_findings(self.encoding_findings())
         return shards
 
     def rows_of_file(self, path: EvaluationPath) -> list[TableRow]:
         """The rows of files, with a line in the log for what is odd about them. Raises UserError if there are none."""
-        tables = self.open_sources(path, "test")
-        rows = [row for table in tables for row in table.rows()]
+        rows = list(self.read_file(path, lambda table: table.rows()))
         if not rows:
             raise UserError(f"{path}: there is nothing in it")
         empty = Tally()
         for row in rows:
             if not all(row.cells[: self.required_cells]):
                 empty.add(row.location)
-        for table in tables:
-            for line in [table.note, *map(str, table.findings.found())]:
-                if line:
-                    self.request.log(line)
         if empty.count:
             what = f"{plural(empty.count, 'row')} with an empty cell, scored as it stands"
-            self.request.log(str(Finding(empty.count, what, empty.first)))
+            self.log_findings([Finding(empty.count, what, empty.first)])
         return rows
 
     def write_rows(self, rows: Sequence[TableRow]) -> list[TokenShard]:
@@ -201,8 +194,7 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         yield "; ".join(f"{name}: {len(plan.indices):,} {self.noun}s" for name, plan in plans.items())
         if splits.shares:
             yield "held out: " + ", ".join(f"a share of {share:g} ({name})" for name, share in splits.shares.items())
-        notes = [table.note for tables in splits.sources.values() for table in tables if table.note]
-        yield from dict.fromkeys(notes)
+        yield from splits.notes()
 
     def tokens_text(self) -> str:
         """What the tokens are, for display."""

@@ -3,6 +3,7 @@
 import codecs
 import difflib
 import gzip
+import hashlib
 import os
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -11,7 +12,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
-from manyformer.data.content_sums import content_sum
+from manyformer.data.content_sums import content_sum, folder_sum
 from manyformer.data.text_encoding import HEAD_BYTES, not_text_error
 from manyformer.errors import UserError
 from manyformer.files.file_kinds import special_kind
@@ -70,6 +71,15 @@ def file_stamp(path: Path, *, has_sum: bool = True) -> list[str | int]:
     facts = path.stat()
     stamp: list[str | int] = [str(path.resolve()), facts.st_size, facts.st_mtime_ns]
     return [*stamp, content_sum(path)] if has_sum else stamp
+
+
+def files_stamp(root: Path, files: list[Path]) -> list[str | int]:
+    """The root folder, the number of files, a hash of their names, sizes and modification times, and a sampled sum."""
+    hasher = hashlib.sha256()
+    for file in files:
+        facts = file.stat()
+        hasher.update(f"{file.relative_to(root)}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
+    return [str(root.resolve()), len(files), hasher.hexdigest(), folder_sum(files)]
 
 
 def folder_files(folder: Path) -> list[Path]:

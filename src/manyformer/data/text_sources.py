@@ -35,10 +35,6 @@ class TextSource(DataSource):
     def parts(self) -> Iterator[TextPart]:
         """Stream all documents in order."""
 
-    def findings(self) -> Iterator[Finding]:
-        """What the last pass has left out."""
-        return iter(())
-
 
 class PlainTextSource(TextSource):
     """A text file as one document; `has_sum` False leaves the sampled sum of its content out of its stamp."""
@@ -98,8 +94,8 @@ class RecordSource(TextSource):
                 self._empty.add(row.location)
         self.is_cut_short = self.is_cut_short or self._table.is_cut_short
 
-    def findings(self) -> Iterator[Finding]:
-        yield from self._table.findings.found()
+    def found(self) -> Iterator[Finding]:
+        yield from self._table.found()
         if count := self._empty.count:
             yield Finding(count, f"{plural(count, 'record')} without text left out", self._empty.first)
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.data.array_archives import array_members, read_arrays
-from manyformer.data.array_checks import is_finite_in_32_bits
+from manyformer.data.array_checks import describe_array, is_finite_in_32_bits
 from manyformer.errors import UserError, suggest_names
 from manyformer.type_aliases import LogFn
 
@@ -35,6 +35,10 @@ class RecordedEpisodes(NamedTuple):
     lengths: NDArray[np.int64]
     action_low: NDArray[np.float32] | None = None
     action_high: NDArray[np.float32] | None = None
+
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """The arrays of an archive that is read as these episodes."""
+        return {name: array for name, array in self._asdict().items() if array is not None}
 
     @property
     def starts(self) -> NDArray[np.int64]:
@@ -99,17 +103,17 @@ def check_episodes(arrays: Mapping[str, NDArray[Any]], name: str) -> RecordedEpi
 
 def _check_shapes(observations: NDArray[Any], actions: NDArray[Any], rewards: NDArray[Any], name: str) -> None:
     if rewards.ndim != 1 or not len(rewards) or rewards.dtype.kind not in "fiu":
-        raise UserError(f"{name}: rewards must be numbers in one axis, at least one, and is {_describe(rewards)}")
+        raise UserError(f"{name}: rewards must be numbers in one axis, at least one, and is {describe_array(rewards)}")
     steps = len(rewards)
     if observations.ndim != 2 or not observations.shape[1] or observations.dtype.kind not in "fiub":
         raise UserError(
-            f"{name}: observations must be a vector of numbers for each step, and is {_describe(observations)}"
+            f"{name}: observations must be a vector of numbers for each step, and is {describe_array(observations)}"
         )
     is_vector = actions.ndim == 2 and actions.shape[1] and actions.dtype.kind == "f"
     if not is_vector and not (actions.ndim == 1 and actions.dtype.kind in "iu"):
         raise UserError(
             f"{name}: actions must be a whole number for each step, or a vector of floating point numbers, and is "
-            f"{_describe(actions)}"
+            f"{describe_array(actions)}"
         )
     for key, array in (("observations", observations), ("actions", actions)):
         if len(array) != steps:
@@ -121,7 +125,9 @@ def _read_lengths(arrays: Mapping[str, NDArray[Any]], steps: int, name: str) -> 
     if "lengths" in arrays:
         lengths = arrays["lengths"]
         if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
-            raise UserError(f"{name}: lengths must be a whole number for each episode, and is {_describe(lengths)}")
+            raise UserError(
+                f"{name}: lengths must be a whole number for each episode, and is {describe_array(lengths)}"
+            )
     else:
         missing = [key for key in ENDS if key not in arrays or arrays[key].shape != (steps,)]
         if missing:
@@ -145,7 +151,7 @@ def _read_lengths(arrays: Mapping[str, NDArray[Any]], steps: int, name: str) -> 
 
 def _read_bound(bound: NDArray[Any], actions: NDArray[Any], key: str, name: str) -> NDArray[np.float32]:
     if actions.ndim != 2 or bound.shape != actions.shape[1:] or bound.dtype.kind not in "fiu":
-        raise UserError(f"{name}: {key} must be a number for each of an action's, and is {_describe(bound)}")
+        raise UserError(f"{name}: {key} must be a number for each of an action's, and is {describe_array(bound)}")
     return bound.astype(np.float32)
 
 
@@ -174,7 +180,9 @@ def _check_returns(episodes: RecordedEpisodes, arrays: Mapping[str, NDArray[Any]
         return
     recorded, sums = arrays["returns"], episodes.returns()
     if recorded.shape != sums.shape or recorded.dtype.kind not in "fiu":
-        raise UserError(f"{name}: returns must be a number for each of {len(sums):,} episodes: {_describe(recorded)}")
+        raise UserError(
+            f"{name}: returns must be a number for each of {len(sums):,} episodes: {describe_array(recorded)}"
+        )
     # not `>`, which is False for a NaN
     differs = ~(np.abs(recorded - sums) <= RETURN_TOLERANCE * np.maximum(1, np.abs(sums)))
     if differs.any():
@@ -193,7 +201,7 @@ def _check_ends(lengths: NDArray[np.int64], arrays: Mapping[str, NDArray[Any]], 
         if key not in arrays:
             continue
         if arrays[key].shape != is_last.shape or arrays[key].dtype.kind != "b":
-            raise UserError(f"{name}: {key} must be true or false for each step, and is {_describe(arrays[key])}")
+            raise UserError(f"{name}: {key} must be true or false for each step, and is {describe_array(arrays[key])}")
         if (early := arrays[key] & ~is_last).any():
             step = int(early.argmax())
             where = _step_name(step, np.repeat(np.arange(len(lengths)), lengths), lengths)
@@ -203,7 +211,3 @@ def _check_ends(lengths: NDArray[np.int64], arrays: Mapping[str, NDArray[Any]], 
 def _step_name(step: int, episode_of: NDArray[np.int64], lengths: NDArray[np.int64]) -> str:
     episode = int(episode_of[step])
     return f"step {step - int(lengths[:episode].sum())} of episode {episode}"
-
-
-def _describe(array: NDArray[Any]) -> str:
-    return f"{array.dtype} of shape {array.shape}"

@@ -27,8 +27,8 @@ def open_unlabelled(
 ) -> RowTable:
     """The table of inputs at `path`, whose last column, the label, may be missing."""
     table = open_table(path, keys, names, request.cache, header=data.header, optional=1)
-    if table.note:
-        request.log(table.note)
+    for note in table.notes:
+        request.log(note)
     return table
 
 
@@ -54,7 +54,7 @@ def unlabelled_rows(
                     "text is the cell in its own column alone"
                 )
             yield row
-        for finding in table.findings.found():
+        for finding in table.found():
             request.log(str(finding))
 
     read, named = tee(rows())

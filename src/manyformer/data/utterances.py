@@ -8,11 +8,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manyformer.batches import IGNORE_INDEX, AudioClassificationBatch, TranscriptionBatch
+from manyformer.batches import AudioClassificationBatch, TranscriptionBatch
 from manyformer.data.audio_reading import INT16_SCALE
 from manyformer.data.epochs import FIXED_SEED, EpochPlan, random_generator
 from manyformer.data.length_buckets import BucketEpoch, SequenceDataset
 from manyformer.data.log_mel import LogMelFrontEnd
+from manyformer.data.padded_examples import EncodedTexts
 from manyformer.data.saved_tokenizers import class_id
 from manyformer.data.spec_augment import NO_MASKS, SpecAugment
 from manyformer.data.token_shards import TokenShard
@@ -77,16 +78,9 @@ class TargetTexts:
             return AudioClassificationBatch(
                 features, torch.from_numpy(self._labels[np.concatenate(utterances)]), segments
             )
-        ids = self._tokenizer.encode_many([" ".join(map(self._text, recordings)) for recordings in utterances])
-        width, tokenizer = max(map(len, ids)) + 1, self._tokenizer
-        target = torch.full((len(ids), width), tokenizer.pad)
-        targets, target_segments = torch.full_like(target, IGNORE_INDEX), torch.full_like(target, -1)
-        for row, tokens in enumerate(ids):
-            target[row, 0], targets[row, len(tokens)] = tokenizer.bos, tokenizer.eos
-            target[row, 1 : len(tokens) + 1] = targets[row, : len(tokens)] = torch.from_numpy(tokens)
-            target_segments[row, : len(tokens) + 1] = 0
-        is_padded = bool((target_segments < 0).any())
-        return TranscriptionBatch(features, target, targets, segments, target_segments if is_padded else None)
+        texts = EncodedTexts([" ".join(map(self._text, recordings)) for recordings in utterances], self._tokenizer)
+        target, targets, target_segments = texts.targets(np.arange(len(utterances)))
+        return TranscriptionBatch(features, target, targets, segments, target_segments)
 
     def _text(self, number: int) -> str:
         start, stop = self._offsets[number : number + 2]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from manyformer.data.change_counts import ChangeCounts
+from manyformer.data.findings import ChangeCounts
 from manyformer.data.image_decoding import CHANGES
 from manyformer.data.image_files import open_image_files
 from manyformer.data.image_reading import ImageRecord, ImageResize, count_changes

@@ -13,7 +13,7 @@ from manyformer.models.head import LogitsHead
 from manyformer.recipes.keywords import NodeFeatureCount, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import check_heads
-from manyformer.tasks.graph_nodes import GRAPH_NODES
+from manyformer.tasks.graph_labels import GRAPH_NODES
 
 SCORES = {"additive": AdditiveScores, "dynamic": DynamicScores}
 

@@ -10,7 +10,7 @@ from manyformer.models.feature_embedding import FeatureEmbedding
 from manyformer.models.head import LogitsHead
 from manyformer.recipes.keywords import NodeFeatureCount
 from manyformer.recipes.registry import recipe
-from manyformer.tasks.graph_nodes import GRAPH_NODES
+from manyformer.tasks.graph_labels import GRAPH_NODES
 
 
 @recipe(

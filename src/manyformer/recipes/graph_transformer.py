@@ -12,8 +12,7 @@ from manyformer.models.laplacian_embedding import LaplacianEmbedding
 from manyformer.recipes.keywords import NodeFeatureCount
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import check_heads
-from manyformer.tasks.graph_nodes import GRAPH_NODES
-from manyformer.tasks.whole_graphs import WHOLE_GRAPHS
+from manyformer.tasks.graph_labels import GRAPH_NODES, WHOLE_GRAPHS
 
 PAPER = "Dwivedi and Bresson 2021, A Generalization of Transformer Networks to Graphs, arXiv:2012.09699"
 COST = "O(n d^2 + e d) per layer for n nodes and e edges without features, else O((n + e) d^2)"

@@ -16,8 +16,7 @@ from manyformer.recipes.graph_transformer import EdgeFeatureCount
 from manyformer.recipes.keywords import NodeFeatureCount, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import check_heads, init_std, stack
-from manyformer.tasks.graph_nodes import GRAPH_NODES
-from manyformer.tasks.whole_graphs import WHOLE_GRAPHS
+from manyformer.tasks.graph_labels import GRAPH_NODES, WHOLE_GRAPHS
 
 PAPER = "Ying et al. 2021, Do Transformers Really Perform Bad for Graph Representation?, arXiv:2106.05234"
 COST = "O(n^2 d + n d^2) per layer and O(n e m) in all, for n nodes, e edges and paths of up to m edges"

@@ -6,7 +6,7 @@ from typing import final
 from torch import Tensor
 
 from manyformer.models import TextClassifier
-from manyformer.tasks.label_scores import encode_rows
+from manyformer.tasks.label_task import encode_rows
 from manyformer.tasks.requests import Example, PredictionRequest
 from manyformer.tasks.text_labels import TextLabelTask
 from manyformer.tasks.tokenizer_protocols import TextTokenizer

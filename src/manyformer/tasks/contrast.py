@@ -8,14 +8,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from manyformer.batches import ModalitiesBatch, to_device
+from manyformer.batches import to_device
 from manyformer.models.two_towers import TwoTowers
 from manyformer.scores import ScoreKind, ScoreRecord
-from manyformer.tasks.drawn_parts import batch_of_tokens
+from manyformer.tasks.drawn_parts import PartsTask
 from manyformer.tasks.encoder_task import BIDIRECTIONAL
 from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
-from manyformer.tasks.stand_in_vectors import STAND_IN_IDS
-from manyformer.tasks.task import Inputs, Task
+from manyformer.tasks.task import Inputs
 from manyformer.tasks.toy import ROWS, Toy, ToyDraw
 
 RANKS = (1, 10)
@@ -23,7 +22,7 @@ RANKS = (1, 10)
 
 
 @final
-class Contrast(Task[TwoTowers]):
+class Contrast(PartsTask[TwoTowers]):
     """Compares two parts of examples; drawn tokens stand for both, and outputs are the embeddings of a row's parts."""
 
     name = "contrast"
@@ -41,16 +40,6 @@ class Contrast(Task[TwoTowers]):
         "same_label": ScoreKind("%"),
     }
     per_token = False
-
-    def token_ids(self, model: TwoTowers) -> int:
-        return model.embed.parts["text"].vocab if "text" in model.embed.parts else STAND_IN_IDS  # type: ignore[return-value]
-
-    def arguments(self, model: TwoTowers, inputs: Inputs) -> tuple[Any, ...]:
-        return self.batch(model, inputs, torch.zeros(len(inputs.tokens), dtype=torch.long)).inputs
-
-    def batch(self, model: TwoTowers, inputs: Inputs, targets: Tensor) -> ModalitiesBatch:
-        batch: ModalitiesBatch = batch_of_tokens(model.embed, inputs, targets)
-        return batch
 
     def random_targets(self, model: TwoTowers, inputs: Inputs, generator: Generator) -> Int[Tensor, " b"]:
         return torch.zeros(len(inputs.tokens), dtype=torch.long, device=inputs.tokens.device)

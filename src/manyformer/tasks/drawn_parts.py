@@ -1,19 +1,40 @@
-"""Examples of several parts made of token ids, for contracts and measurements."""
+"""The common part of tasks of examples of several parts, which token ids stand for in contracts and measurements."""
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from manyformer.batches import ModalitiesBatch
 from manyformer.core import PADDING_SEGMENT
 from manyformer.models import PatchEmbedding
 from manyformer.models.frame_embedding import FrameEmbedding
+from manyformer.models.multimodal_classifier import MultimodalClassifier
 from manyformer.models.part_embedding import PartEmbedding
+from manyformer.models.two_towers import TwoTowers
 from manyformer.tasks.stand_in_vectors import STAND_IN_IDS, stand_in_vectors
-from manyformer.tasks.task import Inputs
+from manyformer.tasks.task import Inputs, Task
 from manyformer.torch_internals import compiler_disabled
+
+PartsModelT = TypeVar("PartsModelT", bound=MultimodalClassifier | TwoTowers, default=Any)
+"""The model class of a task."""
+
+
+class PartsTask(Task[PartsModelT]):
+    """Reads examples of several parts; drawn tokens stand for them."""
+
+    def token_ids(self, model: PartsModelT) -> int:
+        return model.embed.parts["text"].vocab if "text" in model.embed.parts else STAND_IN_IDS  # type: ignore[return-value]
+
+    def arguments(self, model: PartsModelT, inputs: Inputs) -> tuple[Any, ...]:
+        return self.batch(model, inputs, torch.zeros(len(inputs.tokens), dtype=torch.long)).inputs
+
+    def batch(self, model: PartsModelT, inputs: Inputs, targets: Tensor) -> ModalitiesBatch:
+        batch: ModalitiesBatch = batch_of_tokens(model.embed, inputs, targets)
+        return batch
 
 
 @compiler_disabled

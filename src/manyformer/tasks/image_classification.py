@@ -1,7 +1,7 @@
 """The task of assigning one label to each image."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 import numpy as np
@@ -10,18 +10,11 @@ from jaxtyping import Int, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manyformer.batches import ImageClassificationBatch, to_device
+from manyformer.batches import ImageClassificationBatch
 from manyformer.errors import UserError
 from manyformer.models import ImageClassifier, PatchEmbedding
-from manyformer.tasks.label_scores import (
-    RowLabelTask,
-    label_names,
-    labels_of_batches,
-    ranked_labels,
-    row_label_scores,
-)
+from manyformer.tasks.label_task import BatchLabelTask
 from manyformer.tasks.model_passes import ImagePass, TextPass
-from manyformer.tasks.requests import EvaluationRequest, EvaluationResult, Prediction, PredictionRequest
 from manyformer.tasks.task import Inputs
 from manyformer.tasks.tokenizer_protocols import ImageTokenizer
 from manyformer.tasks.toy import ROWS, Toy, ToyDraw
@@ -31,7 +24,7 @@ BRIGHTNESS_LEVELS = 256
 
 
 @final
-class ImageClassification(RowLabelTask[ImageClassifier]):
+class ImageClassification(BatchLabelTask[ImageClassifier]):
     """Assigns one label to each image; tokens are the values of its pixels, row by row."""
 
     name = "image-classification"
@@ -47,6 +40,7 @@ class ImageClassification(RowLabelTask[ImageClassifier]):
         "per_token": "an image has one label, its patches have none",
     }
     argument = "IMAGES"
+    nouns = "images"
 
     def token_ids(self, model: ImageClassifier) -> int:
         return BRIGHTNESS_LEVELS
@@ -79,22 +73,8 @@ class ImageClassification(RowLabelTask[ImageClassifier]):
         batch = ImageClassificationBatch(images.contiguous().to(draw.device), labels.to(draw.device))
         return Toy(batch, math.log(2))
 
-    def evaluate(self, request: EvaluationRequest[ImageClassifier]) -> EvaluationResult:
-        """Accuracy and F1 over the labels of images."""
-
-        def logits_and_targets(batch: ImageClassificationBatch) -> tuple[Tensor, Tensor]:
-            return request.model(batch.pixels).logits, batch.labels
-
-        predicted, references = labels_of_batches(request, logits_and_targets)
-        return EvaluationResult(row_label_scores(predicted, references), f"{len(predicted):,} images")
-
-    def predict(self, request: PredictionRequest[ImageClassifier]) -> Iterator[Prediction]:
-        """The most likely labels of each image."""
-        for batch in request.batches or ():
-            moved: Any = to_device(batch, request.model.device)
-            logits = request.model(moved.pixels).logits
-            for labels in ranked_labels(logits, label_names(request.tokenizers), request.top):
-                yield (labels,)
+    def read(self, model: ImageClassifier, batch: ImageClassificationBatch) -> tuple[Tensor, Tensor]:
+        return model(batch.pixels).logits, batch.labels
 
     def image_pass(
         self, model: ImageClassifier, image: NDArray[np.uint8], tokenizer: ImageTokenizer | None

@@ -1,23 +1,22 @@
 """The task of assigning a label to each word of a sentence, whose dependency tree may be known."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, final
 
 import torch
 from jaxtyping import Int
-from torch import Generator, Tensor
+from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX, Batch, TaggingBatch, to_device
 from manyformer.core import PADDING_SEGMENT
 from manyformer.dropout import Dropout
 from manyformer.models import ClassHead, EncoderModel, Tagger
-from manyformer.scores import ScoreKind, accuracy, f1
+from manyformer.scores import ScoreKind
 from manyformer.structures.dependency_trees import NO_NODE, ROOT, preorder_columns
 from manyformer.tasks.encoder_task import EncoderHeadSettings, EncoderTask
-from manyformer.tasks.label_scores import label_names, labels_of_batches, ranked_labels
+from manyformer.tasks.label_task import BatchLabelTask, label_names
 from manyformer.tasks.model_passes import TextPass
-from manyformer.tasks.requests import EvaluationRequest, EvaluationResult, Prediction, PredictionRequest
 from manyformer.tasks.task import Inputs
 from manyformer.tasks.tokenizer_protocols import TaskTokenizers
 from manyformer.tasks.toy import FIRST_SYMBOL, PERIOD, SYMBOLS, Toy, ToyDraw
@@ -25,25 +24,23 @@ from manyformer.torch_internals import compiler_disabled
 
 
 @final
-class Tagging(EncoderTask[Tagger]):
+class Tagging(BatchLabelTask[Tagger], EncoderTask[Tagger]):
     """Assigns a label to each word of a sentence; drawn tokens get trees that are derived from them."""
 
     name = "tagging"
     title = "tagging"
     model = Tagger
     data_forms: Mapping[str, str] = {"trees": "tagged"}
-    command = "predict"
     argument = "FILE.conllu"
     score_kinds: Mapping[str, ScoreKind] = {"macro_f1": ScoreKind("%")}
+    per_token = True
+    nouns = "words, each told the tree of its sentence"
 
     def arguments(self, model: Tagger, inputs: Inputs) -> tuple[Any, ...]:
         return inputs.tokens, inputs.segments, trees_of_tokens(inputs.tokens, inputs.segments)
 
     def batch(self, model: Tagger, inputs: Inputs, targets: Tensor) -> TaggingBatch:
         return TaggingBatch(inputs.tokens, targets, inputs.segments, trees_of_tokens(inputs.tokens, inputs.segments))
-
-    def random_targets(self, model: Tagger, inputs: Inputs, generator: Generator) -> Tensor:
-        return torch.zeros_like(inputs.tokens)
 
     def toy(self, model: Tagger, draw: ToyDraw) -> Toy:
         """The label of a token is whether its parent, the previous token, is in the upper half of the symbols."""
@@ -57,26 +54,8 @@ class Tagging(EncoderTask[Tagger]):
         dim, dropout = encoder.dim, Dropout(encoder.embed.dropout.p)
         return Tagger(encoder.embed, encoder.body, ClassHead(dim, settings.classes, transform=dropout, bias=True))
 
-    def evaluate(self, request: EvaluationRequest[Tagger]) -> EvaluationResult:
-        """Accuracy and F1 over the labels of words."""
-
-        def logits_and_targets(batch: TaggingBatch) -> tuple[Tensor, Tensor]:
-            is_word = batch.targets != IGNORE_INDEX
-            logits = request.model(batch.tokens, batch.segments, batch.trees).logits
-            return logits[is_word], batch.targets[is_word]
-
-        predicted, references = labels_of_batches(request, logits_and_targets)
-        scores = [accuracy(predicted, references), f1(predicted, references)]
-        return EvaluationResult(scores, f"{len(predicted):,} words, each told the tree of its sentence")
-
-    def predict(self, request: PredictionRequest[Tagger]) -> Iterator[Prediction]:
-        """The most likely labels of each word of each sentence."""
-        names = label_names(request.tokenizers)
-        for batch in request.batches or ():
-            moved: Any = to_device(batch, request.model.device)
-            logits = request.model(moved.tokens, moved.segments, moved.trees).logits
-            for row, is_word in zip(logits, moved.targets != IGNORE_INDEX):
-                yield tuple(ranked_labels(row[is_word], names, request.top))
+    def read(self, model: Tagger, batch: TaggingBatch) -> tuple[Tensor, Tensor]:
+        return model(batch.tokens, batch.segments, batch.trees).logits, batch.targets
 
     def example_pass(self, model: Tagger, batch: Batch, tokenizers: TaskTokenizers) -> TextPass:
         """The words of the first sentence, each followed by its label where it has one."""

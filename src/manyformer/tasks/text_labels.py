@@ -7,7 +7,6 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from manyformer.batches import ClassificationBatch
@@ -16,12 +15,12 @@ from manyformer.mixers.global_local import GlobalLocalAttention
 from manyformer.models import ClassHead, EncoderModel, TextClassifier
 from manyformer.models.classifier import first_token
 from manyformer.tasks.encoder_task import EncoderHeadSettings, EncoderTask
-from manyformer.tasks.label_scores import RowLabelTask, label_names, ranked_labels, row_label_scores
+from manyformer.tasks.label_task import LabelTask, label_names, ranked_rows
 from manyformer.tasks.model_passes import EncodedText, TextPass
 from manyformer.tasks.requests import EvaluationRequest, EvaluationResult, Example, Prediction, PredictionRequest
 from manyformer.tasks.task import Inputs, text_pass
 from manyformer.tasks.tokenizer_protocols import TextTokenizer
-from manyformer.tasks.toy import FIRST_SYMBOL, PERIOD, Toy, ToyDraw
+from manyformer.tasks.toy import Toy, ToyDraw
 
 ROWS_PER_BATCH = 64
 
@@ -34,8 +33,8 @@ POOLER_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 """The activations of the dense layer of a head."""
 
 
-class TextLabelTask(RowLabelTask[TextClassifier], EncoderTask[TextClassifier]):
-    """Assigns one label to each row, which is an item: a text, or a pair of texts. `nouns` are items in messages."""
+class TextLabelTask(LabelTask[TextClassifier], EncoderTask[TextClassifier]):
+    """Assigns one label to each row, which is an item: a text, or a pair of texts."""
 
     model = TextClassifier
     reasons: Mapping[str, str] = {
@@ -47,7 +46,6 @@ class TextLabelTask(RowLabelTask[TextClassifier], EncoderTask[TextClassifier]):
     }
     argument = "FILE"
     has_pooler = True
-    nouns: str
 
     @abstractmethod
     def item_of(self, example: Example) -> Any:
@@ -69,10 +67,8 @@ class TextLabelTask(RowLabelTask[TextClassifier], EncoderTask[TextClassifier]):
 
     def toy(self, model: TextClassifier, draw: ToyDraw) -> Toy:
         """Rows of eight tokens with one 5 and one 6; the label is whether the 5 comes first."""
-        tokens = draw.symbols(2 * PERIOD).clamp(min=FIRST_SYMBOL + 2)
-        order = torch.rand(tokens.shape, generator=draw.generator).argsort(dim=1)[:, :2].to(tokens.device)
-        tokens.scatter_(1, order[:, :1], FIRST_SYMBOL).scatter_(1, order[:, 1:], FIRST_SYMBOL + 1)
-        return Toy(self.batch(model, Inputs(tokens), (order[:, 0] < order[:, 1]).long()), math.log(2))
+        tokens, labels = draw.ordered_marks()
+        return Toy(self.batch(model, Inputs(tokens), labels), math.log(2))
 
     def model_reasons(self, model: TextClassifier) -> Mapping[str, str]:
         if model.pool is not first_token or not any(isinstance(part, GlobalLocalAttention) for part in model.modules()):
@@ -103,16 +99,14 @@ class TextLabelTask(RowLabelTask[TextClassifier], EncoderTask[TextClassifier]):
             for index, label in zip(indices, labels.tolist()):
                 predicted[index] = names[label]
             request.on_progress((start + len(indices)) / len(order))
-        references = [example.target for example in examples]
-        return EvaluationResult(row_label_scores(predicted, references), f"{len(examples):,} {self.nouns}")
+        return self.label_result(predicted, [example.target for example in examples])
 
     def predict(self, request: PredictionRequest[TextClassifier]) -> Iterator[Prediction]:
         """The most likely labels of each item."""
-        model, names, items = request.model, label_names(request.tokenizers), iter(self.items_of(request))
+        model, items = request.model, iter(self.items_of(request))
         while chunk := list(islice(items, ROWS_PER_BATCH)):
             arguments = self.encode(model, chunk, request.tokenizers.source, request.row_length)
-            for labels in ranked_labels(model(*arguments).logits, names, request.top):
-                yield (labels,)
+            yield from ranked_rows(request, model(*arguments).logits)
 
     def text_passes(self, model: TextClassifier, text: EncodedText) -> list[TextPass]:
         return [text_pass(self, model, [text.tokenizer.bos, *text.ids, text.tokenizer.eos], text)]

@@ -41,6 +41,13 @@ class ToyDraw(NamedTuple):
         """Further random symbols."""
         return _draw_symbols(self.generator, self.device, ROWS, length)
 
+    def ordered_marks(self) -> tuple[Int[Tensor, "rows l"], Int[Tensor, " rows"]]:
+        """Rows of eight tokens with one 5 and one 6, and whether the 5 comes first."""
+        tokens = self.symbols(2 * PERIOD).clamp(min=FIRST_SYMBOL + 2)
+        order = torch.rand(tokens.shape, generator=self.generator).argsort(dim=1)[:, :2].to(tokens.device)
+        tokens.scatter_(1, order[:, :1], FIRST_SYMBOL).scatter_(1, order[:, 1:], FIRST_SYMBOL + 1)
+        return tokens, (order[:, 0] < order[:, 1]).long()
+
     def repeated(self) -> Int[Tensor, "rows l"]:
         """Rows that repeat the symbols of `period`."""
         return self.period.repeat(1, self.length // PERIOD)

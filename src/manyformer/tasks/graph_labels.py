@@ -1,0 +1,115 @@
+"""The tasks of assigning a label to each node of graphs, or to each graph."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, final
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from typing_extensions import TypeVar
+
+from manyformer.batches import Batch, GraphBatch, to_device
+from manyformer.models import GraphClassifier, NodeClassifier
+from manyformer.models.graph_encoder import GraphEncoder
+from manyformer.scores import ScoreKind
+from manyformer.tasks.drawn_graphs import batch_of_tokens
+from manyformer.tasks.label_task import BatchLabelTask
+from manyformer.tasks.model_passes import TextPass
+from manyformer.tasks.stand_in_vectors import STAND_IN_IDS
+from manyformer.tasks.task import Inputs
+from manyformer.tasks.tokenizer_protocols import TaskTokenizers
+from manyformer.tasks.toy import FIRST_SYMBOL, PERIOD, SYMBOLS, Toy, ToyDraw
+
+GraphModelT = TypeVar("GraphModelT", bound=GraphEncoder, default=Any)
+"""The model class of a task."""
+
+
+class GraphLabelTask(BatchLabelTask[GraphModelT]):
+    """Assigns labels to nodes or to graphs; drawn tokens get edges that are derived from them."""
+
+    reasons: Mapping[str, str] = {
+        "causal": "a node depends on its neighbours, wherever in the row they are",
+        "incremental_decoding": "a later node changes its neighbours, so no state can be cached",
+        "cross_attention": "it reads one graph only",
+    }
+    # graphs come from archives with labels, which there is no command to predict for
+    command = "evaluate"
+
+    def token_ids(self, model: GraphModelT) -> int:
+        return STAND_IN_IDS
+
+    def arguments(self, model: GraphModelT, inputs: Inputs) -> tuple[Any, ...]:
+        return self.batch(model, inputs, inputs.tokens).inputs
+
+    def batch(self, model: GraphModelT, inputs: Inputs, targets: Tensor) -> GraphBatch:
+        return batch_of_tokens(model, inputs, targets)
+
+    def read(self, model: GraphModelT, batch: GraphBatch) -> tuple[Tensor, Tensor]:
+        return model(*batch.inputs).logits, batch.targets
+
+    def example_pass(self, model: GraphModelT, batch: Batch, tokenizers: TaskTokenizers) -> TextPass:
+        """The nodes of the first row of graphs, as numbers."""
+        assert isinstance(batch, GraphBatch)
+        moved: Any = to_device(batch, model.device)
+        row = [None if part is None else part[:1] for part in moved.inputs]
+        length = moved.features.shape[1]
+        count = length if moved.segments is None else int((moved.segments[0] >= 0).sum())
+        labels = tuple(f"node {number}" for number in range(count))
+        return TextPass(lambda watch: model(*row, watch=watch), labels, length)
+
+
+@final
+class GraphNodes(GraphLabelTask[NodeClassifier]):
+    """Assigns a label to each node."""
+
+    name = "graph-nodes"
+    title = "labelling nodes of graphs"
+    model = NodeClassifier
+    data_forms: Mapping[str, str] = {"graphs": "nodes"}
+    score_kinds: Mapping[str, ScoreKind] = {"macro_f1": ScoreKind("%")}
+    per_token = True
+    nouns = "nodes"
+
+    def toy(self, model: NodeClassifier, draw: ToyDraw) -> Toy:
+        """The label is whether most of a node and its two neighbours on a ring are in the upper half of the symbols."""
+        tokens = draw.symbols(2 * PERIOD)
+        is_upper = (tokens >= FIRST_SYMBOL + SYMBOLS // 2).long()
+        targets = (is_upper + is_upper.roll(1, 1) + is_upper.roll(-1, 1) >= 2).long()
+        return Toy(self.batch(model, Inputs(tokens), targets)._replace(edges=_rings(tokens)), math.log(2))
+
+
+@final
+class WholeGraphs(GraphLabelTask[GraphClassifier]):
+    """Assigns one label to each graph."""
+
+    name = "graphs"
+    title = "labelling graphs"
+    model = GraphClassifier
+    data_forms: Mapping[str, str] = {"graphs": "graphs"}
+    reasons: Mapping[str, str] = {
+        **GraphLabelTask.reasons,
+        "packing": "a row has one label, so it holds one graph",
+        "per_token": "a graph has one label, its nodes have none",
+    }
+    nouns = "graphs"
+
+    def toy(self, model: GraphClassifier, draw: ToyDraw) -> Toy:
+        """Rings of equal nodes but for two, which are neighbours or opposite to each other: that is the label."""
+        tokens = draw.symbols(2 * PERIOD).fill_(FIRST_SYMBOL)
+        labels = torch.randint(2, (len(tokens),), generator=draw.generator).to(tokens.device)
+        rows = torch.arange(len(tokens), device=tokens.device)
+        tokens[:, 0] = FIRST_SYMBOL + 1
+        tokens[rows, torch.where(labels == 1, 1, PERIOD)] = FIRST_SYMBOL + 2
+        return Toy(self.batch(model, Inputs(tokens), labels)._replace(edges=_rings(tokens)), math.log(2))
+
+
+def _rings(tokens: Int[Tensor, "b l"]) -> Int[Tensor, "b m 2"]:
+    """Edges that join each token with both of its neighbours, the last one with the first."""
+    columns = torch.arange(tokens.shape[1], device=tokens.device)
+    clockwise = torch.stack([columns, columns.roll(1)], -1)
+    return torch.cat([clockwise, clockwise.flip(-1)]).expand(len(tokens), -1, -1)
+
+
+GRAPH_NODES = GraphNodes()
+WHOLE_GRAPHS = WholeGraphs()
