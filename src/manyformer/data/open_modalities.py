@@ -310,7 +310,7 @@ def _part_lengths(examples: ExampleSet, train: IntArray) -> Iterator[LengthSumma
         yield LengthSummary.of(examples.texts.lengths[used("text")], "tokens", title="texts")
     if examples.arrays.recordings is not None and "sound" in examples.parts:
         _, lengths, rate = examples.arrays.recordings
-        yield LengthSummary.of_samples(lengths[used("sound")], rate, title="recordings")
+        yield LengthSummary.of(lengths[used("sound")], "seconds", per_unit=rate, title="recordings")
 
 
 MODALITIES = register(
