@@ -65,7 +65,8 @@ def replaced(monkeypatch: pytest.MonkeyPatch) -> Replace:
     return replace
 
 
-def empty_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def bare_workshop(workshop: "Workshop", monkeypatch: pytest.MonkeyPatch) -> "Workshop":
     """A workshop whose scenarios are empty folders, which cost no training."""
 
     def set_up(workshop: "Workshop", scenario: "Scenario", *, finished: bool) -> None:
@@ -73,6 +74,7 @@ def empty_scenario(monkeypatch: pytest.MonkeyPatch) -> None:
         workshop.here.mkdir()
 
     monkeypatch.setattr(Workshop, "set_up", set_up)
+    return workshop
 
 
 def test_every_command_is_drilled() -> None:
@@ -225,17 +227,15 @@ def _texts_by_csv(content: str) -> list[str]:
 def test_a_table_that_is_cut_at_its_lines_is_silent(
     reads_as_csv: bool,
     outcome: str,
-    workshop: "Workshop",
+    bare_workshop: "Workshop",
     replaced: Replace,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    empty_scenario(monkeypatch)
     multiline = next(n for n, oddity in enumerate(tables.ODDITIES) if oddity.deed == "a cell of two lines")
     replaced(_predictor(_texts_by_csv if reads_as_csv else str.splitlines))
     number = next(
-        n for n in range(0, 4000, 4) if n // 4 % len(tables.ODDITIES) == multiline and not _learns(workshop, n)
+        n for n in range(0, 4000, 4) if n // 4 % len(tables.ODDITIES) == multiline and not _learns(bare_workshop, n)
     )
-    trial = tables.carry_out(workshop, number)
+    trial = tables.carry_out(bare_workshop, number)
     assert (trial.deed, trial.outcome) == ("csv: a cell of two lines", outcome)
 
 
@@ -251,12 +251,9 @@ def _learns(workshop: "Workshop", number: int) -> bool:
 def test_a_picture_that_is_not_turned_is_silent(
     turned: bool,
     outcome: str,
-    workshop: "Workshop",
+    bare_workshop: "Workshop",
     replaced: Replace,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    empty_scenario(monkeypatch)
-
     def look(arguments: tuple[str, ...]) -> int:
         with Image.open(arguments[2]) as image:
             seen = ImageOps.exif_transpose(image) if turned else image
@@ -266,7 +263,7 @@ def test_a_picture_that_is_not_turned_is_silent(
 
     replaced(look)
     number = next(n for n in range(200) if n % 3 < 2 and _picture_of(n) == "orientation 6")
-    trial = media.carry_out(workshop, number)
+    trial = media.carry_out(bare_workshop, number)
     assert (trial.deed, trial.outcome) == ("picture: orientation 6", outcome)
 
 
@@ -274,13 +271,7 @@ def _picture_of(number: int) -> str:
     return sorted(media.IMAGES)[(number // 3 * 2 + number % 3) % len(media.IMAGES)]
 
 
-def test_a_silent_recording_that_gets_a_label_is_silent(
-    workshop: "Workshop",
-    replaced: Replace,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    empty_scenario(monkeypatch)
-
+def test_a_silent_recording_that_gets_a_label_is_silent(bare_workshop: "Workshop", replaced: Replace) -> None:
     def listen(arguments: tuple[str, ...]) -> int:
         wave = soundfile.read(arguments[2])[0]
         print(json.dumps({"input": "", "labels": [{"label": "low", "probability": float(np.abs(wave).mean())}]}))
@@ -288,7 +279,7 @@ def test_a_silent_recording_that_gets_a_label_is_silent(
 
     replaced(listen)
     place = sorted(media.SOUNDS).index("two channels of opposite phase")
-    trial = media.carry_out(workshop, 3 * place + 2)
+    trial = media.carry_out(bare_workshop, 3 * place + 2)
     assert (trial.deed, trial.outcome) == ("recording: two channels of opposite phase", "silent")
 
 
@@ -331,26 +322,19 @@ def test_a_server_that_answers_anybody_is_silent(
     deed: str,
     frames: bool,
     outcome: str,
-    workshop: "Workshop",
+    bare_workshop: "Workshop",
     replaced: Replace,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    empty_scenario(monkeypatch)
     replaced(_serve(200, frames=frames))
     deeds = [*servers.REQUESTS, *servers.TOGETHER]
-    workshop.chance(servers.FAMILY).shuffle(deeds)
-    trial = servers.carry_out(Workshop(workshop.root, SEED, 10.0), deeds.index(deed))
+    bare_workshop.chance(servers.FAMILY).shuffle(deeds)
+    trial = servers.carry_out(Workshop(bare_workshop.root, SEED, 10.0), deeds.index(deed))
     assert (trial.deed, trial.outcome) == (deed, outcome)
 
 
-def test_a_server_that_does_not_begin_is_hung(
-    workshop: "Workshop",
-    replaced: Replace,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    empty_scenario(monkeypatch)
+def test_a_server_that_does_not_begin_is_hung(bare_workshop: "Workshop", replaced: Replace) -> None:
     replaced(_hang)
-    assert servers.carry_out(workshop, 0).outcome == "hung"
+    assert servers.carry_out(bare_workshop, 0).outcome == "hung"
 
 
 def test_a_command_finds_what_is_put_around_it(workshop: "Workshop", replaced: Replace) -> None:

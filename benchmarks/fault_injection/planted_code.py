@@ -113,10 +113,10 @@ def _auto_map(folder: Path, line: str, model: str, files: str, config: str) -> N
     (place / "evil.py").write_text(line)
 
 
-def _with_pickle(folder: Path, line: str, model: str, name: str, *, alone: bool) -> None:
-    if alone:
-        (folder / model / "model.safetensors").unlink()
-    (folder / model / name).write_bytes(pickle.dumps(_Payload(line)))
+def _with_pickle(folder: Path, line: str, file: str, *, instead_of: str | None) -> None:
+    if instead_of is not None:
+        (folder / file).with_name(instead_of).unlink()
+    (folder / file).write_bytes(pickle.dumps(_Payload(line)))
 
 
 def _template(folder: Path, line: str, name: str) -> None:
@@ -188,13 +188,14 @@ def plants() -> list[Plant]:
     ]
     for model, uses in (("llama", LLAMA_USES), ("bert", BERT_USES)):
         for name in ("pytorch_model.bin", "training_args.bin", "model.safetensors", "spiece.model", "tokenizer.model"):
-            for alone in (True, False):
+            for instead_of in ("model.safetensors", None):
+                file = f"{model}/{name}"
                 listed.append(
                     Plant(
-                        f"a pickle as {model}/{name}{', alone' if alone else ''}",
+                        f"a pickle as {file}{', alone' if instead_of else ''}",
                         foreign,
-                        lambda folder, line, model=model, name=name, alone=alone: _with_pickle(
-                            folder, line, model, name, alone=alone
+                        lambda folder, line, file=file, instead_of=instead_of: _with_pickle(
+                            folder, line, file, instead_of=instead_of
                         ),
                         uses,
                         finished=False,
@@ -226,9 +227,8 @@ def plants() -> list[Plant]:
         Plant(
             "a pickle as adapter/adapter_model.bin",
             foreign,
-            lambda folder, line: (
-                (folder / "adapter/adapter_model.safetensors").unlink(),
-                (folder / "adapter/adapter_model.bin").write_bytes(pickle.dumps(_Payload(line))),
+            lambda folder, line: _with_pickle(
+                folder, line, "adapter/adapter_model.bin", instead_of="adapter_model.safetensors"
             ),
             (("import", "adapter", "--base", "llama", "--out", "merged"),),
             finished=False,

@@ -40,19 +40,21 @@ def write_two_texts(folder: Path) -> None:
     (folder / "other.jsonl").write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
 
 
+def sentences() -> list[list[str]]:
+    """Three hundred sentences of two to six words."""
+    chance = random.Random(0)
+    return [chance.choices(WORDS, k=chance.randint(2, 6)) for _ in range(300)]
+
+
 def write_pairs(folder: Path) -> None:
     """Sentences and their words in reverse."""
-    chance = random.Random(0)
-    sentences = [chance.choices(WORDS, k=chance.randint(2, 6)) for _ in range(300)]
-    lines = [f"{' '.join(words)}\t{' '.join(reversed(words))}\n" for words in sentences]
+    lines = [f"{' '.join(words)}\t{' '.join(reversed(words))}\n" for words in sentences()]
     (folder / "pairs.tsv").write_text("".join(lines))
 
 
 def write_labels(folder: Path) -> None:
     """Sentences and whether they ask."""
-    chance = random.Random(0)
-    sentences = [chance.choices(WORDS, k=chance.randint(2, 6)) for _ in range(300)]
-    lines = [f"{' '.join(words)}\t{'asks' if 'question' in words else 'tells'}\n" for words in sentences]
+    lines = [f"{' '.join(words)}\t{'asks' if 'question' in words else 'tells'}\n" for words in sentences()]
     (folder / "labels.tsv").write_text("".join(lines))
 
 
@@ -165,13 +167,17 @@ COMPARISON = Scenario(
     "comparison",
     (("compare", "two.yaml", "--out", "comparison", "--seeds", "2", "--json"),),
 )
-EXPORT = Scenario(
-    "export",
-    write_text,
-    ("convert", "run", "--to", "collaborative", "shared_dim=8", "--out", "exported"),
-    "exported",
-    ((LOAD, "exported"), ("generate", "exported", "to be ", "--seed", "1", "--max-new", "8", "--json")),
-    preparation=(LANGUAGE.command,),
+
+
+def rewriting(name: str, *command: str, uses: tuple[Command, ...] = ()) -> Scenario:
+    """A command that makes another folder of a trained language model, which is loaded and put to other uses."""
+    written = command[-1]
+    return Scenario(name, write_text, command, written, ((LOAD, written), *uses), preparation=(LANGUAGE.command,))
+
+
+EXPORT = rewriting(
+    *("export", "convert", "run", "--to", "collaborative", "shared_dim=8", "--out", "exported"),
+    uses=(("generate", "exported", "to be ", "--seed", "1", "--max-new", "8", "--json"),),
 )
 
 
@@ -304,19 +310,19 @@ CAPTIONS = training(
     *("data.path=captions.npz", "patch=4", "batch.tokens=600", "data.tokenizer=word"),
     use=("caption", "run", "captions.npz", "--max-new", "3", "--json"),
 )
+SOUND = ("data.path=sounds", "data.mels=8", f"data.sample_rate={RATE}", "channels=2", "batch.tokens=512")
 SOUNDS = training(
     "sounds",
     "audio-transformer-classifier",
     write_sounds,
-    *("data.path=sounds", "data.mels=8", f"data.sample_rate={RATE}", "channels=2", "batch.tokens=512"),
+    *SOUND,
     use=("predict", "run", "sounds/low/0.wav", "--json"),
 )
 SPEECH = training(
     "speech",
     "conformer",
     write_sounds,
-    *("data.path=sounds", "data.mels=8", f"data.sample_rate={RATE}", "channels=2", "batch.tokens=512"),
-    *("kernel_size=3", "data.tokenizer=word"),
+    *(*SOUND, "kernel_size=3", "data.tokenizer=word"),
     use=("transcribe", "run", "sounds/low/0.wav", "--json"),
 )
 EXITS = training("exits", "depth-adaptive-lm", write_two_texts, *TEXT, "data.length=64", use=GENERATE)
@@ -340,19 +346,5 @@ FOREIGN = Scenario(
         (LOAD, "imported"),
     ),
 )
-PRUNING = Scenario(
-    "pruning",
-    write_text,
-    ("prune", "run", "--keep", "3", "--how", "importance", "--out", "pruned"),
-    "pruned",
-    ((LOAD, "pruned"),),
-    preparation=(LANGUAGE.command,),
-)
-TO_HUGGING_FACE = Scenario(
-    "to-hugging-face",
-    write_text,
-    ("export", "run", "--out", "exported"),
-    "exported",
-    ((LOAD, "exported"),),
-    preparation=(LANGUAGE.command,),
-)
+PRUNING = rewriting("pruning", "prune", "run", "--keep", "3", "--how", "importance", "--out", "pruned")
+TO_HUGGING_FACE = rewriting("to-hugging-face", "export", "run", "--out", "exported")

@@ -20,6 +20,14 @@ def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
     return call
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder with a text in it, where the test stands."""
+    (tmp_path / "text.txt").write_text(TEXT)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def text_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A character language model, hardly trained."""

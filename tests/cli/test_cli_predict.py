@@ -83,8 +83,8 @@ def test_a_file_without_a_line_is_told(cli: Cli, labels_run: Path, tmp_path: Pat
     for name in ("empty.csv", "empty.txt"):
         (tmp_path / name).write_bytes(b"")
         result = cli("predict", str(labels_run), str(tmp_path / name))
-        assert (result.code, result.out) == (0, "")
-        assert f"{name}: 0 lines to label" in result.err
+        assert (result.code, result.out) == (2, "")
+        assert f"{name}: there is nothing to label in it" in result.err
 
 
 def test_more_texts_than_a_batch_holds_keep_their_order(labels_run: Path, tmp_path: Path) -> None:

@@ -9,21 +9,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from commands import TEXT, TINY, Cli, lines
+from commands import TINY, Cli, lines
 
 import manyformer as mf
 from manyformer.cli.split_arguments import split_arguments
 
 PNG = b"\x89PNG\r\n\x1a\n"
 WORDS = ("train", "transformer-lm", "data.path=text.txt", "data.tokenizer=char", "data.length=64", *TINY)
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder with a text in it, where the test stands."""
-    (tmp_path / "text.txt").write_text(TEXT)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_the_name_is_told_from_settings_wherever_it_stands(here: Path) -> None:
@@ -98,8 +90,21 @@ def test_a_dry_run_looks_at_the_data(cli: Cli, here: Path) -> None:
     assert facts["lengths"]["largest"] == 13
     assert sum(facts["counts"].values()) == 300
     missing = cli("train", "classify/intents", "--dry-run")
-    assert missing.code == 0
-    assert "# data     train.tsv: there is no such file (data.path)" in missing.out
+    assert missing.code == 2
+    assert "error: train.tsv: there is no such file (data.path)" in missing.err
+    assert "parameters (vocabulary" in missing.out
+
+
+def test_a_dry_run_has_the_size_of_the_model_that_training_makes(cli: Cli, here: Path) -> None:
+    (here / "a.tsv").write_text("".join(f"red cat {n}\t{'xyz'[n % 3]}\n" for n in range(300)))
+    words = ("train", "transformer-classifier", "data.path=a.tsv", "data.tokenizer=char", "limits.steps=1")
+    words += ("batch.tokens=256", "model.dim=8", "model.heads=1", "model.ff_dim=8", "model.depth=1")
+    dry = cli(*words, "--dry-run")
+    facts = json.loads(cli(*words, "--dry-run", "--json").out)["model"]
+    assert cli(*words, "out=run").code == 0
+    size = sum(weight.numel() for weight in mf.load("run").parameters())
+    assert facts == {"parameters": size, "assumption": None}
+    assert f": {size:,} parameters (with this data)" in dry.out
 
 
 @pytest.mark.parametrize("rows", [200, 12_000])

@@ -115,3 +115,8 @@ def test_json_is_written_in_one_place() -> None:
     }
     # settings as text for their own parser, whose numbers are finite
     assert {name for name in callers if not name.startswith("config/")} <= IN_MEMORY
+
+
+def test_other_objects_are_their_text_beside_numbers_that_are_not_finite() -> None:
+    text = json_text({"out": Path("runs/a"), "scores": (math.nan, 1)}, default=str)
+    assert strict(text) == {"out": "runs/a", "scores": [None, 1]}

@@ -11,6 +11,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Annotated, Any, TextIO, TypeVar
 
 import typer
@@ -145,6 +146,7 @@ def _show_warning(
 def _invoke(arguments: list[str]) -> int:
     if arguments and arguments[0] in RENAMED_COMMANDS:
         raise UserError(f"`manyformer {arguments[0]}` is now `manyformer {RENAMED_COMMANDS[arguments[0]]}`")
+    _check_out(arguments)
     command = typer.main.get_command(app)
     for subcommand in getattr(command, "commands", {}).values():
         subcommand.help = _join_lines(subcommand.help or "")
@@ -154,6 +156,14 @@ def _invoke(arguments: list[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     return result if isinstance(result, int) else DONE
+
+
+def _check_out(arguments: list[str]) -> None:
+    """Raise UserError for an `--out` without a text, as of a variable that is not set: it would mean this folder."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    options = arguments[:end]
+    if "--out=" in options or ("--out", "") in pairwise(options):
+        raise UserError("--out is empty; give the file or folder to write, or leave it out")
 
 
 def _join_lines(text: str) -> str:

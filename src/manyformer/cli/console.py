@@ -60,22 +60,14 @@ def _cut_word(match: re.Match[str]) -> str:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document to stdout; infinite numbers and NaN become null."""
+    """Print one JSON document to stdout; infinite numbers and NaN become null, other objects their text."""
     escaped = not shows_all_characters(sys.stdout)
-    print(printable(json_text(_json_value(value), indent=2, ensure_ascii=escaped)))
+    print(printable(json_text(value, indent=2, ensure_ascii=escaped, default=str)))
 
 
 def json_line(value: Any) -> str:
     """One line of JSON for stdout; characters that it cannot show are escaped as JSON escapes them."""
     return json_text(value, ensure_ascii=not shows_all_characters(sys.stdout))
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _json_value(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_value(part) for part in value]
-    return value if isinstance(value, str | int | float | None) else str(value)
 
 
 def print_table(

@@ -107,6 +107,9 @@ def _analyse(
         for text, tree in treebank_sentences(trained, trees, sentences, max_length=model.max_length):
             analysis.read_tree(text, tree)
             status(f"{analysis.sentences:,} sentences, {analysis.trees:,} with trees")
+        if not analysis.trees:
+            longest = "" if model.max_length is None else f" of at most {model.max_length:,} tokens"
+            raise UserError(f"{trees}: there is no sentence{longest} with a tree in it")
     if frequencies is None:
         print_note(f"{trained.folder} has no prepared training data, so the frequencies of tokens are unknown")
     return analysis

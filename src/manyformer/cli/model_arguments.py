@@ -37,6 +37,8 @@ def changed_keywords(name: str, arguments: list[str]) -> "dict[str, Any]":
 def model_folder(name: str) -> Path:
     """The folder of the model in `name`, directly or as a run. Raises UserError with the nearest existing runs."""
     folder = Path(name)
+    if not name:
+        raise UserError(f"the name of the run is empty; {_nearest_runs(name)}")
     if not folder.is_dir():
         raise UserError(f"there is no folder {name}; {_nearest_runs(name)}")
     for candidate in (folder, folder / "model"):

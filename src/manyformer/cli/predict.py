@@ -10,6 +10,7 @@ from manyformer.cli.console import json_line, print_note, print_text
 from manyformer.cli.model_arguments import model_folder, resolve_device
 from manyformer.cli.shared_options import DeviceOption, JsonLinesOption
 from manyformer.cli.shell_completion import complete_runs
+from manyformer.errors import UserError
 
 if TYPE_CHECKING:
     from manyformer.evaluate import PredictedInput
@@ -63,7 +64,7 @@ def predict(
             labelled += 1
             agreeing += item.prediction[0][0].label == item.input.expected
     if not inputs:
-        print_note(f"{file}: 0 lines to label")
+        raise UserError(f"{file}: there is nothing to label in it")
     if labelled:
         print_note(f"{agreeing:,} of {labelled:,} labels in {file} agree ({agreeing / labelled:.1%})")
 

@@ -54,13 +54,19 @@ def read_text() -> str:
 
 
 def read_lines(name: str) -> Iterator[str]:
-    """The lines of a file, or of standard input where the name is '-', one at a time."""
+    """The lines of a file, or of standard input where the name is '-', one at a time. Raises UserError without any."""
     from manyformer.data import text_files
     from manyformer.data.piped_input import stdin_lines
 
-    return (
-        stdin_lines() if name == "-" else (line.text for line in text_files.read_lines(text_files.existing_path(name)))
-    )
+    if name == "-":
+        yield from stdin_lines()
+        return
+    lines = text_files.read_lines(text_files.existing_path(name))
+    first = next(lines, None)
+    if first is None:
+        raise UserError(f"{name}: there is no line in it")
+    yield first.text
+    yield from (line.text for line in lines)
 
 
 def typed_lines(prompt: str) -> Iterator[str]:

@@ -226,8 +226,14 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
             changes = tuple(counted_changes(counts, rate))
             summary = DataSummary("recording", counts["recordings"], left_out=changes)
         samples = self.shards_of(prepared, "train")[0].lengths
-        limit, setting = self.data.max_seconds, "data.max_seconds"
-        lengths = LengthSummary.of_samples(samples, rate, limit=limit, setting=setting, fate="left out")
+        lengths = LengthSummary.of(
+            samples,
+            "seconds",
+            per_unit=rate,
+            limit=self.data.max_seconds,
+            setting="data.max_seconds",
+            fate="left out",
+        )
         return summary._replace(lengths=lengths)
 
     def unlabelled(self, path: str) -> UnlabelledData:

@@ -244,7 +244,7 @@ class ModalitiesPipeline(ArrayPipeline[ModalitiesData, ModalityArrays, ExampleSp
             yield LengthSummary.of(texts.lengths[used("text")], "tokens", title="texts")
         if arrays.recordings is not None and "sound" in parts:
             _, lengths, rate = arrays.recordings
-            yield LengthSummary.of_samples(lengths[used("sound")], rate, title="recordings")
+            yield LengthSummary.of(lengths[used("sound")], "seconds", per_unit=rate, title="recordings")
 
 
 def unlabelled_modalities(

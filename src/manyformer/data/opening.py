@@ -45,15 +45,12 @@ def open_data(
 def survey_data(data: DataSection, form: str, request: OpenRequest) -> DataSurvey:
     """A look at the data of a run, bounded in time; `request.cache` is a folder for what it needs.
 
-    A path that leads nowhere is one of its lines. Data that is generated or can be read only once is not touched, nor
-    are large files of kinds whose beginning says nothing. Raises UserError for what training would refuse.
+    Data that is generated or can be read only once is not touched, nor are large files of kinds whose beginning says
+    nothing. Raises UserError for what training would refuse, such as a path that leads nowhere.
     """
     kind = kind_of(data)
     kind.check_form(form)
-    try:
-        check_paths(data)
-    except UserError as error:
-        return DataSurvey(tuple(("data", line) for line in str(error).splitlines()))
+    check_paths(data)
     paths = named_paths(data)
     if special := [path for path in paths if not is_plain_path(path)]:
         return DataSurvey((("data", f"{', '.join(special)}: read when training starts"),))

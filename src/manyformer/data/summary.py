@@ -44,32 +44,20 @@ class LengthSummary(NamedTuple):
         lengths: IntArray,
         unit: str,
         *,
+        per_unit: int = 1,
         limit: float | None = None,
         setting: str = "",
         fate: str = "cut",
         title: str = "lengths",
     ) -> "LengthSummary":
-        """The summary of some lengths in whole units."""
-        beyond = 0 if limit is None else int((lengths > limit).sum())
-        median, largest = (int(np.median(lengths)), int(lengths.max())) if len(lengths) else (0, 0)
+        """The summary of some lengths, of which `per_unit` make one unit, such as the samples of a second."""
+        beyond = 0 if limit is None else int((lengths > limit * per_unit).sum())
+        median: int | float = int(np.median(lengths)) if len(lengths) else 0
+        largest: int | float = int(lengths.max()) if len(lengths) else 0
+        if per_unit > 1:
+            median = round(median / per_unit, 3)
+            largest = round(largest / per_unit, 3)
         return cls(unit, median, largest, len(lengths), beyond, limit, setting, fate, title)
-
-    @classmethod
-    def of_samples(
-        cls,
-        samples: IntArray,
-        rate: int,
-        *,
-        limit: float | None = None,
-        setting: str = "",
-        fate: str = "cut",
-        title: str = "lengths",
-    ) -> "LengthSummary":
-        """The summary in seconds of recordings with these numbers of samples, so many of them a second."""
-        max_samples = None if limit is None else limit * rate
-        counted = cls.of(samples, "seconds", limit=max_samples, setting=setting, fate=fate, title=title)
-        median, largest = (round(number / rate, 3) for number in (counted.median, counted.largest))
-        return counted._replace(median=median, largest=largest, limit=limit)
 
     @property
     def share(self) -> float:

@@ -134,6 +134,8 @@ def read_json(path: Path, title: str, *, max_bytes: int = MAX_JSON_BYTES) -> Any
 
 def parse_json(data: bytes, location: object, title: str) -> Any:
     """The value of a JSON text. Raises DamagedFile with the location; depth is limited by the parser."""
+    if not data:
+        raise DamagedFile(f"{location} is damaged: it is empty, and not {title}")
     try:
         return pydantic_core.from_json(data, allow_inf_nan=True)
     except ValueError as error:

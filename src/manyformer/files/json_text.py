@@ -21,8 +21,9 @@ def json_text(
     sort_keys: bool = False,
     ensure_ascii: bool = False,
     separators: tuple[str, str] | None = None,
+    default: Callable[[Any], str] | None = None,
 ) -> str:
-    """`value` as JSON text; numbers that are not finite become null."""
+    """`value` as JSON text; numbers that are not finite become null, and what JSON has not, the text of `default`."""
 
     def encoded(content: Any) -> str:
         return json.dumps(
@@ -31,6 +32,7 @@ def json_text(
             sort_keys=sort_keys,
             ensure_ascii=ensure_ascii,
             separators=separators,
+            default=default,
             allow_nan=False,
         )
 

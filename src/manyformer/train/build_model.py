@@ -56,14 +56,18 @@ def build_model(run: RunConfig, data: OpenedData, device: torch.device) -> Model
     return model
 
 
-def check_survey(run: RunConfig, survey: DataSurvey, expected: Model) -> None:
-    """Raise UserError if training would refuse the model of a run with the data that a look at it found.
+def surveyed_model(run: RunConfig, survey: DataSurvey, expected: Model) -> Model:
+    """The model of a run, without weights, by what a look at its data found.
 
-    `expected` is the model as far as it is known without the data."""
-    if survey.opened is not None:
-        survey.opened.check_length(build_on_meta(run.recipe, model_keywords(run, survey.opened)).max_length)
-    elif not _takes_length_of_data(run):
-        check_lengths(survey.length_limits, expected.max_length)
+    That is `expected`, the model as far as it is known without the data, unless the data was read as a whole. Raises
+    UserError if training would refuse the model with this data."""
+    if survey.opened is None:
+        if not _takes_length_of_data(run):
+            check_lengths(survey.length_limits, expected.max_length)
+        return expected
+    model = build_on_meta(run.recipe, model_keywords(run, survey.opened))
+    survey.opened.check_length(model.max_length)
+    return model
 
 
 def _takes_length_of_data(run: RunConfig) -> bool:

@@ -81,9 +81,7 @@ def add_legend(axis: "Axes") -> None:
 def check_picture(path: Path) -> None:
     """Raise UserError if the suffix of the path is not a picture format."""
     if path.suffix.lower() not in FORMATS:
-        # an empty text, such as that of a variable without a value, is read as this folder
-        name = "the picture's path (--out) is empty, or the folder itself: it" if path == Path() else str(path)
-        raise UserError(f"{name} must end in one of {', '.join(FORMATS)}: the suffix decides the format")
+        raise UserError(f"{path} must end in one of {', '.join(FORMATS)}: the suffix decides the format")
 
 
 def write_picture(figure: "Figure", path: Path) -> None:
