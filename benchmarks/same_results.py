@@ -31,7 +31,7 @@ from typing import Any
 
 from sameness import paired_times
 from sameness.comparison import differences
-from sameness.paired_times import compare_times, environment_of, script_of, work
+from sameness.paired_times import compare_times, environment_of, script_of, use_sources, work
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = ("recipes", "interface", "commands", "choices")
@@ -87,6 +87,7 @@ def write(options: argparse.Namespace) -> int:
 
 def write_here(options: argparse.Namespace, source: Path) -> None:
     """Fill the sections of the file, which is kept after each part."""
+    use_sources(source)
     import torch
 
     torch.set_num_threads(1)

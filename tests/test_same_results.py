@@ -55,7 +55,7 @@ def test_another_learning_rate_is_named_with_its_recipe_and_the_step_from_which_
     assert "logits" not in told
 
 
-def test_what_is_there_is_kept_and_other_sources_are_refused(tmp_path: Path) -> None:
+def test_what_is_there_is_kept_and_other_sources_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "record.json"
     write(file)
     record = json.loads(file.read_text())
@@ -65,8 +65,14 @@ def test_what_is_there_is_kept_and_other_sources_are_refused(tmp_path: Path) -> 
     assert json.loads(file.read_text())["recipes"]["fnet"] == "kept"
     write(file, again=True)
     assert json.loads(file.read_text())["recipes"]["fnet"] != "kept"
+    monkeypatch.setattr(same_results, "digest_of_sources", lambda source: "another")
     with pytest.raises(SystemExit, match=r"record\.json is of other sources"):
-        write(file, source=tmp_path)
+        write(file)
+
+
+def test_sources_that_are_not_imported_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"was imported, not "):
+        write(tmp_path / "record.json", source=tmp_path)
 
 
 def tensor(digest: str, *numbers: float) -> dict[str, Any]:

@@ -110,6 +110,16 @@ def environment_of(source: Path) -> dict[str, str]:
     }
 
 
+def use_sources(source: Path) -> None:
+    """Import the package from this folder in this process, whatever its environment would import."""
+    # an environment may put its own sources before those of PYTHONPATH
+    sys.path.insert(0, str(source.resolve()))
+    import manyformer
+
+    if not Path(manyformer.__file__).is_relative_to(source.resolve()):
+        sys.exit(f"{manyformer.__file__} was imported, not {source}")
+
+
 def compare_times(old: Path, new: Path, job: str, rounds: int) -> PairedTime:
     """Time one job of both."""
     times: tuple[list[float], list[float]] = ([], [])
@@ -139,6 +149,7 @@ def compare_times(old: Path, new: Path, job: str, rounds: int) -> PairedTime:
 
 def work(job: str) -> None:
     """Serve one job on standard input and output until it is told to end."""
+    use_sources(Path(os.environ["PYTHONPATH"]))
     import torch
 
     torch.set_num_threads(1)
