@@ -188,15 +188,6 @@ def test_graphs_of_networkx_are_written_and_read_again(tmp_path: Path) -> None:
         graphs_of_networkx([square], features="x")
 
 
-def test_the_data_of_a_checkpoint_must_be_that_of_the_run(tmp_path: Path) -> None:
-    write(tmp_path)
-    state = opened(tmp_path).train.state_dict()
-    opened(tmp_path).train.load_state_dict(state)
-    write(tmp_path, labels=np.array([1, 1, -1, 0, 0, 1]))
-    with pytest.raises(UserError, match="the data differs from what this run was trained on"):
-        opened(tmp_path).train.load_state_dict(state)
-
-
 def test_positions_and_features_of_edges_reach_the_batch(tmp_path: Path) -> None:
     write(tmp_path, edge_features=np.arange(8, dtype=np.float32).reshape(4, 2))
     data = opened(tmp_path, laplacian=2)

@@ -154,17 +154,6 @@ def test_all_examples_of_an_archive_are_predicted_in_order(tmp_path: Path) -> No
     assert first.tolist() == [0, 16, 32, 0, 64, 80]
 
 
-def test_a_trained_run_needs_its_archive_no_more(tmp_path: Path) -> None:
-    path = write(tmp_path)
-    data = opened(tmp_path)
-    path.unlink()
-    request = OpenRequest(100, tmp_path / "cache", belongs_to_model=True, tokenizers=data.tokenizers)
-    evaluation = open_held_out(section(tmp_path), "labelled", request, "valid")
-    assert first_batch(evaluation).labels.tolist() == [1]
-    with pytest.raises(UserError, match="has no test data; its archive names none"):
-        open_held_out(section(tmp_path), "labelled", request, "test")
-
-
 SOUNDS: dict[str, Any] = {
     "samples": (1000 * np.sin(np.arange(900) / 3)).astype(np.int16),
     "lengths": np.array([300, 400, 200]),

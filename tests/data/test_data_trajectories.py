@@ -12,10 +12,8 @@ from manyformer.batches import IGNORE_INDEX
 from manyformer.batches.episode_batches import TrajectoryBatch
 from manyformer.config import TrajectoriesData
 from manyformer.data import open_data
-from manyformer.data.kind import OpenRequest
 from manyformer.data.minari_episodes import read_minari
 from manyformer.data.opened import OpenedData
-from manyformer.data.opening import open_file, open_held_out
 from manyformer.data.trajectory_archive import RecordedEpisodes, read_archive
 from manyformer.data.trajectory_windows import (
     TrajectoryWindows,
@@ -231,38 +229,6 @@ def test_several_recordings_are_one_data_set(tmp_path: Path) -> None:
     np.savez(second, **arrays(observations=np.ones((STEPS, 3))))
     with pytest.raises(UserError, match=r"second.npz: its observations or actions have another form"):
         opened(tmp_path, path=[str(first), str(second)])
-
-
-def test_prepared_episodes_are_verified_and_belong_to_their_model(tmp_path: Path) -> None:
-    path = write(tmp_path)
-    data = opened(tmp_path)
-    config = TrajectoriesData(path=str(path), length=2, valid=0.25)
-    request = OpenRequest(8, tmp_path / "data", belongs_to_model=True, tokenizers=data.tokenizers)
-    path.unlink()
-    held_out = open_held_out(config, "windows", request, None)
-    assert held_out.name == "valid"
-    assert held_out.batches is not None
-    assert len(list(held_out.batches)) == len(list(data.valid))
-    with pytest.raises(UserError, match="has no test data"):
-        open_held_out(config, "windows", request, "test")
-    write(tmp_path, rewards=REWARDS + 1)
-    with pytest.raises(UserError, match="these episodes are others than those that this run was trained on"):
-        open_data(config, "windows", batch_tokens=8, cache=tmp_path / "data", seed=0, belongs_to_model=True)
-    scored = open_file(config, "windows", data.tokenizers, str(path), OpenRequest(8, tmp_path)).batches
-    assert scored is not None
-    assert sum(batch.target_count() for batch in scored) == STEPS
-    prepared = tmp_path / "data" / "episodes.npz"
-    prepared.write_bytes(prepared.read_bytes()[:-1])
-    with pytest.raises(UserError, match=r"episodes.npz is damaged"):
-        open_held_out(config, "windows", request, None)
-
-
-def test_a_changed_recording_is_no_continuation(tmp_path: Path) -> None:
-    write(tmp_path)
-    state = opened(tmp_path).train.state_dict()
-    write(tmp_path, rewards=REWARDS + 1)
-    with pytest.raises(UserError, match="the data differs from what this run was trained on"):
-        opened(tmp_path).train.load_state_dict(state)
 
 
 @pytest.mark.parametrize("continuous", [False, True])

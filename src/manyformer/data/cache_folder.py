@@ -223,4 +223,8 @@ def _open(cache: Path, record: PreparedRecord) -> PreparedData:
     if tokenizers.fingerprint != record.tokenizers:
         raise DamagedFile(f"{cache / RECORD_FILE} is damaged: the tokenizers beside it are others than those it names")
     shards = {name: open_verified_shard(files, name, facts) for name, facts in record.splits.items()}
+    for name in record.sources:
+        # arrays are kept in a file that has the name of what they were read from
+        if name in files:
+            files.file(name)
     return PreparedData(tokenizers, shards, record.counts, record.sources, record.summary)
