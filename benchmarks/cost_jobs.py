@@ -1,4 +1,4 @@
-"""Jobs that decide the constants of `manyformer.costs.cost_model`, with candidates and the module that each tunes."""
+"""Jobs that decide constants of the kernels, with candidates and the modules that hold each."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -10,16 +10,15 @@ from torch import Tensor
 
 from manyformer import masks as m
 from manyformer.core import ContiguousLayout, PackedLayout, TokenPositions
-from manyformer.costs.cost_model import COSTS
 from manyformer.kernels import (
     Kernel,
     KernelCall,
     LSHKernel,
     SoftmaxKernel,
     adaptive_span_kernel,
-    biased_softmax_plan,
-    softmax_kernel,
-    softmax_with_bias,
+    softmax_call,
+    softmax_forms,
+    softmax_paths,
 )
 from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel
 from manyformer.kernels.attention_spans import LearnedAttentionSpans
@@ -66,6 +65,15 @@ class Place(NamedTuple):
     name: str
     key: object = None
 
+    def __str__(self) -> str:
+        key = "" if self.key is None else f"[{self.key!r}]"
+        return f"{self.module.__name__}.{self.name}{key}"
+
+    def get(self) -> Any:
+        """The value in use."""
+        value = getattr(self.module, self.name)
+        return value if self.key is None else value[self.key]
+
     def put(self, value: object) -> None:
         """Let the module use this value."""
         if self.key is None:
@@ -75,7 +83,7 @@ class Place(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """Candidates of a size, where it is set, and the job that decides."""
+    """The constant that holds a size, or several that are set alike, its candidates, and the job that decides."""
 
     places: Sequence[Place]
     candidates: Sequence[Any]
@@ -198,142 +206,87 @@ def spans(*lengths: int) -> Job:
     return sequence(*(attention(kernel, length) for length in lengths))
 
 
-def near(value: int, steps: int = 2) -> list[int]:
-    """The value, and its halves and doubles."""
-    return [value * 2**n if n >= 0 else max(1, value >> -n) for n in range(-steps, steps + 1)]
+def doubled(make_job: Callable[[], Job], *places: Place, steps: int = 2) -> Sweep:
+    """The value in use, and its halves and doubles."""
+    used = places[0].get()
+    halves = [max(1, used >> step) for step in range(steps, 0, -1)]
+    return Sweep(places, [*halves, used, *(used << step for step in range(1, steps + 1))], make_job)
 
 
-USED = COSTS
-SWEEPS: dict[str, Sweep] = {
-    "toeplitz_block": Sweep(
-        [Place(toeplitz_attention, "BLOCK")],
-        near(USED.toeplitz_block),
+def packed() -> Job:
+    """Block-sparse attention in packed documents."""
+    return attention(block_local("sparse"), *PACKED)
+
+
+def transformer_xl() -> Job:
+    """Attention with a vector for each distance."""
+    return BIASED(1024, position=TransformerXLPosition(HEADS * WIDTH, HEADS))
+
+
+SWEEPS: list[Sweep] = [
+    doubled(
         lambda: attention(SoftmaxKernel(m.Causal(), path="blocked"), 2048, position=AlibiPosition(HEADS)),
+        Place(toeplitz_attention, "BLOCK"),
     ),
-    "band_block": Sweep(
-        [Place(band, "BLOCK")],
-        near(USED.band_block),
+    doubled(
         lambda: attention(SoftmaxKernel(m.Causal(), path="blocked"), 1024, position=ShawPosition(WIDTH)),
+        Place(band, "BLOCK"),
     ),
-    "pairwise_block": Sweep(
-        [Place(softmax_with_bias, "BLOCK"), Place(biased_softmax_plan, "BLOCK")],
-        near(USED.pairwise_block),
+    doubled(
         lambda: attention(SoftmaxKernel(path="blocked"), 1024, position=DistanceAwarePosition(HEADS)),
+        Place(softmax_forms, "BLOCK"),
+        Place(softmax_paths, "BLOCK"),
     ),
-    "lse_block": Sweep(
-        [Place(attention_with_lse, "BLOCK")],
-        near(USED.lse_block),
+    doubled(
         lambda: attention(block_local("sparse"), 2048, values=WIDTH // 2),
+        Place(attention_with_lse, "BLOCK"),
     ),
-    "distance_vector_queries": Sweep(
-        [Place(distance_vector_blocks, "MAX_BLOCK_QUERIES")],
-        near(USED.distance_vector_queries),
-        lambda: BIASED(1024, position=TransformerXLPosition(HEADS * WIDTH, HEADS)),
-    ),
-    "scores_per_thread": Sweep(
-        [Place(distance_vector_blocks, "SCORES_PER_THREAD")],
-        near(USED.scores_per_thread),
-        lambda: BIASED(1024, position=TransformerXLPosition(HEADS * WIDTH, HEADS)),
-    ),
-    "distance_vector_block": Sweep(
-        [Place(distance_vector_attention, "BLOCK")],
-        near(USED.distance_vector_block),
+    doubled(transformer_xl, Place(distance_vector_blocks, "MAX_BLOCK_QUERIES")),
+    doubled(transformer_xl, Place(distance_vector_blocks, "SCORES_PER_THREAD")),
+    doubled(
         lambda: attention(
             SoftmaxKernel(m.Causal(), dropout=0.1), 1024, position=TransformerXLPosition(HEADS * WIDTH, HEADS)
         ),
+        Place(distance_vector_attention, "BLOCK"),
     ),
-    "channel_decay_block": Sweep(
-        [Place(matrix_recurrence, "MIN_CHUNK")], near(USED.channel_decay_block), channel_decays
-    ),
-    "scores_per_step": Sweep(
-        [Place(tile_steps, "SCORES_PER_STEP")],
-        near(USED.scores_per_step),
-        lambda: attention(block_local("sparse"), 4096),
-    ),
-    "scores_per_piece": Sweep(
-        [Place(tiled_attention, "SCORES_PER_PIECE")],
-        near(USED.scores_per_piece),
+    doubled(channel_decays, Place(matrix_recurrence, "MIN_CHUNK")),
+    doubled(lambda: attention(block_local("sparse"), 4096), Place(tile_steps, "SCORES_PER_STEP")),
+    doubled(
         lambda: attention(block_local("blocked"), 2048, position=AlibiPosition(HEADS)),
+        Place(tiled_attention, "SCORES_PER_PIECE"),
     ),
-    "sparse_block": Sweep(
-        [Place(sparse_plan, "BLOCK")], near(USED.sparse_block, 1), lambda: attention(block_local("sparse"), *PACKED)
-    ),
-    "pairs_per_mask": Sweep(
-        [Place(sparse_plan, "PAIRS_PER_MASK")],
-        near(USED.pairs_per_mask),
-        lambda: attention(block_local("sparse"), *PACKED),
-    ),
-    "cover_coarsening": Sweep(
-        [Place(block_cover, "COARSENING")], (4, 8, 16), lambda: attention(block_local("sparse"), *PACKED)
-    ),
-    "max_view_calls": Sweep(
-        [Place(block_cover, "MAX_RUNS")], (1, 2, 4), lambda: attention(block_local("sparse"), *PACKED)
-    ),
-    "max_padding_share": Sweep(
-        [Place(block_cover, "MAX_PADDING_SHARE")],
-        (1 / 16, 1 / 8, 1 / 4),
-        lambda: attention(block_local("sparse"), *PACKED),
-    ),
-    "max_selected_share": Sweep(
-        [Place(plan_search, "CHOSEN")], (3 / 4, 7 / 8, 1.0), lambda: attention(block_local("sparse"), *PACKED)
-    ),
-    "min_planned_pairs": Sweep(
-        [Place(softmax_kernel, "MIN_PAIRS_FOR_PLAN")],
-        near(USED.min_planned_pairs),
+    doubled(packed, Place(sparse_plan, "BLOCK"), steps=1),
+    doubled(packed, Place(sparse_plan, "PAIRS_PER_MASK")),
+    Sweep([Place(block_cover, "COARSENING")], (4, 8, 16), packed),
+    Sweep([Place(block_cover, "MAX_RUNS")], (1, 2, 4), packed),
+    Sweep([Place(block_cover, "MAX_PADDING_SHARE")], (1 / 16, 1 / 8, 1 / 4), packed),
+    Sweep([Place(plan_search, "CHOSEN")], (3 / 4, 7 / 8, 1.0), packed),
+    doubled(
         lambda: sequence(*(attention(SoftmaxKernel(m.Window(64)), n // 2, n // 2) for n in (256, 512, 1024))),
+        Place(softmax_paths, "MIN_PAIRS_FOR_PLAN"),
     ),
-    "min_row_plan_pairs": Sweep(
-        [Place(sparse_plan, "MIN_ROW_PLAN_PAIRS")],
-        near(USED.min_row_plan_pairs),
-        lambda: sequence(*map(rows_with_roles, (384, 512, 768, 1024))),
-    ),
-    "cached_block_elements": Sweep(
-        [Place(cache_blocks, "BLOCK_ELEMENTS")],
-        near(USED.cached_block_elements),
+    doubled(lambda: sequence(*map(rows_with_roles, (384, 512, 768, 1024))), Place(sparse_plan, "MIN_ROW_PLAN_PAIRS")),
+    doubled(
         lambda: sequence(convolution(1, 2048, 768), convolution(32, 64, 128), mixtures(1, 2048, 256)),
+        Place(cache_blocks, "BLOCK_ELEMENTS"),
     ),
-    "selective_scan_elements": Sweep(
-        [Place(selective_scan, "SCAN_ELEMENTS")],
-        near(USED.selective_scan_elements),
-        lambda: sequence(scan(64, 32), scan(8, 256)),
-    ),
-    "min_document_length": Sweep(
-        [Place(module, "MIN_DOCUMENT_LENGTH") for module in (softmax_kernel, biased_softmax_plan)],
-        near(USED.min_document_length),
+    doubled(lambda: sequence(scan(64, 32), scan(8, 256)), Place(selective_scan, "SCAN_ELEMENTS")),
+    doubled(
         lambda: sequence(*(BIASED(*lengths, position=AlibiPosition(HEADS)) for lengths in (TINY, SHORT, PACKED))),
+        Place(softmax_call, "MIN_DOCUMENT_LENGTH"),
+        Place(softmax_paths, "MIN_DOCUMENT_LENGTH"),
     ),
-    "max_reference_pairs": Sweep(
-        [Place(biased_softmax_plan, "MAX_REFERENCE_PAIRS")],
-        near(USED.max_reference_pairs),
-        lambda: biased_of((64, 96, 128, 192, 256)),
-    ),
-    "max_reference_queries": Sweep(
-        [Place(biased_softmax_plan, "MAX_REFERENCE_QUERIES")],
-        near(USED.max_reference_queries),
-        lambda: biased_of((4, 8, 16, 32, 64)),
-    ),
-    "max_reference_span_queries": Sweep(
-        [Place(adaptive_span_kernel, "MAX_REFERENCE_QUERIES")],
-        near(USED.max_reference_span_queries),
-        lambda: spans(4, 8, 16, 32, 64),
-    ),
-    "span_rounding": Sweep([Place(span_attention, "BAND_ROUNDING")], near(USED.span_rounding), lambda: spans(1024)),
-    "pairs_per_thread": Sweep(
-        [Place(small_batch_attention, "PAIRS_PER_THREAD")], near(USED.pairs_per_thread), small_batches
-    ),
-    "chunk_pairs_per_call": Sweep(
-        [Place(chunk_gather_attention, "PAIRS_PER_CALL", "cpu")],
-        near(USED.chunk_pairs_per_call),
+    doubled(lambda: biased_of((64, 96, 128, 192, 256)), Place(softmax_paths, "MAX_REFERENCE_PAIRS")),
+    doubled(lambda: biased_of((4, 8, 16, 32, 64)), Place(softmax_paths, "MAX_REFERENCE_QUERIES")),
+    doubled(lambda: spans(4, 8, 16, 32, 64), Place(adaptive_span_kernel, "MAX_REFERENCE_QUERIES")),
+    doubled(lambda: spans(1024), Place(span_attention, "BAND_ROUNDING")),
+    doubled(small_batches, Place(small_batch_attention, "PAIRS_PER_THREAD")),
+    doubled(
         lambda: attention(LSHKernel(num_buckets=32, chunk_length=64, num_hashes=2), 2048),
+        Place(chunk_gather_attention, "PAIRS_PER_CALL", "cpu"),
     ),
-    "search_products_per_block": Sweep(
-        [Place(top_products, "PRODUCTS_PER_BLOCK", "cpu")], near(USED.search_products_per_block), search
-    ),
-    "search_queries_per_block": Sweep([Place(top_products, "ROWS")], near(USED.search_queries_per_block), search),
-    "min_chunked_classes": Sweep(
-        [Place(head, "MIN_CHUNKED_CLASSES")], near(USED.min_chunked_classes), lambda: losses(2048, 4096, 8192, 16384)
-    ),
-    "tokens_per_loss_chunk": Sweep(
-        [Place(head, "TOKENS_PER_CHUNK")], near(USED.tokens_per_loss_chunk, 1), lambda: losses(16384)
-    ),
-}
+    doubled(search, Place(top_products, "PRODUCTS_PER_BLOCK", "cpu")),
+    doubled(search, Place(top_products, "ROWS")),
+    doubled(lambda: losses(2048, 4096, 8192, 16384), Place(head, "MIN_CHUNKED_CLASSES")),
+    doubled(lambda: losses(16384), Place(head, "TOKENS_PER_CHUNK"), steps=1),
+]

@@ -1,8 +1,6 @@
 """What all tests share: one thread, a fixed seed, and shapes checked at run time."""
 
 import gc
-import os
-import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -13,9 +11,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 import shapes
-
-# the costs of the library, whatever this machine's user has measured
-os.environ["MANYFORMER_CACHE"] = f"{tempfile.gettempdir()}/no-cache-of-manyformer"
 
 # whatever is imported from the library after this line is checked
 shapes.check_shapes_of(shapes.CHECKED)

@@ -67,5 +67,14 @@ def test_every_candidate_of_a_contest_runs(script: str) -> None:
     assert int(done.stdout.split()[-1]) > 0
 
 
+def test_every_measured_constant_exists() -> None:
+    """They are set by their names, and a new attribute would be set as silently."""
+    code = "import call_costs, cost_jobs; places = [place for sweep in cost_jobs.SWEEPS for place in sweep.places]; "
+    code += "print(len([place.get() for place in [*places, *(place for place, _ in call_costs.CALL_COSTS)]]))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=FOLDER, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) > 35
+
+
 def test_contests_are_found() -> None:
     assert len(CONTESTS) >= 10

@@ -25,7 +25,7 @@ READ_ALONE = {
     r"\bdevices=": "several devices",
     r"init_from=runs/softmax|--datastore|runs/(memory-8k|lm-stdlib-64|six-heads)|^datastore ": "an earlier step",
     r"--serve": "serves until it is stopped",
-    r"--tune|--calibrate|^compare suite/full .*lstm-lm": "measures for minutes",
+    r"--calibrate|^compare suite/full .*lstm-lm": "measures for minutes",
     r"runs/(audio|answer|modalities|graphs)-|images-(pixels|classes|super)": "archives, as in tests/tasks",
     r"\bsuite\.yaml|^advise ": "a suite of the reader, or its results",
     r"\bfive": "a file and runs of a tutorial, which tests/test_tutorials.py runs",

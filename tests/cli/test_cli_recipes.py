@@ -153,6 +153,14 @@ def test_the_doctor_finds_what_is_there(cli: Cli) -> None:
     assert actual["SDPA"]["state"] == actual["FlexAttention"]["state"] == "ok"
 
 
+def test_the_doctor_says_why_it_no_longer_tunes(cli: Cli) -> None:
+    ended = cli("doctor", "--tune")
+    assert ended.code == 2
+    assert "--tune is gone: " in ended.err
+    assert "no run recorded" in ended.err
+    assert "--tune" not in cli("doctor", "--help").out
+
+
 def test_the_doctor_verifies_a_folder(cli: Cli, tmp_path: Path) -> None:
     model = tmp_path / "run/model"
     mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=2).save(model)

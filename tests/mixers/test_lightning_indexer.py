@@ -1,7 +1,5 @@
 """Sparse attention by a lightning indexer: its definition, loss and choice, and dense attention up to its count."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
@@ -131,7 +129,7 @@ def test_gathered_is_masked_with_padding_and_chunks(monkeypatch: pytest.MonkeyPa
     position_ids = torch.tensor([[*range(9), *range(14)], [0, 0, 1, 0, *range(2, 19), 0, 0]])
     positions = TokenPositions(position_ids, segments)
     expected = layer(x, Context(positions, watch=lambda *_: None))
-    monkeypatch.setattr(ops, "COSTS", replace(ops.COSTS, token_choice_elements=700))
+    monkeypatch.setattr(ops, "GATHERED_ELEMENTS", 700)
     y, _, loss = layer(x, Context(positions))
     is_token = segments >= 0
     torch.testing.assert_close(y[is_token], expected.y[is_token], rtol=0, atol=1e-12)

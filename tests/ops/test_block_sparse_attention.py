@@ -136,8 +136,8 @@ def small_blocks(patch: pytest.MonkeyPatch, size: int) -> None:
     from manyformer.ops import sparse_plan as plans
 
     patch.setattr(plans, "BLOCK", size)
-    costs = plan_search.search_costs()._replace(rates={size: 1.0, 2 * size: 1.0}, call=0, gathered_key=0)
-    patch.setattr(plan_search, "search_costs", lambda: costs)
+    for name, value in (("PAIR_RATES", {size: 1.0, 2 * size: 1.0}), ("CALL", 0), ("GATHERED_KEY", 0)):
+        patch.setattr(plan_search, name, value)
     plans._plan_for_layouts.cache_clear()
     plans._recipe_for_layouts.cache_clear()
 

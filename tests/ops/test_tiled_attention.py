@@ -11,7 +11,7 @@ from manyformer import masks as m
 from manyformer.bench import LargestTensorMode
 from manyformer.core import GLOBAL_ROLE, PADDING_SEGMENT, SUMMARY_ROLE, TokenPositions
 from manyformer.costs.flops import count_flops
-from manyformer.kernels import KernelCall, SoftmaxKernel, biased_softmax_plan
+from manyformer.kernels import KernelCall, SoftmaxKernel, softmax_paths
 from manyformer.masks import Mask
 from manyformer.ops import plan_search, tiled_attention
 from manyformer.ops import sparse_plan as plans
@@ -79,14 +79,14 @@ def both(
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    costs = plan_search.search_costs()._replace(rates={4: 1.0, 8: 1.0}, call=0, gathered_key=0)
-    monkeypatch.setattr(plan_search, "search_costs", lambda: costs)
+    for name, value in (("PAIR_RATES", {4: 1.0, 8: 1.0}), ("CALL", 0), ("GATHERED_KEY", 0)):
+        monkeypatch.setattr(plan_search, name, value)
     monkeypatch.setattr(plans, "BLOCK", 8)
     monkeypatch.setattr(plans, "MIN_ROW_PLAN_PAIRS", 0)
     # several pieces of each kind
     monkeypatch.setattr(tiled_attention, "SCORES_PER_PIECE", 1 << 12)
-    monkeypatch.setattr(biased_softmax_plan, "BLOCK", 8)
-    monkeypatch.setattr(biased_softmax_plan, "MAX_REFERENCE_PAIRS", 64)
+    monkeypatch.setattr(softmax_paths, "BLOCK", 8)
+    monkeypatch.setattr(softmax_paths, "MAX_REFERENCE_PAIRS", 64)
     plans._plan_for_layouts.cache_clear()
     plans._recipe_for_layouts.cache_clear()
 

@@ -7,19 +7,15 @@ import typer
 from typer import Argument, Option
 
 from manyformer.cli.app import DEFECT, FIND, command
-from manyformer.cli.console import print_json, print_note, print_result, print_table
+from manyformer.cli.console import print_json, print_result, print_table
 from manyformer.cli.shared_options import JsonOption
 from manyformer.cli.shell_completion import complete_runs
 from manyformer.errors import UserError
-
-ROUNDS = 5
-"""How often each cost is measured; the median counts."""
 
 
 @command(
     FIND,
     "manyformer doctor",
-    "manyformer doctor --tune",
     "manyformer doctor --recipes",
     "manyformer doctor runs/lm-stdlib",
     "manyformer doctor --json",
@@ -36,14 +32,14 @@ def doctor(
     ] = None,
     *,
     tune: Annotated[
-        bool, Option("--tune", help="Measure what attention costs on this machine, in seconds, and use it from now on.")
+        bool, Option("--tune", hidden=True, help="Gone: the library uses the same costs on every machine.")
     ] = False,
     recipes: Annotated[
         bool, Option("--recipes", help="Train and decode with every recipe, tiny, on this machine's GPU or CPU.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check this machine, measure its costs, or verify the files of a folder.
+    """Check this machine, or verify the files of a folder.
 
     Of the machine: Python, torch, device, threads, extras, attention kernels, disk, default data; with `--recipes` also
     which recipes need an operator that torch lacks on its device, in half a minute. Of a run, a saved
@@ -53,10 +49,10 @@ def doctor(
     from manyformer.cli.doctor_checks import examine, verify_folder
 
     if tune:
-        if folder is not None:
-            raise UserError("--tune measures this machine; leave the folder out")
-        _tune(as_json=as_json)
-        return
+        raise UserError(
+            "--tune is gone: the costs that it wrote to the home folder changed the last digits of results, and no run "
+            "recorded them; ~/.cache/manyformer/costs.json is not read any more, and can be removed"
+        )
     if recipes and folder is not None:
         raise UserError("--recipes tries this machine; leave the folder out")
     findings = examine() if folder is None else verify_folder(Path(folder))
@@ -73,22 +69,3 @@ def doctor(
         print_result("", f"{broken} broken, see above." if broken else "All checks passed.")
     if broken:
         raise typer.Exit(DEFECT)
-
-
-def _tune(*, as_json: bool) -> None:
-    """Measure the costs of this machine and write them to the user's cache folder."""
-    from manyformer.bench import load_warning
-    from manyformer.bench.call_costs import tune_costs
-    from manyformer.costs.cost_model import CostModel
-    from manyformer.costs.tuned_costs import costs_file
-
-    if warning := load_warning():
-        print_note(f"warning: {warning}")
-    tuned, library, path = tune_costs(ROUNDS), CostModel(), costs_file()
-    tuned.write(path)
-    if as_json:
-        print_json({"file": str(path), "machine": tuned.machine, **tuned.values})
-        return
-    rows = [(name, str(getattr(library, name)), str(value)) for name, value in tuned.values.items()]
-    print_table(("cost, in pairs of a query and a key", "library", "this machine"), rows)
-    print_result("", f"Written to {path}; remove it to use the library's again.")

@@ -49,7 +49,7 @@ class DoctorFinding(NamedTuple):
 
 def examine() -> list[DoctorFinding]:
     """Run all checks; an exception in one becomes a finding."""
-    checks = (_python, _torch, _device, _costs, _attention, _extras, _disk, _corpus)
+    checks = (_python, _torch, _device, _attention, _extras, _disk, _corpus)
     return [finding for check in checks for finding in _run_check(check)]
 
 
@@ -130,19 +130,6 @@ def _device() -> Iterator[DoctorFinding]:
     if any(not kind.is_complete for kind in gpus):
         remedy = "`manyformer doctor --recipes` names what recipes lack"
         yield DoctorFinding("operators", "ok", f"torch does not have all of them on this device; {remedy}")
-
-
-def _costs() -> Iterator[DoctorFinding]:
-    from manyformer.costs.cost_model import tuned_costs
-    from manyformer.costs.tuned_costs import costs_file
-
-    _, in_use = tuned_costs()
-    if in_use.problem:
-        yield DoctorFinding("costs", "broken", in_use.problem)
-    elif in_use.note:
-        yield DoctorFinding("costs", "ok", f"{in_use.note.removeprefix('; ')}, in {costs_file()}")
-    else:
-        yield DoctorFinding("costs", "absent", "those of another processor; `manyformer doctor --tune` measures them")
 
 
 def _attention() -> Iterator[DoctorFinding]:

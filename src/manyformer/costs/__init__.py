@@ -1,1 +1,1 @@
-"""What computations cost: operations, memory, time, and the machine that they are computed on."""
+"""What computations cost: operations, and the accelerators that they are computed on."""

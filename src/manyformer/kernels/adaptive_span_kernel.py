@@ -16,7 +16,6 @@ from manyformer.core import (
     TokenPositions,
     no_watch,
 )
-from manyformer.costs.cost_model import COSTS
 from manyformer.kernels.attention_spans import AttentionSpans
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.masks import Window
@@ -24,7 +23,8 @@ from manyformer.ops import span_attention as ops
 from manyformer.ops.span_attention import HeadSpans, SpanRows
 from manyformer.position import Position
 
-MAX_REFERENCE_QUERIES = COSTS.max_reference_span_queries
+MAX_REFERENCE_QUERIES = 16
+"""At most this many queries of adaptive spans use the reference computation: a block of the band is larger."""
 
 
 @final

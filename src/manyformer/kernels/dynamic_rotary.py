@@ -8,12 +8,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, LayerOutput, State, TokenPositions, tree_map
-from manyformer.costs.cost_model import COSTS
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.position import DynamicNTKRotaryScaling
 from manyformer.position.rotary import RotaryPairing, check_widths, rotate, rotation_table
 
-MAX_ROTATED_QUERIES = COSTS.max_rotated_queries
+MAX_ROTATED_QUERIES = 16
+"""Queries per kernel call for each of which all keys are rotated separately."""
 
 
 class QueryRange(NamedTuple):

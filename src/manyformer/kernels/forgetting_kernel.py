@@ -9,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, TokenPositions, no_watch
-from manyformer.costs.cost_model import COSTS
 from manyformer.head_projection import HeadProjection
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.masks import Causal
@@ -18,7 +17,7 @@ from manyformer.system.devices import float64_device
 
 ForgettingPath = Literal["naive", "fused"]
 
-BLOCK = COSTS.forget_gate_block
+BLOCK = 128
 """Queries of one fused call."""
 
 ORIGINS = 8

@@ -10,13 +10,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, AlignedLayout, ContiguousLayout, PackedLayout, TokenPositions
-from manyformer.costs.cost_model import COSTS
 from manyformer.device_reads import is_readable
 
 UNUSED_SEGMENT = -2
 """The segment id of a column that has not been written yet."""
 
-MIN_CAPACITY = COSTS.min_buffer_columns
+MIN_CAPACITY = 16
 """The smallest number of free columns in a new buffer."""
 
 

@@ -21,6 +21,7 @@ LSHVariant = Literal["strict", "published"]
 LSHPath = Literal["naive", "sorted", "remembered"]
 
 EPSILON = 1e-6
+"""Added to the mean square of a key, as in the released code."""
 
 CHUNKS_PER_BUCKET = 1 << 32
 """A chunk id is the bucket times this number, plus the index of the chunk within the bucket."""

@@ -13,6 +13,7 @@ from manyformer.ops.segment_runs import decayed_running_max
 from manyformer.position.score_cap import capped
 
 EPSILON = 1e-6
+"""Added to the divisor of an output."""
 
 
 @final

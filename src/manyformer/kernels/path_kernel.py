@@ -16,6 +16,7 @@ from manyformer.ops.householder_products import householder_chunk
 from manyformer.ops.softmax_attention import masked_softmax
 
 EPSILON = 1e-6
+"""Added to the squared length of a direction: one of zeros stays zero."""
 
 
 class PaTHState(NamedTuple):

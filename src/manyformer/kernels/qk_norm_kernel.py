@@ -10,6 +10,7 @@ from manyformer.head_selection import PerHeadTensors
 from manyformer.kernels.kernel import Kernel, KernelCall
 
 EPSILON = 1e-6
+"""Added to the squared length of a query or a key: a vector of zeros stays zero."""
 
 
 @final

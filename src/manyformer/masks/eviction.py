@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from manyformer.costs.cost_model import COSTS
 from manyformer.masks.bounds import TokenBounds
 from manyformer.masks.mask import Mask
 
@@ -15,7 +14,8 @@ FOREVER = 1 << 40
 TESTED_POSITIONS = 1 << 16
 """`can_evict` tests this many positions."""
 
-CACHED_RANGE = COSTS.eviction_range
+CACHED_RANGE = 1024
+"""A mask is evaluated and cached for this many positions at once to find keys that no query will see."""
 
 
 def never_evicted(mask: Mask, position_ids: Int[Tensor, "*n"]) -> Bool[Tensor, "*n"]:

@@ -16,15 +16,17 @@ from torch import Tensor, nn
 from manyformer.batches import IGNORE_INDEX
 from manyformer.binding import TensorFn, bind_optional, has_hooks
 from manyformer.core import State
-from manyformer.costs.cost_model import COSTS
 from manyformer.ops.chunked_cross_entropy import LossOptions, chunked_cross_entropy
 from manyformer.position.score_cap import capped
 
-MIN_CHUNKED_CLASSES = COSTS.min_chunked_classes
+MIN_CHUNKED_CLASSES = 8192
+"""From this many classes on, the loss is computed in chunks of tokens: less memory and, on a CPU, less time."""
 
-TOKENS_PER_CHUNK = COSTS.tokens_per_loss_chunk
+TOKENS_PER_CHUNK = 512
+"""Tokens per chunk of the loss on a CPU."""
 
-LOGITS_ELSEWHERE = COSTS.loss_logits_elsewhere
+LOGITS_ELSEWHERE = 1 << 29
+"""Logits of the loss that exist at once on other devices: 2 GiB in float32."""
 
 
 class BatchLoss(NamedTuple):

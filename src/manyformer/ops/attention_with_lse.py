@@ -10,10 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyformer.costs.cost_model import COSTS
 from manyformer.torch_internals import has_flash_attention_on_cpu
 
-BLOCK = COSTS.lse_block
+BLOCK = 256
+"""Queries per block where scores are written out: the extra memory is this many rows of scores."""
 
 FUSED = has_flash_attention_on_cpu()
 """Whether the installed torch has the private operators."""

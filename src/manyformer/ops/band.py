@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.costs.cost_model import COSTS
-
-BLOCK = COSTS.band_block
+BLOCK = 64
+"""Queries per block of a diagonal band."""
 
 
 class DiagonalBand(NamedTuple):

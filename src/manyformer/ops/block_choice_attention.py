@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.costs.cost_model import COSTS
 from manyformer.device_reads import count_values, reads_are_free
 
-MAX_CHUNK = COSTS.max_block_choice_queries
+MAX_CHUNK = 64
 """Queries of one block that are computed together; the last chunk of a block is padded."""
 
 

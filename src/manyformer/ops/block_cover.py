@@ -9,14 +9,18 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from manyformer.core import TokenPositions
-from manyformer.costs.cost_model import COSTS
 from manyformer.masks import Mask
 from manyformer.masks.bounds import TokenBounds
 from manyformer.masks.mask import part_ids_of, roles_of, take_tokens
 
-COARSENING = COSTS.cover_coarsening
-MAX_RUNS = COSTS.max_view_calls
-MAX_PADDING_SHARE = COSTS.max_padding_share
+COARSENING = 8
+"""Blocks per group of the next coarser level: a group with no visible pair is never refined."""
+
+MAX_RUNS = 2
+"""Up to this many calls on views are faster than one call on gathered keys."""
+
+MAX_PADDING_SHARE = 1 / 8
+"""Rows with fewer key blocks share a call while padding is at most this share of its key blocks."""
 
 
 class BlockOrder(NamedTuple):

@@ -14,7 +14,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
-from manyformer.costs.cost_model import COSTS
 from manyformer.ops import attention_with_lse, tile_softmax
 from manyformer.ops.block_cover import BlockOrder
 from manyformer.ops.plan_records import HeadGroup, MaskPart, SparsePlan
@@ -23,8 +22,11 @@ from manyformer.ops.tile_softmax import OutputGradient, TileCall
 from manyformer.ops.tile_steps import TileStep, make_steps
 from manyformer.torch_internals import compiler_disabled
 
-MAX_SAVED_WEIGHTS = COSTS.saved_sparse_weights
-MAX_SAVED_KEYS_VALUES = COSTS.saved_gathered_elements
+MAX_SAVED_WEIGHTS = 1 << 26
+"""Up to this many weights, 256 MB, are saved for the gradient, which saves a sixth of the time."""
+
+MAX_SAVED_KEYS_VALUES = 1 << 24
+"""Up to this many elements of gathered keys and values, 64 MB, are saved for the gradient as well."""
 
 
 @compiler_disabled

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from manyformer.costs.cost_model import COSTS
 from manyformer.device_reads import is_readable
 
-BLOCK_ELEMENTS = COSTS.cached_block_elements
+BLOCK_ELEMENTS = 96 << 10
+"""Elements of a tensor, for each thread of a CPU, that several operations read in turn before the next ones."""
 
 
 def block_elements(x: Tensor) -> int:

@@ -15,14 +15,16 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
-from manyformer.costs.cost_model import COSTS
 from manyformer.ops import attention_with_lse, tile_softmax
 from manyformer.ops.bucket_chunks import BucketChunks
 from manyformer.ops.scratch_buffer import ScratchBuffer
 from manyformer.ops.tile_softmax import MAX_SAVED_WEIGHTS, OutputGradient, TileCall
 
-PAIRS_PER_CALL = {"cpu": COSTS.chunk_pairs_per_call}
-PAIRS_PER_CALL_ELSEWHERE = COSTS.chunk_pairs_per_call_elsewhere
+PAIRS_PER_CALL = {"cpu": 1 << 18}
+"""Token pairs per call on a CPU: as many as fit its caches."""
+
+PAIRS_PER_CALL_ELSEWHERE = 1 << 26
+"""Token pairs per call on other devices, which need more parallel work."""
 
 MASK_BIAS = -1e30
 """Added to the score of a pair for each reason to exclude it: finite, so that no result is nan."""

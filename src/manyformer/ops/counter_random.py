@@ -12,7 +12,10 @@ from torch import Tensor
 # Steele et al. 2014, Fast Splittable Pseudorandom Number Generators: the increment and the two factors of SplitMix64,
 # as signed 64-bit integers, which are torch's.
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+"""The step of the counter: 2^64 divided by the golden ratio, as a signed number."""
+
 FACTORS = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
+"""The factors of two rounds of mixing, as signed numbers."""
 
 
 def splitmix64(number: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:

@@ -8,14 +8,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyformer.costs.cost_model import COSTS
 from manyformer.dropout import drop
 from manyformer.ops.distance_vector_blocks import SegmentPair, ShiftedAttentionFunction, distances_met, hidden_keys
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position.distance_terms import toeplitz_view
 from manyformer.recompute import recompute_for_gradient
 
-BLOCK = COSTS.distance_vector_block
+BLOCK = 128
+"""Queries per block where the gradient is not written by hand."""
 
 
 def distance_vector_attention(

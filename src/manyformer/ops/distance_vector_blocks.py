@@ -8,14 +8,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
-from manyformer.costs.cost_model import COSTS
 from manyformer.ops.scratch_buffer import ScratchBuffer
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position.distance_terms import toeplitz_view
 
-MAX_BLOCK_QUERIES = COSTS.distance_vector_queries
-SCORES_PER_THREAD = COSTS.scores_per_thread
-MAX_SAVED_WEIGHTS = COSTS.saved_distance_vector_weights
+MAX_BLOCK_QUERIES = 64
+"""Queries per block: small blocks cost little on a CPU and waste less on hidden keys ahead."""
+
+SCORES_PER_THREAD = 1 << 19
+"""Scores per thread that exist at once, so that they stay in its caches."""
+
+MAX_SAVED_WEIGHTS = 1 << 23
+"""Up to this many weights, 32 MB, are saved for the gradient, which saves a sixth of the time."""
 
 BUFFERS = "first", "second"
 """Names of the two scratch buffers."""

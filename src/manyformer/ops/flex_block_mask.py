@@ -14,20 +14,20 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions, tree_map
-from manyformer.costs.cost_model import COSTS
 from manyformer.masks import Mask, SameDocument
 from manyformer.masks.bounds import TokenBounds
 from manyformer.ops.block_cover import block_bounds
 from manyformer.ops.static_layout import cache_by_tokens, has_roles_or_parts, materialize
 
-BLOCK = COSTS.flex_block
+BLOCK = 128
+"""Block size of the compiled kernel."""
 
 IN_DOCUMENT = SameDocument()
 
 UNREACHED = 1 << 40
 """A segment or position beyond all others."""
 
-MAX_COMPILED_MASKS = COSTS.max_compiled_masks
+MAX_COMPILED_MASKS = 64
 """Masks and score functions that may be compiled in one process, and block masks of contiguous rows that are kept."""
 
 

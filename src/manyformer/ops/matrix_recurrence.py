@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from manyformer.costs.cost_model import COSTS
 from manyformer.device_reads import reads_are_free
 from manyformer.ops.chunk_factors import decayed_chunks
 from manyformer.ops.corrected_chunks import CorrectedChunks, compose_corrected_chunks
 
 MAX_EXPONENT = 60.0
 """exp of it, times any feature, is far from overflow in float32."""
-MIN_CHUNK = COSTS.channel_decay_block
+MIN_CHUNK = 16
+"""The shortest chunks of a recurrence with strong decays per channel, whose pairs cost a product per channel."""
 
 
 class Removal(NamedTuple):

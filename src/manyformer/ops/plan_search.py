@@ -9,31 +9,31 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, TokenPositions
-from manyformer.costs.cost_model import COSTS, tuned_costs
 from manyformer.masks import Mask, NotMask, SameDocument, union
 from manyformer.masks.mask import simplify_and
 from manyformer.ops import block_cover
 from manyformer.ops.block_cover import BlockCover, BlockOrder
 
-CHOSEN = COSTS.max_selected_share
+CHOSEN = 7 / 8
+"""A part that involves more than this share of all tokens uses all: selecting some would cost more."""
 
 
-class SearchCosts(NamedTuple):
-    """What the search compares; `rates` are the costs of a pair by block size."""
+# What the search compares, in the time of one (query, key) pair of one head in large blocks.
 
-    rates: dict[int, float]
-    masked_pair: float
-    call: int
-    merged_token: int
-    gathered_key: int
+PAIR_RATES = {64: 1.1, 128: 1.0, 256: 1.0}
+"""The cost of a pair by the size of its block, for each size that the search tries."""
 
+MASKED_PAIR = 0.1
+"""Additional cost of a pair where an inner mask is added to the scores."""
 
-def search_costs() -> SearchCosts:
-    """The costs of this machine, as far as they were measured."""
-    costs, _ = tuned_costs()
-    return SearchCosts(
-        dict(costs.pair_rates), costs.masked_pair, costs.sparse_call, costs.merged_token, costs.gathered_key
-    )
+CALL = 8_000
+"""Cost of a call, forward and backward."""
+
+MERGED_TOKEN = 12
+"""Cost of merging one token's outputs of two parts."""
+
+GATHERED_KEY = 8
+"""Cost of gathering one key for a block of queries, and of scattering its gradient."""
 
 
 class PlanCandidate(NamedTuple):
@@ -87,7 +87,7 @@ class PlanSearch:
     def cost(self, candidates: list[PlanCandidate]) -> float:
         """Total cost of these parts of a mask, with merging."""
         merged = sum(candidate.q.num_tokens for candidate in candidates) - self.query_positions.position_ids.shape[0]
-        return sum((candidate.cost for candidate in candidates), 0.0) + search_costs().merged_token * max(merged, 0)
+        return sum((candidate.cost for candidate in candidates), 0.0) + MERGED_TOKEN * max(merged, 0)
 
     def _rank(self, term: Mask) -> tuple[bool, int]:
         """Sort key: terms common to all heads first, then by the number of tokens that a term involves.
@@ -96,7 +96,7 @@ class PlanSearch:
         tokens do not: later parts would keep almost all of their blocks.
         """
         num_tokens = min(int(_all_if_nearly_all(tokens).sum()) for tokens in self.reachable(term))
-        rank = num_tokens if num_tokens >= min(search_costs().rates) else self.query_positions.position_ids.shape[0]
+        rank = num_tokens if num_tokens >= min(PAIR_RATES) else self.query_positions.position_ids.shape[0]
         return term not in self.common, rank
 
     def _make_candidate(self, mask: Mask) -> PlanCandidate | None:
@@ -141,6 +141,5 @@ def _cover_candidate(
     calls = block_cover.group_rows(cover, len(q.blocks))
     gathered = k.size * sum(call.columns.numel() for call in calls if call.step is None)
     masked = sum(call.columns.numel() for call in calls if call.needs_inner_mask)
-    costs = search_costs()
-    pairs = (costs.rates[size] * len(cover.rows) + costs.masked_pair * masked) * q.size * k.size
-    return PlanCandidate(mask, q, k, cover, size, pairs + costs.gathered_key * gathered + costs.call * len(calls))
+    pairs = (PAIR_RATES[size] * len(cover.rows) + MASKED_PAIR * masked) * q.size * k.size
+    return PlanCandidate(mask, q, k, cover, size, pairs + GATHERED_KEY * gathered + CALL * len(calls))

@@ -18,12 +18,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from manyformer.costs.cost_model import COSTS
 from manyformer.ops.scratch_buffer import ScratchBuffer
 from manyformer.torch_internals import compiler_disabled
 
-SCAN_CHUNK = COSTS.selective_scan_chunk
-SCAN_ELEMENTS = COSTS.selective_scan_elements
+SCAN_CHUNK = 16
+"""Tokens whose memories a selective scan holds at once; for gradients those before each chunk are stored."""
+
+SCAN_ELEMENTS = 1 << 19
+"""Numbers in the memories of a chunk on a CPU: as many rows are scanned together as have no more."""
 
 
 class SelectiveScanResult(NamedTuple):

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
 from manyformer.core import TokenPositions
-from manyformer.costs.cost_model import COSTS
 from manyformer.ops import band as bands
 from manyformer.ops.band import DiagonalBand
 from manyformer.ops.softmax_attention import masked_softmax
 from manyformer.position import Position
 from manyformer.position.distance_terms import signed_distances
 
-BAND_ROUNDING = COSTS.span_rounding
+BAND_ROUNDING = 32
+"""Spans are rounded up to a multiple of this; heads of equal rounded spans share a band."""
 
 
 class HeadSpans(NamedTuple):

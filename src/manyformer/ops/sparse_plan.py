@@ -9,7 +9,6 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from manyformer.core import ContiguousLayout, PackedLayout, PrefixedLayout, TokenPositions, tree_map
-from manyformer.costs.cost_model import COSTS
 from manyformer.masks import Mask
 from manyformer.masks.mask import take_tokens
 from manyformer.ops import plan_search
@@ -19,10 +18,17 @@ from manyformer.ops.plan_search import PartChoice, PlanCandidate, PlanSearch
 from manyformer.ops.static_layout import cache_by_tokens, has_roles_or_parts, layout_is_complete, materialize
 from manyformer.torch_internals import compiler_disabled
 
-BLOCK = COSTS.sparse_block
-PAIRS_PER_MASK = COSTS.pairs_per_mask
-MAX_CACHED_PLANS = COSTS.max_cached_plans
-MIN_ROW_PLAN_PAIRS = COSTS.min_row_plan_pairs
+BLOCK = 128
+"""Block size where searching for the best one would cost more than it gains."""
+
+PAIRS_PER_MASK = 1 << 20
+"""Inner masks are evaluated for this many pairs at a time."""
+
+MAX_CACHED_PLANS = 512
+"""Cached plans for rows of one document: a few masks times many document lengths."""
+
+MIN_ROW_PLAN_PAIRS = 1 << 20
+"""With fewer (query, key) pairs of all heads, a plan for one row alone costs more than skipping masked blocks saves."""
 
 
 @compiler_disabled
@@ -92,7 +98,7 @@ def _recipe_for_layouts(
     keys: int,
 ) -> PlanRecipe:
     positions = _one_row(query_layout, queries), _one_row(key_layout, keys)
-    return _cheapest_recipe(_make_search(mask, *positions, heads, tuple(plan_search.search_costs().rates)), mask, heads)
+    return _cheapest_recipe(_make_search(mask, *positions, heads, tuple(plan_search.PAIR_RATES)), mask, heads)
 
 
 def _one_row(layout: ContiguousLayout | PrefixedLayout, length: int) -> TokenPositions:

@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from manyformer.costs.cost_model import COSTS
 from manyformer.ops.scratch_buffer import ScratchBuffer
 
-MAX_SAVED_WEIGHTS = COSTS.saved_tile_weights
+MAX_SAVED_WEIGHTS = 1 << 24
+"""Up to this many weights of tiles, 64 MB, are saved for the gradient instead of being recomputed."""
 
 
 class TileCall(NamedTuple):

@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.costs.cost_model import COSTS
 from manyformer.ops.plan_records import BlockTiles, MaskPart
 from manyformer.ops.scratch_buffer import ScratchBuffer
 
-SCORES_PER_STEP = COSTS.scores_per_step
+SCORES_PER_STEP = 1 << 21
+"""Scores per call of tiles: few enough to fit a cache, many enough to amortize the overhead of a call."""
 
 
 class TileStep(NamedTuple):

@@ -13,7 +13,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyformer.core import TokenPositions, tree_map
-from manyformer.costs.cost_model import COSTS
 from manyformer.dropout import drop
 from manyformer.masks import Mask
 from manyformer.masks.mask import take_tokens
@@ -22,7 +21,8 @@ from manyformer.ops.softmax_attention import masked_softmax
 from manyformer.position import Position
 from manyformer.recompute import recompute_for_gradient
 
-SCORES_PER_PIECE = COSTS.scores_per_piece
+SCORES_PER_PIECE = 1 << 22
+"""Scores of a position that are computed at a time in visible blocks."""
 
 
 class PositionSeams(NamedTuple):

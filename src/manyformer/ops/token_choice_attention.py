@@ -10,10 +10,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.costs.cost_model import COSTS
 from manyformer.ops.highest_scores import choose_highest_scores
 from manyformer.ops.softmax_attention import masked_softmax
 from manyformer.recompute import recompute_for_gradient
+
+GATHERED_ELEMENTS = 1 << 22
+"""Gathered numbers, or products of an index, that are held at a time."""
 
 
 class TokenChoiceOutput(NamedTuple):
@@ -91,7 +93,7 @@ def gather_tokens(x: Float[Tensor, "b s e"], chosen: Int[Tensor, "b l m"]) -> Fl
 
 def _queries_of_chunk(elements: int) -> int:
     """The queries that are computed together, each of which takes so many elements."""
-    return max(1, COSTS.token_choice_elements // max(1, elements))
+    return max(1, GATHERED_ELEMENTS // max(1, elements))
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, scale: float) -> tuple[Tensor, Tensor]:

@@ -12,11 +12,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.costs.cost_model import COSTS
+PRODUCTS_PER_BLOCK = {"cpu": 1 << 22}
+"""Products of a search that exist at once on a CPU: as many as fit its last-level cache."""
 
-PRODUCTS_PER_BLOCK = {"cpu": COSTS.search_products_per_block}
-PRODUCTS_PER_BLOCK_ELSEWHERE = COSTS.search_products_per_block_elsewhere
-ROWS = COSTS.search_queries_per_block
+PRODUCTS_PER_BLOCK_ELSEWHERE = 1 << 27
+"""Products that exist at once on other devices, which need more parallel work."""
+
+ROWS = 64
+"""Queries per block where the keys are too many for larger blocks."""
 
 
 class TopProducts(NamedTuple):

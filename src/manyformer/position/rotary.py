@@ -8,7 +8,6 @@ from torch import Tensor
 
 from manyformer.constant_tensors import ConstantTensor
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, StepLayout, TokenPositions
-from manyformer.costs.cost_model import COSTS
 from manyformer.device_reads import is_readable
 from manyformer.position.position import Position
 from manyformer.position.rotary_scaling import DynamicNTKRotaryScaling, RotaryScaling, rotary_frequencies
@@ -20,7 +19,8 @@ RotaryPairing = Literal["interleaved", "halves"]
 UNROTATED = ConstantTensor((1.0, 0.0), torch.float64)
 """Cosine and sine of a pair that is not rotated."""
 
-MAX_TABLE_ROWS = COSTS.rotary_table_rows
+MAX_TABLE_ROWS = 1 << 16
+"""The table of cosines and sines ends at this position; beyond it, they are computed at every call."""
 
 
 @final

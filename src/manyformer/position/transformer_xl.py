@@ -8,15 +8,17 @@ from torch import Tensor, nn
 
 from manyformer.autocast import has_autocast
 from manyformer.core import AlignedLayout, ContiguousLayout, StepLayout, TokenPositions
-from manyformer.costs.cost_model import COSTS
 from manyformer.device_reads import reads_are_free
 from manyformer.head_selection import HeadSelection, PerHeadTensors, select_head_outputs
 from manyformer.position.distance_terms import DistanceTerms, signed_distances, toeplitz_view
 from manyformer.position.position import Keys, PairScores, Position, Queries
 from manyformer.position.sinusoid_table import check_sinusoid, sinusoid_table, table_dtype
 
-MAX_TABLE_DISTANCE = COSTS.sinusoid_table_distance
-PROJECTION_MARGIN = COSTS.projected_distance_margin
+MAX_TABLE_DISTANCE = 1 << 13
+"""A table of sinusoids ends at this distance; those of larger distances are computed at every call."""
+
+PROJECTION_MARGIN = 256
+"""Distances beyond the requested ones that are projected in advance for the next decoding steps."""
 
 
 @final

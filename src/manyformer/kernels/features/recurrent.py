@@ -11,6 +11,7 @@ from manyformer.kernels.features.feature_map import FeatureMap, FeatureValues
 from manyformer.length_norms import unit_length
 
 EPSILON = 1e-6
+"""Added to squared lengths: a vector of zeros stays zero."""
 
 
 @final

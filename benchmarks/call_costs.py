@@ -1,28 +1,21 @@
-"""Measure what calls of attention cost on this CPU, in (query, key) pairs of one head, the unit of the cost model."""
+"""What calls of attention cost on this CPU, in (query, key) pairs of one head, and the constants that hold it."""
 
 import statistics
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import torch
+from cost_jobs import Place
 from torch import Tensor
 
 from manyformer.bench.clock import TimedJob, take_turns
-from manyformer.costs.cost_model import CostModel
-from manyformer.costs.tuned_costs import TunedCosts, machine_name
+from manyformer.kernels import softmax_paths
+from manyformer.ops import plan_search
 from manyformer.ops.attention_with_lse import merge_lse
 from manyformer.ops.softmax_attention import fused_attention
 
 CPU = torch.device("cpu")
 HEADS, WIDTH, TOKENS = 4, 64, 4096
-
-
-def tune_costs(rounds: int) -> TunedCosts:
-    """Measure all costs of calls, in seconds."""
-    torch.manual_seed(0)
-    values = {name: measure(rounds) for name, measure in COSTS_IN_PAIRS.items()}
-    return TunedCosts(machine=machine_name(), date=f"{datetime.now(UTC):%Y-%m-%d}", **values)
 
 
 def seconds_of(rounds: int, **jobs: TimedJob) -> dict[str, float]:
@@ -51,11 +44,11 @@ def in_pairs(rounds: int, job: TimedJob) -> float:
     return times["job"] / times["pairs"] * pairs
 
 
-def measure_pair_rates(rounds: int) -> tuple[tuple[int, float], ...]:
-    blocks = [block for block, _ in CostModel().pair_rates]
+def measure_pair_rates(rounds: int) -> dict[int, float]:
+    blocks = list(plan_search.PAIR_RATES)
     times = seconds_of(rounds, **{str(block): blocks_job(block)[0] for block in blocks})
     per_pair = {block: times[str(block)] / block for block in blocks}
-    return tuple((block, round(per_pair[block] / per_pair[max(blocks)], 2)) for block in blocks)
+    return {block: round(per_pair[block] / per_pair[max(blocks)], 2) for block in blocks}
 
 
 def measure_masked_pair(rounds: int) -> float:
@@ -83,11 +76,11 @@ def measure_gathered_key(rounds: int) -> int:
     return round(in_pairs(rounds, gather_and_scatter) / (HEADS * TOKENS))
 
 
-COSTS_IN_PAIRS: dict[str, Callable[[int], Any]] = {
-    "attention_call": measure_call,
-    "sparse_call": measure_call,
-    "pair_rates": measure_pair_rates,
-    "masked_pair": measure_masked_pair,
-    "merged_token": measure_merged_token,
-    "gathered_key": measure_gathered_key,
-}
+CALL_COSTS: list[tuple[Place, Callable[[int], Any]]] = [
+    (Place(softmax_paths, "ATTENTION_CALL"), measure_call),
+    (Place(plan_search, "CALL"), measure_call),
+    (Place(plan_search, "PAIR_RATES"), measure_pair_rates),
+    (Place(plan_search, "MASKED_PAIR"), measure_masked_pair),
+    (Place(plan_search, "MERGED_TOKEN"), measure_merged_token),
+    (Place(plan_search, "GATHERED_KEY"), measure_gathered_key),
+]

@@ -1,0 +1,258 @@
+"""The computations of softmax attention, one function each; `softmax_paths` says which one a call takes, and why."""
+
+from functools import lru_cache, partial
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from manyformer.core import ContiguousLayout, PackedLayout, PrefixedLayout, StepLayout, TokenPositions
+from manyformer.kernels.kernel import KernelCall
+from manyformer.kernels.softmax_call import SoftmaxCall
+from manyformer.masks import Mask
+from manyformer.ops import (
+    block_sparse_attention,
+    clipped_distance_attention,
+    distance_vector_attention,
+    flex_bias_attention,
+    flex_mask_attention,
+    softmax_attention,
+    tiled_attention,
+    toeplitz_attention,
+)
+from manyformer.ops.static_layout import layout_is_complete, materialize
+from manyformer.ops.toeplitz_attention import QueryOffset
+from manyformer.position import NoPosition, Position
+from manyformer.position.distance_terms import DistanceTerms
+from manyformer.recompute import recompute_for_gradient
+
+BLOCK = 128
+"""Queries per block where a position acts on each pair."""
+
+MAX_CACHED_MASK_PAIRS = 1 << 17
+"""Dense masks of layouts with at most so many pairs are kept for the next calls."""
+
+LENGTH_ROUNDING = {1: 32, 1 << 17: 128}
+"""Under a causal mask the length of a document is padded to a multiple of this, by its number of pairs: equal lengths
+share a mask, and long ones a plan."""
+
+
+def definition(softmax: SoftmaxCall) -> Tensor:
+    """Scores and weights of all pairs, written out."""
+    call = softmax.call
+    mask = softmax.mask.dense(call.query_positions, call.key_positions, call.q.shape[1])
+    y, weights = call.softmax_reference(mask, scale=softmax.scale, dropout=softmax.dropout)
+    call.watch(softmax.kernel, "weights", weights)
+    return y
+
+
+def fused(softmax: SoftmaxCall) -> Tensor:
+    """Torch's kernel without a mask."""
+    return _fused(softmax, None, causal=False)
+
+
+def fused_causal(softmax: SoftmaxCall) -> Tensor:
+    """Torch's kernel with its causal flag."""
+    return _fused(softmax, None, causal=True)
+
+
+def fused_with_mask(softmax: SoftmaxCall) -> Tensor:
+    """Torch's kernel with a dense mask."""
+    call = softmax.call
+    mask = _dense_mask(softmax.mask, call.query_positions, call.key_positions, call.q.shape[1])
+    return _fused(softmax, mask, causal=False)
+
+
+def _fused(softmax: SoftmaxCall, mask: Bool[Tensor, "b h l s"] | None, *, causal: bool) -> Tensor:
+    q, k, v = softmax.call[:3]
+    return softmax_attention.fused_attention(q, k, v, mask, causal=causal, scale=softmax.scale, dropout=softmax.dropout)
+
+
+def each_document(softmax: SoftmaxCall) -> Tensor:
+    """One call for each document of packed rows: of torch's kernel, or of this one under a mask of few keys."""
+    call = softmax.call
+    assert isinstance(call.query_positions.layout, PackedLayout)
+    attend = partial(_attend_document, softmax)
+    if softmax.has_plain_mask:
+        attend = partial(
+            softmax_attention.fused_attention,
+            mask=None,
+            causal=softmax.is_causal,
+            scale=softmax.scale,
+            dropout=softmax.dropout,
+        )
+    return softmax_attention.map_documents(call.q, call.k, call.v, call.query_positions.layout, attend)
+
+
+def _attend_document(
+    softmax: SoftmaxCall, q: Float[Tensor, "1 h l e"], k: Float[Tensor, "1 g l e"], v: Float[Tensor, "1 g l f"]
+) -> Float[Tensor, "1 h l f"]:
+    """Attention within one document of a packed row."""
+    length = q.shape[2]
+    multiple = max(multiple for pairs, multiple in LENGTH_ROUNDING.items() if length**2 >= pairs)
+    padding = -length % multiple if softmax.mask.causal else 0
+    if padding:
+        q, k, v = (F.pad(x, (0, 0, 0, padding)) for x in (q, k, v))
+    positions = materialize(ContiguousLayout(), length + padding)
+    y = softmax.kernel.forward(KernelCall(q, k, v, positions, positions, NoPosition())).y
+    return y[:, :, :length]
+
+
+def visible_blocks(softmax: SoftmaxCall) -> Tensor:
+    """Only the blocks that the mask shows, on a CPU."""
+    q, k, v = softmax.call[:3]
+    return block_sparse_attention.block_sparse_attention(q, k, v, softmax.sparse_plan, scale=softmax.scale)
+
+
+def compiled_mask(softmax: SoftmaxCall) -> Tensor:
+    """FlexAttention under any mask."""
+    q, k, v, query_positions, key_positions, *_ = softmax.call
+    return flex_mask_attention.flex_mask_attention(
+        q, k, v, softmax.mask, query_positions, key_positions, scale=softmax.scale
+    )
+
+
+def compiled_bias(softmax: SoftmaxCall) -> Tensor:
+    """FlexAttention with a term for each distance."""
+    q, k, v = softmax.call[:3]
+    offset = softmax.distance_form.offset
+    assert offset is not None
+    terms = _query_terms(softmax.call.position, offset, q.shape[2], k.shape[2])
+    return flex_bias_attention.flex_bias_attention(
+        q, k, v, _score_terms(terms, q), terms.lookback, terms.lookahead, offset, scale=softmax.scale
+    )
+
+
+def by_distance(softmax: SoftmaxCall) -> Tensor:
+    """The `distance_form` of a position, in one call or in one for each document."""
+    form = softmax.distance_form
+    attend = partial(_distance_vectors if form.kind == "vector" else _distance_terms, softmax)
+    q, k, v = softmax.call[:3]
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    if form.packed_layout is None:
+        return attend(q, k, v)
+    return softmax_attention.map_documents(q, k, v, form.packed_layout, attend)
+
+
+def _distance_vectors(softmax: SoftmaxCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    form, queries, keys = softmax.distance_form, q.shape[2], k.shape[2]
+    assert form.offset is not None
+    # a causal call masks keys ahead, but within a block their scores are computed
+    max_ahead = distance_vector_attention.BLOCK if form.offset.causal else keys - 1 - form.offset.offset
+    terms = softmax.call.position.distance_terms(form.offset.offset + queries - 1, max_ahead)
+    assert terms is not None
+    assert terms.keys is not None
+    return distance_vector_attention.distance_vector_attention(
+        q,
+        k,
+        v,
+        terms.keys.expand(q.shape[1], -1, -1),
+        terms.query_bias,
+        terms.lookback,
+        form.offset,
+        segments=form.segments,
+        scale=softmax.scale,
+        dropout=softmax.dropout,
+    )
+
+
+def _distance_terms(softmax: SoftmaxCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    form, scale = softmax.distance_form, softmax.scale
+    assert form.offset is not None
+    terms = _query_terms(softmax.call.position, form.offset, q.shape[2], k.shape[2])
+    if form.kind == "bias":
+        assert terms.bias is not None
+        return toeplitz_attention.toeplitz_attention(q, k, v, terms.bias, terms.lookback, form.offset, scale=scale)
+    reach = clipped_distance_attention.ClippedDistances(terms.lookback, terms.lookahead, *form.offset)
+    return clipped_distance_attention.clipped_distance_attention(
+        q, k, v, _score_terms(terms, q), terms.values, reach, scale=scale
+    )
+
+
+def visible_blocks_of_pairs(softmax: SoftmaxCall) -> Tensor:
+    """The definition in the blocks that the mask shows, with any position."""
+    q, k, v, query_positions, key_positions, position, *_ = softmax.call
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    mask = softmax.mask if softmax.mask.per_head else None
+    seams = tiled_attention.PositionSeams(
+        position, query_positions, key_positions, mask, softmax.scale, softmax.dropout
+    )
+    return tiled_attention.tiled_attention(q, k, v, softmax.sparse_plan, seams)
+
+
+def blocks_of_queries(softmax: SoftmaxCall) -> Tensor:
+    """The definition, one block of queries at a time: any mask and position, memory linear in length.
+
+    Scores and weights are computed again for the gradient, block by block.
+    """
+    call, mask, scale, dropout = softmax.call, softmax.mask, softmax.scale, softmax.dropout
+    query_positions, key_positions, num_keys = call.query_positions, call.key_positions, call.k.shape[2]
+    query_layout, key_layout = query_positions.layout, key_positions.layout
+    offset = None
+    if isinstance(query_layout, ContiguousLayout) and isinstance(key_layout, ContiguousLayout):
+        offset = query_layout.start - key_layout.start
+
+    def block(q: Tensor, k: Tensor, v: Tensor, begin: int) -> Tensor:
+        queries, keys = query_positions.columns(begin, begin + q.shape[2]), key_positions.columns(0, k.shape[2])
+        block_call = call._replace(q=q, k=k, v=v, query_positions=queries, key_positions=keys)
+        return block_call.softmax_reference(mask.dense(queries, keys, q.shape[1]), scale=scale, dropout=dropout)[0]
+
+    parts = []
+    for begin in range(0, call.q.shape[2], BLOCK):
+        q = call.q[:, :, begin : begin + BLOCK]
+        stop = num_keys
+        if offset is not None and mask.causal:
+            # no query of the block attends to later keys
+            stop = min(max(begin + q.shape[2] + offset, 1), num_keys)
+        k, v = call.k[:, :, :stop], call.v[:, :, :stop]
+        parts.append(recompute_for_gradient(block, q, k, v, begin, dropout=dropout))
+    return torch.cat(parts, dim=2)
+
+
+def _dense_mask(
+    mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int
+) -> Bool[Tensor, "b h l s"]:
+    """The mask of all pairs, kept for the next calls if it is small and depends on layouts alone."""
+    layout = query_positions.layout
+    if isinstance(layout, StepLayout) and key_positions is layout.keys:
+        masks, key = layout.masks, (mask, heads)
+        if key not in masks:
+            masks[key] = mask.dense(query_positions, key_positions, heads)
+        return masks[key]
+    queries, keys = query_positions.position_ids.shape[1], key_positions.position_ids.shape[1]
+    is_small = queries * keys <= MAX_CACHED_MASK_PAIRS and query_positions.position_ids.device.type == "cpu"
+    is_complete = is_small and layout_is_complete(query_positions) and layout_is_complete(key_positions)
+    if is_complete and not torch.compiler.is_compiling():
+        return _cached_dense_mask(mask, heads, query_positions.layout, key_positions.layout, queries, keys)
+    return mask.dense(query_positions, key_positions, heads)
+
+
+@lru_cache(maxsize=64)
+def _cached_dense_mask(
+    mask: Mask,
+    heads: int,
+    query_layout: ContiguousLayout | PrefixedLayout,
+    key_layout: ContiguousLayout | PrefixedLayout,
+    queries: int,
+    keys: int,
+) -> Bool[Tensor, "1 h l s"]:
+    return mask.dense(materialize(query_layout, queries), materialize(key_layout, keys), heads)
+
+
+def _query_terms(position: Position, offset: QueryOffset, queries: int, keys: int) -> DistanceTerms:
+    """The distance terms of all distances in this call, with at least one on either side."""
+    lookahead = 0 if offset.causal else max(1, keys - 1 - offset.offset)
+    terms = position.distance_terms(max(1, offset.offset + queries - 1), lookahead)
+    assert terms is not None
+    return terms
+
+
+def _score_terms(distance_terms: DistanceTerms, q: Tensor) -> Tensor:
+    """The terms added to scores, (b, h, l, r), with axes of size 1 where they do not depend on b, h or l."""
+    terms = q.new_zeros(1, 1, 1, distance_terms.lookback + distance_terms.lookahead + 1)
+    if distance_terms.bias is not None:
+        terms = terms + distance_terms.bias[None, :, None]
+    if distance_terms.keys is not None:
+        terms = terms + q @ distance_terms.keys.mT
+    return terms
