@@ -235,7 +235,7 @@ def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_compose_takes_the_parts_that_a_plug_in_adds(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"kernel \('shifted'\) must be one of softmax, linear, .*"):
+    with pytest.raises(UserError, match=r"kernel: 'shifted' is not one of softmax, linear, .*"):
         mf.build("compose", dim=16, heads=2, depth=1, kernel="shifted")
     monkeypatch.setitem(compose.KERNELS, "shifted", lambda sizes: SoftmaxKernel(Window(3)))
     model = mf.build("compose", dim=16, heads=2, depth=1, kernel="shifted")

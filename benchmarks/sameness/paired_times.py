@@ -174,13 +174,13 @@ def _largest_memory() -> int:
 def job_of(job: str) -> tuple[Callable[[], object], Mapping[str, Any]]:
     """The function that does the job once, and its sizes."""
     import torch
+    from manyformer.train.objective import TrainingObjective
 
     import manyformer as mf
     from manyformer.config import AdamWConfig
     from manyformer.recipes import get_recipe
     from manyformer.recipes.registry import task_of
     from manyformer.train.engine import TrainingEngine
-    from manyformer.train.objective import TrainingObjective
     from manyformer.train.parallel_strategy import DDPStrategy
 
     kind, _, name = job.partition(" of ")

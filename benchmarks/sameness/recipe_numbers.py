@@ -12,6 +12,7 @@ from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import torch
+from manyformer.train.objective import TrainingObjective
 from torch import Tensor
 
 import manyformer as mf
@@ -25,7 +26,6 @@ from manyformer.recipes import get_recipe
 from manyformer.recipes.registry import task_of
 from manyformer.tasks import Inputs, Task
 from manyformer.train.engine import TrainingEngine
-from manyformer.train.objective import TrainingObjective
 from manyformer.train.parallel_strategy import DDPStrategy
 from sameness.fingerprints import fingerprint
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from manyformer.config.keywords import check_keyword
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile
 from manyformer.kernels import Kernel, KernelCall
@@ -47,7 +46,6 @@ def load(path: str | Path, *, keywords: Mapping[str, Any] | None = None, imports
         return _imported(folder, keywords)
     spec, files = open_saved_model(folder)
     recipe, saved_keywords = recipe_of_spec(spec, folder)
-    _check_saved_keywords(recipe, saved_keywords, folder / CONFIG_FILE)
     try:
         model = build(recipe.card.name, **{**saved_keywords, **(keywords or {})})
     except UserError as error:
@@ -77,15 +75,6 @@ def _imported(folder: Path, keywords: Mapping[str, Any] | None) -> Model:
     from manyformer.interop import import_model
 
     return import_model(folder).model
-
-
-def _check_saved_keywords(recipe: Recipe, keywords: Mapping[str, Any], file: Path) -> None:
-    """Raise DamagedFile unless every keyword is one of the recipe and within its bounds."""
-    signature = recipe.signature
-    for name, value in keywords.items():
-        _, problem = check_keyword(name, value, signature, list(signature.parameters))
-        if problem:
-            raise DamagedFile(f"{file} is damaged: keywords.{name}: {problem}")
 
 
 def explain(model: nn.Module, *inputs: Any) -> dict[str, str]:

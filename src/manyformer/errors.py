@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class UserError(ValueError):
@@ -43,6 +44,17 @@ def suggest_names(name: str, valid_names: Iterable[str]) -> str:
     if matches:
         return f"did you mean {' or '.join(matches)}?"
     return f"known: {', '.join(names)}"
+
+
+def format_value(value: Any) -> str:
+    """A value in an error message: short, on one line, in YAML's form."""
+    if isinstance(value, dict):
+        return "a mapping" if value else "an empty mapping"
+    constants: dict[Any, str] = {None: "null", True: "true", False: "false"}
+    if value is None or isinstance(value, bool):
+        return constants[value]
+    text = f"[{', '.join(map(format_value, value))}]" if isinstance(value, list | tuple) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 class NonFiniteWeights(UserWarning):

@@ -107,33 +107,6 @@ def test_a_wrong_word_gets_the_nearest_right_one(words: list[str], line: str) ->
     assert actual[0].startswith(line)
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["loss.smoothing=0.1"], "--loss.smoothing 0.1: no such setting; loss.smoothing is now loss.label_smoothing"),
-        (["smoothing=0.1"], "--smoothing 0.1: no such setting; loss.smoothing is now loss.label_smoothing"),
-        (["--start", "runs/a"], "--start runs/a: no such setting; start is now init_from"),
-        (["remat=true"], "--remat true: no such setting; remat is now activation_checkpointing"),
-        (["limits.processor=3"], "--limits.processor 3: no such setting; limits.processor is now limits.cpu_minutes"),
-        (["save.best=3"], "--save.best 3: no such setting; save.best is now save.keep_best"),
-        (["hidden=64"], "--hidden 64: no such setting; model.hidden is now model.ff_dim"),
-        (["model.longest=64"], "--model.longest 64: no such setting; model.longest is now model.max_length"),
-        (
-            ["data.packing=lanes"],
-            "--data.packing lanes: 'lanes' is not one of documents, concat, contiguous; lanes is now contiguous",
-        ),
-        # only what the chosen members and the recipe have is suggested
-        (["norm_order=exact"], "--norm_order exact: model.norm_order: 'exact' is not one of pre, post, sandwich"),
-        (["data.task=hops"], "--data.task hops: no such setting; known in data: "),
-        (["model.rounds=2"], "--model.rounds 2: no such setting; known in model: "),
-    ],
-)
-def test_an_earlier_name_is_answered_with_the_new_one(words: list[str], line: str) -> None:
-    (actual,) = refused("lm", *words)
-    assert actual.startswith(line)
-    assert ("is now" in actual) == ("is now" in line)
-
-
 def test_negative_values_are_no_options() -> None:
     assert refused("lm", "--seed", "-1") == ["--seed -1: must be at least 0, got -1"]
 

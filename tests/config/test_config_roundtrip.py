@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from stand_in_recipes import TASKS, load, signature_of
 
 from manyformer.config import FREE_ON_RESUME, RUN_FILE, RecipeLookup, RunConfig, differences, dump_run, load_run
+from manyformer.keyword_checks import MAX_KEYWORD
 
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 paths = text | st.sampled_from(
     ["-", "on", "1e-3", "007", "~", "null", "0x1", "12:30", " x", "a: b", "# a", "'", "\ufeff"]
 )
 positive = st.integers(1, 10**12)
+size = st.integers(1, MAX_KEYWORD)
 rate = st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infinity=False)
 share = st.floats(0, 1, exclude_max=True)
 fraction = st.floats(0, 1, exclude_min=True, exclude_max=True)
@@ -88,7 +90,7 @@ learning = st.one_of(
     ),
 )
 keywords = some(
-    dim=positive, ff_dim=st.none() | positive, dropout=share, tied=st.booleans(),
+    dim=size, ff_dim=st.none() | size, dropout=share, tied=st.booleans(),
     norm_order=st.sampled_from(["pre", "post"]), widths=st.lists(positive),
 )  # fmt: skip
 rest = some(

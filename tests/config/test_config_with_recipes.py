@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from manyformer.config import RunConfig, dump_run, load_run, shipped_runs
-from manyformer.config.keywords import check_keyword
+from manyformer.keyword_checks import check_value
 from manyformer.recipes import RECIPES, get_recipe
 from manyformer.train.run_folder import recipe_lookup
 
@@ -28,8 +28,7 @@ def test_every_recipe_can_be_trained_by_its_name(name: str, tmp_path: Path) -> N
 def test_every_keyword_takes_its_own_default(name: str) -> None:
     signature = get_recipe(name).signature
     for keyword, parameter in signature.parameters.items():
-        default = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
-        assert check_keyword(keyword, default, signature, []) == (default, "")
+        assert check_value(parameter.default, parameter.annotation) == (parameter.default, ""), keyword
 
 
 def test_every_shipped_run_is_valid() -> None:

@@ -208,7 +208,10 @@ def test_a_field_of_a_wrong_type_is_named(
     [
         ({"recipe": "lama", "keywords": {}}, r"config\.json: there is no recipe 'lama'; did you mean llama"),
         ({"recipe": None, "keywords": {}}, r"config\.json: manyformer\.recipe \(None\) must be the name of a recipe"),
-        ({"recipe": "alibi", "keywords": {"deep": 1}}, r"config\.json: deep is no keyword of the recipe alibi"),
+        (
+            {"recipe": "alibi", "keywords": {"deep": 1}},
+            r"config\.json: alibi has no keyword 'deep'; did you mean depth",
+        ),
         ({"recipe": "alibi", "keywords": [1]}, r"keywords \(\[1\]\) must be an object"),
         ({"recipe": "alibi", "keywords": {"vocab": 41, "dim": 32, "depth": 1}}, r"has the shape \(40, 32\), not"),
     ],

@@ -67,5 +67,5 @@ def test_the_beam_is_ranked_by_both() -> None:
 
 def test_a_weight_of_one_has_no_decoder() -> None:
     assert model_with(0.0).ctc is None
-    with pytest.raises(UserError, match=r"ctc_weight \(1.0\) must be at least 0 and below 1"):
+    with pytest.raises(UserError, match=r"ctc_weight: must be a number >= 0 and < 1, got 1\.0"):
         model_with(1.0)

@@ -71,7 +71,7 @@ def test_pooling() -> None:
     [
         ({"patch": 5}, "an image of 8 x 12 cannot be cut into patches of 5 x 5"),
         ({"positions": "axes", "dim": 15, "heads": 3}, r"dim \(15\) must be even for positions='axes'"),
-        ({"positions": "sinusoid"}, r"positions \('sinusoid'\) must be one of learned, axes, none"),
+        ({"positions": "sinusoid"}, "positions: 'sinusoid' is not one of learned, axes, none"),
     ],
 )
 def test_what_is_refused(keywords: dict[str, Any], message: str) -> None:

@@ -304,14 +304,14 @@ def test_damage_is_named(how: str, message: str, tmp_path: Path) -> None:
 def test_a_keyword_that_only_the_model_refuses_names_the_file(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     mf.build("llama", vocab=11, dim=8, depth=1, heads=2, ff_dim=8).save(folder)
-    # within the bounds of its keyword, beyond those of the layer
-    edit_record(folder / "config.json", lambda record: record["keywords"].update(norm_eps=2**40))
+    # a number of heads by itself, and none that divides the width
+    edit_record(folder / "config.json", lambda record: record["keywords"].update(heads=3))
     write_manifest(folder)
-    with pytest.raises(UserError, match=r"config\.json is damaged: .*norm_eps \(1099511627776\) must be at most"):
+    with pytest.raises(UserError, match=r"config\.json is damaged: dim \(8\) must be a multiple of heads \(3\)"):
         mf.load(folder)
     # what the caller asks for is not the file's fault
-    with pytest.raises(UserError, match=r"^norm_eps \(2199023255552\) must be at most"):
-        mf.load(folder, keywords={"norm_eps": 2**41})
+    with pytest.raises(UserError, match=r"^dim \(8\) must be a multiple of heads \(5\)"):
+        mf.load(folder, keywords={"heads": 5})
 
 
 def test_loading_what_is_no_folder(tmp_path: Path) -> None:

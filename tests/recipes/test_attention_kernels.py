@@ -86,7 +86,7 @@ def test_a_kernel_for_all_is_replaced_where_another_is_given() -> None:
     assert kernels == ["SoftmaxKernel", "LinearKernel"]
     with pytest.raises(UserError, match=r"cross_kernel cannot be lsh: its queries are the keys"):
         mf.build("transformer", **SIZES, kernel="lsh")
-    with pytest.raises(UserError, match=r"encoder_kernel \('linaer'\) must be one of softmax, "):
+    with pytest.raises(UserError, match=r"encoder_kernel: 'linaer' is not one of softmax, "):
         mf.build("transformer", **SIZES, encoder_kernel="linaer")
 
 

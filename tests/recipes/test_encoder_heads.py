@@ -104,7 +104,7 @@ def test_the_number_of_labels_must_fit_the_head() -> None:
         mf.build("bert", head="tagging")
     with pytest.raises(UserError, match=r"head=masked-lm has no labels, so classes \(3\) must be left out"):
         mf.build("fnet", classes=3)
-    with pytest.raises(UserError, match=r"head \('tagger'\) must be one of .*tagging"):
+    with pytest.raises(UserError, match=r"head: 'tagger' is not one of .*tagging"):
         mf.build("etc", head="tagger", classes=3)
 
 

@@ -194,7 +194,7 @@ def test_mixtures_are_sums_of_their_parts() -> None:
     [
         ("image-transformer", {"dim": 18}, r"dim \(18\) must be a multiple of 4"),
         ("image-transformer", {"vocab": 6, "logistic_mixtures": 2}, "6 classes from 5 on are 1 levels"),
-        ("image-transformer", {"logistic_mixtures": 0}, r"mixtures \(0\) must be at least 1"),
+        ("image-transformer", {"logistic_mixtures": 0}, "mixtures: must be a whole number >= 1 or null, got 0"),
         ("image-transformer-2d", {"block_height": 3}, "an image of 4 x 4 cannot be cut into blocks of 3 x 2"),
     ],
 )

@@ -2,28 +2,33 @@
 
 import ast
 import inspect
+import json
 from collections import defaultdict
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
+import numpy as np
 import pytest
+import torch
 from annotated_types import Ge, Gt, Lt
 
 import manyformer as mf
-from manyformer.config import describe_keywords
-from manyformer.config.keywords import check_keyword
+from manyformer.config import describe_keywords, load_run
 from manyformer.errors import UserError
+from manyformer.keyword_checks import check_value
+from manyformer.models import ModelSpec
 from manyformer.models.with_early_exit import EarlyExitConfig
 from manyformer.recipes import RECIPES
 from manyformer.recipes.keywords import (
     COMMON_KEYWORDS,
     Default,
     PositiveSize,
-    check_keyword_value,
     keyword_annotation,
     keyword_signature,
 )
+from manyformer.recipes.registry import recipe_of_spec
+from manyformer.train.run_folder import recipe_lookup
 
 FOLDER = Path(inspect.getfile(mf)).parent / "recipes"
 
@@ -57,35 +62,82 @@ SHARE = Annotated[float, Gt(0), Lt(1), "a share"]
 
 
 @pytest.mark.parametrize(
-    ("value", "annotation", "message"),
+    ("value", "annotation", "problem"),
     [
-        (0, BOUNDED, r"^x \(0\) must be at least 1$"),
-        (1.0, SHARE, r"^x \(1.0\) must be above 0 and below 1$"),
-        (float("nan"), SHARE, r"^x \(nan\) must be above 0 and below 1$"),
-        ("c", Annotated[Literal["a", "b"], "a name"], r"^x \('c'\) must be one of a, b$"),
+        (0, BOUNDED, "must be a whole number >= 1 or null, got 0"),
+        ("1", BOUNDED, "must be a whole number >= 1 or null, got '1'"),
+        (True, BOUNDED, "must be a whole number >= 1 or null, got true"),
+        (2**31, BOUNDED, "must be at most 2147483647, got 2147483648"),
+        (1.0, SHARE, "must be a number > 0 and < 1, got 1.0"),
+        (float("nan"), SHARE, "must be a number > 0 and < 1, got nan"),
+        (float("inf"), float, "must be a number, got inf"),
+        ("c", Annotated[Literal["a", "b"], "a name"], "'c' is not one of a, b"),
+        (None, Literal["a", "b"], "null is not one of a, b"),
+        ([1, "x"], tuple[int, ...], "must be a list of a whole number, got [1, 'x']"),
+        (object, int, "must be a whole number, got <class 'object'>"),
     ],
 )
-def test_values_out_of_bounds_are_refused(value: Any, annotation: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        check_keyword_value("x", value, annotation)
+def test_wrong_values_are_refused_with_what_would_be_right(value: Any, annotation: Any, problem: str) -> None:
+    assert check_value(value, annotation)[1] == problem
 
 
-def test_values_within_bounds_are_taken() -> None:
-    for value, annotation in ((1, BOUNDED), (None, BOUNDED), (0.5, SHARE), ("a", Literal["a"]), ((0.1, 2.0), SHARE)):
-        check_keyword_value("x", value, annotation)
+@pytest.mark.parametrize(
+    ("value", "annotation", "typed"),
+    [
+        (1, BOUNDED, 1),
+        (None, BOUNDED, None),
+        (1e3, BOUNDED, 1000),
+        (np.int64(3), BOUNDED, 3),
+        (0.5, SHARE, 0.5),
+        (np.float32(0.5), SHARE, 0.5),
+        (1, float, 1.0),
+        ("a", Literal["a"], "a"),
+        ([0.5, 1], tuple[float, ...], (0.5, 1.0)),
+        ((0.5, 2.0), tuple[float, ...] | None, (0.5, 2.0)),
+        ("anything", Any, "anything"),
+    ],
+)
+def test_right_values_get_the_type_of_the_keyword(value: Any, annotation: Any, typed: Any) -> None:
+    checked = check_value(value, annotation)
+    assert checked == (typed, "")
+    assert type(checked[0]) is type(typed)
 
 
-def test_run_files_meet_the_same_bounds() -> None:
-    signature = RECIPES["memorizing-transformer"].signature
-    for name, value, problem in (
-        ("ff_dim", 0, "must be a whole number >= 1 or null, got 0"),
-        ("gate", 1.0, "must be a number > 0 and < 1, got 1.0"),
-        ("combine", "sum", "'sum' is not one of gate, joint"),
-    ):
-        assert check_keyword(name, value, signature, []) == (value, problem)
-        with pytest.raises(UserError):
-            mf.build("memorizing-transformer", **{name: value})
-    assert check_keyword("knn_memory_size", None, signature, []) == (None, "")
+def test_an_object_that_no_file_can_name_is_left_to_the_recipe() -> None:
+    generator = torch.Generator()
+    assert check_value(generator, torch.Generator) == (generator, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("ff_dim", 0, "ff_dim: must be a whole number >= 1 or null, got 0"),
+        ("gate", 1.0, "gate: must be a number > 0 and < 1, got 1.0"),
+        ("combine", "sum", "combine: 'sum' is not one of gate, joint"),
+        ("combine", None, "combine: null is not one of gate, joint"),
+        ("knn_memory_size", "many", "knn_memory_size: must be a whole number >= 1 or null, got 'many'"),
+        ("dim", 1 << 40, "dim: must be at most 2147483647, got 1099511627776"),
+    ],
+)
+def test_run_files_and_python_and_saved_models_say_the_same(
+    name: str, value: Any, problem: str, tmp_path: Path
+) -> None:
+    recipe = "memorizing-transformer"
+    with pytest.raises(UserError) as in_python:
+        mf.build(recipe, **{name: value})
+    (tmp_path / "run.yaml").write_text(f"recipe: {recipe}\nmodel:\n  {name}: {json.dumps(value)}\n")
+    with pytest.raises(UserError) as in_file:
+        load_run(tmp_path / "run.yaml", recipes=recipe_lookup())
+    with pytest.raises(UserError) as in_model:
+        recipe_of_spec(ModelSpec(recipe, {name: value}), tmp_path)
+    assert str(in_python.value) == problem
+    assert str(in_file.value) == f"{tmp_path / 'run.yaml'}:3:3: model.{problem}"
+    assert str(in_model.value) == f"{tmp_path / 'config.json'} is damaged: {problem}"
+
+
+def test_a_recipe_that_is_called_itself_names_the_nearest_keyword() -> None:
+    with pytest.raises(UserError, match=r"^transformer-lm has no keyword 'deph'; did you mean depth\?$"):
+        RECIPES["transformer-lm"].build(deph=3)
 
 
 class Options(TypedDict, total=False):

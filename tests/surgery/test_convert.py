@@ -204,7 +204,7 @@ def test_a_memory_is_added() -> None:
         ("bert", "longfomer", {}, "longformer"),
         ("bert", "bert", {}, "nothing would change: name another recipe than bert"),
         ("bert", "transformer-lm", {}, "no conversion makes a transformer-lm of a bert"),
-        ("bert", "longformer", {"windw": 8}, "longformer has no keyword windw"),
+        ("bert", "longformer", {"windw": 8}, "longformer has no keyword 'windw'"),
         ("bert", None, {"dim": 64}, r"position\.weight has the shape \(512, 32\) in the model and \(512, 64\)"),
         ("llama", None, {"depth": 1, "loops": 3}, r"depth times loops \(3\) must be the number of layers"),
         ("llama", None, {"depth": 1}, r"depth \(1\) is below the 2 layers"),

@@ -63,9 +63,9 @@ def _nearest_runs(name: str) -> str:
 
 def read_keywords(recipe: "Recipe", arguments: list[str]) -> dict[str, Any]:
     """KEY=VALUE, --key=value or --key value as keywords of `recipe`. Raises UserErrors with all errors together."""
-    from manyformer.config.keywords import check_keyword
     from manyformer.config.overrides import parse_overrides
     from manyformer.config.setting_layers import SettingError
+    from manyformer.config.validation_errors import check_keyword
 
     overrides, mistakes = parse_overrides(arguments)
     valid_names = [f"model.{name}" for name in recipe.signature.parameters]

@@ -9,7 +9,6 @@ from pydantic import Field, JsonValue
 from manyformer.config.data_sections import swept_settings
 from manyformer.config.run import RunConfig
 from manyformer.config.section import ConfigSection, PathText, PositiveInt, SettingConflict, TupleOrText
-from manyformer.config.setting_names import renamed_setting
 
 CostName = Literal["parameters", "minutes", "total", "tokens", "step", "memory"]
 
@@ -62,8 +61,7 @@ def cannot_sweep(setting: str, swept: Sequence[str]) -> str:
     """The error message for a setting that cannot be swept, where the data settings `swept` can."""
     names = [f"data.{name}" for name in swept]
     can_change = f"model.KEYWORD and {', '.join(names)} can; `trials:` trains anew with each value"
-    message = f"'{setting}' cannot be changed after training; {can_change}"
-    return renamed_setting(setting, [f"data.{name}" for name in swept_settings()]) or message
+    return f"'{setting}' cannot be changed after training; {can_change}"
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,7 @@ from manyformer.config.load import RecipeLookup, RunTarget, merge_run, model_key
 from manyformer.config.run import RunConfig
 from manyformer.config.run_file import split_extends
 from manyformer.config.setting_layers import SettingLayer
-from manyformer.config.setting_names import renamed_setting
-from manyformer.config.yaml_scalars import format_value
-from manyformer.errors import UserErrors, suggest_names
+from manyformer.errors import UserErrors, format_value, suggest_names
 
 
 @dataclass
@@ -53,9 +51,7 @@ class CaseReader:
         if swept is not None and swept.startswith("model.") and cases and swept not in valid_names:
             unknown_names.append((self.file_layer.location_of(("sweep", swept)), swept))
         for location, name in unknown_names:
-            renamed = renamed_setting(name, valid_names)
-            reason = "no such setting in the recipe of any case" + (f"; {renamed}" if renamed else "")
-            self.errors.append(location.format_error(name, reason))
+            self.errors.append(location.format_error(name, "no such setting in the recipe of any case"))
 
     def _read_case(self, name: str) -> list[ComparisonCase]:
         """The case with its trials, or a case for each of them; empty after an error."""

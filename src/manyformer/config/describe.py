@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 from pydantic.fields import FieldInfo
 
 from manyformer.config.data_sections import DATA_SECTIONS, DataSection
-from manyformer.config.keywords import meaning_of, type_text
 from manyformer.config.run import UNION_TAGS, RunConfig
 from manyformer.config.section import ConfigSection
 from manyformer.config.setting_names import section_members, tag_of
-from manyformer.config.yaml_scalars import format_value
+from manyformer.errors import format_value
+from manyformer.keyword_checks import meaning_of, type_text
 
 
 class SettingHelp(NamedTuple):

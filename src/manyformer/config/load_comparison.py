@@ -14,8 +14,7 @@ from manyformer.config.section import ConfigSection
 from manyformer.config.setting_layers import SettingError, SettingLayer, stack
 from manyformer.config.shipped import run_description, shipped_comparisons
 from manyformer.config.validation_errors import error_text
-from manyformer.config.yaml_scalars import format_value
-from manyformer.errors import UserError, UserErrors, suggest_names
+from manyformer.errors import UserError, UserErrors, format_value, suggest_names
 from manyformer.files.file_kinds import special_kind
 
 ValidatedSection = TypeVar("ValidatedSection", bound=ConfigSection)

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from manyformer.config.run_file import MAX_SETTINGS, parse_value
 from manyformer.config.setting_layers import SettingError, SettingLayer, SettingPath, SourceLocation, overlay
 from manyformer.config.setting_names import RUN_SETTINGS, SECTIONS, leaf, suggest_setting, valid_settings
-from manyformer.config.yaml_scalars import format_value
-from manyformer.errors import UserError, UserErrors
+from manyformer.errors import UserError, UserErrors, format_value
 
 
 class SettingOverride(NamedTuple):

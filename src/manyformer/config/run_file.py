@@ -9,8 +9,8 @@ from yaml.reader import Reader
 
 from manyformer.config.setting_layers import SettingError, SettingLayer, SettingPath, SourceLocation
 from manyformer.config.setting_names import SECTIONS
-from manyformer.config.yaml_scalars import format_value, resolve_scalar
-from manyformer.errors import UserError
+from manyformer.config.yaml_scalars import resolve_scalar
+from manyformer.errors import UserError, format_value
 
 _MAX_FILE_BYTES = 1 << 20
 _MAX_DEPTH = 20

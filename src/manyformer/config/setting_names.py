@@ -1,4 +1,4 @@
-"""The names of all settings, and the new or the nearest name for one that does not exist."""
+"""The names of all settings, and the nearest name for one that does not exist."""
 
 import difflib
 import inspect
@@ -35,12 +35,7 @@ _MIN_SIMILARITY = 0.65
 _MIN_PART = 0.5
 
 
-def _read_table(table: str) -> dict[str, str]:
-    """The pairs of a table of `name=setting`."""
-    return dict(pair.split("=") for pair in table.split())
-
-
-SYNONYMS = _read_table("""
+_SYNONYMS = """
     amp=precision batch_size=batch.tokens block_size=data.length context=data.length context_length=data.length
     d_ff=model.ff_dim d_model=model.dim dataloader_num_workers=batch.ahead dataset=data.path dtype=precision
     early_stopping=evaluate.patience
@@ -52,57 +47,9 @@ SYNONYMS = _read_table("""
     num_workers=batch.ahead optimiser=optim optimizer=optim out_dir=out output_dir=out
     prefetch=batch.ahead prefetch_factor=batch.ahead random_seed=seed scheduler=schedule seq_len=data.length
     vocab_size=data.vocab warmup_steps=schedule.warmup wd=optim.weight_decay
-""")
+"""
+SYNONYMS = dict(pair.split("=") for pair in _SYNONYMS.split())
 """Settings by their names in other programs."""
-
-_RENAMED_SETTINGS = _read_table("""
-    data.asked=data.num_hops data.longest=data.max_length data.parts=data.rows_per_sequence data.task=data.rule
-    limits.processor=limits.cpu_minutes loss.smoothing=loss.label_smoothing optim.clip=optim.max_grad_norm
-    remat=activation_checkpointing save.average=save.average_last save.best=save.keep_best save.last=save.keep_last
-    schedule.final=schedule.final_ratio start=init_from track=trackers
-""")
-_RENAMED_KEYWORDS = _read_table("""
-    above=memory_height align=align_dim attending=attention_layers attention=attention_dim before=memory_block
-    begin=span_init beside=memory_width bias=halting_bias biases=bias_sharing buckets=num_buckets chunk=chunk_length
-    clamp=clamp_length classifiers=classifier_sharing clip=max_relative_distance columns=block_width
-    compressed=compressed_length contrast=contrast_weight cut=sortcut_blocks decay=centroid_decay
-    dilated=dilated_heads draws=mixed_samples every=lsh_every fade=threshold_decay gelu=gelu_approximate
-    globals=global_tokens hidden=ff_dim inner=base_keywords kernel=feature_kernel local=local_heads longest=max_length
-    members=cluster_size memory=update_rule|knn_memory_size mixing=token_mlp_dim mixture=mix_with
-    mixtures=logistic_mixtures noise=gumbel_noise norm=norm_order of=base_recipe part=part_length
-    penalty=layer_penalty ponder=ponder_cost price=span_loss ramp=span_ramp reads=summary_reads
-    remembered=memory_length residual=residual_streams rounds=num_hashes routed=routing_layers rows=block_height
-    scores=qk_similarity|score_kind shared=shared_dim sharing=projection_sharing signal=step_signal
-    slots=projected_length span=max_span spans=span_kind steps=sinkhorn_iterations stretch=length_scale top=top_window
-    top_slots=top_projected_length training=exit_training use=pattern_use view=context words=embedding_dim
-""")
-RENAMED: dict[str, tuple[str, ...]] = {
-    **{old: (new,) for old, new in _RENAMED_SETTINGS.items()},
-    **{f"model.{old}": tuple(f"model.{name}" for name in new.split("|")) for old, new in _RENAMED_KEYWORDS.items()},
-}
-"""Settings and recipe keywords by their earlier names, each with the names that took its place (by recipe, several)."""
-
-
-RENAMED_VALUES = _read_table("""
-    adaptive=act equal=same-length exact=none lanes=contiguous own=per-layer released=act-released shared=all-layers
-    stream=concat
-""")
-"""Values of settings by their earlier names."""
-
-
-def renamed_setting(old: str, valid_names: Sequence[str]) -> str:
-    """`loss.smoothing is now loss.label_smoothing` for an earlier name of one of `valid_names`, else an empty text.
-
-    A bare name such as `smoothing` stands for every earlier name that ends in it.
-    """
-    renamed = (
-        f"{name} is now {replacement}"
-        for name, replacements in RENAMED.items()
-        if old == name or ("." not in old and old == leaf(name))
-        for replacement in replacements
-        if replacement in valid_names
-    )
-    return next(renamed, "")
 
 
 def tag_of(member: type[ConfigSection], tag: str) -> str:
@@ -160,9 +107,7 @@ def leaf(name: str) -> str:
 
 
 def suggest_setting(unknown_name: str, valid_names: Sequence[str]) -> str:
-    """The end of an error message about an unknown setting: its new name, similar names, or the valid names."""
-    if renamed := renamed_setting(unknown_name, valid_names):
-        return renamed
+    """The end of an error message about an unknown setting: similar names, or the valid names."""
     suggestions = _similar_names(unknown_name, valid_names)
     if suggestions:
         return f"did you mean {' or '.join(suggestions[:3])}?"

@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from manyformer.config.data_sections import DATA_SECTIONS
-from manyformer.config.keywords import check_keyword, choice_error_text
 from manyformer.config.run import UNION_TAGS, RunConfig
 from manyformer.config.setting_layers import SettingError, SettingLayer, SettingPath
 from manyformer.config.setting_names import (
@@ -19,7 +18,8 @@ from manyformer.config.setting_names import (
     valid_settings,
     variant_of_setting,
 )
-from manyformer.config.yaml_scalars import format_value
+from manyformer.errors import format_value
+from manyformer.keyword_checks import as_json, check_value, choice_error_text
 
 _TYPES = {
     "int_type": "a whole number",
@@ -80,6 +80,14 @@ def _check_model(
             errors.append(SettingError(layer.location_of(("model", name)), f"model.{name}", problem))
             del model[name]
     return errors
+
+
+def check_keyword(name: str, value: Any, signature: inspect.Signature, valid_names: list[str]) -> tuple[Any, str]:
+    """A model keyword as YAML has it and an empty text, or its value and the error message."""
+    if name not in signature.parameters:
+        return value, f"no such setting; {suggest_setting(f'model.{name}', valid_names)}"
+    checked, problem = check_value(value, signature.parameters[name].annotation)
+    return as_json(checked), problem
 
 
 def _setting_path(details: ErrorDetails) -> SettingPath:

@@ -60,14 +60,3 @@ def dump_yaml(data: Any) -> str:
     """Dump data as YAML in its order of keys; it reads back as the same data."""
     text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=float("inf"))
     return text
-
-
-def format_value(value: Any) -> str:
-    """Format a value for a message: short, on one line, in YAML's form."""
-    if isinstance(value, dict):
-        return "a mapping" if value else "an empty mapping"
-    constants: dict[Any, str] = {None: "null", True: "true", False: "false"}
-    if value is None or isinstance(value, bool):
-        return constants[value]
-    text = f"[{', '.join(map(format_value, value))}]" if isinstance(value, list | tuple) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

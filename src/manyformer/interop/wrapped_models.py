@@ -11,6 +11,7 @@ from manyformer.interop.exported_config import SPEC_FIELD
 from manyformer.interop.foreign_config import ForeignConfig
 from manyformer.interop.model_family import Keywords, ModelFamily
 from manyformer.interop.tensor_rules import TensorRule, same
+from manyformer.keyword_checks import checked_keywords
 from manyformer.models import Model
 from manyformer.recipes import build, recipe_in_file
 
@@ -34,9 +35,11 @@ def wrapped_family(config: ForeignConfig) -> ModelFamily:
     recipe, saved_keywords = spec.content.get("recipe"), spec.part("keywords").content
     if not isinstance(recipe, str):
         raise UserError(f"{config.file}: {SPEC_FIELD}.recipe ({recipe!r:.60}) must be the name of a recipe")
-    unknown = sorted(saved_keywords.keys() - recipe_in_file(recipe, config.file).signature.parameters.keys())
-    if unknown:
-        raise UserError(f"{config.file}: {unknown[0]} is no keyword of the recipe {recipe}")
+    signature = recipe_in_file(recipe, config.file).signature
+    try:
+        checked_keywords(recipe, saved_keywords, signature)
+    except UserError as error:
+        raise UserError(f"{config.file}: {error}") from None
 
     def read_keywords(config: ForeignConfig, tensors: Collection[str]) -> Keywords:
         return saved_keywords

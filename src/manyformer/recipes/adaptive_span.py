@@ -1,9 +1,6 @@
 """Adaptive attention span: a language model whose heads each learn the length of the context they attend to."""
 
-from functools import partial
 from typing import Annotated, Literal
-
-from torch import nn
 
 from manyformer.attention import Attention
 from manyformer.core import Layer
@@ -15,11 +12,12 @@ from manyformer.kernels.attention_spans import (
     FixedAttentionSpans,
     LearnedAttentionSpans,
 )
-from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.models import LanguageModel, TokenEmbedding
 from manyformer.position import KeyDistancePosition
+from manyformer.recipes.baselines import language_model
 from manyformer.recipes.keywords import MemoryLengthOrNone, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, check_heads, stack
+from manyformer.recipes.stacks import NormOrder, check_heads
 from manyformer.sources import KVSource, SegmentMemorySource, SpanCacheSource
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -82,5 +80,4 @@ def adaptive_span(
         return {"attention": attention, "ff": FeedForward(dim, ff_dim)}
 
     embed = TokenEmbedding(vocab, dim, scale=dim**0.5, dropout=dropout)
-    body = stack(depth, layer, order=norm_order, norm=partial(nn.LayerNorm, dim), dropout=dropout)
-    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
+    return language_model(embed, depth, layer, dropout=dropout, norm_order=norm_order, scaled_init=False)

@@ -12,10 +12,12 @@ from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward, chunked
 from manyformer.kernels import Kernel, SoftmaxKernel
+from manyformer.length_norms import RMSNorm
 from manyformer.masks import Causal
 from manyformer.mixers.global_summaries import SummaryPrefixedLayer, SummaryTokens
 from manyformer.models import ClassHead, EncoderDecoder, LanguageModel, MaskedLM, TokenEmbedding
 from manyformer.models.contrastive_loss import PartContrastiveLoss
+from manyformer.models.head import CappedClassHead
 from manyformer.position import (
     ConcatenatedGridPosition,
     LearnedPosition,
@@ -24,6 +26,7 @@ from manyformer.position import (
     SummedGridPosition,
 )
 from manyformer.recipes.stacks import LayerMaker, LayerMakers, NormMaker, NormOrder, ResidualStreams, init_std, stack
+from manyformer.residual import ResidualJoin
 from manyformer.sources import CrossAttentionSource
 
 AddedPosition = Annotated[
@@ -98,10 +101,31 @@ def gelu_layers(
 
 
 def attention_layers(
-    dim: int, heads: int, ff_dim: int | None, make_kernel: Callable[[int], Kernel], *, position: Position | None = None
+    dim: int,
+    heads: int,
+    ff_dim: int | None,
+    make_kernel: Callable[[int], Kernel],
+    *,
+    position: Position | None = None,
+    make_activation: Callable[[], nn.Module] = nn.GELU,
 ) -> LayerMaker:
     """Layers with kernels from `make_kernel`, given the layer's number from 0, and one `position` for all."""
-    return gelu_layers(dim, ff_dim, lambda number: Attention(dim, heads, make_kernel(number), position=position))
+
+    def attention(number: int) -> Layer:
+        return Attention(dim, heads, make_kernel(number), position=position)
+
+    return gelu_layers(dim, ff_dim, attention, make_activation=make_activation)
+
+
+def decoder_layers(
+    dim: int, heads: int, ff_dim: int | None, *, make_activation: Callable[[], nn.Module] = nn.GELU
+) -> LayerMaker:
+    """The layers of a decoder with a source: causal attention, attention to the source, and a feed-forward layer."""
+    return lambda number: {
+        "attention": Attention(dim, heads, SoftmaxKernel(Causal())),
+        "cross": Attention(dim, heads, SoftmaxKernel(), source=CrossAttentionSource()),
+        "ff": FeedForward(dim, ff_dim, activation=make_activation()),
+    }
 
 
 def language_model(
@@ -114,13 +138,60 @@ def language_model(
     norm: NormMaker | None = None,
     streams: ResidualStreams = "plain",
     loops: int = 1,
+    join: Callable[[], ResidualJoin | None] = lambda: None,
+    tied: bool = True,
+    logit_cap: float | None = None,
+    scaled_init: bool = True,
 ) -> LanguageModel:
-    """GPT-2 with this embedding, tied to the output, and these layers, applied `loops` times."""
+    """GPT-2 with this embedding, `tied` to the output, and these layers, applied `loops` times.
+
+    Without `scaled_init` the layers keep the initial matrices that they were made with."""
     vocab, dim = embed.token.weight.shape
-    norm = partial(nn.LayerNorm, dim) if norm is None else norm
-    std = init_std(dim)
-    body = stack(depth, layer, order=norm_order, norm=norm, dropout=dropout, streams=streams, std=std, loops=loops)
-    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
+    body = stack(
+        depth,
+        layer,
+        order=norm_order,
+        norm=partial(nn.LayerNorm, dim) if norm is None else norm,
+        dropout=dropout,
+        streams=streams,
+        std=init_std(dim) if scaled_init else None,
+        join=join,
+        loops=loops,
+    )
+    shared = embed.token if tied else None
+    if logit_cap is None:
+        return LanguageModel(embed, body, ClassHead(dim, vocab, tied=shared))
+    return LanguageModel(embed, body, CappedClassHead(dim, vocab, logit_cap, tied=shared))
+
+
+def rms_decoder(
+    vocab: int,
+    dim: int,
+    depth: int,
+    layer: LayerMakers,
+    *,
+    dropout: float,
+    norm_order: NormOrder = "pre",
+    norm_eps: float | None = 1e-6,
+    tied: bool = False,
+    logit_cap: float | None = None,
+    embedding_scale: float = 1.0,
+    loops: int = 1,
+) -> LanguageModel:
+    """Llama with these layers: RMSNorm, and an output of its own; positions are those of the layers, if any."""
+    embed = TokenEmbedding(vocab, dim, scale=embedding_scale, std=init_std(dim), dropout=dropout)
+    norm = partial(RMSNorm, dim, norm_eps)
+    return language_model(
+        embed,
+        depth,
+        layer,
+        dropout=dropout,
+        norm_order=norm_order,
+        norm=norm,
+        loops=loops,
+        tied=tied,
+        logit_cap=logit_cap,
+    )
 
 
 def masked_lm(

@@ -4,18 +4,13 @@ from functools import partial
 
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Causal
 from manyformer.models import ClassHead, EncoderDecoder, PatchEmbedding
-from manyformer.recipes.baselines import attention_layers, sinusoidal_embedding
+from manyformer.recipes.baselines import attention_layers, decoder_layers, sinusoidal_embedding
 from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import init_std, stack
 from manyformer.recipes.vit import TINY_IMAGES, PatchPositionKind, patch_positions
-from manyformer.sources import CrossAttentionSource
 from manyformer.tasks.captioning import CAPTIONING
 
 
@@ -46,17 +41,10 @@ def captioner(
     embedding is also the output matrix. Different from captioners of large data, nothing is trained beforehand."""
     shape, norm, std = (height, width, channels), partial(nn.LayerNorm, dim, eps=1e-6), init_std(dim)
 
-    def decoder_layer(number: int) -> dict[str, Layer]:
-        return {
-            "attention": Attention(dim, heads, SoftmaxKernel(Causal())),
-            "cross": Attention(dim, heads, SoftmaxKernel(), source=CrossAttentionSource()),
-            "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
-        }
-
     position = patch_positions(positions, shape, patch, dim, 0)
     embed_source = PatchEmbedding(shape, patch, dim, position=position, dropout=dropout)
     embed_target = sinusoidal_embedding(vocab, dim, dropout=dropout)
     encoder_layer = attention_layers(dim, heads, ff_dim, lambda number: SoftmaxKernel())
     encoder = stack(depth, encoder_layer, order="pre", norm=norm, dropout=dropout, std=std)
-    decoder = stack(depth, decoder_layer, order="pre", norm=norm, dropout=dropout, std=std)
+    decoder = stack(depth, decoder_layers(dim, heads, ff_dim), order="pre", norm=norm, dropout=dropout, std=std)
     return EncoderDecoder(embed_source, encoder, embed_target, decoder, ClassHead(dim, vocab, tied=embed_target.token))

@@ -13,7 +13,7 @@ from manyformer.feedforward import FeedForward, GatedFeedForward, chunked
 from manyformer.kernels import DynamicRotaryKernel, ForgettingKernel, Kernel
 from manyformer.kernels.path_kernel import PaTHKernel
 from manyformer.length_norms import RMSNorm
-from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.models import LanguageModel, TokenEmbedding
 from manyformer.position import (
     AlibiPosition,
     ContextualPosition,
@@ -36,10 +36,11 @@ from manyformer.position import (
     YaRNRotaryScaling,
 )
 from manyformer.recipes.attention_kernels import KERNELS, AttentionSizes, KernelName
+from manyformer.recipes.baselines import language_model
 from manyformer.recipes.keywords import FeedForwardChunk, ResidualGate
 from manyformer.recipes.recurrent_layers import RecurrentSizes, gated_delta_attention
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import LoopCount, NormOrder, ResidualStreams, makers_of_pattern, stack
+from manyformer.recipes.stacks import LoopCount, NormOrder, ResidualStreams, makers_of_pattern
 from manyformer.residual.gated_joins import make_join
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -189,7 +190,16 @@ def compose(
     embed = TokenEmbedding(vocab, dim, position=added_position, scale=dim**0.5, dropout=dropout)
     norm = partial(NORMS[norm_kind], dim)
     join = partial(make_join, gate, dim, dropout=dropout)
-    streams = residual_streams
     makers = makers_of_pattern(pattern, {kind: partial(layer, make=make) for kind, make in attention_makers.items()})
-    body = stack(depth, makers, order=norm_order, norm=norm, dropout=dropout, streams=streams, join=join, loops=loops)
-    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
+    return language_model(
+        embed,
+        depth,
+        makers,
+        dropout=dropout,
+        norm_order=norm_order,
+        norm=norm,
+        streams=residual_streams,
+        loops=loops,
+        join=join,
+        scaled_init=False,
+    )

@@ -1,6 +1,5 @@
 """DeepSeek-V3: latent attention, and a mixture of many small experts that a bias balances."""
 
-from functools import partial
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt
@@ -9,13 +8,13 @@ from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.experts import GatedExperts, MixtureOfExperts, SelectionBias, SequenceBalanceLoss, SigmoidRouter
 from manyformer.feedforward import GatedFeedForward
-from manyformer.length_norms import RMSNorm
 from manyformer.masks import Causal
 from manyformer.mixers.latent_attention import LatentAttention
 from manyformer.mixers.lightning_indexer import LightningIndexer
-from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.models import LanguageModel
 from manyformer.position import RotaryPosition, YaRNRotaryScaling
 from manyformer.position.rotary_scaling import yarn_temperature
+from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import (
     BalanceWeight,
     ExpertCount,
@@ -30,7 +29,6 @@ from manyformer.recipes.keywords import (
     YarnFactor,
 )
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import init_std, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 LATENT_EPS = 1e-6
@@ -167,7 +165,4 @@ def deepseek(
         )
         return {"attention": attention, "ff": feedforward(number)}
 
-    std, norm = init_std(dim), partial(RMSNorm, dim, norm_eps)
-    embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
-    body = stack(depth, layer, order="pre", norm=norm, dropout=dropout, std=std)
-    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token if tied else None))
+    return rms_decoder(vocab, dim, depth, layer, dropout=dropout, norm_eps=norm_eps, tied=tied)

@@ -4,8 +4,9 @@ from manyformer.attention.output_stages import GatedNormStage, SharedHeadNorm
 from manyformer.core import Layer
 from manyformer.feedforward import GatedFeedForward
 from manyformer.models import LanguageModel
+from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import HeadDim, NegativeEigenvalues, ShortConvolutionSize
-from manyformer.recipes.recurrent_layers import RecurrentSizes, delta_attention, recurrent_decoder
+from manyformer.recipes.recurrent_layers import RecurrentSizes, delta_attention
 from manyformer.recipes.registry import recipe
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -43,4 +44,4 @@ def deltanet(
         attention = delta_attention(sizes, None, stage, conv_size=conv_size, max_strength=max_strength)
         return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}
 
-    return recurrent_decoder(vocab, dim, depth, dropout, layer)
+    return rms_decoder(vocab, dim, depth, layer, dropout=dropout)

@@ -1,17 +1,15 @@
 """The Differential Transformer: attention is the difference of two softmaxes."""
 
-from functools import partial
-
 from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.feedforward import GatedFeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.kernels.differential_kernel import DifferentialKernel
-from manyformer.length_norms import RMSNorm
 from manyformer.masks import Causal
-from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.models import LanguageModel
 from manyformer.position import RotaryPosition
+from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import (
     HeadDim,
     NormEps,
@@ -19,7 +17,7 @@ from manyformer.recipes.keywords import (
     TiedOutput,
 )
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import check_heads, init_std, stack
+from manyformer.recipes.stacks import head_width
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
@@ -50,12 +48,10 @@ def diff_transformer(
     `heads` counts softmaxes: the paper's h differential heads are 2 h here. Pairs are heads i and i + h, as in the
     class of `transformers`; the authors' code pairs neighbours and has a weight in the norm. `ff_dim` is 8/3 dim unless
     given. Raises UserError for odd numbers of heads."""
-    if head_dim is None:
-        check_heads(dim, heads)
     for name, count in (("heads", heads), ("kv_heads", heads if kv_heads is None else kv_heads)):
         if count % 2:
             raise UserError(f"{name} ({count}) must be even: each head of differential attention is a pair")
-    width = dim // heads if head_dim is None else head_dim
+    width = head_width(dim, heads, head_dim)
     rotary = RotaryPosition(width, pairs="halves", base=rope_base)
 
     def layer(number: int) -> dict[str, Layer]:
@@ -71,7 +67,4 @@ def diff_transformer(
         )
         return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}
 
-    std, norm = init_std(dim), partial(RMSNorm, dim, norm_eps)
-    embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
-    body = stack(depth, layer, order="pre", norm=norm, dropout=dropout, std=std)
-    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token if tied else None))
+    return rms_decoder(vocab, dim, depth, layer, dropout=dropout, norm_eps=norm_eps, tied=tied)

@@ -1,15 +1,13 @@
 """The Forgetting Transformer: a decoder whose heads decay their attention by learned gates, without positions."""
 
-from functools import partial
-
 from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.feedforward import GatedFeedForward
 from manyformer.kernels.forgetting_kernel import ForgettingKernel
-from manyformer.length_norms import RMSNorm
-from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.models import LanguageModel
+from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, check_heads, init_std, stack
+from manyformer.recipes.stacks import NormOrder, check_heads
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
@@ -43,7 +41,4 @@ def fox(
             "ff": GatedFeedForward(dim, ff_dim),
         }
 
-    std = init_std(dim)
-    embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
-    body = stack(depth, layer, order=norm_order, norm=partial(RMSNorm, dim), dropout=dropout, std=std)
-    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=None))
+    return rms_decoder(vocab, dim, depth, layer, dropout=dropout, norm_order=norm_order, norm_eps=None)

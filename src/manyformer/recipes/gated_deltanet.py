@@ -3,8 +3,9 @@
 from manyformer.core import Layer
 from manyformer.feedforward import GatedFeedForward
 from manyformer.models import LanguageModel
+from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import HeadDim, KeyHeads, NegativeEigenvalues, ShortConvolutionSize, ValueDim
-from manyformer.recipes.recurrent_layers import RecurrentSizes, gated_delta_attention, recurrent_decoder
+from manyformer.recipes.recurrent_layers import RecurrentSizes, gated_delta_attention
 from manyformer.recipes.registry import recipe
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -41,4 +42,4 @@ def gated_deltanet(
         attention = gated_delta_attention(sizes, conv_size=conv_size, max_strength=max_strength)
         return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}
 
-    return recurrent_decoder(vocab, dim, depth, dropout, layer)
+    return rms_decoder(vocab, dim, depth, layer, dropout=dropout)

@@ -9,10 +9,10 @@ from manyformer.errors import UserError
 from manyformer.experts import ClampedSwiGLU, GatedExperts, LoadBalanceLoss, MixtureOfExperts, SoftmaxRouter
 from manyformer.feedforward import default_gated_dim
 from manyformer.kernels.sink_softmax_kernel import SinkSoftmaxKernel
-from manyformer.length_norms import RMSNorm
 from manyformer.masks import Causal, Mask, Window
-from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.models import LanguageModel
 from manyformer.position import RotaryPosition, YaRNRotaryScaling
+from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import (
     BalanceWeight,
     CausalWindowSize,
@@ -26,7 +26,7 @@ from manyformer.recipes.keywords import (
     YarnFactor,
 )
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import check_heads, init_std, makers_of_pattern, stack
+from manyformer.recipes.stacks import head_width, makers_of_pattern
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
@@ -65,11 +65,9 @@ def gpt_oss(
     Its num_experts=32 are 128 in 120b, which has depth=36. `ff_dim` is the width of one expert, 8/3 dim unless given.
     All projections but those of the embedding and the output have biases. Weights are not quantized, as released ones
     are. Raises UserError for a pattern with other letters and experts per token that do not fit."""
-    if head_dim is None:
-        check_heads(dim, heads)
     if not 2 <= experts_per_token <= num_experts:
         raise UserError(f"experts_per_token ({experts_per_token}) must be from 2 to num_experts ({num_experts})")
-    width = dim // heads if head_dim is None else head_dim
+    width = head_width(dim, heads, head_dim)
     ff_width = default_gated_dim(dim) if ff_dim is None else ff_dim
     scaling = YaRNRotaryScaling(rope_factor, original_length, ramp="unrounded-pairs") if rope_factor > 1 else None
     rotary = RotaryPosition(width, pairs="halves", base=rope_base, scaling=scaling)
@@ -90,7 +88,5 @@ def gpt_oss(
         return {"attention": attention, "ff": MixtureOfExperts(router, experts, losses=losses)}
 
     makers = {"W": partial(layer, mask=Window(window)), "F": partial(layer, mask=Causal())}
-    std, norm = init_std(dim), partial(RMSNorm, dim, norm_eps)
-    embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
-    body = stack(depth, makers_of_pattern(pattern, makers), order="pre", norm=norm, dropout=dropout, std=std)
-    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token if tied else None))
+    layers = makers_of_pattern(pattern, makers)
+    return rms_decoder(vocab, dim, depth, layers, dropout=dropout, norm_eps=norm_eps, tied=tied)

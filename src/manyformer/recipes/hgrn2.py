@@ -11,8 +11,9 @@ from manyformer.kernels.features import ScaledFeatures
 from manyformer.kernels.tied_decay_rule import DecayBounds, TiedDecayRule
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
+from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import HeadDim
-from manyformer.recipes.recurrent_layers import RecurrentSizes, recurrent_decoder
+from manyformer.recipes.recurrent_layers import RecurrentSizes
 from manyformer.recipes.registry import recipe
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -54,4 +55,4 @@ def hgrn2(
         )
         return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}
 
-    return recurrent_decoder(vocab, dim, depth, dropout, layer)
+    return rms_decoder(vocab, dim, depth, layer, dropout=dropout)

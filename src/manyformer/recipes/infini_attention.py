@@ -1,18 +1,17 @@
 """Infini-attention: a language model with softmax inside segments, and a compressive memory of those before."""
 
-from functools import partial
 from typing import Annotated
 
 from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.feedforward import GatedFeedForward
 from manyformer.kernels.infini_kernel import InfiniKernel, InfiniUpdate
-from manyformer.length_norms import RMSNorm
-from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.models import LanguageModel
 from manyformer.position import RotaryPosition
+from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, check_heads, init_std, stack
+from manyformer.recipes.stacks import NormOrder, check_heads
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
@@ -54,7 +53,4 @@ def infini_attention(
             "ff": GatedFeedForward(dim, ff_dim),
         }
 
-    std = init_std(dim)
-    embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
-    body = stack(depth, layer, order=norm_order, norm=partial(RMSNorm, dim), dropout=dropout, std=std)
-    return LanguageModel(embed, body, ClassHead(dim, vocab))
+    return rms_decoder(vocab, dim, depth, layer, dropout=dropout, norm_order=norm_order, norm_eps=None)

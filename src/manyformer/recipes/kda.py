@@ -8,8 +8,9 @@ from manyformer.feedforward import GatedFeedForward
 from manyformer.head_projection import HeadProjection
 from manyformer.kernels.decay_gates import SoftplusDecay
 from manyformer.models import LanguageModel
+from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import HeadDim, ShortConvolutionSize
-from manyformer.recipes.recurrent_layers import RecurrentSizes, delta_attention, recurrent_decoder
+from manyformer.recipes.recurrent_layers import RecurrentSizes, delta_attention
 from manyformer.recipes.registry import recipe
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -46,4 +47,4 @@ def kda(
         attention = delta_attention(sizes, decay, stage, conv_size=conv_size)
         return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}
 
-    return recurrent_decoder(vocab, dim, depth, dropout, layer)
+    return rms_decoder(vocab, dim, depth, layer, dropout=dropout)

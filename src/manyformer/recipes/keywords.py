@@ -1,27 +1,13 @@
 """Keywords that several recipes share: their types, bounds and meanings."""
 
 import inspect
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, Unpack, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Unpack, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from manyformer.errors import UserError
 from manyformer.residual.gated_joins import GateName
-
-BOUNDS: dict[type, tuple[str, Callable[[Any, Any], bool], str]] = {
-    Gt: ("gt", operator.gt, "above"),
-    Ge: ("ge", operator.ge, "at least"),
-    Lt: ("lt", operator.lt, "below"),
-    Le: ("le", operator.le, "at most"),
-}
-"""From a bound to its attribute, its comparison and its wording."""
-
-MAX_KEYWORD = (1 << 31) - 1
-"""The largest whole number that a keyword may be: products of two are numbers of 64 bits."""
 
 PositiveSize = Annotated[int, Ge(1)]
 
@@ -208,30 +194,3 @@ def keyword_annotation(name: str, annotation: Any) -> Any:
     if get_origin(annotation) is Annotated or name not in COMMON_KEYWORDS:
         return annotation
     return Annotated[annotation, *COMMON_KEYWORDS[name]]
-
-
-def check_keyword_value(name: str, value: Any, annotation: Any) -> None:
-    """Raise UserError unless a number is within its bounds, and a name among the choices."""
-    if get_origin(annotation) is Annotated:
-        inner, *metadata = get_args(annotation)
-        _check_bounds(name, value, metadata)
-        check_keyword_value(name, value, inner)
-    elif get_origin(annotation) in (Union, UnionType):
-        for member in get_args(annotation):
-            if get_origin(member) is Annotated:
-                _check_bounds(name, value, get_args(member)[1:])
-            elif value is not None:
-                check_keyword_value(name, value, member)
-    elif get_origin(annotation) is Literal and value not in get_args(annotation):
-        raise UserError(f"{name} ('{value}') must be one of {', '.join(get_args(annotation))}")
-
-
-def _check_bounds(name: str, value: Any, metadata: Sequence[Any]) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return
-    if isinstance(value, int) and abs(value) > MAX_KEYWORD:
-        raise UserError(f"{name} ({value}) must be at most {MAX_KEYWORD}")
-    bounds = [(*BOUNDS[type(item)], item) for item in metadata if type(item) in BOUNDS]
-    limits = [(compare, getattr(item, attribute), text) for attribute, compare, text, item in bounds]
-    if not all(compare(value, limit) for compare, limit, _ in limits):
-        raise UserError(f"{name} ({value}) must be {' and '.join(f'{text} {limit}' for _, limit, text in limits)}")

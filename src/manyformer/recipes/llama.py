@@ -15,10 +15,8 @@ from manyformer.errors import UserError
 from manyformer.feedforward import GatedFeedForward
 from manyformer.head_projection import HeadProjection
 from manyformer.kernels import Kernel, SoftmaxKernel
-from manyformer.length_norms import RMSNorm
 from manyformer.masks import Causal
-from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
-from manyformer.models.head import CappedClassHead
+from manyformer.models import LanguageModel
 from manyformer.position import (
     ComposedPosition,
     HeadNorm,
@@ -41,6 +39,7 @@ from manyformer.recipes.attention_kernels import (
     causal_kernel,
     causal_window,
 )
+from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import (
     CausalWindowOrNone,
     HeadDim,
@@ -51,7 +50,7 @@ from manyformer.recipes.keywords import (
     TiedOutput,
 )
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import LoopCount, NormOrder, check_heads, init_std, stack
+from manyformer.recipes.stacks import LoopCount, NormOrder, head_width
 from manyformer.sources import SegmentMemorySource
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -141,9 +140,7 @@ def llama(
         raise UserError(f"window_rope_base ({window_rope_base}) is for layers of windows: set window too")
     if kernel != "softmax" and score_scale is not None:
         raise UserError(f"score_scale ({score_scale}) is one of softmax; kernel {kernel} has its own")
-    if head_dim is None:
-        check_heads(dim, heads)
-    width = dim // heads if head_dim is None else head_dim
+    width = head_width(dim, heads, head_dim)
     is_original = rope_length == "original"
     if rope_scaling != "longrope" and not (rope_divisors is None and is_original):
         raise UserError(f"rope_divisors and rope_length are those of rope_scaling=longrope, and it is {rope_scaling}")
@@ -202,14 +199,19 @@ def llama(
             "ff": GatedFeedForward(dim, ff_dim, activation=GATE_ACTIVATIONS[ff_activation]()),
         }
 
-    std = init_std(dim)
-    embed = TokenEmbedding(vocab, dim, scale=dim**0.5 if scaled_embedding else 1.0, std=std, dropout=dropout)
-    norm = partial(RMSNorm, dim, norm_eps)
-    body = stack(depth, layer, order=norm_order, norm=norm, dropout=dropout, std=std, loops=loops)
-    shared = embed.token if tied else None
-    if logit_cap is None:
-        return LanguageModel(embed, body, ClassHead(dim, vocab, tied=shared))
-    return LanguageModel(embed, body, CappedClassHead(dim, vocab, logit_cap, tied=shared))
+    return rms_decoder(
+        vocab,
+        dim,
+        depth,
+        layer,
+        dropout=dropout,
+        norm_order=norm_order,
+        norm_eps=norm_eps,
+        tied=tied,
+        logit_cap=logit_cap,
+        embedding_scale=dim**0.5 if scaled_embedding else 1.0,
+        loops=loops,
+    )
 
 
 def _check_windows(window: int | None, full_every: int | None, sinks: int | None, kernel: str) -> None:

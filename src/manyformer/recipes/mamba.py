@@ -5,8 +5,8 @@ from typing import Annotated
 from manyformer.core import Layer
 from manyformer.mixers.mamba_mixer import MambaMixer, default_rank
 from manyformer.models import LanguageModel
+from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import NormEps, PositiveSize, TiedOutput
-from manyformer.recipes.recurrent_layers import recurrent_decoder
 from manyformer.recipes.registry import recipe
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -43,4 +43,4 @@ def mamba(
         rank = default_rank(dim) if step_rank is None else step_rank
         return {"mixer": MambaMixer(dim, expansion * dim, state_dim=state_dim, rank=rank, conv_size=conv_size)}
 
-    return recurrent_decoder(vocab, dim, depth, dropout, layer, norm_eps=norm_eps, tied=tied)
+    return rms_decoder(vocab, dim, depth, layer, dropout=dropout, norm_eps=norm_eps, tied=tied)

@@ -13,8 +13,8 @@ from manyformer.kernels.features import ScaledFeatures
 from manyformer.kernels.state_space_rule import StateSpaceRule
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
+from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import PositiveSize, ShortConvolutionSize
-from manyformer.recipes.recurrent_layers import recurrent_decoder
 from manyformer.recipes.registry import recipe
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -63,4 +63,4 @@ def mamba_2(
         )
         return {"attention": attention}
 
-    return recurrent_decoder(vocab, dim, depth, dropout, layer)
+    return rms_decoder(vocab, dim, depth, layer, dropout=dropout)

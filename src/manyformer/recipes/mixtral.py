@@ -1,17 +1,15 @@
 """Mixtral: a decoder whose feed-forward layers are mixtures of experts."""
 
-from functools import partial
-
 from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.experts import GatedExperts, LoadBalanceLoss, MixtureOfExperts, RouterZLoss, RoutingLoss, SoftmaxRouter
 from manyformer.feedforward import default_gated_dim
 from manyformer.kernels import SoftmaxKernel
-from manyformer.length_norms import RMSNorm
 from manyformer.masks import Causal, Window
-from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.models import LanguageModel
 from manyformer.position import RotaryPosition
+from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import (
     BalanceWeight,
     CausalWindowOrNone,
@@ -24,7 +22,7 @@ from manyformer.recipes.keywords import (
     TiedOutput,
 )
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import check_heads, init_std, stack
+from manyformer.recipes.stacks import head_width
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
@@ -62,14 +60,12 @@ def mixtral(
     largest probabilities, whose weights sum to 1; no token is dropped. The paper names no loss of balance: ours is the
     Switch Transformer's, `balance_weight` per layer where the load is balanced. Raises UserError for experts per token
     that do not fit."""
-    if head_dim is None:
-        check_heads(dim, heads)
     if not 2 <= experts_per_token <= num_experts:
         raise UserError(
             f"experts_per_token ({experts_per_token}) must be from 2 to num_experts ({num_experts}): the weights of a "
             "token sum to 1, so that with 1 expert the router would not learn"
         )
-    width = dim // heads if head_dim is None else head_dim
+    width = head_width(dim, heads, head_dim)
     ff_width = default_gated_dim(dim) if ff_dim is None else ff_dim
     rotary = RotaryPosition(width, pairs="halves", base=rope_base)
     losses: list[RoutingLoss] = [LoadBalanceLoss(balance_weight)] if balance_weight else []
@@ -90,7 +86,4 @@ def mixtral(
         experts = GatedExperts(num_experts, dim, ff_width)
         return {"attention": attention, "ff": MixtureOfExperts(router, experts, losses=losses)}
 
-    std, norm = init_std(dim), partial(RMSNorm, dim, norm_eps)
-    embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
-    body = stack(depth, layer, order="pre", norm=norm, dropout=dropout, std=std)
-    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token if tied else None))
+    return rms_decoder(vocab, dim, depth, layer, dropout=dropout, norm_eps=norm_eps, tied=tied)

@@ -12,10 +12,11 @@ from manyformer.depth.mixture_of_depths import DepthRouting, MixtureOfDepths
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
-from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.models import LanguageModel, TokenEmbedding
 from manyformer.position import RotaryPosition
+from manyformer.recipes.baselines import language_model
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, branch, check_heads, init_std, stack
+from manyformer.recipes.stacks import NormOrder, branch, check_heads, init_std
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
@@ -61,7 +62,5 @@ def mixture_of_depths(
         block = Chain(**{name: branch(part, order=norm_order, norm=norm, dropout=dropout) for name, part in parts})
         return MixtureOfDepths(block, dim, share=share, routing=routing)
 
-    std = init_std(dim)
-    embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
-    body = stack(depth, [layer, routed_layer], order=norm_order, norm=norm, dropout=dropout, std=std)
-    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
+    embed = TokenEmbedding(vocab, dim, std=init_std(dim), dropout=dropout)
+    return language_model(embed, depth, [layer, routed_layer], dropout=dropout, norm_order=norm_order)

@@ -16,8 +16,9 @@ from manyformer.kernels.matrix_lstm_rule import MatrixLSTMRule
 from manyformer.kernels.recurrent_rules import GateProjections
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
+from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import HeadDim
-from manyformer.recipes.recurrent_layers import RecurrentSizes, recurrent_decoder
+from manyformer.recipes.recurrent_layers import RecurrentSizes
 from manyformer.recipes.registry import recipe
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -61,4 +62,4 @@ def mlstm(
         attention = Attention(dim, heads, kernel, head_dim=key_dim, output_stage=stage, bias=False)
         return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}
 
-    return recurrent_decoder(vocab, dim, depth, dropout, layer, logit_cap=logit_cap)
+    return rms_decoder(vocab, dim, depth, layer, dropout=dropout, logit_cap=logit_cap)

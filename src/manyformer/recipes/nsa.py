@@ -1,6 +1,5 @@
 """NSA: a language model whose heads sum compressed, selected and near tokens, each with a gate."""
 
-from functools import partial
 from typing import Annotated
 
 from manyformer.attention import Attention
@@ -8,12 +7,12 @@ from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.feedforward import GatedFeedForward
 from manyformer.kernels.nsa_kernel import NSAKernel, NSASizes
-from manyformer.length_norms import RMSNorm
-from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.models import LanguageModel
 from manyformer.position import RotaryPosition
+from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import BlockLength, CausalWindowSize, HeadDim, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, check_heads, init_std, stack
+from manyformer.recipes.stacks import NormOrder, head_width
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
@@ -55,9 +54,8 @@ def nsa(
 
     Section 3, with its lengths; all heads that share keys choose the same blocks. The paper's model has 64 heads in 4
     groups, and experts. `ff_dim` is 8/3 dim unless given. Raises UserError for lengths that exclude each other."""
-    if head_dim is None:
-        check_heads(dim, heads)
-    width, groups = head_dim or dim // heads, kv_heads or heads
+    width = head_width(dim, heads, head_dim)
+    groups = kv_heads or heads
     sizes = NSASizes(compressed_length, compression_stride, block_length, blocks_seen, window)
     try:
         sizes.check()
@@ -72,7 +70,4 @@ def nsa(
         )
         return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}
 
-    std = init_std(dim)
-    embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
-    body = stack(depth, layer, order=norm_order, norm=partial(RMSNorm, dim), dropout=dropout, std=std)
-    return LanguageModel(embed, body, ClassHead(dim, vocab))
+    return rms_decoder(vocab, dim, depth, layer, dropout=dropout, norm_order=norm_order, norm_eps=None)

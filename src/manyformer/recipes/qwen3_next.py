@@ -13,10 +13,10 @@ from manyformer.experts import GatedExperts, LoadBalanceLoss, MixtureOfExperts, 
 from manyformer.feedforward import GatedFeedForward
 from manyformer.head_projection import HeadProjection
 from manyformer.kernels import SoftmaxKernel
-from manyformer.length_norms import RMSNorm
 from manyformer.masks import Causal
-from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.models import LanguageModel
 from manyformer.position import ComposedPosition, HeadNorm, RotaryPosition
+from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import (
     BalanceWeight,
     ExpertCount,
@@ -32,7 +32,7 @@ from manyformer.recipes.keywords import (
 )
 from manyformer.recipes.recurrent_layers import RecurrentSizes, gated_delta_attention
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import check_heads, init_std, makers_of_pattern, stack
+from manyformer.recipes.stacks import head_width, makers_of_pattern
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
@@ -92,11 +92,9 @@ def qwen3_next(
     outputs, channel by channel, with a sigmoid. Gains of norms are stored as differences from 1 there, so that weight
     decay draws them to 1; ours are not decayed. The prediction of tokens further ahead is not part of the recipe.
     Raises UserError for a pattern with other letters, and for heads and experts that do not fit."""
-    if head_dim is None:
-        check_heads(dim, heads)
     if delta_heads % delta_key_heads:
         raise UserError(f"delta_heads ({delta_heads}) must be a multiple of delta_key_heads ({delta_key_heads})")
-    width = dim // heads if head_dim is None else head_dim
+    width = head_width(dim, heads, head_dim)
     rotated = max(2, width // 8 * 2) if rotated_dim is None else rotated_dim
     if rotated % 2 or rotated > width:
         raise UserError(f"rotated_dim ({rotated}) must be even and at most the width of a head ({width})")
@@ -125,7 +123,5 @@ def qwen3_next(
         return {"attention": full_attention() if is_full else delta(), "ff": experts}
 
     makers = {"L": partial(layer, is_full=False), "F": partial(layer, is_full=True)}
-    std, norm = init_std(dim), partial(RMSNorm, dim, norm_eps)
-    embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
-    body = stack(depth, makers_of_pattern(pattern, makers), order="pre", norm=norm, dropout=dropout, std=std)
-    return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token if tied else None))
+    layers = makers_of_pattern(pattern, makers)
+    return rms_decoder(vocab, dim, depth, layers, dropout=dropout, norm_eps=norm_eps, tied=tied)

@@ -1,23 +1,17 @@
-"""Decoders of recurrent layers, without other positions, and the attention that DeltaNet and its successors share."""
+"""The widths of recurrent layers, and the attention that DeltaNet and its successors share."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 from manyformer.attention import Attention
 from manyformer.attention.output_stages import GatedNormStage, OutputStage, SharedHeadNorm
 from manyformer.attention.short_convolution import ShortConvolution
-from manyformer.core import Layer
 from manyformer.head_projection import HeadProjection
 from manyformer.kernels import LinearKernel
 from manyformer.kernels.decay_gates import DecayGate, SoftplusDecay
 from manyformer.kernels.features import UnitLengthFeatures
 from manyformer.kernels.recurrent_rules import GatedDeltaRule, GateProjections
-from manyformer.length_norms import RMSNorm
 from manyformer.masks import Causal
-from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
-from manyformer.models.head import CappedClassHead
-from manyformer.recipes.stacks import check_heads, init_std, stack
+from manyformer.recipes.stacks import check_heads
 
 
 class RecurrentSizes(NamedTuple):
@@ -85,24 +79,3 @@ def gated_delta_attention(
     gate = HeadProjection(sizes.dim, sizes.heads, sizes.value_dim)
     stage = GatedNormStage(SharedHeadNorm(sizes.value_dim, eps=norm_eps), gate)
     return delta_attention(sizes, decay, stage, conv_size=conv_size, max_strength=max_strength)
-
-
-def recurrent_decoder(
-    vocab: int,
-    dim: int,
-    depth: int,
-    dropout: float,
-    layer: Callable[[int], dict[str, Layer]],
-    *,
-    norm_eps: float = 1e-6,
-    tied: bool = False,
-    logit_cap: float | None = None,
-) -> LanguageModel:
-    """A language model with these branches in each layer, RMSNorm before each and at the end, without positions."""
-    std = init_std(dim)
-    embed = TokenEmbedding(vocab, dim, std=std, dropout=dropout)
-    body = stack(depth, layer, order="pre", norm=partial(RMSNorm, dim, norm_eps), dropout=dropout, std=std)
-    shared = embed.token if tied else None
-    if logit_cap is None:
-        return LanguageModel(embed, body, ClassHead(dim, vocab, tied=shared))
-    return LanguageModel(embed, body, CappedClassHead(dim, vocab, logit_cap, tied=shared))

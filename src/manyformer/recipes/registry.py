@@ -12,6 +12,8 @@ import torch
 
 from manyformer.attention.attention_dropout import set_attention_dropout
 from manyformer.errors import UserError, suggest_names
+from manyformer.files.json_records import DamagedFile
+from manyformer.keyword_checks import check_names, checked_keywords
 from manyformer.mixers.collaborative_attention import share_query_key_dims
 from manyformer.models import Model, ModelSpec
 from manyformer.models.model_files import CONFIG_FILE, read_spec
@@ -22,7 +24,6 @@ from manyformer.recipes.keywords import (
     ATTENTION_DROPOUT,
     REMOVED_HEADS,
     SHARED_QK_DIM,
-    check_keyword_value,
     keyword_signature,
     with_attention_keywords,
 )
@@ -88,11 +89,14 @@ class Recipe:
     @property
     def signature(self) -> inspect.Signature:
         """The keywords with their types and defaults; names of parts that plug-ins have added are among the choices."""
-        signature = inspect.signature(self.build)
-        parameters = signature.parameters.values()
-        return signature.replace(
-            parameters=[parameter.replace(annotation=with_choices(parameter.annotation)) for parameter in parameters]
-        )
+        return _signature_with_choices(inspect.signature(self.build))
+
+
+def _signature_with_choices(signature: inspect.Signature) -> inspect.Signature:
+    parameters = signature.parameters.values()
+    return signature.replace(
+        parameters=[parameter.replace(annotation=with_choices(parameter.annotation)) for parameter in parameters]
+    )
 
 
 def with_choices(annotation: Any) -> Any:
@@ -162,11 +166,11 @@ def _with_spec(function: Callable[P, M], name: str, *, has_head: bool) -> Callab
 
     @wraps(function)
     def build_with_spec(*args: P.args, **kwargs: P.kwargs) -> M:
+        check_names(name, kwargs, signature.parameters)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        for keyword, value in bound.arguments.items():
-            check_keyword_value(keyword, value, with_choices(signature.parameters[keyword].annotation))
-        keywords = dict(bound.arguments)
+        keywords = checked_keywords(name, bound.arguments, _signature_with_choices(signature))
+        bound.arguments = dict(keywords)
         removed = parse_heads(bound.arguments.pop(REMOVED_HEADS, None) or "")
         attention_dropout = bound.arguments.pop(ATTENTION_DROPOUT, 0.0)
         shared_qk_dim = bound.arguments.pop(SHARED_QK_DIM, None)
@@ -228,14 +232,19 @@ def read_saved_recipe(folder: Path) -> tuple[Recipe, dict[str, Any]]:
 
 
 def recipe_of_spec(spec: ModelSpec, folder: Path) -> tuple[Recipe, dict[str, Any]]:
-    """The recipe and keywords of the spec in a folder; see `read_saved_recipe`."""
+    """The recipe and keywords of the spec in a folder; see `read_saved_recipe`. Raises DamagedFile for wrong ones."""
     name, keywords, module = spec
     if module and is_external(module) and name not in recipe_names():
         raise UserError(
             f"{folder} needs the recipe '{name}' of the module {module}, which no installed package offers; import it "
             f"with --import {module}, or mf.load(folder, imports=['{module}']) in Python"
         )
-    return recipe_in_file(name, folder / CONFIG_FILE), keywords
+    file = folder / CONFIG_FILE
+    recipe = recipe_in_file(name, file)
+    try:
+        return recipe, checked_keywords(name, keywords, recipe.signature)
+    except UserError as error:
+        raise DamagedFile(f"{file} is damaged: {error}") from None
 
 
 def recipe_in_file(name: str, file: Path) -> Recipe:
@@ -267,9 +276,4 @@ def card_of(spec: ModelSpec) -> RecipeCard | None:
 
 def build(name: str, **keywords: Any) -> Model:
     """A new model: `build("transformer-lm", vocab=256, depth=4)`. Raises UserError for unknown names or keywords."""
-    recipe = get_recipe(name)
-    parameters = recipe.signature.parameters
-    for keyword in keywords:
-        if keyword not in parameters:
-            raise UserError(f"{name} has no keyword '{keyword}'; {suggest_names(keyword, parameters)}")
-    return recipe.build(**keywords)
+    return get_recipe(name).build(**keywords)

@@ -15,7 +15,8 @@ from manyformer.kernels.recurrent_rules import DecayRule
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
 from manyformer.position import RotaryPosition
-from manyformer.recipes.recurrent_layers import RecurrentSizes, recurrent_decoder
+from manyformer.recipes.baselines import rms_decoder
+from manyformer.recipes.recurrent_layers import RecurrentSizes
 from manyformer.recipes.registry import recipe
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -53,4 +54,4 @@ def retnet(
         )
         return {"attention": attention, "ff": FeedForward(dim, ff_dim or 2 * dim, activation=nn.GELU())}
 
-    return recurrent_decoder(vocab, dim, depth, dropout, layer)
+    return rms_decoder(vocab, dim, depth, layer, dropout=dropout)

@@ -6,20 +6,15 @@ from typing import Annotated
 from annotated_types import Ge, Lt
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Causal
 from manyformer.models import ClassHead, EncoderDecoder
 from manyformer.models.encoder_ctc import EncoderCTC
 from manyformer.models.frame_embedding import FrameEmbedding
 from manyformer.position import SinusoidalPosition
-from manyformer.recipes.baselines import sinusoidal_embedding
+from manyformer.recipes.baselines import attention_layers, decoder_layers, sinusoidal_embedding
 from manyformer.recipes.keywords import DecoderDepth, FrameChannels, FrameHalvings, MelBands
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, check_heads, init_std, stack
-from manyformer.sources import CrossAttentionSource
 from manyformer.tasks.transcription import ATTENTION_TRANSCRIPTION
 
 CTCWeight = Annotated[
@@ -58,23 +53,14 @@ def speech_transformer(
     check_heads(dim, heads)
     norm, std = partial(nn.LayerNorm, dim), init_std(dim)
 
-    def encoder_layer(number: int) -> dict[str, Layer]:
-        return {"attention": Attention(dim, heads, SoftmaxKernel()), "ff": FeedForward(dim, ff_dim)}
-
-    def decoder_layer(number: int) -> dict[str, Layer]:
-        return {
-            "attention": Attention(dim, heads, SoftmaxKernel(Causal())),
-            "cross": Attention(dim, heads, SoftmaxKernel(), source=CrossAttentionSource()),
-            "ff": FeedForward(dim, ff_dim),
-        }
-
+    encoder_layer = attention_layers(dim, heads, ff_dim, lambda number: SoftmaxKernel(), make_activation=nn.ReLU)
+    decoder_layer = decoder_layers(dim, heads, ff_dim, make_activation=nn.ReLU)
     embed_source = FrameEmbedding(
         mels, dim, halvings=halvings, channels=channels, position=SinusoidalPosition(dim), dropout=dropout
     )
     embed_target = sinusoidal_embedding(vocab, dim, dropout=dropout)
     encoder = stack(depth, encoder_layer, order=norm_order, norm=norm, dropout=dropout, std=std)
-    decoder_layers = depth if decoder_depth is None else decoder_depth
-    decoder = stack(decoder_layers, decoder_layer, order=norm_order, norm=norm, dropout=dropout, std=std)
+    decoder = stack(decoder_depth or depth, decoder_layer, order=norm_order, norm=norm, dropout=dropout, std=std)
     head = ClassHead(dim, vocab, tied=embed_target.token)
     ctc = EncoderCTC(dim, vocab, ctc_weight) if ctc_weight else None
     return EncoderDecoder(embed_source, encoder, embed_target, decoder, head, ctc=ctc)

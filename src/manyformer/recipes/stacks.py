@@ -102,6 +102,14 @@ def check_heads(dim: int, heads: int) -> None:
         raise UserError(f"dim ({dim}) must be a multiple of heads ({heads})")
 
 
+def head_width(dim: int, heads: int, head_dim: int | None) -> int:
+    """The width of a head: `head_dim`, or by default dim / heads. Raises UserError where heads must divide dim."""
+    if head_dim is not None:
+        return head_dim
+    check_heads(dim, heads)
+    return dim // heads
+
+
 def init_std(dim: int) -> float:
     """The deviation sqrt(2 / (5 dim)) of Nguyen and Salazar 2019 (arXiv:1910.05895), section 2.2; 0.023 at dim 768.
 

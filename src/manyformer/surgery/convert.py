@@ -9,6 +9,7 @@ import torch
 
 from manyformer.config import TransferConfig
 from manyformer.errors import UserError, suggest_names
+from manyformer.keyword_checks import check_names
 from manyformer.models import Model
 from manyformer.recipes import build, get_recipe
 from manyformer.recipes.keywords import SHARED_QK_DIM
@@ -182,8 +183,7 @@ def _build_target(model: Model, target: str, asked: RecipeKeywords, conversion: 
     """A new model of the target recipe, on the device and of the dtype of `model`."""
     recipe, saved = get_recipe(target), model.spec.keywords
     valid_names = recipe.signature.parameters
-    if unknown := [name for name in asked if name not in valid_names]:
-        raise UserError(f"{target} has no keyword {unknown[0]}; {suggest_names(unknown[0], valid_names)}")
+    check_names(target, asked, valid_names)
     chosen = asked | ({} if conversion is None else conversion.keywords(saved, asked))
     defaults = get_recipe(model.spec.recipe).signature.parameters
     for name, value in saved.items():

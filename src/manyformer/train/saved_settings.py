@@ -1,15 +1,14 @@
 """The recipe, keywords and tokenizer of the model that `init_from` names, for the settings that a run leaves open."""
 
 from pathlib import Path
-from typing import Any
 
 from manyformer.config import InitialModel
-from manyformer.config.keywords import check_keyword
-from manyformer.files.json_records import DamagedFile
 from manyformer.files.tokenizer_files import SHARED_TOKENIZER
+from manyformer.keyword_checks import as_json
 from manyformer.models.model_files import CONFIG_FILE, is_hugging_face, read_spec
-from manyformer.recipes import get_recipe, recipe_names
+from manyformer.recipes import recipe_names
 from manyformer.recipes.encoder_heads import CLASSES, HEAD
+from manyformer.recipes.registry import recipe_of_spec
 
 
 def model_folder(path: str | Path) -> Path:
@@ -28,15 +27,7 @@ def describe_saved_model(path: str) -> InitialModel | None:
     spec = read_spec(folder)
     if spec.recipe not in recipe_names():
         return None
-    keywords = _checked_keywords(spec.recipe, spec.keywords, folder / CONFIG_FILE)
+    _, saved_keywords = recipe_of_spec(spec, folder)
+    # the data decides the head
+    keywords = {name: as_json(value) for name, value in saved_keywords.items() if name not in (HEAD, CLASSES)}
     return InitialModel(path, spec.recipe, keywords, (folder / SHARED_TOKENIZER).is_file())
-
-
-def _checked_keywords(recipe: str, saved: dict[str, Any], file: Path) -> dict[str, Any]:
-    """The saved keywords with the types of the recipe, without those of the head, which the data decides."""
-    signature, keywords = get_recipe(recipe).signature, {}
-    for name, value in saved.items():
-        keywords[name], problem = check_keyword(name, value, signature, list(signature.parameters))
-        if problem:
-            raise DamagedFile(f"{file} is damaged: keywords.{name}: {problem}")
-    return {name: value for name, value in keywords.items() if name not in (HEAD, CLASSES)}

@@ -1,17 +1,21 @@
-"""Check the model section against the signature of the recipe's function: names and types."""
+"""The check of recipe keywords in run files, on the command line, in Python and in saved models, and its words."""
 
+import functools
 import inspect
 import json
+import numbers
 import types
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, TypeAdapter, ValidationError, WrapValidator
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 
-from manyformer.config.setting_names import RENAMED_VALUES, suggest_setting
-from manyformer.config.yaml_scalars import format_value
-from manyformer.errors import suggest_names
+from manyformer.errors import UserError, format_value, suggest_names
+
+MAX_KEYWORD = (1 << 31) - 1
+"""The largest whole number that a keyword may be: products of two are numbers of 64 bits."""
 
 _TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
 _TYPE_NAMES |= {inspect.Parameter.empty: ""}
@@ -19,31 +23,83 @@ _BOUNDS = ((Gt, "gt", ">"), (Ge, "ge", ">="), (Lt, "lt", "<"), (Le, "le", "<="))
 _STRICT_CONFIG = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-def check_keyword(name: str, value: Any, signature: inspect.Signature, valid_names: list[str]) -> tuple[Any, str]:
-    """Validate a model keyword: returns the converted value and an empty text, or the value and an error message."""
-    if name not in signature.parameters:
-        return value, f"no such setting; {suggest_setting(f'model.{name}', valid_names)}"
-    annotation = signature.parameters[name].annotation
+def checked_keywords(recipe: str, keywords: Mapping[str, Any], signature: inspect.Signature) -> dict[str, Any]:
+    """The keywords of a recipe with the types of its signature. Raises UserError for the first that is wrong."""
+    check_names(recipe, keywords, signature.parameters)
+    checked: dict[str, Any] = {}
+    for name, value in keywords.items():
+        checked[name], problem = check_value(value, signature.parameters[name].annotation)
+        if problem:
+            raise UserError(f"{name}: {problem}")
+    return checked
+
+
+def check_names(recipe: str, names: Iterable[str], valid_names: Iterable[str]) -> None:
+    """Raise UserError for the first name that is no keyword of the recipe, with the nearest one."""
+    valid = set(valid_names)
+    for name in names:
+        if name not in valid:
+            raise UserError(f"{recipe} has no keyword '{name}'; {suggest_names(name, valid)}")
+
+
+def check_value(value: Any, annotation: Any) -> tuple[Any, str]:
+    """The value of a keyword with its type and an empty text, or the value as it is and what is wrong with it."""
     if annotation in (inspect.Parameter.empty, Any):
         return value, ""
+    number = _plain_number(value)
     try:
-        return _validate_type(value, annotation), ""
+        typed = _with_type(number, annotation)
     except ValidationError:
         return value, type_error_text(value, annotation)
-    except (PydanticSchemaGenerationError, PydanticUserError):
+    except (PydanticSchemaGenerationError, PydanticUserError, NameError):
         return value, ""  # a type that only the recipe itself can judge
+    if isinstance(typed, int) and abs(typed) > MAX_KEYWORD:
+        return value, f"must be at most {MAX_KEYWORD}, got {format_value(value)}"
+    return typed, ""
 
 
-def _validate_type(value: Any, annotation: Any) -> Any:
-    adapter = TypeAdapter(annotation, config=_STRICT_CONFIG)
+def as_json(value: Any) -> Any:
+    """The value of a keyword as JSON and YAML have it, which know lists alone."""
+    return [as_json(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _plain_number(value: Any) -> Any:
+    """The number of Python that equals a number of another library, such as NumPy; other values as they are."""
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else value
+
+
+def _with_type(value: Any, annotation: Any) -> Any:
+    adapter = _adapter(annotation)
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        # an object of Python, which no file can name
+        return adapter.validate_python(value)
     try:
         # Validating JSON converts a list to a tuple where the type requires one, but never text to a number.
-        parsed = adapter.validate_json(json.dumps(value))
+        return adapter.validate_json(text)
     except ValidationError:
         if not isinstance(value, float) or not value.is_integer():
             raise
-        parsed = adapter.validate_json(json.dumps(int(value)))
-    return adapter.dump_python(parsed, mode="json")
+        # Users type `ff_dim=1e3`, which YAML reads as a float.
+        return adapter.validate_json(json.dumps(int(value)))
+
+
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    try:
+        return _cached_adapter(annotation)
+    except TypeError:
+        # metadata without a hash
+        return TypeAdapter(annotation, config=_STRICT_CONFIG)
+
+
+@functools.cache
+def _cached_adapter(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation, config=_STRICT_CONFIG)
 
 
 def type_error_text(value: Any, annotation: Any) -> str:
@@ -55,22 +111,18 @@ def type_error_text(value: Any, annotation: Any) -> str:
     return choice_error_text(value, [*options, *([None] if type(None) in members else [])])
 
 
-def meaning_of(annotation: Any) -> str:
-    """The meaning of a keyword: the text in its `Annotated` type, or empty."""
-    metadata = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
-    return next((item for item in metadata if isinstance(item, str)), "")
-
-
 def choice_error_text(value: Any, options: list[Any]) -> str:
     """The error message for a value that is no option, such as `'x' is not one of a, b; did you mean a?`"""
     texts = [option if isinstance(option, str) else format_value(option) for option in options]
     message = f"{format_value(value)} is not one of {', '.join(texts)}"
-    if not isinstance(value, str):
-        return message
-    if (renamed := RENAMED_VALUES.get(value)) in texts:
-        return f"{message}; {value} is now {renamed}"
-    suggestion = suggest_names(value, texts)
+    suggestion = suggest_names(value, texts) if isinstance(value, str) else ""
     return f"{message}; {suggestion}" if suggestion.startswith("did") else message
+
+
+def meaning_of(annotation: Any) -> str:
+    """The meaning of a keyword: the text in its `Annotated` type, or empty."""
+    metadata = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
+    return next((item for item in metadata if isinstance(item, str)), "")
 
 
 def type_text(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
