@@ -1,6 +1,7 @@
 """The structure, parameter counts and forward cost of a model, also without allocating its weights."""
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -55,6 +56,28 @@ def build_on_meta(recipe: str, keywords: dict[str, Any]) -> Model:
 def count_parameters(model: nn.Module) -> int:
     """The number of parameters of `model`; shared ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def nearest_size(count: Callable[[int], int], target: int, largest: int, start: int = 1) -> int:
+    """The number from 1 to `largest` whose `count` is nearest to `target`, searched from `start`; counts must increase.
+
+    Counts that grow by equal steps take about four calls."""
+    count = functools.cache(count)
+    low = min(start, largest)
+    high = min(2 * low, largest)
+    while high < largest and count(high) < target:
+        low, high = high, min(2 * high, largest)
+    while low > 1 and count(low) >= target:
+        low, high = low // 2, low
+    while high - low > 1:
+        # where a straight line between the two counts meets the target
+        share = (target - count(low)) / max(1, count(high) - count(low))
+        middle = min(max(low + int(share * (high - low)), low + 1), high - 1)
+        if count(middle) < target:
+            low = middle
+        else:
+            high = middle
+    return min((low, high), key=lambda number: abs(count(number) - target))
 
 
 def is_content_based(module: nn.Module) -> bool:

@@ -373,6 +373,7 @@ def test_a_process_that_does_not_end_by_itself_is_killed(tmp_path: Path, monkeyp
 
     def fail() -> None:
         with job_pool.worker_pool(2) as pool:
+            assert pool is not None
             pool.submit(exec, f"{ignore}; open({str(begun)!r}, 'w'); time.sleep(600)")
             while not begun.exists():
                 time.sleep(0.05)

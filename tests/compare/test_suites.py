@@ -15,10 +15,9 @@ from scipy import stats
 
 from manyformer.compare.advise import advise, read_results
 from manyformer.compare.measurement import open_archive
-from manyformer.compare.planner import PlannedCase, TrainingPlan, TrainingTiming, spell_duration
+from manyformer.compare.planner import PlannedCase, TrainingPlan, TrainingTiming, spell_duration, with_budget
 from manyformer.compare.significance import holm_adjusted, paired_t_test, student_t_tails
 from manyformer.compare.sizing import TOLERANCE, body_parameters
-from manyformer.compare.suite_budgets import with_budget
 from manyformer.compare.suite_report import EQUAL_STEPS, SuiteResult
 from manyformer.compare.suite_runner import SuiteOptions, find_results, fitting_recipes, read_suite, run_suite
 from manyformer.errors import UserError, UserErrors
@@ -223,7 +222,7 @@ def test_hostile_results_are_refused(tmp_path: Path, text: str) -> None:
 @pytest.mark.slow
 def test_pretraining_is_a_second_column(tmp_path: Path) -> None:
     text = FILE.split("  markov:")[0] + "  duplicate:\n    run: {data: {rule: duplicate}}\npretrain: causal\n"
-    suite = read_suite(written(tmp_path, text.replace("[1.0e-9, 0.01]", "[0.01]")))
+    suite = read_suite(written(tmp_path, text))
     result = run_suite(suite, SuiteOptions(seeds=1), out=tmp_path / "out")
     column = result.tasks[0].results["equal steps after pretraining"]
     pretraining = column.measurements_of("linear, pretraining")[0]

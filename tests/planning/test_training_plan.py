@@ -9,7 +9,7 @@ from manyformer.cli import import_commands
 from manyformer.cli.app import run_command
 from manyformer.costs.hardware import ACCELERATORS, find_accelerator
 from manyformer.errors import UserError
-from manyformer.model_summary import build_on_meta, count_parameters
+from manyformer.model_summary import build_on_meta, count_parameters, nearest_size
 from manyformer.planning import PlanRequest, keywords_of_size, parse_devices, parse_quantity, plan_training
 from manyformer.planning.machine_speed import device_at_hand
 
@@ -71,6 +71,13 @@ def test_chosen_sizes_are_near_those_of_gpt_3(wanted: int, dim: int) -> None:
     assert count == pytest.approx(wanted, rel=0.12)
     assert keywords["dim"] == pytest.approx(dim, rel=0.1)
     assert keywords["dim"] == 64 * keywords["heads"]
+
+
+@pytest.mark.parametrize("target", [0, 1, 2, 9, 130, 2401, 2500, 9999])
+@pytest.mark.parametrize("start", [1, 7, 49, 80])
+def test_the_nearest_size_is_found_from_every_start(target: int, start: int) -> None:
+    expected = min(range(1, 50), key=lambda number: abs(number * number - target))
+    assert nearest_size(lambda number: number * number, target, 49, start) == expected
 
 
 @pytest.mark.parametrize(

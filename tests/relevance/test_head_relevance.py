@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.bench.largest_tensor import LargestTensorMode
+from manyformer.bench import LargestTensorMode
 from manyformer.check.tiny_models import build_tiny
 from manyformer.errors import UserError
 from manyformer.multi_head.head_gates import attention_heads

@@ -5,12 +5,10 @@ saves it. The functions that it is made of compare any jobs on a busy machine: `
 `extra_memory`, `LargestTensorMode`."""
 
 from manyformer.bench.bench import bench
-from manyformer.bench.bench_report import BenchCell, BenchReport, MachineInfo
+from manyformer.bench.bench_report import BenchCell, BenchReport, MachineInfo, write_report
 from manyformer.bench.candidate import BENCH_KINDS, BenchCandidate, BenchPrecision
 from manyformer.bench.clock import load_warning, median_with_quartiles, paired_ratio, take_turns, time_job
-from manyformer.bench.draw_report import write_report
-from manyformer.bench.largest_tensor import LargestTensorMode
-from manyformer.bench.memory import extra_memory
+from manyformer.bench.memory import LargestTensorMode, extra_memory
 
 __all__ = [
     "BENCH_KINDS",

@@ -7,11 +7,19 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from manyformer.bench.candidate import BenchCandidate, BenchKind
 from manyformer.costs.flops import FLOP_CONVENTION
+from manyformer.errors import UserError
+from manyformer.files.atomic_files import atomic_write_text
 from manyformer.files.json_text import json_text
+from manyformer.files.text_tables import aligned_table
+from manyformer.view.figures import FORMATS, add_legend, curve_style, panels, write_picture
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 TITLES: dict[BenchKind, str] = {
     "forward": "forward pass, ms",
@@ -161,13 +169,11 @@ class BenchReport:
 
     def _table(self, kinds: Sequence[BenchKind], show: Callable[[BenchCell], str]) -> Iterator[str]:
         """Right-aligned columns: the lengths, and for each candidate the text of its cells of these kinds."""
-        columns = [["length", *(f"{length:,}" for length in self.lengths)]]
-        for label in self.labels:
-            cells = [[self.cell(label, kind, length) for kind in kinds] for length in self.lengths]
-            columns.append([label, *(", ".join(map(show, row)) for row in cells)])
-        widths = [max(map(len, column)) for column in columns]
-        for row in zip(*columns):
-            yield "  ".join(text.rjust(width) for text, width in zip(row, widths))
+        rows = [["length", *self.labels]]
+        for length in self.lengths:
+            cells = [[show(self.cell(label, kind, length)) for kind in kinds] for label in self.labels]
+            rows.append([f"{length:,}", *map(", ".join, cells)])
+        return aligned_table(rows, right=True)
 
     def _time(self, cell: BenchCell) -> str:
         if cell.seconds is None:
@@ -209,3 +215,49 @@ def _format_flops(cell: BenchCell) -> str:
         return "–"
     power = max(0, min(4, int(math.log10(max(cell.flops, 1))) // 3))
     return f"{cell.flops / 1000**power:.3g}{('', 'k', 'M', 'G', 'T')[power]}"
+
+
+def write_report(report: BenchReport, path: Path) -> None:
+    """Write the report in the format of the suffix of `path`. Raises UserError."""
+    if path.suffix.lower() not in (*FORMATS, ".csv", ".json"):
+        raise UserError(f"{path} must end in .csv, .json or one of {', '.join(FORMATS)}: the ending decides the format")
+    match path.suffix.lower():
+        case ".csv":
+            atomic_write_text(path, report.to_csv())
+        case ".json":
+            atomic_write_text(path, report.to_json() + "\n")
+        case _:
+            _draw(report, path)
+
+
+def _draw(report: BenchReport, path: Path) -> None:
+    """Time (top) and memory (bottom) against length on logarithmic axes, where a power law is a straight line."""
+    kinds = report.kinds
+    figure, axes = panels(2, len(kinds))
+    for column, kind in enumerate(kinds):
+        _panel(axes[column], report, kind, lambda cell: None if cell.seconds is None else 1e3 * cell.seconds)
+        axes[column].set_title(TITLES[kind], fontsize="medium")
+        _panel(axes[len(kinds) + column], report, kind, lambda cell: None if not cell.memory else cell.memory / 1e6)
+        axes[len(kinds) + column].set_title(MEMORY_TITLES[kind], fontsize="medium")
+    add_legend(axes[0])
+    figure.suptitle(report.machine.description)
+    write_picture(figure, path)
+
+
+def _panel(axis: "Axes", report: BenchReport, kind: BenchKind, value: Callable[[BenchCell], float | None]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for number, label in enumerate(report.labels):
+        cells = [report.cell(label, kind, length) for length in report.lengths]
+        points = [(cell.length, y) for cell in cells if (y := value(cell)) is not None]
+        if points:
+            xs, ys = zip(*points)
+            axis.plot(xs, ys, marker="o", ms=3.5, lw=1.6, label=label, **curve_style(number))
+    axis.set_xscale("log", base=2)
+    axis.set(yscale="log", xlabel="length (tokens)")
+    axis.set_xticks(report.lengths, [f"{length:,}" for length in report.lengths], minor=False)
+    axis.set_xticks([], minor=True)
+    # values within one decade would otherwise have no tick labels
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())

@@ -1,14 +1,17 @@
-"""Measure the memory that a job needs beyond what was in use before."""
+"""Measure the memory that a job needs beyond what was in use before, and the largest tensor that it allocates."""
 
 import ctypes
 import gc
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, final
 
 import torch
+from torch import Tensor
 
 from manyformer.bench.clock import TimedJob
 from manyformer.system.devices import device_kind
+from manyformer.torch_internals import TorchDispatchMode, tree_leaves
 
 PROCESS = Path("/proc/self")
 
@@ -54,3 +57,22 @@ def _status_bytes(field: str) -> int:
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     raise OSError(f"{PROCESS}/status has no {field}")
+
+
+@final
+class LargestTensorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Dispatch mode whose `elements` is the number of elements of the largest tensor that any operator returned.
+
+    The size of a tensor's storage counts, not that of the view.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self.elements = max(self.elements, leaf.untyped_storage().nbytes() // leaf.element_size())
+        return result

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, final
 
 from manyformer.files.json_text import json_text
+from manyformer.files.text_tables import aligned_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -78,17 +79,11 @@ class CheckReport:
 
     def table(self) -> str:
         """The report as plain text: a heading with the lengths, one line per contract and a summary."""
-        cells = [
-            (row.contract, row.verdict, _format_number(row.measured), _format_number(row.tolerance))
+        rows = [
+            (row.contract, row.verdict, _format_number(row.measured), _format_number(row.tolerance), row.sentence)
             for row in self.rows
         ]
-        headings = ("contract", "verdict", "measured", "at most")
-        widths = [max(len(line[column]) for line in [headings, *cells]) for column in range(len(headings))]
-        sentences = ["result", *(row.sentence for row in self.rows)]
-        lines = [
-            "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths)), sentence])
-            for line, sentence in zip([headings, *cells], sentences)
-        ]
+        lines = aligned_table([("contract", "verdict", "measured", "at most", "result"), *rows])
         return "\n".join([self.heading, *lines, self.summary()])
 
     def __str__(self) -> str:

@@ -1,5 +1,6 @@
 """`manyformer compare`: train and score several cases under equal conditions."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,7 @@ from manyformer.errors import UserError
 
 if TYPE_CHECKING:
     from manyformer.compare import ComparisonResult
+    from manyformer.compare.suite_report import SuiteResult
     from manyformer.compare.suite_runner import SuiteOptions
     from manyformer.config.comparison import Comparison
     from manyformer.config.suite import Suite
@@ -88,23 +90,32 @@ def compare(
 
         print_result(find_comparison(target or "")[1].read_text(encoding="utf-8").rstrip())
         return
-    if target is not None and _is_suite(target):
-        chosen = [name.strip() for name in (recipes or "").split(",") if name.strip()]
-        suite = suggest_options(context, overrides, lambda: _read_suite(target, overrides, chosen))
-        options = _suite_options(seeds, jobs, max_hours)
+    from manyformer.compare import compare as carry_out_comparison
+    from manyformer.compare.suite_runner import SuiteOptions, run_suite
+    from manyformer.config.comparison import Comparison
+
+    chosen = [name.strip() for name in (recipes or "").split(",") if name.strip()]
+    comparison = suggest_options(context, overrides, lambda: _read(target, overrides, chosen))
+    if isinstance(comparison, Comparison):
+        for name, value in (("--recipes", recipes), ("--max-hours", max_hours)):
+            if value is not None:
+                raise UserError(f"{name} is for suites, which have tasks; {target} is none")
         if dry_run:
-            _print_suite_plan(suite, options, out)
-        else:
-            _run_suite(suite, options, out=out, fresh=fresh, as_json=as_json)
-        return
-    for name, value in (("--recipes", recipes), ("--max-hours", max_hours)):
-        if value is not None:
-            raise UserError(f"{name} is for suites, which have tasks; {target or 'this'} is none")
-    comparison = suggest_options(context, overrides, lambda: _read(target, overrides))
-    if dry_run:
-        _print_plan(comparison, seeds or comparison.file.seeds)
+            _print_plan(comparison, seeds or comparison.file.seeds)
+            return
+        carry_out = partial(carry_out_comparison, comparison, seeds=seeds, jobs=jobs)
     else:
-        _compare(comparison, seeds=seeds, out=out, fresh=fresh, jobs=jobs, as_json=as_json)
+        options = SuiteOptions(seeds, jobs, max_hours)
+        if dry_run:
+            _print_suite_plan(comparison, options, out)
+            return
+        carry_out = partial(run_suite, comparison, options)
+    with status_line(f"comparing {comparison.name}") as status:
+        result = carry_out(out=out, fresh=fresh, on_progress=status, log=print_note)
+    if as_json:
+        print_result(result.to_json().rstrip())
+    else:
+        _print(result)
 
 
 def _list(*, as_json: bool) -> None:
@@ -118,12 +129,14 @@ def _list(*, as_json: bool) -> None:
     print_result("", "`manyformer compare NAME` runs one; with --dry-run it prints the plan.")
 
 
-def _read(target: str | None, overrides: list[str]) -> "Comparison":
+def _read(target: str | None, overrides: list[str], chosen: list[str]) -> "Comparison | Suite":
     from manyformer.compare.compare import read_comparison
+    from manyformer.compare.suite_runner import read_suite
+    from manyformer.config.suite import is_suite
 
     if target is None:
         raise UserError("compare needs a name or a file before the settings; `manyformer compare` lists the names")
-    return read_comparison(target, overrides)
+    return read_suite(target, overrides, chosen) if is_suite(target) else read_comparison(target, overrides)
 
 
 def _print_plan(comparison: "Comparison", seeds: int) -> None:
@@ -145,41 +158,6 @@ def _print_plan(comparison: "Comparison", seeds: int) -> None:
         print_result(f"claim: {claim}")
 
 
-def _compare(
-    comparison: "Comparison", *, seeds: int | None, out: str | None, fresh: bool, jobs: int, as_json: bool
-) -> None:
-    from manyformer.compare import compare as carry_out
-
-    with status_line(f"comparing {comparison.name}") as status:
-        result = carry_out(comparison, seeds=seeds, out=out, fresh=fresh, jobs=jobs, on_progress=status, log=print_note)
-    print_result(result.to_json().rstrip()) if as_json else _print(result)
-
-
-def _print(result: "ComparisonResult") -> None:
-    print_result(result.comparison.file.title, "")
-    print_table(result.headers, result.rows, right=range(1, len(result.headers)))
-    claims = [f"claim {verdict.summary_line}" for verdict in result.verdicts]
-    print_result("", *(f"note: {line}" for line in result.notes), *claims, *(f"wrote {file}" for file in result.files))
-
-
-def _is_suite(target: str) -> bool:
-    from manyformer.config.suite import is_suite
-
-    return is_suite(target)
-
-
-def _read_suite(target: str, overrides: list[str], chosen: list[str]) -> "Suite":
-    from manyformer.compare.suite_runner import read_suite
-
-    return read_suite(target, overrides, chosen)
-
-
-def _suite_options(seeds: int | None, jobs: int, max_hours: float | None) -> "SuiteOptions":
-    from manyformer.compare.suite_runner import SuiteOptions
-
-    return SuiteOptions(seeds, jobs, max_hours)
-
-
 def _print_suite_plan(suite: "Suite", options: "SuiteOptions", out: str | None) -> None:
     from manyformer.compare.planner import spell_duration
     from manyformer.compare.suite_runner import plan_suite
@@ -196,16 +174,11 @@ def _print_suite_plan(suite: "Suite", options: "SuiteOptions", out: str | None) 
     print_result("", f"tasks: {', '.join(task.name for task in suite.tasks)}", plan.summary_line)
 
 
-def _run_suite(suite: "Suite", options: "SuiteOptions", *, out: str | None, fresh: bool, as_json: bool) -> None:
-    from manyformer.compare.suite_runner import run_suite
-
-    with status_line(f"comparing {suite.name}") as status:
-        result = run_suite(suite, options, out=out, fresh=fresh, on_progress=status, log=print_note)
-    if as_json:
-        print_result(result.to_json().rstrip())
-        return
+def _print(result: "ComparisonResult | SuiteResult") -> None:
     for table in result.tables:
         print_result(table.title, "")
         print_table(table.headers, table.rows, right=range(1, len(table.headers)))
         print_result("")
-    print_result(*(f"note: {line}" for line in result.notes), *(f"wrote {file}" for file in result.files))
+    print_result(
+        *(f"note: {line}" for line in result.notes), *result.claims, *(f"wrote {file}" for file in result.files)
+    )

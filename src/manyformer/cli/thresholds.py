@@ -51,9 +51,15 @@ def thresholds(
     measured as it was trained.
     """
     from manyformer.exits import ThresholdPoint, load_prompts, sweep
-    from manyformer.exits.draw_points import TABLE_HEADER, table_rows, write_points
     from manyformer.exits.early_decoding import early_exit_stack
-    from manyformer.exits.sweep import DEFAULT_THRESHOLDS, best_in_bins, random_thresholds
+    from manyformer.exits.sweep import (
+        DEFAULT_THRESHOLDS,
+        TABLE_HEADER,
+        best_in_bins,
+        random_thresholds,
+        table_rows,
+        write_points,
+    )
 
     if values and draws:
         raise UserError("give either --values or --draws, not both")

@@ -9,6 +9,7 @@ from annotated_types import Ge
 from pydantic import BaseModel, ConfigDict
 
 from manyformer.compare.scoring import score_kind
+from manyformer.compare.significance import SIGNIFICANCE_LEVEL
 from manyformer.compare.suite_costs import CaseCosts, state_bytes_at
 from manyformer.compare.suite_report import EQUAL_STEPS
 from manyformer.errors import UserError, suggest_names
@@ -144,7 +145,7 @@ def _rows(task: TaskRecord, costs: Mapping[str, CaseCosts], states: Mapping[str,
         if first is None:
             continue
         last = _mean([scores[-1].get(task.score) for scores in measured if scores]) if len(task.lengths) > 1 else None
-        is_best = case == column.best or column.p_values.get(case, 0.0) >= 0.05
+        is_best = case == column.best or column.p_values.get(case, 0.0) >= SIGNIFICANCE_LEVEL
         rows.append(AdviceRow(task.task, case, cost.recipe, first, last, is_best, states[case], cost.keywords))
     return sorted(rows, key=lambda row: rank_key(row.score, lower_is_better=lower_is_better))
 

@@ -1,7 +1,6 @@
 """`compare`: runs a comparison, given by name or file, and writes its report."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,9 +10,8 @@ import torch
 from manyformer.compare.claims import parse_claim
 from manyformer.compare.comparison_report import ComparisonResult
 from manyformer.compare.cost import StepCost, measure_steps
-from manyformer.compare.draw_comparison import write_comparison
-from manyformer.compare.job_pool import describe_machine, run_jobs, worker_pool
-from manyformer.compare.progress import ProgressMeter
+from manyformer.compare.job_pool import ProgressMeter, describe_machine, run_jobs, worker_pool
+from manyformer.compare.result_files import write_comparison
 from manyformer.compare.runner import ComparisonRunner, TrainingJob
 from manyformer.compare.scoring import check_score
 from manyformer.compare.sizing import match_sizes
@@ -26,6 +24,7 @@ from manyformer.model_summary import build_on_meta
 from manyformer.plugins import import_for_run
 from manyformer.system.stop_signals import resumable
 from manyformer.train.run_folder import recipe_lookup, rename_aside
+from manyformer.type_aliases import LogFn
 
 DEFAULT_FOLDER = "comparisons"
 
@@ -77,8 +76,8 @@ def compare(
     out: str | Path | None = None,
     fresh: bool = False,
     jobs: int = 1,
-    on_progress: Callable[[str], None] = lambda text: None,
-    log: Callable[[str], None] = lambda text: None,
+    on_progress: LogFn = lambda text: None,
+    log: LogFn = lambda text: None,
 ) -> ComparisonResult:
     """Train and score every case of a comparison and write its table and picture below `out`.
 
@@ -89,30 +88,33 @@ def compare(
     `TrainingInterrupted` after Ctrl-C or SIGTERM.
     """
     comparison = target if isinstance(target, Comparison) else read_comparison(target, overrides)
-    folder = Path(out) if out is not None else Path(DEFAULT_FOLDER) / comparison.name.replace("/", "-")
+    folder = result_folder(comparison.name, out)
     seed_count = comparison.file.seeds if seeds is None else seeds
     for name, number in (("seeds", seed_count), ("jobs", jobs)):
         if number < 1:
             raise UserError(f"{name} ({number}) must be at least 1")
-    if fresh and folder.exists():
-        log(f"the earlier comparison is now in {rename_aside(folder)}")
+    if fresh:
+        move_aside(folder, log)
     runner = ComparisonRunner(comparison, folder, seed_count)
     runner.check()
     guesses = comparison_guesses(comparison)
     meter = ProgressMeter(runner.count_missing(), on_progress, log)
-    with ExitStack() as stack:
-        imports = comparison.cases[0].run.imports
-        run_jobs([runner], meter, stack.enter_context(worker_pool(jobs, imports)) if jobs > 1 else None)
-    result = ComparisonResult(
-        comparison,
-        seed_count,
-        tuple(runner.measurements()),
-        _measure_costs(comparison, runner, meter),
-        describe_machine(1 if jobs > 1 else torch.get_num_threads()),
-        trials=tuple(runner.trial_measurements()),
-        guesses=guesses,
-    )
-    return replace(result, files=tuple(write_comparison(result, folder)))
+    with worker_pool(jobs, comparison.cases) as pool:
+        run_jobs([runner], meter, pool)
+    steps = _measure_costs(comparison, runner, meter)
+    result = replace(runner.result(describe_machine(1 if jobs > 1 else torch.get_num_threads()), guesses), steps=steps)
+    return write_comparison(result, folder)
+
+
+def result_folder(name: str, out: str | Path | None) -> Path:
+    """The folder of the results of a comparison: `out`, or one with its name."""
+    return Path(out) if out is not None else Path(DEFAULT_FOLDER) / name.replace("/", "-")
+
+
+def move_aside(folder: Path, log: LogFn) -> None:
+    """Rename the folder of an earlier comparison, if there is one."""
+    if folder.exists():
+        log(f"the earlier comparison is now in {rename_aside(folder)}")
 
 
 def _measure_costs(comparison: Comparison, runner: ComparisonRunner, meter: ProgressMeter) -> dict[str, StepCost]:

@@ -3,7 +3,7 @@
 import csv
 import io
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from manyformer.compare.sizing import is_as_large
 from manyformer.config.comparison import Comparison
 from manyformer.data.synthetic_floors import GuessFloors
 from manyformer.files.json_text import json_text
+from manyformer.files.text_tables import Table, escape_bars
 from manyformer.scores import is_comparable
 from manyformer.system.printable_text import printable
 
@@ -86,6 +87,16 @@ class ComparisonResult:
         return [[case, *(cell(case) for _, cell in self._columns())] for case in self.cases]
 
     @property
+    def tables(self) -> list[Table]:
+        """The table of all cases, with the title of the comparison."""
+        return [Table(self.comparison.file.title, self.headers, self.rows)]
+
+    @property
+    def claims(self) -> list[str]:
+        """Whether each claim holds, in words."""
+        return [f"claim {verdict.summary_line}" for verdict in self.verdicts]
+
+    @property
     def notes(self) -> list[str]:
         """Notes on the table: seeds, split, shared weights, and the reasons for missing scores."""
         seeds = f"mean ± standard deviation over {self.seeds} seeds" if self.seeds > 1 else "one seed"
@@ -145,13 +156,10 @@ class ComparisonResult:
         """The report as Markdown, with a link to the figure in the same folder."""
         lines = [f"# {self.comparison.file.title}", ""]
         if refuted := [verdict for verdict in self.verdicts if verdict.holds is False]:
-            lines += [f"**{escape_cells([verdict.summary_line])[0]}**\n" for verdict in refuted]
+            lines += [f"**{escape_bars(verdict.summary_line)}**\n" for verdict in refuted]
         lines += [self.comparison.about, ""] if self.comparison.about else []
-        lines += ["| " + " | ".join(escape_cells(self.headers)) + " |"]
-        lines += ["| " + " | ".join(["---", *["---:"] * (len(self.headers) - 1)]) + " |"]
-        lines += ["| " + " | ".join(escape_cells(row)) + " |" for row in self.rows]
-        lines += ["", *(f"- {note}" for note in self.notes), ""]
-        lines += [f"- claim {escape_cells([verdict.summary_line])[0]}" for verdict in self.verdicts]
+        lines += [*self.tables[0].markdown, "", *(f"- {note}" for note in self.notes), ""]
+        lines += [f"- {escape_bars(claim)}" for claim in self.claims]
         return printable("\n".join([*lines, "", "![picture](picture.png)", "", f"Measured on {self.machine}.", ""]))
 
     def to_json(self) -> str:
@@ -257,8 +265,3 @@ def score_label(score: str) -> str:
     """The display name of a score, with its unit."""
     name, unit = score.replace("_", " "), score_kind(score).unit
     return f"{name} ({unit})" if unit else name
-
-
-def escape_cells(cells: Sequence[str]) -> list[str]:
-    """The cells of a row of a Markdown table, with their bars escaped."""
-    return [cell.replace("|", "\\|") for cell in cells]

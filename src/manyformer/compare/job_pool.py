@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import date
@@ -16,11 +16,13 @@ from typing import TypeVar
 import torch
 
 from manyformer.compare.measurement import CaseMeasurement
-from manyformer.compare.progress import ProgressMeter, TaskProgress
 from manyformer.compare.runner import ComparisonRunner, TrainingJob
 from manyformer.compare.training_task import TrainingTask
+from manyformer.config.comparison import ComparisonCase
 from manyformer.plugins import import_modules
 from manyformer.system.devices import best_device, gpu_name
+from manyformer.train.reporter import format_duration
+from manyformer.type_aliases import LogFn
 from manyformer.version import VERSION
 
 ResultT = TypeVar("ResultT")
@@ -29,6 +31,38 @@ STOP_SECONDS = 60.0
 
 MayBegin = Callable[[ComparisonRunner, TrainingJob], bool]
 """Whether a training may begin now; False leaves it for a later call."""
+
+
+class ProgressMeter:
+    """Counts the finished trainings of a comparison and estimates the time left.
+
+    `on_progress` gets a line for every progress event, `log` one for every finished training; `total` trainings are to
+    be done.
+    """
+
+    def __init__(self, total: int, on_progress: LogFn, log: LogFn) -> None:
+        self.total = total
+        self.completed = 0
+        self.on_progress = on_progress
+        self.log = log
+        self._started = time.perf_counter()
+
+    def report_progress(self, activity: str, share: float = 0.0) -> None:
+        """Report the current activity; `share` is the completed part of the current training."""
+        current = f"{min(self.completed + 1, self.total)} of {self.total}"
+        self.on_progress(f"{activity}; {current}, {self._time_left(share)} left")
+
+    def finish_training(self, outcome: str) -> None:
+        """Count a training that is finished and scored, and log its outcome."""
+        self.completed += 1
+        remaining = f", {self._time_left(0.0)} left" if self.completed < self.total else ""
+        self.log(f"{outcome}; {self.completed} of {self.total} trained{remaining}")
+
+    def _time_left(self, share: float) -> str:
+        """The time left, estimated from the mean duration of the trainings so far."""
+        completed = (self.completed + share) / max(1, self.total)
+        elapsed = time.perf_counter() - self._started
+        return format_duration(elapsed * (1 - completed) / completed if completed else float("inf"))
 
 
 class WorkerPool:
@@ -44,13 +78,17 @@ class WorkerPool:
 
 
 @contextmanager
-def worker_pool(size: int, imports: Sequence[str] = ()) -> Iterator[WorkerPool]:
-    """A pool of `size` processes, which import the modules of these names first.
+def worker_pool(size: int, cases: Iterable[ComparisonCase] = ()) -> Iterator[WorkerPool | None]:
+    """A pool of `size` processes, which first import what the runs of the cases import; None for one, in this process.
 
     Leaving the block by an exception stops their trainings, which save a checkpoint, for at most `STOP_SECONDS`."""
+    if size == 1:
+        yield None
+        return
+    imports = tuple(dict.fromkeys(name for case in cases for name in case.run.imports))
     context = multiprocessing.get_context("spawn")
     before = set(multiprocessing.active_children())
-    executor = ProcessPoolExecutor(size, mp_context=context, initializer=_begin_worker, initargs=(tuple(imports),))
+    executor = ProcessPoolExecutor(size, mp_context=context, initializer=_begin_worker, initargs=(imports,))
     try:
         with _safe_path():
             yield WorkerPool(executor, size)
@@ -100,7 +138,7 @@ def run_jobs(
     if pool is None:
         while (ready := next(_ready(runners, may_begin), None)) is not None:
             runner, job = ready
-            _finish(runner, job, runner.task(job).measure(meter), meter, machine)
+            _finish(runner, job, runner.task(job).measure(meter.report_progress), meter, machine)
         return
     running: dict[Future[CaseMeasurement], tuple[ComparisonRunner, TrainingJob]] = {}
     while True:
@@ -110,7 +148,7 @@ def run_jobs(
                 break
             if (runner, job) not in begun:
                 task = runner.task(job)
-                running[pool.submit(_measure, task)] = runner, job
+                running[pool.submit(TrainingTask.measure, task)] = runner, job
                 meter.report_progress(f"{task.name}: begun")
         if not running:
             return
@@ -132,10 +170,6 @@ def _finish(
         values = [scores[score] for scores in measurement.scores]
         shown = ", ".join("none" if value is None else f"{value:.4g}" for value in values)
         meter.finish_training(f"{task.name}: {score} {shown}")
-
-
-def _measure(task: TrainingTask) -> CaseMeasurement:
-    return task.measure(TaskProgress(lambda text: None))
 
 
 def _begin_worker(imports: tuple[str, ...]) -> None:

@@ -1,21 +1,20 @@
 """How long the trainings of comparisons take: a few steps and scored batches of each case are timed beforehand."""
 
-import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 
 from pydantic import ConfigDict
 
 from manyformer.compare.job_pool import WorkerPool, describe_machine
-from manyformer.compare.progress import TaskProgress
 from manyformer.compare.runner import ComparisonRunner, TrainingJob
-from manyformer.compare.training_hash import run_settings
-from manyformer.compare.training_task import TrainingTask
+from manyformer.compare.training_task import TrainingTask, content_hash, run_settings
+from manyformer.config import RunConfig
+from manyformer.config.comparison import Comparison, ComparisonCase
+from manyformer.config.suite import BudgetName
 from manyformer.costs.flops import count_flops
 from manyformer.files.json_lines import JsonLines
-from manyformer.files.json_text import json_text
 from manyformer.system.temporary_folders import temporary_folder
 from manyformer.train.step_job import step_of_run
 
@@ -41,11 +40,8 @@ class TrainingTiming:
 
 
 TimingStore = JsonLines[TrainingTiming]
-
-
-def open_timings(path: Path) -> TimingStore:
-    """The timings in a file, none where there is no file. Raises DamagedFile."""
-    return JsonLines(path, TrainingTiming, "a line of timings")
+CaseTimings = Mapping[tuple[str, str], TrainingTiming]
+"""The timing of each case, by the names of its comparison and its own."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +100,7 @@ def time_cases(
     store: TimingStore,
     pool: WorkerPool | None,
     on_progress: Callable[[str], None] = lambda text: None,
-) -> dict[tuple[str, str], TrainingTiming]:
+) -> CaseTimings:
     """The timing of each case of each comparison, by their names; timings in the store are not repeated.
 
     They are made with as many processes at once as the trainings (None: in this one), so that both share the machine in
@@ -129,9 +125,7 @@ def time_cases(
     return {name: store.entries[key] for name, key in keys.items()}
 
 
-def plan_trainings(
-    runners: Sequence[ComparisonRunner], timings: dict[tuple[str, str], TrainingTiming], jobs: int
-) -> TrainingPlan:
+def plan_trainings(runners: Sequence[ComparisonRunner], timings: CaseTimings, jobs: int) -> TrainingPlan:
     """The plan for the missing trainings, from the timings of their cases."""
     cases = []
     for runner in runners:
@@ -144,6 +138,43 @@ def plan_trainings(
     return TrainingPlan(tuple(cases), jobs)
 
 
+def with_budget(
+    comparison: Comparison,
+    budget: BudgetName,
+    reference: str,
+    timings: CaseTimings,
+    best: Mapping[str, int],
+) -> Comparison:
+    """The comparison with the best trial of each case (the first, where it is not known) and another number of steps.
+
+    Each case takes as many steps as cost what the steps of `reference` cost: by `budget` in operations of a training
+    step, or in its seconds on this machine. The schedule is stretched with the steps."""
+
+    def cost(case: str) -> float:
+        timing = timings[comparison.name, case]
+        return timing.step_flops if budget == "operations" else timing.step_seconds
+
+    def changed(case: ComparisonCase) -> ComparisonCase:
+        factor = cost(reference) / cost(case.name)
+        trial = case.trials[best.get(case.name, 0)]
+        return replace(case, trials=(trial.with_runs(partial(_stretched, factor=factor)),))
+
+    return replace(comparison, cases=tuple(map(changed, comparison.cases)))
+
+
+def _stretched(run: RunConfig, factor: float) -> RunConfig:
+    """The run with its steps, those of warm-up and those of the schedule multiplied by `factor`."""
+
+    def scaled(steps: int) -> int:
+        return max(1, round(steps * factor))
+
+    assert run.limits.steps is not None
+    limits = run.limits.model_copy(update={"steps": scaled(run.limits.steps)})
+    lengths = {name: getattr(run.schedule, name, None) for name in ("warmup", "steps")}
+    changes = {name: scaled(steps) for name, steps in lengths.items() if steps is not None}
+    return run.model_copy(update={"limits": limits, "schedule": run.schedule.model_copy(update=changes)})
+
+
 def time_training(task: TrainingTask, key: str, machine: str) -> TrainingTiming:
     """Time a training of one step with its scores, and further steps."""
     with temporary_folder() as folder:
@@ -152,7 +183,7 @@ def time_training(task: TrainingTask, key: str, machine: str) -> TrainingTiming:
         points = tuple(None if point is None else point.model_copy(update={"init_from": None}) for point in task.points)
         short = replace(task, run=run, trained=run, points=points, folder=folder / "run")
         started = time.perf_counter()
-        short.measure(TaskProgress(lambda text: None))
+        short.measure()
         first_seconds = time.perf_counter() - started
         job = step_of_run(run, folder / "run")
         job()
@@ -170,6 +201,4 @@ def _timing_key(task: TrainingTask, machine: str) -> str:
     points = [None if point is None else run_settings(point).get("data") for point in task.points]
     for section in ("optim", "limits", "seed", "init_from"):
         settings.pop(section, None)
-    return hashlib.sha256(
-        json_text([settings, points, machine], sort_keys=True, ensure_ascii=True).encode()
-    ).hexdigest()[:24]
+    return content_hash([settings, points, machine])

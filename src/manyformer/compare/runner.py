@@ -2,16 +2,17 @@
 
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from manyformer.compare.comparison_report import ComparisonResult
 from manyformer.compare.measurement import ArchivedMeasurement, CaseMeasurement, MeasurementArchive
 from manyformer.compare.scoring import score_kind
-from manyformer.compare.training_hash import content_hash, run_settings, training_hash, with_source
-from manyformer.compare.training_task import TrainingTask
+from manyformer.compare.training_task import TrainingTask, content_hash, run_settings, training_hash, with_source
 from manyformer.config import RUN_FILE, RunConfig
 from manyformer.config.comparison import Comparison, ComparisonCase
+from manyformer.data.synthetic_floors import GuessFloors
 from manyformer.errors import UserError
 from manyformer.scores import rank_key
 from manyformer.train.run_folder import as_run
@@ -48,10 +49,7 @@ class ComparisonRunner:
         Those with the other seeds are known once the best trial is."""
         for seed in range(self.seeds):
             for case in self._cases:
-                if seed == 0 and case.trained_by is None:
-                    yield from (TrainingJob(case.name, trial, 0) for trial in range(len(case.trials)))
-                elif (trial := self.best_trial(case)) is not None:
-                    yield TrainingJob(case.name, trial, seed)
+                yield from self._jobs_of(case, seed)
 
     def ready_jobs(self) -> Iterator[TrainingJob]:
         """The jobs without a measurement whose weights to start from are there."""
@@ -70,10 +68,10 @@ class ComparisonRunner:
         """The number of trainings of a case without a measurement; its best trial may not be known yet."""
         if case.trained_by is not None:
             return 0
-        best = self.best_trial(case)
-        trials = [TrainingJob(case.name, trial, 0) for trial in range(len(case.trials))]
-        seeds = [None if best is None else TrainingJob(case.name, best, seed) for seed in range(1, self.seeds)]
-        return sum(job is None or self.measurement(job) is None for job in [*trials, *seeds])
+        missing = sum(self.measurement(job) is None for job in self._jobs_of(case, 0))
+        if self.best_trial(case) is None:
+            return missing + self.seeds - 1
+        return missing + sum(self.measurement(job) is None for job in self._best_jobs(case)[1:])
 
     def best_trial(self, case: ComparisonCase) -> int | None:
         """The number of the trial with the best first score on the validation data; None until all are measured."""
@@ -81,13 +79,29 @@ class ComparisonRunner:
             return self.best_trial(self.comparison.case(case.trained_by))
         if len(case.trials) == 1:
             return 0
-        trials = [self.measurement(TrainingJob(case.name, trial, 0)) for trial in range(len(case.trials))]
-        lower_is_better = score_kind(self.comparison.file.score[0]).lower_is_better
-        if any(measurement is None for measurement in trials):
+        selected = [measurement.selection for measurement in self._measured_of(self._jobs_of(case, 0))]
+        if len(selected) < len(case.trials):
             return None
-        selected = [measurement.selection for measurement in trials if measurement is not None]
+        lower_is_better = score_kind(self.comparison.file.score[0]).lower_is_better
         # a trial that diverged has no score, or one that is not finite
-        return min(range(len(trials)), key=lambda trial: rank_key(selected[trial], lower_is_better=lower_is_better))
+        return min(range(len(selected)), key=lambda trial: rank_key(selected[trial], lower_is_better=lower_is_better))
+
+    def _jobs_of(self, case: ComparisonCase, seed: int) -> list[TrainingJob]:
+        """The jobs of a case with the seed of this index: all trials with the first, else the best; none before it is
+        known."""
+        if seed == 0 and case.trained_by is None:
+            return [TrainingJob(case.name, trial, 0) for trial in range(len(case.trials))]
+        best = self.best_trial(case)
+        return [] if best is None else [TrainingJob(case.name, best, seed)]
+
+    def _best_jobs(self, case: ComparisonCase) -> list[TrainingJob]:
+        """The jobs of the best trial of a case with all seeds; none before it is known."""
+        best = self.best_trial(case)
+        return [] if best is None else [TrainingJob(case.name, best, seed) for seed in range(self.seeds)]
+
+    def _measured_of(self, jobs: Iterable[TrainingJob]) -> list[CaseMeasurement]:
+        """The measurements of jobs, as far as they are there."""
+        return [measurement for job in jobs if (measurement := self.measurement(job)) is not None]
 
     def measurement(self, job: TrainingJob) -> CaseMeasurement | None:
         """The measurement of a job, if there is one."""
@@ -117,30 +131,23 @@ class ComparisonRunner:
         self.archive.add(
             ArchivedMeasurement(task.key, self.comparison.name, settings, measurement, machine, VERSION, date)
         )
-        for finished in filter(None, (job, self._source(job))):
-            if not self._needs_weights(finished):
+        # the weights of a trial are kept until it is known not to be the best
+        for finished in {job, self._source(job), *self._jobs_of(self._case(job), 0)}:
+            if finished in self._measured and not self._needs_weights(finished):
                 shutil.rmtree(self.folder_of(finished), ignore_errors=True)
 
-    def measurements(self) -> list[CaseMeasurement]:
-        """The measurements of the best trial of every case with all seeds, as far as they are there."""
-        best = [(case, self.best_trial(case)) for case in self.comparison.cases]
-        jobs = [
-            TrainingJob(case.name, trial, seed)
-            for case, trial in best
-            if trial is not None
-            for seed in range(self.seeds)
-        ]
-        return [measurement for job in jobs if (measurement := self.measurement(job)) is not None]
-
-    def trial_measurements(self) -> list[CaseMeasurement]:
-        """The measurements of all trials of the cases that have several, as far as they are there."""
-        jobs = [
-            TrainingJob(case.name, trial, 0)
-            for case in self.comparison.cases
-            if len(case.trials) > 1 and case.trained_by is None
-            for trial in range(len(case.trials))
-        ]
-        return [measurement for job in jobs if (measurement := self.measurement(job)) is not None]
+    def result(self, machine: str = "", guesses: GuessFloors | None = None) -> ComparisonResult:
+        """What is measured: the best trial of every case with all seeds, and the trials of cases that have several."""
+        cases = self.comparison.cases
+        tried = [case for case in cases if len(case.trials) > 1 and case.trained_by is None]
+        return ComparisonResult(
+            self.comparison,
+            self.seeds,
+            tuple(self._measured_of(job for case in cases for job in self._best_jobs(case))),
+            machine=machine,
+            trials=tuple(self._measured_of(job for case in tried for job in self._jobs_of(case, 0))),
+            guesses=guesses,
+        )
 
     def check(self) -> None:
         """Raise UserError if a folder contains a training with different settings."""
@@ -160,7 +167,7 @@ class ComparisonRunner:
         trained = run if case.trained_by is None else self.run(self._trained(job))
         points = tuple(None if point is None else self._at_seed(job, point) for point in case.trials[job.trial].points)
         file, values = self.comparison.file, self.comparison.values
-        selects = self._selects(job)
+        selects = job.seed == 0 and len(case.trials) > 1 and case.trained_by is None
         label = case.trials[job.trial].label
         key = self._measurement_key(job)
         folder = self.folder_of(job)
@@ -179,7 +186,7 @@ class ComparisonRunner:
             return self.folder / "trainings" / self._measurement_key(job)
         case = self._case(job)
         trial = case.trials[job.trial].label
-        folder = self.folder / self._folders[case.name] / (_slug(trial) if trial else "")
+        folder = self.folder / self._folders[case.name] / _slug(trial, "a-z0-9.")
         return folder / f"seed-{case.run.seed + job.seed}"
 
     def _case(self, job: TrainingJob) -> ComparisonCase:
@@ -197,10 +204,6 @@ class ComparisonRunner:
         if source is None or (trial := self.best_trial(self.comparison.case(source))) is None:
             return None
         return TrainingJob(source, trial, job.seed)
-
-    def _selects(self, job: TrainingJob) -> bool:
-        case = self._case(job)
-        return job.seed == 0 and len(case.trials) > 1 and case.trained_by is None
 
     def _is_ready(self, job: TrainingJob) -> bool:
         """Whether the weights that a job needs are there."""
@@ -220,13 +223,8 @@ class ComparisonRunner:
         if best is not None and best != job.trial:
             return False
         users = [case for case in self.comparison.cases if job.case in (case.trained_by, case.init_from_case)]
-        for case in users:
-            trials = range(len(case.trials)) if job.seed == 0 and case.trained_by is None else [self.best_trial(case)]
-            if any(
-                trial is None or self.measurement(TrainingJob(case.name, trial, job.seed)) is None for trial in trials
-            ):
-                return True
-        return False
+        jobs_of_users = [self._jobs_of(case, job.seed) for case in users]
+        return any(not jobs or None in map(self.measurement, jobs) for jobs in jobs_of_users)
 
     def _at_seed(self, job: TrainingJob, run: RunConfig) -> RunConfig:
         """A run of the job's case with the seed of the job, and the folder of the training that it begins with."""
@@ -254,16 +252,16 @@ class ComparisonRunner:
         return key if source is None else [self._training_key(source), key]
 
 
-def _slug(name: str) -> str:
-    """A folder name of letters, digits, dots and hyphens."""
-    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
+def _slug(name: str, characters: str) -> str:
+    """A folder name of these characters, and hyphens in the place of others."""
+    return re.sub(rf"[^{characters}]+", "-", name.lower()).strip("-.")
 
 
 def _folder_names(cases: list[str]) -> dict[str, str]:
     """A unique folder name of letters, digits and hyphens for each case."""
     names: dict[str, str] = {}
     for case in cases:
-        slug = re.sub(r"[^a-z0-9]+", "-", case.lower()).strip("-") or "case"
+        slug = _slug(case, "a-z0-9") or "case"
         suffix, name = 1, slug
         while name in names.values():
             suffix, name = suffix + 1, f"{slug}-{suffix + 1}"

@@ -2,16 +2,15 @@
 
 import functools
 import json
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from manyformer.config import RunConfig
-from manyformer.config.comparison import CaseTrial, Comparison, ComparisonCase
+from manyformer.config.comparison import Comparison, ComparisonCase
 from manyformer.errors import UserError
 from manyformer.files.json_text import json_text
-from manyformer.model_summary import build_on_meta, count_parameters
+from manyformer.model_summary import build_on_meta, count_parameters, nearest_size
 from manyformer.recipes import get_recipe
 
 TOLERANCE = 0.03
@@ -79,11 +78,9 @@ def _solve_case(case: ComparisonCase, target: int, reference: str) -> dict[str, 
     count = body_parameters(case.run)
     if is_as_large(count, target):
         return {}
-    for keyword in _size_keywords(case.run):
-        step = _step(case.run, keyword)
-        value = _solve(
-            partial(_body_at, case.run, keyword.name), target, step, _current_size(case.run, keyword) // step
-        )
+    defaults = get_recipe(case.run.recipe).signature.parameters
+    for keyword in SIZE_KEYWORDS:
+        value = _solve_keyword(case.run, keyword, target) if keyword.name in defaults else None
         if value is not None:
             return {keyword.name: value}
     names = " or ".join(keyword.name for keyword in SIZE_KEYWORDS)
@@ -93,49 +90,24 @@ def _solve_case(case: ComparisonCase, target: int, reference: str) -> dict[str, 
     )
 
 
-def _size_keywords(run: RunConfig) -> Iterator[SizeKeyword]:
+def _solve_keyword(run: RunConfig, keyword: SizeKeyword, target: int) -> int | None:
+    """The value of a size keyword with which a run's model is as large as `target`; None if no value is."""
     parameters = get_recipe(run.recipe).signature.parameters
-    return (keyword for keyword in SIZE_KEYWORDS if keyword.name in parameters)
+    values = {name: run.model.get(name, parameter.default) for name, parameter in parameters.items()}
+    step = 2
+    if keyword.divisor is not None:
+        # an even width of each head, for rotations
+        step = 2 * int(values[keyword.divisor]) if keyword.divisor in values else 1
+    # a width that follows from others is usually that of a feed-forward layer
+    size = values[keyword.name]
+    present = int(4 * values["dim"] if size is None else size)
 
+    def count(number: int) -> int:
+        return body_parameters(_with_sizes(run, {keyword.name: number * step}))
 
-def _step(run: RunConfig, keyword: SizeKeyword) -> int:
-    """The step between the values of a size keyword."""
-    if keyword.divisor is None:
-        return 2
-    parameters = get_recipe(run.recipe).signature.parameters
-    if keyword.divisor not in parameters:
-        return 1
-    # an even width of each head, for rotations
-    return 2 * int(run.model.get(keyword.divisor, parameters[keyword.divisor].default))
-
-
-def _current_size(run: RunConfig, keyword: SizeKeyword) -> int:
-    """The value of a size keyword, or the usual width of a feed-forward layer for one that follows from others."""
-    parameters = get_recipe(run.recipe).signature.parameters
-    value, dim = (run.model.get(name, parameters[name].default) for name in (keyword.name, "dim"))
-    return int(value if value is not None else 4 * dim)
-
-
-def _solve(count: Callable[[int], int], target: int, step: int, start: int) -> int | None:
-    """The multiple of `step` whose count is nearest to the target, None if it is not close; counts must increase.
-
-    Counts that grow by equal steps take four from `start`, the number of steps of the present size."""
     try:
-        low = max(1, start)
-        high = 2 * low
-        while count(high * step) < target:
-            low, high = high, 2 * high
-            if high * step > MAX_SIZE:
-                return None
-        while low > 1 and count(low * step) >= target:
-            low, high = low // 2, low
-        while high - low > 1:
-            below, above = count(low * step), count(high * step)
-            share = (target - below) / max(1, above - below)
-            middle = min(max(low + int(share * (high - low)), low + 1), high - 1)
-            low, high = (middle, high) if count(middle * step) < target else (low, middle)
-        nearest = min((low, high), key=lambda number: abs(count(number * step) - target))
-        return nearest * step if is_as_large(count(nearest * step), target) else None
+        number = nearest_size(count, target, MAX_SIZE // step, start=max(1, present // step))
+        return number * step if is_as_large(count(number), target) else None
     except ValueError:
         # the recipe refuses some of the values
         return None
@@ -146,11 +118,6 @@ def is_as_large(count: int, target: int) -> bool:
     return abs(count - target) <= TOLERANCE * target
 
 
-def _body_at(run: RunConfig, keyword: str, value: int) -> int:
-    """The number of parameters with that value of a size keyword."""
-    return body_parameters(_with_sizes(run, {keyword: value}))
-
-
 def _with_sizes(run: RunConfig, sizes: dict[str, int]) -> RunConfig:
     return run.model_copy(update={"model": {**run.model, **sizes}})
 
@@ -159,12 +126,4 @@ def _resized(case: ComparisonCase, sizes: dict[str, int]) -> ComparisonCase:
     """The case with these values of size keywords in all its runs."""
     if not sizes:
         return case
-    trials = [
-        CaseTrial(
-            trial.label,
-            _with_sizes(trial.run, sizes),
-            tuple(None if point is None else _with_sizes(point, sizes) for point in trial.points),
-        )
-        for trial in case.trials
-    ]
-    return replace(case, trials=tuple(trials))
+    return replace(case, trials=tuple(trial.with_runs(partial(_with_sizes, sizes=sizes)) for trial in case.trials))

@@ -1,18 +1,16 @@
 """What the models of a suite cost at several lengths: time, memory, operations, and the state for decoding."""
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict
 
 from manyformer.bench import BenchCandidate, bench
 from manyformer.compare.job_pool import describe_machine
+from manyformer.compare.training_task import content_hash
 from manyformer.config import RunConfig
 from manyformer.files.json_lines import JsonLines
-from manyformer.files.json_text import json_text
 from manyformer.model_summary import build_on_meta, state_bytes_after
 from manyformer.recipes import get_recipe
 
@@ -57,11 +55,6 @@ class CaseCosts:
 CostStore = JsonLines[CaseCosts]
 
 
-def open_costs(path: Path) -> CostStore:
-    """The costs in a file, none where there is no file. Raises DamagedFile."""
-    return JsonLines(path, CaseCosts, "a line of costs of models")
-
-
 def measure_case_costs(
     runs: Mapping[str, RunConfig],
     lengths: Sequence[int],
@@ -71,10 +64,7 @@ def measure_case_costs(
     """The costs of the model of each run at each length, by the names of the cases; those in the store are reused."""
     costs: dict[str, CaseCosts] = {}
     for name, run in runs.items() if lengths else ():
-        settings = json_text(
-            [run.recipe, run.model, list(lengths), describe_machine(1)], sort_keys=True, ensure_ascii=True
-        )
-        key = hashlib.sha256(settings.encode()).hexdigest()[:24]
+        key = content_hash([run.recipe, run.model, list(lengths), describe_machine(1)])
         if key not in store.entries:
             on_progress(f"measuring the costs of {name}")
             store.add(_measure(key, name, run, lengths))

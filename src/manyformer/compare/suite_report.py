@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from manyformer.compare.comparison_report import NO_VALUE, ComparisonResult, escape_cells
+from manyformer.compare.comparison_report import NO_VALUE, ComparisonResult
 from manyformer.compare.planner import spell_duration
 from manyformer.compare.scoring import score_kind
 from manyformer.compare.significance import SIGNIFICANCE_LEVEL, holm_adjusted, paired_t_test
@@ -13,6 +13,7 @@ from manyformer.compare.suite_costs import CaseCosts
 from manyformer.config.suite import Suite, SuiteTask
 from manyformer.data.synthetic_floors import GuessFloors
 from manyformer.files.json_text import json_text
+from manyformer.files.text_tables import Table
 from manyformer.system.printable_text import printable
 
 EQUAL_STEPS = "equal steps"
@@ -27,14 +28,6 @@ COST_TABLES = (
     ("Millions of operations of a forward pass", "flops", 1e-6),
 )
 """The title of each table of costs, the attribute of the costs at a length, and a factor."""
-
-
-class Table(NamedTuple):
-    """A titled table of text, the first column of which names the rows."""
-
-    title: str
-    headers: list[str]
-    rows: list[list[str]]
 
 
 @dataclass(frozen=True)
@@ -122,6 +115,11 @@ class SuiteResult:
         return [*tables, *(self._cost_tables() if self.costs else ())]
 
     @property
+    def claims(self) -> list[str]:
+        """Whether each claim of a task holds at equal steps, in words."""
+        return [f"{task.task.name}: {claim}" for task in self.tasks for claim in task.results[EQUAL_STEPS].claims]
+
+    @property
     def notes(self) -> list[str]:
         """What the numbers are, and what is missing."""
         split = self.suite.file.split
@@ -155,11 +153,9 @@ class SuiteResult:
         """The report as Markdown, with links to the figures in the same folder."""
         lines = [f"# {self.suite.file.title}", "", *([self.suite.about, ""] if self.suite.about else [])]
         for table in [*self.tables, *map(self._task_table, self.tasks)]:
-            lines += [f"## {table.title}", "", "| " + " | ".join(escape_cells(table.headers)) + " |"]
-            lines += ["| " + " | ".join(["---", *["---:"] * (len(table.headers) - 1)]) + " |"]
-            lines += ["| " + " | ".join(escape_cells(row)) + " |" for row in table.rows] + [""]
+            lines += [f"## {table.title}", "", *table.markdown, ""]
         lines += [f"- {note}" for note in self.notes] + [""]
-        lines += [f"- {text}" for text in self._claims()] + [""]
+        lines += [f"- {claim}" for claim in self.claims] + [""]
         lines += [f"![{path.stem}]({path.name})\n" for path in self.files if path.suffix == ".png"]
         return printable("\n".join([*lines, f"Measured on {self.machine}.", ""]))
 
@@ -247,11 +243,6 @@ class SuiteResult:
     def _parameters(self, case: str) -> str:
         measurements = self.tasks[0].results[EQUAL_STEPS].measurements_of(case)
         return next((f"{m.parameters:,}" for m in measurements if m.parameters is not None), NO_VALUE)
-
-    def _claims(self) -> Iterator[str]:
-        for task in self.tasks:
-            for verdict in task.results[EQUAL_STEPS].verdicts:
-                yield f"{task.task.name}: claim {verdict.summary_line}"
 
 
 def _number(value: float | None) -> str:

@@ -4,31 +4,36 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import torch
 
-from manyformer.compare.compare import DEFAULT_FOLDER, comparison_errors, comparison_guesses
-from manyformer.compare.comparison_report import ComparisonResult
-from manyformer.compare.draw_suite import write_suite
-from manyformer.compare.job_pool import WorkerPool, describe_machine, run_jobs, worker_pool
-from manyformer.compare.measurement import MeasurementArchive, open_archive
-from manyformer.compare.planner import TrainingPlan, TrainingTiming, open_timings, plan_trainings, time_cases
-from manyformer.compare.progress import ProgressMeter
+from manyformer.compare.compare import DEFAULT_FOLDER, comparison_errors, comparison_guesses, move_aside, result_folder
+from manyformer.compare.job_pool import ProgressMeter, WorkerPool, describe_machine, run_jobs, worker_pool
+from manyformer.compare.measurement import open_archive
+from manyformer.compare.planner import (
+    CaseTimings,
+    TrainingPlan,
+    TrainingTiming,
+    plan_trainings,
+    time_cases,
+    with_budget,
+)
+from manyformer.compare.result_files import write_suite
 from manyformer.compare.runner import ComparisonRunner, TrainingJob
 from manyformer.compare.sizing import match_sizes
-from manyformer.compare.suite_budgets import with_budget
-from manyformer.compare.suite_costs import measure_case_costs, open_costs
+from manyformer.compare.suite_costs import CaseCosts, measure_case_costs
 from manyformer.compare.suite_report import EQUAL_STEPS, SuiteResult, TaskResult
 from manyformer.config.comparison import Comparison
 from manyformer.config.shipped import SUITE_RESULTS
-from manyformer.config.suite import BudgetName, Suite, SuiteTask, load_suite
-from manyformer.data.synthetic_floors import GuessFloors
+from manyformer.config.suite import Suite, SuiteTask, load_suite
 from manyformer.errors import UserError, UserErrors
+from manyformer.files.json_lines import JsonLines
 from manyformer.plugins import import_for_run
 from manyformer.recipes.registry import all_recipes
 from manyformer.system.stop_signals import resumable
-from manyformer.train.run_folder import recipe_lookup, rename_aside
+from manyformer.train.run_folder import recipe_lookup
 from manyformer.type_aliases import LogFn
 
 ARCHIVE_FILE, TIMINGS_FILE, COSTS_FILE = "measurements.jsonl", "timings.jsonl", "costs.jsonl"
@@ -101,39 +106,35 @@ class SuiteRunner:
         self.suite, self.folder, self.options = suite, folder, options
         self.on_progress, self.log = on_progress, log
         self.seeds = suite.file.seeds if options.seeds is None else options.seeds
-        self.archive: MeasurementArchive = open_archive(folder / ARCHIVE_FILE)
-        self.timings_store, self.costs_store = open_timings(folder / TIMINGS_FILE), open_costs(folder / COSTS_FILE)
+        self.archive = open_archive(folder / ARCHIVE_FILE)
+        self.timings = JsonLines(folder / TIMINGS_FILE, TrainingTiming, "a line of timings")
+        self.costs = JsonLines(folder / COSTS_FILE, CaseCosts, "a line of costs of models")
         self.runners = [self._runner(task.comparison) for task in suite.tasks]
-        self.pretrained_runners = {
-            task.name: self._runner(task.pretrained) for task in suite.tasks if task.pretrained is not None
-        }
+        self.pretrained_runners = [self._runner(task.pretrained) for task in suite.tasks if task.pretrained is not None]
 
     @property
     def first_runners(self) -> list[ComparisonRunner]:
         """The runners of equal steps, with and without pretraining."""
-        return [*self.runners, *self.pretrained_runners.values()]
+        return [*self.runners, *self.pretrained_runners]
 
-    def plan(self, pool: WorkerPool | None) -> tuple[TrainingPlan, dict[tuple[str, str], TrainingTiming]]:
+    def plan(self, pool: WorkerPool | None) -> tuple[TrainingPlan, CaseTimings]:
         """The plan for all missing trainings, and the timings that it rests on."""
-        timings = time_cases(self.first_runners, self.timings_store, pool, self.on_progress)
-        budgeted = [runner for runners in self.budget_runners(timings).values() for runner in runners]
-        plan = plan_trainings([*self.first_runners, *budgeted], timings, self.options.jobs)
-        return plan, timings
+        timings = time_cases(self.first_runners, self.timings, pool, self.on_progress)
+        budgeted = chain.from_iterable(self.budget_runners(timings).values())
+        return plan_trainings([*self.first_runners, *budgeted], timings, self.options.jobs), timings
 
-    def budget_runners(
-        self, timings: dict[tuple[str, str], TrainingTiming]
-    ) -> dict[BudgetName, list[ComparisonRunner]]:
-        """The runners of the budgets besides equal steps, with the best trials as far as they are known."""
-        runners: dict[BudgetName, list[ComparisonRunner]] = {}
+    def budget_runners(self, timings: CaseTimings) -> dict[str, list[ComparisonRunner]]:
+        """The runners of the budgets besides equal steps by their columns, with the best trials that are known."""
+        reference = self.suite.file.reference
+        columns: dict[str, list[ComparisonRunner]] = {}
         for budget in self.suite.file.budgets:
             if budget == "steps":
                 continue
-            runners[budget] = []
+            column = columns[f"equal {budget}"] = []
             for runner in self.runners:
                 best = {case.name: runner.best_trial(case) or 0 for case in runner.comparison.cases}
-                comparison = with_budget(runner.comparison, budget, self.suite.file.reference, timings, best)
-                runners[budget].append(self._runner(comparison))
-        return runners
+                column.append(self._runner(with_budget(runner.comparison, budget, reference, timings, best)))
+        return columns
 
     def run(self, pool: WorkerPool | None) -> SuiteResult:
         """Carry out all trainings that fit into the hours, and measure the costs."""
@@ -145,17 +146,21 @@ class SuiteRunner:
         meter = ProgressMeter(plan.trainings, self.on_progress, self.log)
         run_jobs(self.first_runners, meter, pool, may_begin)
         budgets = self.budget_runners(timings)
-        run_jobs([runner for runners in budgets.values() for runner in runners], meter, pool, may_begin)
+        budgeted = list(chain.from_iterable(budgets.values()))
+        run_jobs(budgeted, meter, pool, may_begin)
         seconds = time.monotonic() - started
-        tasks = tuple(
-            self._task_result(index, task, budgets, guesses[index]) for index, task in enumerate(self.suite.tasks)
-        )
+        columns = {EQUAL_STEPS: self.runners, **budgets}
+        if self.pretrained_runners:
+            columns[PRETRAINED] = self.pretrained_runners
+        tasks = [
+            TaskResult(task, {column: runners[index].result() for column, runners in columns.items()}, guesses[index])
+            for index, task in enumerate(self.suite.tasks)
+        ]
         runs = {case.name: case.run for case in self.suite.tasks[0].comparison.cases}
-        costs = measure_case_costs(runs, self.suite.file.lengths, self.costs_store, self.on_progress)
-        missing = sum(runner.count_missing() for runner in self.first_runners)
-        missing += sum(runner.count_missing() for runners in budgets.values() for runner in runners)
+        costs = measure_case_costs(runs, self.suite.file.lengths, self.costs, self.on_progress)
+        missing = sum(runner.count_missing() for runner in [*self.first_runners, *budgeted])
         machine = describe_machine(1) + (f", {self.options.jobs} trainings at once" if self.options.jobs > 1 else "")
-        return SuiteResult(self.suite, self.seeds, tasks, costs, missing, machine, plan.seconds, seconds)
+        return SuiteResult(self.suite, self.seeds, tuple(tasks), costs, missing, machine, plan.seconds, seconds)
 
     def _runner(self, comparison: Comparison) -> ComparisonRunner:
         return ComparisonRunner(comparison, self.folder, self.seeds, self.archive)
@@ -166,28 +171,6 @@ class SuiteRunner:
             return lambda runner, job: True
         end = time.monotonic() + 3600 * self.options.max_hours
         return lambda runner, job: time.monotonic() + plan.seconds_of(runner.comparison.name, job.case) <= end
-
-    def _task_result(
-        self,
-        index: int,
-        task: SuiteTask,
-        budgets: dict[BudgetName, list[ComparisonRunner]],
-        guesses: GuessFloors | None,
-    ) -> TaskResult:
-        columns = {EQUAL_STEPS: self.runners[index]}
-        columns |= {f"equal {budget}": runners[index] for budget, runners in budgets.items()}
-        if task.name in self.pretrained_runners:
-            columns[PRETRAINED] = self.pretrained_runners[task.name]
-        return TaskResult(task, {column: self._result(runner) for column, runner in columns.items()}, guesses)
-
-    def _result(self, runner: ComparisonRunner) -> ComparisonResult:
-        measured, trials = tuple(runner.measurements()), tuple(runner.trial_measurements())
-        return ComparisonResult(runner.comparison, self.seeds, measured, trials=trials)
-
-
-def suite_folder(suite: Suite, out: str | Path | None) -> Path:
-    """The folder of a suite's results."""
-    return Path(out) if out is not None else Path(DEFAULT_FOLDER) / suite.name.replace("/", "-")
 
 
 def find_results() -> Path:
@@ -201,7 +184,7 @@ def plan_suite(
 ) -> TrainingPlan:
     """The plan for the missing trainings of a suite: a few steps of each case are timed, and nothing is trained."""
     with _pool(suite, options) as pool:
-        return SuiteRunner(suite, suite_folder(suite, out), options, on_progress, lambda text: None).plan(pool)[0]
+        return SuiteRunner(suite, result_folder(suite.name, out), options, on_progress, lambda text: None).plan(pool)[0]
 
 
 @resumable()
@@ -218,9 +201,9 @@ def run_suite(
 
     Measurements in the folder's files are reused, whatever machine they come from; `fresh` moves them aside. A killed
     suite goes on with the same call. Raises UserError, and `TrainingInterrupted` after Ctrl-C or SIGTERM."""
-    folder = suite_folder(suite, out)
-    if fresh and folder.exists():
-        log(f"the earlier results are now in {rename_aside(folder)}")
+    folder = result_folder(suite.name, out)
+    if fresh:
+        move_aside(folder, log)
     with _pool(suite, options) as pool:
         result = SuiteRunner(suite, folder, options, on_progress, log).run(pool)
     return write_suite(result, folder)
@@ -228,16 +211,11 @@ def run_suite(
 
 @contextmanager
 def _pool(suite: Suite, options: SuiteOptions) -> Iterator[WorkerPool | None]:
-    """The processes of a suite, None for one job, which this process does: each has one thread in any case, so that
-    scores do not depend on their number."""
-    if options.jobs == 1:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            yield None
-        finally:
-            torch.set_num_threads(threads)
-        return
-    imports = dict.fromkeys(name for case in suite.tasks[0].comparison.cases for name in case.run.imports)
-    with worker_pool(options.jobs, tuple(imports)) as pool:
-        yield pool
+    """The processes of a suite: also a single one has one thread, so that scores do not depend on their number."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with worker_pool(options.jobs, suite.tasks[0].comparison.cases) as pool:
+            yield pool
+    finally:
+        torch.set_num_threads(threads)

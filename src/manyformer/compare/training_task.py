@@ -1,20 +1,29 @@
 """One training of a comparison with its scores: what a process needs to carry it out alone."""
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from manyformer.compare.measurement import CaseMeasurement, MeasurementRecord
-from manyformer.compare.progress import TaskProgress
 from manyformer.compare.scoring import Rescorer, RescoreResult
-from manyformer.config import RunConfig
+from manyformer.config import EncodedTextData, RunConfig
+from manyformer.config.comparison import ComparisonCase
 from manyformer.files.json_records import DamagedFile
+from manyformer.files.json_text import json_text
 from manyformer.model_summary import count_parameters
 from manyformer.train import TrainingDiverged, train
+from manyformer.train.events import TrainingEvent, TrainingProgress
 from manyformer.train.metrics import read_rows
 
 MEASUREMENT_FILE = "measured.json"
+
+IGNORED_SECTIONS = {"out", "log", "save", "trackers", "device", "imports", "process_timeout"}
+"""Sections of a run that do not affect its measurement."""
+
+ReportActivity = Callable[[str, float], None]
+"""Called with what is done at present, and the completed share of the current training."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +71,21 @@ class TrainingTask:
         """Whether a measurement has all that the task asks for; one of a training that diverged has no scores."""
         return not self.selects or measurement.selection is not None or measurement.parameters is None
 
-    def measure(self, progress: TaskProgress) -> CaseMeasurement:
+    def measure(self, report: ReportActivity = lambda activity, share: None) -> CaseMeasurement:
         """Train, or resume, and score the model; the measurement is saved at once."""
+
+        def on_event(event: TrainingEvent) -> None:
+            if isinstance(event, TrainingProgress):
+                report(f"{self.name}: step {event.step}, loss {event.loss:.3f}", event.progress)
+
         assert self.trained.out is not None
         trained_folder = Path(self.trained.out)
         selection = None
         try:
             if self.trains:
-                train(self.run, on_event=progress.listener(self.name))
+                train(self.run, on_event=on_event)
             scorer = Rescorer(trained_folder, self.trained, self.scores, self.split)
-            results = list(self._score(scorer, progress))
+            results = list(self._score(scorer, report))
             parameters = count_parameters(scorer.model)
             if self.selects:
                 selection = Rescorer(trained_folder, self.trained, self.scores[:1], "valid")(self.run).scores[
@@ -93,7 +107,36 @@ class TrainingTask:
         MeasurementRecord(key=self.key, measurement=measurement).write(self.folder / MEASUREMENT_FILE)
         return measurement
 
-    def _score(self, scorer: Rescorer, progress: TaskProgress) -> Iterator[RescoreResult]:
+    def _score(self, scorer: Rescorer, report: ReportActivity) -> Iterator[RescoreResult]:
         for value, point in zip(self.values, self.points, strict=True):
-            progress.report_progress(f"{self.name}: scoring" + ("" if value is None else f" at {value}"), 1.0)
+            report(f"{self.name}: scoring" + ("" if value is None else f" at {value}"), 1.0)
             yield scorer(point)
+
+
+def run_settings(run: RunConfig) -> dict[str, Any]:
+    """The settings that affect a measurement, without those that have their defaults.
+
+    A setting that is added later, whose default changes nothing, leaves measurements valid."""
+    kinds = {"data": run.data.model_dump(include={"kind", "rule"})}
+    kinds |= {"optim": {"name": run.optim.name}, "schedule": {"name": run.schedule.name}}
+    settings = run.model_dump(mode="json", exclude=IGNORED_SECTIONS, exclude_defaults=True)
+    return settings | {section: settings.get(section, {}) | kind for section, kind in kinds.items()}
+
+
+def training_hash(case: ComparisonCase, run: RunConfig) -> str:
+    """A hash of the run with the name of the case whose weights it starts from, instead of that case's folder."""
+    origin = case.init_from_case
+    return content_hash(run_settings(run if origin is None else with_source(run, run.init_from, origin)))
+
+
+def with_source(run: RunConfig, old: str | None, new: str) -> RunConfig:
+    """The run with `new` as `init_from`, and as `data.tokenizer_of` where that was `old` as well."""
+    data = run.data
+    if isinstance(data, EncodedTextData) and data.tokenizer_of == old:
+        data = data.model_copy(update={"tokenizer_of": new})
+    return run.model_copy(update={"init_from": new, "data": data})
+
+
+def content_hash(content: Any) -> str:
+    """24 hexadecimal digits that stand for content which JSON can express."""
+    return hashlib.sha256(json_text(content, sort_keys=True, ensure_ascii=True).encode()).hexdigest()[:24]

@@ -1,6 +1,6 @@
 """Configuration of comparisons: the runs of the cases, the settings they are scored under, and the claims."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -75,6 +75,11 @@ class CaseTrial:
     label: str
     run: RunConfig
     points: tuple[RunConfig | None, ...]
+
+    def with_runs(self, change: Callable[[RunConfig], RunConfig]) -> "CaseTrial":
+        """The trial with all of its runs changed."""
+        points = tuple(None if point is None else change(point) for point in self.points)
+        return CaseTrial(self.label, change(self.run), points)
 
 
 @dataclass(frozen=True)

@@ -151,9 +151,9 @@ def _single_trial(case: ComparisonCase, trial: CaseTrial) -> ComparisonCase:
         return f"{name}, {trial.label}"
 
     trained_by = None if case.trained_by is None else renamed(case.trained_by)
-    if case.init_from_case is None:
-        return ComparisonCase(renamed(case.name), (replace(trial, label=""),), trained_by)
-    source = renamed(case.init_from_case)
-    run = trial.run.model_copy(update={"init_from": source})
-    points = tuple(None if point is None else point.model_copy(update={"init_from": source}) for point in trial.points)
-    return ComparisonCase(renamed(case.name), (CaseTrial("", run, points),), trained_by, source)
+    trial = replace(trial, label="")
+    source = None
+    if case.init_from_case is not None:
+        source = renamed(case.init_from_case)
+        trial = trial.with_runs(lambda run: run.model_copy(update={"init_from": source}))
+    return ComparisonCase(renamed(case.name), (trial,), trained_by, source)

@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
@@ -20,27 +20,58 @@ from manyformer.files.file_kinds import special_kind
 ValidatedSection = TypeVar("ValidatedSection", bound=ConfigSection)
 
 
+class ComparisonParts(NamedTuple, Generic[ValidatedSection]):
+    """What the file of a comparison or a suite holds: its settings, the layers of its base run, and its mappings."""
+
+    name: str
+    about: str
+    file: ValidatedSection
+    layer: SettingLayer
+    base_layers: list[SettingLayer]
+    mappings: dict[str, SettingLayer]
+
+
 def load_comparison(target: str | Path, overrides: Sequence[str] = (), *, recipes: RecipeLookup) -> Comparison:
     """Load a comparison from a file or by its shipped name; `overrides` (KEY=VALUE) apply to the runs of all cases.
 
     Raises UserErrors with every error in the file.
     """
+    name, about, file, layer, base_layers, mappings = read_parts(
+        target, ComparisonFile, ("cases",), "a comparison has a base run and cases", recipes
+    )
+    return Comparison(name, about, file, read_cases(base_layers, mappings["cases"], file, layer, overrides, recipes))
+
+
+def read_parts(
+    target: str | Path,
+    kind: type[ValidatedSection],
+    keys: Sequence[str],
+    meaning: str,
+    recipes: RecipeLookup,
+) -> ComparisonParts[ValidatedSection]:
+    """Read a file with a base run `run`, a mapping of mappings for each of `keys`, and settings of `kind` besides.
+
+    `meaning` says what such a file has. Raises UserErrors with every error in the file.
+    """
     name, path = find_comparison(target)
     errors: list[SettingError] = []
-    layer = read_mapping(path, "a comparison has a base run and cases", "`run:` and `cases:`", errors)
+    names = [f"`{key}:`" for key in ("run", *keys)]
+    layer = read_mapping(path, meaning, f"{', '.join(names[:-1])} and {names[-1]}", errors)
     if errors and not layer.data:
         raise UserErrors(map(str, errors))
-    base, cases = (take_mapping(layer, key, errors, nested=key == "cases") for key in ("run", "cases"))
-    file = validate_section(ComparisonFile, layer, ("run", "cases"), errors)
-    if not cases.data and not errors:
-        errors.append(SettingError(layer.location_of(("cases",)), "cases", "is missing: name at least one case"))
+    base = take_mapping(layer, "run", errors)
+    mappings = {key: take_mapping(layer, key, errors, nested=True) for key in keys}
+    file = validate_section(kind, layer, ("run", *keys), errors)
+    if not errors:
+        missing = [key for key in keys if not mappings[key].data]
+        errors += [
+            SettingError(layer.location_of((key,)), key, f"is missing: name at least one {key[:-1]}") for key in missing
+        ]
     base_layers = read_base(base, path, errors)
     if errors or file is None:
         raise UserErrors(dict.fromkeys(map(str, errors)))
     import_named(stack(base_layers), recipes.import_modules)
-    return Comparison(
-        name, run_description(path), file, read_cases(base_layers, cases, file, layer, overrides, recipes)
-    )
+    return ComparisonParts(name, run_description(path), file, layer, base_layers, mappings)
 
 
 def read_cases(

@@ -8,12 +8,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, JsonValue
 
 from manyformer.config.comparison import Comparison, ComparisonCase, ComparisonFile
-from manyformer.config.load import RecipeLookup, import_named
-from manyformer.config.load_comparison import find_comparison, read_base, read_cases, take_mapping, validate_section
+from manyformer.config.load import RecipeLookup
+from manyformer.config.load_comparison import find_comparison, read_cases, read_parts, take_mapping, validate_section
 from manyformer.config.run_file import read_mapping
 from manyformer.config.section import ConfigSection, PathText, PositiveInt, SettingConflict, TupleOrText
-from manyformer.config.setting_layers import SettingError, SettingLayer, stack
-from manyformer.config.shipped import run_description
+from manyformer.config.setting_layers import SettingError, SettingLayer
 from manyformer.errors import UserError, UserErrors
 
 BudgetName = Literal["steps", "operations", "seconds"]
@@ -113,29 +112,17 @@ def load_suite(
     `chosen` names its cases and any other recipes, which get the suite's settings; without them all cases are taken.
     Raises UserErrors with every error in the file.
     """
-    name, path = find_comparison(target)
-    errors: list[SettingError] = []
-    layer = read_mapping(path, "a suite has a run, cases and tasks", "`run:`, `cases:` and `tasks:`", errors)
-    if errors and not layer.data:
-        raise UserErrors(map(str, errors))
-    base = take_mapping(layer, "run", errors)
-    cases, tasks = (take_mapping(layer, key, errors, nested=True) for key in ("cases", TASKS_KEY))
-    file = validate_section(SuiteFile, layer, ("run", "cases", TASKS_KEY), errors)
-    base_layers = read_base(base, path, errors)
-    for key, part in (("cases", cases), (TASKS_KEY, tasks)):
-        if not part.data and not errors:
-            errors.append(SettingError(layer.location_of((key,)), key, "is missing: name at least one"))
-    if errors or file is None:
-        raise UserErrors(dict.fromkeys(map(str, errors)))
-    import_named(stack(base_layers), recipes.import_modules)
-    reader = _TaskReader(
-        name, file, layer, base_layers, _chosen_cases(cases, chosen, file.reference), overrides, recipes
+    name, about, file, layer, base_layers, mappings = read_parts(
+        target, SuiteFile, ("cases", TASKS_KEY), "a suite has a run, cases and tasks", recipes
     )
+    cases = _chosen_cases(mappings["cases"], chosen, file.reference)
+    reader = _TaskReader(name, file, layer, base_layers, cases, overrides, recipes)
+    tasks = mappings[TASKS_KEY]
     loaded_tasks = tuple(
         reader.read(task, SettingLayer(dict(tasks.data[task] or {}), tasks.locations_below((task,))))
         for task in tasks.data
     )
-    return Suite(name, run_description(path), file, loaded_tasks)
+    return Suite(name, about, file, loaded_tasks)
 
 
 def _chosen_cases(cases: SettingLayer, chosen: Sequence[str], reference: str) -> SettingLayer:

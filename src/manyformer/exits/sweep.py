@@ -1,9 +1,10 @@
-"""Sweeps of exit thresholds: text quality, layers per token and decoding speed under each threshold."""
+"""Sweeps of exit thresholds: text quality, layers per token and decoding speed under each, as a table and a plot."""
 
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
@@ -11,7 +12,11 @@ from manyformer.errors import UserError
 from manyformer.exits.early_decoding import ThresholdValues, early_exit_stack
 from manyformer.exits.prompts_from_run import PromptSet
 from manyformer.exits.text_distance import rouge_l_distance
+from manyformer.files.atomic_files import atomic_write_text, make_folder
+from manyformer.files.json_text import json_text
+from manyformer.files.text_tables import markdown_table
 from manyformer.scores import rank_key
+from manyformer.view.figures import curve_color, curve_style, panels, write_picture
 
 DEFAULT_THRESHOLDS = (0.99, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3)
 
@@ -108,6 +113,54 @@ def speedups(points: Sequence[ThresholdPoint]) -> list[float]:
     """Speeds relative to the same model without early exits; 0 where that is not among the points."""
     full = {point.model: point.tokens_per_second for point in points if point.threshold is None}
     return [point.tokens_per_second / full.get(point.model, math.inf) for point in points]
+
+
+TABLE_HEADER = ("model", "threshold", "BLEU", "consistency", "layers", "tokens/s", "times as fast")
+
+
+def table_rows(points: Sequence[ThresholdPoint]) -> list[tuple[str, ...]]:
+    """One table row per point; the last column is the speed relative to the same model without early exits."""
+    return [
+        (
+            point.model,
+            point.label,
+            "" if point.bleu is None else f"{point.bleu:.1f}",
+            f"{point.consistency:.3f}",
+            f"{point.layers:.2f}",
+            f"{point.tokens_per_second:.0f}",
+            f"{speedup:.2f}" if speedup else "",
+        )
+        for point, speedup in zip(points, speedups(points))
+    ]
+
+
+def write_points(points: Sequence[ThresholdPoint], folder: Path) -> list[Path]:
+    """Write the points to `folder` as a Markdown table, as JSON and as a plot, and return the paths."""
+    make_folder(folder)
+    files = [folder / name for name in ("early-exit.md", "early-exit.json", "early-exit.png")]
+    atomic_write_text(files[0], "\n".join(markdown_table(TABLE_HEADER, table_rows(points))) + "\n")
+    atomic_write_text(files[1], json_text([asdict(point) for point in points], indent=1, ensure_ascii=True) + "\n")
+    draw_points(points, files[2])
+    return files
+
+
+def draw_points(points: Sequence[ThresholdPoint], path: Path) -> None:
+    """Write the plot to `path`; a ring marks the full model of each line."""
+    figure, axes = panels(1, 2)
+    scored = all(point.bleu is not None for point in points)
+    for index, name in enumerate(dict.fromkeys(point.model for point in points)):
+        model_points = [point for point in points if point.model == name]
+        values = [point.bleu if scored and point.bleu is not None else point.consistency for point in model_points]
+        for axis, x_values in zip(axes, ([p.layers for p in model_points], speedups(model_points))):
+            xs, ys = zip(*sorted(zip(x_values, values)))
+            axis.plot(xs, ys, marker="o", ms=4, lw=1.4, label=name, **curve_style(index))
+            for x, value, point in zip(x_values, values, model_points):
+                if point.threshold is None:
+                    axis.plot([x], [value], "o", ms=10, mfc="none", color=curve_color(index))
+    for axis, label in zip(axes, ("mean layers per token", "speed relative to the full model")):
+        axis.set(xlabel=label, ylabel="BLEU" if scored else "consistency with the full model (ROUGE-L)")
+    axes[0].legend(fontsize="small")
+    write_picture(figure, path)
 
 
 def _bleu(texts: Sequence[str], references: Sequence[str] | None, tokenize: str | None) -> float | None:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from manyformer.config.training_sections import SaveConfig
 from manyformer.errors import UserError
+from manyformer.model_summary import build_on_meta, count_parameters, nearest_size
 from manyformer.planning.machine_speed import CPU_SHARE, calibrate, matmul_rate
 from manyformer.planning.quantities import DeviceSet
 from manyformer.planning.rehearsed_step import RehearsedCost, step_cost
@@ -18,6 +19,10 @@ UTILIZATION = 0.35
 
 WEIGHT_BYTES, GRADIENT_BYTES, MOMENT_BYTES = 4, 4, 8
 """For each parameter: training holds weights in float32 and the two running means of AdamW."""
+
+HEAD_WIDTH = 64
+WIDTHS = [*range(64, 1024, 64), *range(1024, 1 << 15, 128)]
+"""The widths that are tried for a wanted number of parameters."""
 
 Strategy = Literal["ddp", "fsdp"]
 
@@ -136,6 +141,37 @@ def plan_training(recipe: str, keywords: dict[str, Any], request: PlanRequest) -
         price=None if request.price is None else hours * request.price,
         method=cost.method,
     )
+
+
+def keywords_of_size(recipe: str, keywords: dict[str, Any], parameters: int) -> dict[str, Any]:
+    """`keywords` with the width, depth and heads for which the number of parameters is nearest to `parameters`.
+
+    Raises UserError for a recipe without these keywords, and where one of them is given already.
+    """
+    names = get_recipe(recipe).signature.parameters
+    if missing := {"dim", "depth"} - names.keys():
+        raise UserError(f"{recipe} has no {' and no '.join(sorted(missing))} to be chosen; give its keywords instead")
+    if fixed := sorted({"dim", "depth", "heads"} & keywords.keys()):
+        raise UserError(f"--params chooses {', '.join(fixed)} itself; give either --params or these keywords")
+
+    def sized(number: int) -> dict[str, Any]:
+        dim = WIDTHS[number - 1]
+        heads = {"heads": dim // HEAD_WIDTH} if "heads" in names else {}
+        return {**keywords, "dim": dim, "depth": depth_of(dim), **heads}
+
+    def count(number: int) -> int:
+        return count_parameters(build_on_meta(recipe, sized(number)))
+
+    return sized(nearest_size(count, parameters, len(WIDTHS)))
+
+
+def depth_of(dim: int) -> int:
+    """Layers for a width, near those of GPT-3 (Brown et al. 2020, arXiv:2005.14165, table 2.1).
+
+    The width is 64 times the depth at 768 and 128 times at 4096 and beyond.
+    """
+    ratio: float = min(128.0, max(32.0, 64 * (dim / 768) ** 0.4))
+    return max(1, round(dim / ratio))
 
 
 def _with_length(recipe: str, keywords: dict[str, Any], length: int) -> dict[str, Any]:

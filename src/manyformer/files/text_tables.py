@@ -1,0 +1,39 @@
+"""Tables as text: in Markdown, and with aligned columns."""
+
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+
+class Table(NamedTuple):
+    """A titled table of text, the first column of which names the rows."""
+
+    title: str
+    headers: list[str]
+    rows: list[list[str]]
+
+    @property
+    def markdown(self) -> list[str]:
+        """Its lines in Markdown, without the title; numbers are aligned to the right."""
+        return list(markdown_table(self.headers, self.rows, right=self.headers[1:]))
+
+
+def markdown_table(
+    headers: Sequence[str], rows: Iterable[Iterable[object]], right: Container[str] = ()
+) -> Iterator[str]:
+    """The lines of a table; columns whose header is in `right` are aligned to the right."""
+    marks = ["---:" if header in right else "---" for header in headers]
+    for row in (headers, marks, *rows):
+        yield "| " + " | ".join(escape_bars(str(cell)).replace("\n", " ") for cell in row) + " |"
+
+
+def escape_bars(text: str) -> str:
+    """Text without the signs that end a cell of a table in Markdown."""
+    return text.replace("|", "\\|")
+
+
+def aligned_table(rows: Sequence[Sequence[str]], *, right: bool = False) -> Iterator[str]:
+    """The lines of a table, the headers of which are its first row; its columns are as wide as their longest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.rjust(width) if right else cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        yield "  ".join(cells).rstrip()
