@@ -18,7 +18,7 @@ from manyformer.data.characters import ByteTokenizer
 from manyformer.errors import UserError
 from manyformer.interop import export_model
 from manyformer.interop.auto_classes import AUTO_CLASSES
-from manyformer.interop.auto_model.decoding_cache import DecodingCache
+from manyformer.interop.auto_model.pretrained_generators import DecodingCache
 from manyformer.interop.exported_config import config_fields, generation_fields
 from manyformer.interop.model_import import save_imported
 from manyformer.models import Model, ModelOutput

@@ -19,7 +19,7 @@ from manyformer.train.init_from import load_initial_weights
 
 pytestmark = pytest.mark.oracle
 
-BARE = {f"{name}Model": (name, CONFIGS[name]) for name in ("Bert", "Roberta", "DistilBert", "Longformer", "BigBird")}
+BARE = {f"{name}Model": CONFIGS[name] for name in ("Bert", "Roberta", "DistilBert", "Longformer", "BigBird")}
 
 
 class WithoutTokenizer:

@@ -11,7 +11,6 @@ from tiny_encoders import CASES, LENGTH, VOCAB, save_encoder, their_output
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.errors import UserError
 from manyformer.interop import export_model, import_model
 from manyformer.interop.model_import import save_imported
 from manyformer.models import EncoderModel
@@ -185,44 +184,3 @@ def test_labels_are_saved_and_loaded(tmp_path: Path) -> None:
     assert isinstance(loaded, EncoderModel)
     assert loaded.labels == ("yes", "no", "perhaps")
     assert loaded.tokenizer.encode("ab a") == [5, 6, 5]
-
-
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"architectures": ["BertModel"]}, r"has the tensor classifier\.bias, for which the recipe bert has no place"),
-        ({"architectures": ["BertForMultipleChoice"]}, "which has no head that the recipe has: ...ForMaskedLM"),
-        ({"problem_type": "regression"}, "problem_type is 'regression', and heads of our recipes choose one label"),
-        ({"id2label": {"1": "a"}}, "id2label .* must be a name for each number from 0 on"),
-        ({"is_decoder": True}, "is_decoder is True"),
-        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
-        ({"hidden_act": "silu"}, r"hidden_act \('silu'\) must be one of gelu"),
-    ],
-)
-def test_settings_that_no_recipe_has(fields: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    save_encoder("BertForSequenceClassification", tmp_path)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
-    with pytest.raises(UserError, match=sentence):
-        import_model(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("keywords", "model_type", "sentence"),
-    [
-        ({}, "distilbert", "norm_eps is 0.0001, and a DistilBERT has 1e-12 alone"),
-        ({"activation": "relu"}, "roberta", "activation is relu"),
-        ({}, "berta", "no models of type 'berta' equal the recipe bert; did you mean"),
-        (
-            {"head": "classification", "classes": 2, "pooler_activation": "relu"},
-            "bert",
-            "pooler_activation is relu, and a Bert has tanh alone",
-        ),
-    ],
-)
-def test_what_has_no_equal_class(
-    keywords: dict[str, Any], model_type: str | None, sentence: str, tmp_path: Path
-) -> None:
-    model = mf.build("bert", vocab=VOCAB, dim=8, depth=1, heads=2, norm_eps=1e-4, **keywords)
-    with pytest.raises(UserError, match=sentence):
-        export_model(model, tmp_path / "out", model_type=model_type)

@@ -11,17 +11,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_encoders import CASES as ENCODERS
 from tiny_foreign_models import saved
+from tiny_models import save_tiny
 from transformers import AutoConfig
 
 import manyformer as mf
 from manyformer.errors import UserError
 from manyformer.interop import export_model, import_model
-from manyformer.interop.families import FAMILY_OF_TYPE
+from manyformer.interop.families import family_of_type, model_types
 from manyformer.interop.foreign_config import ForeignConfig
 from manyformer.interop.foreign_texts import read_text_settings
 
 WEIGHTS, CONFIG, INDEX = "model.safetensors", "config.json", "model.safetensors.index.json"
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +77,60 @@ def test_settings(copy: Path, fields: dict[str, Any], sentence: str) -> None:
     change_config(copy, **fields)
     with pytest.raises(UserError, match=sentence):
         import_model(copy)
+
+
+BERT_CLASSIFIER, VIT = "BertForSequenceClassification", "ViTForImageClassification"
+OTHERS = {
+    BERT_CLASSIFIER: ENCODERS[BERT_CLASSIFIER],
+    VIT: {**SMALL, "image_size": [8, 12], "patch_size": 4},
+    "XLNetLMHeadModel": {"d_model": 32, "n_layer": 1, "n_head": 4, "d_inner": 48, "attn_type": "uni"},
+}
+NO_PLACE = r"has the tensor classifier\.bias, for which the recipe bert has no place"
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "sentence"),
+    [
+        (BERT_CLASSIFIER, {"architectures": ["BertModel"]}, NO_PLACE),
+        (BERT_CLASSIFIER, {"architectures": ["BertForMultipleChoice"]}, "no head that the recipe has: ...ForMaskedLM"),
+        (
+            BERT_CLASSIFIER,
+            {"problem_type": "regression"},
+            "problem_type is 'regression', and heads .* choose one label",
+        ),
+        (BERT_CLASSIFIER, {"id2label": {"1": "a"}}, "id2label .* must be a name for each number from 0 on"),
+        (BERT_CLASSIFIER, {"is_decoder": True}, "is_decoder is True"),
+        (BERT_CLASSIFIER, {"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+        (BERT_CLASSIFIER, {"hidden_act": "silu"}, r"hidden_act \('silu'\) must be one of gelu"),
+        (VIT, {"architectures": ["ViTForMaskedImageModeling"]}, "no head that the recipe has: ...ForImageClass"),
+        (VIT, {"image_size": [8]}, r"image_size \(\[8\]\) must be the side of an image"),
+        (VIT, {"image_size": 10}, "cannot be cut into patches"),
+        (VIT, {"qkv_bias": False}, "qkv_bias is False, and no recipe has that"),
+        ("XLNetLMHeadModel", {"attn_type": "bi"}, "attn_type is 'bi', and no recipe has XLNet's attention to both"),
+        ("XLNetLMHeadModel", {"architectures": ["XLNetModel"]}, "architectures is .* and no recipe has that"),
+        ("XLNetLMHeadModel", {"reuse_len": 3}, "reuse_len is 3, and no recipe has that"),
+        ("XLNetLMHeadModel", {"d_head": 5}, "d_head is 5"),
+    ],
+)
+def test_settings_of_other_families(name: str, fields: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    save_tiny(tmp_path, name, OTHERS[name])
+    change_config(tmp_path, **fields)
+    with pytest.raises(UserError, match=sentence):
+        import_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"image_mean": [0, 0, 0], "image_std": [1, 1, 1]}, "are those of no pixel_scaling"),
+        ({"do_rescale": False}, "do_rescale is False"),
+    ],
+)
+def test_settings_of_pixels(fields: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    save_tiny(tmp_path, VIT, OTHERS[VIT])
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(fields))
+    with pytest.raises(UserError, match=sentence):
+        import_model(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": NaN', "[" * 100_000])
@@ -160,6 +217,41 @@ def test_what_has_no_equal_class(recipe: str, keywords: dict[str, Any], sentence
     assert mf.load(tmp_path / "out").spec == model.spec
 
 
+TINY: dict[str, dict[str, Any]] = {
+    "bert": {"vocab": 40, "norm_eps": 1e-4},
+    "vit": {"classes": 2, "height": 8, "width": 8, "patch": 4},
+    "transformer-xl": {"vocab": 40, "bias_sharing": "per-layer"},
+}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "keywords", "model_type", "sentence"),
+    [
+        ("bert", {}, "distilbert", "norm_eps is 0.0001, and a DistilBERT has 1e-12 alone"),
+        ("bert", {"activation": "relu"}, "roberta", "activation is relu, and the head of a RoBERTa has gelu alone"),
+        ("bert", {}, "berta", "no models of type 'berta' equal the recipe bert; did you mean"),
+        (
+            "bert",
+            {"head": "classification", "classes": 2, "pooler_activation": "relu"},
+            "bert",
+            "pooler_activation is relu, and a Bert has tanh alone",
+        ),
+        ("vit", {"pool": "mean"}, "vit", "pool is mean, and a ViT has first alone"),
+        ("vit", {"positions": "none"}, "vit", "positions is none"),
+        ("vit", {}, "deit", "distillation_token is none, which a DeiT does not have"),
+        ("vit", {"distillation_token": "read"}, "vit", "distillation_token is read, which a ViT does not have"),
+        ("transformer-xl", {}, "xlnet", "scaled_embedding is True, and an XLNet has False alone"),
+    ],
+)
+def test_a_class_that_is_asked_for_and_not_equal(
+    recipe: str, keywords: dict[str, Any], model_type: str, sentence: str, tmp_path: Path
+) -> None:
+    model = mf.build(recipe, dim=8, depth=1, heads=2, **TINY[recipe], **keywords)
+    with pytest.raises(UserError, match=sentence):
+        export_model(model, tmp_path / "out", model_type=model_type)
+    assert not (tmp_path / "out").exists()
+
+
 WRONG_TYPES: tuple[Any, ...] = (None, "text", [], {}, [[]], [None], {"a": []}, -1, 0, True, False, 0.5, 1e308, 10**30)
 ARCHITECTURES = {
     "vit": "ViTForImageClassification",
@@ -170,9 +262,9 @@ ARCHITECTURES = {
 OLD_FIELDS = ("rope_scaling", "layer_types", "no_rope_layers", "mlp_layer_types", "problem_type", "bad_words_ids")
 
 
-@pytest.mark.parametrize("model_type", FAMILY_OF_TYPE)
+@pytest.mark.parametrize("model_type", model_types())
 def test_a_field_of_any_type_is_read_or_refused(model_type: str, tmp_path: Path) -> None:
-    family, content = FAMILY_OF_TYPE[model_type], AutoConfig.for_model(model_type).to_dict()
+    family, content = family_of_type(model_type), AutoConfig.for_model(model_type).to_dict()
     content |= {"architectures": [ARCHITECTURES.get(model_type, "SomeForMaskedLM")], "decoder_start_token_id": 0}
     content |= {"xlnet": {"attn_type": "uni"}, "reformer": {"is_decoder": True}}.get(model_type, {})
     for name in (*content.keys() - {"model_type"}, *OLD_FIELDS):
@@ -180,7 +272,7 @@ def test_a_field_of_any_type_is_read_or_refused(model_type: str, tmp_path: Path)
             (tmp_path / CONFIG).write_text(json.dumps({**content, name: value}))
             config = ForeignConfig.read(tmp_path)
             with contextlib.suppress(UserError):
-                read_text_settings(config, family, family.read_keywords(config, ()))
+                read_text_settings(config, family, family.read_keywords(config))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +292,7 @@ def test_a_field_of_a_wrong_type_is_named(
     content = {**AutoConfig.for_model(model_type).to_dict(), "architectures": ["BertForMaskedLM"], **fields}
     (tmp_path / CONFIG).write_text(json.dumps(content))
     with pytest.raises(UserError, match=rf"config\.json: {sentence}"):
-        FAMILY_OF_TYPE[model_type].read_keywords(ForeignConfig.read(tmp_path), ())
+        family_of_type(model_type).read_keywords(ForeignConfig.read(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,13 @@
 """Vision Transformers of `transformers` and their imports compute the same, and so do exports."""
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tiny_models import save_tiny
 
 import manyformer as mf
 from manyformer.errors import UserError
@@ -34,18 +34,6 @@ ARCHITECTURES = {
 """The architectures with the distillation token that they have."""
 
 
-def save_image_model(name: str, folder: Path) -> Any:
-    import transformers
-
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    model = getattr(transformers, name)(getattr(transformers, f"{name[:4].rstrip('F')}Config")(**SIZES)).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight) * 0.2)
-    model.save_pretrained(folder)
-    return model
-
-
 def assert_same(theirs: Any, model: Any) -> None:
     images = torch.randn(2, 8, 12, 3)
     with torch.no_grad():
@@ -57,7 +45,7 @@ def assert_same(theirs: Any, model: Any) -> None:
 def test_the_same_logits_after_import_and_export(name: str, tmp_path: Path) -> None:
     import transformers
 
-    reference = save_image_model(name, tmp_path / "theirs")
+    reference = save_tiny(tmp_path / "theirs", name, SIZES)
     model, report = import_model(tmp_path / "theirs")
     assert report.keywords["distillation_token"] == ARCHITECTURES[name]
     assert model.labels == ("cat", "dog", "cow")
@@ -77,7 +65,7 @@ def test_the_same_logits_after_import_and_export(name: str, tmp_path: Path) -> N
 def test_bytes_become_the_same_numbers(mean: list[float], scaling: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
 
-    reference = save_image_model("ViTForImageClassification", tmp_path)
+    reference = save_tiny(tmp_path, "ViTForImageClassification", SIZES)
     deviation = [0.229, 0.224, 0.225] if scaling == "imagenet" else [0.5] * 3
     settings = {"image_mean": mean, "image_std": deviation, "size": {"height": 8, "width": 12}}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
@@ -90,49 +78,6 @@ def test_bytes_become_the_same_numbers(mean: list[float], scaling: str, tmp_path
     with torch.no_grad():
         logits = model(torch.from_numpy(image)[None]).logits
         torch.testing.assert_close(logits, reference(pixels.float()).logits, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("file", "fields", "sentence"),
-    [
-        (
-            "config.json",
-            {"architectures": ["ViTForMaskedImageModeling"]},
-            "which has no head that the recipe has: ...ForImageClass",
-        ),
-        ("config.json", {"image_size": [8]}, r"image_size \(\[8\]\) must be the side of an image"),
-        ("config.json", {"image_size": 10}, "cannot be cut into patches"),
-        ("config.json", {"qkv_bias": False}, "qkv_bias is False, and no recipe has that"),
-        (
-            "preprocessor_config.json",
-            {"image_mean": [0, 0, 0], "image_std": [1, 1, 1]},
-            "are those of no pixel_scaling",
-        ),
-        ("preprocessor_config.json", {"do_rescale": False}, "do_rescale is False"),
-    ],
-)
-def test_settings_that_no_recipe_has(file: str, fields: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    save_image_model("ViTForImageClassification", tmp_path)
-    path = tmp_path / file
-    path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **fields}))
-    with pytest.raises(UserError, match=sentence):
-        import_model(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("keywords", "model_type", "sentence"),
-    [
-        ({"pool": "mean"}, "vit", "pool is mean, and a ViT has first alone"),
-        ({"positions": "none"}, "vit", "positions is none"),
-        ({}, "deit", "distillation_token is none, which a DeiT does not have"),
-        ({"distillation_token": "read"}, "vit", "distillation_token is read, which a ViT does not have"),
-    ],
-)
-def test_what_has_no_equal_class(keywords: dict[str, Any], model_type: str, sentence: str, tmp_path: Path) -> None:
-    model = mf.build("vit", classes=2, height=8, width=8, patch=4, dim=8, depth=1, heads=2, **keywords)
-    with pytest.raises(UserError, match=sentence):
-        export_model(model, tmp_path / "out", model_type=model_type)
-    assert not (tmp_path / "out").exists()
 
 
 def test_keywords_that_disagree() -> None:

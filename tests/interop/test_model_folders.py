@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_encoders import CASES, SIZES, THREE_LABELS, save_encoder
+from tiny_encoders import CASES, SIZES, THREE_LABELS
 from tiny_foreign_models import saved
+from tiny_models import save_tiny
 
 import manyformer as mf
 from manyformer.cli import run
@@ -30,10 +31,7 @@ def save_reader(name: str, folder: Path) -> tuple[Any, Any]:
     """A model and the tokenizer of `transformers`, both saved in a folder."""
     import transformers
 
-    family, settings = CASES[name]
-    CASES[name] = family, {**settings, "vocab_size": len(WORDS.split())}
-    model = save_encoder(name, folder)
-    CASES[name] = family, settings
+    model = save_tiny(folder, name, {**CASES[name], "vocab_size": len(WORDS.split())})
     (folder / "vocab.txt").write_text(WORDS.replace(" ", "\n") + "\n")
     return model, transformers.BertTokenizer(str(folder / "vocab.txt"))
 

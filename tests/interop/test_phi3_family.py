@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import save_tiny
 from torch import Tensor
 
 import manyformer as mf
@@ -48,17 +49,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def saved_phi3(folder: Path, settings: dict[str, Any]) -> Any:
-    import transformers
-
-    model = transformers.Phi3ForCausalLM(transformers.Phi3Config(**SIZES, **settings)).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight) * 0.2)
-    model.save_pretrained(folder)
-    return model
-
-
 def in_pieces(model: Any, tokens: Tensor, sizes: list[int]) -> Tensor:
     state, pieces = model.init_state(len(tokens)), []
     for piece in torch.split(tokens, sizes, dim=1):
@@ -71,7 +61,7 @@ def in_pieces(model: Any, tokens: Tensor, sizes: list[int]) -> Tensor:
 def test_the_same_logits_below_and_beyond_the_original_length(case: str, tmp_path: Path) -> None:
     import transformers
 
-    reference = saved_phi3(tmp_path / "theirs", CASES[case])
+    reference = save_tiny(tmp_path / "theirs", "Phi3ForCausalLM", {**SIZES, **CASES[case]})
     model, report = import_model(tmp_path / "theirs")
     assert report.parameters == sum(weight.numel() for weight in reference.parameters())
     tokens = torch.randint(0, VOCAB, (2, LONG))
@@ -104,7 +94,7 @@ def test_the_same_logits_below_and_beyond_the_original_length(case: str, tmp_pat
 
 def test_their_cache_is_stale_beyond_the_original_length(tmp_path: Path) -> None:
     """Keys that were cached for a short text keep the rotation of its divisors: the reason for two models here."""
-    reference = saved_phi3(tmp_path, CASES["longrope"])
+    reference = save_tiny(tmp_path, "Phi3ForCausalLM", {**SIZES, **CASES["longrope"]})
     tokens = torch.randint(0, VOCAB, (1, ORIGINAL + 4))
     with torch.no_grad():
         _, cache = cached_pass(reference, None, input_ids=tokens[:, :ORIGINAL])
@@ -114,7 +104,7 @@ def test_their_cache_is_stale_beyond_the_original_length(tmp_path: Path) -> None
 
 
 def test_older_files_and_plain_ones(tmp_path: Path) -> None:
-    saved_phi3(tmp_path, CASES["longrope"])
+    save_tiny(tmp_path, "Phi3ForCausalLM", {**SIZES, **CASES["longrope"]})
     file = tmp_path / "config.json"
     config = json.loads(file.read_text())
     rope = config.pop("rope_parameters")
@@ -132,7 +122,7 @@ def test_older_files_and_plain_ones(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [[1.0, 2.0], [1.0, 0.0, 2.0, 3.0], "1,2,3,4", [1.0, "a", 2.0, 3.0]])
 def test_divisors_that_cannot_be_are_refused(value: Any, tmp_path: Path) -> None:
-    saved_phi3(tmp_path, CASES["longrope"])
+    save_tiny(tmp_path, "Phi3ForCausalLM", {**SIZES, **CASES["longrope"]})
     file = tmp_path / "config.json"
     config = json.loads(file.read_text())
     config["rope_parameters"]["long_factor"] = value

@@ -5,12 +5,27 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import save_tiny
 
 from manyformer.interop import export_model, import_model
 
 pytestmark = pytest.mark.oracle
 CHUNK = 24
 AXIAL = {"axial_pos_embds": True, "axial_pos_shape": [6, 8], "axial_pos_embds_dim": [12, 20]}
+SIZES = {
+    "is_decoder": True,
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "attention_head_size": 6,
+    "num_attention_heads": 4,
+    "feed_forward_size": 48,
+    "attn_layers": ["local", "lsh"] * 2,
+    "num_buckets": [2, 4],
+    "lsh_attn_chunk_length": CHUNK,
+    "local_attn_chunk_length": CHUNK,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+}
 LEARNED = {"axial_pos_embds": False, "max_position_embeddings": 48}
 
 
@@ -18,28 +33,7 @@ LEARNED = {"axial_pos_embds": False, "max_position_embeddings": 48}
 def test_the_same_logits_after_import_and_export(positions: dict[str, Any], tmp_path: Path) -> None:
     import transformers
 
-    config = transformers.ReformerConfig(
-        **positions,
-        is_decoder=True,
-        vocab_size=40,
-        hidden_size=32,
-        attention_head_size=6,
-        num_attention_heads=4,
-        feed_forward_size=48,
-        attn_layers=["local", "lsh"] * 2,
-        num_buckets=[2, 4],
-        lsh_attn_chunk_length=CHUNK,
-        local_attn_chunk_length=CHUNK,
-        pad_token_id=0,
-        eos_token_id=2,
-    )
-    reference: Any = transformers.ReformerModelWithLMHead(config).eval()
-    with torch.no_grad():
-        for name, weight in reference.named_parameters():
-            # it is not used by the versions that have it, and the only bias of the output in older files
-            if name != "lm_head.bias":
-                weight.add_(torch.randn_like(weight) * 0.2)
-    reference.save_pretrained(tmp_path / "theirs")
+    reference: Any = save_tiny(tmp_path / "theirs", "ReformerModelWithLMHead", {**SIZES, **positions})
     model = import_model(tmp_path / "theirs").model
     export_model(model, tmp_path / "ours")
     reformer: Any = transformers.ReformerModelWithLMHead

@@ -1,33 +1,26 @@
 """XLNet in one direction and its import compute the same, with padding on the left and a memory, and so do exports."""
 
-import json
-import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tiny_models import save_tiny
 
-import manyformer as mf
-from manyformer.errors import UserError
 from manyformer.interop import export_model, import_model
 
 pytestmark = pytest.mark.oracle
 
 VOCAB, LENGTH, TOLERANCE = 60, 24, 1e-4
-SIZES = {"vocab_size": VOCAB, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48, "attn_type": "uni"}
-
-
-def save_xlnet(folder: Path, **settings: Any) -> Any:
-    import transformers
-
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    model = transformers.XLNetLMHeadModel(transformers.XLNetConfig(**{**SIZES, "mem_len": None, **settings})).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight) * 0.2)
-    model.save_pretrained(folder)
-    return model
+SIZES = {
+    "vocab_size": VOCAB,
+    "d_model": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "d_inner": 48,
+    "attn_type": "uni",
+    "mem_len": None,
+}
 
 
 def assert_same(theirs: Any, model: Any) -> None:
@@ -45,7 +38,7 @@ def assert_same(theirs: Any, model: Any) -> None:
 def test_the_same_logits_after_import_and_export(settings: dict[str, Any], tmp_path: Path) -> None:
     import transformers
 
-    reference = save_xlnet(tmp_path / "theirs", **settings)
+    reference = save_tiny(tmp_path / "theirs", "XLNetLMHeadModel", {**SIZES, **settings})
     model, report = import_model(tmp_path / "theirs")
     assert all(any(part in name for part in ("mask_emb", "r_s_bias", "seg_embed")) for name in report.left_out)
     assert_same(reference, model)
@@ -62,26 +55,3 @@ def test_the_same_logits_after_import_and_export(settings: dict[str, Any], tmp_p
     assert_same(back, model)
     again, _ = import_model(tmp_path / "ours")
     assert all(torch.equal(again.state_dict()[name], weight) for name, weight in model.state_dict().items())
-
-
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"attn_type": "bi"}, "attn_type is 'bi', and no recipe has XLNet's attention to both sides"),
-        ({"architectures": ["XLNetForSequenceClassification"]}, "architectures is .* and no recipe has that"),
-        ({"reuse_len": 3}, "reuse_len is 3, and no recipe has that"),
-        ({"d_head": 5}, "d_head is 5"),
-    ],
-)
-def test_settings_that_no_recipe_has(fields: dict[str, Any], sentence: str, tmp_path: Path) -> None:
-    save_xlnet(tmp_path)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
-    with pytest.raises(UserError, match=sentence):
-        import_model(tmp_path)
-
-
-def test_a_transformer_xl_that_is_no_xlnet(tmp_path: Path) -> None:
-    model = mf.build("transformer-xl", vocab=VOCAB, dim=8, depth=1, heads=2, bias_sharing="per-layer")
-    with pytest.raises(UserError, match="scaled_embedding is True, and an XLNet has False alone"):
-        export_model(model, tmp_path / "out", model_type="xlnet")

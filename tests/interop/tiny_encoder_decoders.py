@@ -1,10 +1,10 @@
-"""Small encoder-decoders of `transformers` with random weights, of every family that is read."""
+"""Small encoder-decoders of `transformers`, of every family that is read."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import torch
+from tiny_models import tiny_model
 
 VOCAB, LENGTH = 60, 24
 BART_SIZES = {
@@ -87,29 +87,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 """A class and its config, by the name of the case."""
 
 
-def encoder_decoder(case: str) -> Any:
-    """The model of a case in evaluation mode, whose weights and biases are all shaken."""
-    import transformers
-
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    name, settings = CASES[case]
-    reference = getattr(transformers, name)
-    model = reference(reference.config_class(**settings)).eval()
-    with torch.no_grad():
-        for weight_name, weight in model.named_parameters():
-            # sinusoids are parameters there, and no weights
-            if "embed_positions" not in weight_name or weight.requires_grad:
-                weight.add_(torch.randn_like(weight) * 0.2)
-        if case == "t5-untied":
-            # as in published weights of T5 1.1, whose output is another matrix
-            model.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB, 32))
-        if hasattr(model, "final_logits_bias"):
-            model.final_logits_bias.normal_()
-    return model
-
-
 def saved(case: str, folder: Path) -> Any:
     """The model of a case, saved in a folder."""
-    model = encoder_decoder(case)
+    name, settings = CASES[case]
+    model = tiny_model(name, **settings)
+    if case == "t5-untied":
+        # as in published weights of T5 1.1, whose output is another matrix
+        model.lm_head.weight = torch.nn.Parameter(torch.randn(VOCAB, 32))
     model.save_pretrained(folder)
     return model

@@ -1,10 +1,10 @@
-"""Tiny encoders that `transformers` makes, with random weights and each head."""
+"""Small encoders of `transformers` with each head, of every family that is read."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import torch
+from tiny_models import save_tiny
 from torch import Tensor
 
 VOCAB, LENGTH = 60, 24
@@ -35,28 +35,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
 HEADS = ("MaskedLM", "SequenceClassification", "TokenClassification", "QuestionAnswering")
 OTHER_HEADS = {"XLMRoberta": HEADS[:1], "BigBird": HEADS[:3]}
 
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    f"{name}For{head}": (name, {**config, **(THREE_LABELS if head in LABEL_HEADS else {})})
+CASES: dict[str, dict[str, Any]] = {
+    f"{name}For{head}": {**config, **(THREE_LABELS if head in LABEL_HEADS else {})}
     for name, config in CONFIGS.items()
     for head in OTHER_HEADS.get(name, HEADS)
-} | {
-    "BertForPreTraining": ("Bert", {**SIZES, "hidden_act": "gelu_new"}),
-}
-"""The name of a config and its settings, by the name of the class."""
+} | {"BertForPreTraining": {**SIZES, "hidden_act": "gelu_new"}}
+"""The settings of each class."""
 
 
 def save_encoder(name: str, folder: Path) -> Any:
-    """A model whose weights are all shaken, saved in a folder."""
-    import transformers
-
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    family, settings = CASES[name]
-    model = getattr(transformers, name)(getattr(transformers, f"{family}Config")(**settings)).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight) * 0.2)
-    model.save_pretrained(folder)
-    return model
+    """The model of a class, saved in a folder."""
+    return save_tiny(folder, name, CASES[name])
 
 
 def their_output(model: Any, tokens: Tensor, is_token: Tensor, **options: Tensor) -> Tensor:

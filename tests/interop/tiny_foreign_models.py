@@ -1,10 +1,9 @@
-"""Small models of `transformers` with random weights, of every family that is read."""
+"""Small decoders of `transformers`, of every family that is read."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
-import torch
+from tiny_models import tiny_model
 
 VOCAB, LENGTH = 60, 24
 SIZES = {
@@ -158,21 +157,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def foreign_model(case: str) -> Any:
-    """The model of a case, whose weights are all shaken."""
-    import transformers
-
-    logging.getLogger("transformers").setLevel(logging.ERROR)
+    """The model of a case."""
     name, settings = CASES[case]
-    config_class = "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config"
-    config = getattr(transformers, config_class)(**settings)
-    model = getattr(transformers, "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")(config).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight) * 0.2)
-        for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
-                buffer.normal_(std=0.2)
-    return model
+    return tiny_model("GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM", **settings)
 
 
 def saved(case: str, folder: Path, **options: Any) -> Any:

@@ -5,10 +5,13 @@ result with `load_state_dict(strict=True)` leaves nothing to chance.
 """
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from manyformer.interop.families import family_of_type
+from manyformer.interop.model_family import PAD_ID
 from manyformer.position import convert_pairs
 
 Tensors = Mapping[str, Tensor]
@@ -26,56 +29,17 @@ def gradients_of(module: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def gpt2(theirs: Tensors) -> dict[str, Tensor]:
-    """`transformers.GPT2LMHeadModel` as `transformer-lm`; its matrices are transposed, q, k and v are one."""
-    token = theirs["transformer.wte.weight"]
-    ours = {"embed.token.weight": token, "head.weight": token}
-    ours["embed.position.weight"] = theirs["transformer.wpe.weight"]
-    for i in _numbers(theirs, "transformer.h."):
-        old, new = f"transformer.h.{i}", f"body.{i}"
-        packed = {kind: _straight(theirs[f"{old}.attn.c_attn.{kind}"]) for kind in ("weight", "bias")}
-        dim = packed["bias"].shape[0] // 3
-        for kind, value in packed.items():
-            ours[f"{new}.attention.inner.q_proj.{kind}"] = value[:dim]
-            ours[f"{new}.attention.inner.kv_proj.{kind}"] = value[dim:]
-            ours[f"{new}.attention.inner.out_proj.{kind}"] = _straight(theirs[f"{old}.attn.c_proj.{kind}"])
-            ours[f"{new}.ff.inner.up.{kind}"] = _straight(theirs[f"{old}.mlp.c_fc.{kind}"])
-            ours[f"{new}.ff.inner.down.{kind}"] = _straight(theirs[f"{old}.mlp.c_proj.{kind}"])
-            ours[f"{new}.attention.pre_norm.{kind}"] = theirs[f"{old}.ln_1.{kind}"]
-            ours[f"{new}.ff.pre_norm.{kind}"] = theirs[f"{old}.ln_2.{kind}"]
-    return ours | _renamed(theirs, {"transformer.ln_f": "body.norm.inner"})
+def by_family(model_type: str, ours: Any, theirs: Tensors, **keywords: Any) -> dict[str, Tensor]:
+    """The tensors that `ours` has, by the rules with which models of a type are imported, shared ones under all names.
 
-
-def bert(theirs: Tensors) -> dict[str, Tensor]:
-    """`transformers.BertForMaskedLM` as `bert`, without sentence types: fold them into the positions first."""
-    token = theirs["bert.embeddings.word_embeddings.weight"]
-    ours = {"embed.token.weight": token, "head.weight": token, "head.bias": theirs["cls.predictions.bias"]}
-    ours["embed.position.weight"] = theirs["bert.embeddings.position_embeddings.weight"]
-    for i in _numbers(theirs, "bert.encoder.layer."):
-        old, new = f"bert.encoder.layer.{i}", f"body.{i}"
-        ours |= _attention(theirs, f"{old}.attention", f"{new}.attention.inner", BERT_NAMES)
-        names = {
-            f"{old}.attention.output.LayerNorm": f"{new}.attention.post_norm",
-            f"{old}.intermediate.dense": f"{new}.ff.inner.up",
-            f"{old}.output.dense": f"{new}.ff.inner.down",
-            f"{old}.output.LayerNorm": f"{new}.ff.post_norm",
-        }
-        ours |= _renamed(theirs, names)
-    names = {
-        "bert.embeddings.LayerNorm": "embed.norm",
-        "cls.predictions.transform.dense": "head.transform.0",
-        "cls.predictions.transform.LayerNorm": "head.transform.2",
-    }
-    return ours | _renamed(theirs, names)
-
-
-def roformer(theirs: Tensors) -> dict[str, Tensor]:
-    """`transformers.RoFormerForMaskedLM` as `roformer`: a BERT without positions at the embedding."""
-    as_bert = {name.replace("roformer.", "bert.", 1): value for name, value in theirs.items()}
-    as_bert["bert.embeddings.position_embeddings.weight"] = torch.empty(0)
-    ours = bert(as_bert)
-    del ours["embed.position.weight"]
-    return ours
+    `keywords` are those that the rules ask for and its recipe does not have."""
+    state = ours.state_dict(keep_vars=True)
+    values: dict[int, Tensor] = {}
+    for rule in family_of_type(model_type).tensor_rules({**ours.spec.keywords, PAD_ID: 1, **keywords}):
+        if rule.ours and state.keys() >= set(rule.ours):
+            mapped = rule.to_ours([theirs[name] for name in rule.theirs])
+            values |= {id(state[name]): value for name, value in zip(rule.ours, mapped, strict=True)}
+    return {name: values[id(tensor)] for name, tensor in state.items()}
 
 
 def llama(theirs: Tensors, *, dim: int, heads: int, kv_heads: int) -> dict[str, Tensor]:
@@ -100,56 +64,6 @@ def llama(theirs: Tensors, *, dim: int, heads: int, kv_heads: int) -> dict[str, 
         ours[f"{new}.attention.pre_norm.weight"] = theirs[f"{old}.input_layernorm.weight"]
         ours[f"{new}.ff.pre_norm.weight"] = theirs[f"{old}.post_attention_layernorm.weight"]
     return ours
-
-
-def marian(theirs: Tensors) -> dict[str, Tensor]:
-    """`transformers.MarianMTModel` with shared embeddings as `transformer`; its output bias is left out."""
-    token = theirs["model.shared.weight"]
-    ours = dict.fromkeys(("embed_source.token.weight", "embed_target.token.weight", "head.weight"), token)
-    for side in ("encoder", "decoder"):
-        for i in _numbers(theirs, f"model.{side}.layers."):
-            old, new = f"model.{side}.layers.{i}", f"{side}.{i}"
-            ours |= _attention(theirs, f"{old}.self_attn", f"{new}.attention.inner", BART_NAMES)
-            names = {
-                f"{old}.self_attn_layer_norm": f"{new}.attention.post_norm",
-                f"{old}.fc1": f"{new}.ff.inner.up",
-                f"{old}.fc2": f"{new}.ff.inner.down",
-                f"{old}.final_layer_norm": f"{new}.ff.post_norm",
-            }
-            if side == "decoder":
-                ours |= _attention(theirs, f"{old}.encoder_attn", f"{new}.cross.inner", BART_NAMES)
-                names[f"{old}.encoder_attn_layer_norm"] = f"{new}.cross.post_norm"
-            ours |= _renamed(theirs, names)
-    return ours
-
-
-def t5(theirs: Tensors, *, dim: int) -> dict[str, Tensor]:
-    """`transformers.T5ForConditionalGeneration` as `t5`, whose words are scaled by sqrt(dim) coming in."""
-    token, head = theirs["shared.weight"] / dim**0.5, theirs["lm_head.weight"]
-    is_tied = torch.equal(head, theirs["shared.weight"])
-    ours = dict.fromkeys(("embed_source.token.weight", "embed_target.token.weight"), token)
-    ours["head.weight"] = token if is_tied else head
-    for side, blocks in (("encoder", ("attention", "ff")), ("decoder", ("attention", "cross", "ff"))):
-        ours[f"{side}.norm.inner.weight"] = theirs[f"{side}.final_layer_norm.weight"]
-        table = theirs[f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
-        for i in _numbers(theirs, f"{side}.block."):
-            ours[f"{side}.{i}.attention.inner.position.weight"] = table
-            for j, block in enumerate(blocks):
-                old, new = f"{side}.block.{i}.layer.{j}", f"{side}.{i}.{block}"
-                ours[f"{new}.pre_norm.weight"] = theirs[f"{old}.layer_norm.weight"]
-                ours |= _t5_branch(theirs, old, f"{new}.inner", block)
-    return ours
-
-
-def _t5_branch(theirs: Tensors, old: str, new: str, block: str) -> dict[str, Tensor]:
-    if block == "ff":
-        names = {"wi": "up", "wi_0": "gate", "wi_1": "up", "wo": "down"}
-        old = f"{old}.DenseReluDense"
-        present = {name: our_name for name, our_name in names.items() if f"{old}.{name}.weight" in theirs}
-        return {f"{new}.{our_name}.weight": theirs[f"{old}.{name}.weight"] for name, our_name in present.items()}
-    old = f"{old}.{'SelfAttention' if block == 'attention' else 'EncDecAttention'}"
-    q, k, v, out = (theirs[f"{old}.{name}.weight"] for name in "qkvo")
-    return {f"{new}.q_proj.weight": q, f"{new}.kv_proj.weight": torch.cat([k, v]), f"{new}.out_proj.weight": out}
 
 
 def multihead(theirs: Tensors) -> dict[str, Tensor]:
@@ -182,11 +96,7 @@ def torch_layer(theirs: Tensors, norm: str) -> dict[str, Tensor]:
     return ours | _renamed(theirs, {"linear1": "ff.inner.up", "linear2": "ff.inner.down"})
 
 
-BERT_NAMES = ("self.query", "self.key", "self.value", "output.dense")
-BART_NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
-
-
-def _attention(theirs: Tensors, old: str, new: str, names: tuple[str, str, str, str]) -> dict[str, Tensor]:
+def attention_projections(theirs: Tensors, old: str, new: str, names: tuple[str, str, str, str]) -> dict[str, Tensor]:
     """Four projections as our three: keys and values are one matrix."""
     ours = {}
     for kind in ("weight", "bias"):
@@ -199,32 +109,9 @@ def _renamed(theirs: Tensors, names: Mapping[str, str]) -> dict[str, Tensor]:
     return {f"{new}.{kind}": theirs[f"{old}.{kind}"] for old, new in names.items() for kind in ("weight", "bias")}
 
 
-def _straight(value: Tensor) -> Tensor:
-    """A weight of `Conv1D`, stored input first, as `nn.Linear` stores it; a bias is left alone."""
-    return value.T if value.ndim == 2 else value
-
-
 def _numbers(theirs: Tensors, prefix: str) -> Iterator[int]:
     """The layer numbers below `prefix`."""
     return iter(sorted({int(name.removeprefix(prefix).split(".")[0]) for name in theirs if name.startswith(prefix)}))
-
-
-def longformer(theirs: Tensors) -> dict[str, Tensor]:
-    """`transformers.LongformerForMaskedLM` as `longformer`: a BERT with more projections.
-
-    Its positions are counted from the padding's number on, and its one token type is folded into them.
-    """
-    transform = "cls.predictions.transform"
-    head = {"lm_head.dense": f"{transform}.dense", "lm_head.layer_norm": f"{transform}.LayerNorm"}
-    as_bert = {name.replace("longformer.", "bert.", 1): value for name, value in theirs.items()}
-    as_bert |= _renamed(theirs, head) | {"cls.predictions.bias": theirs["lm_head.bias"]}
-    ours = bert(as_bert)
-    positions = theirs["longformer.embeddings.position_embeddings.weight"][2:]
-    ours["embed.position.weight"] = positions + theirs["longformer.embeddings.token_type_embeddings.weight"][0]
-    for i in _numbers(theirs, "longformer.encoder.layer."):
-        old, new = f"longformer.encoder.layer.{i}.attention.self", f"body.{i}.attention.inner"
-        ours |= global_projections(theirs, f"{old}.", f"{new}.")
-    return ours
 
 
 def global_projections(theirs: Tensors, old: str, new: str) -> dict[str, Tensor]:

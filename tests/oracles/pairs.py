@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from mapping import bert, gpt2, marian, weights_of
+from mapping import by_family, weights_of
 from torch import nn
 
 import manyformer as mf
@@ -41,7 +41,7 @@ def gpt2_pair() -> tuple[Any, Any]:
     reference = shaken(GPT2LMHeadModel(config))
     sizes = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "ff_dim": HIDDEN, "max_length": LONGEST}
     ours = mf.build("transformer-lm", **sizes, gelu_approximate="tanh").eval()
-    ours.load_state_dict(gpt2(weights_of(reference)))
+    ours.load_state_dict(by_family("gpt2", ours, weights_of(reference)))
     return ours, reference
 
 
@@ -64,7 +64,7 @@ def bert_pair() -> tuple[Any, Any]:
     weights = weights_of(reference)
     # the sentence type of all tokens is one more vector at every position
     weights["bert.embeddings.position_embeddings.weight"] += reference.bert.embeddings.token_type_embeddings.weight[0]
-    ours.load_state_dict(bert(weights))
+    ours.load_state_dict(by_family("bert", ours, weights))
     with torch.no_grad():
         reference.bert.embeddings.position_embeddings.weight.copy_(ours.embed.position.weight)
         reference.bert.embeddings.token_type_embeddings.weight.zero_()
@@ -97,5 +97,5 @@ def marian_pair() -> tuple[Any, Any]:
     reference = shaken(MarianMTModel(config))
     ours = mf.build("transformer", vocab=VOCAB, dim=DIM, depth=DEPTH, heads=HEADS, ff_dim=HIDDEN).eval()
     ours.embed_source.position = ours.embed_target.position = SinusoidalPosition(DIM, layout="halves")
-    ours.load_state_dict(marian(weights_of(reference)))
+    ours.load_state_dict(by_family("marian", ours, weights_of(reference)))
     return ours, reference

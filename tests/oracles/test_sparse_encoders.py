@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mapping import _attention, global_projections, gradients_of, longformer, weights_of
+from mapping import attention_projections, by_family, global_projections, gradients_of, weights_of
 from pairs import shaken
 from torch import Tensor
 
@@ -47,7 +47,11 @@ def models() -> tuple[Any, Any]:
     reference = shaken(LongformerForMaskedLM(config))
     sizes = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "ff_dim": HIDDEN, "max_length": LONGEST}
     ours = mf.build("longformer", **sizes, window=WINDOW, global_tokens=GLOBALS, dropout=0.0).eval()
-    ours.load_state_dict(longformer(weights_of(reference)))
+    weights, embeddings = weights_of(reference), "longformer.embeddings"
+    # the one type of all tokens is one more vector at every position
+    types = weights[f"{embeddings}.token_type_embeddings.weight"]
+    weights[f"{embeddings}.position_embeddings.weight"] = weights[f"{embeddings}.position_embeddings.weight"] + types[0]
+    ours.load_state_dict(by_family("longformer", ours, weights))
     return ours, reference
 
 
@@ -84,7 +88,7 @@ def test_longformer_gradients(models: tuple[Any, Any]) -> None:
     loss = ours.loss(MaskedLMBatch(tokens, targets, None))
     (loss.total / loss.targets).backward()
     reference(tokens, labels=torch.where(targets == IGNORE_INDEX, -100, targets), **words).loss.backward()
-    mapped = longformer(gradients_of(reference))
+    mapped = by_family("longformer", ours, gradients_of(reference))
     for name, value in ours.named_parameters():
         if name == "embed.position.weight":
             # theirs is the sum over two tables
@@ -142,7 +146,7 @@ def test_bigbird_with_our_random_blocks(padding: int, monkeypatch: pytest.Monkey
     ours = Attention(DIM, HEADS, SoftmaxKernel(mask, path="sparse"))
     names = ("query", "key", "value", "query")
     weights = {f"x.{name}": value for name, value in weights_of(reference).items()}
-    mapped = {name.removeprefix("y."): value for name, value in _attention(weights, "x", "y", names).items()}
+    mapped = {name.removeprefix("y."): value for name, value in attention_projections(weights, "x", "y", names).items()}
     ours.load_state_dict(mapped)
     with torch.no_grad():
         ours.out_proj.weight.copy_(torch.eye(DIM))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from mapping import bert, gpt2, gradients_of, marian
+from mapping import by_family, gradients_of
 from pairs import END, LONGEST, VOCAB, bert_pair, gpt2_pair, marian_pair
 from torch import Tensor, nn
 
@@ -95,7 +95,7 @@ def test_gpt2_gradients(gpt2_models: tuple[Any, Any]) -> None:
     # they shift the labels themselves
     labels = torch.cat([torch.full((3, 1), IGNORE_INDEX), targets], dim=1)
     reference(torch.cat([tokens, tokens[:, :1]], dim=1), labels=labels).loss.backward()
-    assert_same_gradients(ours, gpt2(gradients_of(reference)))
+    assert_same_gradients(ours, by_family("gpt2", ours, gradients_of(reference)))
 
 
 @pytest.mark.parametrize("lengths", [[9, 9, 9], [12, 3, 8]])
@@ -118,7 +118,7 @@ def test_bert_gradients(bert_models: tuple[Any, Any]) -> None:
     loss = ours.loss(MaskedLMBatch(tokens, targets, segments))
     loss.total.div(loss.targets).backward()
     reference(tokens, attention_mask=mask, labels=targets).loss.backward()
-    assert_same_gradients(ours, bert(gradients_of(reference)))
+    assert_same_gradients(ours, by_family("bert", ours, gradients_of(reference)))
 
 
 @pytest.mark.parametrize("lengths", [[9, 9, 9], [13, 2, 8]])
@@ -157,7 +157,7 @@ def test_marian_gradients(marian_models: tuple[Any, Any]) -> None:
     loss.total.div(loss.targets).backward()
     mask = attention_of(segments)
     reference(source, attention_mask=mask, decoder_input_ids=target, labels=targets).loss.backward()
-    assert_same_gradients(ours, marian(gradients_of(reference)))
+    assert_same_gradients(ours, by_family("marian", ours, gradients_of(reference)))
 
 
 def beamed(width: int, best: int, alpha: float, max_new: int) -> Decoding:

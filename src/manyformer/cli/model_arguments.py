@@ -19,7 +19,7 @@ def is_folder(name: str) -> bool:
 
 def model_of(name: str, arguments: list[str]) -> "tuple[Recipe, dict[str, Any]]":
     """The recipe that `name` refers to and its keywords: a saved model's, updated by `arguments` (KEY=VALUE)."""
-    from manyformer.interop.model_folders import read_recipe
+    from manyformer.interop.model_import import read_recipe
     from manyformer.recipes import get_recipe
 
     recipe, keywords = read_recipe(model_folder(name)) if is_folder(name) else (get_recipe(name), {})
@@ -28,7 +28,7 @@ def model_of(name: str, arguments: list[str]) -> "tuple[Recipe, dict[str, Any]]"
 
 def changed_keywords(name: str, arguments: list[str]) -> "dict[str, Any]":
     """The keywords in `arguments` (KEY=VALUE) for the recipe of the model in the folder `name`."""
-    from manyformer.interop.model_folders import read_recipe
+    from manyformer.interop.model_import import read_recipe
 
     recipe, _ = read_recipe(model_folder(name))
     return read_keywords(recipe, arguments)

@@ -14,7 +14,7 @@ from manyformer.data.opened import EvaluationData, EvaluationPath
 from manyformer.data.opening import open_file, open_held_out
 from manyformer.errors import UserError
 from manyformer.files.verified_folder import VerifiedFolder
-from manyformer.interop.model_folders import read_recipe, read_tokenizers
+from manyformer.interop.model_import import read_recipe, read_tokenizers
 from manyformer.model_summary import build_on_meta
 from manyformer.models import Model
 from manyformer.models.model_files import CONFIG_FILE

@@ -19,9 +19,6 @@ from manyformer.models import (
 from manyformer.models.model import model_name
 from manyformer.recipes.registry import task_of
 
-MODEL_TYPE = "manyformer"
-"""The `model_type` of exported models that no class of `transformers` equals."""
-
 LOADER = "modeling_manyformer"
 """The module in an exported folder that `trust_remote_code` runs."""
 

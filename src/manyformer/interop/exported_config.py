@@ -2,15 +2,13 @@
 
 from typing import Any
 
-from manyformer.data.tokenizer import Tokenizer
-from manyformer.interop.auto_classes import LOADER, MODEL_TYPE, AutoClass, auto_class_of
-from manyformer.interop.foreign_generation import generation_content, generation_of
+from manyformer.data.tokenizer import NativeTokenizer, Tokenizer
+from manyformer.interop.auto_classes import LOADER, AutoClass, auto_class_of
+from manyformer.interop.foreign_config import MODEL_TYPE, SPEC_FIELD
 from manyformer.models import GenerativeModel, Model
+from manyformer.models.generation_settings import GenerationSettings
 from manyformer.recipes import get_recipe
 from manyformer.version import VERSION
-
-SPEC_FIELD = "manyformer"
-"""The field of a config with the recipe and the keywords of an exported model; `transformers` keeps it."""
 
 
 def config_fields(model: Model) -> dict[str, Any]:
@@ -82,3 +80,27 @@ def special_token_ids(tokenizer: Tokenizer | None) -> dict[str, Any]:
         "eos_token_id": list(stop_ids) if len(stop_ids) > 1 else stop_ids[0],
         "pad_token_id": tokenizer.pad,
     }
+
+
+def generation_of(model: Model) -> GenerationSettings:
+    """The settings of an encoder-decoder; those of one from this library are what its tokenizer says."""
+    if model.generation is not None:
+        return model.generation
+    target = model.tokenizer[1] if isinstance(model.tokenizer, tuple) else model.tokenizer or NativeTokenizer
+    banned = {target.pad, target.bos} - set(target.stop_ids)
+    return GenerationSettings(
+        start=target.bos, pad=target.pad, stop_ids=target.stop_ids, banned_ids=tuple(sorted(banned))
+    )
+
+
+def generation_content(settings: GenerationSettings) -> dict[str, Any]:
+    """The content of the generation_config.json of an encoder-decoder."""
+    content: dict[str, Any] = {
+        "decoder_start_token_id": settings.start,
+        "pad_token_id": settings.pad,
+        "eos_token_id": list(settings.stop_ids) if len(settings.stop_ids) > 1 else settings.stop_ids[0],
+        "forced_bos_token_id": settings.forced_first,
+        "forced_eos_token_id": settings.forced_last,
+        "bad_words_ids": [[token] for token in settings.banned_ids] or None,
+    }
+    return {name: value for name, value in content.items() if value is not None}

@@ -7,7 +7,13 @@ from typing import Any, NamedTuple, TypeVar
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile, read_json
 
-CONFIG = "config.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
+
+MODEL_TYPE = "manyformer"
+"""The `model_type` of exported models that no class of `transformers` equals."""
+
+SPEC_FIELD = "manyformer"
+"""The field of a config with the recipe and the keywords of an exported model; `transformers` keeps it."""
 
 ATTENTION_DROPOUT = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
 """The names that the dropout of attention weights has."""
@@ -21,10 +27,13 @@ Entry = TypeVar("Entry", str, int)
 
 
 class ForeignConfig(NamedTuple):
-    """The settings in a file, and what is read of it; every method raises UserError that names the file and field."""
+    """The settings in a file, and what is read of it; every method raises UserError that names the file and field.
+
+    `tensors` are the names of the tensors that the model has, which decide where settings leave something open."""
 
     file: Path
     content: dict[str, Any]
+    tensors: Collection[str] = ()
 
     @classmethod
     def read(cls, folder: Path) -> "ForeignConfig":
@@ -68,9 +77,16 @@ class ForeignConfig(NamedTuple):
             raise self._error(name, value, f"a list of {_ENTRY_NAMES[kind]}")
         return value
 
-    def size(self, name: str, default: int | None = None) -> int:
-        """A whole number of 1 or more; `default` stands for a missing field and for null."""
+    @property
+    def model_type(self) -> str:
+        """What the model is."""
+        return str(self.content["model_type"])
+
+    def size(self, name: str, default: int | str | None = None) -> int:
+        """A whole number of 1 or more; `default` stands for a missing field and for null, as a number or a field."""
         value = self.content.get(name)
+        if value is None and isinstance(default, str):
+            return self.size(default)
         value = default if value is None else value
         if type(value) is not int or not 0 < value <= MAX_SIZE:
             raise self._error(name, value, f"a whole number from 1 to {MAX_SIZE:,}")

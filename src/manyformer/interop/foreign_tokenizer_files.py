@@ -7,18 +7,15 @@ from typing import Any
 from manyformer.data.foreign_tokenizer import ForeignTokenizer
 from manyformer.data.tokenizer_kinds import MAX_TOKENIZER_BYTES
 from manyformer.files.json_records import DamagedFile, read_json
-from manyformer.interop.converted_tokenizers import CONVERTED_FILES, convert_tokenizer
-from manyformer.interop.marian_tokenizer_files import (
-    MARIAN_SPECIAL_TOKENS,
-    SOURCE_PIECES,
-    TARGET_PIECES,
-    is_marian_tokenizer,
-    read_marian_tokenizers,
-)
-from manyformer.interop.word_piece_files import BERT_SPECIAL_TOKENS, VOCABULARY, read_word_pieces
+from manyformer.interop.foreign_config import CONFIG, GENERATION
 
-TOKENIZER = "tokenizer.json"
-CONFIG, GENERATION = "config.json", "generation_config.json"
+TOKENIZER, VOCABULARY = "tokenizer.json", "vocab.txt"
+PIECE_MODELS = ("source.spm", "target.spm")
+"""The models of sentencepiece of a Marian, for each language."""
+
+OLDER_FILES = (VOCABULARY, "merges.txt", "spiece.model", "sentencepiece.bpe.model", "spm.model", "tokenizer.model")
+"""Files by which a tokenizer is known that has no tokenizer.json."""
+
 SPECIAL_TOKEN_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 KINDS = {"bos": "bos", "eos": "eos", "cls": "bos", "sep": "eos", "pad": "pad", "unk": "unk", "mask": "mask"}
 """From the kinds of special tokens to ours, the first of which counts: BERT has cls and sep in place of bos and eos."""
@@ -29,17 +26,20 @@ def read_foreign_tokenizer(folder: Path) -> ForeignTokenizer | None:
 
     Special tokens are those of tokenizer_config.json and special_tokens_map.json, and what ends a text is what
     generation_config.json or config.json says. Raises DamagedFile for a file that is no tokenizer."""
-    files = (TOKENIZER, VOCABULARY, *CONVERTED_FILES)
-    file = next((folder / name for name in files if (folder / name).exists()), None)
+    file = next((folder / name for name in (TOKENIZER, *OLDER_FILES) if (folder / name).exists()), None)
     if file is None:
         return None
     names = _special_tokens([_read_object(folder / name) for name in SPECIAL_TOKEN_FILES])
     if file.name == TOKENIZER:
         content = read_json(file, "a tokenizer", max_bytes=MAX_TOKENIZER_BYTES)
     elif file.name == VOCABULARY:
+        from manyformer.interop.older_tokenizers import BERT_SPECIAL_TOKENS, read_word_pieces
+
         names = {**BERT_SPECIAL_TOKENS, **names}
         content = read_word_pieces(file, names, _read_object(folder / SPECIAL_TOKEN_FILES[0]))
     else:
+        from manyformer.interop.older_tokenizers import convert_tokenizer
+
         content, special_tokens = convert_tokenizer(file)
         names = {**_special_tokens([special_tokens]), **names}
     stop_ids = _read_stop_ids(folder)
@@ -48,14 +48,17 @@ def read_foreign_tokenizer(folder: Path) -> ForeignTokenizer | None:
 
 def read_foreign_tokenizers(folder: Path) -> tuple[ForeignTokenizer, ForeignTokenizer] | None:
     """The tokenizers of sources and of targets: one for both, or those of the two languages of a Marian."""
-    if (folder / TOKENIZER).exists() or not is_marian_tokenizer(folder):
+    piece_files = [folder / name for name in PIECE_MODELS]
+    if (folder / TOKENIZER).exists() or not all(file.exists() for file in piece_files):
         tokenizer = read_foreign_tokenizer(folder)
         return None if tokenizer is None else (tokenizer, tokenizer)
+    from manyformer.interop.older_tokenizers import MARIAN_SPECIAL_TOKENS, read_marian_tokenizers
+
     names = {**MARIAN_SPECIAL_TOKENS, **_special_tokens([_read_object(folder / name) for name in SPECIAL_TOKEN_FILES])}
     stop_ids = _read_stop_ids(folder)
     source, target = (
         _read_content(folder / file, content, names, stop_ids)
-        for file, content in zip((SOURCE_PIECES, TARGET_PIECES), read_marian_tokenizers(folder, names), strict=True)
+        for file, content in zip(PIECE_MODELS, read_marian_tokenizers(piece_files, names), strict=True)
     )
     return source, target
 

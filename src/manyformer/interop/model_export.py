@@ -13,20 +13,19 @@ from manyformer.errors import UserError, suggest_names
 from manyformer.files.atomic_files import atomic_path, atomic_write_text, make_folder
 from manyformer.files.json_text import json_text
 from manyformer.interop.auto_classes import AutoClass, auto_class_of, write_loader
+from manyformer.interop.config_rules import Keywords
 from manyformer.interop.exported_config import (
-    SPEC_FIELD,
     config_fields,
     generation_fields,
     label_fields,
     spec_fields,
     special_token_ids,
 )
-from manyformer.interop.families import FAMILIES
+from manyformer.interop.families import all_families
 from manyformer.interop.families.vit import preprocessor_files
-from manyformer.interop.foreign_config import CONFIG
-from manyformer.interop.foreign_generation import GENERATION
-from manyformer.interop.hub_card import hub_card
-from manyformer.interop.model_family import PAD_ID, Keywords, ModelFamily
+from manyformer.interop.foreign_config import CONFIG, GENERATION, SPEC_FIELD
+from manyformer.interop.hub_export import hub_card
+from manyformer.interop.model_family import PAD_ID, ModelFamily
 from manyformer.interop.tokenizer_export import write_tokenizer
 from manyformer.interop.weight_files import WEIGHTS
 from manyformer.interop.wrapped_models import PREFIX, stored_names
@@ -34,10 +33,6 @@ from manyformer.models import GenerativeModel, Model
 from manyformer.models.model_files import replacement_folder
 from manyformer.models.patch_embedding import PatchEmbedding
 from manyformer.recipes.keywords import REMOVED_HEADS, SHARED_QK_DIM
-
-EXPORTED_RECIPES = {family.recipe for family in FAMILIES}
-"""The recipes that equal a class of `transformers`."""
-
 
 HEADS_OF_OUR_OWN = {
     REMOVED_HEADS: "classes of transformers have all",
@@ -161,7 +156,7 @@ def _native_parts(model: Model, kind: AutoClass, model_type: str | None) -> Expo
     own: dict[str, Tensor] = model.state_dict()
     tensors = {
         name: tensor.contiguous().clone()
-        for rule in family.rules(keywords)
+        for rule in family.tensor_rules(keywords)
         for name, tensor in zip(rule.theirs, rule.to_theirs([own[part] for part in rule.ours]), strict=True)
     }
     return ExportedParts(config, tensors, family.other_files(keywords))
@@ -191,12 +186,12 @@ def _write_tokenizer(folder: Path, tokenizer: Any, kind: AutoClass, max_length: 
 def _families_of(model: Model, model_type: str | None) -> list[ModelFamily]:
     """The families that may equal a model. Raises UserError if there are none."""
     name = model.spec.recipe
-    if name not in EXPORTED_RECIPES:
+    families = [family for family in all_families() if family.recipe == name]
+    if not families:
         raise UserError(f"no class of transformers equals the recipe {name}")
     for keyword, reason in HEADS_OF_OUR_OWN.items():
         if (value := model.spec.keywords.get(keyword)) is not None:
             raise UserError(f"{keyword} is {value}, and {reason}")
-    families = [family for family in FAMILIES if family.recipe == name]
     if model_type is None:
         return families
     types = {known: family for family in families for known in family.model_types}

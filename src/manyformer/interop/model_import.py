@@ -7,25 +7,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from manyformer.data import Tokenizer
-from manyformer.data.saved_tokenizers import TokenizerPair
+from manyformer.data.saved_tokenizers import TokenizerPair, load_tokenizers
+from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError, suggest_names
-from manyformer.interop.auto_classes import MODEL_TYPE
-from manyformer.interop.families import FAMILY_OF_TYPE
-from manyformer.interop.foreign_config import ForeignConfig
+from manyformer.files.tokenizer_files import TOKENIZER_FILES
+from manyformer.files.verified_folder import VerifiedFolder
+from manyformer.interop.families import family_of_type, model_types
+from manyformer.interop.foreign_config import MODEL_TYPE, ForeignConfig
 from manyformer.interop.foreign_texts import TextSettings, read_text_settings
 from manyformer.interop.model_family import PAD_ID, ModelFamily
-from manyformer.interop.peft_adapters import ADAPTER_CONFIG, AdaptedWeights, is_adapter
 from manyformer.interop.tensor_rules import TensorRule
-from manyformer.interop.weight_files import WeightFiles
-from manyformer.interop.wrapped_models import wrapped_family
+from manyformer.interop.weight_files import ADAPTER_CONFIG, WeightFiles, is_adapter
 from manyformer.models import Model
 from manyformer.models.finite_weights import warn_non_finite
-from manyformer.models.model_files import replacement_folder
-from manyformer.recipes import build
-
-ForeignWeights = WeightFiles | AdaptedWeights
-"""The tensors of a foreign model, as they are or with adapters."""
+from manyformer.models.model_files import is_hugging_face, replacement_folder
+from manyformer.recipes import Recipe, build, get_recipe, read_saved_recipe
 
 
 class ImportReport(NamedTuple):
@@ -70,7 +66,29 @@ def read_foreign_description(folder: Path) -> ForeignDescription:
     return description
 
 
-def _open_folder(folder: Path, base: Path | None = None) -> tuple[ForeignDescription, ForeignWeights]:
+def read_recipe(folder: Path) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe and keywords of the model in a folder, those of the equal recipe for a model of `transformers`.
+
+    Raises UserError for a folder without a model, and for one that no imported recipe equals."""
+    if not is_hugging_face(folder):
+        return read_saved_recipe(folder)
+    description = read_foreign_description(folder)
+    return get_recipe(description.family.recipe), description.keywords
+
+
+def read_tokenizers(folder: Path) -> TokenizerPair:
+    """The tokenizers and labels of the model in a folder. Raises UserError for a model that has none."""
+    if is_hugging_face(folder):
+        texts = read_foreign_description(folder).read_texts()
+        if texts.tokenizer is not None:
+            pair = texts.tokenizer if isinstance(texts.tokenizer, tuple) else (texts.tokenizer, texts.tokenizer)
+            return TokenizerPair(*pair, texts.labels)
+    elif any(name in VerifiedFolder.open(folder) for name in TOKENIZER_FILES):
+        return load_tokenizers(folder)
+    raise UserError(f"{folder} has no tokenizer, which reads the inputs of its model")
+
+
+def _open_folder(folder: Path, base: Path | None = None) -> tuple[ForeignDescription, WeightFiles]:
     """The description of a model and its weights; the family is judged first, whatever the weights are.
 
     With `base` the folder has adapters, which are merged into the model in `base`."""
@@ -82,9 +100,16 @@ def _open_folder(folder: Path, base: Path | None = None) -> tuple[ForeignDescrip
         )
     config = ForeignConfig.read(folder if base is None else base)
     family = family_of(config)
-    weights = WeightFiles(folder) if base is None else AdaptedWeights(base, folder)
+    weights = WeightFiles(folder) if base is None else _adapted_weights(base, folder)
     names = family.complete_names(weights.keys())
-    return ForeignDescription(config, family, names, family.read_keywords(config, names.keys())), weights
+    keywords = family.read_keywords(config._replace(tensors=names))
+    return ForeignDescription(config, family, names, keywords), weights
+
+
+def _adapted_weights(base: Path, folder: Path) -> WeightFiles:
+    from manyformer.interop.peft_adapters import AdaptedWeights
+
+    return AdaptedWeights(base, folder)
 
 
 def import_model(folder: str | Path, *, base: str | Path | None = None) -> ImportedModel:
@@ -106,7 +131,7 @@ def import_model(folder: str | Path, *, base: str | Path | None = None) -> Impor
         model = build(family.recipe, **keywords)
     except ValueError as error:
         raise UserError(f"{config.file}: {error}") from None
-    rules = list(family.rules({**model.spec.keywords, PAD_ID: config.whole_number("pad_token_id", 1)}))
+    rules = list(family.tensor_rules({**model.spec.keywords, PAD_ID: config.whole_number("pad_token_id", 1)}))
     new = _parts_of_new_head(rules) if config.is_bare and family.head_is_optional else ()
     rules = [rule for rule in rules if not set(rule.ours) & set(new)]
     left_out = _left_over(family, names, rules, weights)
@@ -135,15 +160,17 @@ def family_of(config: ForeignConfig) -> ModelFamily:
     if not isinstance(model_type, str):
         raise UserError(f"{config.file} does not say what the model is: it has no model_type")
     if model_type == MODEL_TYPE:
+        from manyformer.interop.wrapped_models import wrapped_family
+
         return wrapped_family(config)
-    if model_type not in FAMILY_OF_TYPE:
-        suggestion = suggest_names(model_type, FAMILY_OF_TYPE)
+    if model_type not in (known := model_types()):
+        suggestion = suggest_names(model_type, known)
         raise UserError(f"{config.file}: no recipe equals models of type {model_type!r:.60}; {suggestion}")
-    return FAMILY_OF_TYPE[model_type]
+    return family_of_type(model_type)
 
 
 def _left_over(
-    family: ModelFamily, names: Mapping[str, str], rules: list[TensorRule], weights: ForeignWeights
+    family: ModelFamily, names: Mapping[str, str], rules: list[TensorRule], weights: WeightFiles
 ) -> dict[str, str]:
     """The tensors that are not needed, with the reasons. Raises UserError for one of which nothing is known."""
     read = {name for rule in rules if rule.ours for name in rule.theirs}
@@ -168,7 +195,7 @@ def _fill(
     model: Model,
     rules: list[TensorRule],
     names: Mapping[str, str],
-    weights: ForeignWeights,
+    weights: WeightFiles,
     new: Collection[str],
     folder: str | Path,
 ) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,9 @@ from torch import Tensor
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.weight_files import WeightFiles
+from manyformer.interop.weight_files import ADAPTER_CONFIG, WeightFiles
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS, ADAPTER_PICKLE = (
-    "adapter_config.json",
-    "adapter_model.safetensors",
-    "adapter_model.bin",
-)
+ADAPTER_WEIGHTS, ADAPTER_PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
 LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
 
@@ -50,12 +46,7 @@ corda, loftq) change these first: peft repeats it when it reads the adapters, an
 _PLAIN_NAME = re.compile(r"\^?[\w.]+")
 
 
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds adapters of peft, and no complete model."""
-    return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").exists()
-
-
-class AdaptedWeights(Mapping[str, Tensor]):
+class AdaptedWeights(WeightFiles):
     """The tensors of a model with the adapters of a folder merged: W + alpha / r B A (Hu et al. 2021, section 4.1).
 
     `alpha / sqrt(r)` with `use_rslora`, and transposed with `fan_in_fan_out`, as peft computes them. Other tensors in
@@ -64,7 +55,8 @@ class AdaptedWeights(Mapping[str, Tensor]):
     and DamagedFile for an unreadable file."""
 
     def __init__(self, base: Path, folder: Path) -> None:
-        self._weights, self._file = WeightFiles(base), folder / ADAPTER_WEIGHTS
+        super().__init__(base)
+        self._file = folder / ADAPTER_WEIGHTS
         self._config = ForeignConfig.read_file(folder / ADAPTER_CONFIG)
         self._check_kind()
         self._tensors = self._read()
@@ -81,7 +73,7 @@ class AdaptedWeights(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if name in self._replaced:
             return self._tensors[self._replaced[name]]
-        tensor = self._weights[name]
+        tensor = super().__getitem__(name)
         if name not in self._adapted:
             return tensor
         a, b = (self._tensors[self._adapted[name] + end].float() for end in (LORA_A, LORA_B))
@@ -97,15 +89,9 @@ class AdaptedWeights(Mapping[str, Tensor]):
         update = (b @ a).T if is_transposed else b @ a
         return tensor.float() + scale * update
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._weights)
-
-    def __len__(self) -> int:
-        return len(self._weights)
-
     def file_of(self, name: str) -> Path:
         """The file that holds a tensor."""
-        return self._file if name in self._replaced else self._weights.file_of(name)
+        return self._file if name in self._replaced else super().file_of(name)
 
     def _check_kind(self) -> None:
         """Raise UserError for adapters that are not added to the weights of the model as they are."""
@@ -146,7 +132,7 @@ class AdaptedWeights(Mapping[str, Tensor]):
     def _check_saved_modules(self) -> None:
         """Raise UserError if the settings name a part of the model as trained, and the file does not have it."""
         for module in self._config.entries("modules_to_save", str) or ():
-            for name in self._weights:
+            for name in self:
                 if f".{module}." in f".{name}" and name not in self._replaced:
                     raise UserError(
                         f"{self._config.file}: modules_to_save names {module:.80}, and {self._file.name} does not have "
@@ -176,6 +162,6 @@ class AdaptedWeights(Mapping[str, Tensor]):
         """The tensor of the model under this name, with or without the name of the model's trunk."""
         plain = name.replace(".base_layer.", ".").replace(".modules_to_save.", ".")
         for candidate in (plain, plain.partition(".")[2]):
-            if candidate in self._weights:
+            if candidate in self:
                 return candidate
         raise UserError(f"{self._file} has an adapter or a tensor for {name:.80}, which the model does not have")

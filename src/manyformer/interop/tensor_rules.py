@@ -1,6 +1,6 @@
 """Equal tensors of two libraries, as rules that are read in both directions."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -138,6 +138,25 @@ def interleaved(theirs: str, ours: Sequence[str]) -> TensorRule:
 def each_parameter(theirs: str, ours: str, kinds: Iterable[str] = PARAMETERS) -> list[TensorRule]:
     """Equal parameters of two modules."""
     return [same(f"{theirs}.{kind}", f"{ours}.{kind}") for kind in kinds]
+
+
+def attention_projections(
+    theirs: Sequence[str], ours: str, kv_rows: Sequence[int], kinds: Iterable[str] = PARAMETERS
+) -> Iterator[TensorRule]:
+    """The projections of queries, keys, values and outputs, of which we have keys and values in one."""
+    query, key, value, output = theirs
+    for kind in kinds:
+        yield same(f"{query}.{kind}", f"{ours}.q_proj.{kind}")
+        yield stacked([f"{key}.{kind}", f"{value}.{kind}"], f"{ours}.kv_proj.{kind}", kv_rows)
+        yield same(f"{output}.{kind}", f"{ours}.out_proj.{kind}")
+
+
+def each_module(
+    theirs: str, ours: str, names: Mapping[str, str], kinds: Iterable[str] = PARAMETERS
+) -> Iterator[TensorRule]:
+    """Equal parameters of several modules, from their names below `theirs` to ours below `ours`."""
+    for their_name, our_name in names.items():
+        yield from each_parameter(f"{theirs}.{their_name}", f"{ours}.{our_name}", kinds)
 
 
 def _transpose(tensors: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile, read_json
+from manyformer.interop.foreign_config import CONFIG
 
+ADAPTER_CONFIG = "adapter_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 REFUSED = {
@@ -51,6 +53,10 @@ class WeightFiles(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._files)
 
+    def __contains__(self, name: object) -> bool:
+        # that of a mapping would read the tensor
+        return name in self._files
+
     def file_of(self, name: str) -> Path:
         """The file that holds a tensor."""
         return self._folder / self._files[name]
@@ -66,6 +72,11 @@ class WeightFiles(Mapping[str, Tensor]):
                 yield file
         except (SafetensorError, OSError) as error:
             raise DamagedFile(f"{path} is damaged: {f'{tensor}: ' if tensor else ''}{error}") from None
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds adapters of peft, and no complete model."""
+    return (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).exists()
 
 
 def _read_index(file: Path) -> dict[str, str]:

@@ -1,15 +1,14 @@
 """Models of this library inside classes of `transformers`: the family that reads their folders back."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from manyformer.errors import UserError
-from manyformer.interop.auto_classes import MODEL_TYPE
-from manyformer.interop.exported_config import SPEC_FIELD
-from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import Keywords, ModelFamily
+from manyformer.interop.config_rules import ConfigRule
+from manyformer.interop.foreign_config import MODEL_TYPE, SPEC_FIELD, ForeignConfig
+from manyformer.interop.model_family import ModelFamily
 from manyformer.interop.tensor_rules import TensorRule, same
 from manyformer.keyword_checks import checked_keywords
 from manyformer.models import Model
@@ -41,10 +40,7 @@ def wrapped_family(config: ForeignConfig) -> ModelFamily:
     except UserError as error:
         raise UserError(f"{config.file}: {error}") from None
 
-    def read_keywords(config: ForeignConfig, tensors: Collection[str]) -> Keywords:
-        return saved_keywords
-
-    def rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
+    def tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
         with torch.device("meta"):
             names = stored_names(build(recipe, **saved_keywords))
         return (same(f"{PREFIX}{name}", name) for name in names)
@@ -54,7 +50,6 @@ def wrapped_family(config: ForeignConfig) -> ModelFamily:
         model_types=(MODEL_TYPE,),
         recipe=recipe,
         prefix=PREFIX,
-        read_keywords=read_keywords,
-        rules=rules,
-        write_config=dict,
+        config_rules=(ConfigRule(lambda config: saved_keywords, dict),),
+        tensor_rules=tensor_rules,
     )

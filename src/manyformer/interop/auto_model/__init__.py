@@ -3,8 +3,7 @@
 import transformers
 from transformers import AutoConfig, AutoTokenizer
 
-from manyformer.interop.auto_classes import AUTO_CLASSES, MODEL_TYPE
-from manyformer.interop.auto_model.hugging_face_config import ManyformerConfig
+from manyformer.interop.auto_classes import AUTO_CLASSES
 from manyformer.interop.auto_model.pretrained_encoders import (
     ManyformerForImageClassification,
     ManyformerForMaskedLM,
@@ -13,7 +12,12 @@ from manyformer.interop.auto_model.pretrained_encoders import (
     ManyformerForTokenClassification,
 )
 from manyformer.interop.auto_model.pretrained_generators import ManyformerForCausalLM, ManyformerForSeq2SeqLM
-from manyformer.interop.auto_model.saved_runs import ManyformerTokenizer, let_auto_config_read_runs
+from manyformer.interop.auto_model.saved_runs import (
+    ManyformerConfig,
+    ManyformerTokenizer,
+    let_auto_config_read_runs,
+)
+from manyformer.interop.foreign_config import MODEL_TYPE
 
 __all__ = [
     "ManyformerConfig",

@@ -4,16 +4,51 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationMixin
+from transformers import Cache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast, Seq2SeqLMOutput
 
 from manyformer.batches import IGNORE_INDEX
-from manyformer.core import MemorySequence
+from manyformer.core import MemorySequence, State, tree_map
 from manyformer.errors import UserError
-from manyformer.interop.auto_model.decoding_cache import DecodingCache
 from manyformer.interop.auto_model.pretrained_model import ManyformerModel, label_loss, refuse_options, segments_of
 from manyformer.models import EncoderDecoder, LanguageModel
 from manyformer.models.token_positions import positions_of
+
+
+class DecodingCache(Cache):
+    """Holds the state of a model after `length` tokens; rows are reordered, repeated and selected in all its tensors.
+
+    A state cannot be shortened, because not every recipe keeps what it has read."""
+
+    is_compileable = False
+
+    def __init__(self, state: State) -> None:
+        super().__init__(layers=[])
+        self.state, self.length = state, 0
+
+    def advance(self, state: State, count: int) -> None:
+        """Replace the state by the one after `count` more tokens."""
+        self.state, self.length = state, self.length + count
+
+    def get_seq_length(self, layer_idx: int = 0, *args: Any, **kwargs: Any) -> int:
+        return self.length
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.state = tree_map(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)), self.state)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.state = tree_map(lambda tensor: tensor.repeat_interleave(repeats, dim=0), self.state)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.state = tree_map(lambda tensor: tensor[indices.to(tensor.device)], self.state)
+
+    def crop(self, max_length: int) -> None:
+        raise NotImplementedError(
+            "the states of manyformer's models cannot be shortened, which assisted generation needs: leave it out"
+        )
+
+    def reset(self) -> None:
+        raise NotImplementedError("the states of manyformer's models are not reset: call generate without a cache")
 
 
 class GeneratesFromState(GenerationMixin):

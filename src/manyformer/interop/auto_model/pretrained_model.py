@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 from manyformer.batches import IGNORE_INDEX
 from manyformer.errors import UserError
 from manyformer.interop.auto_classes import AUTO_CLASSES, write_loader
-from manyformer.interop.auto_model.hugging_face_config import ManyformerConfig
-from manyformer.interop.auto_model.saved_runs import SavedModel
+from manyformer.interop.auto_model.saved_runs import ManyformerConfig, SavedModel
 from manyformer.interop.wrapped_models import PREFIX
 from manyformer.models import Model
 from manyformer.models.finite_weights import warn_non_finite_tensors

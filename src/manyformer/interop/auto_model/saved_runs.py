@@ -1,13 +1,13 @@
-"""Runs and saved models of this library as `from_pretrained` of `transformers` reads them."""
+"""The config of this library's models in `transformers`, and runs and saved models as `from_pretrained` reads them."""
 
 import os
 import tempfile
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerFast
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from manyformer.data.saved_tokenizers import TokenizerPair, load_tokenizers
 from manyformer.data.tokenizer import Tokenizer
@@ -16,13 +16,34 @@ from manyformer.files.json_records import read_json
 from manyformer.files.tokenizer_files import SHARED_TOKENIZER, SOURCE_TOKENIZER
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.interop.auto_classes import auto_class_of
-from manyformer.interop.auto_model.hugging_face_config import ManyformerConfig
 from manyformer.interop.exported_config import config_fields, generation_fields, special_token_ids
+from manyformer.interop.foreign_config import MODEL_TYPE
 from manyformer.interop.tokenizer_export import write_tokenizer
 from manyformer.models import GenerativeModel, Model
 from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
 from manyformer.models.model_files import CONFIG_FILE
 from manyformer.recipes import build, read_saved_recipe
+
+
+class ManyformerConfig(PreTrainedConfig):
+    """The recipe of a model and its keywords, which are all that building it needs."""
+
+    model_type = MODEL_TYPE
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["cache", "past_key_values"]
+
+    manyformer: dict[str, Any] | None = None
+    """The recipe, its keywords and the version of this library."""
+    tie_word_embeddings: bool = True
+
+    def build(self) -> Model:
+        """A new model of the recipe. Raises UserError for a config without one."""
+        if self.manyformer is None:
+            raise UserError("the config names no recipe: load it from an exported folder or a run")
+        return build(self.manyformer["recipe"], **self.manyformer["keywords"])
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """Do nothing: `auto_map` names a module that imports this class, which therefore is not copied."""
 
 
 class SavedModel:

@@ -1,54 +1,67 @@
-"""The families of foreign models that have an equal recipe."""
+"""The families of Hugging Face models that have an equal recipe; the file of one is imported when it is asked for."""
 
-from manyformer.interop.families.bart import BART
-from manyformer.interop.families.bert import BERT
-from manyformer.interop.families.bigbird import BIGBIRD
-from manyformer.interop.families.decision_transformer_family import DECISION_TRANSFORMER
-from manyformer.interop.families.deepseek import DEEPSEEK
-from manyformer.interop.families.diffllama import DIFFLLAMA
-from manyformer.interop.families.distilbert import DISTILBERT
-from manyformer.interop.families.gpt2 import GPT2
-from manyformer.interop.families.gpt_oss import GPT_OSS
-from manyformer.interop.families.llama import LLAMA
-from manyformer.interop.families.longformer import LONGFORMER
-from manyformer.interop.families.mamba import MAMBA
-from manyformer.interop.families.mixtral import MIXTRAL
-from manyformer.interop.families.perceiver_family import PERCEIVER
-from manyformer.interop.families.phi3 import PHI3
-from manyformer.interop.families.qwen3_next import QWEN3_NEXT
-from manyformer.interop.families.reformer import REFORMER
-from manyformer.interop.families.roberta import ROBERTA
-from manyformer.interop.families.t5 import T5
-from manyformer.interop.families.vit import DEIT, VIT
-from manyformer.interop.families.xlnet import XLNET
+from functools import cache
+from importlib import import_module
+
 from manyformer.interop.model_family import ModelFamily
 
-FAMILIES: tuple[ModelFamily, ...] = (
-    GPT2,
-    LLAMA,
-    BERT,
-    ROBERTA,
-    DISTILBERT,
-    LONGFORMER,
-    BIGBIRD,
-    XLNET,
-    VIT,
-    DEIT,
-    T5,
-    BART,
-    DECISION_TRANSFORMER,
-    REFORMER,
-    MIXTRAL,
-    MAMBA,
-    DEEPSEEK,
-    GPT_OSS,
-    DIFFLLAMA,
-    QWEN3_NEXT,
-    PERCEIVER,
-    PHI3,
-)
+_FILES = {
+    "gpt2": ("gpt2",),
+    "llama": ("llama", "mistral", "ministral", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text"),
+    "bert": ("bert", "roberta", "xlm-roberta", "camembert", "distilbert"),
+    "longformer": ("longformer",),
+    "bigbird": ("big_bird",),
+    "xlnet": ("xlnet",),
+    "vit": ("vit", "deit"),
+    "t5": ("t5", "mt5"),
+    "bart": ("bart", "mbart", "marian", "pegasus"),
+    "decision_transformer_family": ("decision_transformer",),
+    "reformer": ("reformer",),
+    "mixtral": ("mixtral",),
+    "mamba": ("mamba",),
+    "deepseek": ("deepseek_v3", "deepseek_v32"),
+    "gpt_oss": ("gpt_oss",),
+    "diffllama": ("diffllama",),
+    "qwen3_next": ("qwen3_next",),
+    "perceiver_family": ("perceiver",),
+    "phi3": ("phi3",),
+}
+"""The files of this package, each with the `model_type`s of its `FAMILIES`."""
 
-FAMILY_OF_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
-"""The family of each `model_type` of a config."""
+_registered: dict[str, ModelFamily] = {}
+"""The families of plug-ins by `model_type`."""
 
-__all__ = ["FAMILIES", "FAMILY_OF_TYPE"]
+
+def register_family(family: ModelFamily) -> None:
+    """Let models of a family from outside this package be read, and written after those of the package.
+
+    Raises ValueError for a `model_type` that the package has a family of."""
+    for model_type in family.model_types:
+        if any(model_type in types for types in _FILES.values()):
+            raise ValueError(f"models of type {model_type!r} have a family already")
+        _registered[model_type] = family
+
+
+def model_types() -> list[str]:
+    """Every `model_type` that some family has."""
+    return [*(model_type for types in _FILES.values() for model_type in types), *_registered]
+
+
+def family_of_type(model_type: str) -> ModelFamily:
+    """The family of a `model_type`. Raises KeyError if there is none."""
+    for file, types in _FILES.items():
+        if model_type in types:
+            return next(family for family in _families_in(file) if model_type in family.model_types)
+    return _registered[model_type]
+
+
+def all_families() -> list[ModelFamily]:
+    """Every family, those of a recipe in the order in which exports try them."""
+    own = [family for file in _FILES for family in _families_in(file)]
+    return [*own, *dict.fromkeys(_registered.values())]
+
+
+@cache
+def _families_in(file: str) -> tuple[ModelFamily, ...]:
+    families: tuple[ModelFamily, ...] = import_module(f"{__name__}.{file}").FAMILIES
+    return families

@@ -1,19 +1,21 @@
 """BART (Lewis et al. 2020), mBART, Marian, Pegasus, and the recipe `transformer`."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from manyformer.errors import UserError
+from manyformer.interop import config_rules as rules
+from manyformer.interop.config_rules import ConfigRule, Keywords
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import Keywords, ModelFamily
+from manyformer.interop.model_family import ModelFamily
 from manyformer.interop.tensor_rules import (
-    PARAMETERS,
     TensorRule,
+    attention_projections,
+    each_module,
     each_parameter,
     padded_rows,
     reshaped,
     same,
-    stacked,
 )
 
 ACTIVATIONS = {
@@ -50,35 +52,56 @@ FORMS = {
     ),
 }
 
-SOFTMAX_ATTENTION = {"kernel": "softmax", "encoder_kernel": None, "decoder_kernel": None, "cross_kernel": None}
 
-
-def _read_keywords(config: ForeignConfig, tensors: Collection[str]) -> Keywords:
+def _read_form(config: ForeignConfig) -> Keywords:
     heads = config.size("encoder_attention_heads", 16)
     config.require("decoder_attention_heads", expected=heads, default=16)
-    config.require("tie_word_embeddings", expected=True, default=True)
-    vocab, source_vocab = config.size("vocab_size", 50265), None
-    if not config.flag("share_encoder_decoder_embeddings", default=True):
-        vocab, source_vocab = config.size("decoder_vocab_size", vocab), vocab
-    return {
-        "vocab": vocab,
-        "source_vocab": source_vocab,
-        "dim": config.size("d_model", 1024),
-        "depth": config.size("encoder_layers", 12),
-        "decoder_depth": config.size("decoder_layers", 12),
-        "heads": heads,
-        "ff_dim": config.size("encoder_ffn_dim", 4096),
-        "decoder_ff_dim": config.size("decoder_ffn_dim", 4096),
-        "max_length": config.size("max_position_embeddings", 1024),
-        "dropout": config.number("dropout", 0.1),
-        "activation": ACTIVATIONS[config.choice("activation_function", "gelu", ACTIVATIONS)],
-        "scaled_embedding": config.flag("scale_embedding", default=False),
-        "output_bias": "final_logits_bias" in tensors,
-        **FORMS[config.content["model_type"]].fixed,
-    }
+    return {"output_bias": "final_logits_bias" in config.tensors, **FORMS[config.model_type].fixed}
 
 
-def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
+def _write_form(keywords: Mapping[str, Any]) -> Keywords:
+    for name in ("kernel", "encoder_kernel", "decoder_kernel", "cross_kernel"):
+        if keywords[name] not in ("softmax", None):
+            raise UserError(f"{name} is {keywords[name]}, and encoder-decoders of transformers have softmax alone")
+    model_type = _model_type(keywords)
+    fields = {"model_type": model_type, "architectures": [FORMS[model_type].architecture]}
+    return {**fields, "decoder_attention_heads": keywords["heads"]}
+
+
+def _model_type(keywords: Mapping[str, Any]) -> str:
+    """The type of the models that have these keywords. Raises UserError if there are none."""
+    for model_type, form in FORMS.items():
+        if all(keywords[name] == value for name, value in form.fixed.items()):
+            return model_type
+    chosen = ", ".join(f"{name}={keywords[name]}" for name in FORMS["bart"].fixed)
+    raise UserError(
+        f"no class of transformers has {chosen}: BART and mBART have learned positions with a norm of the embedding, "
+        "Marian and Pegasus position=sinusoid-halves without one"
+    )
+
+
+def _read_vocabularies(config: ForeignConfig) -> Keywords:
+    vocab = config.size("vocab_size", 50265)
+    if config.flag("share_encoder_decoder_embeddings", default=True):
+        return {"vocab": vocab, "source_vocab": None}
+    return {"vocab": config.size("decoder_vocab_size", vocab), "source_vocab": vocab}
+
+
+def _write_vocabularies(keywords: Mapping[str, Any]) -> Keywords:
+    vocab, source_vocab, model_type = keywords["vocab"], keywords["source_vocab"], _model_type(keywords)
+    fields: Keywords = {"vocab_size": source_vocab or vocab}
+    if model_type == "marian":
+        return {**fields, "decoder_vocab_size": vocab, "share_encoder_decoder_embeddings": source_vocab is None}
+    if source_vocab is not None:
+        raise UserError(f"source_vocab is {source_vocab}, and a {FORMS[model_type].architecture} has one vocabulary")
+    return fields
+
+
+def _decoder_depth(keywords: Mapping[str, Any]) -> int:
+    return int(keywords["decoder_depth"] or keywords["depth"])
+
+
+def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     vocab, dim, is_learned = keywords["vocab"], keywords["dim"], keywords["position"] == "learned"
     if keywords["source_vocab"] is None:
         yield same("model.shared.weight", "embed_target.token.weight")
@@ -96,7 +119,7 @@ def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
             yield from each_parameter(f"{theirs}.layernorm_embedding", f"{embed}.norm")
         if keywords["norm_order"] == "pre":
             yield from each_parameter(f"{theirs}.layer_norm", f"{side}.norm.inner")
-        depth = (keywords["decoder_depth"] if side == "decoder" else None) or keywords["depth"]
+        depth = _decoder_depth(keywords) if side == "decoder" else keywords["depth"]
         for layer in range(depth):
             yield from _layer_rules(
                 f"{theirs}.layers.{layer}", f"{side}.{layer}", dim, f"{keywords['norm_order']}_norm"
@@ -106,59 +129,10 @@ def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
 def _layer_rules(theirs: str, ours: str, dim: int, norm: str) -> Iterator[TensorRule]:
     branches = {"self_attn": "attention"} | ({"encoder_attn": "cross"} if ours.startswith("decoder") else {})
     for name, branch in branches.items():
-        yield from each_parameter(f"{theirs}.{name}.q_proj", f"{ours}.{branch}.inner.q_proj")
-        yield from each_parameter(f"{theirs}.{name}.out_proj", f"{ours}.{branch}.inner.out_proj")
+        projections = [f"{theirs}.{name}.{part}_proj" for part in ("q", "k", "v", "out")]
+        yield from attention_projections(projections, f"{ours}.{branch}.inner", [dim, dim])
         yield from each_parameter(f"{theirs}.{name}_layer_norm", f"{ours}.{branch}.{norm}")
-        for kind in PARAMETERS:
-            pair = [f"{theirs}.{name}.{part}.{kind}" for part in ("k_proj", "v_proj")]
-            yield stacked(pair, f"{ours}.{branch}.inner.kv_proj.{kind}", [dim, dim])
-    for name, part in {"fc1": "inner.up", "fc2": "inner.down", "final_layer_norm": norm}.items():
-        yield from each_parameter(f"{theirs}.{name}", f"{ours}.ff.{part}")
-
-
-def _write_config(keywords: Mapping[str, Any]) -> Keywords:
-    for name, expected in SOFTMAX_ATTENTION.items():
-        if keywords[name] not in (expected, "softmax"):
-            raise UserError(f"{name} is {keywords[name]}, and encoder-decoders of transformers have softmax alone")
-    model_type = _model_type(keywords)
-    vocab, source_vocab = keywords["vocab"], keywords["source_vocab"]
-    if source_vocab is not None and model_type != "marian":
-        raise UserError(f"source_vocab is {source_vocab}, and a {FORMS[model_type].architecture} has one vocabulary")
-    heads, ff_dim = keywords["heads"], keywords["ff_dim"]
-    config = {
-        "architectures": [FORMS[model_type].architecture],
-        "model_type": model_type,
-        "is_encoder_decoder": True,
-        "vocab_size": source_vocab or vocab,
-        "d_model": keywords["dim"],
-        "encoder_layers": keywords["depth"],
-        "decoder_layers": keywords["decoder_depth"] or keywords["depth"],
-        "encoder_attention_heads": heads,
-        "decoder_attention_heads": heads,
-        "encoder_ffn_dim": ff_dim,
-        "decoder_ffn_dim": keywords["decoder_ff_dim"] or ff_dim,
-        "max_position_embeddings": keywords["max_length"],
-        "dropout": keywords["dropout"],
-        "attention_dropout": keywords["attention_dropout"],
-        "activation_function": {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}[keywords["activation"]],
-        "scale_embedding": keywords["scaled_embedding"],
-        "tie_word_embeddings": True,
-    }
-    if model_type == "marian":
-        config |= {"decoder_vocab_size": vocab, "share_encoder_decoder_embeddings": source_vocab is None}
-    return config
-
-
-def _model_type(keywords: Mapping[str, Any]) -> str:
-    """The type of the models that have these keywords. Raises UserError if there are none."""
-    for model_type, form in FORMS.items():
-        if all(keywords[name] == value for name, value in form.fixed.items()):
-            return model_type
-    chosen = ", ".join(f"{name}={keywords[name]}" for name in FORMS["bart"].fixed)
-    raise UserError(
-        f"no class of transformers has {chosen}: BART and mBART have learned positions with a norm of the embedding, "
-        "Marian and Pegasus position=sinusoid-halves without one"
-    )
+    yield from each_module(theirs, f"{ours}.ff", {"fc1": "inner.up", "fc2": "inner.down", "final_layer_norm": norm})
 
 
 BART = ModelFamily(
@@ -166,12 +140,36 @@ BART = ModelFamily(
     model_types=tuple(FORMS),
     recipe="transformer",
     prefix="model.",
-    read_keywords=_read_keywords,
-    rules=_rules,
-    write_config=_write_config,
+    config_rules=(
+        ConfigRule(_read_form, _write_form),
+        ConfigRule(_read_vocabularies, _write_vocabularies),
+        rules.written(is_encoder_decoder=True),
+        rules.fixed(tie_word_embeddings=True),
+        rules.size("d_model", "dim", 1024),
+        rules.size("encoder_layers", "depth", 12),
+        rules.setting(
+            "decoder_layers", "decoder_depth", lambda config: config.size("decoder_layers", 12), _decoder_depth
+        ),
+        rules.size("encoder_attention_heads", "heads", 16),
+        rules.size("encoder_ffn_dim", "ff_dim", 4096),
+        rules.setting(
+            "decoder_ffn_dim",
+            "decoder_ff_dim",
+            lambda config: config.size("decoder_ffn_dim", 4096),
+            lambda keywords: keywords["decoder_ff_dim"] or keywords["ff_dim"],
+        ),
+        rules.size("max_position_embeddings", "max_length", 1024),
+        rules.number("dropout", "dropout", 0.1),
+        rules.copied("attention_dropout", "attention_dropout"),
+        rules.choice("activation_function", "activation", "gelu", ACTIVATIONS),
+        rules.flag("scale_embedding", "scaled_embedding", default=False),
+    ),
+    tensor_rules=_tensor_rules,
     left_out={
         r"lm_head\.weight|model\.(encoder|decoder)\.embed_tokens\.weight": "a copy of the embedding",
         r"model\.(encoder|decoder)\.embed_positions\.weight": "sines and cosines, which are computed",
     },
 )
 """Positions of BART and mBART begin with row 2 of their tables; norms are after branches in BART and Marian."""
+
+FAMILIES = (BART,)

@@ -1,11 +1,13 @@
-"""Parts of decoders in the manner of Llama that several families share."""
+"""Decoders in the manner of Llama: what their families share, so that one is a table of fields and a layer."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from manyformer.errors import UserError
+from manyformer.interop import config_rules as rules
+from manyformer.interop.config_rules import ConfigRule, Keywords
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import Keywords
+from manyformer.interop.model_family import ModelFamily
 from manyformer.interop.tensor_rules import PARAMETERS, WEIGHT, TensorRule, same, stacked, stacked_experts
 
 ROPE_TYPES = {"default": "none", "linear": "linear", "yarn": "yarn", "llama3": "llama3"}
@@ -20,102 +22,17 @@ FIXED_ROPE_FIELDS: dict[str, Any] = {
     "high_freq_factor": 4.0,
 }
 """The settings of rotary scaling that the recipe has with these values alone."""
+
+NORMS = {"input_layernorm": "attention.pre_norm", "post_attention_layernorm": "ff.pre_norm"}
 EXPERT_PARTS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
 
-
-def size_keywords(config: ForeignConfig, tensors: Collection[str], *, norm_eps: float) -> Keywords:
-    """The sizes that all of them have; `norm_eps` stands for a missing `rms_norm_eps`."""
-    heads = config.size("num_attention_heads")
-    return {
-        "vocab": config.size("vocab_size"),
-        "dim": config.size("hidden_size"),
-        "depth": config.size("num_hidden_layers"),
-        "heads": heads,
-        "norm_eps": config.number("rms_norm_eps", norm_eps),
-        "tied": is_tied(config, tensors),
-    }
+NormRule = Callable[[str, str], TensorRule]
+LayerRules = Callable[[str, str, int, Mapping[str, Any]], Iterator[TensorRule]]
 
 
-def size_config(keywords: Mapping[str, Any], model_type: str, architecture: str) -> Keywords:
-    """The fields of a config with the sizes that all of them have."""
-    return {
-        "architectures": [architecture],
-        "model_type": model_type,
-        "vocab_size": keywords["vocab"],
-        "hidden_size": keywords["dim"],
-        "num_hidden_layers": keywords["depth"],
-        "num_attention_heads": keywords["heads"],
-        "rms_norm_eps": keywords["norm_eps"],
-        "tie_word_embeddings": keywords["tied"],
-        "hidden_act": "silu",
-    }
-
-
-def frame_rules(keywords: Mapping[str, Any], norm: Callable[[str, str], TensorRule] = same) -> Iterator[TensorRule]:
-    """The embedding, the norms before the branches of each layer, the last norm and the output."""
-    yield same("model.embed_tokens.weight", "embed.token.weight")
-    for layer in range(keywords["depth"]):
-        theirs, ours = f"model.layers.{layer}", f"body.{layer}"
-        yield norm(f"{theirs}.input_layernorm.weight", f"{ours}.attention.pre_norm.weight")
-        yield norm(f"{theirs}.post_attention_layernorm.weight", f"{ours}.ff.pre_norm.weight")
-    yield norm("model.norm.weight", "body.norm.inner.weight")
-    if not keywords["tied"]:
-        yield same("lm_head.weight", "head.weight")
-
-
-def rotary_keywords(
-    config: ForeignConfig, *, default_base: float = 10_000.0, fixed: Mapping[str, Any] | None = None
-) -> Keywords:
-    """Rotary settings, which versions before 5 had in `rope_theta` and `rope_scaling`.
-
-    `fixed` are those that a recipe has with other values than `FIXED_ROPE_FIELDS`."""
-    rope = config.part("rope_parameters") if "rope_parameters" in config.content else config.part("rope_scaling")
-    base = rope if "rope_theta" in rope.content else config
-    kind = rope.choice("rope_type" if "rope_type" in rope.content else "type", "default", ROPE_TYPES)
-    keywords = {"rope_base": base.number("rope_theta", default_base), "rope_scaling": ROPE_TYPES[kind]}
-    if kind == "default":
-        return keywords
-    for name, default in FIXED_ROPE_FIELDS.items():
-        rope.require(name, expected=(fixed or {}).get(name, default), default=default)
-    length = rope if "original_max_position_embeddings" in rope.content else config
-    field = "original_max_position_embeddings" if length is rope else "max_position_embeddings"
-    return keywords | {"rope_factor": rope.number("factor", 1.0), "original_length": length.size(field, 2048)}
-
-
-def yarn_keywords(config: ForeignConfig, rotary: Keywords) -> Keywords:
-    """Rotary settings for recipes with YaRN or no scaling. Raises UserError for another one."""
-    if rotary["rope_scaling"] not in ("none", "yarn"):
-        raise UserError(f"{config.file}: rope_type is {rotary['rope_scaling']}, and the recipe has yarn alone")
-    keywords = {name: value for name, value in rotary.items() if name != "rope_scaling"}
-    return {"rope_factor": 1.0, **keywords}
-
-
-def rotary_config(keywords: Mapping[str, Any], *, fixed: Mapping[str, Any] | None = None) -> Keywords:
-    """The entry `rope_parameters` of a config."""
-    rope: Keywords = {"rope_type": "default", "rope_theta": keywords["rope_base"]}
-    if keywords["rope_scaling"] != "none":
-        rope |= {
-            "rope_type": {ours: theirs for theirs, ours in ROPE_TYPES.items()}[keywords["rope_scaling"]],
-            "factor": keywords["rope_factor"],
-            "original_max_position_embeddings": keywords["original_length"],
-            **(fixed or {}),
-        }
-    if keywords["rope_scaling"] == "llama3":
-        rope |= {name: FIXED_ROPE_FIELDS[name] for name in ("low_freq_factor", "high_freq_factor")}
-    return rope
-
-
-def plain_rotary_base(config: ForeignConfig, *, default_base: float = 10_000.0) -> float:
-    """The base of rotary positions that are not scaled. Raises UserError for others."""
-    rotary = rotary_keywords(config, default_base=default_base)
-    if rotary["rope_scaling"] != "none":
-        raise UserError(f"{config.file}: rope_type is {rotary['rope_scaling']}, and no recipe of this family has that")
-    return float(rotary["rope_base"])
-
-
-def is_tied(config: ForeignConfig, tensors: Collection[str]) -> bool:
+def is_tied(config: ForeignConfig) -> bool:
     """Whether the output is the embedding, which the file decides. Raises UserError for a model without its head."""
-    if "lm_head.weight" in tensors:
+    if "lm_head.weight" in config.tensors:
         return False
     # the default differs from family to family, and configs with the default lack the field
     if config.is_bare and config.content.get("tie_word_embeddings") is False:
@@ -126,15 +43,154 @@ def is_tied(config: ForeignConfig, tensors: Collection[str]) -> bool:
     return True
 
 
-def attention_rules(theirs: str, ours: str, kv_rows: Sequence[int], biases: str) -> Iterator[TensorRule]:
+SIZES = (
+    rules.size("vocab_size", "vocab"),
+    rules.size("hidden_size", "dim"),
+    rules.size("num_hidden_layers", "depth"),
+    rules.size("num_attention_heads", "heads"),
+    rules.setting("tie_word_embeddings", "tied", is_tied),
+)
+"""The settings that all of them have."""
+
+
+def kv_heads(default: int | str | None = "num_attention_heads") -> ConfigRule:
+    """The number of heads of keys and values; `default` stands for a missing field."""
+    return rules.setting(
+        "num_key_value_heads",
+        "kv_heads",
+        lambda config: config.size("num_key_value_heads", default),
+        lambda keywords: keywords["kv_heads"] or keywords["heads"],
+    )
+
+
+def head_dim(
+    read: Callable[[ForeignConfig], int | None] = lambda config: config.optional_size("head_dim"),
+) -> ConfigRule:
+    """The width of a head, which exports always name."""
+    return rules.setting("head_dim", "head_dim", read, head_width)
+
+
+def head_width(keywords: Mapping[str, Any]) -> int:
+    """The width of a head, whether it is given or follows from the others."""
+    return int(keywords["head_dim"] or keywords["dim"] // keywords["heads"])
+
+
+def layer_pattern(letters: Mapping[str, str], default: Callable[[ForeignConfig], Sequence[str]]) -> ConfigRule:
+    """The kinds of layers in `layer_types` as letters, without repetition; `default` stands for a missing field.
+
+    Reading raises UserError unless there is a known kind for each layer."""
+    names = {letter: kind for kind, letter in letters.items()}
+
+    def read(config: ForeignConfig) -> str:
+        depth, usual = config.size("num_hidden_layers"), default(config)
+        kinds = config.entries("layer_types", str) or [usual[layer % len(usual)] for layer in range(depth)]
+        if len(kinds) != depth or not all(kind in letters for kind in kinds):
+            raise UserError(f"{config.file}: layer_types must name {' or '.join(letters)} for each of {depth} layers")
+        pattern = "".join(letters[kind] for kind in kinds)
+        periods = (pattern[:length] for length in range(1, depth + 1))
+        return next(period for period in periods if (period * depth)[:depth] == pattern)
+
+    def write(keywords: Mapping[str, Any]) -> list[str]:
+        pattern = keywords["pattern"]
+        return [names[pattern[layer % len(pattern)]] for layer in range(keywords["depth"])]
+
+    return rules.setting("layer_types", "pattern", read, write)
+
+
+def read_rotary(
+    config: ForeignConfig, *, default_base: float = 10_000.0, special: Mapping[str, Any] | None = None
+) -> Keywords:
+    """Rotary settings, which versions before 5 had in `rope_theta` and `rope_scaling`.
+
+    `special` are those that a recipe has with other values than `FIXED_ROPE_FIELDS`."""
+    rope = config.part("rope_parameters") if "rope_parameters" in config.content else config.part("rope_scaling")
+    base = rope if "rope_theta" in rope.content else config
+    kind = rope.choice("rope_type" if "rope_type" in rope.content else "type", "default", ROPE_TYPES)
+    keywords = {"rope_base": base.number("rope_theta", default_base), "rope_scaling": ROPE_TYPES[kind]}
+    if kind == "default":
+        return keywords
+    for name, default in FIXED_ROPE_FIELDS.items():
+        rope.require(name, expected=(special or {}).get(name, default), default=default)
+    length = rope if "original_max_position_embeddings" in rope.content else config
+    field = "original_max_position_embeddings" if length is rope else "max_position_embeddings"
+    return keywords | {"rope_factor": rope.number("factor", 1.0), "original_length": length.size(field, 2048)}
+
+
+def write_rotary(keywords: Mapping[str, Any], *, special: Mapping[str, Any] | None = None) -> Keywords:
+    """The entry `rope_parameters` of a config."""
+    rope: Keywords = {"rope_type": "default", "rope_theta": keywords["rope_base"]}
+    if keywords["rope_scaling"] != "none":
+        rope |= {
+            "rope_type": {ours: theirs for theirs, ours in ROPE_TYPES.items()}[keywords["rope_scaling"]],
+            "factor": keywords["rope_factor"],
+            "original_max_position_embeddings": keywords["original_length"],
+            **(special or {}),
+        }
+    if keywords["rope_scaling"] == "llama3":
+        rope |= {name: FIXED_ROPE_FIELDS[name] for name in ("low_freq_factor", "high_freq_factor")}
+    return rope
+
+
+def plain_rotary_base(config: ForeignConfig, default_base: float = 10_000.0) -> float:
+    """The base of rotary positions that are not scaled. Raises UserError for others."""
+    rotary = read_rotary(config, default_base=default_base)
+    if rotary["rope_scaling"] != "none":
+        raise UserError(f"{config.file}: rope_type is {rotary['rope_scaling']}, and no recipe of this family has that")
+    return float(rotary["rope_base"])
+
+
+def plain_rotary(default_base: float = 10_000.0) -> ConfigRule:
+    """Rotary positions that are not scaled."""
+    return rules.setting(
+        "rope_parameters",
+        "rope_base",
+        lambda config: plain_rotary_base(config, default_base),
+        lambda keywords: {"rope_type": "default", "rope_theta": keywords["rope_base"]},
+    )
+
+
+def yarn_rotary(special: Mapping[str, Any], default_base: float = 10_000.0) -> ConfigRule:
+    """Rotary positions with YaRN, or not scaled; `special` are the settings of YaRN that the recipe has."""
+
+    def read(config: ForeignConfig) -> Keywords:
+        rotary = read_rotary(config, default_base=default_base, special=special)
+        scaling = rotary.pop("rope_scaling")
+        if scaling not in ("none", "yarn"):
+            raise UserError(f"{config.file}: rope_type is {scaling}, and the recipe has yarn alone")
+        return {"rope_factor": 1.0, **rotary}
+
+    def write(keywords: Mapping[str, Any]) -> Keywords:
+        scaling = "yarn" if keywords["rope_factor"] > 1 else "none"
+        return {"rope_parameters": write_rotary({"rope_scaling": scaling, **keywords}, special=special)}
+
+    return ConfigRule(read, write)
+
+
+def frame_rules(
+    keywords: Mapping[str, Any], norm: NormRule = same, norms: Mapping[str, str] = NORMS
+) -> Iterator[TensorRule]:
+    """The embedding, the `norms` of each layer, the last norm and the output."""
+    yield same("model.embed_tokens.weight", "embed.token.weight")
+    for layer in range(keywords["depth"]):
+        for theirs, ours in norms.items():
+            yield norm(f"model.layers.{layer}.{theirs}.weight", f"body.{layer}.{ours}.weight")
+    yield norm("model.norm.weight", "body.norm.inner.weight")
+    if not keywords["tied"]:
+        yield same("lm_head.weight", "head.weight")
+
+
+def attention_rules(
+    theirs: str, ours: str, keywords: Mapping[str, Any], *, biases: str = "none"
+) -> Iterator[TensorRule]:
     """The projections of attention, of which none, the inputs ("qkv") or all have a bias."""
     biased = {"none": (), "qkv": ("q_proj",), "all": ("q_proj", "o_proj")}[biases]
+    kv_rows = head_width(keywords) * (keywords["kv_heads"] or keywords["heads"])
     for part, our_part in {"q_proj": "q_proj", "o_proj": "out_proj"}.items():
         for kind in PARAMETERS if part in biased else WEIGHT:
             yield same(f"{theirs}.{part}.{kind}", f"{ours}.{our_part}.{kind}")
     for kind in PARAMETERS if biased else WEIGHT:
         pair = [f"{theirs}.{part}.{kind}" for part in ("k_proj", "v_proj")]
-        yield stacked(pair, f"{ours}.kv_proj.{kind}", kv_rows)
+        yield stacked(pair, f"{ours}.kv_proj.{kind}", [kv_rows, kv_rows])
 
 
 def gated_rules(theirs: str, ours: str) -> Iterator[TensorRule]:
@@ -153,14 +209,42 @@ def expert_rules(
         )
 
 
-def layer_pattern(config: ForeignConfig, letters: Mapping[str, str], *, default: Sequence[str]) -> str:
-    """The kinds of layers in `layer_types` as letters, without repetition; `default` stands for a missing field.
+def decoder_family(
+    *,
+    title: str,
+    classes: Mapping[str, str],
+    recipe: str,
+    norm_eps: float,
+    config_rules: Sequence[ConfigRule],
+    layer: LayerRules,
+    norm: NormRule = same,
+    left_out: Mapping[str, str] | None = None,
+) -> ModelFamily:
+    """A family whose models have Llama's names but for parts of their layers.
 
-    Raises UserError unless there is a known kind for each layer."""
-    depth = config.size("num_hidden_layers")
-    kinds = config.entries("layer_types", str) or [default[number % len(default)] for number in range(depth)]
-    if len(kinds) != depth or not all(kind in letters for kind in kinds):
-        raise UserError(f"{config.file}: layer_types must name {' or '.join(letters)} for each of {depth} layers")
-    pattern = "".join(letters[kind] for kind in kinds)
-    periods = (pattern[:length] for length in range(1, depth + 1))
-    return next(period for period in periods if (period * depth)[:depth] == pattern)
+    `classes` are the architectures by `model_type`, of which exports name the first; `config_rules` those of the
+    settings besides sizes, epsilon (`norm_eps` where it is missing) and tied outputs. `layer` makes the tensor rules of
+    a layer but for its norms, from its name there, its name here, its number and the keywords; `norm` makes those of
+    norms."""
+
+    def tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
+        yield from frame_rules(keywords, norm)
+        for layer_number in range(keywords["depth"]):
+            yield from layer(f"model.layers.{layer_number}", f"body.{layer_number}", layer_number, keywords)
+
+    model_type, architecture = next(iter(classes.items()))
+    return ModelFamily(
+        title=title,
+        model_types=tuple(classes),
+        recipe=recipe,
+        prefix="model.",
+        config_rules=(
+            rules.written(architectures=[architecture], model_type=model_type),
+            *SIZES,
+            rules.number("rms_norm_eps", "norm_eps", norm_eps),
+            rules.fixed(hidden_act="silu"),
+            *config_rules,
+        ),
+        tensor_rules=tensor_rules,
+        left_out=left_out or {},
+    )

@@ -1,13 +1,23 @@
 """What the families of encoders like BERT share: the rules of their tensors, and which head an architecture has."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from manyformer.errors import UserError
+from manyformer.interop import config_rules as rules
+from manyformer.interop.config_rules import ConfigRule, Keywords
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import Keywords
-from manyformer.interop.tensor_rules import PARAMETERS, TensorRule, each_parameter, padded_rows, same, stacked, unused
+from manyformer.interop.model_family import PAD_ID, ModelFamily
+from manyformer.interop.tensor_rules import (
+    TensorRule,
+    attention_projections,
+    each_module,
+    each_parameter,
+    padded_rows,
+    same,
+    unused,
+)
 
 HEAD_OF_SUFFIX = {
     "ForMaskedLM": "masked-lm",
@@ -27,6 +37,9 @@ SUFFIX_OF_HEAD = {
     **{head: suffix for suffix, head in reversed(HEAD_OF_SUFFIX.items())},
     "sentence-pairs": "ForSequenceClassification",
 }
+
+ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh", "relu": "relu"}
+"""From the names of activations to ours."""
 
 WITH_LABELS = {"classification", "sentence-pairs", "tagging", "image-classification"}
 """The heads that have labels."""
@@ -83,15 +96,15 @@ def encoder_rules(names: EncoderNames, keywords: Mapping[str, Any], *, first_pos
     yield from each_parameter(f"{embeddings}.LayerNorm", "embed.norm")
     for layer in range(keywords["depth"]):
         theirs, ours = f"{names.prefix}{names.layers}.{layer}", f"body.{layer}"
-        query, key, value, output = (f"{theirs}.{name}" for name in names.attention)
-        yield from each_parameter(query, f"{ours}.attention.inner.q_proj")
-        for kind in PARAMETERS:
-            yield stacked([f"{key}.{kind}", f"{value}.{kind}"], f"{ours}.attention.inner.kv_proj.{kind}", [dim, dim])
-        yield from each_parameter(output, f"{ours}.attention.inner.out_proj")
-        yield from each_parameter(f"{theirs}.{names.attention_norm}", f"{ours}.attention.post_norm")
-        yield from each_parameter(f"{theirs}.{names.up}", f"{ours}.ff.inner.up")
-        yield from each_parameter(f"{theirs}.{names.down}", f"{ours}.ff.inner.down")
-        yield from each_parameter(f"{theirs}.{names.ff_norm}", f"{ours}.ff.post_norm")
+        projections = [f"{theirs}.{name}" for name in names.attention]
+        yield from attention_projections(projections, f"{ours}.attention.inner", [dim, dim])
+        modules = {
+            names.attention_norm: "attention.post_norm",
+            names.up: "ff.inner.up",
+            names.down: "ff.inner.down",
+            names.ff_norm: "ff.post_norm",
+        }
+        yield from each_module(theirs, ours, modules)
     yield from _head_rules(names, keywords["head"])
 
 
@@ -147,53 +160,88 @@ def read_head(config: ForeignConfig, head_of_suffix: Mapping[str, str] = HEAD_OF
     return {"head": head, "classes": len(config.labels())}
 
 
-def bert_keywords(
-    config: ForeignConfig, *, first_position: int = 0, heads: Mapping[str, str] = HEAD_OF_SUFFIX
-) -> Keywords:
-    """The keywords of a BERT, and of a family with its fields, whose positions are numbered from `first_position`."""
-    for name, expected in {
-        "is_decoder": False,
-        "add_cross_attention": False,
-        "position_embedding_type": "absolute",
-        "tie_word_embeddings": True,
-    }.items():
-        config.require(name, expected=expected, default=expected)
-    return {
-        "vocab": config.size("vocab_size"),
-        "dim": config.size("hidden_size", 768),
-        "depth": config.size("num_hidden_layers", 12),
-        "heads": config.size("num_attention_heads", 12),
-        "ff_dim": config.size("intermediate_size", 3072),
-        "max_length": config.size("max_position_embeddings", 512) - first_position,
-        "sentence_types": config.size("type_vocab_size", 2),
-        "dropout": config.number("hidden_dropout_prob", 0.1),
-        "norm_eps": config.number("layer_norm_eps", 1e-12),
-        **read_head(config, heads),
-    }
+def head_rule(class_prefix: str, head_of_suffix: Mapping[str, str] = HEAD_OF_SUFFIX) -> ConfigRule:
+    """The head, which the architecture names; `class_prefix` begins the name."""
+    return ConfigRule(
+        lambda config: read_head(config, head_of_suffix),
+        lambda keywords: {"architectures": [f"{class_prefix}{SUFFIX_OF_HEAD[keywords['head']]}"]},
+    )
 
 
-def bert_config(keywords: Mapping[str, Any], *, class_prefix: str, first_position: int = 0) -> Keywords:
-    """The config of a BERT, or of a family with its fields and names of classes that begin with `class_prefix`.
-
-    Raises UserError for a head whose dense layer has another activation than tanh."""
-    if keywords["pooler_activation"] != "tanh":
-        raise UserError(f"pooler_activation is {keywords['pooler_activation']}, and a {class_prefix} has tanh alone")
-    return encoder_config(keywords, class_prefix=class_prefix, first_position=first_position)
+def activation(field: str, default: str = "gelu") -> ConfigRule:
+    """The activation of feed-forward layers and of the head for masked tokens."""
+    return rules.choice(field, "activation", default, ACTIVATIONS)
 
 
-def encoder_config(keywords: Mapping[str, Any], *, class_prefix: str, first_position: int = 0) -> Keywords:
-    """The config of an encoder with the fields of a BERT, whatever the activation in its head."""
-    return {
-        "architectures": [f"{class_prefix}{SUFFIX_OF_HEAD[keywords['head']]}"],
-        "vocab_size": keywords["vocab"],
-        "hidden_size": keywords["dim"],
-        "num_hidden_layers": keywords["depth"],
-        "num_attention_heads": keywords["heads"],
-        "intermediate_size": keywords["ff_dim"],
-        "max_position_embeddings": keywords["max_length"] + first_position,
-        "type_vocab_size": keywords.get("sentence_types") or 2,
-        "hidden_dropout_prob": keywords["dropout"],
-        "attention_probs_dropout_prob": keywords["attention_dropout"],
-        "layer_norm_eps": keywords["norm_eps"],
-        "tie_word_embeddings": True,
-    }
+def bert_rules(model_type: str, head: ConfigRule, *, after_padding: bool = False) -> tuple[ConfigRule, ...]:
+    """The settings of a BERT but for its activations, and of a family with its fields.
+
+    Where positions are numbered `after_padding`, from the id of padding plus 1, the rows before them are left out."""
+    positions: tuple[ConfigRule, ...] = (rules.size("max_position_embeddings", "max_length", 512),)
+    if after_padding:
+        length = rules.setting(
+            "max_position_embeddings",
+            "max_length",
+            lambda config: config.size("max_position_embeddings", 512) - config.whole_number("pad_token_id", 1) - 1,
+            lambda keywords: keywords["max_length"] + keywords[PAD_ID] + 1,
+        )
+        positions = (length, rules.copied("pad_token_id", PAD_ID))
+    return (
+        head,
+        rules.written(model_type=model_type),
+        rules.required(is_decoder=False, add_cross_attention=False, position_embedding_type="absolute"),
+        rules.fixed(tie_word_embeddings=True),
+        rules.size("vocab_size", "vocab"),
+        rules.size("hidden_size", "dim", 768),
+        rules.size("num_hidden_layers", "depth", 12),
+        rules.size("num_attention_heads", "heads", 12),
+        rules.size("intermediate_size", "ff_dim", 3072),
+        *positions,
+        rules.setting(
+            "type_vocab_size",
+            "sentence_types",
+            lambda config: config.size("type_vocab_size", 2),
+            lambda keywords: keywords.get("sentence_types") or 2,
+        ),
+        rules.number("hidden_dropout_prob", "dropout", 0.1),
+        rules.copied("attention_probs_dropout_prob", "attention_dropout"),
+        rules.number("layer_norm_eps", "norm_eps", 1e-12),
+    )
+
+
+def encoder_family(
+    *,
+    title: str,
+    model_types: tuple[str, ...],
+    recipe: str,
+    names: EncoderNames,
+    config_rules: Sequence[ConfigRule],
+    left_out: Mapping[str, str],
+    after_padding: bool = False,
+    layer: Callable[[str, str, Mapping[str, Any]], Iterator[TensorRule]] | None = None,
+    old_names: Mapping[str, str] | None = None,
+) -> ModelFamily:
+    """A family of encoders like BERT with these names of modules, whose positions may be numbered `after_padding`.
+
+    `layer` makes the rules of tensors that a layer has besides BERT's, from its name there, its name here and the
+    keywords; `left_out` and `old_names` are those of the family, besides what follows from other tensors in all."""
+
+    def tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
+        first_position = keywords[PAD_ID] + 1 if after_padding else 0
+        yield from encoder_rules(names, keywords, first_position=first_position)
+        for layer_number in range(keywords["depth"] if layer is not None else 0):
+            assert layer is not None
+            theirs = f"{names.prefix}{names.layers}.{layer_number}"
+            yield from layer(theirs, f"body.{layer_number}", keywords)
+
+    return ModelFamily(
+        title=title,
+        model_types=model_types,
+        recipe=recipe,
+        prefix=names.prefix,
+        config_rules=config_rules,
+        tensor_rules=tensor_rules,
+        head_is_optional=True,
+        left_out={**left_out, **derived_tensors(names)},
+        old_names=old_names or {},
+    )

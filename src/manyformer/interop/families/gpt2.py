@@ -1,40 +1,17 @@
 """GPT-2 (Radford et al. 2019) and the recipe `transformer-lm`."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from manyformer.errors import UserError
-from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import Keywords, ModelFamily
+from manyformer.interop import config_rules as rules
+from manyformer.interop.model_family import ModelFamily
 from manyformer.interop.tensor_rules import PARAMETERS, TensorRule, divided, each_parameter, same, transposed
 
 ACTIVATIONS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 """From the names of activations to the approximation of GELU that they are."""
 
 
-def _read_keywords(config: ForeignConfig, tensors: Collection[str]) -> Keywords:
-    for name, expected in {
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-        "tie_word_embeddings": True,
-    }.items():
-        config.require(name, expected=expected, default=expected)
-    dim = config.size("n_embd", 768)
-    return {
-        "vocab": config.size("vocab_size", 50257),
-        "dim": dim,
-        "depth": config.size("n_layer", 12),
-        "heads": config.size("n_head", 12),
-        "ff_dim": config.size("n_inner", 4 * dim),
-        "max_length": config.size("n_positions", 1024),
-        "dropout": config.number("resid_pdrop", 0.1),
-        "gelu_approximate": ACTIVATIONS[config.choice("activation_function", "gelu_new", ACTIVATIONS)],
-        "norm_eps": config.number("layer_norm_epsilon", 1e-5),
-    }
-
-
-def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
+def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     dim = keywords["dim"]
     yield same("transformer.wte.weight", "embed.token.weight")
     yield same("transformer.wpe.weight", "embed.position.weight")
@@ -60,42 +37,35 @@ def gpt2_layer_rules(theirs: str, ours: str, dim: int) -> Iterator[TensorRule]:
     yield from each_parameter(f"{theirs}.ln_2", f"{ff}.pre_norm")
 
 
-def _write_config(keywords: Mapping[str, Any]) -> Keywords:
-    expected: Keywords = {"norm_order": "pre", "residual_streams": "plain", "kernel": "softmax", "sinks": None}
-    expected |= {"kv_heads": None, "loops": 1}
-    for name, value in expected.items():
-        if keywords[name] != value:
-            raise UserError(f"{name} is {keywords[name]}, and a GPT-2 has {value} alone")
-    dropout = keywords["dropout"]
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "vocab_size": keywords["vocab"],
-        "n_embd": keywords["dim"],
-        "n_layer": keywords["depth"],
-        "n_head": keywords["heads"],
-        "n_inner": keywords["ff_dim"],
-        "n_positions": keywords["max_length"],
-        "activation_function": "gelu_new" if keywords["gelu_approximate"] == "tanh" else "gelu",
-        "layer_norm_epsilon": keywords["norm_eps"],
-        "resid_pdrop": dropout,
-        "embd_pdrop": dropout,
-        "attn_pdrop": keywords["attention_dropout"],
-        "tie_word_embeddings": True,
-    }
-
-
 GPT2 = ModelFamily(
     title="GPT-2",
     model_types=("gpt2",),
     recipe="transformer-lm",
     prefix="transformer.",
-    read_keywords=_read_keywords,
-    rules=_rules,
-    write_config=_write_config,
+    config_rules=(
+        rules.demanded("a GPT-2", norm_order="pre", residual_streams="plain", kernel="softmax", sinks=None),
+        rules.demanded("a GPT-2", kv_heads=None, loops=1),
+        rules.written(architectures=["GPT2LMHeadModel"], model_type="gpt2"),
+        rules.required(scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False),
+        rules.fixed(tie_word_embeddings=True),
+        rules.size("vocab_size", "vocab", 50257),
+        rules.size("n_embd", "dim", 768),
+        rules.size("n_layer", "depth", 12),
+        rules.size("n_head", "heads", 12),
+        rules.setting("n_inner", "ff_dim", lambda config: config.size("n_inner", 4 * config.size("n_embd", 768))),
+        rules.size("n_positions", "max_length", 1024),
+        rules.choice("activation_function", "gelu_approximate", "gelu_new", ACTIVATIONS),
+        rules.number("layer_norm_epsilon", "norm_eps", 1e-5),
+        rules.number("resid_pdrop", "dropout", 0.1),
+        rules.copied("embd_pdrop", "dropout"),
+        rules.copied("attn_pdrop", "attention_dropout"),
+    ),
+    tensor_rules=_tensor_rules,
     left_out={
         r"transformer\.h\.\d+\.attn\.(masked_)?bias": "a causal mask, which older versions stored",
         r"lm_head\.weight": "a copy of the embedding",
     },
 )
 """GPT-2's weights are stored as (inputs, outputs), and queries, keys and values in one matrix."""
+
+FAMILIES = (GPT2,)

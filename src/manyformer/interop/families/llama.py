@@ -1,202 +1,30 @@
 """Llama (Touvron et al. 2023), Mistral, Ministral, Qwen2, Qwen3, SmolLM3, Gemma 2 and 3, and the recipe `llama`."""
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from manyformer.errors import UserError
+from manyformer.interop import config_rules as rules
+from manyformer.interop.config_rules import ConfigRule, Keywords
 from manyformer.interop.families.decoder_parts import (
+    NORMS,
+    SIZES,
     attention_rules,
+    frame_rules,
     gated_rules,
-    is_tied,
-    rotary_config,
-    rotary_keywords,
+    head_dim,
+    head_width,
+    kv_heads,
+    read_rotary,
+    write_rotary,
 )
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import Keywords, ModelFamily
+from manyformer.interop.model_family import ModelFamily
 from manyformer.interop.tensor_rules import TensorRule, same, shifted
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu-tanh"}
 FULL, SLIDING = "full_attention", "sliding_attention"
-GEMMAS = ("gemma2", "gemma3_text")
-
-
-def _read_keywords(config: ForeignConfig, tensors: Collection[str]) -> Keywords:
-    model_type = config.content["model_type"]
-    heads, depth = config.size("num_attention_heads"), config.size("num_hidden_layers")
-    config.require("mlp_bias", expected=False, default=False)
-    common = {
-        "vocab": config.size("vocab_size"),
-        "dim": config.size("hidden_size"),
-        "depth": depth,
-        "heads": heads,
-        "kv_heads": config.size("num_key_value_heads", heads),
-        "head_dim": config.size("head_dim", 256) if model_type in GEMMAS else config.optional_size("head_dim"),
-        "ff_dim": config.size("intermediate_size"),
-        "ff_activation": ACTIVATIONS[_activation(config)],
-        "norm_eps": config.number("rms_norm_eps", 1e-6),
-        "tied": is_tied(config, tensors),
-        "qk_norm": model_type in ("qwen3", "gemma3_text"),
-        "biases": "qkv" if model_type == "qwen2" else "all" if config.flag("attention_bias", default=False) else "none",
-    }
-    gemma = _gemma_keywords(config) if model_type in GEMMAS else {}
-    rotary = _rotary_by_layer(config) if model_type == "gemma3_text" else rotary_keywords(config)
-    return common | rotary | _window_keywords(config, depth) | _rotated_layers(config, depth) | gemma
-
-
-def _activation(config: ForeignConfig) -> str:
-    field = "hidden_activation" if "hidden_activation" in config.content else "hidden_act"
-    return config.choice(field, "silu", ACTIVATIONS)
-
-
-def _gemma_keywords(config: ForeignConfig) -> Keywords:
-    return {
-        "norm_order": "sandwich",
-        "scaled_embedding": True,
-        "score_scale": config.positive_number("query_pre_attn_scalar", 256) ** -0.5,
-        "score_cap": config.optional_number("attn_logit_softcapping"),
-        "logit_cap": config.optional_number("final_logit_softcapping"),
-    }
-
-
-def _rotary_by_layer(config: ForeignConfig) -> Keywords:
-    """Rotary settings of Gemma 3, whose layers of windows have a base of their own; older files name it beside."""
-    config.require("use_bidirectional_attention", expected=False, default=False)
-    rope = config.part("rope_parameters")
-    if FULL not in rope.content:
-        window_base = config.number("rope_local_base_freq", 10_000.0)
-        return rotary_keywords(config, default_base=1e6) | {"window_rope_base": window_base}
-    local = rope.part(SLIDING)
-    local.require("rope_type", expected="default", default="default")
-    full = ForeignConfig(config.file, {**config.content, "rope_parameters": rope.part(FULL).content})
-    window_base = local.number("rope_theta", 10_000.0)
-    return rotary_keywords(full, default_base=1e6) | {"window_rope_base": window_base}
-
-
-def _window_keywords(config: ForeignConfig, depth: int) -> Keywords:
-    """The window, and which layers have it."""
-    window, model_type = config.optional_size("sliding_window"), config.content["model_type"]
-    uses_windows = config.flag("use_sliding_window", default=model_type in ("mistral", "ministral", *GEMMAS))
-    if window is None or not uses_windows:
-        return {"window_rope_base": None}
-    default = [SLIDING, FULL] if model_type == "gemma2" else [SLIDING]
-    if model_type == "gemma3_text":
-        default = [SLIDING] * (config.size("sliding_window_pattern", 6) - 1) + [FULL]
-    kinds = config.entries("layer_types", str) or (default * depth)[:depth]
-    if len(kinds) != depth or not set(kinds) <= {FULL, SLIDING}:
-        raise UserError(f"{config.file}: layer_types must name {FULL} or {SLIDING} for each of {depth} layers")
-    if SLIDING not in kinds:
-        return {"window_rope_base": None}
-    first_full = kinds.index(FULL) + 1 if FULL in kinds else None
-    expected = [FULL if first_full and number % first_full == 0 else SLIDING for number in range(1, depth + 1)]
-    if kinds != expected:
-        raise UserError(
-            f"{config.file}: layer_types has layers of windows in an order that no recipe has: the recipe llama takes "
-            "windows in all layers, or full attention in every n-th"
-        )
-    return {"window": window, "full_every": first_full}
-
-
-def _rotated_layers(config: ForeignConfig, depth: int) -> Keywords:
-    """Which layers have no rotary positions; SmolLM3 lists a 1 for each layer that has them."""
-    rotated = config.entries("no_rope_layers", int)
-    if not rotated or 0 not in rotated:
-        return {}
-    interval = rotated.index(0) + 1
-    if rotated != [int(number % interval != 0) for number in range(1, depth + 1)]:
-        raise UserError(f"{config.file}: no_rope_layers must leave out every n-th of {depth} layers, as SmolLM3 does")
-    return {"unrotated_every": interval}
-
-
-def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
-    is_gemma = keywords["norm_order"] == "sandwich"
-    width = keywords["head_dim"] or keywords["dim"] // keywords["heads"]
-    kv_rows = [width * (keywords["kv_heads"] or keywords["heads"])] * 2
-    norms = {"input_layernorm": "attention.pre_norm", "post_attention_layernorm": "ff.pre_norm"}
-    if is_gemma:
-        norms = {
-            "input_layernorm": "attention.pre_norm",
-            "post_attention_layernorm": "attention.inner_norm",
-            "pre_feedforward_layernorm": "ff.pre_norm",
-            "post_feedforward_layernorm": "ff.inner_norm",
-        }
-    yield same("model.embed_tokens.weight", "embed.token.weight")
-    for layer in range(keywords["depth"]):
-        theirs, ours = f"model.layers.{layer}", f"body.{layer}"
-        attention = f"{ours}.attention.inner"
-        yield from attention_rules(f"{theirs}.self_attn", attention, kv_rows, keywords["biases"])
-        if keywords["qk_norm"]:
-            for part in ("query", "key"):
-                name = f"{theirs}.self_attn.{part[0]}_norm.weight"
-                yield _norm(name, f"{attention}.position.parts.0.{part}_norm.weight", is_gemma=is_gemma)
-        yield from gated_rules(f"{theirs}.mlp", f"{ours}.ff.inner")
-        for part, our_part in norms.items():
-            yield _norm(f"{theirs}.{part}.weight", f"{ours}.{our_part}.weight", is_gemma=is_gemma)
-    yield _norm("model.norm.weight", "body.norm.inner.weight", is_gemma=is_gemma)
-    if not keywords["tied"]:
-        yield same("lm_head.weight", "head.weight")
-
-
-def _norm(theirs: str, ours: str, *, is_gemma: bool) -> TensorRule:
-    """The gain of a norm, of which Gemma stores the difference from 1."""
-    return shifted(theirs, ours, 1.0) if is_gemma else same(theirs, ours)
-
-
-def _write_config(keywords: Mapping[str, Any]) -> Keywords:
-    model_type, architecture = _class_of(keywords)
-    dim, heads = keywords["dim"], keywords["heads"]
-    width = keywords["head_dim"] or dim // heads
-    config = {
-        "architectures": [architecture],
-        "model_type": model_type,
-        "vocab_size": keywords["vocab"],
-        "hidden_size": dim,
-        "num_hidden_layers": keywords["depth"],
-        "num_attention_heads": heads,
-        "num_key_value_heads": keywords["kv_heads"] or heads,
-        "head_dim": width,
-        "intermediate_size": keywords["ff_dim"],
-        "hidden_act": {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}[keywords["ff_activation"]],
-        "rms_norm_eps": keywords["norm_eps"],
-        "tie_word_embeddings": keywords["tied"],
-        "attention_bias": keywords["biases"] == "all",
-        "rope_parameters": rotary_config(keywords),
-    }
-    return config | _layer_config(keywords) | (_gemma_config(keywords) if model_type in GEMMAS else {})
-
-
-def _class_of(keywords: Mapping[str, Any]) -> tuple[str, str]:
-    """The type and the class of the models that have these keywords. Raises UserError if there are none."""
-    kinds = {
-        "gemma3_text": ("Gemma3ForCausalLM", keywords["norm_order"] == "sandwich" and keywords["qk_norm"]),
-        "gemma2": ("Gemma2ForCausalLM", keywords["norm_order"] == "sandwich"),
-        "qwen3": ("Qwen3ForCausalLM", keywords["qk_norm"]),
-        "qwen2": ("Qwen2ForCausalLM", keywords["biases"] == "qkv"),
-        "smollm3": ("SmolLM3ForCausalLM", keywords["unrotated_every"] is not None),
-        "ministral": ("MinistralForCausalLM", keywords["full_every"] is not None),
-        "mistral": ("MistralForCausalLM", keywords["window"] is not None),
-    }
-    chosen = [(model_type, architecture) for model_type, (architecture, is_needed) in kinds.items() if is_needed]
-    model_type, architecture = chosen[0] if chosen else ("llama", "LlamaForCausalLM")
-    gemma = {"window", "full_every", "score_scale", "score_cap", "logit_cap", "scaled_embedding", "norm_order"}
-    allowed = {
-        "gemma3_text": {*gemma, "qk_norm", "window_rope_base"},
-        "gemma2": gemma,
-        "qwen3": {"window", "full_every", "qk_norm"},
-        "qwen2": {"window", "full_every", "biases"},
-        "smollm3": {"window", "full_every", "unrotated_every"},
-        "ministral": {"window", "full_every"},
-        "mistral": {"window"},
-        "llama": set[str](),
-    }[model_type]
-    for name, default in PLAIN.items():
-        if keywords[name] != default and name not in allowed and not (name == "biases" and keywords[name] == "all"):
-            raise UserError(f"{name} is {keywords[name]}, which a {architecture} of these keywords does not have")
-    if keywords["rope_scaling"] == "longrope":
-        raise UserError(f"rope_scaling is longrope, which a {architecture} of these keywords does not have")
-    if keywords["rope_scaling"] == "ntk":
-        raise UserError("rope_scaling is ntk: build the model with a larger rope_base, which is the same")
-    return model_type, architecture
-
 
 PLAIN = {
     "kernel": "softmax",
@@ -220,56 +48,264 @@ PLAIN = {
 """The keywords that tell the classes apart, with those of Llama."""
 
 
-def _layer_config(keywords: Mapping[str, Any]) -> Keywords:
-    """The settings that differ from layer to layer."""
-    window, interval, unrotated = keywords["window"], keywords["full_every"], keywords["unrotated_every"]
-    numbers = range(1, keywords["depth"] + 1)
-    kinds = [FULL if window is None or (interval and number % interval == 0) else SLIDING for number in numbers]
-    config: Keywords = {"sliding_window": window, "use_sliding_window": window is not None}
-    # a Mistral, whose layers all have windows, would be read as a Ministral with it
-    if FULL in kinds or keywords["norm_order"] == "sandwich":
-        config["layer_types"] = kinds
-    if unrotated is not None:
-        config["no_rope_layers"] = [int(number % unrotated != 0) for number in numbers]
-    return config | ({"max_window_layers": 0} if window is not None else {})
+class LlamaClass(NamedTuple):
+    """A class of `transformers` that equals the recipe with `PLAIN` keywords, but for those named here.
+
+    `fixed` are those that its code has otherwise, and `free` those that its config may have otherwise. A model is of
+    the first class whose `fixed` it has, and whose `mark` it has otherwise than Llama. Where `has_windows`, a config
+    without `use_sliding_window` uses them; `head_dim` stands for a missing width."""
+
+    architecture: str
+    fixed: Mapping[str, Any] = {}
+    free: tuple[str, ...] = ()
+    mark: str | None = None
+    has_windows: bool = False
+    head_dim: int | None = None
 
 
-def _gemma_config(keywords: Mapping[str, Any]) -> Keywords:
-    if not keywords["scaled_embedding"]:
-        raise UserError("norm_order is sandwich without scaled_embedding, and Gemma 2 scales its embedding")
-    width = keywords["head_dim"] or keywords["dim"] // keywords["heads"]
-    scale = keywords["score_scale"]
-    scalar = width if scale is None else scale**-2
-    if abs(scalar - round(scalar)) > 1e-6:
-        raise UserError(f"score_scale is {scale}, and that of Gemma 2 is 1 / sqrt(n) for a whole number n")
-    activation = {"gelu-tanh": "gelu_pytorch_tanh", "gelu": "gelu", "silu": "silu"}[keywords["ff_activation"]]
+WINDOWS = ("window", "full_every")
+CAPS = ("score_scale", "score_cap", "logit_cap", "scaled_embedding")
+CLASSES = {
+    "gemma3_text": LlamaClass(
+        "Gemma3ForCausalLM",
+        fixed={"norm_order": "sandwich", "qk_norm": True},
+        free=(*WINDOWS, *CAPS, "window_rope_base"),
+        has_windows=True,
+        head_dim=256,
+    ),
+    "gemma2": LlamaClass(
+        "Gemma2ForCausalLM", fixed={"norm_order": "sandwich"}, free=(*WINDOWS, *CAPS), has_windows=True, head_dim=256
+    ),
+    "qwen3": LlamaClass("Qwen3ForCausalLM", fixed={"qk_norm": True}, free=WINDOWS),
+    "qwen2": LlamaClass("Qwen2ForCausalLM", fixed={"biases": "qkv"}, free=WINDOWS),
+    "smollm3": LlamaClass("SmolLM3ForCausalLM", free=(*WINDOWS, "unrotated_every"), mark="unrotated_every"),
+    "ministral": LlamaClass("MinistralForCausalLM", free=WINDOWS, mark="full_every", has_windows=True),
+    "mistral": LlamaClass("MistralForCausalLM", free=("window",), mark="window", has_windows=True),
+    "llama": LlamaClass("LlamaForCausalLM"),
+}
+"""The classes by `model_type`."""
+
+SANDWICH_NORMS = {
+    "input_layernorm": "attention.pre_norm",
+    "post_attention_layernorm": "attention.inner_norm",
+    "pre_feedforward_layernorm": "ff.pre_norm",
+    "post_feedforward_layernorm": "ff.inner_norm",
+}
+
+
+def _read_class(config: ForeignConfig) -> Keywords:
+    """The keywords that follow from the class."""
+    fixed = CLASSES[config.model_type].fixed
+    has_biases = "biases" not in fixed and config.flag("attention_bias", default=False)
+    return {"qk_norm": False, "biases": "all" if has_biases else "none", **fixed}
+
+
+def _write_class(keywords: Mapping[str, Any]) -> Keywords:
+    """The type and the class of the models that have these keywords. Raises UserError if there are none."""
+    model_type = _model_type(keywords)
+    row = CLASSES[model_type]
+    owner = f"a {row.architecture} of these keywords"
+    may_differ = {*row.fixed, *row.free}
+    if keywords["biases"] == "all":
+        may_differ.add("biases")
+    refuse_others(keywords, may_differ, owner)
+    if keywords["rope_scaling"] == "longrope":
+        raise UserError(f"rope_scaling is longrope, which {owner} does not have")
+    if keywords["rope_scaling"] == "ntk":
+        raise UserError("rope_scaling is ntk: build the model with a larger rope_base, which is the same")
     return {
-        "hidden_activation": activation,
-        "query_pre_attn_scalar": round(scalar),
-        "attn_logit_softcapping": keywords["score_cap"],
-        "final_logit_softcapping": keywords["logit_cap"],
-        **(_rotary_config_by_layer(keywords) if keywords["qk_norm"] else {}),
+        "architectures": [row.architecture],
+        "model_type": model_type,
+        "attention_bias": keywords["biases"] == "all",
     }
 
 
-def _rotary_config_by_layer(keywords: Mapping[str, Any]) -> Keywords:
-    full = rotary_config(keywords)
+def _model_type(keywords: Mapping[str, Any]) -> str:
+    """The type of the first class that a model with these keywords may be of."""
+    for model_type, row in CLASSES.items():
+        has_mark = row.mark is None or keywords[row.mark] != PLAIN[row.mark]
+        if has_mark and all(keywords[name] == value for name, value in row.fixed.items()):
+            return model_type
+    return "llama"
+
+
+def refuse_others(keywords: Mapping[str, Any], may_differ: Collection[str], owner: str) -> None:
+    """Raise UserError for a keyword that is not Llama's, and not among those that may differ."""
+    for name, default in PLAIN.items():
+        if keywords[name] != default and name not in may_differ:
+            raise UserError(f"{name} is {keywords[name]}, which {owner} does not have")
+
+
+def _read_head_dim(config: ForeignConfig) -> int | None:
+    default = CLASSES[config.model_type].head_dim
+    return config.optional_size("head_dim") if default is None else config.size("head_dim", default)
+
+
+def _read_activation(config: ForeignConfig) -> Keywords:
+    field = "hidden_activation" if "hidden_activation" in config.content else "hidden_act"
+    return {"ff_activation": ACTIVATIONS[config.choice(field, "silu", ACTIVATIONS)]}
+
+
+def _read_positions(config: ForeignConfig) -> Keywords:
+    """Rotary settings; layers of windows have a base of their own in Gemma 3, whose older files name it beside."""
+    if config.model_type != "gemma3_text":
+        return read_rotary(config)
+    config.require("use_bidirectional_attention", expected=False, default=False)
+    rope = config.part("rope_parameters")
+    if FULL not in rope.content:
+        window_base = config.number("rope_local_base_freq", 10_000.0)
+        return read_rotary(config, default_base=1e6) | {"window_rope_base": window_base}
+    local = rope.part(SLIDING)
+    local.require("rope_type", expected="default", default="default")
+    full = config._replace(content={**config.content, "rope_parameters": rope.part(FULL).content})
+    window_base = local.number("rope_theta", 10_000.0)
+    return read_rotary(full, default_base=1e6) | {"window_rope_base": window_base}
+
+
+def _write_positions(keywords: Mapping[str, Any]) -> Keywords:
+    full = write_rotary(keywords)
+    if not (keywords["norm_order"] == "sandwich" and keywords["qk_norm"]):
+        return {"rope_parameters": full}
     base = keywords["window_rope_base"]
     local = full if base is None else {"rope_type": "default", "rope_theta": base}
     return {"rope_parameters": {FULL: full, SLIDING: local}}
 
 
+def _read_windows(config: ForeignConfig) -> Keywords:
+    """The window, and which layers have it."""
+    window, depth = config.optional_size("sliding_window"), config.size("num_hidden_layers")
+    uses_windows = config.flag("use_sliding_window", default=CLASSES[config.model_type].has_windows)
+    if window is None or not uses_windows:
+        return {"window_rope_base": None}
+    usual = _usual_layers(config)
+    kinds = config.entries("layer_types", str) or (usual * depth)[:depth]
+    if len(kinds) != depth or not set(kinds) <= {FULL, SLIDING}:
+        raise UserError(f"{config.file}: layer_types must name {FULL} or {SLIDING} for each of {depth} layers")
+    if SLIDING not in kinds:
+        return {"window_rope_base": None}
+    first_full = kinds.index(FULL) + 1 if FULL in kinds else None
+    expected = [FULL if first_full and number % first_full == 0 else SLIDING for number in range(1, depth + 1)]
+    if kinds != expected:
+        raise UserError(
+            f"{config.file}: layer_types has layers of windows in an order that no recipe has: the recipe llama takes "
+            "windows in all layers, or full attention in every n-th"
+        )
+    return {"window": window, "full_every": first_full}
+
+
+def _usual_layers(config: ForeignConfig) -> list[str]:
+    """The kinds of layers of one period, where the config does not list them."""
+    if config.model_type == "gemma2":
+        return [SLIDING, FULL]
+    if config.model_type == "gemma3_text":
+        return [SLIDING] * (config.size("sliding_window_pattern", 6) - 1) + [FULL]
+    return [SLIDING]
+
+
+def _write_windows(keywords: Mapping[str, Any]) -> Keywords:
+    window, interval = keywords["window"], keywords["full_every"]
+    fields: Keywords = {"sliding_window": window, "use_sliding_window": window is not None}
+    kinds = [
+        FULL if window is None or (interval and number % interval == 0) else SLIDING
+        for number in range(1, keywords["depth"] + 1)
+    ]
+    # a Mistral, whose layers all have windows, would be read as a Ministral with it
+    if FULL in kinds or keywords["norm_order"] == "sandwich":
+        fields["layer_types"] = kinds
+    if window is not None:
+        fields["max_window_layers"] = 0
+    return fields
+
+
+def _read_rotated_layers(config: ForeignConfig) -> Keywords:
+    """Which layers have no rotary positions; SmolLM3 lists a 1 for each layer that has them."""
+    rotated, depth = config.entries("no_rope_layers", int), config.size("num_hidden_layers")
+    if not rotated or 0 not in rotated:
+        return {}
+    interval = rotated.index(0) + 1
+    if rotated != [int(number % interval != 0) for number in range(1, depth + 1)]:
+        raise UserError(f"{config.file}: no_rope_layers must leave out every n-th of {depth} layers, as SmolLM3 does")
+    return {"unrotated_every": interval}
+
+
+def _write_rotated_layers(keywords: Mapping[str, Any]) -> Keywords:
+    unrotated = keywords["unrotated_every"]
+    if unrotated is None:
+        return {}
+    return {"no_rope_layers": [int(number % unrotated != 0) for number in range(1, keywords["depth"] + 1)]}
+
+
+def _read_gemma(config: ForeignConfig) -> Keywords:
+    if CLASSES[config.model_type].fixed.get("norm_order") != "sandwich":
+        return {}
+    return {
+        "scaled_embedding": True,
+        "score_scale": config.positive_number("query_pre_attn_scalar", 256) ** -0.5,
+        "score_cap": config.optional_number("attn_logit_softcapping"),
+        "logit_cap": config.optional_number("final_logit_softcapping"),
+    }
+
+
+def _write_gemma(keywords: Mapping[str, Any]) -> Keywords:
+    if keywords["norm_order"] != "sandwich":
+        return {}
+    if not keywords["scaled_embedding"]:
+        raise UserError("norm_order is sandwich without scaled_embedding, and Gemma 2 scales its embedding")
+    scale = keywords["score_scale"]
+    scalar = head_width(keywords) if scale is None else scale**-2
+    if abs(scalar - round(scalar)) > 1e-6:
+        raise UserError(f"score_scale is {scale}, and that of Gemma 2 is 1 / sqrt(n) for a whole number n")
+    return {
+        "hidden_activation": ACTIVATION.write(keywords)["hidden_act"],
+        "query_pre_attn_scalar": round(scalar),
+        "attn_logit_softcapping": keywords["score_cap"],
+        "final_logit_softcapping": keywords["logit_cap"],
+    }
+
+
+def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
+    # Gemma stores the difference of a gain from 1
+    is_gemma = keywords["norm_order"] == "sandwich"
+    norm = partial(shifted, offset=1.0) if is_gemma else same
+    yield from frame_rules(keywords, norm, SANDWICH_NORMS if is_gemma else NORMS)
+    for layer in range(keywords["depth"]):
+        theirs, ours = f"model.layers.{layer}", f"body.{layer}"
+        attention = f"{ours}.attention.inner"
+        yield from attention_rules(f"{theirs}.self_attn", attention, keywords, biases=keywords["biases"])
+        if keywords["qk_norm"]:
+            for part in ("query", "key"):
+                name = f"{theirs}.self_attn.{part[0]}_norm.weight"
+                yield norm(name, f"{attention}.position.parts.0.{part}_norm.weight")
+        yield from gated_rules(f"{theirs}.mlp", f"{ours}.ff.inner")
+
+
+ACTIVATION = rules.choice("hidden_act", "ff_activation", "silu", ACTIVATIONS)._replace(read=_read_activation)
+
 LLAMA = ModelFamily(
     title="Llama",
-    model_types=("llama", "mistral", "ministral", "qwen2", "qwen3", "smollm3", *GEMMAS),
+    model_types=("llama", "mistral", "ministral", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text"),
     recipe="llama",
     prefix="model.",
-    read_keywords=_read_keywords,
-    rules=_rules,
-    write_config=_write_config,
+    config_rules=(
+        ConfigRule(_read_class, _write_class),
+        *SIZES,
+        kv_heads(),
+        head_dim(_read_head_dim),
+        rules.size("intermediate_size", "ff_dim"),
+        ACTIVATION,
+        rules.number("rms_norm_eps", "norm_eps", 1e-6),
+        rules.required(mlp_bias=False),
+        ConfigRule(_read_positions, _write_positions),
+        ConfigRule(_read_windows, _write_windows),
+        ConfigRule(_read_rotated_layers, _write_rotated_layers),
+        ConfigRule(_read_gemma, _write_gemma),
+    ),
+    tensor_rules=_tensor_rules,
     left_out={
         r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq": "frequencies of rotary positions, which follow from "
         "the base"
     },
 )
 """Rotated pairs are the halves of a head in all of them, as in the recipe."""
+
+FAMILIES = (LLAMA,)

@@ -1,37 +1,31 @@
 """Mamba (Gu and Dao 2023) and the recipe `mamba`."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from manyformer.errors import UserError
+from manyformer.interop import config_rules as rules
 from manyformer.interop.families.decoder_parts import is_tied
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import Keywords, ModelFamily
-from manyformer.interop.tensor_rules import TensorRule, each_parameter, reshaped, same
+from manyformer.interop.model_family import ModelFamily
+from manyformer.interop.tensor_rules import TensorRule, depthwise, each_parameter, reshaped, same
 from manyformer.mixers.mamba_mixer import default_rank
 
 
-def _read_keywords(config: ForeignConfig, tensors: Collection[str]) -> Keywords:
-    for name, expected in (("use_bias", False), ("use_conv_bias", True), ("hidden_act", "silu")):
-        config.require(name, expected=expected, default=expected)
-    dim, is_automatic = config.size("hidden_size"), config.content.get("time_step_rank", "auto") == "auto"
+def _expansion(config: ForeignConfig) -> int:
     expansion = config.number("expand", 2)
     if expansion != int(expansion) or expansion < 1:
         raise UserError(f"{config.file}: expand ({expansion}) must be a whole number of 1 or more")
-    return {
-        "vocab": config.size("vocab_size"),
-        "dim": dim,
-        "depth": config.size("num_hidden_layers"),
-        "state_dim": config.size("state_size", 16),
-        "expansion": int(expansion),
-        "conv_size": config.size("conv_kernel", 4),
-        "step_rank": default_rank(dim) if is_automatic else config.size("time_step_rank"),
-        "norm_eps": config.number("layer_norm_epsilon", 1e-5),
-        "tied": is_tied(config, tensors),
-    }
+    return int(expansion)
 
 
-def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
+def _step_rank(config: ForeignConfig) -> int:
+    if config.content.get("time_step_rank", "auto") == "auto":
+        return default_rank(config.size("hidden_size"))
+    return config.size("time_step_rank")
+
+
+def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     channels, state_dim = keywords["expansion"] * keywords["dim"], keywords["state_dim"]
     yield same("backbone.embeddings.weight", "embed.token.weight")
     for layer in range(keywords["depth"]):
@@ -41,7 +35,7 @@ def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
         for part in ("in_proj", "x_proj", "out_proj"):
             yield same(f"{mixer}.{part}.weight", f"{inner}.{part}.weight")
         yield from each_parameter(f"{mixer}.dt_proj", f"{inner}.dt_proj")
-        yield _convolution(f"{mixer}.conv1d.weight", f"{inner}.short_convolution.weight")
+        yield depthwise(f"{mixer}.conv1d.weight", f"{inner}.short_convolution.weight")
         yield same(f"{mixer}.conv1d.bias", f"{inner}.short_convolution.bias")
         yield reshaped(f"{mixer}.A_log", f"{inner}.a_log", (channels, state_dim), (channels * state_dim,))
         yield same(f"{mixer}.D", f"{inner}.skip")
@@ -50,37 +44,30 @@ def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
         yield same("lm_head.weight", "head.weight")
 
 
-def _convolution(foreign: str, own: str) -> TensorRule:
-    """The taps of a depthwise convolution, stored as (channels, 1, taps); ours are (taps, channels)."""
-    return TensorRule((foreign,), (own,), lambda x: [x[0][:, 0].mT], lambda x: [x[0].mT[:, None]])
-
-
-def _write_config(keywords: Mapping[str, Any]) -> Keywords:
-    rank = keywords["step_rank"]
-    return {
-        "architectures": ["MambaForCausalLM"],
-        "model_type": "mamba",
-        "vocab_size": keywords["vocab"],
-        "hidden_size": keywords["dim"],
-        "num_hidden_layers": keywords["depth"],
-        "state_size": keywords["state_dim"],
-        "expand": keywords["expansion"],
-        "conv_kernel": keywords["conv_size"],
-        "time_step_rank": "auto" if rank is None else rank,
-        "layer_norm_epsilon": keywords["norm_eps"],
-        "tie_word_embeddings": keywords["tied"],
-        "use_bias": False,
-        "use_conv_bias": True,
-        "hidden_act": "silu",
-    }
-
-
 MAMBA = ModelFamily(
     title="Mamba",
     model_types=("mamba",),
     recipe="mamba",
     prefix="backbone.",
-    read_keywords=_read_keywords,
-    rules=_rules,
-    write_config=_write_config,
+    config_rules=(
+        rules.written(architectures=["MambaForCausalLM"], model_type="mamba"),
+        rules.fixed(use_bias=False, use_conv_bias=True, hidden_act="silu"),
+        rules.size("vocab_size", "vocab"),
+        rules.size("hidden_size", "dim"),
+        rules.size("num_hidden_layers", "depth"),
+        rules.size("state_size", "state_dim", 16),
+        rules.setting("expand", "expansion", _expansion),
+        rules.size("conv_kernel", "conv_size", 4),
+        rules.setting(
+            "time_step_rank",
+            "step_rank",
+            _step_rank,
+            lambda keywords: "auto" if keywords["step_rank"] is None else keywords["step_rank"],
+        ),
+        rules.number("layer_norm_epsilon", "norm_eps", 1e-5),
+        rules.setting("tie_word_embeddings", "tied", is_tied),
+    ),
+    tensor_rules=_tensor_rules,
 )
+
+FAMILIES = (MAMBA,)

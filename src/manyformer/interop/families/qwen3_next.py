@@ -1,61 +1,44 @@
 """Qwen3-Next (Qwen 2025) and the recipe `qwen3-next`."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from manyformer.errors import UserError
+from manyformer.interop import config_rules as rules
+from manyformer.interop.config_rules import ConfigRule, Keywords
 from manyformer.interop.families.decoder_parts import (
+    decoder_family,
     expert_rules,
-    frame_rules,
     gated_rules,
+    head_dim,
+    head_width,
+    kv_heads,
     layer_pattern,
     plain_rotary_base,
-    size_config,
-    size_keywords,
 )
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import Keywords, ModelFamily
 from manyformer.interop.tensor_rules import TensorRule, depthwise, grouped, same, shifted, stacked
 
 LINEAR, FULL = "linear_attention", "full_attention"
-LAYER_KINDS = {LINEAR: "L", FULL: "F"}
-SIZES = {
-    "kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "delta_heads": "linear_num_value_heads",
-    "delta_key_heads": "linear_num_key_heads",
-    "delta_head_dim": "linear_key_head_dim",
-    "delta_value_dim": "linear_value_head_dim",
-    "conv_size": "linear_conv_kernel_dim",
-    "expert_dim": "moe_intermediate_size",
-    "shared_expert_dim": "shared_expert_intermediate_size",
-    "num_experts": "num_experts",
-    "experts_per_token": "num_experts_per_tok",
-}
-"""Our keywords, and the fields with the same numbers."""
-FIXED_FIELDS: dict[str, Any] = {
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-}
 
 _norm = partial(shifted, offset=1.0)
 
 
-def _read_keywords(config: ForeignConfig, tensors: Collection[str]) -> Keywords:
-    for name, expected in FIXED_FIELDS.items():
-        config.require(name, expected=expected, default=expected)
-    interval = config.size("full_attention_interval", 4)
-    return {
-        **size_keywords(config, tensors, norm_eps=1e-6),
-        **{ours: config.size(theirs) for ours, theirs in SIZES.items()},
-        "rotated_dim": _rotated_dim(config),
-        "pattern": layer_pattern(config, LAYER_KINDS, default=[*[LINEAR] * (interval - 1), FULL]),
-        "expert_weighting": "renormalized" if config.flag("norm_topk_prob", default=True) else "scores",
-        "rope_base": plain_rotary_base(config),
-    }
+def _usual_layers(config: ForeignConfig) -> list[str]:
+    """The kinds of layers of one period, where the config does not list them."""
+    return [*[LINEAR] * (config.size("full_attention_interval", 4) - 1), FULL]
+
+
+def _read_rotary(config: ForeignConfig) -> Keywords:
+    return {"rotated_dim": _rotated_dim(config), "rope_base": plain_rotary_base(config)}
+
+
+def _write_rotary(keywords: Mapping[str, Any]) -> Keywords:
+    width = head_width(keywords)
+    rotated = keywords["rotated_dim"] or max(2, width // 8 * 2)
+    rope = {"rope_type": "default", "rope_theta": keywords["rope_base"], "partial_rotary_factor": rotated / width}
+    return {"rope_parameters": rope}
 
 
 def _rotated_dim(config: ForeignConfig) -> int:
@@ -68,24 +51,20 @@ def _rotated_dim(config: ForeignConfig) -> int:
     return rotated
 
 
-def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
-    yield from frame_rules(keywords, _norm)
-    pattern = keywords["pattern"]
-    for layer in range(keywords["depth"]):
-        theirs, ours = f"model.layers.{layer}", f"body.{layer}"
-        attention, experts = f"{ours}.attention.inner", f"{ours}.ff.inner"
-        if pattern[layer % len(pattern)] == "F":
-            yield from _full_attention_rules(f"{theirs}.self_attn", attention, keywords)
-        else:
-            yield from _delta_rules(f"{theirs}.linear_attn", attention, keywords)
-        yield same(f"{theirs}.mlp.gate.weight", f"{experts}.router.proj.weight")
-        yield from expert_rules(f"{theirs}.mlp.experts", f"{experts}.experts", keywords["num_experts"])
-        yield from gated_rules(f"{theirs}.mlp.shared_expert", f"{experts}.shared.inner")
-        yield same(f"{theirs}.mlp.shared_expert_gate.weight", f"{experts}.shared.gate.weight")
+def _layer(theirs: str, ours: str, layer: int, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
+    attention, experts, pattern = f"{ours}.attention.inner", f"{ours}.ff.inner", keywords["pattern"]
+    if pattern[layer % len(pattern)] == "F":
+        yield from _full_attention_rules(f"{theirs}.self_attn", attention, keywords)
+    else:
+        yield from _delta_rules(f"{theirs}.linear_attn", attention, keywords)
+    yield same(f"{theirs}.mlp.gate.weight", f"{experts}.router.proj.weight")
+    yield from expert_rules(f"{theirs}.mlp.experts", f"{experts}.experts", keywords["num_experts"])
+    yield from gated_rules(f"{theirs}.mlp.shared_expert", f"{experts}.shared.inner")
+    yield same(f"{theirs}.mlp.shared_expert_gate.weight", f"{experts}.shared.gate.weight")
 
 
 def _full_attention_rules(theirs: str, ours: str, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
-    width = keywords["head_dim"] or keywords["dim"] // keywords["heads"]
+    width = head_width(keywords)
     rows, kv_rows = keywords["heads"] * width, (keywords["kv_heads"] or keywords["heads"]) * width
     # each head has its query and its gate side by side
     pair = {f"{ours}.q_proj.weight": [rows], f"{ours}.output_stage.gate.up.weight": [rows]}
@@ -113,34 +92,32 @@ def _delta_rules(theirs: str, ours: str, keywords: Mapping[str, Any]) -> Iterato
     yield same(f"{theirs}.out_proj.weight", f"{ours}.out_proj.weight")
 
 
-def _write_config(keywords: Mapping[str, Any]) -> Keywords:
-    names = {letter: kind for kind, letter in LAYER_KINDS.items()}
-    pattern, heads, depth = keywords["pattern"], keywords["heads"], keywords["depth"]
-    width = keywords["head_dim"] or keywords["dim"] // heads
-    rotated = keywords["rotated_dim"] or max(2, width // 8 * 2)
-    sizes = {**keywords, "head_dim": width, "kv_heads": keywords["kv_heads"] or heads}
-    return {
-        **size_config(keywords, "qwen3_next", "Qwen3NextForCausalLM"),
-        **FIXED_FIELDS,
-        **{theirs: sizes[ours] for ours, theirs in SIZES.items()},
-        "layer_types": [names[pattern[number % len(pattern)]] for number in range(depth)],
-        "norm_topk_prob": keywords["expert_weighting"] == "renormalized",
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": keywords["rope_base"],
-            "partial_rotary_factor": rotated / width,
-        },
-    }
-
-
-QWEN3_NEXT = ModelFamily(
+QWEN3_NEXT = decoder_family(
     title="Qwen3-Next",
-    model_types=("qwen3_next",),
+    classes={"qwen3_next": "Qwen3NextForCausalLM"},
     recipe="qwen3-next",
-    prefix="model.",
-    read_keywords=_read_keywords,
-    rules=_rules,
-    write_config=_write_config,
+    norm_eps=1e-6,
+    config_rules=(
+        rules.fixed(attention_bias=False, decoder_sparse_step=1, mlp_only_layers=[]),
+        kv_heads(default=None),
+        head_dim(lambda config: config.size("head_dim")),
+        rules.size("linear_num_value_heads", "delta_heads"),
+        rules.size("linear_num_key_heads", "delta_key_heads"),
+        rules.size("linear_key_head_dim", "delta_head_dim"),
+        rules.size("linear_value_head_dim", "delta_value_dim"),
+        rules.size("linear_conv_kernel_dim", "conv_size"),
+        rules.size("moe_intermediate_size", "expert_dim"),
+        rules.size("shared_expert_intermediate_size", "shared_expert_dim"),
+        rules.size("num_experts", "num_experts"),
+        rules.size("num_experts_per_tok", "experts_per_token"),
+        layer_pattern({LINEAR: "L", FULL: "F"}, _usual_layers),
+        rules.either("norm_topk_prob", "expert_weighting", "renormalized", "scores"),
+        ConfigRule(_read_rotary, _write_rotary),
+    ),
+    layer=_layer,
+    norm=_norm,
     left_out={r"mtp\..*": "the layer that predicts a token further ahead, which the recipe has not"},
 )
 """Losses of balance are a matter of training and not taken over."""
+
+FAMILIES = (QWEN3_NEXT,)

@@ -1,14 +1,16 @@
 """The Reformer (Kitaev et al. 2020) and the recipe `reformer`."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from manyformer.errors import UserError
+from manyformer.interop import config_rules as rules
+from manyformer.interop.config_rules import ConfigRule, Keywords
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import Keywords, ModelFamily
+from manyformer.interop.model_family import ModelFamily
 from manyformer.interop.tensor_rules import (
     WEIGHT,
     TensorRule,
@@ -20,17 +22,6 @@ from manyformer.interop.tensor_rules import (
     unused,
 )
 
-REQUIRED: Mapping[str, Any] = {
-    "is_decoder": True,
-    "hidden_act": "relu",
-    "lsh_num_chunks_before": 1,
-    "lsh_num_chunks_after": 0,
-    "local_num_chunks_before": 1,
-    "local_num_chunks_after": 0,
-    "tie_word_embeddings": False,
-}
-"""The settings of a language model that the recipe cannot have otherwise."""
-
 OUTPUT_BIAS, UNUSED_BIAS = "lm_head.decoder.bias", "lm_head.bias"
 """Before version 5 of `transformers` both are one parameter; versions up to 5.23 have the second and add no bias; from
 5.24 on the first is added and the second is not used."""
@@ -39,41 +30,39 @@ LSH, LOCAL = "lsh", "local"
 DEFAULT_BUCKETS = 64
 
 
-def _read_keywords(config: ForeignConfig, tensors: Collection[str]) -> Keywords:
-    for name, expected in REQUIRED.items():
-        config.require(name, expected=expected, default=False if name == "is_decoder" else expected)
-    chunk_length, head_dim = config.size("lsh_attn_chunk_length", 64), config.size("attention_head_size", 64)
+def _read_chunks(config: ForeignConfig) -> Keywords:
+    chunk_length = config.size("lsh_attn_chunk_length", 64)
     config.require("local_attn_chunk_length", expected=chunk_length, default=64)
+    return {"chunk_length": chunk_length}
+
+
+def _write_chunks(keywords: Mapping[str, Any]) -> Keywords:
+    return dict.fromkeys(("lsh_attn_chunk_length", "local_attn_chunk_length"), keywords["chunk_length"])
+
+
+def _read_layers(config: ForeignConfig) -> Keywords:
     kinds = config.entries("attn_layers", str) or [LOCAL, LSH] * 3
     lsh_every = kinds.index(LSH) + 1 if LSH in kinds else 0
     if not lsh_every or kinds != [LOCAL if number % lsh_every else LSH for number in range(1, len(kinds) + 1)]:
         raise UserError(f"{config.file}: attn_layers must have LSH attention in every n-th layer, the others are local")
+    return {"depth": len(kinds), "lsh_every": lsh_every}
+
+
+def _write_layers(keywords: Mapping[str, Any]) -> Keywords:
+    numbers = range(1, keywords["depth"] + 1)
+    return {"attn_layers": [LOCAL if number % keywords["lsh_every"] else LSH for number in numbers]}
+
+
+def _num_buckets(config: ForeignConfig) -> int:
+    """The number of buckets, which may be the product of several."""
     buckets = config.content.get("num_buckets")
     factors = buckets if isinstance(buckets, list) else [buckets or DEFAULT_BUCKETS]
     if not all(type(factor) is int and 0 < factor < 1 << 16 for factor in factors):
         raise UserError(f"{config.file}: num_buckets ({buckets!r:.60}) must be a whole number or a list of them")
-    return {
-        "vocab": config.size("vocab_size", 320),
-        "dim": config.size("hidden_size", 256),
-        "depth": len(kinds),
-        "heads": config.size("num_attention_heads", 12),
-        "head_dim": head_dim,
-        "ff_dim": config.size("feed_forward_size", 512),
-        "num_buckets": int(torch.tensor(factors).prod()),
-        "num_hashes": config.size("num_hashes", 1),
-        "chunk_length": chunk_length,
-        "lsh_every": lsh_every,
-        "scale": 1.0,
-        "output": "concat",
-        "output_bias": OUTPUT_BIAS in tensors,
-        "norm_eps": config.number("layer_norm_eps", 1e-12),
-        "dropout": config.number("hidden_dropout_prob", 0.05),
-        "max_length": config.size("max_position_embeddings", 4096),
-        **_positions(config),
-    }
+    return int(torch.tensor(factors).prod())
 
 
-def _positions(config: ForeignConfig) -> Keywords:
+def _read_positions(config: ForeignConfig) -> Keywords:
     if not config.flag("axial_pos_embds", default=True):
         return {"position": "learned"}
     pairs = {}
@@ -90,7 +79,31 @@ def _positions(config: ForeignConfig) -> Keywords:
     }
 
 
-def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
+def _write_positions(keywords: Mapping[str, Any]) -> Keywords:
+    position = keywords["position"]
+    if position == "sinusoid" or (position == "axial" and not keywords["axial_rows"]):
+        raise UserError(
+            f"position is {position}, and a ReformerModelWithLMHead has learned positions, or axial ones with "
+            "axial_rows"
+        )
+    fields: Keywords = {"axial_pos_embds": position == "axial"}
+    if position == "axial":
+        shape, dims = _grid(keywords)
+        fields |= {"axial_pos_shape": list(shape), "axial_pos_embds_dim": list(dims)}
+    return fields
+
+
+def _grid(keywords: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The rows and columns of axial positions, and the channels of each."""
+    rows, row_dim = keywords["axial_rows"], keywords["axial_row_dim"] or keywords["dim"] // 2
+    return (rows, keywords["max_length"] // rows), (row_dim, keywords["dim"] - row_dim)
+
+
+def _head_width(keywords: Mapping[str, Any]) -> int:
+    return int(keywords["head_dim"] or keywords["dim"] // keywords["heads"])
+
+
+def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     embeddings = "reformer.embeddings"
     yield same(f"{embeddings}.word_embeddings.weight", "embed.token.weight")
     if keywords["position"] == "axial":
@@ -101,7 +114,7 @@ def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
             yield reshaped(theirs, ours, (*sizes, dims[axis]), (shape[axis], dims[axis]))
     else:
         yield same(f"{embeddings}.position_embeddings.embedding.weight", "embed.position.weight")
-    width = keywords["heads"] * (keywords["head_dim"] or keywords["dim"] // keywords["heads"])
+    width = keywords["heads"] * _head_width(keywords)
     for layer in range(keywords["depth"]):
         theirs, ours = f"reformer.encoder.layers.{layer}", f"body.layers.{layer}"
         attention, inner = f"{theirs}.attention", f"{ours}.attention.inner"
@@ -125,58 +138,40 @@ def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     yield unused(UNUSED_BIAS, bias_shape)
 
 
-def _write_config(keywords: Mapping[str, Any]) -> Keywords:
-    head_dim = keywords["head_dim"] or keywords["dim"] // keywords["heads"]
-    expected = {"output": "concat", "residual_streams": "reversible", "scale": 1.0}
-    for name, value in expected.items():
-        if keywords[name] != value:
-            raise UserError(f"{name} is {keywords[name]}, and a ReformerModelWithLMHead has {value} alone")
-    if keywords["position"] == "sinusoid" or (keywords["position"] == "axial" and not keywords["axial_rows"]):
-        raise UserError(
-            f"position is {keywords['position']}, and a ReformerModelWithLMHead has learned positions, or axial ones "
-            "with axial_rows"
-        )
-    lsh_every, chunk_length = keywords["lsh_every"], keywords["chunk_length"]
-    config = {
-        **REQUIRED,
-        "architectures": ["ReformerModelWithLMHead"],
-        "model_type": "reformer",
-        "vocab_size": keywords["vocab"],
-        "hidden_size": keywords["dim"],
-        "attn_layers": [LOCAL if number % lsh_every else LSH for number in range(1, keywords["depth"] + 1)],
-        "num_attention_heads": keywords["heads"],
-        "attention_head_size": head_dim,
-        "feed_forward_size": keywords["ff_dim"],
-        "num_buckets": keywords["num_buckets"],
-        "num_hashes": keywords["num_hashes"],
-        "lsh_attn_chunk_length": chunk_length,
-        "local_attn_chunk_length": chunk_length,
-        "layer_norm_eps": keywords["norm_eps"],
-        "hidden_dropout_prob": keywords["dropout"],
-        "max_position_embeddings": keywords["max_length"],
-        "axial_pos_embds": keywords["position"] == "axial",
-    }
-    if keywords["position"] == "axial":
-        shape, dims = _grid(keywords)
-        config |= {"axial_pos_shape": list(shape), "axial_pos_embds_dim": list(dims)}
-    return config
-
-
-def _grid(keywords: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The rows and columns of axial positions, and the channels of each."""
-    rows, row_dim = keywords["axial_rows"], keywords["axial_row_dim"] or keywords["dim"] // 2
-    return (rows, keywords["max_length"] // rows), (row_dim, keywords["dim"] - row_dim)
-
-
 REFORMER = ModelFamily(
     title="Reformer",
     model_types=("reformer",),
     recipe="reformer",
     prefix="reformer.",
-    read_keywords=_read_keywords,
-    rules=_rules,
-    write_config=_write_config,
+    config_rules=(
+        rules.demanded("a ReformerModelWithLMHead", output="concat", residual_streams="reversible", scale=1.0),
+        rules.implied(output="concat", scale=1.0),
+        rules.written(architectures=["ReformerModelWithLMHead"], model_type="reformer"),
+        rules.fixed(is_decoder=True, missing=False),
+        rules.fixed(hidden_act="relu", tie_word_embeddings=False),
+        rules.fixed(lsh_num_chunks_before=1, lsh_num_chunks_after=0),
+        rules.fixed(local_num_chunks_before=1, local_num_chunks_after=0),
+        rules.size("vocab_size", "vocab", 320),
+        rules.size("hidden_size", "dim", 256),
+        ConfigRule(_read_layers, _write_layers),
+        rules.size("num_attention_heads", "heads", 12),
+        rules.setting(
+            "attention_head_size", "head_dim", lambda config: config.size("attention_head_size", 64), _head_width
+        ),
+        rules.size("feed_forward_size", "ff_dim", 512),
+        rules.setting("num_buckets", "num_buckets", _num_buckets),
+        rules.size("num_hashes", "num_hashes", 1),
+        ConfigRule(_read_chunks, _write_chunks),
+        rules.number("layer_norm_eps", "norm_eps", 1e-12),
+        rules.number("hidden_dropout_prob", "dropout", 0.05),
+        rules.size("max_position_embeddings", "max_length", 4096),
+        ConfigRule(_read_positions, _write_positions),
+        ConfigRule(lambda config: {"output_bias": OUTPUT_BIAS in config.tensors}, lambda keywords: {}),
+    ),
+    tensor_rules=_tensor_rules,
     left_out={re.escape(UNUSED_BIAS): f"not added to the output, whose bias is {OUTPUT_BIAS}"},
     old_names={rf"^{re.escape(UNUSED_BIAS)}$": OUTPUT_BIAS},
 )
 """Equal up to a chunk of tokens: beyond, theirs counts a pair in each round and attends to other buckets of a chunk."""
+
+FAMILIES = (REFORMER,)

@@ -1,43 +1,49 @@
 """The Vision Transformer (Dosovitskiy et al. 2021), DeiT (Touvron et al. 2021), and the recipe `vit`."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from manyformer.errors import UserError
+from manyformer.interop import config_rules as rules
+from manyformer.interop.config_rules import ConfigRule, Keywords
 from manyformer.interop.families.encoder_parts import IMAGE_HEAD_OF_SUFFIX, read_head
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import Keywords, ModelFamily
-from manyformer.interop.tensor_rules import PARAMETERS, TensorRule, each_parameter, stacked
+from manyformer.interop.model_family import ModelFamily
+from manyformer.interop.tensor_rules import TensorRule, attention_projections, each_module, each_parameter
 from manyformer.models.patch_embedding import PIXEL_SCALINGS
 
 PREPROCESSOR = "preprocessor_config.json"
 TEACHER = "DeiTForImageClassificationWithTeacher"
 
+LAYER_NAMES = {
+    "layernorm_before": "attention.pre_norm",
+    "layernorm_after": "ff.pre_norm",
+    "intermediate.dense": "ff.inner.up",
+    "output.dense": "ff.inner.down",
+}
 
-def _read_keywords(config: ForeignConfig, tensors: Collection[str]) -> Keywords:
-    for name, expected in {"hidden_act": "gelu", "qkv_bias": True}.items():
-        config.require(name, expected=expected, default=expected)
+
+def _read_head(config: ForeignConfig) -> Keywords:
+    """The classes, and whether the head reads the token that learned from a teacher."""
+    token = "none"
+    if config.model_type == "deit":
+        token = "read" if config.content.get("architectures") == [TEACHER] else "unread"
+    return {"classes": read_head(config, IMAGE_HEAD_OF_SUFFIX)["classes"], "distillation_token": token}
+
+
+def _write_head(title: str, keywords: Mapping[str, Any]) -> Keywords:
+    token = keywords["distillation_token"]
+    if (title == "DeiT") == (token == "none"):
+        raise UserError(f"distillation_token is {token}, which a {title} does not have")
+    return {"architectures": [TEACHER if token == "read" else f"{title}ForImageClassification"]}
+
+
+def _read_image_size(config: ForeignConfig) -> Keywords:
     height, width = _image_size(config)
-    is_deit = config.content["model_type"] == "deit"
-    has_teacher = config.content.get("architectures") == [TEACHER]
-    return {
-        "classes": read_head(config, IMAGE_HEAD_OF_SUFFIX)["classes"],
-        "height": height,
-        "width": width,
-        "channels": config.size("num_channels", 3),
-        "patch": config.size("patch_size", 16),
-        "dim": config.size("hidden_size", 768),
-        "depth": config.size("num_hidden_layers", 12),
-        "heads": config.size("num_attention_heads", 12),
-        "ff_dim": config.size("intermediate_size", 3072),
-        "dropout": config.number("hidden_dropout_prob", 0.0),
-        "norm_eps": config.number("layer_norm_eps", 1e-12),
-        "distillation_token": "none" if not is_deit else "read" if has_teacher else "unread",
-        "pixel_scaling": _pixel_scaling(config, is_deit=is_deit),
-    }
+    return {"height": height, "width": width}
 
 
 def _image_size(config: ForeignConfig) -> tuple[int, int]:
@@ -51,9 +57,9 @@ def _image_size(config: ForeignConfig) -> tuple[int, int]:
     return sides[0], sides[1]
 
 
-def _pixel_scaling(config: ForeignConfig, *, is_deit: bool) -> str:
+def _pixel_scaling(config: ForeignConfig) -> str:
     """How pixels become numbers, as the preprocessor's file says, or else by the default of the family."""
-    default = "imagenet" if is_deit else "symmetric"
+    default = "imagenet" if config.model_type == "deit" else "symmetric"
     file = config.file.with_name(PREPROCESSOR)
     if not file.exists():
         return default
@@ -82,7 +88,7 @@ def _close(values: Any, known: Sequence[float]) -> bool:
     )
 
 
-def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
+def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     prefix = "vit" if keywords["distillation_token"] == "none" else "deit"
     embeddings, dim = f"{prefix}.embeddings", keywords["dim"]
     tokens = [f"{embeddings}.cls_token"]
@@ -98,19 +104,10 @@ def _rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     yield from each_parameter(projection, "embed.project", ("bias",))
     for layer in range(keywords["depth"]):
         theirs, ours = f"{prefix}.encoder.layer.{layer}", f"body.{layer}"
-        attention = f"{theirs}.attention.attention"
-        yield from each_parameter(f"{attention}.query", f"{ours}.attention.inner.q_proj")
-        for kind in PARAMETERS:
-            pair = [f"{attention}.key.{kind}", f"{attention}.value.{kind}"]
-            yield stacked(pair, f"{ours}.attention.inner.kv_proj.{kind}", [dim, dim])
-        for their_part, our_part in (
-            ("attention.output.dense", "attention.inner.out_proj"),
-            ("layernorm_before", "attention.pre_norm"),
-            ("layernorm_after", "ff.pre_norm"),
-            ("intermediate.dense", "ff.inner.up"),
-            ("output.dense", "ff.inner.down"),
-        ):
-            yield from each_parameter(f"{theirs}.{their_part}", f"{ours}.{our_part}")
+        inputs = [f"{theirs}.attention.attention.{name}" for name in ("query", "key", "value")]
+        projections = [*inputs, f"{theirs}.attention.output.dense"]
+        yield from attention_projections(projections, f"{ours}.attention.inner", [dim, dim])
+        yield from each_module(theirs, ours, LAYER_NAMES)
     yield from each_parameter(f"{prefix}.layernorm", "body.norm.inner")
     if keywords["distillation_token"] == "read":
         yield from _two_heads()
@@ -145,32 +142,6 @@ def _two_heads() -> Iterator[TensorRule]:
     yield TensorRule(biases, ("head.bias",), lambda x: [(x[0] + x[1]) / 2], lambda x: [x[0], x[0]])
 
 
-def _write_config(keywords: Mapping[str, Any], *, is_deit: bool) -> Keywords:
-    for name, expected in {"positions": "learned", "pool": "first"}.items():
-        if keywords[name] != expected:
-            raise UserError(f"{name} is {keywords[name]}, and a ViT has {expected} alone")
-    token = keywords["distillation_token"]
-    if is_deit == (token == "none"):
-        raise UserError(f"distillation_token is {token}, which a {'DeiT' if is_deit else 'ViT'} does not have")
-    architecture = TEACHER if token == "read" else f"{'DeiT' if is_deit else 'ViT'}ForImageClassification"
-    return {
-        "architectures": [architecture],
-        "model_type": "deit" if is_deit else "vit",
-        "image_size": [keywords["height"], keywords["width"]],
-        "num_channels": keywords["channels"],
-        "patch_size": keywords["patch"],
-        "hidden_size": keywords["dim"],
-        "num_hidden_layers": keywords["depth"],
-        "num_attention_heads": keywords["heads"],
-        "intermediate_size": keywords["ff_dim"],
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": keywords["dropout"],
-        "attention_probs_dropout_prob": keywords["attention_dropout"],
-        "layer_norm_eps": keywords["norm_eps"],
-        "qkv_bias": True,
-    }
-
-
 def _preprocessor(keywords: Mapping[str, Any]) -> dict[str, Keywords]:
     shape = (keywords["height"], keywords["width"], keywords["channels"])
     return preprocessor_files(shape, keywords["pixel_scaling"])
@@ -193,16 +164,32 @@ def preprocessor_files(shape: tuple[int, int, int], pixel_scaling: str) -> dict[
     return {PREPROCESSOR: settings}
 
 
-def _family(title: str, model_type: str) -> ModelFamily:
-    is_deit = model_type == "deit"
+def _family(name: str, title: str) -> ModelFamily:
+    """The family whose classes have a name, with a longer title."""
+    model_type = name.lower()
     return ModelFamily(
         title=title,
         model_types=(model_type,),
         recipe="vit",
         prefix=f"{model_type}.",
-        read_keywords=_read_keywords,
-        rules=_rules,
-        write_config=lambda keywords: _write_config(keywords, is_deit=is_deit),
+        config_rules=(
+            rules.demanded("a ViT", positions="learned", pool="first"),
+            rules.fixed(hidden_act="gelu", qkv_bias=True),
+            rules.written(model_type=model_type),
+            ConfigRule(_read_head, lambda keywords: _write_head(name, keywords)),
+            ConfigRule(_read_image_size, lambda keywords: {"image_size": [keywords["height"], keywords["width"]]}),
+            rules.size("num_channels", "channels", 3),
+            rules.size("patch_size", "patch", 16),
+            rules.size("hidden_size", "dim", 768),
+            rules.size("num_hidden_layers", "depth", 12),
+            rules.size("num_attention_heads", "heads", 12),
+            rules.size("intermediate_size", "ff_dim", 3072),
+            rules.number("hidden_dropout_prob", "dropout", 0.0),
+            rules.copied("attention_probs_dropout_prob", "attention_dropout"),
+            rules.number("layer_norm_eps", "norm_eps", 1e-12),
+            ConfigRule(lambda config: {"pixel_scaling": _pixel_scaling(config)}, lambda keywords: {}),
+        ),
+        tensor_rules=_tensor_rules,
         other_files=_preprocessor,
         head_is_optional=True,
         left_out={
@@ -212,5 +199,5 @@ def _family(title: str, model_type: str) -> ModelFamily:
     )
 
 
-VIT, DEIT = _family("Vision Transformer", "vit"), _family("DeiT", "deit")
+FAMILIES = (_family("ViT", "Vision Transformer"), _family("DeiT", "DeiT"))
 """Weights have the names of files, which `transformers` changes when it reads them."""
