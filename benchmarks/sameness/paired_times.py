@@ -174,7 +174,6 @@ def _largest_memory() -> int:
 def job_of(job: str) -> tuple[Callable[[], object], Mapping[str, Any]]:
     """The function that does the job once, and its sizes."""
     import torch
-    from manyformer.train.objective import TrainingObjective
 
     import manyformer as mf
     from manyformer.config import AdamWConfig
@@ -199,5 +198,5 @@ def job_of(job: str) -> tuple[Callable[[], object], Mapping[str, Any]]:
     task = task_of(model)
     inputs = task.example(model, torch.randint(task.token_ids(model), (ROWS, LENGTH), generator=generator))
     batch = task.batch(model, inputs, task.random_targets(model, inputs, generator))
-    engine = TrainingEngine(TrainingObjective(model, label_smoothing=0.0, autocast=None), AdamWConfig(), DDPStrategy())
+    engine = TrainingEngine(model, AdamWConfig(), DDPStrategy())
     return lambda: engine.step([batch], 1e-4), settings | {"batch": [ROWS, LENGTH]}

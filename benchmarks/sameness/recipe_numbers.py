@@ -12,7 +12,6 @@ from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import torch
-from manyformer.train.objective import TrainingObjective
 from torch import Tensor
 
 import manyformer as mf
@@ -202,9 +201,7 @@ def losses_in_double(variant: Variant) -> dict[str, list[float]]:
 
 
 def _train(tiny: TinyRecipe, steps: int) -> dict[str, list[float]]:
-    engine = TrainingEngine(
-        TrainingObjective(tiny.model, label_smoothing=0.0, autocast=None), AdamWConfig(), DDPStrategy()
-    )
+    engine = TrainingEngine(tiny.model, AdamWConfig(), DDPStrategy())
     batches = tiny.batches()
     rows = []
     for number in range(steps):

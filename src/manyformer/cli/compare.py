@@ -1,5 +1,6 @@
 """`manyformer compare`: train and score several cases under equal conditions."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -94,6 +95,7 @@ def compare(
     from manyformer.compare.suite_runner import SuiteOptions, run_suite
     from manyformer.config.comparison import Comparison
 
+    carry_out: Callable[..., ComparisonResult | SuiteResult]
     chosen = [name.strip() for name in (recipes or "").split(",") if name.strip()]
     comparison = suggest_options(context, overrides, lambda: _read(target, overrides, chosen))
     if isinstance(comparison, Comparison):

@@ -85,13 +85,15 @@ def read_splits(
 
 
 def complete_splits(
-    named: Mapping[str, NDArray[np.int64]], labelled: NDArray[np.int64], valid: float, path: str
+    named: Mapping[str, NDArray[np.int64]], labels: NDArray[np.int64], valid: float, path: str
 ) -> dict[str, NDArray[np.int64]]:
-    """The splits that an archive names, and others drawn from the rest of the `labelled` items.
+    """The splits that an archive names, and others drawn from the rest of the items that have a label.
 
     `valid` is the fraction that is validation data if none is named. Raises UserError if nothing is left to learn."""
     splits = dict(named)
-    free = np.setdiff1d(labelled, np.concatenate([np.zeros(0, dtype=np.int64), *splits.values()]))
+    free = np.setdiff1d(
+        np.flatnonzero(labels != NO_LABEL), np.concatenate([np.zeros(0, dtype=np.int64), *splits.values()])
+    )
     if "valid" not in splits:
         pool = splits.get("train", free)
         drawn = random_generator(FIXED_SEED).permutation(pool)

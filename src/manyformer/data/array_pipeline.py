@@ -104,7 +104,8 @@ class ArrayPipeline(DataPipeline[KindSection], Generic[KindSection, ArraysT, Spl
 
     def check_labels(self) -> None:
         """Raise UserError for labels that are not those of the model."""
-        names, expected = self.label_names(), self.tokenizers.labels
+        names = self.label_names()
+        expected = self.tokenizers.labels
         if names != (expected or ()):
             raise UserError(f"{self.path}: its labels are {names}, the model's {expected}")
 

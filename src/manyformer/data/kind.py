@@ -89,14 +89,16 @@ class DataPipeline(ABC, Generic[KindSection]):
     section: type[KindSection]
     forms: tuple[str, ...]
     prepared_settings: tuple[str, ...] = ()
-    without_test: str = "; score the split valid, or another file"
+    without_test: str
 
     tokenizers: TokenizerPair
 
     def __init__(
         self, data: KindSection, form: str, request: OpenRequest, tokenizers: TokenizerPair | None = None
     ) -> None:
-        self.data, self.form, self.request = data, form, request
+        self.data = data
+        self.form = form
+        self.request = request
         if tokenizers is not None:
             self.tokenizers = tokenizers
 
@@ -168,7 +170,8 @@ class DataPipeline(ABC, Generic[KindSection]):
 
     def use_prepared(self, prepared: PreparedData) -> None:
         """Use the tokenizers of prepared data. Raises UserError if the model has others."""
-        cache, expected = self.request.cache, self.request.tokenizers
+        cache = self.request.cache
+        expected = self.request.tokenizers
         if expected is not None and expected.fingerprint != prepared.tokenizers.fingerprint:
             raise UserError(
                 f"the data in {cache} was prepared with other tokenizers or labels than those of the model in "

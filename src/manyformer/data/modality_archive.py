@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.config.data_sections.audio_section import MAX_RATE, MIN_RATE
-from manyformer.data.array_archives import read_arrays, write_arrays
+from manyformer.data.array_archives import read_arrays
 from manyformer.data.array_checks import (
     SPLIT_NAMES,
     check_labels,
@@ -65,10 +65,6 @@ class ModalityArrays(NamedTuple):
         if self.label_names:
             arrays |= {"labels": self.labels, "label_names": np.array(self.label_names)}
         return arrays | dict(self.splits)
-
-    def write(self, path: Path) -> None:
-        """Write an archive that `data.path` may name."""
-        write_arrays(path, self.to_arrays())
 
 
 def read_modality_archive(path: Path, log: LogFn | None = None) -> ModalityArrays:

@@ -34,7 +34,8 @@ class GraphsPipeline(ArrayPipeline[GraphsData, GraphArrays, IntArray]):
 
     def read_sources(self) -> GraphArrays:
         """The graphs of an archive, or of two text files, of which data.nodes is one."""
-        path, nodes = existing_path(self.path), self.data.nodes
+        path = existing_path(self.path)
+        nodes = self.data.nodes
         is_archive = path.suffix == ".npz"
         if is_archive and nodes is not None:
             raise UserError(f"data.nodes ({nodes}) is for edges in a text file; {path} is an archive with all nodes")
@@ -50,7 +51,8 @@ class GraphsPipeline(ArrayPipeline[GraphsData, GraphArrays, IntArray]):
     @cached_property
     def rows(self) -> GraphRows:
         """The graphs as rows. Raises UserError for labels of nodes where graphs are labelled, and vice versa."""
-        graphs, data = self.arrays, self.data
+        graphs = self.arrays
+        data = self.data
         items = {"nodes": len(graphs.values), "graphs": len(graphs.node_counts)}[self.form]
         if len(graphs.labels) != items:
             raise UserError(
@@ -64,8 +66,7 @@ class GraphsPipeline(ArrayPipeline[GraphsData, GraphArrays, IntArray]):
         return GraphRows(graphs, cast(GraphForm, self.form), directed=data.directed, laplacian=data.laplacian)
 
     def splits(self) -> dict[str, IntArray]:
-        labelled = np.flatnonzero(self.arrays.labels != NO_LABEL)
-        return complete_splits(self.arrays.splits, labelled, self.data.valid, self.path)
+        return complete_splits(self.arrays.splits, self.arrays.labels, self.data.valid, self.path)
 
     def split_of_file(self) -> IntArray:
         self.check_labels()
@@ -90,14 +91,16 @@ class GraphsPipeline(ArrayPipeline[GraphsData, GraphArrays, IntArray]):
 
     def describe(self, splits: Mapping[str, IntArray]) -> Iterator[str]:
         graphs = self.arrays
-        counts, edges = graphs.node_counts, graphs.edges
-        kinds = "directed" if self.data.directed else "undirected"
-        yield f"graphs: {self.path}; {len(counts):,} of {counts.sum():,} nodes and {len(edges):,} {kinds} edges"
+        counts = graphs.node_counts
+        edges = f"{len(graphs.edges):,} {'directed' if self.data.directed else 'undirected'} edges"
+        yield f"graphs: {self.path}; {len(counts):,} of {counts.sum():,} nodes and {edges}"
         yield f"features: {graphs.feature_count:,} of a node; {len(graphs.label_names):,} labels"
         yield "; ".join(f"{name}: {self._labelled(split):,} labels" for name, split in splits.items())
 
     def summarize(self, splits: Mapping[str, IntArray]) -> DataSummary:
-        graphs, noun, train = self.arrays, self.form.removesuffix("s"), splits["train"]
+        graphs = self.arrays
+        train = splits["train"]
+        noun = self.form.removesuffix("s")
         has_edge = np.zeros(len(graphs.values), dtype=bool)
         # an edge from a node to itself leads nowhere
         has_edge[graphs.edges[graphs.edges[:, 0] != graphs.edges[:, 1]]] = True

@@ -68,7 +68,9 @@ class ModalitiesPipeline(ArrayPipeline[ModalitiesData, ModalityArrays, ExampleSp
 
     def learn_tokenizers(self) -> TokenizerPair:
         """What reads the recordings, and a tokenizer of the texts, both learned from training examples."""
-        arrays, train, none = self.arrays, self._listed()["train"], NoTokenizer()
+        arrays = self.arrays
+        train = self._listed()["train"]
+        none = NoTokenizer()
         used = {part: np.unique(index[train][index[train] != NO_PART]) for part, index in arrays.part_index.items()}
         front_end = none if arrays.recordings is None else self._train_front_end(arrays.recordings, used["sound"])
         tokenizer: Tokenizer = none
@@ -79,7 +81,8 @@ class ModalitiesPipeline(ArrayPipeline[ModalitiesData, ModalityArrays, ExampleSp
     @cached_property
     def reader(self) -> ExampleReader:
         """What reads the examples. Raises UserError for parts that the archive or the form does not have."""
-        arrays, form = self.arrays, self.form
+        arrays = self.arrays
+        form = self.form
         parts: tuple[str, ...] = tuple(arrays.part_index) if self.data.parts is None else self.data.parts
         if form == "captions":
             parts = ("image", "text")
@@ -116,7 +119,8 @@ class ModalitiesPipeline(ArrayPipeline[ModalitiesData, ModalityArrays, ExampleSp
         return ExampleEpoch(self.reader, split.usable, rows)
 
     def evaluation_data(self, name: str, split: ExampleSplit) -> EvaluationData:
-        evaluation, arrays = super().evaluation_data(name, split), self.arrays
+        arrays = self.arrays
+        evaluation = super().evaluation_data(name, split)
         if arrays.texts is None or "text" not in self.reader.data.parts:
             return evaluation
         texts = arrays.texts[arrays.part_index["text"][split.usable]].tolist()
@@ -161,7 +165,8 @@ class ModalitiesPipeline(ArrayPipeline[ModalitiesData, ModalityArrays, ExampleSp
         yield "; ".join(f"{name}: {len(split.usable):,} examples" for name, split in splits.items())
 
     def summarize(self, splits: Mapping[str, ExampleSplit]) -> DataSummary:
-        arrays, train = self.arrays, splits["train"].usable
+        arrays = self.arrays
+        train = splits["train"].usable
         is_labelled = self.form == "labelled"
         labels = arrays.labels if is_labelled else np.zeros_like(arrays.labels)
         lacks_part = np.zeros(len(labels), dtype=bool)
@@ -187,8 +192,7 @@ class ModalitiesPipeline(ArrayPipeline[ModalitiesData, ModalityArrays, ExampleSp
 
     def _listed(self) -> dict[str, IntArray]:
         """The examples of each split."""
-        arrays, data = self.arrays, self.data
-        return complete_splits(arrays.splits, np.flatnonzero(arrays.labels != NO_LABEL), data.valid, self.path)
+        return complete_splits(self.arrays.splits, self.arrays.labels, self.data.valid, self.path)
 
     def _split(self, examples: IntArray, subject: str) -> ExampleSplit:
         """These examples as a split. Raises UserError if none of them has what is read."""
@@ -200,17 +204,18 @@ class ModalitiesPipeline(ArrayPipeline[ModalitiesData, ModalityArrays, ExampleSp
 
     def _train_front_end(self, recordings: RecordingArrays, used: IntArray) -> LogMelFrontEnd:
         """The front end with the mean and deviation of the bands of these recordings."""
-        samples, lengths, rate = recordings
         data = self.data
-        statistics = FrameStatistics(FrameSettings.of_milliseconds(rate, data.mels, data.window, data.hop))
-        stops = lengths.cumsum()
+        statistics = FrameStatistics(FrameSettings.of_milliseconds(recordings.rate, data.mels, data.window, data.hop))
+        stops = recordings.lengths.cumsum()
+        starts = stops - recordings.lengths
         for recording in used:
-            levels = samples[stops[recording] - lengths[recording] : stops[recording]]
+            levels = recordings.samples[starts[recording] : stops[recording]]
             statistics.add(levels.astype(np.float32) / np.float32(INT16_SCALE))
         return statistics.front_end()
 
     def _recordings(self) -> FrontEndRecordings:
-        recordings, front_end = self.arrays.recordings, self.tokenizers.source
+        recordings = self.arrays.recordings
+        front_end = self.tokenizers.source
         assert recordings is not None
         assert isinstance(front_end, LogMelFrontEnd)
         rate = front_end.settings.sample_rate
@@ -233,7 +238,8 @@ class ModalitiesPipeline(ArrayPipeline[ModalitiesData, ModalityArrays, ExampleSp
 
     def _part_lengths(self, train: IntArray) -> Iterator[LengthSummary]:
         """The lengths of the parts of training examples that have one."""
-        arrays, texts, parts = self.arrays, self.reader.data.texts, self.reader.data.parts
+        arrays = self.arrays
+        texts = self.reader.data.texts
 
         def used(part: str) -> IntArray:
             index: IntArray = arrays.part_index[part][train]
@@ -242,9 +248,10 @@ class ModalitiesPipeline(ArrayPipeline[ModalitiesData, ModalityArrays, ExampleSp
 
         if texts is not None:
             yield LengthSummary.of(texts.lengths[used("text")], "tokens", title="texts")
-        if arrays.recordings is not None and "sound" in parts:
-            _, lengths, rate = arrays.recordings
-            yield LengthSummary.of(lengths[used("sound")], "seconds", per_unit=rate, title="recordings")
+        recordings = arrays.recordings
+        if recordings is not None and "sound" in self.reader.data.parts:
+            lengths = recordings.lengths[used("sound")]
+            yield LengthSummary.of(lengths, "seconds", per_unit=recordings.rate, title="recordings")
 
 
 def unlabelled_modalities(

@@ -93,7 +93,8 @@ class TrajectoriesPipeline(ArrayPipeline[TrajectoriesData, RecordedEpisodes, Rec
 
     def required_keywords(self, train: RecordedEpisodes) -> dict[str, Any]:
         """The keywords that the data decides: statistics are those of the training steps. Raises UserError."""
-        data, recorded = self.data, self.arrays
+        data = self.data
+        recorded = self.arrays
         observations = train.observations.astype(np.float64)
         continuous = recorded.actions.ndim == 2
         keywords = {
@@ -113,15 +114,18 @@ class TrajectoriesPipeline(ArrayPipeline[TrajectoriesData, RecordedEpisodes, Rec
         low, high = recorded.action_low, recorded.action_high
         if low is None or high is None:
             low, high = recorded.actions.min(0), recorded.actions.max(0)
+            is_constant = low == high
             # a component that never varies needs a box, too
-            low, high = np.where(low == high, low - 1, low), np.where(low == high, high + 1, high)
+            low = np.where(is_constant, low - 1, low)
+            high = np.where(is_constant, high + 1, high)
         return keywords | {"action_low": _numbers(low), "action_high": _numbers(high)}
 
     def offered_keywords(self) -> dict[str, int | None]:
         return {"max_episode_length": int(self.arrays.lengths.max())}
 
     def describe(self, splits: Mapping[str, RecordedEpisodes]) -> Iterator[str]:
-        data, recorded = self.data, self.arrays
+        data = self.data
+        recorded = self.arrays
         returns = recorded.returns()
         yield f"trajectories: {self.path}; {len(returns):,} episodes, {len(recorded.rewards):,} time steps"
         yield f"returns: {returns.min():g} to {returns.max():g}, mean {returns.mean():g}"
@@ -157,7 +161,8 @@ class TrajectoriesPipeline(ArrayPipeline[TrajectoriesData, RecordedEpisodes, Rec
         return delayed_rewards(episodes) if self.data.reward == "last-step" else episodes
 
     def _action_count(self) -> int:
-        largest, actions = int(self.arrays.actions.max()), self.data.actions
+        largest = int(self.arrays.actions.max())
+        actions = self.data.actions
         if actions is not None and largest >= actions:
             raise UserError(f"{self.path}: the action {largest} occurs, but data.actions is {actions}")
         return actions or largest + 1

@@ -42,7 +42,9 @@ class TokenRows(SequenceDataset):
 
     def __init__(self, tokens: TokenShard, *others: TokenShard, pad: int) -> None:
         assert {shard.facts.documents for shard in others} == {tokens.facts.documents}
-        self._tokens, self._others, self._pad = tokens, others, pad
+        self._tokens = tokens
+        self._others = others
+        self._pad = pad
         self.lengths = self.tie_breakers = tokens.lengths
         self.fingerprint = "-".join(shard.facts.sha256[:12] for shard in (tokens, *others))
 
@@ -58,8 +60,9 @@ class LabelledDataset(TokenRows):
     """Texts with a class each."""
 
     def make_batch(self, indices: IntArray) -> ClassificationBatch:
-        tokens, segments, (labels,) = self.rows(indices, 0)
-        return ClassificationBatch(tokens, labels[:, 0], segments)
+        tokens, segments = gather_padded(self._tokens, indices, pad=self._pad)
+        labels = self._others[0].tokens[indices].astype(np.int64)
+        return ClassificationBatch(tokens, torch.from_numpy(labels), segments)
 
 
 @final

@@ -65,8 +65,7 @@ class TargetTexts:
     """The labels or texts of recordings, which become class ids or tokens when a batch is made."""
 
     def __init__(self, shard: TokenShard, tokenizer: Tokenizer, class_ids: dict[str, int] | None) -> None:
-        # slices of a memory map take ten times longer than those of its plain view
-        self._offsets, self._bytes, self._tokenizer = shard.offsets, np.asarray(shard.tokens), tokenizer
+        self._offsets, self._bytes, self._tokenizer = shard.offsets, shard.tokens, tokenizer
         self._labels: IntArray | None = None
         if class_ids is not None:
             texts = map(self._text, range(shard.facts.documents))
@@ -102,7 +101,7 @@ class UtteranceDataset(SequenceDataset):
 
     def __init__(self, archive: RecordingArchive, utterances: Utterances) -> None:
         self._archive, self._utterances = archive, utterances
-        self._levels, self._starts = np.asarray(archive.samples.tokens), archive.samples.offsets
+        self._levels, self._starts = archive.samples.tokens, archive.samples.offsets
         parts = archive.samples.lengths[utterances.recordings] + utterances.silences
         self._samples = np.add.reduceat(parts, utterances.offsets[:-1]) + utterances.tails
         self.lengths = self.tie_breakers = archive.front_end.settings.frame_counts(self._samples)

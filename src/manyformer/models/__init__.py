@@ -7,14 +7,13 @@ from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.encoder_model import EncoderModel
 from manyformer.models.episode_decoder import EpisodeDecoder
 from manyformer.models.generative_model import GenerativeModel, LanguageModel
-from manyformer.models.graph_classifier import GraphClassifier
+from manyformer.models.graph_encoder import GraphClassifier, NodeClassifier
 from manyformer.models.head import BatchLoss, BatchScore, ClassHead, OutputHead
 from manyformer.models.image_classifier import ImageClassifier
 from manyformer.models.logistic_mixture import LogisticMixture
 from manyformer.models.masked_lm import MaskedLM
 from manyformer.models.model import Model, ModelOutput
 from manyformer.models.model_files import ModelSpec
-from manyformer.models.node_classifier import NodeClassifier
 from manyformer.models.patch_embedding import PatchEmbedding
 from manyformer.models.policy_model import PolicyModel
 from manyformer.models.seq2seq import EncoderDecoder

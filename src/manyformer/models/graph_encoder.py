@@ -1,12 +1,15 @@
-"""The base class of models of graphs: features of nodes, a layer that reads edges, a head."""
+"""Models of graphs: features of nodes, a layer that reads edges, a head that labels each node or each graph."""
+
+from typing import final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.batches import GraphBatch
-from manyformer.core import Context, Layer, LayerOutput, WatchFn, no_watch
+from manyformer.core import PADDING_SEGMENT, Context, Layer, LayerOutput, State, WatchFn, no_watch
 from manyformer.errors import UserError
+from manyformer.models.encoder_model import select_targets
 from manyformer.models.feature_embedding import FeatureEmbedding
 from manyformer.models.graph_edges import EdgePlaces, sort_edges
 from manyformer.models.graphormer_encoding import GraphormerEncoding
@@ -75,6 +78,34 @@ class GraphEncoder(Model[GraphBatch]):
         if self.encoding is not None:
             x, ctx = self.encoding(x, ctx)
         return apply_layer(self.body, x, ctx)
+
+
+@final
+class NodeClassifier(GraphEncoder):
+    """Labels each node; logits are (b, l, classes)."""
+
+    def head_inputs(self, batch: GraphBatch, state: State) -> tuple[LayerOutput, Tensor]:
+        return select_targets(self.encode(batch), batch.targets, batch.scored)
+
+
+@final
+class GraphClassifier(GraphEncoder):
+    """Classifies each row, which is one graph, from its virtual node or the mean over its nodes.
+
+    Logits are (b, classes)."""
+
+    def encode(self, batch: GraphBatch, watch: WatchFn = no_watch) -> LayerOutput:
+        hidden = super().encode(batch, watch)
+        if self.encoding is not None and self.encoding.virtual_node is not None:
+            return LayerOutput(hidden.y[:, 0], hidden.state, hidden.loss)
+        if batch.segments is None:
+            return LayerOutput(hidden.y.sum(1) / max(1, hidden.y.shape[1]), hidden.state, hidden.loss)
+        is_node = (batch.segments != PADDING_SEGMENT)[..., None]
+        means = (hidden.y * is_node).sum(1) / is_node.sum(1).clamp(min=1)
+        return LayerOutput(means, hidden.state, hidden.loss)
+
+    def head_inputs(self, batch: GraphBatch, state: State) -> tuple[LayerOutput, Tensor]:
+        return self.encode(batch), batch.targets
 
 
 def _check_width(numbers: Tensor | None, width: int, keyword: str) -> None:

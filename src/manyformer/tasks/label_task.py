@@ -55,7 +55,8 @@ class BatchLabelTask(LabelTask[M]):
     def evaluate(self, request: EvaluationRequest[M]) -> EvaluationResult:
         """Accuracy and F1 over the labels."""
         assert request.batches is not None
-        names, predicted, references = label_names(request.tokenizers), list[str](), list[str]()
+        names = label_names(request.tokenizers)
+        predicted, references = list[str](), list[str]()
         for number, batch in enumerate(request.batches, 1):
             moved: Batch = to_device(batch, request.model.device)
             logits, targets = self.read(request.model, moved)
