@@ -173,7 +173,7 @@ def prepare_model(run: RunConfig, model: Model, device: torch.device) -> torch.d
     # on a CPU, compiling takes half a minute and saves a hundredth of each step
     if run.compile == "on" or (run.compile == "auto" and kind.compiles_by_default):
         compile_backward_as_eager()
-        model.compile()  # type: ignore[no-untyped-call]
+        model.compile()
     return autocast
 
 
