@@ -95,7 +95,10 @@ def positions_of(
     if contiguous_length is not None and (segments is None or isinstance(layout, ContiguousLayout)):
         end = contiguous_length + length
         positions = contiguous_positions(batch, contiguous_length, end, tokens.device)
-        return positions, None if tail is None else tail._replace(contiguous_length=end, columns=end)
+        if tail is None:
+            return positions, None
+        # the compiler of torch 2.11 cannot keep tuples that `_replace` has made, here and below
+        return positions, StreamTail(tail.position_ids, tail.segment_ids, end, end, tail.aligned)
     start_tail = materialize_tail(empty_tail(batch, tokens.device) if tail is None else tail)
     if segments is None:
         current = torch.where(start_tail.segment_ids == UNSTARTED_SEGMENT, 0, start_tail.segment_ids)
@@ -103,13 +106,13 @@ def positions_of(
         aligned = start_tail.aligned
     else:
         aligned = _is_aligned(segments, start_tail)
-    position_ids, end_tail = _count_positions(segments, start_tail)
+    position_ids, last = _count_positions(segments, start_tail)
     if tail is None:
         return TokenPositions(position_ids, segments, layout), None
+    end_tail = StreamTail(last.position_ids, last.segment_ids, last.contiguous_length, last.columns, aligned)
     if layout is None and aligned:
-        positions = TokenPositions(position_ids, segments, AlignedLayout(start_tail.columns))
-        return positions, end_tail._replace(aligned=True)
-    return TokenPositions(position_ids, segments, layout), end_tail._replace(aligned=aligned)
+        return TokenPositions(position_ids, segments, AlignedLayout(start_tail.columns)), end_tail
+    return TokenPositions(position_ids, segments, layout), end_tail
 
 
 def materialize_tail(tail: StreamTail) -> StreamTail:
