@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from markdown_table import table
-
+from manyformer.files.text_tables import markdown_table
 from manyformer.recipes import RECIPES
 
 FILE = Path(__file__).with_name("host_reads.json")
@@ -54,14 +53,14 @@ def host_reads_page(mark: str) -> str:
     rows = [
         [f"`{name}`", *(_total(stated[job].get(name, {})) for job in COLUMNS)] for name in names if name not in quiet
     ]
-    lines += table(["recipe", *COLUMNS.values()], rows, right=set(COLUMNS.values()))
+    lines += markdown_table(["recipe", *COLUMNS.values()], rows, right=set(COLUMNS.values()))
     per_token = sum(next(iter(stated["decoding"].values()))[wait] for wait in always)
     lines += [
         "",
         f"Decoding reads chosen tokens back once in 16 tokens, which is {per_token:g} a token and in all numbers. "
         f"Beyond that, {len(quiet)} recipes never wait: {', '.join(f'`{name}`' for name in quiet)}.",
         *("", "## By place", ""),
-        *table(["place", "wait", "recipes", "why"], _places(stated)),
+        *markdown_table(["place", "wait", "recipes", "why"], _places(stated)),
     ]
     return "\n".join(lines) + "\n"
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from markdown_table import table
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from manyformer.files.json_records import DamagedFile, read_json, validate_json
+from manyformer.files.text_tables import markdown_table
 from manyformer.recipes import RECIPES
 from manyformer.recipes.compose import POSITIONS
 
@@ -89,10 +89,10 @@ def ledger_page(mark: str) -> str:
         "",
         "Published figures of recipes, and ours on the same data, from the records in `ledger.json`.",
         "",
-        *table((*heads, "ours", "seeds", "cost", "date, commit", "command"), measured, right=["seeds"]),
+        *markdown_table((*heads, "ours", "seeds", "cost", "date, commit", "command"), measured, right=["seeds"]),
         *("", "## Not afforded", ""),
-        *table((*heads, "what it would take"), not_afforded),
+        *markdown_table((*heads, "what it would take"), not_afforded),
         *("", "## Without a published figure", ""),
-        *table(("recipe", "why"), reasons),
+        *markdown_table(("recipe", "why"), reasons),
     ]
     return "\n".join([*lines, ""])

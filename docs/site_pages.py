@@ -15,12 +15,12 @@ import pictures
 import recipe_cards
 import typer
 import yaml
-from markdown_table import table
 
 import manyformer
 from manyformer.cli import import_commands
 from manyformer.cli.app import app
 from manyformer.config import run_description, shipped_comparisons, shipped_runs
+from manyformer.files.text_tables import markdown_table
 
 SINGLE_MODULES = (
     *("core", "feedforward", "head_selection", "errors", "plugins"),
@@ -85,7 +85,7 @@ def commands_page() -> str:
     for words, command in all_commands().items():
         lines += ["", f"## {' '.join(words)}", "", *_help_text(command.help or command.short_help or "")]
         rows = [(_spelling(parameter), _meaning(parameter)) for parameter in command.params]
-        lines += ["", *table(("argument or option", "meaning"), [row for row in rows if row[1]])]
+        lines += ["", *markdown_table(("argument or option", "meaning"), [row for row in rows if row[1]])]
         if examples := _plain(command.epilog or "").removeprefix("Examples").strip():
             lines += ["", "```", examples, "```"]
     return "\n".join(lines) + "\n"
@@ -116,7 +116,7 @@ def shipped_page() -> str:
     lines = ["# Shipped runs and comparisons", "", "## Runs", ""]
     lines += ["`manyformer train NAME` starts one, `manyformer runs show NAME` prints its file.", ""]
     rows = [(f"`{name}`", run_description(path)) for name, path in shipped_runs().items()]
-    lines += [*table(("run", "purpose"), rows), "", "## Comparisons", ""]
+    lines += [*markdown_table(("run", "purpose"), rows), "", "## Comparisons", ""]
     lines += ["Each says which results are expected; its report says which of them hold."]
     for name, path in shipped_comparisons().items():
         lines += ["", f"### {name}", "", *_comparison(name, path)]
@@ -155,7 +155,7 @@ def api_pages() -> dict[str, str]:
     modules = public_modules()
     rows = [(f"[{name}]({name}.rst)", sentence) for name, sentence in modules.items()]
     index = ["# API", "", "Every public name: those that `manyformer` and its packages export.", ""]
-    index += [*table(("module", "contents"), rows), "", "```{toctree}", ":hidden:", "", *modules, "```"]
+    index += [*markdown_table(("module", "contents"), rows), "", "```{toctree}", ":hidden:", "", *modules, "```"]
     pages, described = {"api/index.md": "\n".join(index) + "\n"}, dict[int, str]()
     for name in modules:
         module = importlib.import_module(name)

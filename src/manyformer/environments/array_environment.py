@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from manyformer.environments.drawings import draw_bars
 from manyformer.environments.vector_environment import Array, EnvironmentStep, VectorEnvironment, check_state_array
 from manyformer.type_aliases import IntArray
 
@@ -57,6 +58,10 @@ class ArrayEnvironment(VectorEnvironment):
         self.row_seeds, self.episodes, self.clock = (checked.pop(name) for name in ("row_seeds", "episodes", "clock"))
         self._state = checked
         return self._observe()
+
+    def frame(self) -> NDArray[np.uint8]:
+        """The numbers of the observation as bars."""
+        return draw_bars(self._observe()[0])
 
     def _begin_all(self) -> Array:
         self.clock = np.zeros(self.rows, np.int64)

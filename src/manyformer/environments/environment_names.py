@@ -8,8 +8,7 @@ from typing import Any
 from manyformer.environments.array_environment import ArrayEnvironment
 from manyformer.environments.graph_tasks import GraphWalk, StitchMaze
 from manyformer.environments.hidden_velocity_cartpole import HiddenVelocityCartPole
-from manyformer.environments.memory_length import MemoryLengthTask
-from manyformer.environments.repeat_previous import RepeatPrevious
+from manyformer.environments.recall_tasks import MemoryLengthTask, RepeatPrevious
 from manyformer.environments.t_mazes import TMazeActive, TMazePassive
 from manyformer.environments.vector_environment import VectorEnvironment
 from manyformer.errors import UserError, suggest_names

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.environments.array_environment import ArrayEnvironment, Outcome
-from manyformer.environments.drawings import draw_bars
 from manyformer.environments.episode_seeds import random_words
 from manyformer.environments.vector_environment import Array
 from manyformer.spaces import DiscreteActions, VectorSpace
@@ -48,10 +47,6 @@ class GraphTask(ArrayEnvironment):
 
     def _observe(self) -> NDArray[np.float32]:
         return np.eye(len(self.successors), dtype=np.float32)[self._state["node"]]
-
-    def frame(self) -> NDArray[np.uint8]:
-        """A bar at the place of the node."""
-        return draw_bars(self._observe()[0])
 
 
 @final

@@ -1,8 +1,7 @@
 """Figures: curves of training runs, masks, mixing, attention maps, scores by length, token counts, image sheets."""
 
-from manyformer.view.curves import plot_runs
+from manyformer.view.curves import draw_scores_by_length, plot_runs
 from manyformer.view.image_sheets import draw_completed, draw_rows, draw_samples
-from manyformer.view.length_curves import draw_scores_by_length
 from manyformer.view.mask_pictures import attention_masks, draw
 from manyformer.view.mixing_pictures import draw_mixing, mixing_strengths
 

@@ -1,10 +1,11 @@
-"""Figures of the metrics of one or several training runs over their steps."""
+"""Figures of runs: their metrics over the steps of training, and BLEU by the length of the source."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from manyformer.errors import UserError
+from manyformer.scores import ScoreRecord
 from manyformer.train.metrics import MetricsRow, read_rows
 from manyformer.view.figures import add_legend, check_picture, curve_style, panels, write_picture
 
@@ -100,3 +101,19 @@ def _draw_curve(axis: "Axes", index: int, points: tuple[list[float], list[float]
     if steps:
         marker = "o" if len(steps) < MAX_MARKED_POINTS else ""
         axis.plot(steps, values, linewidth=width, marker=marker, ms=3, label=label, **curve_style(index))
+
+
+def draw_scores_by_length(scores: Mapping[str, Sequence[ScoreRecord]], picture: str | Path) -> None:
+    """Draw a curve for each name: the values of `bleu_by_length` over the mean number of source words of each range.
+
+    The figure is that of Bahdanau et al. 2015 (figure 2). The suffix of `picture` decides the format (.png, .svg or
+    .pdf). Raises UserError for another suffix.
+    """
+    figure, (axis,) = panels(1, 1)
+    for number, (name, records) in enumerate(scores.items()):
+        words, values = [record.parts["words"] for record in records], [record.value for record in records]
+        axis.plot(words, values, marker="o", label=name, **curve_style(number))
+    axis.set_xlabel("words of the source, mean of each range")
+    axis.set_ylabel("BLEU")
+    add_legend(axis)
+    write_picture(figure, Path(picture))
