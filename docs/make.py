@@ -10,7 +10,7 @@ from manyformer.config.data_sections import DataSection
 from manyformer.config.section import ConfigSection
 from manyformer.config.setting_names import UNION_TAGS, section_members
 from manyformer.recipes import RECIPES, RecipeCard
-from manyformer.recipes.registry import PROMISES
+from manyformer.recipes.registry import FACTS, PROMISES
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -27,6 +27,8 @@ def recipes_page() -> str:
     sorted_recipes = dict(sorted(RECIPES.items()))
     lines = [MARK, "# Recipes", "", "`manyformer check NAME` tests the promised contracts:", ""]
     lines += [f"- **{name}**: {meaning}" for name, meaning in PROMISES.items()]
+    lines += ["", "What else holds of a recipe unless it is said below why not:", ""]
+    lines += [f"- **{name}**: {meaning}" for name, meaning in FACTS.items()]
     lines += ["", "| recipe | title | year | task | contracts | cost |", "| --- | --- | --- | --- | --- | --- |"]
     for name, recipe in sorted_recipes.items():
         card = recipe.card

@@ -15,18 +15,6 @@ from manyformer.model_summary import is_content_based
 from manyformer.models import Model
 from manyformer.recipes.registry import task_of
 
-_GRAPHS, _RECURRENCE = "nodes and edges decide the shapes", "a recurrent network, token by token"
-
-STATED_BREAKS = {
-    **dict.fromkeys(("gat", "gcn", "graph-transformer", "graph-transformer-classifier"), _GRAPHS),
-    **dict.fromkeys(("graphormer", "graphormer-classifier"), _GRAPHS),
-    **dict.fromkeys(("bahdanau", "lstm-policy"), _RECURRENCE),
-    "adaptive-span": "spans decide the shapes",
-    "audio-transformer-classifier": "lengths of recordings decide the shapes",
-    "multimodal-transformer": "absent parts decide the shapes",
-}
-"""Recipes whose graph may break, and why; so may those whose operators depend on the content of tokens."""
-
 SECOND_SHAPE_GRAPHS = 1
 """Graphs that a second length may add: torch then compiles one for all lengths."""
 
@@ -43,7 +31,10 @@ def check(setting: Setting, recipe: str) -> Outcome:
     model.to(setting.device)
     shorter = {"tokens": data["tokens"][:, :-1], "targets": data["targets"]}
     has_lengths = task_of(model).fixed_length(model) is None and task_of(model).per_token
-    stated = STATED_BREAKS.get(recipe) or ("its operators depend on token values" if is_content_based(model) else None)
+    # a card says why the graph may break; so may that of a model whose operators depend on the content of tokens
+    stated = mf.recipes()[recipe].card.reasons.get("one_graph")
+    if stated is None and is_content_based(model):
+        stated = "its operators depend on token values"
     torch.compiler.reset()
     counters.clear()
     try:

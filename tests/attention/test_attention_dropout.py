@@ -16,13 +16,7 @@ from manyformer.ops.static_layout import materialize
 from manyformer.position import NoPosition
 from manyformer.recipes import RECIPES, get_recipe
 
-REFUSED = {"fnet", "gat", "gpt-oss", "graph-transformer", "graph-transformer-classifier", "synthesizer"} | {
-    *("adaptive-span", "linear-transformer", "linformer", "performer", "performer-encoder", "relu-vit", "rfa"),
-    *("reformer", "reformer-encoder", "reformer-strict", "routing-transformer", "routing-transformer-strict"),
-    *("sinkhorn-encoder", "sinkhorn-transformer", "fox", "moba", "nystromformer", "deltanet", "gated-deltanet", "gla"),
-    *("hgrn2", "infini-attention", "kda", "lightning", "mamba-2", "mlstm", "nsa", "qwen3-next", "retnet"),
-}
-"""Recipes with heads whose attention has no softmax weights of all visible pairs."""
+REFUSED = {name for name, recipe in RECIPES.items() if "attention_dropout" in recipe.card.reasons}
 
 WITH_DROPOUT = sorted(
     {name for name in RECIPES if "attention_dropout" in get_recipe(name).signature.parameters} - REFUSED

@@ -26,6 +26,7 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.models import ClassHead, MaskedLM, TokenEmbedding
 from manyformer.position import LearnedPosition
 from manyformer.recipes import RECIPES
+from manyformer.recipes.recurrent_layers import SIGNED_SUMS
 from manyformer.recipes.registry import task_of
 from manyformer.residual import Residual
 from manyformer.tasks import EncodedText
@@ -35,26 +36,14 @@ CHARACTERS = train_tokenizer("char", ["abcdefgh ijkl"])
 TEXT_DATA = {"text", "pairs", "labels", "trees"}
 """The kinds of data that have plain text to analyse."""
 NO_PAIR_WEIGHTS = {
-    "fnet",
-    "linformer",
-    "nystromformer",
-    "perceiver",
-    "sinkhorn-encoder",
-    "sinkhorn-transformer",
-    "etc",
-    "bigbird-etc",
-    "lstm-lm",
-    "mamba",
-    "rwkv-7",
-    "nsa",
-    "infini-attention",
-    "deltanet",
-    "gated-deltanet",
-    "kda",
+    name for name, recipe in RECIPES.items() if {"pair_weights", "attention_maps"} & recipe.card.reasons.keys()
 }
-"""Recipes without weights for pairs of tokens of the text."""
 NEEDS_TREES = {"structural"}
-SUMS = {"gla", "hgrn2", "lightning", "mamba-2", "mlstm", "retnet"}
+SUMS = {
+    name
+    for name, recipe in RECIPES.items()
+    if recipe.card.reasons.get("convex_weights") == SIGNED_SUMS["convex_weights"]
+}
 """Recipes whose outputs are sums of values with weights of any sign and size."""
 
 

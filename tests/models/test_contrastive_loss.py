@@ -94,7 +94,7 @@ def test_it_can_be_left_out_and_needs_parts() -> None:
         MaskedLM(bert.embed, bert.body, bert.head, contrast=PartContrastiveLoss())
     with pytest.raises(ValueError, match="loss_fraction and mask_rate must lie between 0 and 1"):
         PartContrastiveLoss(loss_fraction=1.0)
-    with pytest.raises(ValueError, match=r"contrast_weight \(0.0\) must be above 0 and below 1"):
+    with pytest.raises(ValueError, match=r"contrast_weight: must be a number > 0 and < 1 or null, got 0\.0"):
         built(contrast_weight=0.0)
     with pytest.raises(ValueError, match="no other loss trains the summaries of the last layer"):
         built(contrast_weight=None, projections="separate")

@@ -12,10 +12,7 @@ from manyformer.multi_head.head_gates import ConstantGates, MultiHeadLayer, atte
 from manyformer.recipes import RECIPES
 from manyformer.tasks import Inputs
 
-WITHOUT_HEADS = {"bahdanau", "fnet", "lstm-lm", "lstm-policy", "mamba", "mlp-mixer", "rwkv-7"} | {
-    *("gat", "gcn", "graph-transformer", "graph-transformer-classifier", "tc-resnet"),
-}
-"""Recipes without heads, or with heads that no output projection joins."""
+WITHOUT_HEADS = {name for name, recipe in RECIPES.items() if "heads" in recipe.card.reasons}
 
 
 def subject_and_inputs(recipe: str) -> tuple[OwnSubject, Inputs]:

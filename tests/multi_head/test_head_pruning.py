@@ -29,11 +29,8 @@ from manyformer.recipes import RECIPES
 from perturbing import perturb
 from token_rows import range_positions
 
-WITHOUT_HEADS = {"bahdanau", "fnet", "lstm-lm", "lstm-policy", "mamba", "mlp-mixer", "rwkv-7"} | {
-    *("gat", "gcn", "graph-transformer", "graph-transformer-classifier", "tc-resnet"),
-}
-COUPLED_HEADS = {"diff-transformer", "gated-deltanet", "hgrn2", "lightning", "mamba-2", "nsa", "qwen3-next"}
-"""Recipes of which no head can be removed."""
+WITHOUT_HEADS = {name for name, recipe in RECIPES.items() if "heads" in recipe.card.reasons}
+COUPLED_HEADS = {name for name, recipe in RECIPES.items() if "removable_heads" in recipe.card.reasons}
 WITH_ONE_HEAD = {"gmlp", "gmlp-encoder", "gmlp-vit"}
 """Recipes without a number of heads, whose layers have one each."""
 

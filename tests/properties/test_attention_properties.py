@@ -20,51 +20,20 @@ from manyformer.recipes.registry import task_of
 from manyformer.residual import Residual
 
 OUTSIDE = {
-    # soft spans multiply weights after the softmax
-    "adaptive-span",
-    # weights add up to less than 1, or are differences
-    "gpt-oss",
-    "diff-transformer",
-    # gates of three attentions add up to anything
-    "nsa",
-    # a query whose block has no key gets zeros
-    "blockwise",
-    # keys and values are projected to other ones, with weights of any sign
-    "linformer",
-    # the inverse of the landmarks' matrix has entries of any sign
-    "nystromformer",
     # random cosine features have any sign
     "rfa",
-    "compose rfa",
-    "compose rfa-gate",
-    # a query without a key in its cluster gets zeros
-    "routing-transformer",
-    # positions are added to the values
-    "shaw",
-    "structural",
+    "rfa-gate",
     # the state is corrected, not averaged
-    "compose delta",
-    "deltanet",
-    "gated-deltanet",
-    "kda",
-    "qwen3-next",
-    # weights are products of any sign, which nothing divides by their sum
-    "gla",
-    "hgrn2",
-    "lightning",
-    "mamba-2",
-    "mlstm",
-    "retnet",
+    "delta",
     # a query whose rectified features are all zero gets zeros
-    "compose cosine",
+    "cosine",
     # rectified scores may all be zero, and those that are not divided by their sum add up to anything
-    "compose relu",
-    "compose relu-squared",
-    "compose relu-mean",
-    "compose sigmoid",
-    "relu-vit",
+    "relu",
+    "relu-squared",
+    "relu-mean",
+    "sigmoid",
 }
-"""The models with a layer that leaves the convex hull of its values."""
+"""The kernels of `compose` that leave the convex hull of their values; those of recipes are on their cards."""
 
 TIED = {"LSHKernel", "RoutingKernel"}
 """The kernels whose queries are their keys."""
@@ -90,9 +59,9 @@ def test_every_kernel_has_the_properties_of_its_kind(name: str, keywords: dict[s
     layers = [layer for layer in attention_heads(model).values() if isinstance(layer, Attention)]
     properties = attention_properties(model, inputs_of(model))
     assert bool(properties) == bool(layers)
-    label = f"{name} {keywords['kernel']}" if keywords else name
+    is_outside = keywords["kernel"] in OUTSIDE if keywords else "convex_weights" in mf.recipes()[name].card.reasons
     if properties:
-        assert all(layer.in_convex_hull for layer in properties) == (label not in OUTSIDE)
+        assert all(layer.in_convex_hull for layer in properties) != is_outside
     for layer in properties:
         # two independent checks: weights that are a mean, and outputs in random directions
         assert not layer.convex_weights or max(layer.hull_excess) < 1e-9

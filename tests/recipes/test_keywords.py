@@ -20,6 +20,7 @@ from manyformer.keyword_checks import check_value
 from manyformer.models import ModelSpec
 from manyformer.models.with_early_exit import EarlyExitConfig
 from manyformer.recipes import RECIPES
+from manyformer.recipes.attention_keywords import ATTENTION_KEYWORDS
 from manyformer.recipes.keywords import (
     COMMON_KEYWORDS,
     Default,
@@ -28,6 +29,7 @@ from manyformer.recipes.keywords import (
     keyword_signature,
 )
 from manyformer.recipes.registry import recipe_of_spec
+from manyformer.tasks.masked_language_modelling import MASKED_LM
 from manyformer.train.run_folder import recipe_lookup
 
 FOLDER = Path(inspect.getfile(mf)).parent / "recipes"
@@ -155,6 +157,15 @@ def test_records_are_expanded_into_the_signature() -> None:
     assert {name: parameter.default for name, parameter in parameters.items()} == {"dim": 8, "dropout": 0.5, "slots": 3}
     assert parameters["slots"].annotation == Annotated[int, Ge(1), "number of slots"]
     assert parameters["dropout"].annotation == Annotated[float, Ge(0), Lt(1), "dropout probability"]
+
+
+def function_with_own_dropout(heads: int = 2, attention_dropout: float = 0.5) -> None: ...
+
+
+def test_a_keyword_of_a_recipe_itself_is_no_shared_one() -> None:
+    signature = keyword_signature(function_with_own_dropout)
+    assert ATTENTION_KEYWORDS.belong_to(signature, MASKED_LM)
+    assert [added.name for added in ATTENTION_KEYWORDS.parameters(signature)] == ["removed_heads", "shared_qk_dim"]
 
 
 @pytest.mark.parametrize("name", ["early-exit-lm", "early-exit-seq2seq"])

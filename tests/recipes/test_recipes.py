@@ -28,7 +28,7 @@ from manyformer.models import (
 from manyformer.models.multimodal_classifier import MultimodalClassifier
 from manyformer.models.two_towers import TwoTowers
 from manyformer.recipes import RECIPES, RecipeCard
-from manyformer.recipes.registry import PROMISES
+from manyformer.recipes.registry import FACTS, PROMISES
 from manyformer.recipes.transformer_lm import transformer_lm
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 
@@ -53,7 +53,7 @@ KINDS = {
     "graphs": GraphClassifier,
     "audio-classification": AudioClassifier,
 }
-FACTS: dict[str, Any] = {"title": "A", "paper": "B", "summary": "C", "task": MASKED_LM, "cost": "O(1)"}
+CARD: dict[str, Any] = {"title": "A", "paper": "B", "summary": "C", "task": MASKED_LM, "cost": "O(1)"}
 
 
 def test_the_first_recipes_are_there() -> None:
@@ -68,14 +68,14 @@ def test_cards_are_complete(name: str) -> None:
     assert card.name == name
     for text in (card.title, card.paper, card.summary, card.cost):
         assert text.strip() == text != ""
-    assert set(card.reasons) <= set(PROMISES) | set(CONTRACTS)
+    assert set(card.reasons) <= {*PROMISES, *FACTS, *CONTRACTS}
     assert all(reason.strip() == reason != "" for reason in card.reasons.values())
     assert ("cross_attention" in card.promises) == card.task.takes_source
 
 
 def test_a_card_promises_all_but_what_it_gives_a_reason_against() -> None:
-    assert RecipeCard(name="x", **FACTS).promises == list(PROMISES)
-    card = RecipeCard(name="x", **FACTS, reasons={"incremental_decoding": "it cannot", "float16": "it rounds"})
+    assert RecipeCard(name="x", **CARD).promises == list(PROMISES)
+    card = RecipeCard(name="x", **CARD, reasons={"incremental_decoding": "it cannot", "float16": "it rounds"})
     assert card.promises == ["causal", "cross_attention", "padding_invariant"]
 
 

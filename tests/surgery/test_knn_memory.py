@@ -78,7 +78,7 @@ def test_what_cannot_be_is_refused() -> None:
         mf.memorize(made("memorizing-transformer", knn_memory_size=4, layer=1), memory=5, layer=2)
     with pytest.raises(UserError, match=r"layer \(3\) must be at most depth \(2\)"):
         mf.memorize(made("transformer-xl"), memory=5, layer=3)
-    with pytest.raises(UserError, match=r"gate \(1\) must be above 0"):
+    with pytest.raises(UserError, match="gate: must be a number > 0 and < 1, got 1"):
         mf.memorize(made("transformer-xl"), memory=5, gate=1)
     with pytest.raises(UserError, match="position 'xl' needs dot products"):
         made("memorizing-transformer", position="xl")

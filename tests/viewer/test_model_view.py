@@ -24,10 +24,7 @@ from manyformer.tasks import Task
 from manyformer.tasks.task import Inputs
 from manyformer.viewer.model_view import shows_rows_of_data, view_image, view_row, view_text
 
-WITHOUT_ATTENTION = {"fnet", "lstm-lm", "mamba", "deltanet", "gated-deltanet", "kda"} | {
-    *("rwkv-7", "nsa", "infini-attention"),
-}
-"""Recipes that mix tokens without weights, or by a memory that is corrected, so that no weights of pairs exist."""
+WITHOUT_ATTENTION = {name for name, recipe in mf.recipes().items() if "attention_maps" in recipe.card.reasons}
 
 
 def tiny(name: str) -> Any:

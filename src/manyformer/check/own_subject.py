@@ -13,7 +13,7 @@ from manyformer.errors import UserError
 from manyformer.models import Model, ModelSpec
 from manyformer.models.model import model_name
 from manyformer.recipes import RecipeCard
-from manyformer.recipes.registry import PROMISES, card_of, task_of
+from manyformer.recipes.registry import FACTS, PROMISES, card_of, task_of
 from manyformer.system.devices import device_kind
 from manyformer.tasks import Inputs
 
@@ -62,9 +62,9 @@ def _not_promised(card: RecipeCard | None) -> dict[str, str]:
     if card is None:
         reason = "this model was not built from a recipe, so it cannot be built again"
         return {"saving": reason, "spec": reason}
-    valid_names = {*PROMISES, *CONTRACTS, *(need for contract in CONTRACTS.values() for need in contract.needs)}
+    valid_names = {*PROMISES, *FACTS, *CONTRACTS, *(need for contract in CONTRACTS.values() for need in contract.needs)}
     if unknown_names := sorted(card.reasons.keys() - valid_names):
         raise UserError(
-            f"the card of {card.name} has a reason for '{unknown_names[0]}', which is no promise and no contract"
+            f"the card of {card.name} has a reason for '{unknown_names[0]}', which is no promise, fact or contract"
         )
     return card.reasons

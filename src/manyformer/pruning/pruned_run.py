@@ -11,7 +11,7 @@ from manyformer.files.atomic_files import atomic_write_text, report_disk_full
 from manyformer.models import Model
 from manyformer.models.model_files import copy_tokenizers, replacement_folder
 from manyformer.multi_head.head_pruning import RemovedHeads, add_heads, format_heads, parse_heads, remove_heads
-from manyformer.recipes.keywords import REMOVED_HEADS
+from manyformer.recipes.attention_keywords import REMOVED_HEADS
 
 
 def prune_heads(model: Model, removed: RemovedHeads) -> Model:

@@ -28,6 +28,11 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     summary="Each head learns the length of the context it attends to, and computes no further.",
     task=LANGUAGE_MODELLING,
     cost="O(l z d + l d^2) per layer, z the mean span of its heads plus the ramp",
+    reasons={
+        "attention_dropout": "soft spans change the weights of softmax",
+        "convex_weights": "soft spans multiply weights after the softmax",
+        "one_graph": "spans decide the shapes",
+    },
     tiny_keywords={"max_span": 24, "span_ramp": 8, "span_init": 0.3},
 )
 def adaptive_span(

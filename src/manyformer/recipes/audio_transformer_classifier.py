@@ -22,6 +22,7 @@ from manyformer.tasks.audio_classification import AUDIO_CLASSIFICATION
     summary="Convolutions shorten log-mel frames for a Transformer encoder; its mean output represents a recording.",
     task=AUDIO_CLASSIFICATION,
     cost="O(f^2 d / 16 + f d^2 / 4) per layer for f frames",
+    reasons={"one_graph": "lengths of recordings decide the shapes"},
     tiny_keywords={"mels": 6, "channels": 4},
 )
 def audio_transformer_classifier(

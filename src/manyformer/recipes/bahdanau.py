@@ -21,6 +21,10 @@ from manyformer.tasks.translation import TRANSLATION
     summary="Before each token the decoder attends to the source, instead of relying on one vector for all of it.",
     task=TRANSLATION,
     cost="O(l s d + (l + s) d^2), one token after the other",
+    reasons={
+        "heads": "one alignment reads the source",
+        "one_graph": "a recurrent network takes one token after another",
+    },
     tiny_keywords={"embedding_dim": 12, "align_dim": 10, "maxout": 14},
 )
 def bahdanau(

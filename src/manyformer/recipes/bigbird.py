@@ -110,6 +110,7 @@ def bigbird(
     summary="Additional global tokens before the text, and relative position labels.",
     task=MASKED_LM,
     cost="O(l (b + g) d + (l + g) d^2) per layer, b keys in a handful of blocks",
+    reasons={"pair_weights": "summaries stand among the tokens"},
     tiny_keywords={**TINY, "summaries": 3, "max_relative_distance": 3},
 )
 def bigbird_etc(

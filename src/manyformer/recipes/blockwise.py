@@ -20,6 +20,7 @@ from manyformer.tasks.masked_language_modelling import MASKED_LM
     summary="Each head has a permutation of a few blocks: attention needs less memory by the number of blocks.",
     task=MASKED_LM,
     cost="O(l^2 d / n + l d^2) per layer, n blocks",
+    reasons={"convex_weights": "a query whose block has no key gets zeros"},
     tiny_keywords={"blocks": 2, "max_length": 48},
 )
 def blockwise(

@@ -6,7 +6,7 @@ from manyformer.feedforward import GatedFeedForward
 from manyformer.models import LanguageModel
 from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import HeadDim, NegativeEigenvalues, ShortConvolutionSize
-from manyformer.recipes.recurrent_layers import RecurrentSizes, delta_attention
+from manyformer.recipes.recurrent_layers import CORRECTED_MEMORY, RecurrentSizes, delta_attention
 from manyformer.recipes.registry import recipe
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -19,6 +19,7 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     "system.",
     task=LANGUAGE_MODELLING,
     cost="O(l d^2) per layer; O(d^2 / heads) per generated token, at any length",
+    reasons=CORRECTED_MEMORY,
 )
 def deltanet(
     vocab: int = 256,

@@ -27,6 +27,10 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     summary="Attention as the difference of two softmaxes, by which what both attend to cancels.",
     task=LANGUAGE_MODELLING,
     cost="O(l^2 d + l d^2) per layer",
+    reasons={
+        "convex_weights": "weights are differences, which add up to less than 1",
+        "removable_heads": "heads are pairs, computed from one another",
+    },
     tiny_keywords={"heads": 4, "kv_heads": 2},
 )
 def diff_transformer(

@@ -1,26 +1,34 @@
 """The head of an encoder as keywords of every recipe of masked language modelling."""
 
-import inspect
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from manyformer.errors import UserError
 from manyformer.models import EncoderModel
-from manyformer.recipes.keywords import PositiveSize
+from manyformer.recipes.keywords import Default, PositiveSize, SharedKeywords
 from manyformer.tasks import Task
 from manyformer.tasks.encoder_task import ENCODER_HEADS, EncoderHeadSettings, EncoderTask
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 
-HEAD, CLASSES, POOLER_ACTIVATION = "head", "classes", "pooler_activation"
+HEAD, CLASSES = "head", "classes"
 
-HeadKeyword = Annotated[str, ENCODER_HEADS, "task that the head is for; the kind of data decides it in a run"]
-HeadClasses = Annotated[
-    PositiveSize | None, "number of labels of a head that has labels, null for others; the data decides it in a run"
-]
 
-PoolerActivation = Annotated[
-    Literal["tanh", "relu", "gelu", "gelu-tanh"], "activation of the dense layer of a head for labels of texts"
-]
+class HeadOptions(TypedDict, total=False):
+    """The head of an encoder."""
+
+    head: Annotated[
+        str, ENCODER_HEADS, "task that the head is for; the kind of data decides it in a run", Default(MASKED_LM.name)
+    ]
+    classes: Annotated[
+        PositiveSize | None,
+        "number of labels of a head that has labels, null for others; the data decides it in a run",
+        Default(None),
+    ]
+    pooler_activation: Annotated[
+        Literal["tanh", "relu", "gelu", "gelu-tanh"],
+        "activation of the dense layer of a head for labels of texts",
+        Default("tanh"),
+    ]
 
 
 class EncoderHead(NamedTuple):
@@ -31,9 +39,9 @@ class EncoderHead(NamedTuple):
     pooler_activation: str
 
     @classmethod
-    def taken_from(cls, keywords: dict[str, Any]) -> "EncoderHead":
-        """Remove its keywords and return the head. Raises UserError for a missing or needless one."""
-        head = cls(ENCODER_HEADS[keywords.pop(HEAD)], keywords.pop(CLASSES), keywords.pop(POOLER_ACTIVATION))
+    def read(cls, options: dict[str, Any]) -> "EncoderHead":
+        """The head that keywords describe. Raises UserError for a missing or needless one."""
+        head = cls(ENCODER_HEADS[options[HEAD]], options[CLASSES], options["pooler_activation"])
         if head.task.has_labels and head.classes is None:
             raise UserError(f"head={head.task.name} needs classes, the number of labels")
         if not head.task.has_labels and head.classes is not None:
@@ -52,14 +60,9 @@ class EncoderHead(NamedTuple):
         return model
 
 
-def with_head_keywords(signature: inspect.Signature) -> inspect.Signature:
-    """The signature of a recipe of masked language modelling with the keywords of its head."""
-    head = inspect.Parameter(HEAD, inspect.Parameter.KEYWORD_ONLY, default=MASKED_LM.name, annotation=HeadKeyword)
-    classes = inspect.Parameter(CLASSES, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=HeadClasses)
-    activation = inspect.Parameter(
-        POOLER_ACTIVATION, inspect.Parameter.KEYWORD_ONLY, default="tanh", annotation=PoolerActivation
-    )
-    return signature.replace(parameters=[*signature.parameters.values(), head, classes, activation])
+HEAD_KEYWORDS = SharedKeywords(
+    HeadOptions, lambda signature, task: task is MASKED_LM, lambda options: EncoderHead.read(options).put_on
+)
 
 
 def head_named_in(keywords: Mapping[str, Any]) -> EncoderTask | None:

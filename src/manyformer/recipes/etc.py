@@ -27,6 +27,7 @@ from manyformer.tasks.masked_language_modelling import MASKED_LM
     summary="A second, short input of global tokens, relative position labels, and a contrastive loss for them.",
     task=MASKED_LM,
     cost="O(l (w + n) d + n^2 d + (l + n) d^2) per layer, n summaries",
+    reasons={"pair_weights": "summaries stand among the tokens"},
     tiny_keywords={"window": 4, "part_length": 5, "max_relative_distance": 3},
 )
 def etc(

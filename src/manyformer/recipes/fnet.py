@@ -30,7 +30,12 @@ TokenMixingName = Annotated[
     summary="A Fourier transform without weights mixes tokens nearly as well as attention.",
     task=MASKED_LM,
     cost="O(l log(l) d + l d^2) per layer",
-    reasons={"causal": "a Fourier transform sums over all tokens, including later ones"},
+    reasons={
+        "causal": "a Fourier transform sums over all tokens, including later ones",
+        "heads": "a Fourier transform mixes tokens; `attention_layers` alone have heads",
+        "attention_dropout": "a Fourier transform has no weights of softmax",
+        "attention_maps": "a Fourier transform has no weights to show",
+    },
 )
 def fnet(
     vocab: int = 32000,

@@ -17,6 +17,7 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     summary="A forget gate for each token and head makes attention decay by content, which replaces positions.",
     task=LANGUAGE_MODELLING,
     cost="O(l^2 d + l d^2) per layer",
+    reasons={"attention_dropout": "gates change the weights of softmax in a kernel of its own"},
 )
 def fox(
     vocab: int = 256,

@@ -24,6 +24,11 @@ SCORES = {"additive": AdditiveScores, "dynamic": DynamicScores}
     summary="Each node of a graph attends to its neighbours, with scores that are sums of a number of either.",
     task=GRAPH_NODES,
     cost="O(n d^2 + e d) per layer for n nodes and e edges",
+    reasons={
+        "heads": "no output projection joins its heads",
+        "attention_dropout": "weights belong to edges, not to pairs of tokens",
+        "one_graph": "nodes and edges decide the shapes",
+    },
     tiny_keywords={"features": 6},
 )
 def gat(

@@ -5,7 +5,7 @@ from manyformer.feedforward import GatedFeedForward
 from manyformer.models import LanguageModel
 from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import HeadDim, KeyHeads, NegativeEigenvalues, ShortConvolutionSize, ValueDim
-from manyformer.recipes.recurrent_layers import RecurrentSizes, gated_delta_attention
+from manyformer.recipes.recurrent_layers import CORRECTED_MEMORY, RecurrentSizes, gated_delta_attention
 from manyformer.recipes.registry import recipe
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -16,6 +16,7 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     summary="Mamba-2's decay of each head, then the delta rule: a memory that can be cleared and precisely corrected.",
     task=LANGUAGE_MODELLING,
     cost="O(l d^2) per layer; O(d^2 / heads) per generated token, at any length",
+    reasons={**CORRECTED_MEMORY, "removable_heads": "with fewer `key_heads`, heads share keys"},
     tiny_keywords={"key_heads": 1, "value_dim": 4},
 )
 def gated_deltanet(

@@ -19,6 +19,10 @@ from manyformer.tasks.graph_labels import GRAPH_NODES
     summary="Each node becomes a sum over its neighbours with weights by their degrees, without attention.",
     task=GRAPH_NODES,
     cost="O(n d^2 + e d) per layer for n nodes and e edges",
+    reasons={
+        "heads": "weights of neighbours follow from the graph",
+        "one_graph": "nodes and edges decide the shapes",
+    },
     tiny_keywords={"features": 6},
 )
 def gcn(

@@ -15,7 +15,7 @@ from manyformer.masks import Causal
 from manyformer.models import LanguageModel
 from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import HeadDim, PositiveSize
-from manyformer.recipes.recurrent_layers import RecurrentSizes
+from manyformer.recipes.recurrent_layers import SIGNED_SUMS, RecurrentSizes
 from manyformer.recipes.registry import recipe
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -26,6 +26,7 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     summary="Linear attention without a normalizer, whose memory decays each key channel by a gate of the input.",
     task=LANGUAGE_MODELLING,
     cost="O(l d^2) per layer; O(d^2 / heads) per generated token, at any length",
+    reasons=SIGNED_SUMS,
 )
 def gla(
     vocab: int = 256,

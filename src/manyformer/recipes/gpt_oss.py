@@ -36,7 +36,11 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     summary="Windows and full attention in turn with learned sinks, and experts with a clamped gate.",
     task=LANGUAGE_MODELLING,
     cost="O(l^2 d + l d^2) per layer with the experts of a token alone; windows cache w tokens",
-    reasons={"bfloat16": "rounded inputs of a router may choose another expert"},
+    reasons={
+        "bfloat16": "rounded inputs of a router may choose another expert",
+        "attention_dropout": "a learned logit beside the scores takes a share of the weights",
+        "convex_weights": "weights add up to less than 1",
+    },
     tiny_keywords={"kv_heads": 1, "window": 5, "num_experts": 4, "experts_per_token": 2, "original_length": 16},
 )
 def gpt_oss(

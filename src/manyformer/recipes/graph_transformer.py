@@ -29,6 +29,11 @@ EigenvectorCount = Annotated[
     summary="Nodes attend to their neighbours, with Laplacian positions and features of edges; a label for each node.",
     task=GRAPH_NODES,
     cost=COST,
+    reasons={
+        "heads": "heads attend along edges, in a layer without gates of heads",
+        "attention_dropout": "weights belong to edges, not to pairs of tokens",
+        "one_graph": "nodes and edges decide the shapes",
+    },
     tiny_keywords={"features": 6, "laplacian": 3},
 )
 def graph_transformer(
@@ -59,6 +64,11 @@ def graph_transformer(
     summary="Nodes attend to their neighbours, with Laplacian positions and features of edges; a label for each graph.",
     task=WHOLE_GRAPHS,
     cost=COST,
+    reasons={
+        "heads": "heads attend along edges, in a layer without gates of heads",
+        "attention_dropout": "weights belong to edges, not to pairs of tokens",
+        "one_graph": "nodes and edges decide the shapes",
+    },
     tiny_keywords={"features": 6, "laplacian": 3, "edge_features": 2},
 )
 def graph_transformer_classifier(

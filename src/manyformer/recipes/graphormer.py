@@ -31,6 +31,7 @@ MaxDistance = Annotated[PositiveSize, "longest shortest path with a score of its
     summary="All nodes attend to each other, with scores by the shortest path between them; a label for each node.",
     task=GRAPH_NODES,
     cost=COST,
+    reasons={"one_graph": "nodes and edges decide the shapes"},
     tiny_keywords={"features": 6, "max_distance": 3},
 )
 def graphormer(
@@ -62,6 +63,7 @@ def graphormer(
     summary="All nodes and a virtual one attend to each other, with scores by shortest paths; a label for each graph.",
     task=WHOLE_GRAPHS,
     cost=COST,
+    reasons={"one_graph": "nodes and edges decide the shapes"},
     tiny_keywords={"features": 6, "max_distance": 3, "edge_features": 2},
 )
 def graphormer_classifier(

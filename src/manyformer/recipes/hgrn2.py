@@ -13,7 +13,7 @@ from manyformer.masks import Causal
 from manyformer.models import LanguageModel
 from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import HeadDim
-from manyformer.recipes.recurrent_layers import RecurrentSizes
+from manyformer.recipes.recurrent_layers import SIGNED_SUMS, RecurrentSizes
 from manyformer.recipes.registry import recipe
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -25,6 +25,7 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     "keys of its own.",
     task=LANGUAGE_MODELLING,
     cost="O(l d^2) per layer; O(d^2 / heads) per generated token, at any length",
+    reasons={**SIGNED_SUMS, "removable_heads": "one norm acts on the outputs of all heads"},
 )
 def hgrn2(
     vocab: int = 256,

@@ -22,6 +22,10 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     summary="Softmax attention inside a segment, and a linear memory of the earlier ones, mixed by a gate per head.",
     task=LANGUAGE_MODELLING,
     cost="O(l segment_length d + l d^2) per layer; a state of one segment and a memory of constant size",
+    reasons={
+        "attention_dropout": "softmax is mixed with a memory in a kernel of its own",
+        "attention_maps": "earlier segments are a memory, without weights of their tokens",
+    },
     tiny_keywords={"segment_length": 5},
 )
 def infini_attention(

@@ -10,7 +10,7 @@ from manyformer.kernels.decay_gates import SoftplusDecay
 from manyformer.models import LanguageModel
 from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import HeadDim, ShortConvolutionSize
-from manyformer.recipes.recurrent_layers import RecurrentSizes, delta_attention
+from manyformer.recipes.recurrent_layers import CORRECTED_MEMORY, RecurrentSizes, delta_attention
 from manyformer.recipes.registry import recipe
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -22,6 +22,7 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     "length.",
     task=LANGUAGE_MODELLING,
     cost="O(l d^2) per layer; O(d^2 / heads) per generated token, at any length",
+    reasons=CORRECTED_MEMORY,
 )
 def kda(
     vocab: int = 256,

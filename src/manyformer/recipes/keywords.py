@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Unpack, get_args, get_origin, get_ty
 from annotated_types import Ge, Gt, Le, Lt
 
 from manyformer.residual.gated_joins import GateName
+from manyformer.tasks import Task
 
 PositiveSize = Annotated[int, Ge(1)]
 
@@ -99,21 +100,6 @@ WindowOnEachSide = Annotated[PositiveSize, "number of positions in the attention
 CausalWindowSize = Annotated[PositiveSize, "number of positions in the attention window: a token and those before it"]
 CausalWindowOrNone = Annotated[CausalWindowSize | None, "positions in an attention window; null means all"]
 
-REMOVED_HEADS = "removed_heads"
-RemovedHeadsKeyword = Annotated[
-    str | None, "attention heads to build without, as manyformer prune writes them: layer:number,number layer:number"
-]
-ATTENTION_DROPOUT = "attention_dropout"
-AttentionDropoutKeyword = Annotated[
-    float, Ge(0), Lt(1), "probability that a weight of softmax attention is dropped in training"
-]
-SHARED_QK_DIM = "shared_qk_dim"
-SharedQKDimKeyword = Annotated[
-    PositiveSize | None,
-    "number of query and key dimensions that all heads of a layer share (collaborative attention); null means that "
-    "each head has its own",
-]
-
 COMMON_KEYWORDS: dict[str, tuple[Any, ...]] = {
     "vocab": (Ge(1), "number of token ids; the data decides it in a run"),
     "source_vocab": (Ge(1), "number of source token ids; null means one vocabulary for source and target"),
@@ -161,21 +147,21 @@ def keyword_signature(function: Callable[..., Any]) -> inspect.Signature:
     return signature.replace(parameters=parameters)
 
 
-def with_attention_keywords(signature: inspect.Signature) -> inspect.Signature:
-    """The signature of a recipe with the keywords of all attention, if it chooses a number of heads."""
-    parameters = signature.parameters
-    if not {"heads", "base_keywords"} & parameters.keys():
-        return signature
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, default, annotation in (
-            (ATTENTION_DROPOUT, 0.0, AttentionDropoutKeyword),
-            (REMOVED_HEADS, None, RemovedHeadsKeyword),
-            (SHARED_QK_DIM, None, SharedQKDimKeyword),
-        )
-        if name not in parameters
-    ]
-    return signature.replace(parameters=[*parameters.values(), *added])
+@dataclass(frozen=True)
+class SharedKeywords:
+    """Keywords that recipes of a kind have besides those of their functions, and what they change in a built model.
+
+    `record` is a TypedDict whose types contain defaults. `belong_to` says of a recipe's own signature and its task
+    whether it has them. `read` gives the change for their values; it raises UserError for values that exclude each
+    other."""
+
+    record: type
+    belong_to: Callable[[inspect.Signature, Task[Any]], bool]
+    read: Callable[[dict[str, Any]], Callable[[Any], Any]]
+
+    def parameters(self, signature: inspect.Signature) -> list[inspect.Parameter]:
+        """Those of its keywords that are not the recipe's own."""
+        return [added for added in _record_parameters(self.record) if added.name not in signature.parameters]
 
 
 def _record_parameters(record: type) -> Iterator[inspect.Parameter]:

@@ -16,7 +16,7 @@ from manyformer.masks import Causal
 from manyformer.models import LanguageModel
 from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import HeadDim
-from manyformer.recipes.recurrent_layers import RecurrentSizes
+from manyformer.recipes.recurrent_layers import SIGNED_SUMS, RecurrentSizes
 from manyformer.recipes.registry import recipe
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -27,6 +27,7 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     summary="SiLU of queries, keys and values, and a constant decay of each head, slower in higher layers.",
     task=LANGUAGE_MODELLING,
     cost="O(l d^2) per layer; O(d^2 / heads) per generated token, at any length",
+    reasons={**SIGNED_SUMS, "removable_heads": "one norm acts on the outputs of all heads"},
 )
 def lightning(
     vocab: int = 256,

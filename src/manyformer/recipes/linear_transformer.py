@@ -20,6 +20,7 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     "fixed size.",
     task=LANGUAGE_MODELLING,
     cost="O(l d^2) per layer; O(d^2) per generated token, at any length",
+    reasons={"attention_dropout": "keys and values are summed before any weight exists"},
 )
 def linear_transformer(
     vocab: int = 256,

@@ -34,7 +34,12 @@ ProjectionKind = Annotated[
     summary="Attention matrices have nearly low rank: keys and values are projected to a fixed length.",
     task=MASKED_LM,
     cost="O(l projected_length d + l d^2) per layer",
-    reasons={"causal": "every projected key mixes all tokens, so later ones cannot be masked"},
+    reasons={
+        "causal": "every projected key mixes all tokens, so later ones cannot be masked",
+        "attention_dropout": "weights are those of projected keys",
+        "convex_weights": "keys and values are projected to other ones, with weights of any sign",
+        "pair_weights": "weights are those of projected keys",
+    },
     tiny_keywords={"projected_length": 8},
 )
 def linformer(

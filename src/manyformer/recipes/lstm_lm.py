@@ -14,6 +14,10 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     summary="A recurrent language model without attention, to compare with.",
     task=LANGUAGE_MODELLING,
     cost="O(l d^2) per layer, one step after another; O(d^2) per generated token, at any length",
+    reasons={
+        "heads": "it has no attention",
+        "attention_maps": "it has no attention",
+    },
 )
 def lstm_lm(vocab: int = 256, dim: int = 512, depth: int = 2, dropout: float = 0.0) -> LanguageModel:
     """Layers of long short-term memory with forget gates, whose biases begin at 1; the embedding is tied to the output.

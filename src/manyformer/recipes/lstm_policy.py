@@ -17,6 +17,10 @@ from manyformer.tasks.policy import POLICY
     summary="A recurrent policy with the inputs and heads of the gated Transformer-XL, to compare with.",
     task=POLICY,
     cost="O(l d^2) per layer, one step after another",
+    reasons={
+        "heads": "it has no attention",
+        "one_graph": "a recurrent network takes one token after another",
+    },
     tiny_keywords=TINY_POLICY,
 )
 def lstm_policy(

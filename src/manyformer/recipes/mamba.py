@@ -18,6 +18,10 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     task=LANGUAGE_MODELLING,
     cost="O(l d (d + state)) per layer, of which the scan is one token after another; O(d (d + state)) per generated "
     "token, at any length",
+    reasons={
+        "heads": "it scans channels, without attention",
+        "attention_maps": "it scans channels, without attention",
+    },
     tiny_keywords={"state_dim": 4, "step_rank": 3},
 )
 def mamba(

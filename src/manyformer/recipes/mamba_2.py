@@ -15,6 +15,7 @@ from manyformer.masks import Causal
 from manyformer.models import LanguageModel
 from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import PositiveSize, ShortConvolutionSize
+from manyformer.recipes.recurrent_layers import SIGNED_SUMS
 from manyformer.recipes.registry import recipe
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -25,6 +26,7 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     summary="A state space model with one decay per head and step, computed as a decayed sum of keys and values.",
     task=LANGUAGE_MODELLING,
     cost="O(l d (d + state)) per layer; O(d (d + state)) per generated token, at any length",
+    reasons={**SIGNED_SUMS, "removable_heads": "one norm acts on the outputs of all heads"},
     tiny_keywords={"state_dim": 6},
 )
 def mamba_2(

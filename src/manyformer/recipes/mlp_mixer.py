@@ -23,6 +23,7 @@ from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
     summary="A feed-forward layer over patches, shared by all channels, replaces attention.",
     task=IMAGE_CLASSIFICATION,
     cost="O(l token_mlp_dim d + l d^2) per layer, for l = height width / patch^2 patches",
+    reasons={"heads": "a feed-forward layer mixes patches"},
     tiny_keywords={**TINY_IMAGES, "token_mlp_dim": 10},
 )
 def mlp_mixer(

@@ -18,7 +18,7 @@ from manyformer.masks import Causal
 from manyformer.models import LanguageModel
 from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import HeadDim
-from manyformer.recipes.recurrent_layers import RecurrentSizes
+from manyformer.recipes.recurrent_layers import SIGNED_SUMS, RecurrentSizes
 from manyformer.recipes.registry import recipe
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -32,6 +32,7 @@ NORM_EPS = 1e-6
     summary="A decayed memory matrix whose input gate is an exponential, so that one token can outweigh all before it.",
     task=LANGUAGE_MODELLING,
     cost="O(l d^2) per layer; O(d^2 / heads) per generated token, at any length",
+    reasons=SIGNED_SUMS,
 )
 def mlstm(
     vocab: int = 256,

@@ -18,6 +18,7 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     summary="A query attends to its own block of keys and to the few earlier ones whose mean key it matches best.",
     task=LANGUAGE_MODELLING,
     cost="O(l blocks_seen block_length d + l^2 d / block_length + l d^2) per layer",
+    reasons={"attention_dropout": "queries choose blocks of keys in a kernel of its own"},
     tiny_keywords={"block_length": 5, "blocks_seen": 2},
 )
 def moba(

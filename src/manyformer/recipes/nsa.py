@@ -23,6 +23,12 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     summary="A query attends to compressed blocks, to the blocks of tokens that these rank highest, and to a window.",
     task=LANGUAGE_MODELLING,
     cost="O(l (blocks_seen block_length + window) d + l^2 d / compression_stride + l d^2) per layer",
+    reasons={
+        "attention_dropout": "three attentions are summed in a kernel of its own",
+        "convex_weights": "gates of three attentions add up to anything",
+        "removable_heads": "heads that share keys choose their blocks together",
+        "attention_maps": "a weight may be that of a compressed block",
+    },
     tiny_keywords={
         "kv_heads": 1,
         "compressed_length": 4,

@@ -18,7 +18,12 @@ from manyformer.tasks.masked_language_modelling import MASKED_LM
     summary="Means of neighbouring tokens are landmarks, from which the whole attention matrix is rebuilt.",
     task=MASKED_LM,
     cost="O(l landmarks d + landmarks^3 + l d^2) per layer",
-    reasons={"causal": "landmarks are means of all tokens, so later ones cannot be masked"},
+    reasons={
+        "causal": "landmarks are means of all tokens, so later ones cannot be masked",
+        "attention_dropout": "landmarks approximate the weights of softmax",
+        "convex_weights": "the inverse of the landmarks' matrix has entries of any sign",
+        "pair_weights": "weights are those of tokens and landmarks",
+    },
     tiny_keywords={"landmarks": 6, "inverse_steps": 8, "convolution": 3},
 )
 def nystromformer(

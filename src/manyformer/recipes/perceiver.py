@@ -35,6 +35,7 @@ QueryWidth = Annotated[PositiveSize | None, "width of a head's queries and keys;
     summary="Latent vectors read the text, attend to one another in depth, and are read by a query for each output.",
     task=MASKED_LM,
     cost="O(l latents d) for reading and writing, O(latents^2 latent_dim + latents latent_dim^2) per layer",
+    reasons={"pair_weights": "tokens are read by latents"},
     tiny_keywords={"latents": 5, "latent_dim": 12, "head_dim": 4, "loops": 2},
 )
 def perceiver(

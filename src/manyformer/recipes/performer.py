@@ -63,6 +63,7 @@ class PerformerOptions(TypedDict, total=False):
     summary=SUMMARY,
     task=LANGUAGE_MODELLING,
     cost="O(l features d + l d^2) per layer; O(features d + d^2) per generated token, at any length",
+    reasons={"attention_dropout": "keys and values are summed before any weight exists"},
     tiny_keywords=TINY,
 )
 def performer(
@@ -93,7 +94,10 @@ def performer(
     summary=SUMMARY,
     task=MASKED_LM,
     cost="O(l features d + l d^2) per layer",
-    reasons={"causal": "every token attends to both sides; `performer` is the causal one"},
+    reasons={
+        "causal": "every token attends to both sides; `performer` is the causal one",
+        "attention_dropout": "keys and values are summed before any weight exists",
+    },
     tiny_keywords=TINY,
 )
 def performer_encoder(

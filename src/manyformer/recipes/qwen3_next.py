@@ -43,7 +43,12 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     summary="Three layers with a corrected memory of constant size to one that attends to all tokens, and experts.",
     task=LANGUAGE_MODELLING,
     cost="O(l^2 d) in one layer of four, O(l d^2) in the others, with the experts of a token alone",
-    reasons={"bfloat16": "rounded inputs of a router may choose another expert"},
+    reasons={
+        "bfloat16": "rounded inputs of a router may choose another expert",
+        "attention_dropout": "layers of the delta rule form no weights of softmax",
+        "convex_weights": "the memory of the delta rule is corrected, not averaged",
+        "removable_heads": "heads of the delta rule share keys",
+    },
     tiny_keywords={
         "kv_heads": 1,
         "pattern": "LF",

@@ -13,6 +13,18 @@ from manyformer.kernels.recurrent_rules import GatedDeltaRule, GateProjections
 from manyformer.masks import Causal
 from manyformer.recipes.stacks import check_heads
 
+SIGNED_SUMS = {
+    "attention_dropout": "weights are products of any sign, not those of softmax",
+    "convex_weights": "weights are products of any sign, which nothing divides by their sum",
+}
+"""What does not hold of recipes whose memory is a decayed sum, and why."""
+CORRECTED_MEMORY = {
+    "attention_dropout": "a memory forms no weights of softmax",
+    "convex_weights": "the memory is corrected, not averaged",
+    "attention_maps": "the memory is corrected, so that no weights of pairs of tokens exist",
+}
+"""What does not hold of recipes whose memory follows the delta rule, and why."""
+
 
 class RecurrentSizes(NamedTuple):
     """The widths of a recurrent layer: of the stream, and of the heads' queries and keys, and values."""

@@ -72,6 +72,7 @@ class ReformerOptions(TypedDict, total=False):
         "tokens are attended to; `reformer-strict` is causal",
         "incremental_decoding": "a later token changes which earlier tokens are attended to, so no state can be cached",
         "cross_attention": SELF_ATTENTION_ONLY,
+        "attention_dropout": "tokens of a bucket attend to each other in a kernel of its own",
     },
     tiny_keywords=TINY,
 )
@@ -140,7 +141,10 @@ def reformer(
     summary="Chunks start with their bucket, so which tokens are attended to depends on the past alone.",
     task=LANGUAGE_MODELLING,
     cost=f"{COST}; O(num_hashes l + l d) per generated token",
-    reasons={"cross_attention": SELF_ATTENTION_ONLY},
+    reasons={
+        "cross_attention": SELF_ATTENTION_ONLY,
+        "attention_dropout": "tokens of a bucket attend to each other in a kernel of its own",
+    },
     tiny_keywords=TINY,
 )
 def reformer_strict(
@@ -168,7 +172,10 @@ def reformer_strict(
     summary=SUMMARY,
     task=MASKED_LM,
     cost=COST,
-    reasons={"cross_attention": SELF_ATTENTION_ONLY},
+    reasons={
+        "cross_attention": SELF_ATTENTION_ONLY,
+        "attention_dropout": "tokens of a bucket attend to each other in a kernel of its own",
+    },
     tiny_keywords=TINY,
 )
 def reformer_encoder(

@@ -5,31 +5,23 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 import torch
 
-from manyformer.attention.attention_dropout import set_attention_dropout
 from manyformer.errors import UserError, suggest_names
 from manyformer.files.json_records import DamagedFile
 from manyformer.keyword_checks import check_names, checked_keywords
-from manyformer.mixers.collaborative_attention import share_query_key_dims
 from manyformer.models import Model, ModelSpec
 from manyformer.models.model_files import CONFIG_FILE, read_spec
-from manyformer.multi_head.head_pruning import parse_heads, remove_heads
 from manyformer.plugins import RECIPE_GROUP, entry_points, import_entry_point, import_entry_points, is_external
-from manyformer.recipes.encoder_heads import EncoderHead, head_named_in, with_head_keywords
-from manyformer.recipes.keywords import (
-    ATTENTION_DROPOUT,
-    REMOVED_HEADS,
-    SHARED_QK_DIM,
-    keyword_signature,
-    with_attention_keywords,
-)
+from manyformer.recipes.attention_keywords import ATTENTION_KEYWORDS
+from manyformer.recipes.encoder_heads import HEAD_KEYWORDS, head_named_in
+from manyformer.recipes.keywords import keyword_signature
 from manyformer.system.device_memory import SMALLER_MODEL, check_model_fits, report_out_of_memory
 from manyformer.tasks import Task, task_of_class
-from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 P = ParamSpec("P")
 M = TypeVar("M", bound=Model)
@@ -43,14 +35,25 @@ PROMISES = {
 }
 """The contracts that a recipe promises unless it gives a reason, with their meanings."""
 
+FACTS = {
+    "heads": "layers have heads that an output projection joins",
+    "removable_heads": "single heads can be removed",
+    "attention_dropout": "dropout can act on the weights of attention",
+    "attention_maps": "its attention has weights to show",
+    "pair_weights": "attention has weights for pairs of tokens of the text",
+    "convex_weights": "attention gives means of values, inside their convex hull",
+    "one_graph": "a training step compiles as one graph",
+}
+"""What else holds of a recipe unless it gives a reason: what tools for heads, attention and compilation can do."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeCard:
     """A recipe's description and contracts, which `manyformer.check` tests and the documentation shows.
 
-    `reasons` says why a contract of `PROMISES` is not promised (for those of the task by default), and why the recipe
-    fails a contract of `manyformer.check`. `tiny_keywords` are the keywords, beyond the common ones, of the tiny model
-    that the contracts test."""
+    `reasons` says why a contract of `PROMISES` is not promised (for those of the task by default), why the recipe fails
+    a contract of `manyformer.check`, and why one of `FACTS` does not hold of it. `tiny_keywords` are the keywords,
+    beyond the common ones, of the tiny model that the contracts test."""
 
     name: str
     title: str
@@ -113,6 +116,9 @@ def with_choices(annotation: Any) -> Any:
     return Annotated[choices, *meanings] if meanings else choices
 
 
+SHARED_KEYWORDS = (HEAD_KEYWORDS, ATTENTION_KEYWORDS)
+"""The keywords that recipes have besides their own."""
+
 RECIPES: dict[str, Recipe] = {}
 """The recipes of all modules imported so far; `get_recipe` and `all_recipes` also find those of installed packages."""
 
@@ -148,21 +154,19 @@ def recipe(
             raise UserError(
                 f"there are two recipes '{name}', in {RECIPES[name].module} and in {function.__module__}; rename one"
             )
-        build_with_spec = _with_spec(function, name, has_head=task is MASKED_LM)
+        build_with_spec = _with_spec(function, name, task)
         RECIPES[name] = Recipe(card, build_with_spec)
         return build_with_spec
 
     return register
 
 
-def _with_spec(function: Callable[P, M], name: str, *, has_head: bool) -> Callable[P, M]:
-    """`function` with its keywords checked and shared ones expanded; the models it builds get a `ModelSpec`.
-
-    With `has_head` the head of the encoder is a keyword."""
-    recipe_signature = keyword_signature(function)
-    if has_head:
-        recipe_signature = with_head_keywords(recipe_signature)
-    signature = with_attention_keywords(recipe_signature)
+def _with_spec(function: Callable[P, M], name: str, task: Task) -> Callable[P, M]:
+    """`function` with its keywords checked and shared ones expanded; the models it builds get a `ModelSpec`."""
+    own_signature = keyword_signature(function)
+    groups = [group for group in SHARED_KEYWORDS if group.belong_to(own_signature, task)]
+    added = {group: group.parameters(own_signature) for group in groups}
+    signature = own_signature.replace(parameters=[*own_signature.parameters.values(), *chain(*added.values())])
 
     @wraps(function)
     def build_with_spec(*args: P.args, **kwargs: P.kwargs) -> M:
@@ -171,18 +175,15 @@ def _with_spec(function: Callable[P, M], name: str, *, has_head: bool) -> Callab
         bound.apply_defaults()
         keywords = checked_keywords(name, bound.arguments, _signature_with_choices(signature))
         bound.arguments = dict(keywords)
-        removed = parse_heads(bound.arguments.pop(REMOVED_HEADS, None) or "")
-        attention_dropout = bound.arguments.pop(ATTENTION_DROPOUT, 0.0)
-        shared_qk_dim = bound.arguments.pop(SHARED_QK_DIM, None)
-        head = EncoderHead.taken_from(bound.arguments) if has_head else None
+        changes = [
+            group.read({parameter.name: bound.arguments.pop(parameter.name) for parameter in parameters})
+            for group, parameters in added.items()
+        ]
 
         def build_unchecked() -> Any:
             model: Any = function(*bound.args, **bound.kwargs)
-            model = model if head is None else head.put_on(model)
-            if shared_qk_dim is not None:
-                share_query_key_dims(model, shared_qk_dim)
-            remove_heads(model, removed)
-            set_attention_dropout(model, attention_dropout)
+            for change in changes:
+                model = change(model)
             return model
 
         cpu = torch.device("cpu")

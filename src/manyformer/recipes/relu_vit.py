@@ -16,6 +16,10 @@ from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
     summary="Weights are rectified scores divided by the number of keys: they compete for nothing and need no sum.",
     task=IMAGE_CLASSIFICATION,
     cost="O(l^2 d + l d^2) per layer, for l = height width / patch^2 patches",
+    reasons={
+        "attention_dropout": "weights are rectified scores, not those of softmax",
+        "convex_weights": "rectified scores may all be zero, and others add up to anything",
+    },
     tiny_keywords=TINY_IMAGES,
 )
 def relu_vit(

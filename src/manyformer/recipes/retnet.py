@@ -16,7 +16,7 @@ from manyformer.masks import Causal
 from manyformer.models import LanguageModel
 from manyformer.position import RotaryPosition
 from manyformer.recipes.baselines import rms_decoder
-from manyformer.recipes.recurrent_layers import RecurrentSizes
+from manyformer.recipes.recurrent_layers import SIGNED_SUMS, RecurrentSizes
 from manyformer.recipes.registry import recipe
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
@@ -27,6 +27,7 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     summary="Retention: products of rotated queries and keys that decay with distance, at another rate in each head.",
     task=LANGUAGE_MODELLING,
     cost="O(l d^2) per layer; O(d^2 / heads) per generated token, at any length",
+    reasons=SIGNED_SUMS,
 )
 def retnet(
     vocab: int = 256,

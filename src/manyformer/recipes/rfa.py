@@ -27,6 +27,10 @@ steps reached 1.74."""
     summary="Random Fourier features of unit vectors approximate softmax, with a learned gate that decays the memory.",
     task=LANGUAGE_MODELLING,
     cost="O(l features d + l d^2) per layer; O(features d + d^2) per generated token, at any length",
+    reasons={
+        "attention_dropout": "keys and values are summed before any weight exists",
+        "convex_weights": "random cosine features have any sign",
+    },
     tiny_keywords={"features": 64},
 )
 def rfa(

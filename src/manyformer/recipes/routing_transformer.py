@@ -54,6 +54,8 @@ class RoutingOptions(TypedDict, total=False):
     reasons={
         "causal": "a cluster takes its nearest tokens, and a later token can displace an earlier one",
         "incremental_decoding": "later tokens change the clusters; routing-transformer-strict decodes incrementally",
+        "attention_dropout": "tokens of a cluster attend to each other in a kernel of its own",
+        "convex_weights": "a query without a key in its cluster gets zeros",
     },
     tiny_keywords=TINY,
 )
@@ -84,7 +86,10 @@ def routing_transformer(
     summary="A token's cluster depends on the token alone, so later tokens do not change what it attends to.",
     task=LANGUAGE_MODELLING,
     cost="O(l (cluster_size + window + clusters) d + l d^2) per layer",
-    reasons={"bfloat16": "rounding can move a token between two clusters of nearly equal distance"},
+    reasons={
+        "bfloat16": "rounding can move a token between two clusters of nearly equal distance",
+        "attention_dropout": "tokens of a cluster attend to each other in a kernel of its own",
+    },
     tiny_keywords=TINY | {"cluster_size": 4},
 )
 def routing_transformer_strict(

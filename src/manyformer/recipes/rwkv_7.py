@@ -22,6 +22,10 @@ from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
     summary="A memory that decays each channel and corrects itself at once, by removal keys that differ from its keys.",
     task=LANGUAGE_MODELLING,
     cost="O(l d^2) per layer; O(d^2) per generated token, at any length",
+    reasons={
+        "heads": "its memories are those of a layer without gates of heads",
+        "attention_maps": "the memory is corrected, not averaged",
+    },
     tiny_keywords={"head_dim": 4},
 )
 def rwkv_7(

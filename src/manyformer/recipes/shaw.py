@@ -21,6 +21,7 @@ from manyformer.tasks.translation import TRANSLATION
     summary="Learned embeddings of relative distance are added to the keys and values of each pair of tokens.",
     task=TRANSLATION,
     cost="O(l^2 d + l d^2) per layer",
+    reasons={"convex_weights": "positions are added to the values"},
     tiny_keywords={"max_relative_distance": 3},
 )
 def shaw(

@@ -51,6 +51,10 @@ class SinkhornOptions(TypedDict, total=False):
     summary=SUMMARY,
     task=LANGUAGE_MODELLING,
     cost="O(l block d + l^2 d / block + l d^2) per layer; with mix_with=softmax O(l^2 d)",
+    reasons={
+        "attention_dropout": "blocks are mixed before tokens attend to them",
+        "pair_weights": "blocks are mixed before tokens attend to them",
+    },
     tiny_keywords=TINY,
 )
 def sinkhorn_transformer(
@@ -84,6 +88,8 @@ def sinkhorn_transformer(
     reasons={
         "causal": "a block can be assigned a later one; `sinkhorn-transformer` is the causal recipe",
         "incremental_decoding": "a later token changes the sorting of all blocks, so no state can be cached",
+        "attention_dropout": "blocks are mixed before tokens attend to them",
+        "pair_weights": "blocks are mixed before tokens attend to them",
     },
     tiny_keywords=TINY,
 )

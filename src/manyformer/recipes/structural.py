@@ -35,7 +35,10 @@ TreeRelativeKind = Annotated[
     summary="A token's position is its depth in the sentence's dependency tree, and its path to other tokens there.",
     task=TAGGING,
     cost="O(l^2 d + l d^2) per layer",
-    reasons={"incremental_decoding": "a sentence's tree is known only when the sentence is complete"},
+    reasons={
+        "incremental_decoding": "a sentence's tree is known only when the sentence is complete",
+        "convex_weights": "positions are added to the values",
+    },
     tiny_keywords={"max_relative_distance": 3},
 )
 def structural(

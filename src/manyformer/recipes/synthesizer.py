@@ -51,6 +51,7 @@ RANK = 8
     summary="Attention weights are computed from the query alone, or are learned numbers independent of the tokens.",
     task=LANGUAGE_MODELLING,
     cost="O(l^2 d + l d^2) per layer",
+    reasons={"attention_dropout": "weights are synthesized, in a layer of its own"},
 )
 def synthesizer(
     vocab: int = 256,

@@ -19,6 +19,7 @@ WIDTH_UNITS = (2, 3, 4, 6)
     summary="A residual network of convolutions along time, without attention: a control for recordings.",
     task=AUDIO_CLASSIFICATION,
     cost="O(f d^2) per block for f frames",
+    reasons={"heads": "it has convolutions alone"},
     tiny_keywords={"mels": 6, "dim": 12},
 )
 def tc_resnet(

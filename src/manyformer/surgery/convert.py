@@ -12,7 +12,7 @@ from manyformer.errors import UserError, suggest_names
 from manyformer.keyword_checks import check_names
 from manyformer.models import Model
 from manyformer.recipes import build, get_recipe
-from manyformer.recipes.keywords import SHARED_QK_DIM
+from manyformer.recipes.attention_keywords import SHARED_QK_DIM
 from manyformer.recipes.registry import task_of
 from manyformer.surgery.attention_transfer import (
     LayerTransfer,

@@ -6,7 +6,7 @@ from functools import partial
 from manyformer.errors import UserError
 from manyformer.models import Model
 from manyformer.models.with_early_exit import early_exit
-from manyformer.recipes.keywords import SHARED_QK_DIM
+from manyformer.recipes.attention_keywords import SHARED_QK_DIM
 from manyformer.surgery.conversion import RecipeConversion, RecipeKeywords, TransformedModel
 from manyformer.surgery.head_sharing import COUNTERPART_RECIPES, collaborate
 from manyformer.surgery.knn_memory import COUNTERPART_KEYWORDS, DEFAULT_GATE, MEMORIZING_RECIPE, memorize

@@ -15,8 +15,8 @@ from manyformer.models.generation_settings import GENERATION_FILE, GenerationSet
 from manyformer.models.model_files import fill_weights, read_spec, read_tensors
 from manyformer.multi_head.head_pruning import parse_heads, remove_heads, subtract_heads
 from manyformer.recipes import get_recipe, recipe_names
+from manyformer.recipes.attention_keywords import REMOVED_HEADS
 from manyformer.recipes.encoder_heads import CLASSES, HEAD, head_named_in
-from manyformer.recipes.keywords import REMOVED_HEADS
 from manyformer.recipes.registry import task_of
 from manyformer.surgery.attention_transfer import describe_transfer, transfer_attention
 from manyformer.surgery.lora import is_head
