@@ -69,12 +69,12 @@ def main() -> int:
 
 def check(python: str, release: str, tests: list[str], folder: Path) -> VersionOutcome:
     """The outcome of the tests with one torch."""
-    place = folder / f"{Path(python).name}-torch-{release}"
+    place = folder / f"python-{version_of(python, 'python')}-torch-{release}"
     interpreter = place / "bin/python"
     if not interpreter.exists():
         subprocess.run([python, "-m", "venv", str(place)], check=True)
-        wanted = "torch" if release == "newest" else f"torch=={release}"
-        install(interpreter, wanted)
+    # nothing is done where it is there already
+    install(interpreter, "torch" if release == "newest" else f"torch=={release}")
     before = version_of(interpreter, "torch")
     install(interpreter, "-e", f"{ROOT}[test]")
     begin = time.monotonic()
@@ -108,7 +108,7 @@ def install(interpreter: Path, *wanted: str) -> None:
         sys.exit(f"pip install {' '.join(wanted)} failed:\n{ended.stderr}")
 
 
-def version_of(interpreter: Path, what: str) -> str:
+def version_of(interpreter: str | Path, what: str) -> str:
     """The version of a package in an environment, or of its Python."""
     code = "import platform; print(platform.python_version())"
     if what != "python":
