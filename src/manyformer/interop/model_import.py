@@ -100,16 +100,15 @@ def _open_folder(folder: Path, base: Path | None = None) -> tuple[ForeignDescrip
         )
     config = ForeignConfig.read(folder if base is None else base)
     family = family_of(config)
-    weights = WeightFiles(folder) if base is None else _adapted_weights(base, folder)
+    if base is None:
+        weights = WeightFiles(folder)
+    else:
+        from manyformer.interop.peft_adapters import AdaptedWeights
+
+        weights = AdaptedWeights(base, folder)
     names = family.complete_names(weights.keys())
     keywords = family.read_keywords(config._replace(tensors=names))
     return ForeignDescription(config, family, names, keywords), weights
-
-
-def _adapted_weights(base: Path, folder: Path) -> WeightFiles:
-    from manyformer.interop.peft_adapters import AdaptedWeights
-
-    return AdaptedWeights(base, folder)
 
 
 def import_model(folder: str | Path, *, base: str | Path | None = None) -> ImportedModel:
