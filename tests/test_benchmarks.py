@@ -78,3 +78,30 @@ def test_every_measured_constant_exists() -> None:
 
 def test_contests_are_found() -> None:
     assert len(CONTESTS) >= 10
+
+
+PACKAGE = {
+    "core.py": "class Layer(nn.Module): ...\nclass Record: ...",
+    "kernels/softmax.py": "class Softmax(Layer): ...\nisinstance(x, Softmax)",
+    "kernels/inner/part.py": "isinstance(x, Softmax)",
+    "view/maps.py": "isinstance(x, (Softmax, Record))\nisinstance(x, int | Softmax[int])\nisinstance(x, Layer)",
+}
+
+
+def test_checks_of_a_layer_count_outside_the_folder_of_its_class_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sys.path.insert(0, str(FOLDER))
+    import layer_checks
+
+    for name, text in PACKAGE.items():
+        file = tmp_path / "manyformer" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    assert layer_checks.main(["--source", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "view/maps.py:1: Softmax of kernels/softmax.py (no reason yet)",
+        "view/maps.py:2: Softmax of kernels/softmax.py (no reason yet)",
+        "2 checks of a module's class outside its folder",
+        "without a reason: view/maps.py",
+    ]

@@ -4,14 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile
-from manyformer.kernels import Kernel, KernelCall
 from manyformer.models import GenerativeModel, Model
 from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
+from manyformer.models.layer_paths import explain_paths
 from manyformer.models.model_files import CONFIG_FILE, is_hugging_face, open_saved_model, read_weights
 from manyformer.plugins import import_modules
 from manyformer.recipes import Recipe, all_recipes
@@ -80,21 +79,9 @@ def _imported(folder: Path, keywords: Mapping[str, Any] | None) -> Model:
 def explain(model: nn.Module, *inputs: Any) -> dict[str, str]:
     """For each kernel of `model` by name, which path computes it for these inputs and why.
 
-    Without inputs, the layers that `generate` decodes by `forward` because they have no faster one-token step."""
+    Printed, it says which file and which path compute each layer in training, for a prompt (prefill) and for one more
+    token (step); `.layers` has the same as records. Without inputs, the layers that `generate` decodes by `forward`
+    because they have no faster one-token step."""
     if not inputs and isinstance(model, GenerativeModel):
         return dict.fromkeys(model.layers_without_step(), "decodes by forward: it has no one-token step")
-    descriptions: dict[str, str] = {}
-    names = {module: name for name, module in model.named_modules() if isinstance(module, Kernel)}
-
-    def hook(kernel: nn.Module, arguments: tuple[KernelCall]) -> None:
-        assert isinstance(kernel, Kernel)
-        descriptions[names[kernel]] = kernel.explain(*arguments)
-
-    handles = [kernel.register_forward_pre_hook(hook) for kernel in names]
-    try:
-        with torch.no_grad():
-            model(*inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return descriptions
+    return explain_paths(model, inputs)

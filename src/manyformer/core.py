@@ -9,7 +9,7 @@ vocabulary, `m` memory.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,6 +22,9 @@ State = Any
 """A tree (tuples, lists, dicts) of batch-first tensors, with plain numbers and None as further leaves.
 
 Only the module that created a state reads its contents; others pass it on or map over its tensors with `tree_map`."""
+
+KeyOrigin = Literal["stream", "source"]
+"""What the keys of attention are made of: the layer's own stream and what it remembers of it, or another sequence."""
 
 WatchFn = Callable[[nn.Module, str, Tensor], None]
 
@@ -166,6 +169,12 @@ DecodeStep = Callable[[Tensor, Context, State], tuple[Tensor, State]]
 
 class Layer(nn.Module, ABC):
     """A module that changes the residual stream: attention, a mixer, a feed-forward layer, an entire stack."""
+
+    key_origin: KeyOrigin = "stream"
+    """What the keys are made of whose weights it, or a part of it, reports to `ctx.watch`."""
+
+    no_static_step: str | None = None
+    """Why the operators of its decoding steps cannot be the same at every step; None if they can."""
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         """The state before any token; `capacity` preallocates buffers for that many tokens, written in place."""

@@ -88,7 +88,7 @@ def test_a_part_is_chosen_by_name_and_number() -> None:
 
 def test_the_text_form_names_what_is_looked_at_most() -> None:
     weights = torch.tensor([[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.1, 0.9]]])
-    attention = AttentionMap("x", ("ja", "nein"), ("yes", "no"), weights, is_cross_attention=True)
+    attention = AttentionMap("x", ("ja", "nein"), ("yes", "no"), weights, keys="source")
     assert describe_map(attention).splitlines() == ["  ja ██ yes 50%", "nein ▒█ no 70%"]
     assert describe_map(attention, 0).splitlines() == ["  ja █· yes 100%", "nein ██ yes 50%"]
     assert describe_map(attention, 1).splitlines() == ["  ja ·█ no 100%", "nein ░█ no 90%"]
@@ -107,7 +107,7 @@ def test_a_title_is_not_wider_than_its_panel(tmp_path: Path, monkeypatch: pytest
     figures: list[Any] = []
     module = sys.modules[draw_maps.__module__]
     monkeypatch.setattr(module, "write_picture", lambda figure, path: figures.append(figure))
-    narrow = AttentionMap("decoder.0.cross", ("a",), ("b", "c"), torch.rand(5, 1, 2), is_cross_attention=True)
+    narrow = AttentionMap("decoder.0.cross", ("a",), ("b", "c"), torch.rand(5, 1, 2), keys="source")
     draw_maps({"a-folder-with-a-rather-long-name": narrow}, tmp_path / "heads.png", per_head=True)
     [figure] = figures
     figure.canvas.draw()

@@ -51,7 +51,7 @@ def random_weights(heads: int, length: int, *, causal: bool = False) -> Tensor:
 def self_map(weights: Tensor, tokens: tuple[str, ...] | None = None, part: str = "body.0.attention") -> AttentionMap:
     """A map of self-attention with these weights."""
     labels = tokens or tuple(f"token{number}" for number in range(weights.shape[-1]))
-    return AttentionMap(part, labels, labels, weights, is_cross_attention=False)
+    return AttentionMap(part, labels, labels, weights)
 
 
 def view_of(*maps: AttentionMap, **fields: Any) -> ModelView:

@@ -89,6 +89,7 @@ class Attention(MultiHeadLayer):
                 f"kv_heads ({kv_heads}) as heads ({heads})"
             )
         self.kernel, self.source = kernel, default_source(kernel) if source is None else source
+        self.key_origin = self.source.key_origin
         self.heads, self.pre_norm = heads, pre_norm
         self.key_heads = kv_heads if key_heads is None else key_heads
         self.short_convolution, self.output_stage = short_convolution, output_stage
@@ -271,6 +272,11 @@ class Attention(MultiHeadLayer):
             return None
         projections = MemoryProjections(self.pre_norm, self.q_proj, self.kv_proj, self.out_proj)
         return MemoryAttentionParts(projections, self.project_kv, self.position, self.kv_shape, size, scale)
+
+
+def named_attention(module: nn.Module) -> dict[str, Attention]:
+    """The attention layers within a module by their names."""
+    return {name: part for name, part in module.named_modules() if isinstance(part, Attention)}
 
 
 def default_source(kernel: Kernel) -> KVSource:

@@ -3,7 +3,7 @@
 from torch import nn
 
 from manyformer.errors import UserError
-from manyformer.kernels import Kernel, SoftmaxKernel
+from manyformer.kernels import SoftmaxKernel, named_kernels
 
 
 def set_attention_dropout(model: nn.Module, probability: float) -> None:
@@ -12,14 +12,13 @@ def set_attention_dropout(model: nn.Module, probability: float) -> None:
     Raises UserError for a model without softmax kernels, or with a kernel that forms no such weights."""
     if not probability:
         return
-    softmax_kernels = [module for module in model.modules() if isinstance(module, SoftmaxKernel)]
-    for name, module in model.named_modules():
-        if isinstance(module, Kernel) and (
-            module.has_other_weights or not any(isinstance(part, SoftmaxKernel) for part in module.modules())
-        ):
+    kernels = named_kernels(model)
+    softmax_kernels = [kernel for kernel in kernels.values() if isinstance(kernel, SoftmaxKernel)]
+    for name, kernel in kernels.items():
+        if kernel.has_other_weights or not any(part in softmax_kernels for part in named_kernels(kernel).values()):
             raise UserError(
                 f"attention_dropout ({probability}) acts on the weights of softmax kernels, and {name} is a "
-                f"{type(module).__name__}; leave it at 0, dropout acts on the outputs of all attention"
+                f"{type(kernel).__name__}; leave it at 0, dropout acts on the outputs of all attention"
             )
     if not softmax_kernels:
         raise UserError(f"attention_dropout ({probability}) must be 0: the model has no softmax kernels")

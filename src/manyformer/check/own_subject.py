@@ -26,7 +26,9 @@ class OwnSubject(Subject):
     """
 
     def __init__(self, model: Model, *, name: str | None = None) -> None:
-        self.module, self.task = model, task_of(model)
+        self.module = model
+        self._model = model
+        self.task = task_of(model)
         self.exact = device_kind(model.device).has_float64
         spec: ModelSpec | None = getattr(model, "spec", None)
         card = None if spec is None else card_of(spec)
@@ -40,9 +42,7 @@ class OwnSubject(Subject):
 
     @property
     def model(self) -> Model:
-        """The checked model."""
-        assert isinstance(self.module, Model)
-        return self.module
+        return self._model
 
     def forward(self, inputs: Inputs, state: State = None) -> SubjectOutput:
         return SubjectOutput(*self.task.call(self.model, inputs, state))

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.core import State, tree_map
+from manyformer.models import Model
 from manyformer.tasks import Inputs
 
 PaddingSide = Literal["left", "right"]
@@ -48,6 +49,11 @@ class Subject(ABC):
     chunked: bool = True
     runs_every_input: bool = True
     source_sides: tuple[PaddingSide, ...] = ("left", "right")
+
+    @property
+    def model(self) -> Model | None:
+        """The model under test if it is one of this library, whose loss, spec and one-token steps can be tested."""
+        return None
 
     def __call__(self, inputs: Inputs, state: State = None) -> SubjectOutput:
         """One forward pass with a fixed seed, so that only what the contract changes can change the result."""

@@ -122,12 +122,10 @@ def _draw(model: "Model", length: int, out: Path | None, *, draw_all: bool) -> N
 
 def _summaries(model: "Model", length: int) -> "tuple[PrefixedLayout | None, str]":
     """The layout with summary tokens before a text of this length (None without summaries), and a note about it."""
-    from manyformer.mixers.global_summaries import SummaryPrefixedLayer
-
-    body = getattr(model, "body", None)
-    if not isinstance(body, SummaryPrefixedLayer):
+    summary_tokens = getattr(model, "summary_tokens", None)
+    if summary_tokens is None:
         return None, ""
-    layout = body.summary_tokens.layout(length)
+    layout = summary_tokens.layout(length)
     return layout, f"the first {layout.prefix} summaries, "
 
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.datastore.context_keys import extract_keys
+from manyformer.datastore.context_keys import KeyExtraction, extract_keys
 from manyformer.datastore.datastore import Datastore
 from manyformer.datastore.exact_search import ExcludedRanges, Neighbours
 from manyformer.datastore.facts import KNNSettings
@@ -105,20 +105,20 @@ def knn_lm(
         raise UserError(
             f"neighbours ({settings.neighbours}) must be at most {len(store):,}, the entries of {store.folder}"
         )
-    check_fits(model, store)
-    assert isinstance(model, LanguageModel)
-    reader, stream_dim, _ = extract_keys(model, store.facts.keys)
-    combined = model.with_decoder(reader.body, KNNHead(model.head, store, settings, stream_dim), None)
+    reader, stream_dim, _ = check_fits(model, store)
+    combined = reader.with_decoder(reader.body, KNNHead(model.head, store, settings, stream_dim), None)
     combined.max_length, combined.tokenizer = model.max_length, model.tokenizer
     return combined.eval()
 
 
-def check_fits(model: Model, store: Datastore) -> None:
-    """Raise UserError if the datastore was built with another model."""
+def check_fits(model: Model, store: Datastore) -> KeyExtraction:
+    """The model with the keys of a datastore. Raises UserError if that was built with another model."""
     facts = store.facts
-    reader, _, key_dim = extract_keys(model, facts.keys)
-    if (weights_fingerprint(model), key_dim) != (facts.model, facts.width) or facts.vocab > reader.vocab:
+    extraction = extract_keys(model, facts.keys)
+    fingerprint = weights_fingerprint(model), extraction.key_dim
+    if fingerprint != (facts.model, facts.width) or facts.vocab > extraction.reader.vocab:
         raise UserError(
             f"{store.folder} was built with another model ({store.facts.recipe}), whose keys differ from those of this "
             f"one ({model_name(model)}); build a datastore with it"
         )
+    return extraction

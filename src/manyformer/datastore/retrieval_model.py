@@ -7,7 +7,6 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from manyformer.core import State
-from manyformer.datastore.context_keys import extract_keys
 from manyformer.datastore.datastore import Datastore
 from manyformer.datastore.knn_head import check_fits
 from manyformer.errors import UserError
@@ -34,14 +33,13 @@ class RetrievalAugmentedModel(nn.Module):
         super().__init__()
         if not isinstance(model, LanguageModel) or not uses_neighbours(model):
             raise UserError("this model does not use retrieved tokens (neighbours); the recipe spalm does")
-        check_fits(retriever, store)
-        assert isinstance(retriever, LanguageModel)
-        if model.vocab != retriever.vocab:
+        reader = check_fits(retriever, store).reader
+        if model.vocab != reader.vocab:
             raise UserError(
-                f"the retriever has a vocabulary of {retriever.vocab} tokens and the model one of {model.vocab}: they "
+                f"the retriever has a vocabulary of {reader.vocab} tokens and the model one of {model.vocab}: they "
                 "must be equal"
             )
-        self.model, self.retriever = model, extract_keys(retriever, store.facts.keys).reader
+        self.model, self.retriever = model, reader
         self.store, self.k, self.vocab, self.tokenizer = store, k, model.vocab, model.tokenizer
         max_lengths = [length for length in (model.max_length, retriever.max_length) if length is not None]
         self.max_length = min(max_lengths, default=None)

@@ -51,6 +51,7 @@ class EarlyExit(LayeredStack):
     """
 
     content_based = True
+    no_static_step = "tokens leave an early-exit stack at different layers, which the host has to learn"
 
     def __init__(self, chain: Chain, rule: ExitRule, *, mixed_samples: int | None = None) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 from manyformer.kernels.dynamic_rotary import DynamicRotaryKernel
 from manyformer.kernels.forgetting_kernel import ForgettingKernel
-from manyformer.kernels.kernel import Kernel, KernelCall
+from manyformer.kernels.kernel import Kernel, KernelCall, named_kernels
 from manyformer.kernels.linear_kernel import LinearKernel
 from manyformer.kernels.linformer_kernel import LinformerKernel
 from manyformer.kernels.lolcats_kernel import LolcatsKernel
@@ -31,4 +31,5 @@ __all__ = [
     "SinkhornKernel",
     "SoftmaxKernel",
     "SumKernel",
+    "named_kernels",
 ]

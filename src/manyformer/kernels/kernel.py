@@ -62,7 +62,10 @@ class Kernel(nn.Module, ABC):
     projection for both. `content_based` says that the pairs to compute depend on the content of the tokens, so the cost
     cannot be derived from shapes. `scores_at_most_zero` says that no score is positive, so their positive part is
     empty, `couples_heads` that outputs of one head depend on those of others, so that no head can be removed, and
-    `has_other_weights` that softmax kernels inside it form only a part of its weights, which dropout cannot act on."""
+    `has_other_weights` that softmax kernels inside it form only a part of its weights, which dropout cannot act on.
+    `mixes_keys` says that the columns of the weights it reports are no keys but slots, each of which mixes keys,
+    `implies_weights` that it never forms the weights it reports unless they are watched, and `switches_by_length` that
+    the length of a row decides what it computes."""
 
     supports: frozenset[str]
     recurrent: bool = False
@@ -73,6 +76,9 @@ class Kernel(nn.Module, ABC):
     scores_at_most_zero: bool = False
     couples_heads: bool = False
     has_other_weights: bool = False
+    mixes_keys: bool = False
+    implies_weights: bool = False
+    switches_by_length: bool = False
     cache_mask: Mask | None = None
     """The mask of a kernel that has one: a cache may evict keys that no later query can see under it."""
 
@@ -104,3 +110,8 @@ class Kernel(nn.Module, ABC):
     if TYPE_CHECKING:
 
         def __call__(self, call: KernelCall) -> LayerOutput: ...
+
+
+def named_kernels(module: nn.Module) -> dict[str, Kernel]:
+    """The kernels within a module by their names, also those that are parts of other kernels."""
+    return {name: part for name, part in module.named_modules() if isinstance(part, Kernel)}

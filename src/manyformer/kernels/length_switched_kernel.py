@@ -16,6 +16,7 @@ class LengthSwitchedKernel(Kernel):
     with its padding, so the outputs for a short text depend on the length of the longest text beside it."""
 
     supports = SoftmaxKernel.supports
+    switches_by_length = True
 
     def __init__(self, mask: Mask, full_length: int) -> None:
         super().__init__()

@@ -79,6 +79,7 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
 
     supports = frozenset({"query", "key"})
     recurrent = True
+    implies_weights = True
 
     def __init__(
         self,

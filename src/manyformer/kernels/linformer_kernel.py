@@ -35,6 +35,7 @@ class LinformerKernel(Kernel):
     """
 
     supports: frozenset[str] = frozenset()
+    mixes_keys = True
 
     def __init__(
         self,

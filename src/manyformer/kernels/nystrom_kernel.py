@@ -30,6 +30,7 @@ class NystromKernel(Kernel, PerHeadTensors):
     """
 
     supports: frozenset[str] = frozenset()
+    mixes_keys = True
     head_axes = (("weight", -2),)
 
     def __init__(self, heads: int, landmarks: int = 64, *, iterations: int = 6, convolution: int | None = 33) -> None:

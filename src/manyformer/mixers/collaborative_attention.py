@@ -48,6 +48,7 @@ class CollaborativeAttention(MultiHeadLayer):
         self.heads, self.shared = heads, shared
         self.kernel = SoftmaxKernel(mask, scale=(heads / shared) ** 0.5)
         self.source, self.position = default_source(self.kernel) if source is None else source, NoPosition()
+        self.key_origin = self.source.key_origin
         self.q_proj, self.k_proj = nn.Linear(dim, shared, bias=False), nn.Linear(dim, shared, bias=False)
         self.key_bias = nn.Linear(dim, heads, bias=False)
         self.v_proj, self.out_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)

@@ -86,6 +86,8 @@ class AttendingGRU(Layer):
     once per source; context vectors and outputs are computed for all tokens at once, after the recurrence.
     """
 
+    key_origin = "source"
+
     def __init__(self, width: int, dim: int, memory_dim: int, *, align_dim: int, out_dim: int, dropout: float) -> None:
         super().__init__()
         self.dim, self.backward_dim = dim, memory_dim // 2

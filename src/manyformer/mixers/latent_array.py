@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from manyformer.attention import Attention
+from manyformer.attention import named_attention
 from manyformer.core import (
     PADDING_SEGMENT,
     Context,
@@ -20,7 +20,6 @@ from manyformer.core import (
     contiguous_positions,
 )
 from manyformer.position import LearnedPosition
-from manyformer.sources import CrossAttentionSource
 from manyformer.torch_internals import compiler_disabled
 from manyformer.training_hooks import UndecayedParameters
 
@@ -112,16 +111,12 @@ def find_latent_axes(model: nn.Module) -> dict[nn.Module, LatentAxes]:
     axes: dict[nn.Module, LatentAxes] = {}
     for layer in model.modules():
         if isinstance(layer, LatentArrayEncoder):
-            for part in _attention_layers(layer.inner):
-                axes[part.kernel] = LatentAxes(queries=True, keys=not isinstance(part.source, CrossAttentionSource))
+            for part in named_attention(layer.inner).values():
+                axes[part.kernel] = LatentAxes(queries=True, keys=part.key_origin == "stream")
         elif isinstance(layer, LatentArrayLayer):
-            for part in _attention_layers(layer.decoder):
+            for part in named_attention(layer.decoder).values():
                 axes[part.kernel] = LatentAxes(queries=False, keys=True)
     return axes
-
-
-def _attention_layers(layer: nn.Module) -> list[Attention]:
-    return [part for part in layer.modules() if isinstance(part, Attention)]
 
 
 # the number of documents depends on tensor values

@@ -6,10 +6,10 @@ from torch import Tensor
 from manyformer.batches import IGNORE_INDEX, AnswerSpanBatch, ClassificationBatch
 from manyformer.core import SUMMARY_ROLE, Context, Layer, LayerOutput, TokenPositions, WatchFn, no_watch
 from manyformer.errors import UserError
-from manyformer.kernels import Kernel
+from manyformer.kernels import named_kernels
 from manyformer.masks import SamePart, WithRole
 from manyformer.masks.mask import any_node
-from manyformer.mixers.global_summaries import PartSummaries, SummaryPrefixedLayer
+from manyformer.mixers.global_summaries import PartSummaries, SummaryPrefixedLayer, SummaryTokens
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.head import ClassHead
 from manyformer.models.model import B, Model, ModelOutput, apply_head, apply_layer, max_length_of
@@ -28,11 +28,16 @@ class EncoderModel(Model[B]):
         super().__init__()
         self.embed, self.body, self.head = embed, body, head
         self.max_length = max_length_of(embed, body)
-        masks = tuple(part.cache_mask for part in body.modules() if isinstance(part, Kernel))
+        masks = tuple(kernel.cache_mask for kernel in named_kernels(body).values())
         self.uses_roles = any_node(masks, lambda part: isinstance(part, WithRole) and part.role != SUMMARY_ROLE)
-        has_part_summaries = isinstance(body, SummaryPrefixedLayer) and isinstance(body.summary_tokens, PartSummaries)
+        has_part_summaries = isinstance(self.summary_tokens, PartSummaries)
         has_types = any(isinstance(part, SentenceTypePosition) for part in embed.modules())
         self.uses_parts = has_part_summaries or has_types or any_node(masks, lambda part: part == SamePart())
+
+    @property
+    def summary_tokens(self) -> SummaryTokens | None:
+        """What places summary tokens before a text; None for a body without them."""
+        return self.body.summary_tokens if isinstance(self.body, SummaryPrefixedLayer) else None
 
     @property
     def dim(self) -> int:

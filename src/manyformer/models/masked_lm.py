@@ -25,8 +25,7 @@ class MaskedLM(TextEncoderModel[MaskedLMBatch]):
         self, embed: TokenEmbedding, body: Layer, head: ClassHead, *, contrast: PartContrastiveLoss | None = None
     ) -> None:
         super().__init__(embed, body, head)
-        has_part_summaries = isinstance(body, SummaryPrefixedLayer) and isinstance(body.summary_tokens, PartSummaries)
-        if contrast is not None and not has_part_summaries:
+        if contrast is not None and not isinstance(self.summary_tokens, PartSummaries):
             raise ValueError(f"the contrastive loss needs summaries of parts, and a {type(body).__name__} has none")
         self.contrast = contrast
 

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyformer.core import PADDING_SEGMENT, Context, Layer, MemorySequence, State, StepLayout, TokenPositions
-from manyformer.depth.early_exit_stack import EarlyExit
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.head import OutputHead
 from manyformer.models.token_positions import UNSTARTED_SEGMENT, StreamTail, materialize_tail, positions_of
@@ -65,8 +64,9 @@ def static_token_step(embed: TokenEmbedding, body: Layer, head: OutputHead, posi
     """The static step of a model with these parts, for positions below the limit. Raises NotStaticError for some.
 
     The first step takes the states that layers keep otherwise, and returns the static ones."""
-    if any(isinstance(module, EarlyExit) for module in body.modules()):
-        raise NotStaticError("tokens leave an early-exit stack at different layers, which the host has to learn")
+    for module in body.modules():
+        if reason := getattr(module, "no_static_step", None):
+            raise NotStaticError(reason)
 
     def step(tokens: Tensor, state: StaticModelState, memory: MemorySequence | None) -> tuple[Tensor, StaticModelState]:
         tail = state.tail

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyformer.attention import Attention
 from manyformer.core import tree_map
-from manyformer.kernels import Kernel, KernelCall
+from manyformer.kernels import KernelCall
 from manyformer.models import Model
 from manyformer.multi_head.head_gates import attention_heads
 from manyformer.properties.kernel_properties import (
@@ -144,7 +144,6 @@ def _recorded_calls(layers: Mapping[str, Attention]) -> Iterator[dict[str, _Reco
         def record(module: nn.Module, args: tuple[Any, ...], output: Any, name: str = name) -> None:
             calls.setdefault(name, _RecordedCall(args[0], output.y))
 
-        assert isinstance(layer.kernel, Kernel)
         handles.append(layer.kernel.register_forward_hook(record))
     try:
         yield calls

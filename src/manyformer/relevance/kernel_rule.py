@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyformer.core import LayerOutput, TokenPositions, no_watch
 from manyformer.errors import UserError
-from manyformer.kernels import Kernel, KernelCall, SoftmaxKernel
+from manyformer.kernels import Kernel, KernelCall, SoftmaxKernel, named_kernels
 from manyformer.position import RotaryPosition
 from manyformer.relevance.propagation_rules import EPSILON, MAX_IMPACTS, linear_relevance, rescaled
 from manyformer.relevance.relevance_tape import RelevanceTape
@@ -28,7 +28,7 @@ def recorded_kernels(model: nn.Module, tape: RelevanceTape) -> Iterator[None]:
         def record(call: KernelCall, name: str = name, kernel: Kernel = kernel) -> LayerOutput:
             if isinstance(kernel, SoftmaxKernel) and not call.position.required_seams() & {"score", "value"}:
                 return type(kernel).forward(kernel, call)
-            if any(part.content_based for part in kernel.modules() if isinstance(part, Kernel)):
+            if any(part.content_based for part in named_kernels(kernel).values()):
                 raise UserError(
                     f"relevance has no rule for {type(kernel).__name__} ({name}), which chooses pairs by their content"
                 )
@@ -86,7 +86,7 @@ def _relevance_of(inputs: tuple[Tensor, ...], kernel: Kernel, call: KernelCall, 
 
 def _outer_kernels(model: nn.Module) -> dict[str, Kernel]:
     """The kernels that are no parts of other kernels, by their names."""
-    kernels = {name: module for name, module in model.named_modules() if isinstance(module, Kernel)}
+    kernels = named_kernels(model)
     inner = {part for kernel in kernels.values() for part in kernel.modules() if part is not kernel}
     return {name: kernel for name, kernel in kernels.items() if kernel not in inner}
 

@@ -26,6 +26,8 @@ class CrossAttentionSource(KVSource):
     gets them in the first call only. Raises ValueError if `ctx.memory` is None.
     """
 
+    key_origin = "source"
+
     def init_state(self, spec: CacheSpec) -> State:
         return ProjectedMemory(recurrent=spec.recurrent)
 

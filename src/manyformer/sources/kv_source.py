@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from manyformer.core import Context, MemorySequence, State, TokenPositions
+from manyformer.core import Context, KeyOrigin, MemorySequence, State, TokenPositions
 from manyformer.masks import Mask
 
 ProjectKV = Callable[[Tensor, TokenPositions], tuple[Tensor, Tensor]]
@@ -91,6 +91,8 @@ ReadMemory = Callable[[MemorySequence, ProjectKV, State], StoredKeys]
 
 class KVSource(nn.Module, ABC):
     """Selects the sequence that keys and values come from: the layer's input, an encoder's output, a memory."""
+
+    key_origin: KeyOrigin = "stream"
 
     needs_heads: bool = False
     """Whether the module around the attention reads its projections, so that one head must remain."""

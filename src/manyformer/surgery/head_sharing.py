@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyformer.attention import Attention
+from manyformer.attention import Attention, named_attention
 from manyformer.errors import UserError
 from manyformer.kernels import SoftmaxKernel
 from manyformer.mixers.collaborative_attention import CollaborativeAttention
@@ -155,11 +155,12 @@ def _build_counterpart(model: Model, target: str, shared: int) -> Model:
     """A new model of the target recipe with shared dimensions, on the device and of the dtype of `model`."""
     recipe, keywords, _ = model.spec
     own_parameters = get_recipe(recipe).signature.parameters
-    if SHARED_QK_DIM not in own_parameters or not any(isinstance(module, Attention) for module in model.modules()):
+    layers = named_attention(model).values()
+    if SHARED_QK_DIM not in own_parameters or not layers:
         raise UserError(f"the heads of {recipe} cannot share dimensions: no layer has queries and keys for each head")
     if keywords.get(REMOVED_HEADS):
         raise UserError("heads were removed from this model: let the heads of the full model share dimensions")
-    width = max(layer.heads * layer.kv_shape.head_dim for layer in model.modules() if isinstance(layer, Attention))
+    width = max(layer.heads * layer.kv_shape.head_dim for layer in layers)
     if not 1 <= shared <= width:
         raise UserError(f"shared ({shared}) must be at least 1 and at most dim ({width}), which is exact")
     valid_names = get_recipe(target).signature.parameters

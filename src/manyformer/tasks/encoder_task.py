@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import TypeVar
 
-from manyformer.kernels.length_switched_kernel import LengthSwitchedKernel
+from manyformer.kernels import named_kernels
 from manyformer.models import EncoderModel
 from manyformer.tasks.task import Inputs, Task
 
@@ -44,7 +44,7 @@ class EncoderTask(Task[E]):
         return inputs.tokens, inputs.segments
 
     def model_reasons(self, model: E) -> Mapping[str, str]:
-        if not any(isinstance(part, LengthSwitchedKernel) for part in model.modules()):
+        if not any(kernel.switches_by_length for kernel in named_kernels(model).values()):
             return {}
         reason = "the length of a row, with its padding and all its documents, decides whether its attention is full"
         return {"padding_invariant": reason, "packing": reason}

@@ -23,8 +23,8 @@ class TextPass(NamedTuple):
     """One pass of a model over the tokens of a text, which reports what it computes to a `watch` callback.
 
     `labels` are those of its tokens. Reported tensors have `length` columns of tokens, of which those beyond the labels
-    are padding. A pass that attends to a source has the labels of the source, whose padded length is `source_length`,
-    and those of the tokens that are predicted at each step. `tokens` and `source_tokens` are the ids, without padding.
+    are padding. A pass that attends to a source has the labels of the source, and those of the tokens that are
+    predicted at each step. `tokens` and `source_tokens` are the ids, without padding.
     `remembered_labels` are those of the tokens before, which the model may have in its memory.
     """
 
@@ -33,7 +33,6 @@ class TextPass(NamedTuple):
     length: int
     predicted_labels: tuple[str, ...] = ()
     source_labels: tuple[str, ...] = ()
-    source_length: int = 0
     tokens: tuple[int, ...] = ()
     source_tokens: tuple[int, ...] = ()
     remembered_labels: tuple[str, ...] = ()

@@ -63,7 +63,6 @@ class SourcedImages(EncoderDecoderTask):
             target.shape[1],
             predicted_labels=values,
             source_labels=tuple(map(str, source[0].tolist())),
-            source_length=source.shape[1],
         )
 
     def evaluate(self, request: EvaluationRequest[EncoderDecoder]) -> EvaluationResult:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manyformer.batches import Seq2SeqBatch
-from manyformer.core import PADDING_SEGMENT, WatchFn
+from manyformer.core import WatchFn
 from manyformer.errors import UserError
 from manyformer.models import EncoderDecoder, ModelOutput, TokenEmbedding
 from manyformer.scores import ScoreKind, bleu, bleu_by_length, chrf, exact_match, ter
@@ -81,21 +81,18 @@ class Translation(EncoderDecoderTask):
         assert answer is not None
         source = [*text.ids, text.tokenizer.eos]
         target = [answer.tokenizer.bos, *answer.ids]
-        # one more padding token if both sides have equal lengths: the number of keys then identifies the side
-        padding = int(len(source) == len(target))
-        source_tokens = token_row(model, [*source, *[text.tokenizer.pad] * padding], _source_vocab(model))
-        segments = torch.tensor([[0] * len(source) + [PADDING_SEGMENT] * padding], device=model.device)
+        source_tokens = token_row(model, source, _source_vocab(model))
         target_tokens = token_row(model, target, model.embed_target.vocab)
 
         def decode(watch: WatchFn) -> ModelOutput:
-            return model.decode(target_tokens, model.encode(source_tokens, segments), watch=watch)
+            return model.decode(target_tokens, model.encode(source_tokens), watch=watch)
 
-        labels, source_length = text.labels_of(source), len(source) + padding
+        labels = text.labels_of(source)
         return [
             TextPass(
-                lambda watch: model.encode(source_tokens, segments, watch=watch),
+                lambda watch: model.encode(source_tokens, watch=watch),
                 labels,
-                source_length,
+                len(source),
                 tokens=tuple(source),
             ),
             TextPass(
@@ -104,7 +101,6 @@ class Translation(EncoderDecoderTask):
                 len(target),
                 predicted_labels=answer.labels_of([*answer.ids, answer.tokenizer.eos]),
                 source_labels=labels,
-                source_length=source_length,
                 tokens=tuple(target),
                 source_tokens=tuple(source),
             ),

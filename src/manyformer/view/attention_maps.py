@@ -11,9 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from manyformer.core import KeyOrigin, Layer
 from manyformer.errors import UserError, suggest_names
-from manyformer.kernels.linformer_kernel import LinformerKernel
-from manyformer.kernels.nystrom_kernel import NystromKernel
 from manyformer.mixers.latent_array import LatentAxes, find_latent_axes
 from manyformer.models import Model
 from manyformer.models.model import model_name
@@ -57,10 +56,14 @@ class AttentionMap(NamedTuple):
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     weights: Float[Tensor, "h l s"]
-    is_cross_attention: bool
     keys: KeyKind = "tokens"
     module: nn.Module | None = None
     memory: int = 0
+
+    @property
+    def is_cross_attention(self) -> bool:
+        """Whether the keys are the tokens of a source."""
+        return self.keys == "source"
 
 
 def attention_maps(model: Model, text: str, answer: str | None = None) -> list[AttentionMap]:
@@ -163,7 +166,7 @@ def pass_maps(model: Model, text_pass: TextPass) -> Iterator[AttentionMap]:
 def all_pass_maps(model: Model, text_pass: TextPass) -> list[AttentionMap]:
     """The attention maps of one pass, also those whose rows or columns are not all tokens of the text."""
     names, maps, positions = module_names(model), list[AttentionMap](), list[Tensor]()
-    latent_axes = find_latent_axes(model)
+    latent_axes, origins = find_latent_axes(model), key_origins(model)
 
     def watch(module: nn.Module, name: str, value: Tensor) -> None:
         if name == "slot_count":
@@ -175,7 +178,7 @@ def all_pass_maps(model: Model, text_pass: TextPass) -> list[AttentionMap]:
             if name == "weights" and module in latent_axes:
                 attention_map = _latents_map(text_pass, latent_axes[module], weights)
             elif name == "weights":
-                attention_map = _weights_map(text_pass, module, weights)
+                attention_map = _weights_map(text_pass, module, origins.get(module, "stream"), weights)
             elif name == "sort":
                 attention_map = _blocks_map(weights)
             else:
@@ -189,26 +192,26 @@ def all_pass_maps(model: Model, text_pass: TextPass) -> list[AttentionMap]:
     return maps
 
 
-def _weights_map(text_pass: TextPass, module: nn.Module, weights: Float[Tensor, "h l s"]) -> AttentionMap:
+def _weights_map(
+    text_pass: TextPass, module: nn.Module, origin: KeyOrigin, weights: Float[Tensor, "h l s"]
+) -> AttentionMap:
     """The map of attention weights, without a name."""
     labels, source_labels = text_pass.labels, text_pass.source_labels
     queries, keys = weights.shape[-2:]
-    if isinstance(module, LinformerKernel | NystromKernel):
+    if getattr(module, "mixes_keys", False):
         slots = tuple(f"slot {number}" for number in range(keys))
-        return AttentionMap("", labels, slots, weights[:, : len(labels)], is_cross_attention=False, keys="slots")
-    if source_labels and keys == text_pass.source_length:
+        return AttentionMap("", labels, slots, weights[:, : len(labels)], keys="slots")
+    if source_labels and origin == "source":
         cross_weights = weights[:, : len(labels), : len(source_labels)]
-        return AttentionMap(
-            "", text_pass.predicted_labels, source_labels, cross_weights, is_cross_attention=True, keys="source"
-        )
+        return AttentionMap("", text_pass.predicted_labels, source_labels, cross_weights, keys="source")
     if text_pass.remembered_labels and keys > queries:
         memory = keys - queries
         columns = (*text_pass.remembered_labels[-memory:], *labels)
-        return AttentionMap("", labels, columns, weights, is_cross_attention=False, keys="memory", memory=memory)
+        return AttentionMap("", labels, columns, weights, keys="memory", memory=memory)
     summaries = tuple(f"summary {number}" for number in range(queries - text_pass.length))
     rows = (*summaries, *labels)
     kind: KeyKind = "summaries" if summaries else "tokens"
-    return AttentionMap("", rows, rows, weights[:, : len(rows), : len(rows)], is_cross_attention=False, keys=kind)
+    return AttentionMap("", rows, rows, weights[:, : len(rows), : len(rows)], keys=kind)
 
 
 def _latents_map(text_pass: TextPass, axes: LatentAxes, weights: Float[Tensor, "h l s"]) -> AttentionMap:
@@ -218,9 +221,7 @@ def _latents_map(text_pass: TextPass, axes: LatentAxes, weights: Float[Tensor, "
         for is_latent, size in zip(axes, weights.shape[-2:])
     ]
     rows, columns = labels
-    return AttentionMap(
-        "", rows, columns, weights[:, : len(rows), : len(columns)], is_cross_attention=False, keys="slots"
-    )
+    return AttentionMap("", rows, columns, weights[:, : len(rows), : len(columns)], keys="slots")
 
 
 def _label_slots(attention: AttentionMap, count: int) -> AttentionMap:
@@ -236,13 +237,22 @@ def _neighbours_map(
     tokens = (*text_pass.remembered_labels, *text_pass.labels)
     dense = weights.new_zeros(*weights.shape[:2], len(tokens)).scatter_add_(2, positions, weights)
     contexts = tuple("".join(tokens[max(0, n - NEIGHBOUR_CONTEXT) : n + 1]) for n in range(len(tokens)))
-    return AttentionMap("", text_pass.labels, contexts, dense, is_cross_attention=False, keys="neighbours")
+    return AttentionMap("", text_pass.labels, contexts, dense, keys="neighbours")
 
 
 def _blocks_map(weights: Float[Tensor, "h n n"]) -> AttentionMap:
     """The map of a matrix that sorts blocks of tokens, without a name."""
     blocks = tuple(f"block {number}" for number in range(weights.shape[-1]))
-    return AttentionMap("", blocks, blocks, weights, is_cross_attention=False, keys="blocks")
+    return AttentionMap("", blocks, blocks, weights, keys="blocks")
+
+
+def key_origins(model: nn.Module) -> dict[nn.Module, KeyOrigin]:
+    """What the keys are made of whose weights each module within a layer reports: the innermost layer says it."""
+    origins: dict[nn.Module, KeyOrigin] = {}
+    for layer in model.modules():
+        if isinstance(layer, Layer):
+            origins |= dict.fromkeys(layer.modules(), layer.key_origin)
+    return origins
 
 
 def module_names(model: nn.Module) -> dict[nn.Module, str]:

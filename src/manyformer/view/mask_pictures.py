@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyformer.core import ContiguousLayout, PrefixedLayout
 from manyformer.errors import UserError
-from manyformer.kernels import Kernel
+from manyformer.kernels import named_kernels
 from manyformer.masks import Mask
 from manyformer.ops.static_layout import materialize
 from manyformer.view.figures import check_picture, panels, write_picture
@@ -62,9 +62,9 @@ def draw(
 def attention_masks(model: nn.Module) -> dict[Mask, list[str]]:
     """The attention masks of a model, each with the names of the kernels that use it."""
     kernel_names: dict[Mask, list[str]] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, Kernel) and module.cache_mask is not None:
-            kernel_names.setdefault(module.cache_mask, []).append(name)
+    for name, kernel in named_kernels(model).items():
+        if kernel.cache_mask is not None:
+            kernel_names.setdefault(kernel.cache_mask, []).append(name)
     return kernel_names
 
 

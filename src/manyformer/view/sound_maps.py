@@ -3,10 +3,9 @@
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from manyformer.core import PADDING_SEGMENT
 from manyformer.errors import UserError
 from manyformer.generate import SourceBatch, answer_sources
 from manyformer.generate.protocol import TokenizerProtocol
@@ -55,22 +54,11 @@ def _decoder_pass(
     else:
         ids = list(tokenizer.encode(answer))
     target = torch.tensor([[tokenizer.bos, *ids]], device=model.device)
-    # one more token of padding if both sides have equal lengths: the number of keys then identifies the side
-    tokens = len(labels) + int(len(labels) == target.shape[1])
-    padded, segments = _padded(frames, tokens << model.embed_source.halvings)
     return TextPass(
-        lambda watch: model.decode(target, model.encode(padded, segments), watch=watch),
+        lambda watch: model.decode(target, model.encode(frames), watch=watch),
         token_labels([tokenizer.bos, *ids], tokenizer),
         target.shape[1],
         predicted_labels=token_labels([*ids, tokenizer.eos], tokenizer),
         source_labels=labels,
-        source_length=tokens,
         tokens=tuple(target[0].tolist()),
     )
-
-
-def _padded(frames: Float[Tensor, "1 f m"], length: int) -> tuple[Float[Tensor, "1 p m"], Int[Tensor, "1 p"]]:
-    """The frames with padding up to `length`, and their segment ids."""
-    silence = frames.new_zeros(1, length - frames.shape[1], frames.shape[2])
-    columns = torch.arange(length, device=frames.device)[None]
-    return torch.cat([frames, silence], 1), torch.where(columns < frames.shape[1], 0, PADDING_SEGMENT)

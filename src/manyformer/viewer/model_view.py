@@ -4,16 +4,17 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from manyformer.batches import Batch
-from manyformer.core import WatchFn
+from manyformer.core import WatchFn, no_watch
 from manyformer.data.pixel_tokenizer import PixelTokenizer
 from manyformer.errors import UserError
-from manyformer.kernels import Kernel, KernelCall, LinearKernel
+from manyformer.kernels import Kernel, KernelCall, named_kernels
 from manyformer.models import Model, ModelOutput
 from manyformer.models.model import model_name
 from manyformer.multi_head.head_gates import attention_heads, part_name
@@ -22,7 +23,7 @@ from manyformer.tasks import Inputs, Task, TextPass
 from manyformer.tasks.tokenizer_protocols import TaskTokenizers
 from manyformer.training_hooks import eval_mode
 from manyformer.type_aliases import ImageArray
-from manyformer.view.attention_maps import AttentionMap, all_pass_maps, module_names
+from manyformer.view.attention_maps import AttentionMap, all_pass_maps
 from manyformer.view.text_passes import full_token_labels, passes_over_text
 from manyformer.view.token_counts import TokenCounts
 from manyformer.view.token_work import pass_counts
@@ -188,7 +189,7 @@ def view_row(
 
 def view_passes(model: Model, passes: Sequence[TextPass], *, name: str = "") -> ModelView:
     """What `model` computes in these passes, in evaluation mode and without gradients. Raises UserError."""
-    length = max(max(text_pass.length, text_pass.source_length) for text_pass in passes)
+    length = max(max(text_pass.length, len(text_pass.source_labels)) for text_pass in passes)
     if length > MAX_TOKENS:
         raise UserError(f"the input has {length} tokens, but a page shows at most {MAX_TOKENS}: shorten it")
     plans = _KernelPlans(model)
@@ -210,26 +211,26 @@ class _KernelPlans:
     """Records which path computes each kernel where no weights are watched, while it is entered as a context."""
 
     def __init__(self, model: Model) -> None:
-        self._names = module_names(model)
+        self._kernels = named_kernels(model)
         self._plans: dict[str, str] = {}
 
     def __enter__(self) -> None:
-        kernels = [module for module in self._names if isinstance(module, Kernel)]
-        self._handles = [kernel.register_forward_pre_hook(self._record) for kernel in kernels]
+        self._handles = [
+            kernel.register_forward_pre_hook(partial(self._record, part_name(name), kernel))
+            for name, kernel in self._kernels.items()
+        ]
 
     def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
 
-    def _record(self, kernel: torch.nn.Module, arguments: tuple[KernelCall]) -> None:
-        assert isinstance(kernel, Kernel)
-        unwatched = KernelCall(*arguments[0][:7])
-        self._plans.setdefault(part_name(self._names[kernel]), kernel.explain(unwatched))
+    def _record(self, part: str, kernel: Kernel, _: torch.nn.Module, arguments: tuple[KernelCall]) -> None:
+        self._plans.setdefault(part, kernel.explain(arguments[0]._replace(watch=no_watch)))
 
     def note(self, attention_map: AttentionMap) -> str:
         """What else is known of the map: whether its weights are implied, and how they are computed otherwise."""
         plan = self._plans.get(attention_map.part.partition(", ")[0])
-        sentences = [IMPLIED] if isinstance(attention_map.module, LinearKernel) else []
+        sentences = [IMPLIED] if getattr(attention_map.module, "implies_weights", False) else []
         if attention_map.keys == "tokens" and not bool((attention_map.weights != 0).all()):
             share = (attention_map.weights != 0).float().mean().item()
             sentences.append(f"{share:.0%} of all pairs have a weight.")

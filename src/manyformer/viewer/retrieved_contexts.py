@@ -38,7 +38,7 @@ def retrieved_map(model: Model, text_pass: TextPass) -> AttentionMap | None:
     labels = tuple(_entry_text(head, model.tokenizer, entry) for entry in entries.tolist())
     rows = text_pass.labels
     shown = dense[None, : len(rows)]
-    return AttentionMap("datastore", rows, labels, shown, is_cross_attention=False, keys="contexts")
+    return AttentionMap("datastore", rows, labels, shown, keys="contexts")
 
 
 def _head_input(head: KNNHead, text_pass: TextPass) -> Tensor:

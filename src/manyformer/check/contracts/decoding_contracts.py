@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 
 from manyformer.check.trial import ContractFinding, ContractTrial, Untestable, contract
-from manyformer.models import Model
 from manyformer.recipes.registry import task_of
 
 NEEDS = ("incremental_decoding", "per_token")
@@ -78,9 +77,11 @@ def rewind(trial: ContractTrial) -> ContractFinding:
 def decode(trial: ContractTrial) -> ContractFinding:
     """Decode a text by the one-token steps that generation uses and by `forward`; then continue both by `forward`."""
     inputs, half = trial.draw(2, trial.length), trial.length // 2
-    model = trial.subject.module
-    if not isinstance(model, Model) or (make_step := task_of(model).one_token_step(model)) is None:
-        raise Untestable(f"a {type(model).__name__} offers no one-token steps, so generation calls the model itself")
+    model = trial.subject.model
+    if model is None or (make_step := task_of(model).one_token_step(model)) is None:
+        raise Untestable(
+            f"a {type(trial.subject.module).__name__} offers no one-token steps, so generation calls the model itself"
+        )
     for capacity in trial.capacities(trial.length):
         with torch.inference_mode():
             next_token, states = make_step(), [trial.subject.init_state(inputs, capacity=capacity) for _ in "ab"]

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from manyformer.check.trial import ContractFinding, ContractTrial, contract, failed, passed
 from manyformer.files.json_text import json_text
-from manyformer.models import Model
 from manyformer.recipes import build
 from manyformer.system.temporary_folders import temporary_folder
 
@@ -22,8 +21,8 @@ def saving(trial: ContractTrial) -> ContractFinding:
     difference = float((trial.subject(inputs).logits - loaded(inputs).logits).abs().max())
     if difference or difference != difference:
         return failed(f"the loaded model differs by {difference:.1e}", difference, 0.0)
-    saved_model, loaded_model = trial.subject.module, loaded.module
-    if isinstance(saved_model, Model) and isinstance(loaded_model, Model) and saved_model.spec != loaded_model.spec:
+    saved_model, loaded_model = trial.subject.model, loaded.model
+    if saved_model is not None and loaded_model is not None and saved_model.spec != loaded_model.spec:
         return failed(f"the loaded model has the spec {loaded_model.spec}, not {saved_model.spec}")
     return passed("the loaded model gives the same bits", difference, 0.0)
 
@@ -31,8 +30,8 @@ def saving(trial: ContractTrial) -> ContractFinding:
 @contract("spec", "the spec is sufficient to build the model again", needs=("spec",))
 def spec(trial: ContractTrial) -> ContractFinding:
     """Build the model from its recipe and keywords after a round trip through JSON; names and shapes must be equal."""
-    model = trial.subject.module
-    assert isinstance(model, Model)
+    model = trial.subject.model
+    assert model is not None
     recipe, keywords, _ = model.spec
     try:
         restored = json.loads(json_text(keywords))

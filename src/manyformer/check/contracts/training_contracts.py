@@ -55,8 +55,8 @@ def gradients(trial: ContractTrial) -> ContractFinding:
 
 def _auxiliary_loss(trial: ContractTrial, inputs: Inputs, logits: Tensor) -> Tensor | float:
     """The auxiliary losses of training, which are the only use of some parameters."""
-    model = trial.subject.module
-    if not isinstance(model, Model):
+    model = trial.subject.model
+    if model is None:
         return 0.0
     targets = torch.randint(logits.shape[-1], logits.shape[:-1], generator=trial.generator).to(logits.device)
     return model.loss(task_of(model).batch(model, inputs, targets)).extra
@@ -70,8 +70,8 @@ def _join_names(names: list[str]) -> str:
 @contract("loss", "training loss and score == cross entropy of the logits", needs=("loss", "cross_entropy"))
 def loss(trial: ContractTrial) -> ContractFinding:
     """Compare them with padding, with ignored targets and with label smoothing."""
-    model = trial.subject.module
-    assert isinstance(model, Model)
+    model = trial.subject.model
+    assert model is not None
     inputs, _ = pad_documents(trial, trial.documents(document_lengths(trial)), "right")
     result = trial.subject(inputs)
     classes = result.logits.shape[-1]
@@ -100,8 +100,8 @@ def learns(trial: ContractTrial) -> ContractFinding:
 
     By kind of model the task is periodic copying, reversing, filling in masks, or classifying an order or a parent.
     """
-    checked_model = trial.subject.module
-    assert isinstance(checked_model, Model)
+    checked_model = trial.subject.model
+    assert checked_model is not None
     model = build(checked_model.spec.recipe, **checked_model.spec.keywords).to(checked_model.device)
     with torch.enable_grad():
         losses, guessing_loss = _train(trial, model)
