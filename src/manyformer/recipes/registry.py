@@ -174,7 +174,7 @@ def _with_spec(function: Callable[P, M], name: str, task: Task) -> Callable[P, M
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         keywords = checked_keywords(name, bound.arguments, _signature_with_choices(signature))
-        bound.arguments = dict(keywords)
+        bound.arguments.update(keywords)
         changes = [
             group.read({parameter.name: bound.arguments.pop(parameter.name) for parameter in parameters})
             for group, parameters in added.items()
