@@ -92,7 +92,7 @@ def test_another_format_is_refused_with_the_version_that_wrote_it(format_number:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "it is not an example"),
+        (b"", "it is empty, and not an example"),
         (b"[1, 2]", "it is not an example"),
         (b'{"format": 3', "it is not an example"),
         (b"[" * 10**5, "recursion limit"),

@@ -16,8 +16,9 @@ from manyformer.files.json_text import json_text
 
 ROOT = Path(manyformer.__file__).parent
 
-IN_MEMORY = {"files/json_text.py", "files/json_records.py", "data/table_files.py"}
-"""The writer itself, the sum of a record (of constants that version 0.2.0 wrote), and a value in a message."""
+IN_MEMORY = {"files/json_text.py", "files/json_records.py", "data/table_files.py", "keyword_checks.py"}
+"""The writer itself, the sum of a record (of constants that version 0.2.0 wrote), a value in a message, and values of
+keywords for the parser that checks their types, which refuses numbers that are not finite."""
 
 
 def strict(text: str) -> Any:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from manyformer.errors import UserError
 from manyformer.models import EncoderModel
+from manyformer.plugins import TASK_GROUP, import_entry_point
 from manyformer.recipes.keywords import Default, PositiveSize, SharedKeywords
 from manyformer.tasks import Task
 from manyformer.tasks.encoder_task import ENCODER_HEADS, EncoderHeadSettings, EncoderTask
@@ -63,6 +64,13 @@ class EncoderHead(NamedTuple):
 HEAD_KEYWORDS = SharedKeywords(
     HeadOptions, lambda signature, task: task is MASKED_LM, lambda options: EncoderHead.read(options).put_on
 )
+
+
+def import_head(keywords: Mapping[str, Any]) -> None:
+    """Import the installed package that offers the head which the keywords of a saved model name, if there is one."""
+    name = keywords.get(HEAD)
+    if isinstance(name, str) and name not in ENCODER_HEADS:
+        import_entry_point(TASK_GROUP, name)
 
 
 def head_named_in(keywords: Mapping[str, Any]) -> EncoderTask | None:

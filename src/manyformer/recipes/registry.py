@@ -18,7 +18,7 @@ from manyformer.models import Model, ModelSpec
 from manyformer.models.model_files import CONFIG_FILE, read_spec
 from manyformer.plugins import RECIPE_GROUP, entry_points, import_entry_point, import_entry_points, is_external
 from manyformer.recipes.attention_keywords import ATTENTION_KEYWORDS
-from manyformer.recipes.encoder_heads import HEAD_KEYWORDS, head_named_in
+from manyformer.recipes.encoder_heads import HEAD_KEYWORDS, head_named_in, import_head
 from manyformer.recipes.keywords import keyword_signature
 from manyformer.system.device_memory import SMALLER_MODEL, check_model_fits, report_out_of_memory
 from manyformer.tasks import Task, task_of_class
@@ -242,6 +242,7 @@ def recipe_of_spec(spec: ModelSpec, folder: Path) -> tuple[Recipe, dict[str, Any
         )
     file = folder / CONFIG_FILE
     recipe = recipe_in_file(name, file)
+    import_head(keywords)
     try:
         return recipe, checked_keywords(name, keywords, recipe.signature)
     except UserError as error:
