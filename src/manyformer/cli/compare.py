@@ -1,5 +1,6 @@
 """`manyformer compare`: train and score several cases under equal conditions."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -96,6 +97,7 @@ def compare(
 
     chosen = [name.strip() for name in (recipes or "").split(",") if name.strip()]
     comparison = suggest_options(context, overrides, lambda: _read(target, overrides, chosen))
+    carry_out: Callable[..., ComparisonResult | SuiteResult]
     if isinstance(comparison, Comparison):
         for name, value in (("--recipes", recipes), ("--max-hours", max_hours)):
             if value is not None:
