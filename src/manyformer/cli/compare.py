@@ -98,6 +98,7 @@ def compare(
     carry_out: Callable[..., ComparisonResult | SuiteResult]
     chosen = [name.strip() for name in (recipes or "").split(",") if name.strip()]
     comparison = suggest_options(context, overrides, lambda: _read(target, overrides, chosen))
+    carry_out: Callable[..., ComparisonResult | SuiteResult]
     if isinstance(comparison, Comparison):
         for name, value in (("--recipes", recipes), ("--max-hours", max_hours)):
             if value is not None:

@@ -27,7 +27,7 @@ from manyformer.compare.suite_costs import CaseCosts, measure_case_costs
 from manyformer.compare.suite_report import EQUAL_STEPS, SuiteResult, TaskResult
 from manyformer.config.comparison import Comparison
 from manyformer.config.shipped import SUITE_RESULTS
-from manyformer.config.suite import Suite, SuiteTask, load_suite
+from manyformer.config.suite import BudgetName, Suite, SuiteTask, load_suite
 from manyformer.errors import UserError, UserErrors
 from manyformer.files.json_lines import JsonLines
 from manyformer.plugins import import_for_run
@@ -125,16 +125,17 @@ class SuiteRunner:
 
     def budget_runners(self, timings: CaseTimings) -> dict[str, list[ComparisonRunner]]:
         """The runners of the budgets besides equal steps by their columns, with the best trials that are known."""
-        reference = self.suite.file.reference
-        columns: dict[str, list[ComparisonRunner]] = {}
-        for budget in self.suite.file.budgets:
-            if budget == "steps":
-                continue
-            column = columns[f"equal {budget}"] = []
-            for runner in self.runners:
-                best = {case.name: runner.best_trial(case) or 0 for case in runner.comparison.cases}
-                column.append(self._runner(with_budget(runner.comparison, budget, reference, timings, best)))
-        return columns
+        budgets = [budget for budget in self.suite.file.budgets if budget != "steps"]
+        return {
+            f"equal {budget}": [self._with_budget(runner, budget, timings) for runner in self.runners]
+            for budget in budgets
+        }
+
+    def _with_budget(self, runner: ComparisonRunner, budget: BudgetName, timings: CaseTimings) -> ComparisonRunner:
+        """The runner of the same comparison with the steps of another budget."""
+        best = {case.name: runner.best_trial(case) or 0 for case in runner.comparison.cases}
+        comparison = with_budget(runner.comparison, budget, self.suite.file.reference, timings, best)
+        return self._runner(comparison)
 
     def run(self, pool: WorkerPool | None) -> SuiteResult:
         """Carry out all trainings that fit into the hours, and measure the costs."""
