@@ -90,6 +90,8 @@ class SoftmaxKernel(Kernel):
         self.mask = self.cache_mask = AllKeys() if mask is None else mask
         self.dropout, self.scale, self.path = dropout, scale, path
         self._all, self._causal = self.mask == AllKeys(), self.mask == Causal()
+        # compilers (until torch 2.11) cannot trace how a dataclass describes itself
+        self._mask_words = repr(self.mask)
 
     def forward(self, call: KernelCall) -> LayerOutput:
         choice = self._select_path(call)
@@ -143,7 +145,7 @@ class SoftmaxKernel(Kernel):
         return self._scale(head_dim) if self.path == "auto" else None
 
     def extra_repr(self) -> str:
-        return f"{self.mask!r}, path={self.path}"
+        return f"{self._mask_words}, path={self.path}"
 
     def _select_path(self, call: KernelCall) -> SoftmaxPathChoice:
         if self.path == "naive":
@@ -189,7 +191,7 @@ class SoftmaxKernel(Kernel):
             return fused._replace(reason=f"{fused.reason}: FlexAttention is for {MIN_FLEX_QUERIES} queries or more")
         if not has_flex_width(call.q, call.v):
             return fused._replace(reason=f"{fused.reason}: FlexAttention needs {MIN_FLEX_WIDTH} channels a head")
-        return SoftmaxPathChoice("flex", f"{self.mask!r} compiled, for its visible blocks")
+        return SoftmaxPathChoice("flex", f"{self._mask_words} compiled, for its visible blocks")
 
     def _select_step_path(self, position: Position) -> SoftmaxPathChoice:
         """One token per row, whose visible keys only tensors know: the pairs are few, and none is left out."""
@@ -199,7 +201,7 @@ class SoftmaxKernel(Kernel):
         if has_scores:
             return SoftmaxPathChoice("naive", f"one token, with the scores that {type(position).__name__} changes")
         return SoftmaxPathChoice(
-            "sdpa", f"one token, with the mask {self.mask!r} of all columns", needs_dense_mask=True
+            "sdpa", f"one token, with the mask {self._mask_words} of all columns", needs_dense_mask=True
         )
 
     def _select_cpu_path(self, fused: SoftmaxPathChoice, call: KernelCall) -> SoftmaxPathChoice:
@@ -236,7 +238,7 @@ class SoftmaxKernel(Kernel):
         share = plan.cost / (heads * pairs)
         if share >= 1:
             return fused._replace(reason=f"{fused.reason}, which has too few masked blocks for a sparse plan")
-        reason = f"{self.mask!r} for {share:.0%} of the cost of all pairs, in {plan.describe()}"
+        reason = f"{self._mask_words} for {share:.0%} of the cost of all pairs, in {plan.describe()}"
         return SoftmaxPathChoice("sparse", reason, sparse_plan=plan)
 
     def _softmax_call(self, call: KernelCall) -> SoftmaxCall:
@@ -264,7 +266,9 @@ class SoftmaxKernel(Kernel):
             and query_layout.right_padded
         ):
             return RIGHT_PADDED
-        return SoftmaxPathChoice("sdpa", f"the dense mask of {self.mask!r} for these positions", needs_dense_mask=True)
+        return SoftmaxPathChoice(
+            "sdpa", f"the dense mask of {self._mask_words} for these positions", needs_dense_mask=True
+        )
 
     def _attend_document(
         self, q: Float[Tensor, "1 h l e"], k: Float[Tensor, "1 g l e"], v: Float[Tensor, "1 g l f"]
