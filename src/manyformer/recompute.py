@@ -21,12 +21,17 @@ ChoiceTape = list[Any]
 _recording: ContextVar[ChoiceTape | None] = ContextVar("recording", default=None)
 _replaying: ContextVar[Iterator[Any] | None] = ContextVar("replaying", default=None)
 
+_open_tapes: list[ChoiceTape] = []
+"""The tapes in use in all threads; until torch 2.11 compilers can read this, but no context variable."""
+
 
 def choose_once(choose: Callable[[], T]) -> T:
     """The result of `choose()`, or the result of the first computation while that is replayed.
 
     Side effects that must happen once per computation, such as updating a moving average, belong into `choose` too.
     """
+    if not _open_tapes:
+        return choose()
     replaying = _replaying.get()
     if replaying is not None:
         replayed: T = next(replaying)
@@ -49,18 +54,24 @@ def recompute_for_gradient(compute: Callable[..., T], *inputs: Any, dropout: flo
 @contextmanager
 def recording_choices(tape: ChoiceTape) -> Iterator[None]:
     """Append every choice made inside the block to `tape`."""
-    token = _recording.set(tape)
-    try:
+    with _opened(_recording, tape, tape):
         yield
-    finally:
-        _recording.reset(token)
 
 
 @contextmanager
 def replaying_choices(tape: ChoiceTape) -> Iterator[None]:
     """Return the choices of `tape`, in order, from `choose_once` inside the block."""
-    token = _replaying.set(iter(tape))
+    with _opened(_replaying, iter(tape), tape):
+        yield
+
+
+@contextmanager
+def _opened(variable: ContextVar[T | None], value: T, tape: ChoiceTape) -> Iterator[None]:
+    """Set a variable of this thread in the block, and let all threads know that there is a tape."""
+    token = variable.set(value)
+    _open_tapes.append(tape)
     try:
         yield
     finally:
-        _replaying.reset(token)
+        _open_tapes.pop()
+        variable.reset(token)

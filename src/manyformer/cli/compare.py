@@ -95,7 +95,6 @@ def compare(
     from manyformer.compare.suite_runner import SuiteOptions, run_suite
     from manyformer.config.comparison import Comparison
 
-    carry_out: Callable[..., ComparisonResult | SuiteResult]
     chosen = [name.strip() for name in (recipes or "").split(",") if name.strip()]
     comparison = suggest_options(context, overrides, lambda: _read(target, overrides, chosen))
     carry_out: Callable[..., ComparisonResult | SuiteResult]

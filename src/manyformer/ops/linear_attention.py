@@ -102,7 +102,7 @@ class _DivideByNormalizer(torch.autograd.Function):
         is_small = divisor.abs() < floor
         divisor = torch.where(is_small, torch.full_like(divisor, floor).copysign(divisor), divisor)
         result = torch.empty_like(y[..., :-1].transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
-        torch.div(y[..., :-1], divisor, out=result)
+        _divide_into(result, y[..., :-1], divisor)
         ctx.save_for_backward(result, divisor, is_small)
         return result
 
@@ -111,10 +111,18 @@ class _DivideByNormalizer(torch.autograd.Function):
     def backward(ctx: Any, grad_result: Tensor) -> tuple[Tensor, None]:
         result, divisor, is_small = ctx.saved_tensors
         grad_y = grad_result.new_empty(*grad_result.shape[:-1], grad_result.shape[-1] + 1)
-        torch.div(grad_result, divisor, out=grad_y[..., :-1])
+        _divide_into(grad_y[..., :-1], grad_result, divisor)
         grad_sum = (grad_result * result).sum(-1, keepdim=True).neg_().masked_fill_(is_small, 0.0)
-        torch.div(grad_sum, divisor, out=grad_y[..., -1:])
+        _divide_into(grad_y[..., -1:], grad_sum, divisor)
         return grad_y, None
+
+
+def _divide_into(result: Tensor, x: Tensor, divisor: Tensor) -> None:
+    if torch.compiler.is_compiling():
+        # the compiler of torch 2.11 breaks its graph at results that are parts of other tensors
+        result.copy_(x / divisor)
+    else:
+        torch.div(x, divisor, out=result)
 
 
 class _ChunkGates(NamedTuple):
