@@ -16,6 +16,7 @@ from manyformer.files.json_records import read_json, validate_json
 from manyformer.version import VERSION
 
 FORMAT = 1
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 class KeptItem(NamedTuple):
@@ -34,7 +35,9 @@ class KeptItem(NamedTuple):
         """The record of an outcome now."""
         numbers, paths = dict(outcome.numbers), list(outcome.paths)
         date = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
-        return cls(outcome.verdict, outcome.sentence, numbers, paths, round(seconds, 2), "", date)
+        # places in the sources are told as in a checkout, wherever this one lies
+        sentence = outcome.sentence.replace(f"{CHECKOUT}/", "")
+        return cls(outcome.verdict, sentence, numbers, paths, round(seconds, 2), "", date)
 
     @property
     def told(self) -> str:
