@@ -164,8 +164,9 @@ print("equal")
 """
 
 
-@pytest.mark.parametrize(("script", "output"), [(COMPILED, "1 graph\n"), (SHARDED, "equal\n")], ids=["compile", "wrap"])
+@pytest.mark.parametrize(("script", "output"), [(COMPILED, "1 graph"), (SHARDED, "equal")], ids=["compile", "wrap"])
 def test_a_model_is_compiled_and_wrapped_whole(script: str, output: str) -> None:
     """In a process of its own: the shape checks of the tests cannot be compiled, and a process has one group."""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=500, check=False)
-    assert done.stdout == output, done.stderr[-3000:]
+    # Gloo of torch 2.10 writes a line of its own before
+    assert done.stdout.splitlines()[-1:] == [output], done.stderr[-3000:]
