@@ -36,7 +36,6 @@ def page_of(heads: int, tokens: int, *, scale: float) -> AttentionPage:
             labels,
             labels,
             (torch.randn(min(HEADS_PER_LAYER, heads - first), tokens, tokens) * scale).softmax(-1),
-            is_cross_attention=False,
         )
         for first in range(0, heads, HEADS_PER_LAYER)
     ]

@@ -184,7 +184,7 @@ def test_two_runs_stand_side_by_side_and_follow_each_other(show: Open) -> None:
 
 def test_the_steps_of_a_translation_are_shown_with_their_source(show: Open) -> None:
     weights = torch.tensor([[[0.9, 0.1, 0.0], [0.2, 0.3, 0.5]]])
-    cross = AttentionMap("decoder.0.cross", ("ja", "<eos>"), ("yes", "sir", "<eos>"), weights, True, "source")
+    cross = AttentionMap("decoder.0.cross", ("ja", "<eos>"), ("yes", "sir", "<eos>"), weights, "source")
     page = show(view_of(cross))
     page.keyboard.press("v")
     page.keyboard.press("v")

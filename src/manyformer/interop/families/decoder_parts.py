@@ -180,32 +180,32 @@ def frame_rules(
 
 
 def attention_rules(
-    theirs: str, ours: str, keywords: Mapping[str, Any], *, biases: str = "none"
+    prefix: str, our_prefix: str, keywords: Mapping[str, Any], *, biases: str = "none"
 ) -> Iterator[TensorRule]:
     """The projections of attention, of which none, the inputs ("qkv") or all have a bias."""
     biased = {"none": (), "qkv": ("q_proj",), "all": ("q_proj", "o_proj")}[biases]
     kv_rows = head_width(keywords) * (keywords["kv_heads"] or keywords["heads"])
     for part, our_part in {"q_proj": "q_proj", "o_proj": "out_proj"}.items():
         for kind in PARAMETERS if part in biased else WEIGHT:
-            yield same(f"{theirs}.{part}.{kind}", f"{ours}.{our_part}.{kind}")
+            yield same(f"{prefix}.{part}.{kind}", f"{our_prefix}.{our_part}.{kind}")
     for kind in PARAMETERS if biased else WEIGHT:
-        pair = [f"{theirs}.{part}.{kind}" for part in ("k_proj", "v_proj")]
-        yield stacked(pair, f"{ours}.kv_proj.{kind}", [kv_rows, kv_rows])
+        pair = [f"{prefix}.{part}.{kind}" for part in ("k_proj", "v_proj")]
+        yield stacked(pair, f"{our_prefix}.kv_proj.{kind}", [kv_rows, kv_rows])
 
 
-def gated_rules(theirs: str, ours: str) -> Iterator[TensorRule]:
+def gated_rules(prefix: str, our_prefix: str) -> Iterator[TensorRule]:
     """The matrices of a gated feed-forward layer."""
     for part in ("gate", "up", "down"):
-        yield same(f"{theirs}.{part}_proj.weight", f"{ours}.{part}.weight")
+        yield same(f"{prefix}.{part}_proj.weight", f"{our_prefix}.{part}.weight")
 
 
 def expert_rules(
-    theirs: str, ours: str, num_experts: int, parts: Mapping[str, str] = EXPERT_PARTS
+    prefix: str, our_prefix: str, num_experts: int, parts: Mapping[str, str] = EXPERT_PARTS
 ) -> Iterator[TensorRule]:
     """The matrices of gated experts, which stand in the file one by one."""
     for part, our_part in parts.items():
         yield stacked_experts(
-            [f"{theirs}.{expert}.{part}.weight" for expert in range(num_experts)], f"{ours}.{our_part}.weight"
+            [f"{prefix}.{expert}.{part}.weight" for expert in range(num_experts)], f"{our_prefix}.{our_part}.weight"
         )
 
 
