@@ -109,6 +109,7 @@ def test_differences_are_told_with_their_size(old: Any, new: Any, told: list[str
         ("12 tokens in 0.31 s (38 tokens/s) after 4", "12 tokens in TIME (RATE tokens/s) after 4"),
         ("3 steps, 1.5 GB, 0.25 ms", "3 steps, 1.5 GB, TIME"),
         ('{"loss": 1.25, "seconds": 0.5}', '{"loss": 1.25, "seconds": MEASURED}'),
+        ('{"data_seconds": 0.5, "step": 4}', '{"data_seconds": MEASURED, "step": 4}'),
         ("FOLDER/runs/a at 2026-01-02 10:11:12", "FOLDER/runs/a at DATE"),
     ],
 )

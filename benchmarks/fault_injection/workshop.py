@@ -9,21 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sameness.commands import TIMES
+
 from fault_injection.forked_commands import SENTINEL, CommandResult, RunningCommand, Surroundings
 from fault_injection.scenarios import Command, Scenario
-
-TIMES = {
-    "seconds",
-    "cpu_seconds",
-    "data_seconds",
-    "data_wait",
-    "tokens_per_second",
-    "tokens a second",
-    "minutes",
-    "cpu_minutes",
-    "sum",
-}
-"""The keys of measured times, which are another each time, and of the sum of a record that holds some."""
 
 UNEQUAL_FILES = {"log.txt", "env.json", "metrics.csv", "curves.png", "picture.png", ".lock", ".verified.json"}
 """Files with times or process numbers in them, and pictures of what is compared as numbers."""
@@ -196,7 +185,8 @@ def _digest(path: Path) -> str:
 
 def _without_times(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_times(part) for key, part in value.items() if key not in TIMES}
+        # the sum of a record that holds times is another each time, too
+        return {key: _without_times(part) for key, part in value.items() if key not in TIMES and key != "sum"}
     return [_without_times(part) for part in value] if isinstance(value, list) else value
 
 

@@ -34,7 +34,6 @@ OTHER_KINDS: dict[str, tuple[str, ...]] = {
     "reformer": ("reformer", "data.path=book.txt", "data.length=64", "data.tokenizer=char", *SIZES),
 }
 SENTENCE = "two men are sitting on a bench ."
-TRAINED_FURTHER = ("limits.steps=6",)
 
 
 def command_lines() -> Iterator[str]:

@@ -51,6 +51,18 @@ def run_command(words: Sequence[str]) -> Ended:
     return Ended(code, out.text(), err.text())
 
 
+TIMES = {
+    "seconds",
+    "cpu_seconds",
+    "data_seconds",
+    "data_wait",
+    "tokens_per_second",
+    "tokens a second",
+    "minutes",
+    "cpu_minutes",
+}
+"""The keys of measured times, which are another each time."""
+
 # in this order: a rate has a unit of time, a size may follow a time
 CHANGING = [
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?(\.\d+)?(\+00:00|Z)?", "DATE"),
@@ -59,10 +71,7 @@ CHANGING = [
     (r"[\d,.]+[kM]?(?= ?(tokens|targets|steps|values|pixels)?/(s|second|min)\b)", "RATE"),
     (r"\b[\d,]+(\.\d+)?(e-?\d+)? ?(tokens|targets|steps|values|characters) a second", "RATE a second"),
     (r"(?<![\w.])[\d,]+(\.\d+)?(e-?\d+)? ?(ms|us|ns|s|sec|seconds?|min|minutes?|h|hours?|days?)\b", "TIME"),
-    (
-        r'("(?:seconds|time|tokens_per_second|steps_per_second|cpu|load|hours|data_wait)[a-z_]*": )[^,}\]]+',
-        r"\1MEASURED",
-    ),
+    (rf'("(?:{"|".join(sorted(TIMES))}|time|steps_per_second|cpu|load|hours)[a-z_]*": )[^,}}\]]+', r"\1MEASURED"),
     (
         r"\b(torch|Python|python|numpy|manyformer|safetensors|tokenizers|transformers) \d+(\.\d+)+(\+\w+)?",
         r"\1 VERSION",
