@@ -179,3 +179,8 @@ def test_the_defaults_of_a_record_are_in_the_spec() -> None:
     model = mf.build("universal-transformer-lm", vocab=11, dim=8, depth=2, heads=2, ponder_cost=0.25)
     assert model.spec.keywords["halting_bias"] == 1.0
     assert model.spec.keywords["ponder_cost"] == 0.25
+
+
+def test_cards_of_models_show_the_lists_of_a_run_file() -> None:
+    spec = ModelSpec("decision-transformer", {"dim": 16, "observation_mean": (0.5, 1.0), "pairs": ((1, 2), (3, 4))})
+    assert spec.settings_list() == "- dim: 16\n- observation_mean: [0.5, 1.0]\n- pairs: [[1, 2], [3, 4]]"

@@ -9,7 +9,6 @@ from manyformer.libraries.hub_libraries import upload_folder
 from manyformer.libraries.library_calls import RefusedByLibrary
 from manyformer.models import Model
 from manyformer.recipes import get_recipe
-from manyformer.system.printable_text import printable_line
 from manyformer.version import VERSION
 
 MESSAGE = "Export by manyformer"
@@ -59,7 +58,6 @@ def _recipe_card(model: Model) -> str:
     """The recipe of a model that no run of this library trained."""
     card = get_recipe(model.spec.recipe).card
     parameters = sum(weight.numel() for weight in model.parameters())
-    settings = "\n".join(printable_line(f"- {name}: {value}") for name, value in model.spec.keywords.items())
     return f"""# {card.title}
 
 {card.paper}. {card.summary}
@@ -68,5 +66,5 @@ The recipe `{card.name}` of manyformer, {parameters:,} parameters.
 
 ## Model settings
 
-{settings}
+{model.spec.settings_list()}
 """

@@ -28,7 +28,9 @@ from manyformer.files.json_records import DamagedFile, FileRecord, read_json
 from manyformer.files.tokenizer_files import TOKENIZER_FILES
 from manyformer.files.unfinished_folder import MARK
 from manyformer.files.verified_folder import VerifiedFolder, write_manifest
+from manyformer.keyword_checks import as_json
 from manyformer.models.finite_weights import warn_non_finite
+from manyformer.system.printable_text import printable_line
 
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 
@@ -39,6 +41,10 @@ class ModelSpec(NamedTuple):
     recipe: str
     keywords: dict[str, Any]
     module: str = ""
+
+    def settings_list(self) -> str:
+        """The keywords as a list in Markdown, with the lists that a run file has in place of tuples."""
+        return "\n".join(printable_line(f"- {name}: {as_json(value)}") for name, value in self.keywords.items())
 
 
 class ModelRecord(FileRecord):

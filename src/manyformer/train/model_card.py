@@ -12,7 +12,6 @@ from manyformer.train.events import TrainResult
 def model_card(run: RunConfig, card: RecipeCard, model: Model, data: Sequence[str], result: TrainResult) -> str:
     """Format the model card as Markdown; `data` are lines that describe the data."""
     parameters = sum(weight.numel() for weight in model.parameters())
-    settings = "\n".join(printable_line(f"- {name}: {value}") for name, value in model.spec.keywords.items())
     table = "\n".join(f"| {name.replace('_', ' ')} | {value:.4f} |" for name, value in result.scores.items())
     data_lines = "\n".join(printable_line(f"- {line}") for line in data)
     return f"""# {card.title}
@@ -36,7 +35,7 @@ After {result.step} steps; the weights are {result.chosen_weights}. The loss is 
 
 ## Model settings
 
-{settings}
+{model.spec.settings_list()}
 
 ## Training settings
 
