@@ -13,7 +13,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 import gpu
-from gpu_parts import attention_speed, correctness, decoding_speed, fla_paths, workers
+from gpu_parts import attention_speed, correctness, decoding_speed, figures, fla_paths, workers
 from gpu_parts.kept_results import KeptItem, KeptResults, read_results
 from gpu_parts.outcome import Outcome, Setting
 from gpu_parts.waves import PARTS, WAVES, Wave, all_items, names_of
@@ -237,3 +237,33 @@ def test_other_tokens_of_static_steps_are_a_failure(monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("unchecked")
 def test_every_part_is_rehearsed(tmp_path: Path) -> None:
     assert gpu.main(["--rehearse", "--minutes", "30", "--out", str(tmp_path / "gpu.json")]) == 0
+
+
+def test_a_figure_without_its_data_fails_and_names_the_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MANYFORMER_DATA", str(tmp_path))
+    outcome = figures.measure(REHEARSAL, figures.FIGURES["Shakespeare characters"])
+    assert outcome == Outcome("failed", "MANYFORMER_DATA must name a folder with tinyshakespeare/input.txt")
+
+
+@pytest.mark.parametrize(("losses", "verdict"), [([1.9, 1.48, 1.6], "passed"), ([1.9, 1.5, 1.49], "failed")])
+def test_the_best_loss_of_a_run_is_compared_with_the_published_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, losses: list[float], verdict: str
+) -> None:
+    text = tmp_path / "tinyshakespeare" / "input.txt"
+    text.parent.mkdir()
+    text.write_text("First Citizen:")
+    monkeypatch.setenv("MANYFORMER_DATA", str(tmp_path))
+    commands = []
+
+    def train(words: list[str], folder: Path, seconds: float | None) -> tuple[str, str]:
+        commands.append(words)
+        records = [{"step": step, "seconds": 120.0, "valid_loss": loss} for step, loss in enumerate(losses)]
+        (folder / "run").mkdir()
+        (folder / "run" / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        return "", ""
+
+    monkeypatch.setattr(figures, "run_verb", train)
+    outcome = figures.measure(Setting(torch.device("cpu"), tiny=False), figures.FIGURES["Shakespeare characters"])
+    assert commands == [["train", "lm/nanogpt-characters-gpu", f"data.path={text}", "out=run"]]
+    assert outcome.verdict == verdict
+    assert outcome.numbers == {"best loss, nats": min(losses), "published": 1.4697, "training, minutes": 2.0}

@@ -43,28 +43,36 @@ def items(setting: Setting) -> dict[str, Item]:
 def run_chain(setting: Setting, commands: Sequence[Sequence[str]]) -> Outcome:
     """Every command must end well; what each said last is kept."""
     ends: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for words in commands:
+            output, fault = run_verb(words, Path(folder), SECONDS)
+            if fault:
+                return judged("; ".join(ends), [fault], {})
+            last = output.strip().splitlines()[-1:]
+            ends.append(f"{words[0]}: {' '.join(last).strip()[:160]}")
+    return judged("; ".join(ends), [], {})
+
+
+def run_verb(words: Sequence[str], folder: Path, seconds: float | None) -> tuple[str, str]:
+    """What a command in `folder` printed, and why it failed, if it did; `seconds` is the most that it may take."""
     # where the package is not installed, commands in another folder find it as this process does
     paths = [str(SOURCES), *(path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)]
     environment = os.environ | {"COLUMNS": "100", "PYTHONPATH": os.pathsep.join(paths)}
-    with tempfile.TemporaryDirectory() as folder:
-        for words in commands:
-            command = [sys.executable, "-m", "manyformer", *words]
-            try:
-                done = subprocess.run(
-                    command,
-                    cwd=Path(folder),
-                    env=environment,
-                    capture_output=True,
-                    text=True,
-                    stdin=subprocess.DEVNULL,
-                    timeout=SECONDS,
-                    check=False,
-                )
-            except subprocess.TimeoutExpired:
-                return judged("; ".join(ends), [f"{' '.join(words)}: not finished after {SECONDS:.0f} s"], {})
-            if done.returncode != 0:
-                told = (done.stderr.strip() or done.stdout.strip())[-600:]
-                return judged("; ".join(ends), [f"{' '.join(words)}: exit code {done.returncode}: {told}"], {})
-            last = (done.stdout.strip() or done.stderr.strip()).splitlines()[-1:]
-            ends.append(f"{words[0]}: {' '.join(last).strip()[:160]}")
-    return judged("; ".join(ends), [], {})
+    command = [sys.executable, "-m", "manyformer", *words]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "", f"{' '.join(words)}: not finished after {seconds:.0f} s"
+    if done.returncode != 0:
+        words_of_error = (done.stderr.strip() or done.stdout.strip())[-600:]
+        return "", f"{' '.join(words)}: exit code {done.returncode}: {words_of_error}"
+    return done.stdout.strip() or done.stderr.strip(), ""

@@ -11,6 +11,7 @@ from gpu_parts import (
     correctness,
     decoding_speed,
     device_costs,
+    figures,
     fla_paths,
     flex_paths,
     generated_tokens,
@@ -40,6 +41,7 @@ PARTS: Mapping[str, Callable[[Setting], dict[str, Item]]] = {
     "memory": step_memory.items,
     "check": contracts.items,
     "costs": device_costs.items,
+    "figures": figures.items,
 }
 """Every part by name; an item is called `PART/NAME`."""
 
@@ -64,6 +66,7 @@ WAVES: Mapping[int, Wave] = {
     ),
     3: Wave("speed and memory", ("step", "host", "decode", "attention", "fla speed", "memory"), 1, 90),
     4: Wave("contracts on the device, and its costs", ("check", "costs"), 12, 120),
+    5: Wave("published figures", ("figures",), 2, 340),
 }
 
 

@@ -45,7 +45,7 @@ data = {
         "text",
         path=paths | st.lists(paths, min_size=1),
         length=positive,
-        packing=st.sampled_from(["documents", "concat", "contiguous"]),
+        packing=st.sampled_from(["documents", "concat", "random", "contiguous"]),
         valid=fraction | paths,
         test=st.none() | paths,
         column=st.none() | paths,

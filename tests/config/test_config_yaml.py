@@ -45,7 +45,8 @@ data:
         "run.yaml:5:3: model.norm_order: 'prre' is not one of pre, post, sandwich; did you mean pre?",
         "run.yaml:6:9: optim.lr: must be greater than 0, got -1",
         "run.yaml:6:17: optim.learning_rate: no such setting; did you mean optim.lr?",
-        "run.yaml:9:3: data.packing: 'document' is not one of documents, concat, contiguous; did you mean documents?",
+        "run.yaml:9:3: data.packing: 'document' is not one of documents, concat, random, contiguous; "
+        "did you mean documents?",
         "run.yaml:10:3: data.betas: no such setting; did you mean optim.betas?",
     ]
 

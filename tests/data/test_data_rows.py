@@ -16,7 +16,14 @@ from manyformer.data.epochs import random_generator
 from manyformer.data.lanes import LaneLayout
 from manyformer.data.masking import mask_tokens
 from manyformer.data.packing import best_fit
-from manyformer.data.row_layouts import DocumentLayout, RowArrangement, RowLayout, TextRows, WindowLayout
+from manyformer.data.row_layouts import (
+    DocumentLayout,
+    RandomWindowLayout,
+    RowArrangement,
+    RowLayout,
+    TextRows,
+    WindowLayout,
+)
 from manyformer.data.text_epochs import NextTokenBatches, TextPlan
 from manyformer.data.token_shards import ShardFacts, TokenShard
 
@@ -194,3 +201,37 @@ def test_masks_depend_on_their_seeds_alone() -> None:
     assert (one[0] == again[0]).all()
     assert (one[1] == again[1]).all()
     assert (one[1] != other[1]).any()
+
+
+@given(DOCUMENTS.filter(any), st.integers(1, 40), st.integers(0, 5), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_random_windows_are_parts_of_the_text_with_the_tokens_that_follow(
+    sizes: list[int], length: int, seed: int, shifted: bool
+) -> None:
+    shard = shard_of(sizes)
+    layout = RandomWindowLayout(shard, length, shifted=shifted)
+    drawn = layout.arrange(random_generator(seed, 0))
+    rows = everything(drawn)
+    text = shard.tokens.tolist()
+    assert len(rows.tokens) == -(-(len(text) - shifted) // rows.tokens.shape[1])
+    for start, tokens, targets in zip(
+        drawn.token_indices(np.arange(drawn.count))[:, 0], rows.tokens, rows.targets, strict=True
+    ):
+        assert tokens.tolist() == text[start : start + len(tokens)]
+        following = [*text[start + 1 : start + 1 + len(tokens)], text[0]][: len(tokens)]
+        # the start of a document is given, not predicted
+        assert targets.tolist() == [IGNORE_INDEX if token == BOS else token for token in following]
+    assert np.array_equal(
+        everything(layout.arrange(None)).tokens,
+        everything(WindowLayout(shard, length, shifted=shifted).arrange(None)).tokens,
+    )
+
+
+def test_random_windows_reach_every_token_and_are_drawn_anew_in_each_epoch() -> None:
+    shard = shard_of([60])
+    layout = RandomWindowLayout(shard, 8, shifted=True)
+    epochs = [layout.arrange(random_generator(0, number)) for number in range(60)]
+    starts = [epoch.token_indices(np.arange(epoch.count))[:, 0] for epoch in epochs]
+    assert set(np.concatenate(starts)) == set(range(len(shard.tokens) - 8))
+    assert not np.array_equal(starts[0], starts[1])
+    assert np.array_equal(starts[1], layout.arrange(random_generator(0, 1)).token_indices(np.arange(8))[:, 0])

@@ -177,7 +177,7 @@ class RunConfig(ConfigSection):
                 ("strategy",), "context divides rows of text: it needs data.kind text", ("data.kind",)
             )
         elif data.packing == "contiguous":
-            message = "context divides rows that stand alone: it needs data.packing documents or concat"
+            message = "context divides rows that stand alone: it needs data.packing documents, concat or random"
             yield SettingConflict(("strategy",), message, ("data.packing",))
         elif data.length % self.devices:
             message = f"{data.length} tokens must be a multiple of devices ({self.devices}), which divide each row"

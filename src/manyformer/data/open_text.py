@@ -21,7 +21,7 @@ from manyformer.data.lanes import LaneLayout
 from manyformer.data.length_buckets import check_fills_batch
 from manyformer.data.neighbour_tables import open_neighbour_table
 from manyformer.data.opened import EvaluationPath, LengthLimit, check_holds_row, format_amount
-from manyformer.data.row_layouts import DocumentLayout, RowLayout, WindowLayout
+from manyformer.data.row_layouts import DocumentLayout, RandomWindowLayout, RowLayout, WindowLayout
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.sentence_parts import tokens_that_end_sentences
 from manyformer.data.splits import PathOrPaths, Splits, path_list
@@ -143,6 +143,7 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
         packing_texts = {
             "documents": "packed documents that cannot attend to each other",
             "concat": "documents end to end",
+            "random": "documents end to end, each row beginning at a random token",
             "contiguous": "each continuing the same row of the previous batch",
         }
         yield f"rows of {data.length} tokens: {packing_texts[data.packing]}"
@@ -196,11 +197,13 @@ def make_layout(
 ) -> RowLayout:
     """The layout of `shard` in batches of `rows` rows, filled up with `pad`, which are `windows` if these are given."""
     if windows is not None:
-        return WindowRows(shard, windows, pad=pad, across_documents=data.packing == "concat")
+        return WindowRows(shard, windows, pad=pad, across_documents=data.packing in ("concat", "random"))
     if data.packing == "contiguous":
         return LaneLayout(shard, data.length, rows, shifted=shifted, pad=pad)
     if data.packing == "concat":
         return WindowLayout(shard, data.length, shifted=shifted)
+    if data.packing == "random":
+        return RandomWindowLayout(shard, data.length, shifted=shifted)
     return DocumentLayout(shard, data.length, shifted=shifted, pad=pad)
 
 

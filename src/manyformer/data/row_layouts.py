@@ -1,4 +1,4 @@
-"""Layouts of text as rows of equal length: windows over the concatenated documents, or packed documents."""
+"""Layouts of text as rows of equal length: windows of the joined documents, in order or at random, or packed ones."""
 
 from abc import ABC, abstractmethod
 from typing import NamedTuple
@@ -26,7 +26,7 @@ class TextRows(NamedTuple):
 
 
 class RowArrangement(ABC):
-    """The numbered rows of an epoch, which together contain every target exactly once.
+    """The numbered rows of an epoch, which together contain every target exactly once unless they begin at random.
 
     With `in_order`, batches take the rows in order; with `rows_continue` also each row continues the same row of the
     previous batch.
@@ -106,7 +106,7 @@ class WindowArrangement(RowArrangement):
     def rows(self, row_numbers: IntArray) -> TextRows:
         ids = np.asarray(self._tokens[self._stream_indices(row_numbers) % len(self._tokens)], dtype=np.int64)
         tokens, targets = ids[:, :-1].copy(), ids[:, 1:].copy()
-        is_first_copy = np.arange(self.length) >= (row_numbers * self.length - self._row_starts(row_numbers))[:, None]
+        is_first_copy = np.arange(self.length) >= self._repeated(row_numbers)[:, None]
         # The start of a document is given, not predicted.
         is_start = starts_document(self._offsets, self._stream_indices(row_numbers)[:, 1:] % len(self._tokens))
         targets[~is_first_copy | is_start] = IGNORE_INDEX
@@ -115,9 +115,41 @@ class WindowArrangement(RowArrangement):
     def _row_starts(self, row_numbers: IntArray) -> IntArray:
         return np.minimum(row_numbers * self.length, self._targets - self.length)
 
+    def _repeated(self, row_numbers: IntArray) -> IntArray:
+        """How many tokens at the start of each row an earlier row contains too."""
+        return row_numbers * self.length - self._row_starts(row_numbers)
+
     def _stream_indices(self, row_numbers: IntArray) -> IntArray:
         """The indices of the tokens of each row and of the one that follows, not yet wrapped around."""
         return (self._start + self._row_starts(row_numbers))[:, None] + np.arange(self.length + 1)
+
+
+class RandomWindowLayout(WindowLayout):
+    """Windows of `length` tokens that begin at random tokens, drawn with replacement and anew in each epoch (nanoGPT).
+
+    An epoch has as many windows as fit into the text side by side. Held-out text is read in order.
+    """
+
+    def arrange(self, random: np.random.Generator | None, epoch: int = 0) -> RowArrangement:
+        if random is None:
+            return super().arrange(None)
+        return RandomWindowArrangement(self._shard, self._length, random, shifted=self._shifted)
+
+
+class RandomWindowArrangement(WindowArrangement):
+    """Windows whose first tokens `random` draws; a token that two of them contain is a target in both."""
+
+    def __init__(self, shard: TokenShard, length: int, random: np.random.Generator, *, shifted: bool) -> None:
+        # next to its inputs the last window of a language model has one target more
+        super().__init__(shard, 0, len(shard.tokens) - shifted, length)
+        self._starts = random.integers(self._targets - self.length + 1, size=self.count)
+
+    def _row_starts(self, row_numbers: IntArray) -> IntArray:
+        starts: IntArray = self._starts[row_numbers]
+        return starts
+
+    def _repeated(self, row_numbers: IntArray) -> IntArray:
+        return np.zeros_like(row_numbers)
 
 
 class DocumentLayout(RowLayout, RowArrangement):

@@ -105,9 +105,10 @@ class TextData(EncodedTextData):
     """What a token is: one character, one byte, or a byte pair of a vocabulary trained on the training data."""
     length: PositiveInt = 256
     """Tokens in a row."""
-    packing: Literal["documents", "concat", "contiguous"] = "documents"
+    packing: Literal["documents", "concat", "random", "contiguous"] = "documents"
     """`documents`: several documents share a row and cannot attend to each other; `concat`: all documents end to end,
-    cut into rows; `contiguous`: each row of a batch continues the same row of the previous batch, for models with a
+    cut into rows; `random`: the same, but each row of training begins at a random token, drawn anew in each epoch;
+    `contiguous`: each row of a batch continues the same row of the previous batch, for models with a
     memory."""
     valid: SplitSpec = 0.05
     """Validation data: the fraction of the documents held out, or a path."""
