@@ -223,7 +223,7 @@ BEHIND_THE_DOOR = {"transformers", "peft", "datasets", "huggingface_hub"}
 
 BESIDE_THE_DOOR = {
     "interop/auto_model/": "its classes are subclasses of those of transformers, and called by programs of users",
-    "data/minari_episodes.py": "load_dataset of minari, which reads data sets that are installed",
+    "data/episode_sources.py": "load_dataset of minari, which reads data sets that are installed",
 }
 """The other places that may call these libraries, or have calls of that name, and why."""
 

@@ -12,7 +12,7 @@ from manyformer.batches import IGNORE_INDEX
 from manyformer.batches.episode_batches import TrajectoryBatch
 from manyformer.config import TrajectoriesData
 from manyformer.data import open_data
-from manyformer.data.minari_episodes import read_minari
+from manyformer.data.episode_sources import read_minari
 from manyformer.data.opened import OpenedData
 from manyformer.data.trajectory_archive import RecordedEpisodes, read_archive
 from manyformer.data.trajectory_windows import (

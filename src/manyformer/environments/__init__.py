@@ -3,8 +3,12 @@
 from manyformer.environments.environment_names import OWN_ENVIRONMENTS, make_environment
 from manyformer.environments.episode_seeds import row_seeds
 from manyformer.environments.graph_tasks import GraphTask
-from manyformer.environments.minari_data_set import check_data_set_name, write_data_set
-from manyformer.environments.trajectory_file import Trajectories, write_trajectories
+from manyformer.environments.recorded_episodes import (
+    Trajectories,
+    check_data_set_name,
+    write_data_set,
+    write_trajectories,
+)
 from manyformer.environments.vector_environment import EnvironmentStep, VectorEnvironment
 
 __all__ = [
