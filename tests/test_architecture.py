@@ -33,7 +33,7 @@ LEVELS = [
     },
     {"files", "keyword_checks", "spaces", "structures", "system"},
     {"constant_tensors", "core", "costs", "environments", "libraries", "plugins", "recompute", "training_hooks"},
-    {"batches", "context_windows", "head_selection", "length_norms", "state_tensors", "two_texts"},
+    {"batches", "context_windows", "head_selection", "length_norms", "two_texts"},
     {"head_projection", "masks", "position", "residual", "rollouts"},
     {"multi_head"},
     {"ops"},
@@ -83,7 +83,7 @@ ONLY = {
     "files": {"errors", "version"},
     "libraries": {"errors", "files"},
     "environments": {"errors", "files", "spaces", "type_aliases"},
-    "rollouts": {*("batches", "core", "environments", "errors", "files", "spaces", "state_tensors", "type_aliases")},
+    "rollouts": {*("batches", "core", "environments", "errors", "files", "spaces", "torch_internals", "type_aliases")},
     "errors": set(),
     "keyword_checks": {"errors"},
 }

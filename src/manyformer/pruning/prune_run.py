@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 import torch
 
 from manyformer.api import load
-from manyformer.batches import Batch, to_device
+from manyformer.batches import Batch
 from manyformer.config import RUN_FILE, EvaluateConfig, RunConfig, dump_run
 from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.kind import no_log
@@ -156,14 +156,7 @@ class HeldOutScores(NamedTuple):
         """The scores of a model, without dropout."""
 
         def begin_pass(*, rows_continue: bool) -> Callable[[Batch], BatchScore]:
-            carried_state = CarriedState(model, rows_continue=rows_continue)
-
-            def score(batch: Batch) -> BatchScore:
-                batch_score = model.score(to_device(batch, model.device), state=carried_state.state_for(batch))
-                carried_state.update(batch_score)
-                return batch_score
-
-            return score
+            return CarriedState(model, rows_continue=rows_continue).score
 
         task = get_recipe(self.run.recipe).card.task.variant(self.run.data.kind)
         config = EvaluateConfig(metric=self.run.evaluate.metric, batches=self.run.evaluate.batches)
