@@ -7,11 +7,11 @@ import pytest
 
 from manyformer.cli import import_commands
 from manyformer.cli.app import run_command
-from manyformer.costs.hardware import ACCELERATORS, find_accelerator
 from manyformer.errors import UserError
 from manyformer.model_summary import build_on_meta, count_parameters, nearest_size
 from manyformer.planning import PlanRequest, keywords_of_size, parse_devices, parse_quantity, plan_training
 from manyformer.planning.machine_speed import device_at_hand
+from manyformer.planning.quantities import ACCELERATORS, find_accelerator
 
 SMALL: dict[str, Any] = {"vocab": 50, "dim": 64, "depth": 2, "heads": 2}
 

@@ -11,7 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from manyformer.data.gpt2_alphabet import byte_of_character
 from manyformer.data.tokenizer import SPECIALS, NativeTokenizer, TextTokens, TokenIds
 from manyformer.errors import UserError
-from manyformer.libraries.tokenizer_reading import read_tokenizer
+from manyformer.libraries.tokenizer_rules import read_tokenizer
 
 _MIN_VOCAB = len(SPECIALS) + 256
 

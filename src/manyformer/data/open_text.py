@@ -11,7 +11,6 @@ import numpy as np
 from manyformer.batches import TextUnits
 from manyformer.config import TextData
 from manyformer.context_windows import ContextWindows
-from manyformer.data.borrowed_tokenizer import describe_tokenizer, section_tokenizer
 from manyformer.data.cache_folder import PreparationResult, PreparedData, load_prepared
 from manyformer.data.file_pipeline import FilePipeline
 from manyformer.data.holdout import DocumentPiece, HoldoutSplitter, TextSurvey
@@ -21,7 +20,7 @@ from manyformer.data.length_buckets import check_fills_batch
 from manyformer.data.neighbour_tables import open_neighbour_table
 from manyformer.data.opened import EvaluationPath, LengthLimit, check_holds_row, format_amount
 from manyformer.data.row_layouts import DocumentLayout, LaneLayout, RowLayout, WindowLayout, WindowRows
-from manyformer.data.saved_tokenizers import TokenizerPair
+from manyformer.data.saved_tokenizers import TokenizerPair, describe_tokenizer, section_tokenizer
 from manyformer.data.splits import PathOrPaths, Splits, path_list
 from manyformer.data.summary import EXAMPLES, DataSummary, LengthSummary, kept_example
 from manyformer.data.table_headers import describe_tables

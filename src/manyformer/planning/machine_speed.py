@@ -6,9 +6,8 @@ from typing import Any
 import torch
 
 from manyformer.bench.clock import time_job
-from manyformer.costs.hardware import find_accelerator
 from manyformer.errors import UserError
-from manyformer.planning.quantities import DeviceSet
+from manyformer.planning.quantities import DeviceSet, find_accelerator
 from manyformer.planning.rehearsed_step import StepRehearsal
 from manyformer.recipes import build
 from manyformer.system.device_memory import SMALLER_WORK, report_out_of_memory

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX, Batch
 from manyformer.core import tree_map
-from manyformer.costs.flops import count_flops
+from manyformer.costs import count_flops
 from manyformer.errors import UserError
 from manyformer.model_summary import build_on_meta, count_parameters, is_content_based
 from manyformer.models import BatchLoss, Model
@@ -77,7 +77,7 @@ BY_SHAPES, BY_RUNNING = "counted from shapes", "counted in a step of real weight
 class RehearsedCost:
     """One forward and backward pass over `rows` rows of `length` tokens on one device; sizes in bytes.
 
-    `flops` are those of `manyformer.costs.flops`. `activations` and `logits` are what the forward pass leaves for the
+    `flops` are those of `manyformer.costs`. `activations` and `logits` are what the forward pass leaves for the
     backward pass; `peak` is the largest sum of these, gradients and temporary tensors at any time, without weights and
     moments, and `row_peak` what each further row adds to it. `method` says how it was counted.
     """
