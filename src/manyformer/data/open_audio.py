@@ -34,7 +34,6 @@ from manyformer.data.opened import (
     path_name,
 )
 from manyformer.data.saved_tokenizers import TokenizerPair, class_id
-from manyformer.data.spec_augment import SpecAugment
 from manyformer.data.splits import PathOrPaths, Splits, path_list
 from manyformer.data.summary import DataSummary, LengthSummary
 from manyformer.data.text_files import describe_folder
@@ -44,6 +43,7 @@ from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.data.utterances import (
     JoinedRecordings,
     RecordingArchive,
+    SpecAugment,
     TargetTexts,
     UtteranceDataset,
     UtterancePlan,

@@ -17,7 +17,7 @@ from manyformer.data.kind import DataKind, OpenRequest, register
 from manyformer.data.opened import EvaluationData, EvaluationPath, OpenedData, path_name
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.tokenizer import NoTokenizer
-from manyformer.data.training_feed import FeedPosition, TrainingFeed
+from manyformer.data.training_feed import SeededFeed
 from manyformer.environments import VectorEnvironment, make_environment, row_seeds
 from manyformer.errors import UserError
 from manyformer.files.json_text import json_text
@@ -36,7 +36,7 @@ from manyformer.spaces import BoxActions, PixelSpace
 
 
 @final
-class RolloutFeed(TrainingFeed):
+class RolloutFeed(SeededFeed):
     """Collects a rollout at the beginning of each epoch, and divides its rows anew into batches in each of the passes.
 
     `batch_rows` is the largest number of rows of a batch. A batch holds whole rows, so that the memory of a policy
@@ -45,6 +45,9 @@ class RolloutFeed(TrainingFeed):
 
     diagnostics = frozenset(ROLLOUT_DIAGNOSTICS)
     score_names = (*EPISODE_SCORES, *ROLLOUT_DIAGNOSTICS)
+    changed_data = (
+        "the environment or its settings differ from those of this run's checkpoint; restore them, or start a new run"
+    )
 
     def __init__(
         self,
@@ -56,12 +59,11 @@ class RolloutFeed(TrainingFeed):
         seed: int,
         fingerprint: str,
     ) -> None:
+        super().__init__(seed, fingerprint)
         self.environment, self.settings = environment, settings
         self._passes, self._parts = passes, -(-environment.rows // batch_rows)
-        self._seed, self._fingerprint = seed, fingerprint
         self._collector: RolloutCollector | None = None
         self._rollout: RolloutBatch | None = None
-        self.epoch = self.batch = 0
 
     @property
     def batches(self) -> int:
@@ -75,13 +77,13 @@ class RolloutFeed(TrainingFeed):
         if not isinstance(model, ActingPolicy):
             raise UserError(f"a {type(model).__name__} does not act in environments; `manyformer list` shows policies")
         self._collector = RolloutCollector(self.environment, model, self.settings)
-        self._collector.begin(row_seeds(self._seed, self.environment.rows))
+        self._collector.begin(row_seeds(self.seed, self.environment.rows))
 
     def __next__(self) -> RolloutBatch:
         if self._rollout is None:
             self._rollout = self._attached.collect()
         pass_number, part = divmod(self.batch, self._parts)
-        generator = random_generator(self._seed, self.epoch, pass_number)
+        generator = random_generator(self.seed, self.epoch, pass_number)
         rows = np.array_split(generator.permutation(self.environment.rows), self._parts)[part]
         batch: RolloutBatch = tree_map(lambda tensor: tensor[rows], self._rollout)
         self.batch += 1
@@ -91,21 +93,6 @@ class RolloutFeed(TrainingFeed):
 
     def shard(self, rank: int, world_size: int) -> "RolloutFeed":
         raise UserError("a policy is trained by one process: set devices=1")
-
-    def state_dict(self) -> FeedPosition:
-        return {"epoch": self.epoch, "batch": self.batch, "seed": self._seed, "data": self._fingerprint}
-
-    def load_state_dict(self, state: FeedPosition) -> None:
-        if state["data"] != self._fingerprint:
-            raise UserError(
-                "the environment or its settings differ from those of this run's checkpoint; restore them, or start a "
-                "new run"
-            )
-        if state["seed"] != self._seed:
-            raise UserError(f"this run was started with seed {state['seed']}, but the seed is {self._seed}")
-        if state["batch"] >= self.batches:
-            raise UserError(f"the saved position is batch {state['batch']} of an epoch of {self.batches}")
-        self.epoch, self.batch = state["epoch"], state["batch"]
 
     def write_files(self, folder: Path) -> None:
         write_collector(self._attached, self._rollout, folder)

@@ -32,8 +32,7 @@ from manyformer.train.init_from import check_random_init, load_initial_weights, 
 from manyformer.train.metrics import MetricsFiles
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
 from manyformer.train.rng import seed_everything
-from manyformer.train.run_folder import RESULT_FILE, write_environment, write_run_file
-from manyformer.train.saved_settings import model_folder
+from manyformer.train.run_folder import RESULT_FILE, model_folder, write_environment, write_run_file
 from manyformer.train.schedules import make_schedule, make_warmup
 from manyformer.train.tracking import open_trackers
 from manyformer.train.train_state import TrainState, end_reason
