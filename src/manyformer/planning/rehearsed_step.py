@@ -23,6 +23,11 @@ from manyformer.torch_internals import TorchDispatchMode, tree_leaves
 from manyformer.train.activation_checkpointing import checkpoint_activations
 from manyformer.train.step_job import StepJob, own_engine
 
+MAX_REAL_PARAMETERS = 100_000_000
+"""The largest model that is built with weights where shapes alone do not decide its operations."""
+
+BY_SHAPES, BY_RUNNING = "counted from shapes", "counted in a step of real weights"
+
 
 @final
 class LiveMemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -65,12 +70,6 @@ class LiveMemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         size = self._sizes.pop(number, 0)
         self.live -= size
         self.live_logits -= size * is_logits
-
-
-MAX_REAL_PARAMETERS = 100_000_000
-"""The largest model that is built with weights where shapes alone do not decide its operations."""
-
-BY_SHAPES, BY_RUNNING = "counted from shapes", "counted in a step of real weights"
 
 
 @dataclass(frozen=True)

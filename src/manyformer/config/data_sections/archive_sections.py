@@ -68,7 +68,7 @@ class TrajectoriesData(DataSection):
         keywords = {"observations": ASSUMED_OBSERVATIONS, "actions": self.actions or ASSUMED_ACTIONS}
         keywords["window"] = self.length
         assumption = f"as if for {ASSUMED_OBSERVATIONS} observed numbers; the data decides"
-        return ExpectedData({name: keywords[name] for name in keywords if name in parameters}, assumption, self.length)
+        return ExpectedData(keywords, assumption, self.length).among(parameters)
 
 
 ASSUMED_NODES, ASSUMED_FEATURES, ASSUMED_CLASSES = 2708, 1433, 7
@@ -96,11 +96,9 @@ class GraphsData(DataSection):
     """The fraction of the labelled nodes or graphs held out as validation data, where the archive names none."""
 
     def expected_keywords(self, parameters: Container[str]) -> ExpectedData:
-        keywords = {"features": ASSUMED_FEATURES, "classes": ASSUMED_CLASSES}
-        keywords["laplacian"] = self.laplacian
+        keywords = {"features": ASSUMED_FEATURES, "classes": ASSUMED_CLASSES, "laplacian": self.laplacian}
         assumption = f"as if for Cora's {ASSUMED_FEATURES:,} features and {ASSUMED_CLASSES} labels; the data decides"
-        expected = {name: keywords[name] for name in keywords if name in parameters}
-        return ExpectedData(expected, assumption, ASSUMED_NODES)
+        return ExpectedData(keywords, assumption, ASSUMED_NODES).among(parameters)
 
 
 ModalityName = Literal["image", "sound", "text"]
@@ -151,5 +149,5 @@ class ModalitiesData(TokenizedData):
                 keywords |= values if part == "image" else {}
             else:
                 keywords |= values if part in self.parts else dict.fromkeys(values)
-        expected = {name: value for name, value in keywords.items() if name in parameters}
-        return ExpectedData(expected, f"as if for gray images of {side} x {side}; the data decides the sizes", 1)
+        assumption = f"as if for gray images of {side} x {side}; the data decides the sizes"
+        return ExpectedData(keywords, assumption, 1).among(parameters)
