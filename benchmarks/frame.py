@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from manyformer.bench import extra_memory, load_warning, paired_ratio, take_turns
-from manyformer.costs.flops import count_flops
+from manyformer.costs import count_flops
 
 CPU = torch.device("cpu")
 MEMORY_RUNS = 3

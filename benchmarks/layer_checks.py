@@ -34,7 +34,7 @@ REASONS = {
     "check/check.py": AT_THE_DOOR,
     "datastore/build_job.py": AT_THE_DOOR,
     "datastore/context_keys.py": AT_THE_DOOR,
-    "datastore/retrieval_model.py": AT_THE_DOOR,
+    "datastore/retrieval.py": AT_THE_DOOR,
     "depth/adaptive.py": PARTS,
     "depth/early_exit_decoding.py": "steps of rows that go on are made of the parts of a layer's step",
     "depth/halted_kv.py": PARTS,

@@ -23,7 +23,7 @@ import torch
 from manyformer.bench.clock import time_job
 from manyformer.bench.memory import _reset_peak, _status_bytes
 from manyformer.planning import parse_devices
-from manyformer.planning.machine_speed import calibrate
+from manyformer.planning.hardware import calibrate
 from manyformer.planning.rehearsed_step import StepRehearsal, step_cost
 from manyformer.recipes import build
 

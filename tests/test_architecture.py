@@ -33,7 +33,7 @@ LEVELS = [
     },
     {"files", "keyword_checks", "spaces", "structures", "system"},
     {"constant_tensors", "core", "costs", "environments", "libraries", "plugins", "recompute", "training_hooks"},
-    {"batches", "context_windows", "head_selection", "length_norms", "state_tensors", "two_texts"},
+    {"batches", "context_windows", "head_selection", "length_norms", "two_texts"},
     {"head_projection", "masks", "position", "residual", "rollouts"},
     {"multi_head"},
     {"ops"},
@@ -83,7 +83,7 @@ ONLY = {
     "files": {"errors", "version"},
     "libraries": {"errors", "files"},
     "environments": {"errors", "files", "spaces", "type_aliases"},
-    "rollouts": {*("batches", "core", "environments", "errors", "files", "spaces", "state_tensors", "type_aliases")},
+    "rollouts": {*("batches", "core", "environments", "errors", "files", "spaces", "torch_internals", "type_aliases")},
     "errors": set(),
     "keyword_checks": {"errors"},
 }
@@ -223,7 +223,7 @@ BEHIND_THE_DOOR = {"transformers", "peft", "datasets", "huggingface_hub"}
 
 BESIDE_THE_DOOR = {
     "interop/auto_model/": "its classes are subclasses of those of transformers, and called by programs of users",
-    "data/minari_episodes.py": "load_dataset of minari, which reads data sets that are installed",
+    "data/episode_sources.py": "load_dataset of minari, which reads data sets that are installed",
 }
 """The other places that may call these libraries, or have calls of that name, and why."""
 
@@ -291,7 +291,7 @@ MAY_ASK_FOR_CLASSES = {"models", "batches", "tasks", "config", "data"}
 CLASS_CHECKS = {
     "datastore/build_job.py": 2,
     "datastore/context_keys.py": 2,
-    "datastore/retrieval_model.py": 1,
+    "datastore/retrieval.py": 1,
     "datastore/tuning.py": 1,
     "evaluate/held_out_images.py": 4,
     "exits/prompts_from_run.py": 1,

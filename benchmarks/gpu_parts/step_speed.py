@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import manyformer as mf
 from gpu_parts.outcome import Item, Outcome, Setting, judged
 from manyformer.bench import paired_ratio, take_turns
-from manyformer.costs.hardware import find_accelerator
 from manyformer.model_summary import count_parameters
+from manyformer.planning.hardware import find_accelerator
 
 ROUNDS = 5
 STEPS_IN_A_ROW = 8

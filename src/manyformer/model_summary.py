@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from manyformer.core import State, state_bytes
-from manyformer.costs.flops import count_flops
+from manyformer.costs import count_flops
 from manyformer.models import Model
 from manyformer.recipes import RECIPES, build
 from manyformer.recipes.registry import task_of

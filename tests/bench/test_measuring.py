@@ -20,7 +20,7 @@ from manyformer.bench import (
 )
 from manyformer.bench.clock import is_noisy
 from manyformer.bench.memory import PROCESS
-from manyformer.costs.flops import count_flops
+from manyformer.costs import count_flops
 
 CPU = torch.device("cpu")
 MEGABYTE = 1_000_000

@@ -23,7 +23,7 @@ from manyformer.data.cache_folder import LOCK_FILE
 from manyformer.data.kind import OpenRequest, kind_of
 from manyformer.data.log_mel import FrameSettings, LogMelFrontEnd, log_mel, mel_filters
 from manyformer.data.opening import open_file, open_held_out
-from manyformer.data.spec_augment import SpecAugment
+from manyformer.data.utterances import SpecAugment
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile
 

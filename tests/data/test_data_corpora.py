@@ -11,7 +11,7 @@ import pytest
 
 from manyformer.config import PairsData, TextData
 from manyformer.data import normalization, open_data, pair_tables, stdlib_corpus
-from manyformer.data.normalization.ambiguity import LocaleConventions, number_values
+from manyformer.data.normalization.corpus import LocaleConventions, number_values
 from manyformer.data.normalization.formats import LANGUAGES, FormattedValue, format_date, spell_number
 from manyformer.errors import UserError
 

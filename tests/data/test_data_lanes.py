@@ -18,8 +18,7 @@ from manyformer.config import TextData
 from manyformer.config.data_sections import MarkedData, PeriodicData
 from manyformer.data import open_data
 from manyformer.data.epochs import random_generator
-from manyformer.data.lanes import LaneLayout
-from manyformer.data.row_layouts import TextRows
+from manyformer.data.row_layouts import LaneLayout, TextRows
 from manyformer.data.text_epochs import NextTokenBatches, TextPlan
 
 

@@ -13,18 +13,17 @@ from hypothesis import strategies as st
 from manyformer.batches import IGNORE_INDEX
 from manyformer.data.characters import CharTokenizer
 from manyformer.data.epochs import random_generator
-from manyformer.data.lanes import LaneLayout
-from manyformer.data.masking import mask_tokens
-from manyformer.data.packing import best_fit
 from manyformer.data.row_layouts import (
     DocumentLayout,
+    LaneLayout,
     RandomWindowLayout,
     RowArrangement,
     RowLayout,
     TextRows,
     WindowLayout,
+    best_fit,
 )
-from manyformer.data.text_epochs import NextTokenBatches, TextPlan
+from manyformer.data.text_epochs import NextTokenBatches, TextPlan, mask_tokens
 from manyformer.data.token_shards import ShardFacts, TokenShard
 
 BOS, EOS = 1, 2

@@ -21,7 +21,7 @@ from manyformer.config.setting_layers import SettingLayer, overlay
 from manyformer.config.validation_errors import validate
 from manyformer.data import OpenedData, open_data
 from manyformer.data.synthetic import make_rule
-from manyformer.data.synthetic.markov_rule import MarkovRule
+from manyformer.data.synthetic.sequence_rules import MarkovRule
 from manyformer.errors import UserError
 
 

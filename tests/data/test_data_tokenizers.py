@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyformer.data import Tokenizer, TokenizerPair, load_tokenizers
-from manyformer.data.no_tokenizer import NoTokenizer
+from manyformer.data.tokenizer import NoTokenizer
 from manyformer.data.tokenizer_kinds import load_tokenizer, train_tokenizer
 from manyformer.errors import UserError
 from manyformer.files.verified_folder import write_manifest

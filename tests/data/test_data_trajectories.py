@@ -12,7 +12,7 @@ from manyformer.batches import IGNORE_INDEX
 from manyformer.batches.episode_batches import TrajectoryBatch
 from manyformer.config import TrajectoriesData
 from manyformer.data import open_data
-from manyformer.data.minari_episodes import read_minari
+from manyformer.data.episode_sources import read_minari
 from manyformer.data.opened import OpenedData
 from manyformer.data.trajectory_archive import RecordedEpisodes, read_archive
 from manyformer.data.trajectory_windows import (
@@ -168,15 +168,22 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"rewards": None}, "there is no array rewards in it; .*without rewards there are no returns"),
     ({"actions": None}, "there is no array actions"),
     ({"lengths": None}, "there is no array lengths in it, nor terminations for each of 11 steps"),
-    ({"actions": np.arange(STEPS - 1)}, "there are 10 actions and 11 rewards"),
+    (
+        {"actions": np.arange(STEPS - 1)},
+        r"actions must be whole numbers of shape \(11\), and is int64 of shape \(10,\)",
+    ),
     ({"rewards": np.where(np.arange(STEPS) == 4, np.nan, REWARDS)}, "rewards of step 1 of episode 1 are no finite"),
     ({"observations": np.full((STEPS, 2), np.inf)}, "observations of step 0 of episode 0 are no finite"),
-    ({"observations": np.zeros((STEPS, 2, 2))}, r"observations must be a vector .* is float64 of shape \(11, 2, 2\)"),
-    ({"observations": np.full((STEPS, 1), "x")}, "observations must be a vector of numbers"),
+    (
+        {"observations": np.zeros((STEPS, 2, 2))},
+        r"observations must be numbers of shape \(11, any\), and is float64 of shape \(11, 2, 2\)",
+    ),
+    ({"observations": np.full((STEPS, 1), "x")}, r"observations must be numbers of shape \(11, any\), and is <U1"),
     ({"actions": np.array(["left"] * STEPS)}, "actions must be a whole number for each step, or a vector"),
     ({"actions": np.where(np.arange(STEPS) == 6, -1, 0)}, "action of step 1 of episode 2 is -1, and actions are 0 to"),
     ({"actions": np.full(STEPS, 1 << 40)}, "action of step 0 of episode 0 is 1099511627776"),
     ({"lengths": np.array([3, 0, 7, 1])}, "episode 1 has a length of 0"),
+    ({"lengths": np.zeros(0, np.int64)}, "sum to 0, and it has 11 steps; steps are left over"),
     ({"lengths": np.array([3, 2, 5])}, "sum to 10, and it has 11 steps; steps are left over"),
     ({"lengths": np.array([3, 2, 5, 9])}, "sum to 19, and it has 11 steps; episode 3 ends after step 19"),
     ({"lengths": np.array([2**62, 2**62, 2**62])}, "sum to 13,835,058,055,282,163,712, and it has 11 steps"),
@@ -184,7 +191,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"returns": np.array([6.0, np.nan, 5.0, 9.0])}, "return of episode 1 is nan"),
     ({"terminations": np.arange(STEPS) == 1}, "terminations is true at step 1 of episode 0, which is not the last"),
     ({"truncations": np.arange(STEPS)}, "truncations must be true or false for each step"),
-    ({"action_low": np.zeros(1)}, "action_low must be a number for each of an action's"),
+    ({"action_low": np.zeros(1)}, "action_low is for actions that are vectors, and these are whole numbers"),
 ]
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import manyformer as mf
 from manyformer.core import PADDING_SEGMENT, tree_map
-from manyformer.costs.flops import count_flops
+from manyformer.costs import count_flops
 from manyformer.generate import BeamSettings, Decoding, generate
 from manyformer.generate.next_token import bind_next_token
 from manyformer.models.with_early_exit import early_exit

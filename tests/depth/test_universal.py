@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import manyformer as mf
 from manyformer.core import Context, MemorySequence, TokenPositions, no_watch
-from manyformer.costs.flops import count_flops
+from manyformer.costs import count_flops
 from manyformer.depth import (
     AdaptiveComputation,
     FixedSteps,

@@ -15,8 +15,8 @@ from naive_environments import (
 from numpy.typing import NDArray
 
 from manyformer.environments import OWN_ENVIRONMENTS, VectorEnvironment, make_environment, row_seeds
-from manyformer.environments.episode_seeds import episode_seeds, random_fractions
 from manyformer.environments.graph_tasks import GraphWalk, StitchMaze
+from manyformer.environments.vector_environment import episode_seeds, random_fractions
 from manyformer.errors import UserError
 
 Actions = NDArray[np.int64]

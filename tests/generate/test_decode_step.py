@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import manyformer as mf
 from manyformer.attention import Attention
 from manyformer.core import PADDING_SEGMENT, LayerOutput, tree_map
-from manyformer.costs.flops import count_flops
+from manyformer.costs import count_flops
 from manyformer.generate.next_token import bind_next_token, state_bytes
 from manyformer.kernels import Kernel
 from perturbing import perturb

@@ -11,7 +11,7 @@ from manyformer.attention import Attention
 from manyformer.batches import CausalLMBatch
 from manyformer.config import AdamConfig, AdamWConfig
 from manyformer.core import Context, TokenPositions, no_watch
-from manyformer.costs.flops import count_flops
+from manyformer.costs import count_flops
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel
 from manyformer.kernels.attention_spans import (

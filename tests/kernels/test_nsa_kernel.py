@@ -8,7 +8,7 @@ from torch import Tensor
 
 from manyformer.attention import Attention
 from manyformer.core import PADDING_SEGMENT, Context, TokenPositions
-from manyformer.costs.flops import count_flops
+from manyformer.costs import count_flops
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.kernels.nsa_kernel import NSAKernel, NSASizes
 from manyformer.masks import Causal

@@ -15,8 +15,7 @@ from manyformer.data.tokenizer_kinds import load_tokenizer
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile
 from manyformer.interop.foreign_tokenizer_files import read_foreign_tokenizer
-from manyformer.libraries.tokenizer_reading import read_tokenizer
-from manyformer.libraries.tokenizer_rules import MAX_GROWTH, check_rules
+from manyformer.libraries.tokenizer_rules import MAX_GROWTH, check_rules, read_tokenizer
 
 GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 GPT_4 = (
@@ -205,7 +204,7 @@ def test_saved_byte_pairs_are_never_cut_or_padded(tmp_path: Path) -> None:
 
 def test_a_pattern_that_gives_up_ends_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The library panics then, which no `except Exception` catches."""
-    monkeypatch.setattr("manyformer.libraries.tokenizer_reading.check_rules", lambda content: None)
+    monkeypatch.setattr("manyformer.libraries.tokenizer_rules.check_rules", lambda content: None)
     content = json.loads((saved_gpt_2(tmp_path, **pre_tokenizer(split("(a+)+$"))) / "tokenizer.json").read_text())
     tokenizer = ForeignTokenizer.of_files(content, {"eos": "</s>"}, [])
     with pytest.raises(UserError, match=r"rules of this model's tokenizer fail on the text 'a+!': .*retry-limit"):

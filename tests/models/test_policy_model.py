@@ -14,8 +14,8 @@ from manyformer.core import State, tree_map
 from manyformer.errors import UserError
 from manyformer.models import PolicyModel
 from manyformer.models.model import Model
+from manyformer.rollouts.rollout_files import flatten_state, restore_state
 from manyformer.spaces import PixelSpace, VectorSpace, parse_observations
-from manyformer.state_tensors import flatten_state, restore_state
 from perturbing import perturb
 
 ROWS, MEMORY, UNROLL, UNROLLS, ACTIONS, SIZE = 3, 4, 6, 3, 3, 5

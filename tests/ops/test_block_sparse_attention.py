@@ -11,7 +11,7 @@ from torch import Tensor
 from manyformer import masks as m
 from manyformer.bench import LargestTensorMode
 from manyformer.core import PADDING_SEGMENT, TokenPositions
-from manyformer.costs.flops import count_flops
+from manyformer.costs import count_flops
 from manyformer.generate.host_reads import StaticOperatorsOnly
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import AndMask, Mask, NotMask, OrMask, PerHead

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyformer.costs.flops import count_flops
+from manyformer.costs import count_flops
 from manyformer.ops.chunked_cross_entropy import LossOptions, chunked_cross_entropy
 
 IGNORED = -100

@@ -9,7 +9,7 @@ import torch
 
 import manyformer as mf
 from manyformer import masks as m
-from manyformer.costs.flops import count_flops
+from manyformer.costs import count_flops
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import Mask
 from manyformer.model_summary import build_on_meta, forward_cost

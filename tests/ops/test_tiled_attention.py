@@ -10,7 +10,7 @@ from torch import Tensor
 from manyformer import masks as m
 from manyformer.bench import LargestTensorMode
 from manyformer.core import GLOBAL_ROLE, PADDING_SEGMENT, SUMMARY_ROLE, TokenPositions
-from manyformer.costs.flops import count_flops
+from manyformer.costs import count_flops
 from manyformer.kernels import KernelCall, SoftmaxKernel, softmax_paths
 from manyformer.masks import Mask
 from manyformer.ops import plan_search, tiled_attention

@@ -12,8 +12,7 @@ from manyformer.check.tiny_models import tiny_keywords
 from manyformer.errors import UserError
 from manyformer.models import Model
 from manyformer.planning import rehearsed_step as planned
-from manyformer.planning.live_memory import LiveMemoryMode
-from manyformer.planning.rehearsed_step import BY_RUNNING, BY_SHAPES, StepRehearsal, step_cost
+from manyformer.planning.rehearsed_step import BY_RUNNING, BY_SHAPES, LiveMemoryMode, StepRehearsal, step_cost
 
 ROWS, LENGTH = 2, 48
 

@@ -7,11 +7,10 @@ import pytest
 
 from manyformer.cli import import_commands
 from manyformer.cli.app import run_command
-from manyformer.costs.hardware import ACCELERATORS, find_accelerator
 from manyformer.errors import UserError
 from manyformer.model_summary import build_on_meta, count_parameters, nearest_size
 from manyformer.planning import PlanRequest, keywords_of_size, parse_devices, parse_quantity, plan_training
-from manyformer.planning.machine_speed import device_at_hand
+from manyformer.planning.hardware import ACCELERATORS, device_at_hand, find_accelerator
 
 SMALL: dict[str, Any] = {"vocab": 50, "dim": 64, "depth": 2, "heads": 2}
 
@@ -49,7 +48,7 @@ def test_sharding_divides_what_each_parameter_needs() -> None:
 
 @pytest.mark.slow
 def test_the_largest_batch_fits_and_twice_as_much_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyformer.planning.quantities.device_memory", lambda device: 50_000_000)
+    monkeypatch.setattr("manyformer.planning.hardware.device_memory", lambda device: 50_000_000)
     monkeypatch.setattr("manyformer.planning.training_plan.matmul_rate", lambda: 1e11)
 
     def planned(batch: int) -> Any:

@@ -17,7 +17,7 @@ from manyformer.multi_head.head_gates import attention_heads, gated_heads
 from manyformer.multi_head.head_pruning import add_heads, parse_heads, subtract_heads
 from manyformer.pruning import PruningResult, prune_run
 from manyformer.pruning.head_rankings import GateRanking, HeadRanking, ImportanceRanking, gate_training
-from manyformer.pruning.quality_curve import CURVE_FILE, CURVE_PICTURE, QualityCurve
+from manyformer.pruning.prune_run import CURVE_FILE, CURVE_PICTURE, QualityCurve
 from manyformer.pruning.removable_heads import HeadUnit, RemovableHeads, count_heads
 from manyformer.train import silent
 

@@ -25,7 +25,7 @@ from manyformer.bench.clock import (
     time_job,
 )
 from manyformer.bench.memory import extra_memory
-from manyformer.costs.flops import count_flops
+from manyformer.costs import count_flops
 from manyformer.errors import UserError
 from manyformer.system.devices import best_device, gpu_name
 

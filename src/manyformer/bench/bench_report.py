@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyformer.bench.candidate import BenchCandidate, BenchKind
-from manyformer.costs.flops import FLOP_CONVENTION
+from manyformer.costs import FLOP_CONVENTION
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write_text
 from manyformer.files.json_text import json_text

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from manyformer.cli.console import print_heading, print_result, print_table
-from manyformer.costs.flops import FLOP_CONVENTION
+from manyformer.costs import FLOP_CONVENTION
 from manyformer.planning import PlannedTraining
 from manyformer.system.device_memory import format_memory
 

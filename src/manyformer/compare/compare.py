@@ -9,8 +9,8 @@ import torch
 
 from manyformer.compare.claims import parse_claim
 from manyformer.compare.comparison_report import ComparisonResult
-from manyformer.compare.cost import StepCost, measure_steps
 from manyformer.compare.job_pool import ProgressMeter, describe_machine, run_jobs, worker_pool
+from manyformer.compare.measurement import StepCost, measure_steps
 from manyformer.compare.result_files import write_comparison
 from manyformer.compare.runner import ComparisonRunner, TrainingJob
 from manyformer.compare.scoring import check_score

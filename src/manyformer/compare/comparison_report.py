@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from manyformer.compare.claims import ClaimVerdict, TableCell, judge_claim, parse_claim
-from manyformer.compare.cost import StepCost
-from manyformer.compare.measurement import CaseMeasurement
+from manyformer.compare.measurement import CaseMeasurement, StepCost
 from manyformer.compare.scoring import score_kind
 from manyformer.compare.sizing import is_as_large
 from manyformer.config.comparison import Comparison

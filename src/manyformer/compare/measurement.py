@@ -1,13 +1,21 @@
-"""The measurement of a training, in the file of its run and in an archive that other machines read."""
+"""Measurements of trainings: scores, in a run's file and in an archive for other machines, and the cost of a step."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ConfigDict
 
+from manyformer.bench.clock import median_with_quartiles, take_turns
+from manyformer.bench.memory import extra_memory
+from manyformer.config import RunConfig
 from manyformer.files.json_lines import JsonLines
 from manyformer.files.json_records import FileRecord
+from manyformer.train.step_job import step_of_run
+
+ROUNDS = 7
+"""How many times each case's step is timed."""
 
 
 @dataclass(frozen=True)
@@ -63,3 +71,21 @@ MeasurementArchive = JsonLines[ArchivedMeasurement]
 def open_archive(path: Path) -> MeasurementArchive:
     """The archive in a file, empty where there is none. Raises DamagedFile."""
     return JsonLines(path, ArchivedMeasurement, "a line of an archive of measurements")
+
+
+class StepCost(NamedTuple):
+    """The cost of a training step: the median time in seconds, and the peak extra memory in bytes if measurable."""
+
+    seconds: float
+    memory: int | None
+
+
+def measure_steps(runs: Mapping[str, tuple[RunConfig, Path]], rounds: int = ROUNDS) -> dict[str, StepCost]:
+    """Measure a training step of each run on a batch of its data; the path is the run's folder."""
+    jobs = {name: step_of_run(run, folder) for name, (run, folder) in runs.items()}
+    device = next(iter(jobs.values())).engine.device
+    for job in jobs.values():
+        job()
+    memories = {name: extra_memory(job, device) for name, job in jobs.items()}
+    times = take_turns(jobs, rounds, device)
+    return {name: StepCost(median_with_quartiles(times[name]).median, memories[name]) for name in jobs}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from manyformer.api import load
-from manyformer.batches import Batch, to_device
+from manyformer.batches import Batch
 from manyformer.config import EvaluateConfig, RunConfig
 from manyformer.data import load_tokenizers, open_data
 from manyformer.data.epochs import HeldOutBatches
@@ -104,20 +104,13 @@ class Rescorer:
         autocast = choose_autocast(point.precision, self.device, model)
 
         def scorer(*, rows_continue: bool) -> Callable[[Batch], BatchScore]:
-            memory = CarriedState(model, rows_continue=rows_continue)
-
-            def score(batch: Batch) -> BatchScore:
-                state = memory.state_for(batch)
-                with torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None):
-                    result = model.score(to_device(batch, self.device), state=state)
-                memory.update(result)
-                return result
-
-            return score
+            return CarriedState(model, rows_continue=rows_continue).score
 
         with ExitStack() as stack:
             batches = self._held_out(point, stack)
-            scores = Validator(scorer, batches, EvaluateConfig(), SINGLE_PROCESS_GROUP, task=task_of(model))()
+            validator = Validator(scorer, batches, EvaluateConfig(), SINGLE_PROCESS_GROUP, task=task_of(model))
+            with torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None):
+                scores = validator()
         assert scores is not None
         return {**scores, "accuracy": 100 * scores["accuracy"]}
 

@@ -5,10 +5,9 @@ from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.kind import DataKind, OpenRequest, register
 from manyformer.data.opened import HeldOutExample, OpenedData
 from manyformer.data.opening import open_data
-from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair, load_tokenizers
 from manyformer.data.tokenizer import StreamDecoder, Tokenizer
-from manyformer.data.training_feed import TrainingFeed
+from manyformer.data.training_feed import Sampler, TrainingFeed
 
 __all__ = [
     "DataKind",

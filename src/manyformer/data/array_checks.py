@@ -1,6 +1,6 @@
 """Checks of arrays in archives: shapes, labels with their names, and the indices of splits."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,13 +33,23 @@ def whole_numbers(
     return array.astype(np.int64)
 
 
-def check_numbers(array: NDArray[Any], key: str, shape: tuple[int | None, ...], unit: str, name: str) -> None:
-    """Raise UserError unless an array has finite numbers, in 32 bits too, and this shape; None is any size."""
+def check_numbers(
+    arrays: Mapping[str, NDArray[Any]],
+    key: str,
+    shape: tuple[int | None, ...],
+    name: str,
+    *,
+    place: Callable[[int], str],
+) -> NDArray[np.float32]:
+    """The array called `key`. Raises UserError unless it has this shape, None being any size, and numbers that are
+    finite in 32 bits too; `place` names what a number on the first axis stands for, such as "node 3"."""
+    array = arrays[key]
     if array.dtype.kind not in "fiub" or not has_shape(array, shape) or 0 in array.shape:
         raise UserError(f"{name}: {key} must be numbers of shape {shape_text(shape)}, and is {describe_array(array)}")
     invalid = ~is_finite_in_32_bits(array).reshape(len(array), -1).all(1)
     if invalid.any():
-        raise UserError(f"{name}: the {key} of {unit} {int(invalid.argmax())} are no finite numbers")
+        raise UserError(f"{name}: the {key} of {place(int(invalid.argmax()))} are no finite numbers")
+    return array.astype(np.float32)
 
 
 def is_finite_in_32_bits(array: NDArray[Any]) -> NDArray[np.bool_]:

@@ -17,11 +17,11 @@ from manyformer.data.cache_folder import (
 )
 from manyformer.data.epochs import Epoch, EpochPlan, HeldOutBatches
 from manyformer.data.kind import DataPipeline, KindSection
-from manyformer.data.no_tokenizer import NoTokenizer
 from manyformer.data.opened import EvaluationData, EvaluationPath, LengthLimit, OpenedData, path_name
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.summary import DataSummary
 from manyformer.data.text_files import existing_path
+from manyformer.data.tokenizer import NoTokenizer
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile
 from manyformer.files.verified_folder import VerifiedFolder

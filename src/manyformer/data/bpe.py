@@ -2,16 +2,16 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from manyformer.data.gpt2_alphabet import byte_of_character
 from manyformer.data.tokenizer import SPECIALS, NativeTokenizer, TextTokens, TokenIds
 from manyformer.errors import UserError
-from manyformer.libraries.tokenizer_reading import read_tokenizer
+from manyformer.libraries.tokenizer_rules import read_tokenizer
 
 _MIN_VOCAB = len(SPECIALS) + 256
 
@@ -94,3 +94,13 @@ class BPETokenizer(NativeTokenizer):
 def _replace_surrogates(text: str) -> str:
     # Lone surrogates have no UTF-8; the library would raise an obscure TypeError.
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+@cache
+def byte_of_character() -> dict[str, int]:
+    """From GPT-2's printable characters for bytes to the bytes.
+
+    A printable Latin-1 byte maps to itself, the remaining ones to code points from 256 on, in order."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    remaining = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(256 + offset): byte for offset, byte in enumerate(remaining)}

@@ -13,7 +13,7 @@ from manyformer.data.streamed_decoders import DecodingSteps
 from manyformer.data.tokenizer import StreamDecoder, TextTokens, TokenIds, Tokenizer
 from manyformer.errors import UserError
 from manyformer.libraries.library_calls import RefusedByLibrary, without_panics
-from manyformer.libraries.tokenizer_reading import read_tokenizer
+from manyformer.libraries.tokenizer_rules import read_tokenizer
 
 
 class SpecialIds(NamedTuple):

@@ -165,10 +165,9 @@ def check_graphs(arrays: Mapping[str, NDArray[Any]], name: str) -> GraphArrays:
             f"{name}: there are {len(labels):,} labels for {nodes:,} nodes in {len(node_counts):,} graphs; each node "
             "or each graph has one (-1 for none)"
         )
-    edge_features = arrays.get("edge_features")
-    if edge_features is not None:
-        check_numbers(edge_features, "edge_features", (len(edges), None), "edge", name)
-        edge_features = edge_features.astype(np.float32)
+    edge_features = None
+    if "edge_features" in arrays:
+        edge_features = check_numbers(arrays, "edge_features", (len(edges), None), name, place=lambda i: f"edge {i}")
     splits = read_splits(arrays, labels, name)
     return GraphArrays(values, columns, feature_count, edges, labels, node_counts, label_names, edge_features, splits)
 
@@ -178,13 +177,13 @@ def _read_features(
 ) -> tuple[NDArray[np.float32], NDArray[np.int64] | None, int]:
     """Features, their columns if they are sparse, and the number of columns."""
     if "features" in arrays:
-        check_numbers(arrays["features"], "features", (None, None), "node", name)
-        return arrays["features"].astype(np.float32), None, arrays["features"].shape[1]
+        features = check_numbers(arrays, "features", (None, None), name, place=lambda i: f"node {i}")
+        return features, None, features.shape[1]
     if missing := [key for key in SPARSE_ARRAYS if key not in arrays]:
         raise UserError(f"{name}: there is neither an array features in it nor {missing[0]}, so nodes have no features")
     rows, columns = (whole_numbers(arrays, key, (None,), name) for key in SPARSE_ARRAYS[:2])
-    values, shape = arrays["feature_values"], whole_numbers(arrays, "shape", (2,), name)
-    check_numbers(values, "feature_values", (len(rows),), "feature", name)
+    values = check_numbers(arrays, "feature_values", (len(rows),), name, place=lambda i: f"feature {i}")
+    shape = whole_numbers(arrays, "shape", (2,), name)
     nodes, width = int(shape[0]), int(shape[1])
     for key, index, count in (("feature_rows", rows, nodes), ("feature_columns", columns, width)):
         if len(index) != len(values) or (len(index) and not 0 <= index.min() <= index.max() < count):

@@ -11,9 +11,9 @@ from manyformer.context_windows import ContextWindows
 from manyformer.data.cache_folder import PreparedData, load_prepared
 from manyformer.data.epochs import EpochPlan, HeldOutBatches
 from manyformer.data.opened import DataSurvey, EvaluationData, EvaluationPath, LengthLimit, OpenedData, UnlabelledData
-from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.summary import DataSummary
+from manyformer.data.training_feed import Sampler
 from manyformer.errors import UserError, suggest_names
 from manyformer.type_aliases import LogFn
 

@@ -24,7 +24,6 @@ from manyformer.data.file_pipeline import FilePipeline
 from manyformer.data.kind import OpenRequest, register
 from manyformer.data.length_buckets import batches_in_order, check_fills_batch
 from manyformer.data.log_mel import FrameSettings, FrameStatistics, LogMelFrontEnd
-from manyformer.data.no_tokenizer import NoTokenizer
 from manyformer.data.opened import (
     EvaluationData,
     EvaluationPath,
@@ -35,16 +34,16 @@ from manyformer.data.opened import (
     path_name,
 )
 from manyformer.data.saved_tokenizers import TokenizerPair, class_id
-from manyformer.data.spec_augment import SpecAugment
 from manyformer.data.splits import PathOrPaths, Splits, path_list
 from manyformer.data.summary import DataSummary, LengthSummary
 from manyformer.data.text_files import describe_folder
 from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, write_shards
-from manyformer.data.tokenizer import Tokenizer
+from manyformer.data.tokenizer import NoTokenizer, Tokenizer
 from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.data.utterances import (
     JoinedRecordings,
     RecordingArchive,
+    SpecAugment,
     TargetTexts,
     UtteranceDataset,
     UtterancePlan,

@@ -25,13 +25,12 @@ from manyformer.data.modality_batches import (
     LabelReader,
     rows_of_batch,
 )
-from manyformer.data.no_tokenizer import NoTokenizer
 from manyformer.data.opened import EvaluationData, HeldOutExample, UnlabelledData, UnlabelledInput
 from manyformer.data.padded_examples import EncodedTexts
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.summary import DataSummary, LengthSummary
 from manyformer.data.text_files import existing_path, file_stamp
-from manyformer.data.tokenizer import Tokenizer
+from manyformer.data.tokenizer import NoTokenizer, Tokenizer
 from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.errors import UserError, list_names
 from manyformer.type_aliases import IntArray

@@ -22,10 +22,10 @@ from manyformer.data.opened import (
     format_amount,
     path_name,
 )
-from manyformer.data.sampler import Sampler
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.synthetic import SyntheticRows, SyntheticRule, make_rule
 from manyformer.data.tokenizer import SPECIALS, NativeTokenizer
+from manyformer.data.training_feed import Sampler
 from manyformer.errors import UserError
 from manyformer.exact_shares import floor_share
 from manyformer.files.json_text import json_text

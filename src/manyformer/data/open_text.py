@@ -11,29 +11,32 @@ import numpy as np
 from manyformer.batches import TextUnits
 from manyformer.config import TextData
 from manyformer.context_windows import ContextWindows
-from manyformer.data.borrowed_tokenizer import describe_tokenizer, section_tokenizer
 from manyformer.data.cache_folder import PreparationResult, PreparedData, load_prepared
 from manyformer.data.file_pipeline import FilePipeline
 from manyformer.data.holdout import DocumentPiece, HoldoutSplitter, TextSurvey
 from manyformer.data.hub import is_hub_dataset
 from manyformer.data.kind import OpenRequest, register
-from manyformer.data.lanes import LaneLayout
 from manyformer.data.length_buckets import check_fills_batch
 from manyformer.data.neighbour_tables import open_neighbour_table
 from manyformer.data.opened import EvaluationPath, LengthLimit, check_holds_row, format_amount
-from manyformer.data.row_layouts import DocumentLayout, RandomWindowLayout, RowLayout, WindowLayout
-from manyformer.data.saved_tokenizers import TokenizerPair
-from manyformer.data.sentence_parts import tokens_that_end_sentences
+from manyformer.data.row_layouts import (
+    DocumentLayout,
+    LaneLayout,
+    RandomWindowLayout,
+    RowLayout,
+    WindowLayout,
+    WindowRows,
+)
+from manyformer.data.saved_tokenizers import TokenizerPair, describe_tokenizer, section_tokenizer
 from manyformer.data.splits import PathOrPaths, Splits, path_list
 from manyformer.data.summary import EXAMPLES, DataSummary, LengthSummary, kept_example
-from manyformer.data.table_look import describe_tables
-from manyformer.data.text_epochs import BatchMaker, MaskedBatches, NextTokenBatches, TextPlan
+from manyformer.data.table_headers import describe_tables
+from manyformer.data.text_epochs import BatchMaker, MaskedBatches, NextTokenBatches, TextPlan, tokens_that_end_sentences
 from manyformer.data.text_files import describe_folder, folder_files
 from manyformer.data.text_sources import STDLIB, PlainTextSource, TextPart, TextSource, text_sources
 from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, shard_units, write_shards
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.data.unfinished_text import UnfinishedText
-from manyformer.data.window_rows import WindowRows
 from manyformer.errors import UserError
 
 # More text does not improve a vocabulary of byte pairs, and takes memory.

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from manyformer.config import TrajectoriesData
 from manyformer.data.array_pipeline import ArrayPipeline
-from manyformer.data.generated_episodes import GENERATED_PREFIX, generate_episodes
+from manyformer.data.episode_sources import GENERATED_PREFIX, MINARI_PREFIX, generate_episodes, read_minari
 from manyformer.data.kind import register
-from manyformer.data.minari_episodes import MINARI_PREFIX, read_minari
 from manyformer.data.opened import LengthLimit, OpenedData, check_holds_row
 from manyformer.data.splits import path_list
 from manyformer.data.summary import EXAMPLES, DataSummary, LengthSummary

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from manyformer.config import TreesData
-from manyformer.data.borrowed_tokenizer import section_tokenizer
 from manyformer.data.kind import OpenRequest, register
 from manyformer.data.length_buckets import LengthBuckets, batches_in_order
 from manyformer.data.opened import LengthLimit, UnlabelledData, UnlabelledInput
 from manyformer.data.padded_examples import TaggedDataset
 from manyformer.data.pair_tables import RowTable
-from manyformer.data.saved_tokenizers import TokenizerPair, class_id
+from manyformer.data.saved_tokenizers import TokenizerPair, class_id, section_tokenizer
 from manyformer.data.splits import PathOrPaths, Splits, path_list
 from manyformer.data.table_files import TableRow
 from manyformer.data.table_pipeline import TablePipeline, split_rows, training_rows

@@ -1,14 +1,16 @@
 """Layouts of text as rows of equal length: windows of the joined documents, in order or at random, or packed ones."""
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left, insort
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.batches import IGNORE_INDEX
-from manyformer.data.packing import PackedRows, pack_documents
-from manyformer.data.ragged import ragged_arange
+from manyformer.context_windows import ContextWindows
+from manyformer.core import PADDING_SEGMENT
+from manyformer.data.ragged import pad_ragged, ragged_arange
 from manyformer.data.token_shards import TokenShard
 from manyformer.type_aliases import IntArray
 
@@ -194,3 +196,154 @@ class DocumentLayout(RowLayout, RowArrangement):
         indices[destination] = np.repeat(starts, sizes) + ragged_arange(sizes)
         segments[destination] = np.repeat(ragged_arange(counts), sizes)
         return indices, segments
+
+
+class PackedRows(NamedTuple):
+    """Piece p is `sizes[p]` tokens from `starts[p]`; row r holds `pieces[row_offsets[r]:row_offsets[r + 1]]`."""
+
+    starts: IntArray
+    sizes: IntArray
+    pieces: IntArray
+    row_offsets: IntArray
+
+
+def pack_documents(offsets: IntArray, length: int, *, unused_tail: int) -> PackedRows:
+    """Cut the documents between `offsets`, without `unused_tail` tokens at their ends, to `length` and pack them."""
+    sizes = np.diff(offsets) - unused_tail
+    document_starts, sizes = offsets[:-1][sizes > 0], sizes[sizes > 0]
+    piece_counts = -(-sizes // length)
+    starts = np.repeat(document_starts, piece_counts) + ragged_arange(piece_counts) * length
+    piece_sizes = np.minimum(length, np.repeat(document_starts + sizes, piece_counts) - starts)
+    row = best_fit(piece_sizes, length)
+    order = np.argsort(row, kind="stable")
+    row_offsets = np.searchsorted(row[order], np.arange((row.max() + 1 if len(row) else 0) + 1))
+    return PackedRows(starts, piece_sizes, order, row_offsets)
+
+
+def best_fit(sizes: IntArray, length: int) -> IntArray:
+    """The row of each piece: by descending size, each goes to the row with the least space that fits (Johnson 1973)."""
+    assert not len(sizes) or int(sizes.max()) <= length
+    rows = np.empty(len(sizes), dtype=np.int64)
+    is_full = sizes == length
+    rows[is_full] = np.arange(int(is_full.sum()))
+    count = int(is_full.sum())
+    # Rows by their free space; `free_sizes` are the distinct free sizes, sorted.
+    open_rows: dict[int, list[int]] = {}
+    free_sizes: list[int] = []
+    partial = np.flatnonzero(~is_full)
+    for piece in partial[np.argsort(-sizes[partial], kind="stable")].tolist():
+        size = int(sizes[piece])
+        index = bisect_left(free_sizes, size)
+        if index == len(free_sizes):
+            row, free, count = count, length, count + 1
+        else:
+            free = free_sizes[index]
+            row = open_rows[free].pop()
+            if not open_rows[free]:
+                del open_rows[free], free_sizes[index]
+        rows[piece] = row
+        if free > size:
+            if free - size not in open_rows:
+                insort(free_sizes, free - size)
+            open_rows.setdefault(free - size, []).append(row)
+    return rows
+
+
+class LaneLayout(StreamLayout):
+    """The concatenated documents in `rows` equal lanes, each batch with the next `length` tokens of every lane.
+
+    Segment ids number the documents across all epochs and increase in each lane, so that no document attends to
+    another.
+    """
+
+    def __init__(self, shard: TokenShard, length: int, rows: int, *, shifted: bool, pad: int) -> None:
+        super().__init__(shard, length, shifted=shifted)
+        self._rows, self._pad = rows, pad
+
+    def _arrange_stream(self, start: int, targets: int, epoch: int) -> "LaneArrangement":
+        return LaneArrangement(self._shard, start, targets, self._length, self._rows, self._pad, epoch)
+
+
+class LaneArrangement(RowArrangement):
+    """Rows over `targets` targets, the first of which follows the token at `start`; row n is in lane n % `rows`."""
+
+    in_order = rows_continue = True
+
+    def __init__(
+        self, shard: TokenShard, start: int, targets: int, length: int, rows: int, pad: int, epoch: int
+    ) -> None:
+        self._tokens, self._document_starts = shard.tokens, np.asarray(shard.offsets[:-1])
+        self._start, self._lanes, self._pad = start, rows, pad
+        # the bounds of the lanes, counted from `start`
+        self._edges = np.arange(rows + 1) * targets // rows
+        max_lane_length = int(np.diff(self._edges).max())
+        self.length = min(length, max_lane_length)
+        self.count = -(-max_lane_length // self.length) * rows
+        # an epoch contains a document at most twice: at its start and at its end
+        self._first_segment = epoch * 2 * len(self._document_starts)
+
+    def token_indices(self, row_numbers: IntArray) -> IntArray:
+        stream_indices, in_lane = self._locate(row_numbers)
+        return np.where(in_lane, stream_indices % len(self._tokens), -1)
+
+    def rows(self, row_numbers: IntArray) -> TextRows:
+        stream_indices, in_lane = self._locate(row_numbers)
+        count = len(self._tokens)
+        tokens = np.where(in_lane, self._tokens[stream_indices % count].astype(np.int64), self._pad)
+        next_indices = (stream_indices + 1) % count
+        following = self._tokens[next_indices].astype(np.int64)
+        # the start of a document is given, not predicted
+        targets = np.where(in_lane & ~starts_document(self._document_starts, next_indices), following, IGNORE_INDEX)
+        document = np.searchsorted(self._document_starts, stream_indices % count, side="right") - 1
+        segments = self._first_segment + document + stream_indices // count * len(self._document_starts)
+        return TextRows(tokens, targets, np.where(in_lane, segments, -1), in_lane)
+
+    def _locate(self, row_numbers: IntArray) -> tuple[IntArray, NDArray[np.bool_]]:
+        """The stream index of each token of these rows, not yet wrapped around, and whether it is in the row's lane."""
+        lane = row_numbers % self._lanes
+        starts = self._edges[lane] + row_numbers // self._lanes * self.length
+        lane_positions = starts[:, None] + np.arange(self.length)
+        return self._start + lane_positions, lane_positions < self._edges[lane + 1][:, None]
+
+
+class WindowRows(RowLayout, RowArrangement):
+    """One window of a document per row, the longest first; rows are as long as the longest of those asked for."""
+
+    in_order = True
+
+    def __init__(self, shard: TokenShard, windows: ContextWindows, *, pad: int, across_documents: bool = False) -> None:
+        self._tokens, self._offsets, self._pad = shard.tokens, np.asarray(shard.offsets), pad
+        context, stride = windows
+        offsets = np.array([0, len(shard.tokens)]) if across_documents else np.asarray(shard.offsets)
+        # the last token of a document is only a target
+        sizes = np.diff(offsets) - 1
+        document_starts, sizes = offsets[:-1][sizes > 0], sizes[sizes > 0]
+        counts = 1 + -(-np.maximum(sizes - context, 0) // stride)
+        number = ragged_arange(counts)
+        starts = np.repeat(document_starts, counts) + number * stride
+        lengths = np.minimum(context, np.repeat(document_starts + sizes, counts) - starts)
+        order = np.argsort(-lengths, kind="stable")
+        self._starts, self._lengths = starts[order], lengths[order]
+        self._scored_from = np.where(number > 0, context - stride, 0)[order]
+        self.count = len(order)
+
+    def arrange(self, random: np.random.Generator | None, epoch: int = 0) -> "WindowRows":
+        return self
+
+    def rows(self, row_numbers: IntArray) -> TextRows:
+        starts, lengths = self._starts[row_numbers], self._lengths[row_numbers]
+        width = int(lengths.max())
+        tokens = pad_ragged(self._tokens, starts, lengths, width=width, fill=self._pad)
+        targets = pad_ragged(self._tokens, starts + 1, lengths, width=width, fill=IGNORE_INDEX)
+        column = np.arange(width)
+        in_window, scored = column < lengths[:, None], column >= self._scored_from[row_numbers][:, None]
+        # the start of a document is given, not predicted
+        is_start = starts_document(self._offsets, starts[:, None] + 1 + column)
+        targets[~scored | is_start] = IGNORE_INDEX
+        segments = None if in_window.all() else np.where(in_window, 0, PADDING_SEGMENT)
+        return TextRows(tokens, targets, segments, in_window & scored)
+
+    def token_indices(self, row_numbers: IntArray) -> IntArray:
+        column = np.arange(int(self._lengths[row_numbers].max()))
+        indices = self._starts[row_numbers][:, None] + column
+        return np.where(column < self._lengths[row_numbers][:, None], indices, -1)

@@ -1,18 +1,19 @@
-"""Tokenizers and label names as files of a run folder: enough to use a trained model without its data."""
+"""Tokenizers and label names as files of a run folder, for its model without its data, and for other runs."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from manyformer.config import EncodedTextData
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.data.tokenizer_kinds import MAX_TOKENIZER_BYTES, load_tokenizer
+from manyformer.data.tokenizer_kinds import MAX_TOKENIZER_BYTES, load_tokenizer, train_tokenizer
 from manyformer.errors import UserError, suggest_names
 from manyformer.files.atomic_files import atomic_write_text
 from manyformer.files.json_records import read_json, validate_json
 from manyformer.files.json_text import json_text
 from manyformer.files.tokenizer_files import LABELS, SHARED_TOKENIZER, SOURCE_TOKENIZER, TARGET_TOKENIZER
-from manyformer.files.verified_folder import VerifiedFolder
+from manyformer.files.verified_folder import MANIFEST, VerifiedFolder
 
 
 class TokenizerPair(NamedTuple):
@@ -67,3 +68,27 @@ def load_tokenizers(folder: str | Path | VerifiedFolder) -> TokenizerPair:
         )
     tokenizer = load_tokenizer(files.file(SHARED_TOKENIZER))
     return TokenizerPair(tokenizer, tokenizer, labels)
+
+
+def section_tokenizer(data: EncodedTextData, texts: Iterable[str]) -> Tokenizer:
+    """The tokenizer of the run `data.tokenizer_of`, or one trained on `texts`. Raises UserError for no such run."""
+    if data.tokenizer_of is None:
+        return train_tokenizer(data.tokenizer, texts, data.vocab)
+    return borrowed_tokenizers(data.tokenizer_of).source
+
+
+def borrowed_tokenizers(run: str) -> TokenizerPair:
+    """The tokenizers of a run or of a saved model. Raises UserError for a folder with neither."""
+    folder = Path(run)
+    folder = folder / "model" if (folder / "model").is_dir() else folder
+    if not (folder / MANIFEST).is_file():
+        raise UserError(
+            f"data.tokenizer_of: {run} is neither a run with a final model nor a saved model; "
+            "`manyformer import` makes one of a folder of transformers"
+        )
+    return load_tokenizers(folder)
+
+
+def describe_tokenizer(data: EncodedTextData) -> str:
+    """What the tokens are, for display: "bpe tokens"."""
+    return f"{data.tokenizer} tokens" if data.tokenizer_of is None else f"the tokens of {data.tokenizer_of}"

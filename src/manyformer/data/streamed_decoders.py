@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, final
 
-from manyformer.data.gpt2_alphabet import byte_of_character
+from manyformer.data.bpe import byte_of_character
 from manyformer.data.tokenizer import UNKNOWN_TEXT
 from manyformer.files.json_text import json_text
-from manyformer.libraries.tokenizer_reading import read_tokenizer
+from manyformer.libraries.tokenizer_rules import read_tokenizer
 
 Decode = Callable[[list[str]], str]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from manyformer.config import EncodedTextData, PairsData, TabularTextData, TreesData
-from manyformer.data.borrowed_tokenizer import describe_tokenizer
 from manyformer.data.cache_folder import PreparationResult, PreparedData
 from manyformer.data.example_facts import ExampleFacts
 from manyformer.data.file_pipeline import FilePipeline
@@ -17,7 +16,7 @@ from manyformer.data.findings import Finding, Tally, plural
 from manyformer.data.length_buckets import LengthBuckets, SequenceDataset, training_buckets
 from manyformer.data.opened import EvaluationPath, HeldOutExample
 from manyformer.data.pair_tables import RowTable
-from manyformer.data.saved_tokenizers import TokenizerPair
+from manyformer.data.saved_tokenizers import TokenizerPair, describe_tokenizer
 from manyformer.data.splits import Splits
 from manyformer.data.summary import EXAMPLES, DataSummary, LengthSummary
 from manyformer.data.table_files import TableRow

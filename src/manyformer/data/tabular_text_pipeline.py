@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from manyformer.config import TabularTextData
-from manyformer.data.borrowed_tokenizer import section_tokenizer
 from manyformer.data.length_buckets import LengthBuckets
 from manyformer.data.opened import EvaluationData, EvaluationPath, LengthLimit, path_name, read_examples
 from manyformer.data.pair_tables import RowTable, open_table
-from manyformer.data.saved_tokenizers import TokenizerPair
+from manyformer.data.saved_tokenizers import TokenizerPair, section_tokenizer
 from manyformer.data.splits import PathOrPaths, Splits, path_list
 from manyformer.data.table_columns import ColumnKey
 from manyformer.data.table_files import TableRow

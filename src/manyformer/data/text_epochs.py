@@ -1,4 +1,6 @@
-"""Epochs of text rows in shuffled order, as batches for causal or masked language modeling."""
+"""Epochs of text rows in shuffled order, as batches for causal or masked language modeling.
+
+Masked tokens are chosen and replaced here, and sentences numbered that are the parts of a text."""
 
 from abc import ABC, abstractmethod
 from typing import final
@@ -7,13 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from manyformer.batches import CausalLMBatch, MaskedLMBatch
+from manyformer.batches import IGNORE_INDEX, CausalLMBatch, MaskedLMBatch
+from manyformer.core import PADDING_SEGMENT
 from manyformer.data.epochs import FIXED_SEED, Epoch, EpochPlan, random_generator
-from manyformer.data.masking import mask_tokens
 from manyformer.data.neighbour_tables import NeighbourTable
 from manyformer.data.row_layouts import RowArrangement, RowLayout, TextRows
-from manyformer.data.sentence_parts import number_sentences
 from manyformer.data.tokenizer import Tokenizer
+from manyformer.two_texts import SENTENCE_ENDS
+from manyformer.type_aliases import IntArray
 
 # Distinguishes the random stream of masking from that of the row order.
 _MASKING_SEED = 80_10_10
@@ -121,3 +124,46 @@ class TextEpoch(Epoch):
             neighbours=None if table is None else torch.from_numpy(table.lookup(positions)),
             text_positions=torch.from_numpy(positions) if self._held_out else None,
         )
+
+
+def mask_tokens(
+    rows: TextRows, rate: float, tokenizer: Tokenizer, random: np.random.Generator
+) -> tuple[IntArray, IntArray]:
+    """Corrupted tokens, and targets that are IGNORE_INDEX at unselected tokens (Devlin et al. 2019, section 3.1).
+
+    Each ordinary token is selected with probability `rate`, at least one per row; of the selected tokens 80 % become
+    mask, 10 % a random ordinary token, and 10 % are unchanged. Which tokens are ordinary and which is the mask says the
+    tokenizer: its special tokens are never selected, and neither they nor placeholders without text are drawn.
+    """
+    ordinary = rows.is_first_copy & tokenizer.is_ordinary[rows.tokens]
+    # One draw decides both: below `rate` it selects the token, and its value decides how the token is replaced.
+    draw = random.random(rows.tokens.shape)
+    chosen = ordinary & (draw < rate)
+    for row in np.flatnonzero(ordinary.any(1) & ~chosen.any(1)):
+        column = int(random.choice(np.flatnonzero(ordinary[row])))
+        chosen[row, column] = True
+        draw[row, column] = random.random() * rate
+    tokens = rows.tokens.copy()
+    tokens[chosen & (draw < 0.8 * rate)] = tokenizer.mask
+    randomized = chosen & (draw >= 0.9 * rate)
+    replacements = tokenizer.ordinary_ids
+    tokens[randomized] = replacements[random.integers(0, len(replacements), int(randomized.sum()))]
+    return tokens, np.where(chosen, rows.tokens, IGNORE_INDEX)
+
+
+def tokens_that_end_sentences(tokenizer: Tokenizer) -> NDArray[np.bool_]:
+    """For each token whether a sentence ends with it: it ends with . ! or ? and white space, or has a blank line."""
+    texts = [tokenizer.token(token) for token in range(tokenizer.vocab)]
+    return np.array(["\n\n" in text or text.rstrip()[-1:] in tuple(SENTENCE_ENDS) for text in texts])
+
+
+def number_sentences(tokens: IntArray, segments: IntArray | None, ends: NDArray[np.bool_]) -> IntArray:
+    """The number of each token's sentence, from 0 in each document; -1 for padding. `ends` is that of all tokens."""
+    segments = np.zeros_like(tokens) if segments is None else segments
+    ended = np.zeros_like(tokens)
+    ended[:, 1:] = ends[tokens[:, :-1]]
+    starts = np.ones(tokens.shape, dtype=bool)
+    starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    counts = np.cumsum(ended, axis=1)
+    numbers = counts - np.maximum.accumulate(np.where(starts, counts, 0), axis=1)
+    return np.where(segments == PADDING_SEGMENT, -1, numbers)

@@ -1,4 +1,4 @@
-"""The tokenizer interface: text to token ids and back, special tokens, and incremental decoding."""
+"""The tokenizer interface: text to token ids and back, special tokens, incremental decoding; none where no text is."""
 
 import codecs
 import hashlib
@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, SupportsIndex
+from typing import Any, ClassVar, NamedTuple, NoReturn, SupportsIndex, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -183,3 +183,31 @@ class NativeTokenizer(Tokenizer):
         if token == self.unk:
             return UNKNOWN_TEXT.encode()
         return b"" if 0 <= token < len(SPECIALS) else super()._decode_token(token)
+
+
+@final
+class NoTokenizer(NativeTokenizer):
+    """Stands where data has no tokens, such as the observations of an environment. Raises UserError for any text."""
+
+    kind = "none"
+
+    @property
+    def vocab(self) -> int:
+        return 0
+
+    def encode_array(self, text: str) -> NoReturn:
+        raise UserError("this model reads no text: it was trained on data without tokens")
+
+    def token_bytes(self, token: int) -> NoReturn:
+        raise UserError("this model writes no text: it was trained on data without tokens")
+
+    def content(self) -> dict[str, Any]:
+        return {}
+
+    @classmethod
+    def restore(cls, content: dict[str, Any]) -> "NoTokenizer":
+        return cls()
+
+    @classmethod
+    def learn(cls, texts: Iterable[str], size: int | None) -> NoReturn:
+        raise UserError("the tokenizer 'none' is for data without tokens; it cannot be learned from text")

@@ -8,9 +8,8 @@ from manyformer.data.bpe import BPETokenizer
 from manyformer.data.characters import ByteTokenizer, CharTokenizer
 from manyformer.data.foreign_tokenizer import ForeignTokenizer
 from manyformer.data.log_mel import LogMelFrontEnd
-from manyformer.data.no_tokenizer import NoTokenizer
 from manyformer.data.pixel_tokenizer import PixelTokenizer
-from manyformer.data.tokenizer import Tokenizer
+from manyformer.data.tokenizer import NoTokenizer, Tokenizer
 from manyformer.data.word_tokenizer import WordTokenizer
 from manyformer.errors import UserError, suggest_names
 from manyformer.files.json_records import DamagedFile, read_json

@@ -1,13 +1,16 @@
-"""The interface of endless streams of training batches, whose position is saved in checkpoints."""
+"""Endless streams of training batches, whose position is saved in checkpoints: the interface, and epochs of data."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import final
 
 from torch import nn
 from typing_extensions import TypedDict
 
 from manyformer.batches import Batch
+from manyformer.data.epochs import Epoch, EpochPlan, ProcessShare, select_rows
+from manyformer.errors import UserError
 from manyformer.files.json_records import Count
 from manyformer.files.verified_folder import VerifiedFolder
 
@@ -79,3 +82,78 @@ class TrainingFeed(Iterator[Batch], ABC):
     def training_scores(self) -> Mapping[str, float]:
         """Scores of the latest training data for people, such as the mean return of its episodes."""
         return {}
+
+
+class SeededFeed(TrainingFeed):
+    """A feed whose order a seed decides; `fingerprint` is that of its data."""
+
+    changed_data: str
+    """The sentence for a position in other data."""
+
+    def __init__(self, seed: int, fingerprint: str) -> None:
+        self.seed = seed
+        self.fingerprint = fingerprint
+        self.epoch = self.batch = 0
+
+    def state_dict(self) -> FeedPosition:
+        return {"epoch": self.epoch, "batch": self.batch, "seed": self.seed, "data": self.fingerprint}
+
+    def load_state_dict(self, state: FeedPosition) -> None:
+        if state["data"] != self.fingerprint:
+            raise UserError(self.changed_data)
+        if state["seed"] != self.seed:
+            raise UserError(f"this run was started with seed {state['seed']}, but the seed is {self.seed}")
+        self.epoch, self.batch = state["epoch"], state["batch"]
+        if self.batch >= self.batches:
+            raise UserError(f"the saved position is batch {self.batch} of an epoch of {self.batches}")
+
+
+@final
+class Sampler(SeededFeed):
+    """Iterates over reshuffled epochs of a data set."""
+
+    changed_data = (
+        "the data differs from what this run was trained on (in its text, tokenizer, lengths or batch size); restore "
+        "the previous data, or start a new run"
+    )
+
+    def __init__(self, plan: EpochPlan, seed: int, share: ProcessShare | None = None) -> None:
+        super().__init__(seed, plan.fingerprint)
+        self._plan = plan
+        self._share = share or ProcessShare()
+        self._cached_epoch: Epoch | None = None
+
+    @property
+    def batches(self) -> int:
+        return len(self._current_epoch())
+
+    @property
+    def rows_continue(self) -> bool:
+        return self._current_epoch().rows_continue
+
+    @property
+    def reads_ahead(self) -> bool:
+        return True
+
+    def __next__(self) -> Batch:
+        epoch = self._current_epoch()
+        batch = select_rows(epoch.batch(self.batch), self._share)
+        self.batch += 1
+        if self.batch == len(epoch):
+            self.epoch, self.batch, self._cached_epoch = self.epoch + 1, 0, None
+        return batch
+
+    def shard(self, rank: int, world_size: int) -> "Sampler":
+        assert 0 <= rank < world_size
+        sampler = Sampler(self._plan, self.seed, ProcessShare(rank, world_size))
+        sampler.epoch, sampler.batch = self.epoch, self.batch
+        return sampler
+
+    def load_state_dict(self, state: FeedPosition) -> None:
+        self._cached_epoch = None
+        super().load_state_dict(state)
+
+    def _current_epoch(self) -> Epoch:
+        if self._cached_epoch is None:
+            self._cached_epoch = self._plan.epoch(self.seed, self.epoch)
+        return self._cached_epoch

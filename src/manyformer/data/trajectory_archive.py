@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.data.array_archives import array_members, read_arrays
-from manyformer.data.array_checks import describe_array, is_finite_in_32_bits
+from manyformer.data.array_checks import check_numbers, describe_array, whole_numbers
 from manyformer.errors import UserError, suggest_names
 from manyformer.type_aliases import LogFn
 
@@ -75,25 +75,32 @@ def read_archive(path: Path, log: LogFn | None = None) -> RecordedEpisodes:
 
 def check_episodes(arrays: Mapping[str, NDArray[Any]], name: str) -> RecordedEpisodes:
     """Episodes from arrays of a recording called `name`, every one compared with the others. Raises UserError."""
-    observations, actions, rewards = (arrays[key] for key in STEP_ARRAYS)
-    _check_shapes(observations, actions, rewards, name)
-    lengths = _read_lengths(arrays, len(rewards), name)
+    actions, rewards = arrays["actions"], arrays["rewards"]
+    lengths = _read_lengths(arrays, rewards.size, name)
     episode_of = np.repeat(np.arange(len(lengths)), lengths)
-    for key in STEP_ARRAYS:
-        # unlike the sum of all, a test of each step says where
-        invalid = ~is_finite_in_32_bits(arrays[key]).reshape(len(rewards), -1).all(1)
-        if invalid.any():
-            step = int(invalid.argmax())
-            raise UserError(f"{name}: the {key} of {_step_name(step, episode_of, lengths)} are no finite numbers")
+    steps = len(episode_of)
+
+    def place(step: int) -> str:
+        return _step_name(step, episode_of, lengths)
+
+    is_vector = actions.ndim == 2 and actions.dtype.kind == "f"
+    if not is_vector and not (actions.ndim == 1 and actions.dtype.kind in "iu"):
+        raise UserError(
+            f"{name}: actions must be a whole number for each step, or a vector of floating point numbers, and is "
+            f"{describe_array(actions)}"
+        )
+    checked_actions: NDArray[np.int64] | NDArray[np.float32]
+    if is_vector:
+        checked_actions = check_numbers(arrays, "actions", (steps, None), name, place=place)
+    else:
+        checked_actions = whole_numbers(arrays, "actions", (steps,), name)
     episodes = RecordedEpisodes(
-        observations.astype(np.float32),
-        actions.astype(np.float32) if actions.ndim == 2 else actions.astype(np.int64),
-        rewards.astype(np.float32),
+        check_numbers(arrays, "observations", (steps, None), name, place=place),
+        checked_actions,
+        check_numbers(arrays, "rewards", (steps,), name, place=place),
         lengths,
-        *(
-            _read_bound(arrays[key], actions, key, name) if key in arrays else None
-            for key in ("action_low", "action_high")
-        ),
+        _read_bound(arrays, "action_low", checked_actions, name),
+        _read_bound(arrays, "action_high", checked_actions, name),
     )
     _check_actions(episodes, episode_of, name)
     _check_returns(episodes, arrays, name)
@@ -101,33 +108,10 @@ def check_episodes(arrays: Mapping[str, NDArray[Any]], name: str) -> RecordedEpi
     return episodes
 
 
-def _check_shapes(observations: NDArray[Any], actions: NDArray[Any], rewards: NDArray[Any], name: str) -> None:
-    if rewards.ndim != 1 or not len(rewards) or rewards.dtype.kind not in "fiu":
-        raise UserError(f"{name}: rewards must be numbers in one axis, at least one, and is {describe_array(rewards)}")
-    steps = len(rewards)
-    if observations.ndim != 2 or not observations.shape[1] or observations.dtype.kind not in "fiub":
-        raise UserError(
-            f"{name}: observations must be a vector of numbers for each step, and is {describe_array(observations)}"
-        )
-    is_vector = actions.ndim == 2 and actions.shape[1] and actions.dtype.kind == "f"
-    if not is_vector and not (actions.ndim == 1 and actions.dtype.kind in "iu"):
-        raise UserError(
-            f"{name}: actions must be a whole number for each step, or a vector of floating point numbers, and is "
-            f"{describe_array(actions)}"
-        )
-    for key, array in (("observations", observations), ("actions", actions)):
-        if len(array) != steps:
-            raise UserError(f"{name}: there are {len(array):,} {key} and {steps:,} rewards; each step has one of both")
-
-
 def _read_lengths(arrays: Mapping[str, NDArray[Any]], steps: int, name: str) -> NDArray[np.int64]:
     """The lengths of the episodes, from the ends of episodes where they are not recorded."""
     if "lengths" in arrays:
-        lengths = arrays["lengths"]
-        if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
-            raise UserError(
-                f"{name}: lengths must be a whole number for each episode, and is {describe_array(lengths)}"
-            )
+        lengths = whole_numbers(arrays, "lengths", (None,), name)
     else:
         missing = [key for key in ENDS if key not in arrays or arrays[key].shape != (steps,)]
         if missing:
@@ -140,19 +124,22 @@ def _read_lengths(arrays: Mapping[str, NDArray[Any]], steps: int, name: str) -> 
         number = int((lengths < 1).argmax())
         raise UserError(f"{name}: episode {number} has a length of {lengths[number]}; an episode has a step at least")
     stops = np.cumsum(lengths.astype(object))
-    if stops[-1] != steps:
+    total = stops[-1] if len(stops) else 0
+    if total != steps:
         beyond = np.flatnonzero(stops > steps)
         where = f"episode {beyond[0]} ends after step {stops[beyond[0]]:,}" if len(beyond) else "steps are left over"
-        raise UserError(
-            f"{name}: the lengths of its episodes sum to {stops[-1]:,}, and it has {steps:,} steps; {where}"
-        )
-    return lengths.astype(np.int64)
+        raise UserError(f"{name}: the lengths of its episodes sum to {total:,}, and it has {steps:,} steps; {where}")
+    return lengths
 
 
-def _read_bound(bound: NDArray[Any], actions: NDArray[Any], key: str, name: str) -> NDArray[np.float32]:
-    if actions.ndim != 2 or bound.shape != actions.shape[1:] or bound.dtype.kind not in "fiu":
-        raise UserError(f"{name}: {key} must be a number for each of an action's, and is {describe_array(bound)}")
-    return bound.astype(np.float32)
+def _read_bound(
+    arrays: Mapping[str, NDArray[Any]], key: str, actions: NDArray[Any], name: str
+) -> NDArray[np.float32] | None:
+    if key not in arrays:
+        return None
+    if actions.ndim == 1:
+        raise UserError(f"{name}: {key} is for actions that are vectors, and these are whole numbers; leave it out")
+    return check_numbers(arrays, key, actions.shape[1:], name, place=lambda i: f"number {i} of an action")
 
 
 def _check_actions(episodes: RecordedEpisodes, episode_of: NDArray[np.int64], name: str) -> None:

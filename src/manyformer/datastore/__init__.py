@@ -12,8 +12,7 @@ from manyformer.datastore.exact_search import ExcludedRanges
 from manyformer.datastore.facts import DatastoreFacts, KNNSettings
 from manyformer.datastore.faiss_index import FlatIndex, IVFPQIndex, make_index
 from manyformer.datastore.knn_head import KNNHead, check_fits, knn_lm
-from manyformer.datastore.precompute_neighbours import find_neighbours
-from manyformer.datastore.retrieval_model import RetrievalAugmentedModel
+from manyformer.datastore.retrieval import RetrievalAugmentedModel, find_neighbours
 
 __all__ = [
     "Datastore",

@@ -1,11 +1,14 @@
 """Environments: many episodes side by side, of our own memory tasks or of gymnasium, and recorded episodes."""
 
 from manyformer.environments.environment_names import OWN_ENVIRONMENTS, make_environment
-from manyformer.environments.episode_seeds import row_seeds
 from manyformer.environments.graph_tasks import GraphTask
-from manyformer.environments.minari_data_set import check_data_set_name, write_data_set
-from manyformer.environments.trajectory_file import Trajectories, write_trajectories
-from manyformer.environments.vector_environment import EnvironmentStep, VectorEnvironment
+from manyformer.environments.recorded_episodes import (
+    Trajectories,
+    check_data_set_name,
+    write_data_set,
+    write_trajectories,
+)
+from manyformer.environments.vector_environment import EnvironmentStep, VectorEnvironment, row_seeds
 
 __all__ = [
     "OWN_ENVIRONMENTS",

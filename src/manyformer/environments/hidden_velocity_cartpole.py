@@ -5,10 +5,8 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.environments.array_environment import ArrayEnvironment, Outcome
-from manyformer.environments.drawings import INK, MARK, blank
-from manyformer.environments.episode_seeds import random_fractions
-from manyformer.environments.vector_environment import Array
+from manyformer.environments.array_environment import INK, MARK, ArrayEnvironment, Outcome, blank
+from manyformer.environments.vector_environment import Array, random_fractions
 from manyformer.spaces import DiscreteActions, VectorSpace
 from manyformer.type_aliases import IntArray
 

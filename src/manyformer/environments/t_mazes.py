@@ -3,10 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.environments.array_environment import ArrayEnvironment, Outcome
-from manyformer.environments.drawings import draw_cells
-from manyformer.environments.episode_seeds import random_words
-from manyformer.environments.vector_environment import Array
+from manyformer.environments.array_environment import ArrayEnvironment, Outcome, draw_cells
+from manyformer.environments.vector_environment import Array, random_words
 from manyformer.spaces import DiscreteActions, VectorSpace
 from manyformer.type_aliases import IntArray
 

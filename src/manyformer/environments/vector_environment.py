@@ -1,4 +1,6 @@
-"""The interface of environments: many episodes side by side, each in a row of the arrays."""
+"""The interface of environments: many episodes side by side, each in a row of the arrays, and their random numbers.
+
+These are a function of a seed and a counter, so that every episode can be repeated on its own."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -7,11 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.environments.episode_seeds import episode_seeds
 from manyformer.spaces import ActionSpace, ObservationSpace
-from manyformer.type_aliases import IntArray
+from manyformer.type_aliases import FloatArray, IntArray
 
 Array = NDArray[Any]
+Words = NDArray[np.uint64]
+"""Random bits, 64 for each element."""
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST_FACTOR, _SECOND_FACTOR = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_SEED_MASK = np.uint64((1 << 31) - 1)
 
 
 class EnvironmentStep(NamedTuple):
@@ -97,3 +104,35 @@ def check_state_array(arrays: Mapping[str, Array], name: str, like: Array) -> Ar
     if array is None or array.shape != like.shape or array.dtype != like.dtype:
         raise ValueError(f"{name} is no array of {like.dtype} with the shape {like.shape}")
     return array
+
+
+def random_words(seeds: IntArray, counters: IntArray | int) -> Words:
+    """Random bits for each pair of a seed and a counter; both broadcast.
+
+    The function is the finalizer of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
+    generators", section 5) applied to each counter."""
+    with np.errstate(over="ignore"):
+        words = _finalize(seeds.astype(np.uint64) + _GOLDEN)
+        return _finalize(words + _GOLDEN * np.asarray(counters).astype(np.uint64))
+
+
+def random_fractions(seeds: IntArray, counters: IntArray | int) -> FloatArray:
+    """Random numbers, uniform from 0 up to 1, for each pair of a seed and a counter."""
+    fractions: FloatArray = (random_words(seeds, counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return fractions
+
+
+def episode_seeds(row_seeds: IntArray, episodes: IntArray | int) -> IntArray:
+    """The seed, below 2^31, of each row's episode with this number."""
+    return (random_words(row_seeds, episodes) & _SEED_MASK).astype(np.int64)
+
+
+def row_seeds(seed: int, rows: int) -> IntArray:
+    """The seeds of all rows of an environment, for a run with this seed."""
+    return (random_words(np.full(rows, seed), np.arange(rows)) >> np.uint64(1)).astype(np.int64)
+
+
+def _finalize(words: Words) -> Words:
+    words = (words ^ (words >> np.uint64(30))) * _FIRST_FACTOR
+    words = (words ^ (words >> np.uint64(27))) * _SECOND_FACTOR
+    return words ^ (words >> np.uint64(31))

@@ -1,6 +1,11 @@
 """Attention heads of trained models: what each attends to, and how much the model depends on it."""
 
-from manyformer.heads.head_analysis import HeadAnalysis, HeadReport, TokenFrequencies
-from manyformer.heads.head_labels import read_head_labels, write_head_labels
+from manyformer.heads.head_analysis import (
+    HeadAnalysis,
+    HeadReport,
+    TokenFrequencies,
+    read_head_labels,
+    write_head_labels,
+)
 
 __all__ = ["HeadAnalysis", "HeadReport", "TokenFrequencies", "read_head_labels", "write_head_labels"]

@@ -1,13 +1,17 @@
 """What the heads of a trained model attend to: positions, syntax, rare tokens (Voita et al. 2019, section 5)."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, final
+from pathlib import Path
+from typing import Annotated, ClassVar, NamedTuple, final
 
 import numpy as np
 import torch
+from annotated_types import Len
 from numpy.typing import NDArray
+from pydantic import StringConstraints
 
 from manyformer.errors import UserError
+from manyformer.files.json_records import FileRecord
 from manyformer.heads.attention_statistics import (
     AttentionStatistics,
     OffsetShare,
@@ -27,6 +31,11 @@ POSITIONAL_SHARE = 0.9
 
 RARE_MARGIN = 0.1
 """By how much the share of a head with the label "rare" exceeds chance."""
+
+HEAD_LABELS_FILE = "heads.json"
+
+_PartName = Annotated[str, StringConstraints(max_length=200)]
+_HeadLabel = Annotated[str, StringConstraints(max_length=200)]
 
 
 class TokenFrequencies(NamedTuple):
@@ -146,3 +155,30 @@ def _labels(report: HeadReport, highest_rare_share: float | None) -> tuple[str, 
     if rare is not None and rare.least == highest_rare_share and rare.least >= rare.chance + RARE_MARGIN:
         labels.append("rare")
     return tuple(labels)
+
+
+class HeadLabelsRecord(FileRecord):
+    """The label of each head of each part of a model, "" for a head without one."""
+
+    title: ClassVar[str] = "the labels of attention heads"
+    max_bytes: ClassVar[int] = 1 << 22
+
+    labels: Annotated[dict[_PartName, Annotated[tuple[_HeadLabel, ...], Len(1, 4096)]], Len(1, 4096)]
+
+
+def write_head_labels(reports: Sequence[HeadReport], folder: Path) -> Path:
+    """Write the labels of the heads into the folder of their run, and return the path of the file."""
+    labels: dict[str, tuple[str, ...]] = {}
+    for report in reports:
+        labels[report.part] = (*labels.get(report.part, ()), ", ".join(report.labels))
+    path = folder / HEAD_LABELS_FILE
+    HeadLabelsRecord(labels=labels).write(path)
+    return path
+
+
+def read_head_labels(folder: Path) -> dict[str, tuple[str, ...]] | None:
+    """The labels of the heads of each part of a run's model; None if its heads were not analysed.
+
+    Raises DamagedFile, and UserError for a file of another format."""
+    path = folder / HEAD_LABELS_FILE
+    return HeadLabelsRecord.read(path).labels if path.exists() else None

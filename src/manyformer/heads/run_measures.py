@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from manyformer.batches import Batch, to_device
+from manyformer.batches import Batch
 from manyformer.data.epochs import HeldOutBatches
 from manyformer.errors import UserError, suggest_names
 from manyformer.evaluate.eval_data import TrainedRun, task_of_run
@@ -85,8 +85,7 @@ def _mean_loss(trained: TrainedRun, model: Model, score_name: str, rows: int) ->
         carried, nats, targets = CarriedState(model, rows_continue=held_out.rows_continue), 0.0, 0
         with torch.inference_mode(), eval_mode(model):
             for batch in batches:
-                scored = model.score(to_device(batch, model.device), state=carried.state_for(batch))
-                carried.update(scored)
+                scored = carried.score(batch)
                 nats, targets = nats + float(scored.nll), targets + int(scored.targets)
         return nats / max(targets, 1)
 

@@ -8,17 +8,16 @@ import tokenizers
 from tokenizers import Regex, decoders, pre_tokenizers, processors
 from tokenizers.models import BPE, WordLevel
 
-from manyformer.data.bpe import BPETokenizer
+from manyformer.data.bpe import BPETokenizer, byte_of_character
 from manyformer.data.characters import ByteTokenizer, CharTokenizer
 from manyformer.data.foreign_tokenizer import ForeignTokenizer, SpecialIds
-from manyformer.data.gpt2_alphabet import byte_of_character
 from manyformer.data.tokenizer import SPECIALS, Tokenizer
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write_text
 from manyformer.files.json_text import json_text
 from manyformer.interop.auto_classes import AutoClass
 from manyformer.interop.foreign_tokenizer_files import SPECIAL_TOKEN_FILES, TOKENIZER
-from manyformer.libraries.tokenizer_reading import read_tokenizer
+from manyformer.libraries.tokenizer_rules import read_tokenizer
 
 NO_LIMIT = 10**30
 """The `model_max_length` of a tokenizer whose model has none, as `transformers` writes it."""

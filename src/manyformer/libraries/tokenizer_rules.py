@@ -1,4 +1,4 @@
-"""How much longer the rules of a tokenizer can make a text, and other costs that its file decides."""
+"""Reading a tokenizer whose rules are bounded: how much longer they can make a text, and other costs of its file."""
 
 import base64
 import binascii
@@ -7,6 +7,10 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import tokenizers
+
+from manyformer.files.json_text import json_text
+from manyformer.libraries.library_calls import without_panics
 from manyformer.libraries.pattern_costs import CostlyPattern, pattern_width
 
 MAX_GROWTH = 64.0
@@ -231,3 +235,16 @@ def _check_model(model: Any) -> None:
     longest = model.get(MAX_WORD_CHARACTERS)
     if isinstance(longest, int) and longest > MAX_WORD:
         raise ValueError(f"model.{MAX_WORD_CHARACTERS} is {longest:,}, and at most {MAX_WORD:,} is used")
+
+
+def read_tokenizer(content: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """The tokenizer with the content of a tokenizer.json.
+
+    Raises ValueError for content that is none, and for rules that can make texts much longer or slow to read."""
+    check_rules(content)
+    with without_panics():
+        try:
+            return tokenizers.Tokenizer.from_str(json_text(content, ensure_ascii=True))
+        # the library raises no more specific class than Exception
+        except Exception as error:
+            raise ValueError(str(error)) from error

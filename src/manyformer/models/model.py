@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import TypeVar
 
 from manyformer.autocast import has_autocast
-from manyformer.batches import Batch
+from manyformer.batches import Batch, to_device
 from manyformer.core import Context, Layer, LayerOutput, State, tree_map
 from manyformer.errors import UserError
 from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
@@ -205,6 +205,12 @@ class CarriedState:
         if self.state is None or self.rows != len(batch[0]):
             self.rows, self.state = len(batch[0]), self.model.init_state(len(batch[0]))
         return self.state
+
+    def score(self, batch: Batch) -> BatchScore:
+        """The score of the next batch, moved to the device of the model, from the state of the batch before it."""
+        result = self.model.score(to_device(batch, self.model.device), state=self.state_for(batch))
+        self.update(result)
+        return result
 
     def update(self, result: BatchLoss | BatchScore) -> None:
         """Store the state after the batch, of which the next batch gets no gradient."""

@@ -2,8 +2,7 @@
 
 `plan_training("transformer-lm", PlanRequest(...))` returns a `PlannedTraining`; nothing is trained."""
 
-from manyformer.planning.machine_speed import calibrate
-from manyformer.planning.quantities import DeviceSet, parse_devices, parse_quantity
+from manyformer.planning.hardware import DeviceSet, calibrate, parse_devices, parse_quantity
 from manyformer.planning.rehearsed_step import RehearsedCost, step_cost
 from manyformer.planning.training_plan import PlannedTraining, PlanRequest, keywords_of_size, plan_training
 

@@ -1,23 +1,25 @@
 """The operations and the memory of a training step of any recipe, without its weights wherever shapes decide them."""
 
 import gc
+import weakref
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX, Batch
 from manyformer.core import tree_map
-from manyformer.costs.flops import count_flops
+from manyformer.costs import count_flops
 from manyformer.errors import UserError
 from manyformer.model_summary import build_on_meta, count_parameters, is_content_based
 from manyformer.models import BatchLoss, Model
-from manyformer.planning.live_memory import LiveMemoryMode
 from manyformer.planning.shape_rules import ShapeRules
 from manyformer.recipes import build
 from manyformer.recipes.registry import task_of
+from manyformer.torch_internals import TorchDispatchMode, tree_leaves
 from manyformer.train.activation_checkpointing import checkpoint_activations
 from manyformer.train.step_job import StepJob, own_engine
 
@@ -27,11 +29,54 @@ MAX_REAL_PARAMETERS = 100_000_000
 BY_SHAPES, BY_RUNNING = "counted from shapes", "counted in a step of real weights"
 
 
+@final
+class LiveMemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Dispatch mode whose `live` is the number of bytes of all storages created in it that still exist.
+
+    `peak` is its maximum so far, and `live_logits` the bytes of those whose last axis has `classes` elements. Storages
+    of `known` tensors, such as parameters, are not counted. It follows any device, `meta` included, where tensors have
+    sizes and no memory.
+    """
+
+    def __init__(self, known: Iterable[Tensor] = (), *, classes: int = 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.peak = self.live_logits = 0
+        self._classes = classes
+        self._sizes: dict[int, int] = {}
+        # the objects are kept, so that their numbers are not given to new storages
+        self._known = [tensor.untyped_storage() for tensor in known]
+        self._known_ids = {storage._cdata for storage in self._known}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._add(leaf)
+        return result
+
+    def _add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        number = storage._cdata
+        if number in self._known_ids or number in self._sizes:
+            return
+        is_logits = tensor.ndim > 1 and tensor.shape[-1] == self._classes and tensor.is_floating_point()
+        self._sizes[number] = storage.nbytes()
+        self.live += storage.nbytes()
+        self.live_logits += storage.nbytes() * is_logits
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._release, number, is_logits=is_logits)
+
+    def _release(self, number: int, *, is_logits: bool) -> None:
+        size = self._sizes.pop(number, 0)
+        self.live -= size
+        self.live_logits -= size * is_logits
+
+
 @dataclass(frozen=True)
 class RehearsedCost:
     """One forward and backward pass over `rows` rows of `length` tokens on one device; sizes in bytes.
 
-    `flops` are those of `manyformer.costs.flops`. `activations` and `logits` are what the forward pass leaves for the
+    `flops` are those of `manyformer.costs`. `activations` and `logits` are what the forward pass leaves for the
     backward pass; `peak` is the largest sum of these, gradients and temporary tensors at any time, without weights and
     moments, and `row_peak` what each further row adds to it. `method` says how it was counted.
     """

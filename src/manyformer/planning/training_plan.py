@@ -7,8 +7,7 @@ from typing import Any, Literal
 from manyformer.config.training_sections import SaveConfig
 from manyformer.errors import UserError
 from manyformer.model_summary import build_on_meta, count_parameters, nearest_size
-from manyformer.planning.machine_speed import CPU_SHARE, calibrate, matmul_rate
-from manyformer.planning.quantities import DeviceSet
+from manyformer.planning.hardware import CPU_SHARE, DeviceSet, calibrate, matmul_rate
 from manyformer.planning.rehearsed_step import RehearsedCost, step_cost
 from manyformer.recipes import get_recipe
 

@@ -21,6 +21,11 @@ EdgeFeatureCount = Annotated[int, Ge(0), "number of features of an edge; the dat
 EigenvectorCount = Annotated[
     int, Ge(0), "number of eigenvectors of the Laplacian that are a node's position; the data decides it in a run"
 ]
+REASONS = {
+    "heads": "heads attend along edges, in a layer without gates of heads",
+    "attention_dropout": "weights belong to edges, not to pairs of tokens",
+    "one_graph": "nodes and edges decide the shapes",
+}
 
 
 @recipe(
@@ -29,11 +34,7 @@ EigenvectorCount = Annotated[
     summary="Nodes attend to their neighbours, with Laplacian positions and features of edges; a label for each node.",
     task=GRAPH_NODES,
     cost=COST,
-    reasons={
-        "heads": "heads attend along edges, in a layer without gates of heads",
-        "attention_dropout": "weights belong to edges, not to pairs of tokens",
-        "one_graph": "nodes and edges decide the shapes",
-    },
+    reasons=REASONS,
     tiny_keywords={"features": 6, "laplacian": 3},
 )
 def graph_transformer(
@@ -64,11 +65,7 @@ def graph_transformer(
     summary="Nodes attend to their neighbours, with Laplacian positions and features of edges; a label for each graph.",
     task=WHOLE_GRAPHS,
     cost=COST,
-    reasons={
-        "heads": "heads attend along edges, in a layer without gates of heads",
-        "attention_dropout": "weights belong to edges, not to pairs of tokens",
-        "one_graph": "nodes and edges decide the shapes",
-    },
+    reasons=REASONS,
     tiny_keywords={"features": 6, "laplacian": 3, "edge_features": 2},
 )
 def graph_transformer_classifier(

@@ -9,12 +9,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from manyformer.batches.episode_batches import RolloutBatch
+from manyformer.core import State
 from manyformer.files.atomic_files import atomic_path
 from manyformer.files.json_records import DamagedFile, FileRecord
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.rollouts.acting_loop import PolicyInputs
 from manyformer.rollouts.rollout_collector import EpisodeProgress, RolloutCollector, check_scores
-from manyformer.state_tensors import flatten_state, restore_state
+from manyformer.torch_internals import tree_leaves, tree_structure, tree_unflatten
 
 TENSOR_FILE, SCORE_FILE = "rollout.safetensors", "rollout.json"
 _ROLLOUT_FIELDS = tuple(name for name in RolloutBatch._fields if name not in ("state", "objective"))
@@ -105,3 +106,28 @@ def _read_state(collector: RolloutCollector, tensors: dict[str, Tensor], prefix:
 def _check_like(name: str, tensor: Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
     if tensor.shape != shape or tensor.dtype != dtype:
         raise ValueError(f"{name} is no tensor of {dtype} with the shape {tuple(shape)}")
+
+
+def flatten_state(state: State) -> list[Tensor]:
+    """The tensors of a state in order, and a last one with its whole numbers."""
+    leaves = tree_leaves(state)
+    numbers = [int(leaf) for leaf in leaves if isinstance(leaf, int)]
+    return [*(leaf for leaf in leaves if isinstance(leaf, Tensor)), torch.tensor(numbers, dtype=torch.long)]
+
+
+def restore_state(template: State, tensors: list[Tensor]) -> State:
+    """The state that `flatten_state` made these tensors of; `template` is one of the same form, such as an initial one.
+
+    Raises ValueError if the number of tensors, their dtypes or their numbers of axes differ from the template's."""
+    initial = flatten_state(template)
+    forms = [(tensor.dtype, tensor.ndim) for tensor in tensors]
+    if forms != [(tensor.dtype, tensor.ndim) for tensor in initial] or len(tensors[-1]) != len(initial[-1]):
+        raise ValueError("these tensors are not those of a state of this form")
+    remaining, numbers = iter(tensors), iter(tensors[-1].tolist())
+
+    def restored(leaf: object) -> object:
+        if isinstance(leaf, Tensor):
+            return next(remaining)
+        return type(leaf)(next(numbers)) if isinstance(leaf, int) else leaf
+
+    return tree_unflatten([restored(leaf) for leaf in tree_leaves(template)], tree_structure(template))

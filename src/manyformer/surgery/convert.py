@@ -1,13 +1,19 @@
 """`mf.convert`: a trained model as one of another recipe, or of the same recipe with other keywords."""
 
 import copy
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from manyformer.config import TransferConfig
+from manyformer.batches import Batch
+from manyformer.config import TextData, TransferConfig
+from manyformer.data import Tokenizer, TokenizerPair
+from manyformer.data.kind import OpenRequest
+from manyformer.data.opening import open_file
 from manyformer.errors import UserError, suggest_names
 from manyformer.keyword_checks import check_names
 from manyformer.models import Model
@@ -31,12 +37,18 @@ from manyformer.surgery.conversion import (
 from manyformer.surgery.mechanism_changes import describe_changes
 from manyformer.surgery.model_pair import ConversionOptions, KeyHeadPooling, LayerGrowth, LayerSharing, ModelPair
 from manyformer.surgery.recipe_conversions import ANY_RECIPE, CONVERSIONS, KERNEL_FINDINGS, SHARED_HEADS
-from manyformer.surgery.transfer_text import transfer_batches
 from manyformer.surgery.weight_transfer import transfer_weights
+from manyformer.system.temporary_folders import temporary_folder
 from manyformer.training_hooks import eval_mode
 
 COMPARED_TOKENS = 32
 """The length of the random texts on which the logits of both models are compared."""
+
+ROW_TOKENS = 256
+"""The length of rows, for models that allow it."""
+
+BATCH_TOKENS = 2048
+"""The tokens of a batch."""
 
 
 def convert(
@@ -212,3 +224,22 @@ def _compare_tensors(model: Model, transformed: TransformedModel) -> tuple[list[
 
 def _count(model: Model) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+@contextmanager
+def transfer_batches(model: Model, path: str | Path) -> Iterator[Iterator[Batch]]:
+    """The batches of a text file in order, again and again; prepared files are removed at the end.
+
+    Raises UserError for a model without a tokenizer or of a task that reads no text, and for a file that holds none."""
+    tokenizer, form = model.tokenizer, task_of(model).data_forms.get("text")
+    if form is None or not isinstance(tokenizer, Tokenizer):
+        lacks = "has no tokenizer" if form is not None else "reads no plain text"
+        raise UserError(f"this {model.spec.recipe} {lacks}, so attention cannot be transferred on the text of {path}")
+    data = TextData(length=min(ROW_TOKENS, model.max_length or ROW_TOKENS), packing="concat")
+    with temporary_folder() as scratch_dir:
+        request = OpenRequest(BATCH_TOKENS, scratch_dir)
+        batches = open_file(data, form, TokenizerPair(tokenizer, tokenizer), str(path), request).batches
+        assert batches is not None
+        if not len(batches):
+            raise UserError(f"{path} holds less text than one row of {data.length} tokens")
+        yield itertools.chain.from_iterable(itertools.repeat(batches))

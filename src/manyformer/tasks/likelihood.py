@@ -12,12 +12,10 @@ from manyformer.tasks.score_sums import ScoreSums
 def likelihood(request: EvaluationRequest[Any], *, final_progress: float = 1.0) -> ScoreSums:
     """The sums over all batches, with a carried state where the model has one and the rows continue."""
     assert request.batches is not None
-    model, sums = request.model, ScoreSums()
-    carried = CarriedState(model, rows_continue=request.batches.rows_continue)
+    sums = ScoreSums()
+    carried = CarriedState(request.model, rows_continue=request.batches.rows_continue)
     for number, batch in enumerate(request.batches, 1):
-        scored = model.score(to_device(batch, model.device), state=carried.state_for(batch))
-        carried.update(scored)
-        sums = sums.plus(scored)
+        sums = sums.plus(carried.score(batch))
         request.on_progress(final_progress * number / len(request.batches))
     return sums
 

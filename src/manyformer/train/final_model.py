@@ -1,4 +1,4 @@
-"""The final weights of a run: those of one checkpoint, or the average of several."""
+"""The final model of a run: the weights of one checkpoint, or the average of several, and a card for people."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,6 +6,9 @@ from typing import Any, NamedTuple, Self
 
 from manyformer.config import RunConfig
 from manyformer.files.json_records import Count, FileRecord
+from manyformer.models import Model
+from manyformer.recipes import RecipeCard
+from manyformer.system.printable_text import printable_line
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.events import TrainResult
 from manyformer.train.validation import Validator
@@ -61,3 +64,38 @@ def choose_weights(
         single = single._replace(description=f"{single.description}; {comparison}")
     engine.read_weights(single.checkpoint)
     return single
+
+
+def model_card(run: RunConfig, card: RecipeCard, model: Model, data: Sequence[str], result: TrainResult) -> str:
+    """Format the model card as Markdown; `data` are lines that describe the data."""
+    parameters = sum(weight.numel() for weight in model.parameters())
+    table = "\n".join(f"| {name.replace('_', ' ')} | {value:.4f} |" for name, value in result.scores.items())
+    data_lines = "\n".join(printable_line(f"- {line}") for line in data)
+    return f"""# {card.title}
+
+{card.paper}. {card.summary}
+
+Made by manyformer from the recipe `{card.name}`, {parameters:,} parameters. Load it with
+`manyformer.load("this folder")`.
+
+## Data
+
+{data_lines}
+
+## Scores on the validation data
+
+After {result.step} steps; the weights are {result.chosen_weights}. The loss is in nats per target.
+
+| score | value |
+| --- | --- |
+{table}
+
+## Model settings
+
+{model.spec.settings_list()}
+
+## Training settings
+
+Optimizer {run.optim.name}, schedule {run.schedule.name}, {run.batch.tokens * run.batch.accumulate:,} tokens a step,
+label smoothing {run.loss.label_smoothing:g}, seed {run.seed}. All of them are in `run.yaml` of the run.
+"""

@@ -1,4 +1,4 @@
-"""The folder of a run: its lock, the merged run file, the environment record, and checks on resuming."""
+"""The folder of a run: its lock, run file and environment record, checks on resuming, and the model of `init_from`."""
 
 import fcntl
 import os
@@ -33,10 +33,14 @@ from manyformer.files.atomic_files import (
 )
 from manyformer.files.json_records import read_json
 from manyformer.files.json_text import json_text
+from manyformer.files.tokenizer_files import SHARED_TOKENIZER
+from manyformer.keyword_checks import as_json
+from manyformer.models.model_files import CONFIG_FILE, is_hugging_face, read_spec
 from manyformer.plugins import TASK_GROUP, import_entry_points, import_for_run, plugin_records
 from manyformer.recipes import get_recipe, modules_to_import, recipe_names
+from manyformer.recipes.encoder_heads import CLASSES, HEAD
+from manyformer.recipes.registry import recipe_of_spec
 from manyformer.system.devices import gpu_name
-from manyformer.train.saved_settings import describe_saved_model
 from manyformer.train.schedules import make_schedule
 from manyformer.train.train_state import TrainState, run_progress
 from manyformer.version import VERSION
@@ -214,3 +218,25 @@ def collect_environment(device: torch.device) -> dict[str, Any]:
         info["gpu"] = name
         info["cuda"], info["rocm"] = torch.version.cuda, torch.version.hip
     return info
+
+
+def model_folder(path: str | Path) -> Path:
+    """The folder of a saved model, or that of the final model of the run in the folder `path`."""
+    folder = Path(path)
+    return folder / "model" if (folder / "model").is_dir() else folder
+
+
+def describe_saved_model(path: str) -> InitialModel | None:
+    """The saved model in the folder `path`, or of the run in it; None where there is none that could be loaded.
+
+    Raises DamagedFile."""
+    folder = model_folder(path)
+    if not (folder / CONFIG_FILE).is_file() or is_hugging_face(folder):
+        return None
+    spec = read_spec(folder)
+    if spec.recipe not in recipe_names():
+        return None
+    _, saved_keywords = recipe_of_spec(spec, folder)
+    # the data decides the head
+    keywords = {name: as_json(value) for name, value in saved_keywords.items() if name not in (HEAD, CLASSES)}
+    return InitialModel(path, spec.recipe, keywords, (folder / SHARED_TOKENIZER).is_file())

@@ -27,14 +27,12 @@ from manyformer.train.build_model import build_model, choose_device, choose_stra
 from manyformer.train.checkpoint_writer import CheckpointWriter
 from manyformer.train.checkpoints import Checkpoint, CheckpointStore
 from manyformer.train.events import EventListener, TrainingFinished, TrainingNote, TrainingStarted, TrainResult
-from manyformer.train.final_model import ResultRecord, WeightChoice, choose_weights
+from manyformer.train.final_model import ResultRecord, WeightChoice, choose_weights, model_card
 from manyformer.train.init_from import check_random_init, load_initial_weights, transfer_from
 from manyformer.train.metrics import MetricsFiles
-from manyformer.train.model_card import model_card
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
 from manyformer.train.rng import seed_everything
-from manyformer.train.run_folder import RESULT_FILE, write_environment, write_run_file
-from manyformer.train.saved_settings import model_folder
+from manyformer.train.run_folder import RESULT_FILE, model_folder, write_environment, write_run_file
 from manyformer.train.schedules import make_schedule, make_warmup
 from manyformer.train.tracking import open_trackers
 from manyformer.train.train_state import TrainState, end_reason

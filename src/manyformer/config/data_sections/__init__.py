@@ -20,8 +20,8 @@ from manyformer.config.data_sections.tabular_sections import (  # isort: skip
     QuestionsData,
     SentencePairsData,
     TabularTextData,
+    TreesData,
 )
-from manyformer.config.data_sections.trees_section import TreesData  # isort: skip
 from manyformer.config.data_sections.images_section import ImagesData  # isort: skip
 from manyformer.config.data_sections.synthetic_section import SyntheticData, register_rule_section  # isort: skip
 from manyformer.config.data_sections.sequence_rule_sections import (  # isort: skip
@@ -42,18 +42,11 @@ from manyformer.config.data_sections.mad_rule_sections import (  # isort: skip
     MADNoisyRecallData,
     MADRecallData,
 )
-from manyformer.config.data_sections.state_rule_sections import StateTrackingData  # isort: skip
-from manyformer.config.data_sections.trajectories_section import TrajectoriesData  # isort: skip
+from manyformer.config.data_sections.state_rule_sections import RegularLanguageData, StateTrackingData  # isort: skip
+from manyformer.config.data_sections.structure_rule_sections import ListOpsData, PathfinderData  # isort: skip
+from manyformer.config.data_sections.archive_sections import GraphsData, ModalitiesData, TrajectoriesData  # isort: skip
 from manyformer.config.data_sections.environment_section import EnvironmentData  # isort: skip
-from manyformer.config.data_sections.graphs_section import GraphsData  # isort: skip
 from manyformer.config.data_sections.audio_section import AudioData  # isort: skip
-from manyformer.config.data_sections.modalities_section import ModalitiesData  # isort: skip
-
-from manyformer.config.data_sections.structure_rule_sections import (  # isort: skip
-    ListOpsData,
-    PathfinderData,
-    RegularLanguageData,
-)
 
 __all__ = [
     "DATA_SECTIONS",

@@ -132,5 +132,4 @@ class AudioData(TokenizedData):
     def expected_keywords(self, parameters: Container[str]) -> ExpectedData:
         keywords = {"mels": self.mels, "classes": ASSUMED_LABELS, "vocab": ASSUMED_VOCABULARY}
         assumption = f"as if for {ASSUMED_LABELS} labels, or {ASSUMED_VOCABULARY} characters; the data decides"
-        expected = {name: keywords[name] for name in keywords if name in parameters}
-        return ExpectedData(expected, assumption, FRAMES_PER_RECORDING)
+        return ExpectedData(keywords, assumption, FRAMES_PER_RECORDING).among(parameters)

@@ -43,6 +43,10 @@ class ExpectedData(NamedTuple):
     assumption: str
     row_length: int
 
+    def among(self, parameters: Container[str]) -> "ExpectedData":
+        """The same with the keywords that a model has."""
+        return self._replace(keywords={name: value for name, value in self.keywords.items() if name in parameters})
+
 
 class DataSection(ConfigSection):
     """The data of a run; a subclass is one kind of data, selected by the default of its `kind`.

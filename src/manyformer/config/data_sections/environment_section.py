@@ -58,5 +58,4 @@ class EnvironmentData(DataSection):
     def expected_keywords(self, parameters: Container[str]) -> ExpectedData:
         keywords = {"observations": ASSUMED_OBSERVATIONS, "actions": ASSUMED_ACTIONS, "continuous": False}
         assumption = f"as if for observations of {ASSUMED_OBSERVATIONS} numbers and {ASSUMED_ACTIONS} actions"
-        known = {name: value for name, value in keywords.items() if name in parameters}
-        return ExpectedData(known, f"{assumption}; the environment decides", self.steps)
+        return ExpectedData(keywords, f"{assumption}; the environment decides", self.steps).among(parameters)

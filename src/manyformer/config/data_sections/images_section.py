@@ -66,4 +66,4 @@ class ImagesData(DataSection):
         keywords |= {"reduction": self.source_reduction}
         colors = "grayscale" if channels == 1 else "color"
         assumption = f"as if for {colors} images of {size} x {size} with {ASSUMED_LABELS} labels; the data decides"
-        return ExpectedData({name: keywords[name] for name in keywords if name in parameters}, assumption, values)
+        return ExpectedData(keywords, assumption, values).among(parameters)

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from manyformer.config.data_sections.synthetic_section import SyntheticData, register_rule_section
+from manyformer.config.data_sections.synthetic_section import AtLeastTwo, SyntheticData, register_rule_section
 from manyformer.config.section import PositiveFloat, PositiveInt, SettingConflict, accepted_forms
 
 Depth = Annotated[float, Field(ge=0, le=1)]
@@ -63,7 +63,7 @@ class NeedleData(SyntheticData):
     """Number of symbols that the random tokens are drawn from; none of them is a key or a value."""
     keys: PositiveInt = 16
     """Number of symbols that are keys."""
-    values: Annotated[PositiveInt, Field(ge=2)] = 16
+    values: AtLeastTwo = 16
     """Number of symbols that are values."""
     needles: PositiveInt = 1
     """Number of keys with a value in a row, one of which is asked for."""
@@ -91,7 +91,7 @@ class CopyData(SyntheticData):
 
     rule: Literal["copy"] = "copy"
     """A random string, a mark, and the string again, which is scored with the end mark that follows."""
-    symbols: Annotated[PositiveInt, Field(ge=2)] = 26
+    symbols: AtLeastTwo = 26
     """Number of symbols that strings are made of; two marks come on top."""
     order: Literal["same", "reversed", "sorted"] = "same"
     """The order of the symbols in the answer."""

@@ -1,11 +1,137 @@
-"""Selective copying, compression and memorization of MAD (Poli et al. 2024, section 3)."""
+"""The six tasks of MAD, "mechanistic architecture design" (Poli et al. 2024, section 3)."""
 
-from typing import final
+from typing import TypeVar, final
 
 import numpy as np
 
-from manyformer.config.data_sections import MADCompressionData, MADCopyData, MADMemorizationData
+from manyformer.config.data_sections import (
+    InContextRecallData,
+    MADCompressionData,
+    MADCopyData,
+    MADFuzzyRecallData,
+    MADMemorizationData,
+    MADNoisyRecallData,
+    MADRecallData,
+)
 from manyformer.data.synthetic.synthetic_rule import NOT_SCORED, SyntheticRows, SyntheticRule, register_rule
+
+RecallSection = TypeVar("RecallSection", bound=InContextRecallData)
+
+
+class InContextRecallRule(SyntheticRule[RecallSection]):
+    """Pairs of a key and its value in this row; the value is predicted at each key that came before.
+
+    The last key of a row is one of those before it. As in the authors' code with several queries in a row, but that
+    training scores those queries too, and not every next token."""
+
+    noise_share = 0.0
+
+    def rows(self, random: np.random.Generator, count: int) -> SyntheticRows:
+        keys, pairs = self.data.keys, self.length // 2
+        values = random.integers(keys, self.symbols - self.data.noise_symbols, size=(count, keys))
+        key = random.integers(keys, size=(count, pairs))
+        noise = random.random((count, pairs)) < self.noise_share
+        noise[np.arange(count), random.integers(pairs - 1, size=count)] = False
+        noise[:, -1] = False
+        seen = np.zeros((count, keys), bool)
+        before = np.empty((count, pairs), bool)
+        for column in range(pairs):
+            if column == pairs - 1:
+                key[:, -1] = np.where(seen, random.random((count, keys)), -1).argmax(axis=1)
+            before[:, column] = np.take_along_axis(seen, key[:, [column]], axis=1)[:, 0]
+            np.put_along_axis(seen, key[:, [column]], before[:, [column]] | ~noise[:, [column]], axis=1)
+        value = np.take_along_axis(values, key, axis=1)
+        first_noise = self.symbols - self.data.noise_symbols
+        symbols = np.stack([key, value], axis=2)
+        if self.data.noise_symbols:
+            symbols[noise] = random.integers(first_noise, self.symbols, size=(count, pairs, 2))[noise]
+        targets = np.stack([np.where(before & ~noise, value, NOT_SCORED), np.full_like(key, NOT_SCORED)], axis=2)
+        return SyntheticRows(symbols.reshape(count, -1), targets.reshape(count, -1))
+
+    def describe(self) -> str:
+        noise = f", {self.noise_share:.0%} of the pairs noise" if self.noise_share else ""
+        return (
+            f"{self.data.keys} keys with values that a row decides{noise}; values of keys seen before are predictable"
+        )
+
+
+@register_rule(MADRecallData)
+@final
+class MADRecallRule(InContextRecallRule[MADRecallData]):
+    """In-context recall without noise."""
+
+
+@register_rule(MADNoisyRecallData)
+@final
+class MADNoisyRecallRule(InContextRecallRule[MADNoisyRecallData]):
+    """In-context recall with noise."""
+
+    def __init__(self, data: MADNoisyRecallData) -> None:
+        super().__init__(data)
+        self.noise_share = data.noise_share
+
+
+@register_rule(MADFuzzyRecallData)
+@final
+class MADFuzzyRecallRule(SyntheticRule[MADFuzzyRecallData]):
+    """Keys and values of several tokens, none of which occurs twice in it; a value is predicted token by token.
+
+    As in the authors' code with several queries: pairs follow each other until no more fit, the pair that is asked for
+    at the end is among them, and padding comes first."""
+
+    def rows(self, random: np.random.Generator, count: int) -> SyntheticRows:
+        symbols = np.full((count, self.length), self.symbols - 1)
+        targets = np.full_like(symbols, NOT_SCORED)
+        for row in range(count):
+            tokens, answers = self._row(random)
+            # each answer is predicted one token earlier
+            symbols[row, -len(tokens) :], targets[row, -len(tokens) : -1] = tokens, answers[1:]
+        return SyntheticRows(symbols, targets)
+
+    def _row(self, random: np.random.Generator) -> tuple[list[int], list[int]]:
+        """The tokens of a row, and each again if it is to be predicted, else `NOT_SCORED`."""
+        data = self.data
+        values: dict[tuple[int, ...], tuple[int, ...]] = {}
+        probe = self._key(random)
+        longest = data.key_length + data.value_length
+        # the loop leaves room for the pair that it ends with, for the probe, and for the probe again
+        limit = self.length - 3 * longest
+        start = random.integers(limit)
+        tokens, answers, presented = list[int](), list[int](), set[tuple[int, ...]]()
+        while len(tokens) < limit:
+            is_probe_due = len(tokens) >= start and probe not in presented
+            self._add_pair(random, probe if is_probe_due else self._key(random), values, presented, tokens, answers)
+        if probe not in presented:
+            self._add_pair(random, probe, values, presented, tokens, answers)
+        self._add_pair(random, probe, values, presented, tokens, answers)
+        return tokens, answers
+
+    def _add_pair(
+        self,
+        random: np.random.Generator,
+        key: tuple[int, ...],
+        values: dict[tuple[int, ...], tuple[int, ...]],
+        presented: set[tuple[int, ...]],
+        tokens: list[int],
+        answers: list[int],
+    ) -> None:
+        value = values.setdefault(key, self._value(random))
+        tokens += [*key, *value]
+        answers += [NOT_SCORED] * len(key)
+        answers += value if key in presented else [NOT_SCORED] * len(value)
+        presented.add(key)
+
+    def _key(self, random: np.random.Generator) -> tuple[int, ...]:
+        half, size = (self.symbols - 1) // 2, random.integers(self.data.min_key, self.data.key_length + 1)
+        return tuple(random.permutation(half)[:size].tolist())
+
+    def _value(self, random: np.random.Generator) -> tuple[int, ...]:
+        half, size = (self.symbols - 1) // 2, random.integers(1, self.data.value_length + 1)
+        return tuple((half + random.permutation(self.symbols - 1 - half)[:size]).tolist())
+
+    def describe(self) -> str:
+        keys = f"keys of {self.data.min_key} to {self.data.key_length} tokens"
+        return f"{keys}, values of 1 to {self.data.value_length}; values of keys seen before are nearly predictable"
 
 
 @register_rule(MADCopyData)

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from manyformer.costs.flops import count_flops
+from manyformer.costs import count_flops
 
 ROWS, QUERIES, KEYS, WIDTH = 2, 6, 10, 8
 PRODUCT = 2 * ROWS * 4 * QUERIES * KEYS * WIDTH

@@ -1,1 +1,0 @@
-"""What computations cost: operations, and the accelerators that they are computed on."""
