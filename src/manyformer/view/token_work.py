@@ -18,7 +18,6 @@ from manyformer.multi_head.head_gates import part_name
 from manyformer.recipes.registry import task_of
 from manyformer.tasks import TextPass
 from manyformer.training_hooks import eval_mode
-from manyformer.view.attention_maps import module_names
 from manyformer.view.figures import check_picture, curve_color, panels, write_picture
 from manyformer.view.text_passes import passes_over_text
 from manyformer.view.token_counts import TokenCounts
@@ -138,7 +137,7 @@ class _WorkRecorder:
     """A `watch` callback that records the counts of `tokens` and mean spans, under the names of the parts."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._names = module_names(model)
+        self._names = {module: name for name, module in model.named_modules()}
         self.tokens: tuple[str, ...] = ()
         self.counts: list[TokenCounts] = []
         self.layers: list[LayerSpans] = []
