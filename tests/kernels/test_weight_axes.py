@@ -18,8 +18,8 @@ AXES: dict[str, dict[str, WeightAxes]] = {
     "transformer": {"encoder.0.attention": OWN, "decoder.0.attention": OWN, "decoder.0.cross": SOURCE},
     "bahdanau": {"decoder": SOURCE},
     "perceiver-classifier": {
-        "body.inner.0.attention": WeightAxes("latents", "stream"),
-        "body.inner.1.attention": LATENTS,
+        "body.inner.reading": WeightAxes("latents", "stream"),
+        "body.inner.layers": LATENTS,
     },
     "perceiver": {"body.decoder.attention": WeightAxes("stream", "latents")},
     "etc": {"body.inner.0.attention": SUMMARIES},
