@@ -29,7 +29,6 @@ GENERATES = "not every model generates: the base class of those that do has the 
 
 REASONS = {
     "api.py": GENERATES,
-    "attention/attention_dropout.py": "softmax alone has weights that dropout acts on, and the others are named",
     "bench/candidate.py": GENERATES,
     "check/check.py": AT_THE_DOOR,
     "datastore/build_job.py": AT_THE_DOOR,
@@ -72,10 +71,6 @@ REASONS = {
     "tasks/text_labels.py": "why a model fails a contract is a fact of its layers",
     "tasks/transcription.py": READER,
     "tasks/translation.py": READER,
-    "train/activation_checkpointing.py": "reversible stacks store nothing that could be computed again",
-    "train/context_parallel.py": "each kernel that can be divided among processes has another exchange",
-    "train/optimizers.py": "weights of positions are not decayed",
-    "view/token_work.py": "spans are those of one kernel",
     "viewer/retrieved_contexts.py": "one head reads a datastore",
 }
 """Why each file still asks."""

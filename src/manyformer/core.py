@@ -199,6 +199,9 @@ class Layer(nn.Module, ABC):
     key_origin: KeyOrigin = "stream"
     """What the keys are made of whose weights it, or a part of it, reports to `ctx.watch`."""
 
+    recomputes: bool = False
+    """Whether it stores no activations, because it recomputes all of its layers together in the backward pass."""
+
     no_static_step: str | None = None
     """Why the operators of its decoding steps cannot be the same at every step; None if they can."""
 

@@ -40,6 +40,8 @@ class ReversibleStack(Layer):
     such as one with a norm after the sum.
     """
 
+    recomputes = True
+
     def __init__(self, merge: StreamMerge = "mean", /, **layers: Layer) -> None:
         super().__init__()
         self.merge: StreamMerge = merge
