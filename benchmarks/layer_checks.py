@@ -24,28 +24,18 @@ MODULE = "nn.Module"
 AT_THE_DOOR = "one check where a model comes in, with the sentence for its user; all behind it has the type"
 PARTS = "it is written for these parts alone, and refuses others when it is built"
 STRUCTURE = "it maps the parts of one model to those of another, which is about their classes"
-READER = "its inputs follow from what reads them, and the types of embeddings have nothing else in common"
 GENERATES = "not every model generates: the base class of those that do has the methods"
 
 REASONS = {
     "api.py": GENERATES,
-    "bench/candidate.py": GENERATES,
     "check/check.py": AT_THE_DOOR,
-    "datastore/build_job.py": AT_THE_DOOR,
-    "datastore/context_keys.py": AT_THE_DOOR,
-    "datastore/retrieval_model.py": AT_THE_DOOR,
     "depth/adaptive.py": PARTS,
     "depth/early_exit_decoding.py": "steps of rows that go on are made of the parts of a layer's step",
     "depth/halted_kv.py": PARTS,
     "depth/reversible.py": "branches that are sums can be inverted, and no others",
     "depth/universal.py": PARTS,
-    "evaluate/captions.py": AT_THE_DOOR,
-    "evaluate/trained_policy.py": AT_THE_DOOR,
     "exits/early_decoding.py": AT_THE_DOOR,
-    "generate/image_generation.py": AT_THE_DOOR,
-    "generate/prompts.py": READER,
-    "interop/auto_model/saved_runs.py": GENERATES,
-    "interop/model_export.py": STRUCTURE,
+    "interop/exported_config.py": GENERATES,
     "mixers/collaborative_attention.py": STRUCTURE,
     "mixers/compressive_attention.py": PARTS,
     "models/encoder_model.py": "what the body and the embedding read decides which inputs the model takes",
@@ -55,22 +45,16 @@ REASONS = {
     "properties/attention_properties.py": "the properties are those of products of queries and keys",
     "recipes/longformer.py": "the sizes of a built model are read from its layers",
     "recipes/stacks.py": "initialization is by kind of layer",
-    "relevance/head_propagation.py": READER,
+    "relevance/head_propagation.py": "relevance begins where a source is embedded, which every embedding does",
     "relevance/kernel_rule.py": "rules of propagation are by kind of operation",
     "surgery/attention_transfer.py": STRUCTURE,
     "surgery/head_sharing.py": STRUCTURE,
-    "surgery/knn_memory.py": STRUCTURE,
     "surgery/lora.py": STRUCTURE,
     "surgery/mechanism_changes.py": STRUCTURE,
     "surgery/weight_rules.py": STRUCTURE,
-    "tasks/captioning.py": READER,
-    "tasks/drawn_parts.py": READER,
     "tasks/masked_language_modelling.py": "the head of masked tokens is the one that the encoder has",
-    "tasks/sourced_images.py": READER,
     "tasks/task.py": GENERATES,
     "tasks/text_labels.py": "why a model fails a contract is a fact of its layers",
-    "tasks/transcription.py": READER,
-    "tasks/translation.py": READER,
     "viewer/retrieved_contexts.py": "one head reads a datastore",
 }
 """Why each file still asks."""

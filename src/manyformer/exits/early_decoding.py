@@ -18,6 +18,7 @@ from manyformer.generate import Decoding, generate
 from manyformer.generate.decode_job import read_write_tokenizers
 from manyformer.generate.prompts import pad_left, pad_right, read_prompts, special_tokens
 from manyformer.models import GenerativeModel, Model
+from manyformer.models.generative_model import as_generative
 from manyformer.models.weights_fingerprint import weights_fingerprint
 from manyformer.recipes.registry import task_of
 from manyformer.tasks import Inputs
@@ -126,10 +127,9 @@ def exit_layers(model: Model, prompts: Sequence[str], tokens: Sequence[list[int]
     device = model.device
     task = task_of(model)
     rows = read_prompts(list(prompts), tokenizers.read, source=task.takes_source)
-    assert isinstance(model, GenerativeModel)
     if task.takes_source:
         source = pad_right(rows, device)
-        start_id = special_tokens(model, tokenizers.write, Decoding()).bos or 0
+        start_id = special_tokens(as_generative(model, "exit early"), tokenizers.write, Decoding()).bos or 0
         # the exit at an input token belongs to the token predicted from it
         target = pad_right([[start_id, *row[:-1]] for row in tokens], device)
         inputs = Inputs(target.clamp(min=0), _segment_ids(target), source.clamp(min=0), _segment_ids(source))
