@@ -122,6 +122,8 @@ def with_early_exit(model: M, config: EarlyExitConfig) -> M:
     """`early_exit` for a config, without setting the `spec` of the result."""
     _check_config(config)
     generative = as_generative(model, "have early exits")
+    if find_early_exits(model) is not None:
+        raise UserError("this model has early exits already; mf.load(folder, keywords=...) changes its threshold")
     body, head = _check_stack(generative.decoder_stack), model.head
     depth = sum(name.isdigit() for name, _ in body.named_children())
     copies = [copy.deepcopy(head) for _ in range(depth - 1)] if config.classifier_sharing == "per-layer" else []
@@ -138,10 +140,14 @@ def with_early_exit(model: M, config: EarlyExitConfig) -> M:
     return wrapped.train(model.training)
 
 
+def find_early_exits(model: Model) -> EarlyExit | None:
+    """The stack of a model with early exits; None for all others."""
+    stack = model.decoder_stack if isinstance(model, GenerativeModel) else None
+    return stack if isinstance(stack, EarlyExit) else None
+
+
 def _check_stack(body: Layer) -> Chain:
     """The stack as a chain of numbered layers. Raises UserError for any other."""
-    if isinstance(body, EarlyExit):
-        raise UserError("this model has early exits already; mf.load(folder, keywords=...) changes its threshold")
     if not isinstance(body, Chain):
         raise UserError(f"early exit needs a Chain of layers, and a {type(body).__name__} is none")
     if not any(name.isdigit() for name, _ in body.named_children()):
