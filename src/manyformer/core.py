@@ -202,6 +202,9 @@ class Layer(nn.Module, ABC):
     recomputes: bool = False
     """Whether it stores no activations, because it recomputes all of its layers together in the backward pass."""
 
+    largest_count: int | None = None
+    """The most steps, or layers, of a token, for a layer that reports to `ctx.watch` how many each token passes."""
+
     no_static_step: str | None = None
     """Why the operators of its decoding steps cannot be the same at every step; None if they can."""
 

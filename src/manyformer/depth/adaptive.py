@@ -74,6 +74,7 @@ class AdaptiveComputation(Layer):
         # raises ValueError if the table of step vectors is too short
         timing.steps(halting.max_steps - 1)
         self.block, self.timing, self.halting = block, timing, halting
+        self.largest_count = halting.max_steps
         self._tokenwise_transition = isinstance(block.transition.inner, FeedForward | GatedFeedForward | ChunkedLayer)
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:

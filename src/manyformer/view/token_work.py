@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX, Batch, CausalLMBatch, to_device
+from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel, named_span_kernels
 from manyformer.models import Model
@@ -166,9 +167,8 @@ class _WorkRecorder:
 
 def _max_count(module: nn.Module, numbers: Sequence[float]) -> float:
     """The largest possible count of a token: the maximum steps of a recurrence, or the layers of a stack."""
-    halting = getattr(module, "halting", None)
-    maximum = getattr(halting, "max_steps", None) or getattr(module, "depth", None)
-    return float(maximum) if isinstance(maximum, int) else max(numbers)
+    largest = module.largest_count if isinstance(module, Layer) else None
+    return max(numbers) if largest is None else float(largest)
 
 
 def _record_text(model: Model, text: str, answer: str | None = None) -> _WorkRecorder:
