@@ -289,13 +289,10 @@ TASK_CLASSES = {
 MAY_ASK_FOR_CLASSES = {"models", "batches", "tasks", "config", "data"}
 
 CLASS_CHECKS = {
-    "datastore/build_job.py": 2,
-    "datastore/context_keys.py": 2,
-    "datastore/retrieval.py": 1,
+    "datastore/build_job.py": 1,
     "datastore/tuning.py": 1,
     "evaluate/held_out_images.py": 4,
     "exits/prompts_from_run.py": 1,
-    "surgery/knn_memory.py": 1,
     "view/region_masses.py": 1,
     "view/token_work.py": 1,
 }

@@ -26,7 +26,33 @@ Only the module that created a state reads its contents; others pass it on or ma
 KeyOrigin = Literal["stream", "source"]
 """What the keys of attention are made of: the layer's own stream and what it remembers of it, or another sequence."""
 
+AxisKind = KeyOrigin | Literal["summaries", "latents", "slots", "blocks", "neighbours"]
+"""What queries or keys are: tokens of the stream or of a source, summary tokens and then those of the stream, latent
+vectors, slots that mix tokens, blocks of tokens, or tokens that were looked up."""
+
+
+class WeightAxes(NamedTuple):
+    """What the rows and the columns of reported attention weights are."""
+
+    rows: AxisKind = "stream"
+    keys: AxisKind = "stream"
+
+    def with_summaries(self) -> "WeightAxes":
+        """The axes where summary tokens were prepended to the stream."""
+        rows, keys = ("summaries" if kind == "stream" else kind for kind in self)
+        return WeightAxes(rows, keys)
+
+
+class MakesStream(ABC):
+    """A module whose parts do not get the stream that it gets, but one with further tokens, or made of others."""
+
+    @abstractmethod
+    def outer_axes(self, axes: WeightAxes) -> WeightAxes:
+        """What the rows and columns of weights that a part reports are outside of this module."""
+
+
 WatchFn = Callable[[nn.Module, str, Tensor], None]
+"""Receives each value that a module reports, with its name. Attention weights (b, h, l, s) are called "weights"."""
 
 PADDING_SEGMENT = -1
 """The segment id of padding, which no token may attend to."""
@@ -172,6 +198,12 @@ class Layer(nn.Module, ABC):
 
     key_origin: KeyOrigin = "stream"
     """What the keys are made of whose weights it, or a part of it, reports to `ctx.watch`."""
+
+    recomputes: bool = False
+    """Whether it stores no activations, because it recomputes all of its layers together in the backward pass."""
+
+    largest_count: int | None = None
+    """The most steps, or layers, of a token, for a layer that reports to `ctx.watch` how many each token passes."""
 
     no_static_step: str | None = None
     """Why the operators of its decoding steps cannot be the same at every step; None if they can."""

@@ -45,9 +45,10 @@ class UndecayedParameters:
     """A module some of whose own parameters are no matrices that multiply activations, though they have two axes.
 
     `undecayed` names them: tables by position or distance, learned tokens, scales. Weight decay pulls them towards 0
-    without a reason, as it would biases and norms. A parameter that is called `bias` need not be named."""
+    without a reason, as it would biases and norms. A parameter that is called `bias` need not be named. None means all
+    of its parameters, also those of its parts."""
 
-    undecayed: ClassVar[tuple[str, ...]]
+    undecayed: ClassVar[tuple[str, ...] | None]
 
 
 class AddsPenalty(ABC):

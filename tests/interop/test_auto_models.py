@@ -56,7 +56,7 @@ def wrapped(model: Model) -> Any:
     config = auto_model.ManyformerConfig(**config_fields(model))
     wrapper: Any = getattr(auto_model, AUTO_CLASSES[type(model)].architecture).wrap(model, config)
     if wrapper.can_generate():
-        wrapper.generation_config = transformers.GenerationConfig(**generation_fields(model))
+        wrapper.generation_config = transformers.GenerationConfig(**generation_fields(model) or {})
     return wrapper
 
 

@@ -110,7 +110,7 @@ def test_names_that_a_module_declares_are_its_parameters() -> None:
     for recipe in recipe_names():
         for module in build_tiny(recipe, {}, 0).modules():
             if isinstance(module, UndecayedParameters):
-                assert all(hasattr(module, name) for name in module.undecayed)
+                assert all(hasattr(module, name) for name in module.undecayed or ())
 
 
 def test_modules_of_others_declare_theirs() -> None:

@@ -3,7 +3,7 @@
 from torch import nn
 
 from manyformer.errors import UserError
-from manyformer.kernels import SoftmaxKernel, named_kernels
+from manyformer.kernels import named_kernels
 
 
 def set_attention_dropout(model: nn.Module, probability: float) -> None:
@@ -13,7 +13,7 @@ def set_attention_dropout(model: nn.Module, probability: float) -> None:
     if not probability:
         return
     kernels = named_kernels(model)
-    softmax_kernels = [kernel for kernel in kernels.values() if isinstance(kernel, SoftmaxKernel)]
+    softmax_kernels = [kernel for kernel in kernels.values() if kernel.drop_weights(probability)]
     for name, kernel in kernels.items():
         if kernel.has_other_weights or not any(part in softmax_kernels for part in named_kernels(kernel).values()):
             raise UserError(
@@ -22,5 +22,3 @@ def set_attention_dropout(model: nn.Module, probability: float) -> None:
             )
     if not softmax_kernels:
         raise UserError(f"attention_dropout ({probability}) must be 0: the model has no softmax kernels")
-    for kernel in softmax_kernels:
-        kernel.dropout = probability

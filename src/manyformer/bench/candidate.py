@@ -8,7 +8,6 @@ from torch import Tensor
 
 from manyformer.bench.clock import TimedJob
 from manyformer.core import State, state_bytes
-from manyformer.models import GenerativeModel
 from manyformer.recipes import build, get_recipe
 from manyformer.recipes.registry import task_of
 from manyformer.system.devices import device_kind
@@ -73,7 +72,7 @@ class CandidateBench:
 
     def forward_decoding_note(self) -> str | None:
         """The layers that decode by `forward` because they have no faster one-token step; None if there are none."""
-        if self.unsupported_reason("decode") is not None or not isinstance(self.model, GenerativeModel):
+        if self.unsupported_reason("decode") is not None:
             return None
         layers = self.model.layers_without_step()
         names = ", ".join([*layers[:3], *(["..."] if len(layers) > 3 else [])])
@@ -117,10 +116,11 @@ class CandidateBench:
         As in `generate`, the decoding function is bound beforehand.
         """
         model = self.model.eval()
-        assert isinstance(model, GenerativeModel)
+        bind = self.task.one_token_step(model)
+        assert bind is not None
         with torch.inference_mode(), self._autocast():
             first_token, start, memory = self._prefill(length, capacity=length + NEW_TOKENS)
-            decode_token = model.next_token()
+            decode_token = bind()
 
         def decode() -> Tensor:
             token, state, generated = first_token, start, []

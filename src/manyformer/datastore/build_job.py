@@ -21,10 +21,11 @@ from manyformer.data.token_shards import ShardFacts, TokenShard, write_shards
 from manyformer.datastore.context_keys import KeyExtraction, KeyLayer, extract_keys, read_batch
 from manyformer.datastore.facts import BYTES, TEXT, DatastoreFacts, KeyPrecision
 from manyformer.errors import UserError, suggest_names
-from manyformer.evaluate.eval_data import TrainedRun, open_run
+from manyformer.evaluate.eval_data import TrainedRun, open_run, task_of_run
 from manyformer.evaluate.window_reading import check_context
 from manyformer.files.json_text import json_text
 from manyformer.models import LanguageModel
+from manyformer.models.generative_model import as_language_model
 from manyformer.models.model import CarriedState
 from manyformer.models.weights_fingerprint import weights_fingerprint
 from manyformer.system.temporary_folders import temporary_folder
@@ -136,9 +137,10 @@ def datastore_job(
         raise UserError(f"precision ('{precision}') must be one of {', '.join(BYTES)}")
     if keys not in (names := ("feed-forward", "final")):
         raise UserError(f"keys ('{keys}') must be one of {', '.join(names)}")
-    settings, model = trained.config.data, trained.load_model(device)
-    if not isinstance(settings, TextData) or not isinstance(model, LanguageModel):
+    settings = trained.config.data
+    if not isinstance(settings, TextData) or task_of_run(trained.config).generates != "continuation":
         raise UserError(f"{run} ({trained.config.recipe}) is not a language model of text, which a datastore needs")
+    model = as_language_model(trained.load_model(device), "use a datastore")
     if windows is not None:
         check_context(model, windows, settings.length)
     return DatastoreJob(

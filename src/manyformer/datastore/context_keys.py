@@ -12,6 +12,7 @@ from manyformer.core import Context, Layer, LayerOutput, State
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward, GatedFeedForward
 from manyformer.models import LanguageModel, Model
+from manyformer.models.generative_model import as_language_model
 from manyformer.models.model import CarriedState, model_name
 from manyformer.training_hooks import eval_mode
 
@@ -61,8 +62,7 @@ class KeyExtraction(NamedTuple):
 
 def extract_keys(model: Model, key_layer: KeyLayer) -> KeyExtraction:
     """A language model with keys in its hidden states. Raises UserError for a model without such keys."""
-    if not isinstance(model, LanguageModel):
-        raise UserError(f"a {type(model).__name__} predicts no next tokens, so it cannot use a datastore")
+    model = as_language_model(model, "use a datastore")
     reader = model.with_decoder(model.body, model.head, None)
     stream_dim = _hidden_dim(model, reader)
     if key_layer == "final":
@@ -80,8 +80,7 @@ def read_batch(carried: CarriedState, batch: CausalLMBatch, *, piece_length: int
     With `piece_length` the rows are windows, which a model with a memory reads in pieces of so many tokens, the memory
     empty before them.
     """
-    reader = carried.model
-    assert isinstance(reader, LanguageModel)
+    reader = as_language_model(carried.model, "use a datastore")
     moved = to_device(batch, reader.device)
     if piece_length is None or not reader.carries_state:
         out = reader.hidden(moved.tokens, moved.segments, carried.state_for(batch))

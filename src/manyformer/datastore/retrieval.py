@@ -20,7 +20,8 @@ from manyformer.datastore.exact_search import ExcludedRanges
 from manyformer.datastore.knn_head import check_fits
 from manyformer.datastore.own_text import find_own_text
 from manyformer.errors import UserError
-from manyformer.models import LanguageModel, Model, ModelOutput
+from manyformer.models import Model, ModelOutput
+from manyformer.models.generative_model import as_language_model
 from manyformer.models.weights_fingerprint import weights_fingerprint
 from manyformer.training_hooks import uses_neighbours
 from manyformer.type_aliases import IntArray
@@ -107,7 +108,7 @@ class RetrievalAugmentedModel(nn.Module):
 
     def __init__(self, model: Model, retriever: Model, store: Datastore, *, k: int = 4) -> None:
         super().__init__()
-        if not isinstance(model, LanguageModel) or not uses_neighbours(model):
+        if not uses_neighbours(model):
             raise UserError("this model does not use retrieved tokens (neighbours); the recipe spalm does")
         reader = check_fits(retriever, store).reader
         if model.vocab != reader.vocab:
@@ -115,7 +116,7 @@ class RetrievalAugmentedModel(nn.Module):
                 f"the retriever has a vocabulary of {reader.vocab} tokens and the model one of {model.vocab}: they "
                 "must be equal"
             )
-        self.model, self.retriever = model, reader
+        self.model, self.retriever = as_language_model(model, "use retrieved tokens"), reader
         self.store, self.k, self.vocab, self.tokenizer = store, k, model.vocab, model.tokenizer
         max_lengths = [length for length in (model.max_length, retriever.max_length) if length is not None]
         self.max_length = min(max_lengths, default=None)

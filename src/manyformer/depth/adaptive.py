@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from manyformer.attention import Attention
 from manyformer.core import PADDING_SEGMENT, Context, Layer, LayerOutput, State, no_watch
 from manyformer.depth.halted_kv import HaltedKVStore
 from manyformer.depth.halting import HaltingState, HaltingUnit
@@ -65,8 +64,7 @@ class AdaptiveComputation(Layer):
 
     def __init__(self, block: UniversalBlock, timing: PositionStepSignal, halting: HaltingUnit) -> None:
         super().__init__()
-        attention = block.attention.inner
-        assert isinstance(attention, Attention)
+        attention = block.inner_attention
         kernel = attention.kernel
         if not isinstance(attention.source, HaltedTokenSource) or kernel.recurrent or kernel.tied_qk:
             raise ValueError(
@@ -76,6 +74,7 @@ class AdaptiveComputation(Layer):
         # raises ValueError if the table of step vectors is too short
         timing.steps(halting.max_steps - 1)
         self.block, self.timing, self.halting = block, timing, halting
+        self.largest_count = halting.max_steps
         self._tokenwise_transition = isinstance(block.transition.inner, FeedForward | GatedFeedForward | ChunkedLayer)
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
@@ -90,7 +89,7 @@ class AdaptiveComputation(Layer):
         valid = (ctx.positions.segment_ids != PADDING_SEGMENT).expand(x.shape[:2])
         halting_state = self.halting.init_state(valid, x)
         position_vectors = self.timing.position_vectors(x, ctx.positions)
-        halted_store = HaltedKVStore(self.block.attention, self.timing, ctx.positions, valid)
+        halted_store = HaltedKVStore(self.block, self.timing, ctx.positions, valid)
         states, output, loss = x, torch.zeros_like(x), torch.zeros((), device=x.device)
         probabilities: list[Tensor] = []
         for step in range(self.halting.max_steps):

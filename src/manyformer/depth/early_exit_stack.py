@@ -66,7 +66,7 @@ class EarlyExit(LayeredStack):
         for name, layer in chain.named_children():
             self.add_module(name, layer)
         self.rule, self.mixed_samples = rule, mixed_samples
-        self.depth = len(layer_names)
+        self.depth = self.largest_count = len(layer_names)
         self._layer_names, self._final_names = layer_names, [name for name, _ in final_layers]
 
     @property

@@ -1,5 +1,6 @@
 """Exit rules: the interface that decides which tokens exit after a layer, and confidence measures with thresholds."""
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from manyformer.core import Context
+from manyformer.errors import UserError
 from manyformer.training_hooks import OptionalOnLoad
 
 CONSTANT_SHARE = 0.9
@@ -45,6 +47,12 @@ class ExitRule(nn.Module, OptionalOnLoad, ABC):
     def applies_after(self, number: int) -> bool:
         """Whether tokens may exit after layer `number`; if not, the rule need not be evaluated."""
         return True
+
+    def at_thresholds(self, values: tuple[float, ...]) -> "ExitRule":
+        """A copy with other thresholds, one for each layer but the last, and the same weights.
+
+        Raises UserError for a rule without thresholds."""
+        raise UserError(f"a {type(self).__name__} has no threshold: it exits at the layer that it predicts")
 
     @abstractmethod
     def forward(self, inputs: ExitRuleInput, plan: Int[Tensor, "b l"] | None) -> ExitDecision: ...
@@ -95,6 +103,11 @@ class ThresholdExitRule(ExitRule):
     @abstractmethod
     def confidence(self, inputs: ExitRuleInput) -> tuple[Float[Tensor, "b l"], Float[Tensor, "b l v"] | None]:
         """The confidence of each token's prediction, and the logits if they were computed."""
+
+    def at_thresholds(self, values: tuple[float, ...]) -> "ThresholdExitRule":
+        rule = copy.copy(self)
+        rule.values = values
+        return rule
 
     def applies_after(self, number: int) -> bool:
         return self.values[number - 1] <= 1

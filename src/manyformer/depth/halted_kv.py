@@ -6,12 +6,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from manyformer.attention import Attention
 from manyformer.attention.attention_step import AttentionState
 from manyformer.core import Context, State, TokenPositions
 from manyformer.depth.token_subset import TokenSubset, flatten_chosen
+from manyformer.depth.universal import UniversalBlock
 from manyformer.position import PositionStepSignal
-from manyformer.residual import Residual
 from manyformer.sources import HaltedKV, HaltedTokenSource
 
 
@@ -24,13 +23,13 @@ class HaltedKVStore:
     """
 
     def __init__(
-        self, branch: Residual, timing: PositionStepSignal, positions: TokenPositions, valid: Bool[Tensor, "b l"]
+        self, block: UniversalBlock, timing: PositionStepSignal, positions: TokenPositions, valid: Bool[Tensor, "b l"]
     ) -> None:
-        assert isinstance(branch.inner, Attention)
-        self.branch, self.attention, self.timing, self.positions = branch, branch.inner, timing, positions
+        self.branch, self.attention = block.attention, block.inner_attention
+        self.timing, self.positions = timing, positions
         self.unprojected = self.valid = valid
         # projections that are linear in the stream can be shifted
-        bare = branch.pre_norm is None and self.attention.pre_norm is None
+        bare = self.branch.pre_norm is None and self.attention.pre_norm is None
         self.can_shift = bare and not self.attention.position.required_seams()
         self.cached: list[Tensor] | None = None
 

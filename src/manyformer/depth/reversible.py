@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from manyformer.autocast import has_autocast
 from manyformer.core import Chain, Context, Layer, LayerOutput, MemorySequence, State, no_watch
 from manyformer.recompute import ChoiceTape, recording_choices, replaying_choices
-from manyformer.residual import AddJoin, Residual
+from manyformer.residual import Residual
 from manyformer.system.devices import (
     device_generator_state,
     drawing_devices,
@@ -40,6 +40,8 @@ class ReversibleStack(Layer):
     such as one with a norm after the sum.
     """
 
+    recomputes = True
+
     def __init__(self, merge: StreamMerge = "mean", /, **layers: Layer) -> None:
         super().__init__()
         self.merge: StreamMerge = merge
@@ -48,8 +50,7 @@ class ReversibleStack(Layer):
                 raise ValueError(f"layer {name} ({type(layer).__name__}) must be a Chain of residual branches")
             self.add_module(name, layer)
             for part in layer.children():
-                is_branch = isinstance(part, Residual) and part.post_norm is None
-                if not is_branch or not isinstance(part.join, AddJoin | None):
+                if not isinstance(part, Residual) or not part.only_adds:
                     raise ValueError(
                         f"layer {name}: a branch must only be added, so that it can be subtracted again: its norms "
                         "must be inside (norm_order='pre' or 'sandwich')"
@@ -68,7 +69,7 @@ class ReversibleStack(Layer):
         next_states: list[State] = []
         for index, residual in enumerate(branches):
             branch_state = None if state is None else state[index]
-            update, next_state, branch_loss = _run_branch(residual, x2.to(x.dtype), ctx, branch_state)
+            update, next_state, branch_loss = residual.summand(x2.to(x.dtype), ctx, branch_state)
             x1, x2 = x2, x1 + update
             next_states.append(next_state)
             loss = loss + branch_loss
@@ -81,13 +82,6 @@ class ReversibleStack(Layer):
     def _branches(self) -> Iterator[Residual]:
         for layer in self.children():
             yield from layer.children()  # type: ignore[misc]
-
-
-def _run_branch(branch: Residual, x: Tensor, ctx: Context, state: State = None) -> LayerOutput:
-    """The output of the branch, to be added to a stream."""
-    y, state, loss = branch.inner(x if branch.pre_norm is None else branch.pre_norm(x), ctx, state)
-    y = y if branch.inner_norm is None else branch.inner_norm(y)
-    return LayerOutput(branch.join.summand(y) if isinstance(branch.join, AddJoin) else y, state, loss)
 
 
 def _to_wide(x: Tensor) -> Tensor:
@@ -127,7 +121,7 @@ class _ReversibleFunction(torch.autograd.Function):
         for residual in call.branches:
             ctx.passes.append(RecordedPass(x))
             with ctx.passes[-1].record():
-                update, _, branch_loss = _run_branch(residual, x2.to(x.dtype), call.ctx)
+                update, _, branch_loss = residual.summand(x2.to(x.dtype), call.ctx)
             x1, x2, loss = x2, x1.add_(update), loss + branch_loss
         ctx.dtype = x.dtype
         ctx.save_for_backward(x1, x2, memory)
@@ -149,7 +143,7 @@ class _ReversibleFunction(torch.autograd.Function):
             inputs = [x1.detach().to(ctx.dtype).requires_grad_(), *([] if memory is None else [memory])]
             inputs += [weight for weight in residual.parameters() if weight.requires_grad]
             with torch.enable_grad(), recorded_pass.replay():
-                update, _, branch_loss = _run_branch(residual, inputs[0], shared)
+                update, _, branch_loss = residual.summand(inputs[0], shared)
             # in the forward pass the branch of the present x1 was added to what is now x2
             x1, x2 = x2.sub_(update.detach()), x1
             grads = _compute_gradients([(update, grad2.to(update.dtype)), (branch_loss, grad_loss)], inputs)

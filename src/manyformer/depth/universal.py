@@ -33,6 +33,11 @@ class UniversalBlock(Layer):
             raise ValueError(f"UniversalBlock: attention must be an Attention, not a {type(attention.inner).__name__}")
         self.attention, self.cross, self.transition = attention, cross, transition
 
+    @property
+    def inner_attention(self) -> Attention:
+        """The attention within the branch `attention`."""
+        return self.attention.inner  # type: ignore[return-value] # checked when it was built
+
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         parts = (self.attention, self.cross, self.transition)
         return [

@@ -16,7 +16,6 @@ from manyformer.data.kind import no_log
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import open_run, task_of_run
 from manyformer.generate import Decoding, Hypothesis, SourceBatch, answer_sources
-from manyformer.models import PatchEmbedding
 from manyformer.system.device_memory import SMALLER_WORK, report_out_of_memory
 from manyformer.type_aliases import LogFn
 
@@ -47,7 +46,6 @@ def caption_images(
             f"use `manyformer {task.command} {run}`"
         )
     model: Any = trained.load_model(device)
-    assert isinstance(model.embed_source, PatchEmbedding)
     changes = ChangeCounts()
     records = _records(path, model.embed_source.shape, changes)
     tokenizers = (trained.tokenizers.source, trained.tokenizers.target)

@@ -35,6 +35,7 @@ def open_policy(run: str | Path, device: str | None) -> TrainedPolicy:
         command = task_of_run(trained.config).command
         problem = f"{run} was trained on {data.kind}, not in an environment"
         raise UserError(f"{problem}; `manyformer {command}` uses its model")
-    model = trained._replace(folder=folder).load_model(device) if is_checkpoint else trained.load_model(device)
-    assert isinstance(model, PolicyModel)
+    trained = trained._replace(folder=folder) if is_checkpoint else trained
+    # what is trained in an environment is a policy
+    model: Any = trained.load_model(device)
     return TrainedPolicy(model, data.environment, data.options)

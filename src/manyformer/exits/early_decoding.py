@@ -1,6 +1,5 @@
 """Greedy decoding with early exits under any exit threshold, with the layer after which each token exited."""
 
-import copy
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,14 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.depth.early_exit_stack import EarlyExit
-from manyformer.depth.exit_rules import NeverExit, ThresholdExitRule
+from manyformer.depth.exit_rules import ExitRule, NeverExit
 from manyformer.errors import UserError
 from manyformer.files.json_text import json_text
 from manyformer.generate import Decoding, generate
 from manyformer.generate.decode_job import read_write_tokenizers
 from manyformer.generate.prompts import pad_left, pad_right, read_prompts, special_tokens
-from manyformer.models import GenerativeModel, Model
+from manyformer.models import Model
+from manyformer.models.generative_model import as_generative
 from manyformer.models.weights_fingerprint import weights_fingerprint
+from manyformer.models.with_early_exit import find_early_exits
 from manyformer.recipes.registry import task_of
 from manyformer.tasks import Inputs
 
@@ -30,13 +31,13 @@ ROWS_PER_BATCH = 32
 
 def early_exit_stack(model: Model) -> EarlyExit:
     """The model's stack with early exits. Raises UserError where it has none."""
-    body = model.decoder_stack if isinstance(model, GenerativeModel) else None
-    if not isinstance(body, EarlyExit):
+    stack = find_early_exits(model)
+    if stack is None:
         raise UserError(
             f"this {model.spec.recipe} has no early exits; wrap the model with mf.early_exit, or train one of calm, "
             "depth-adaptive-transformer, depth-adaptive-lm, early-exit-lm, early-exit-seq2seq"
         )
-    return body
+    return stack
 
 
 @contextmanager
@@ -54,16 +55,12 @@ def exit_threshold(model: Model, threshold: ThresholdValues | None) -> Iterator[
         stack.rule = rule
 
 
-def rule_at_threshold(stack: EarlyExit, threshold: ThresholdValues) -> ThresholdExitRule:
+def rule_at_threshold(stack: EarlyExit, threshold: ThresholdValues) -> ExitRule:
     """A copy of the stack's exit rule with another threshold and the same weights."""
-    if not isinstance(stack.rule, ThresholdExitRule):
-        raise UserError(f"a {type(stack.rule).__name__} has no threshold: it exits at the layer that it predicts")
     values = (float(threshold),) * (stack.depth - 1) if isinstance(threshold, float | int) else tuple(threshold)
     if len(values) != stack.depth - 1:
         raise UserError(f"{len(values)} thresholds for {stack.depth - 1} layers with an exit; give one for each layer")
-    rule = copy.copy(stack.rule)
-    rule.values = values
-    return rule
+    return stack.rule.at_thresholds(values)
 
 
 def exit_fingerprint(model: Model) -> str:
@@ -126,10 +123,9 @@ def exit_layers(model: Model, prompts: Sequence[str], tokens: Sequence[list[int]
     device = model.device
     task = task_of(model)
     rows = read_prompts(list(prompts), tokenizers.read, source=task.takes_source)
-    assert isinstance(model, GenerativeModel)
     if task.takes_source:
         source = pad_right(rows, device)
-        start_id = special_tokens(model, tokenizers.write, Decoding()).bos or 0
+        start_id = special_tokens(as_generative(model, "exit early"), tokenizers.write, Decoding()).bos or 0
         # the exit at an input token belongs to the token predicted from it
         target = pad_right([[start_id, *row[:-1]] for row in tokens], device)
         inputs = Inputs(target.clamp(min=0), _segment_ids(target), source.clamp(min=0), _segment_ids(source))

@@ -16,8 +16,9 @@ from manyformer.generate.decoding import Decoding
 from manyformer.generate.logits_processors import TemperatureProcessor
 from manyformer.generate.result import GenerationStats
 from manyformer.generate.token_choice import SampledChoice
-from manyformer.models import GenerativeModel, Model
-from manyformer.models.fixed_length_source import FixedLengthSource
+from manyformer.models import Model
+from manyformer.models.generative_model import as_generative
+from manyformer.models.source_embedding import SourceEmbedding
 from manyformer.type_aliases import ImageArray, ProgressFn
 
 BATCH_SIZE = 64
@@ -114,15 +115,15 @@ def enlarge(
 def pixel_tokenizer_of(model: Model) -> PixelTokenizer:
     """The pixel tokenizer of the model. Raises UserError for a model that was not trained to generate images."""
     tokenizer = model.tokenizer
-    if not isinstance(model, GenerativeModel) or not isinstance(tokenizer, PixelTokenizer):
+    if not isinstance(tokenizer, PixelTokenizer):
         raise UserError("this model generates no images; a language model that was trained on images does")
     return tokenizer
 
 
 def source_tokens_of(model: Model) -> int:
     """The number of tokens of the source from which the model generates images; 0 without a source."""
-    source = getattr(model, "embed_source", None)
-    return source.tokens if isinstance(source, FixedLengthSource) else 0
+    source: SourceEmbedding | None = getattr(model, "embed_source", None)
+    return 0 if source is None else source.tokens or 0
 
 
 def class_labels_of(model: Model) -> tuple[str, ...]:
@@ -218,7 +219,7 @@ def _decode(
 ) -> GeneratedImages:
     """The images of all prompts, each its prefix with at most so many new tokens, batch by batch."""
     tokenizer, (tries, temperature, seed) = pixel_tokenizer_of(model), sampling
-    assert isinstance(model, GenerativeModel)
+    generative = as_generative(model, "make images")
     processors = () if temperature == 1 else (TemperatureProcessor(temperature),)
     batch_size = max(1, BATCH_SIZE // tries)
     images: list[ImageArray] = []
@@ -229,7 +230,7 @@ def _decode(
         # special tokens are not pixel values
         decoding = Decoding(choice=choice, processors=processors, stop_ids=(), ban=tuple(range(FIRST_LEVEL_TOKEN)))
         prompts, new_tokens = make_prompts(batch), limits[batch]
-        job = DecodeJob(model, prompts, decoding, None, batch_size=len(prompts), limits=new_tokens)
+        job = DecodeJob(generative, prompts, decoding, None, batch_size=len(prompts), limits=new_tokens)
         for count, _ in enumerate(job, 1):
             on_progress((start + len(prompts) * count / (tries * sum(new_tokens))) / len(prefixes))
         for prefix, answers in zip(prefixes[batch], job.answers):

@@ -11,7 +11,6 @@ from manyformer.errors import UserError
 from manyformer.generate.decoding import Decoding, SourceLengthLimit
 from manyformer.generate.logits_processors import ForcedTokens
 from manyformer.generate.protocol import GenerativeModelProtocol, TokenizerProtocol, TranslatesText
-from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.generation_settings import GenerationSettings
 
 Prompt = str | Sequence[int] | Tensor
@@ -105,8 +104,8 @@ def _encode_prompt(
 
 def read_vocab(model: GenerativeModelProtocol) -> int:
     """The size of the vocabulary that a model reads: that of the source, which an encoder-decoder may have besides."""
-    embed: object = getattr(model, "embed_source", None)
-    return embed.vocab if isinstance(embed, TokenEmbedding) else model.vocab
+    vocab: int | None = getattr(getattr(model, "embed_source", None), "vocab", None)
+    return model.vocab if vocab is None else vocab
 
 
 def check_tokens(rows: list[list[int]], vocab: int) -> None:

@@ -52,11 +52,13 @@ def label_fields(model: Model, kind: AutoClass) -> dict[str, Any]:
     return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
 
 
-def generation_fields(model: GenerativeModel) -> dict[str, Any]:
-    """The settings of `generate` with which it never writes what this library's does not write.
+def generation_fields(model: Model) -> dict[str, Any] | None:
+    """The settings of `generate` with which it never writes what this library's does not; None if it never writes.
 
     A language model without a tokenizer has no special tokens. Recipes that do not promise to continue from a state
     read the whole text for each token."""
+    if not isinstance(model, GenerativeModel):
+        return None
     if auto_class_of(model).suffix == "Seq2SeqLM":
         fields = generation_content(generation_of(model))
     else:

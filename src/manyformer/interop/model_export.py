@@ -29,9 +29,8 @@ from manyformer.interop.model_family import PAD_ID, ModelFamily
 from manyformer.interop.tokenizer_export import write_tokenizer
 from manyformer.interop.weight_files import WEIGHTS
 from manyformer.interop.wrapped_models import PREFIX, stored_names
-from manyformer.models import GenerativeModel, Model
+from manyformer.models import Model
 from manyformer.models.model_files import replacement_folder
-from manyformer.models.patch_embedding import PatchEmbedding
 from manyformer.recipes.attention_keywords import REMOVED_HEADS, SHARED_QK_DIM
 
 HEADS_OF_OUR_OWN = {
@@ -101,9 +100,7 @@ def export_model(
     special_tokens: Keywords = {}
     if kind.suffix != "ImageClassification":
         special_tokens = special_token_ids(target)
-    generation: Keywords = {}
-    if isinstance(model, GenerativeModel):
-        generation = generation_fields(model)
+    generation: Keywords = generation_fields(model) or {}
     starts: Keywords = {
         name: generation[name] for name in ("decoder_start_token_id", "pad_token_id") if name in generation
     }
@@ -167,8 +164,10 @@ def _wrapped_parts(model: Model) -> ExportedParts:
     own: dict[str, Tensor] = model.state_dict()
     tensors = {f"{PREFIX}{name}": own[name].contiguous() for name in stored_names(model)}
     # a model of two texts has a table for each of them
-    embed = getattr(model, "embed", None)
-    other_files = preprocessor_files(embed.shape, embed.pixel_scaling) if isinstance(embed, PatchEmbedding) else {}
+    other_files: dict[str, Keywords] = {}
+    if auto_class_of(model).suffix == "ImageClassification":
+        embed: Any = model.embed
+        other_files = preprocessor_files(embed.shape, embed.pixel_scaling)
     return ExportedParts(config_fields(model), tensors, other_files)
 
 

@@ -5,7 +5,7 @@ from typing import final
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyformer.core import (
     PADDING_SEGMENT,
@@ -114,3 +114,8 @@ class AdaptiveSpanKernel(Kernel):
             return lengths.mean()
         valid = (query_positions.segment_ids != PADDING_SEGMENT).expand(lengths.shape[0], -1)[:, None]
         return torch.where(valid, lengths, 0.0).sum() / (valid.sum() * lengths.shape[1]).clamp(min=1)
+
+
+def named_span_kernels(module: nn.Module) -> dict[str, AdaptiveSpanKernel]:
+    """The kernels with learned spans within a module by their names."""
+    return {name: part for name, part in module.named_modules() if isinstance(part, AdaptiveSpanKernel)}

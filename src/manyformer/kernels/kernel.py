@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from manyformer.core import LayerOutput, State, TokenPositions, WatchFn, no_watch
 from manyformer.masks import Mask
 from manyformer.ops.softmax_attention import softmax_attention_reference
+from manyformer.ops.token_ring import TokenRing
 from manyformer.position import Position
 
 
@@ -102,6 +103,18 @@ class Kernel(nn.Module, ABC):
     def decode_scale(self, head_dim: int) -> float | None:
         """The scale of scores, if any algorithm for softmax attention may serve one new token per row; else None."""
         return None
+
+    def drop_weights(self, probability: float) -> bool:
+        """Drop each of its weights with this probability in training; False if it forms none that it could drop."""
+        return False
+
+    def column_obstacle(self) -> str | None:
+        """Why several processes cannot divide the columns of its rows; None if they can, after `share_columns`."""
+        return f"{type(self).__name__} is neither softmax nor linear attention"
+
+    def share_columns(self, ring: TokenRing) -> None:
+        """Compute, from now on, this process's columns of rows whose other columns the other processes hold."""
+        raise NotImplementedError(self.column_obstacle())
 
     @abstractmethod
     def explain(self, call: KernelCall) -> str:

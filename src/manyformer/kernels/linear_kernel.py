@@ -32,7 +32,9 @@ from manyformer.kernels.memory_rules import (
 )
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.ops import fla_recurrence
+from manyformer.ops.passed_state import with_passed_state
 from manyformer.ops.segment_runs import NO_SEGMENT, segment_runs
+from manyformer.ops.token_ring import TokenRing
 from manyformer.position import Position
 from manyformer.system.devices import compiles_attention
 from manyformer.training_hooks import StatefulAcrossBatches
@@ -130,6 +132,28 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
         if weights is not None:
             call.watch(self, "weights", weights)
         return LayerOutput(y.to(call.v.dtype), None if call.state is None else state)
+
+    def column_obstacle(self) -> str | None:
+        return None if self._causal else "its linear attention is not causal"
+
+    def share_columns(self, ring: TokenRing) -> None:
+        attend = self.forward
+
+        def forward(call: KernelCall) -> LayerOutput:
+            first = self.init_state(len(call.q), device=call.q.device, dtype=call.q.dtype)
+            q, k, v = (x[:, :, :1] for x in (call.q, call.k, call.v))
+            token = call.query_positions.columns(0, 1)
+            with torch.no_grad():
+                like = attend(KernelCall(q, k, v, token, token, call.position, first)).state
+
+            def recur(state: State) -> tuple[Tensor, State]:
+                y, state, _ = attend(call._replace(state=state))
+                return y, state
+
+            return LayerOutput(with_passed_state(recur, first, like, ring))
+
+        self.forward = forward  # type: ignore[method-assign]
+        self.explain = lambda call: f"passed state: {ring.size} processes one after the other"  # type: ignore[method-assign]
 
     def explain(self, call: KernelCall) -> str:
         return ": ".join(self._select_path(call))

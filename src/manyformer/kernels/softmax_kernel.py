@@ -12,6 +12,8 @@ from manyformer.kernels.kernel import AttendStep, Kernel, KernelCall
 from manyformer.kernels.softmax_call import SoftmaxCall
 from manyformer.kernels.softmax_paths import SoftmaxPath, choose
 from manyformer.masks import AllKeys, Causal, Mask
+from manyformer.ops.ring_attention import ring_attention
+from manyformer.ops.token_ring import TokenRing
 from manyformer.position import Position
 
 
@@ -75,6 +77,22 @@ class SoftmaxKernel(Kernel):
 
     def decode_scale(self, head_dim: int) -> float | None:
         return self._scale(head_dim) if self.path == "auto" else None
+
+    def drop_weights(self, probability: float) -> bool:
+        self.dropout = probability
+        return True
+
+    def column_obstacle(self) -> str | None:
+        return "attention_dropout needs the weights of all keys" if self.dropout else None
+
+    def share_columns(self, ring: TokenRing) -> None:
+        def forward(call: KernelCall) -> LayerOutput:
+            scale = self._scale(call.q.shape[-1])
+            y = ring_attention(call.q, call.k, call.v, call.query_positions, self.mask, ring, scale=scale)
+            return LayerOutput(y, call.state)
+
+        self.forward = forward  # type: ignore[method-assign]
+        self.explain = lambda call: f"ring: keys visit {ring.size} processes"  # type: ignore[method-assign]
 
     def extra_repr(self) -> str:
         return f"{self.mask!r}, path={self.path}"

@@ -115,39 +115,37 @@ def share_query_key_dims(model: nn.Module, shared: int) -> None:
         raise UserError(f"shared_qk_dim ({shared}) must be null: no layer of this model has heads")
     replacements: dict[nn.Module, CollaborativeAttention] = {}
     for name, layer in layers.items():
-        if not isinstance(layer, Attention) or (reason := _why_not_shared(layer)) is not None:
-            reason = f"it is a {type(layer).__name__}" if not isinstance(layer, Attention) else reason
+        try:
+            replacements[layer] = _with_shared_dims(layer, shared)
+        except ValueError as error:
             raise UserError(
-                f"shared_qk_dim ({shared}) must be null: the heads of {name} cannot share dimensions, {reason}"
-            )
-        replacements[layer] = _with_shared_dims(layer, shared)
+                f"shared_qk_dim ({shared}) must be null: the heads of {name} cannot share dimensions, {error}"
+            ) from None
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if child in replacements:
                 setattr(parent, name, replacements[child])
 
 
-def _why_not_shared(layer: Attention) -> str | None:
-    """Why heads cannot share the dimensions of queries and keys; None if they can."""
-    heads, _, value_dim = layer.kv_shape
-    if not isinstance(layer.kernel, SoftmaxKernel):
-        return f"its kernel is {type(layer.kernel).__name__}, which is no softmax of products"
+def _with_shared_dims(layer: MultiHeadLayer, shared: int) -> CollaborativeAttention:
+    """A layer with the mask, the source, the values and the output of `layer`.
+
+    Raises ValueError, with the reason, where heads cannot share the dimensions of queries and keys."""
+    if not isinstance(layer, Attention):
+        raise ValueError(f"it is a {type(layer).__name__}")
+    kernel, dim, (heads, _, value_dim) = layer.kernel, layer.kv_proj.in_features, layer.kv_shape
+    if not isinstance(kernel, SoftmaxKernel):
+        raise ValueError(f"its kernel is {type(kernel).__name__}, which is no softmax of products")
     if layer.position.required_seams() - {"embed"}:
-        return f"{type(layer.position).__name__} acts on queries, keys or scores, and positions must be in the stream"
+        name = type(layer.position).__name__
+        raise ValueError(f"{name} acts on queries, keys or scores, and positions must be in the stream")
     if isinstance(layer.source, HaltedTokenSource):
-        return "its keys are those of halted tokens, too"
+        raise ValueError("its keys are those of halted tokens, too")
     if heads != layer.heads or layer.pre_norm is not None:
-        return "it shares its keys among heads, or normalizes its own inputs, already"
-    if not layer.kv_proj.in_features == layer.out_proj.out_features == heads * value_dim:
-        return "its values are not as wide as its inputs and outputs"
-    return None
-
-
-def _with_shared_dims(layer: Attention, shared: int) -> CollaborativeAttention:
-    """A layer with the mask, the source, the values and the output of `layer`."""
-    assert isinstance(layer.kernel, SoftmaxKernel)
-    dim = layer.kv_proj.in_features
-    target = CollaborativeAttention(dim, layer.heads, layer.kernel.mask, shared=shared, source=layer.source)
+        raise ValueError("it shares its keys among heads, or normalizes its own inputs, already")
+    if not dim == layer.out_proj.out_features == heads * value_dim:
+        raise ValueError("its values are not as wide as its inputs and outputs")
+    target = CollaborativeAttention(dim, layer.heads, kernel.mask, shared=shared, source=layer.source)
     with torch.no_grad():
         target.copy_values(layer)
     return target

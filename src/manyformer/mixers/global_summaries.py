@@ -16,9 +16,11 @@ from manyformer.core import (
     ContiguousLayout,
     Layer,
     LayerOutput,
+    MakesStream,
     PrefixedLayout,
     State,
     TokenPositions,
+    WeightAxes,
 )
 from manyformer.masks.mask import part_ids_of, roles_of
 from manyformer.ops.static_layout import has_roles_or_parts, materialize
@@ -130,7 +132,7 @@ class SummaryAndText(NamedTuple):
 
 
 @final
-class SummaryPrefixedLayer(Layer, UndecayedParameters):
+class SummaryPrefixedLayer(Layer, MakesStream, UndecayedParameters):
     """Applies `inner` to a text with its summaries prepended, and returns the outputs of the text.
 
     Summaries have the role `SUMMARY_ROLE`, by which masks and positions of `inner` distinguish them from the text. It
@@ -160,6 +162,9 @@ class SummaryPrefixedLayer(Layer, UndecayedParameters):
         out = self.inner(torch.cat([summary_inputs.to(x.dtype), x], 1), Context(positions, ctx.memory, ctx.watch))
         summaries, text = torch.split(out.y, [prefix, x.shape[1]], 1)
         return SummaryAndText(summaries, LayerOutput(text, None, out.loss), positions.columns(0, prefix))
+
+    def outer_axes(self, axes: WeightAxes) -> WeightAxes:
+        return axes.with_summaries()
 
     def prefixed_positions(self, text: TokenPositions, batch: int, *, max_parts: int | None = None) -> TokenPositions:
         """The positions of summaries and text, in this order.

@@ -7,16 +7,18 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from manyformer.attention import named_attention
 from manyformer.core import (
     PADDING_SEGMENT,
+    AxisKind,
     Context,
     ContiguousLayout,
     Layer,
     LayerOutput,
+    MakesStream,
     MemorySequence,
     State,
     TokenPositions,
+    WeightAxes,
     contiguous_positions,
 )
 from manyformer.position import LearnedPosition
@@ -34,7 +36,7 @@ class EncodedLatents(NamedTuple):
 
 
 @final
-class LatentArrayEncoder(Layer, UndecayedParameters):
+class LatentArrayEncoder(Layer, MakesStream, UndecayedParameters):
     """Maps a sequence (b, l, d) to `count` latent vectors (b, n, z) of each document: the encoder of Perceiver.
 
     Jaegle et al. 2021, arXiv:2103.03206, section 3.1. The latents begin as learned vectors of width `dim` and attend to
@@ -58,6 +60,11 @@ class LatentArrayEncoder(Layer, UndecayedParameters):
         encoded = self.encode(x, ctx)
         return LayerOutput(encoded.sequence.y, None, encoded.loss)
 
+    def outer_axes(self, axes: WeightAxes) -> WeightAxes:
+        # the latents are the stream of `inner`, and the stream of this layer is its source
+        keys: dict[AxisKind, AxisKind] = {"stream": "latents", "source": "stream"}
+        return WeightAxes("latents" if axes.rows == "stream" else axes.rows, keys.get(axes.keys, axes.keys))
+
     def encode(self, x: Float[Tensor, "b l d"], ctx: Context) -> EncodedLatents:
         """The latents of a sequence."""
         positions = self.latent_positions(ctx.positions, x.shape[0])
@@ -80,7 +87,7 @@ class LatentArrayEncoder(Layer, UndecayedParameters):
 
 
 @final
-class LatentArrayLayer(Layer):
+class LatentArrayLayer(Layer, MakesStream):
     """Maps a sequence to one of the same length by way of latents (Jaegle et al. 2021, arXiv:2107.14795, section 3.1).
 
     Each output is a query, the learned vector of its position, that attends to the latents of `encoder` in `decoder`,
@@ -98,25 +105,9 @@ class LatentArrayLayer(Layer):
         y, _, loss = self.decoder(queries, Context(ctx.positions, latents, ctx.watch))
         return LayerOutput(y, None, encoder_loss + loss)
 
-
-class LatentAxes(NamedTuple):
-    """Whether the queries, and the keys, of an attention are latent vectors."""
-
-    queries: bool
-    keys: bool
-
-
-def find_latent_axes(model: nn.Module) -> dict[nn.Module, LatentAxes]:
-    """The kernels of a model whose queries or keys are latents."""
-    axes: dict[nn.Module, LatentAxes] = {}
-    for layer in model.modules():
-        if isinstance(layer, LatentArrayEncoder):
-            for part in named_attention(layer.inner).values():
-                axes[part.kernel] = LatentAxes(queries=True, keys=part.key_origin == "stream")
-        elif isinstance(layer, LatentArrayLayer):
-            for part in named_attention(layer.decoder).values():
-                axes[part.kernel] = LatentAxes(queries=False, keys=True)
-    return axes
+    def outer_axes(self, axes: WeightAxes) -> WeightAxes:
+        # the encoder has no source any more: its latents are that of the decoder
+        return axes._replace(keys="latents") if axes.keys == "source" else axes
 
 
 # the number of documents depends on tensor values

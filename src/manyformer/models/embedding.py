@@ -26,6 +26,8 @@ class TokenEmbedding(SourceEmbedding):
     `types` adds vectors of sentences.
     """
 
+    vocab: int
+
     def __init__(
         self,
         vocab: int,

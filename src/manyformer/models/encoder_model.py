@@ -14,7 +14,6 @@ from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.head import ClassHead
 from manyformer.models.model import B, Model, ModelOutput, apply_head, apply_layer, max_length_of
 from manyformer.models.token_positions import positions_of
-from manyformer.position import SentenceTypePosition
 from manyformer.structures.token_structures import DependencyTree
 
 EncoderBatch = AnswerSpanBatch | ClassificationBatch
@@ -31,13 +30,18 @@ class EncoderModel(Model[B]):
         masks = tuple(kernel.cache_mask for kernel in named_kernels(body).values())
         self.uses_roles = any_node(masks, lambda part: isinstance(part, WithRole) and part.role != SUMMARY_ROLE)
         has_part_summaries = isinstance(self.summary_tokens, PartSummaries)
-        has_types = any(isinstance(part, SentenceTypePosition) for part in embed.modules())
+        has_types = embed.types is not None
         self.uses_parts = has_part_summaries or has_types or any_node(masks, lambda part: part == SamePart())
 
     @property
     def summary_tokens(self) -> SummaryTokens | None:
         """What places summary tokens before a text; None for a body without them."""
-        return self.body.summary_tokens if isinstance(self.body, SummaryPrefixedLayer) else None
+        return None if self.summary_layer is None else self.summary_layer.summary_tokens
+
+    @property
+    def summary_layer(self) -> SummaryPrefixedLayer | None:
+        """The body, if it puts summary tokens before a text."""
+        return self.body if isinstance(self.body, SummaryPrefixedLayer) else None
 
     @property
     def dim(self) -> int:

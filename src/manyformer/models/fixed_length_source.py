@@ -14,14 +14,12 @@ from manyformer.models.token_positions import check_token_rows, positions_of
 class FixedLengthSource(SourceEmbedding):
     """Sources of `tokens` tokens each: one for a class, as many as an image has values for an image."""
 
+    vocab: int
+    tokens: int
+
     def __init__(self, embed: TokenEmbedding, tokens: int) -> None:
         super().__init__()
-        self.embed, self.tokens = embed, tokens
-
-    @property
-    def vocab(self) -> int:
-        """The number of token ids of a source."""
-        return self.embed.vocab
+        self.embed, self.vocab, self.tokens = embed, embed.vocab, tokens
 
     def read_source(self, source: Int[Tensor, "b s"], segments: Int[Tensor, "b s"] | None) -> EmbeddedSource:
         check_token_rows(source)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from manyformer.core import PADDING_SEGMENT
+from manyformer.core import PADDING_SEGMENT, TokenPositions
 from manyformer.dropout import Dropout
 from manyformer.errors import UserError
 from manyformer.feedforward import init_glorot
@@ -94,11 +94,16 @@ class FrameEmbedding(SourceEmbedding):
                 columns.append(_last_frames(x, segments, before))
             x = torch.relu(_convolve(x, convolution, before)) if x.numel() else _halved(x, convolution)
             segments = None if segments is None else segments[:, ::2]
-        x = self.project(_without_padding(x, segments).transpose(1, 2).flatten(2))
+        x = _without_padding(x, segments).transpose(1, 2).flatten(2)
         tokens = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
         positions, tail = positions_of(tokens, segments, None if state is None else state.tail)
-        embedded = EmbeddedSource(self.dropout(self.position.embed(x, positions)), positions)
+        embedded = EmbeddedSource(self(x, positions), positions)
         return embedded, None if tail is None else FrameState(columns, tail)
+
+    def forward(self, x: Float[Tensor, "b l n"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
+        """The vectors of tokens: a projection of all channels and bands that the convolutions have left of each."""
+        dropped: Tensor = self.dropout(self.position.embed(self.project(x), positions))
+        return dropped
 
     def extra_repr(self) -> str:
         return f"mels={self.mels}, {2**self.halvings} frames in a token"

@@ -1,7 +1,7 @@
 """Models that generate tokens one after another: their base class, and the decoder-only language model."""
 
 from abc import abstractmethod
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 from jaxtyping import Int
@@ -21,6 +21,7 @@ from manyformer.core import (
     WatchFn,
     no_watch,
 )
+from manyformer.errors import UserError
 from manyformer.models.auxiliary_losses import AuxiliaryLoss, LossInputs
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.head import BatchLoss, OutputHead
@@ -253,3 +254,17 @@ class LanguageModel(GenerativeModel[CausalLMBatch]):
         position_ids = torch.zeros_like(flat_ids)
         positions = TokenPositions(position_ids, torch.where(is_missing, PADDING_SEGMENT, 0))
         return MemorySequence(self.embed.token(flat_ids), positions)
+
+
+def as_generative(model: Model, use: str) -> GenerativeModel[Any]:
+    """`model`, which is one that generates. Raises UserError for any other: it cannot `use`."""
+    if not isinstance(model, GenerativeModel):
+        raise UserError(f"a {type(model).__name__} generates no tokens, so it cannot {use}")
+    return model
+
+
+def as_language_model(model: Model, use: str) -> LanguageModel:
+    """`model`, which is a language model. Raises UserError for any other: it cannot `use`."""
+    if not isinstance(model, LanguageModel):
+        raise UserError(f"a {type(model).__name__} predicts no next tokens, so it cannot {use}")
+    return model

@@ -7,7 +7,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.batches import GraphBatch
-from manyformer.core import PADDING_SEGMENT, Context, Layer, LayerOutput, State, WatchFn, no_watch
+from manyformer.core import (
+    PADDING_SEGMENT,
+    Context,
+    Layer,
+    LayerOutput,
+    MakesStream,
+    State,
+    WatchFn,
+    WeightAxes,
+    no_watch,
+)
 from manyformer.errors import UserError
 from manyformer.models.encoder_model import select_targets
 from manyformer.models.feature_embedding import FeatureEmbedding
@@ -19,7 +29,7 @@ from manyformer.models.model import Model, ModelOutput, apply_head, apply_layer
 from manyformer.models.token_positions import positions_of
 
 
-class GraphEncoder(Model[GraphBatch]):
+class GraphEncoder(Model[GraphBatch], MakesStream):
     """An embedding of the nodes' features, a layer and a head; subclasses define what the head predicts.
 
     With `self_loops` every node has an edge to itself. `edge_features` is the number of features of an edge, 0 for
@@ -78,6 +88,10 @@ class GraphEncoder(Model[GraphBatch]):
         if self.encoding is not None:
             x, ctx = self.encoding(x, ctx)
         return apply_layer(self.body, x, ctx)
+
+    def outer_axes(self, axes: WeightAxes) -> WeightAxes:
+        has_virtual_node = self.encoding is not None and self.encoding.virtual_node is not None
+        return axes.with_summaries() if has_virtual_node else axes
 
 
 @final

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from manyformer.batches import MaskedLMBatch
 from manyformer.core import Layer, LayerOutput, State, TokenPositions, no_watch
-from manyformer.mixers.global_summaries import PartSummaries, SummaryPrefixedLayer
+from manyformer.mixers.global_summaries import PartSummaries
 from manyformer.models.contrastive_loss import PartContrastiveLoss
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.encoder_model import TextEncoderModel, select_targets
@@ -36,9 +36,9 @@ class MaskedLM(TextEncoderModel[MaskedLMBatch]):
     def loss(self, batch: MaskedLMBatch, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
         if self.contrast is None:
             return super().loss(batch, label_smoothing=label_smoothing)
-        assert isinstance(self.body, SummaryPrefixedLayer)
+        assert self.summary_layer is not None
         positions = self._batch_positions(batch)
-        hidden, contrastive_loss = self.contrast(self.embed, self.body, batch, positions)
+        hidden, contrastive_loss = self.contrast(self.embed, self.summary_layer, batch, positions)
         # in training both losses share one pass, in which the contrastive loss masks additional tokens
         hidden = hidden if self.training else self._encode(batch.tokens, positions, no_watch)
         scored_hidden, targets = select_targets(hidden, batch.targets, batch.scored)

@@ -128,6 +128,10 @@ class Model(nn.Module, ABC, Generic[B]):
         """The decoding state before any token; None for a model that has none."""
         return None
 
+    def layers_without_step(self) -> list[str]:
+        """The names of the decoder's layers that decode by `forward`; empty for a model that generates nothing."""
+        return []
+
     @property
     def carries_state(self) -> bool:
         """Whether the state is carried from batch to batch where the rows of the batches continue."""

@@ -8,7 +8,6 @@ from torch import nn
 from manyformer.batches import ModalitiesBatch
 from manyformer.core import MemorySequence
 from manyformer.errors import UserError
-from manyformer.models.patch_embedding import PatchEmbedding
 from manyformer.models.source_embedding import SourceEmbedding
 
 
@@ -41,7 +40,7 @@ class PartEmbedding(nn.Module):
             if name not in self.parts:
                 raise UserError(f"this model reads {', '.join(self.parts)}, and is given the part {name}")
             embed: SourceEmbedding = self.parts[name]  # type: ignore[assignment]
-            if segments is not None and isinstance(embed, PatchEmbedding):
+            if segments is not None and embed.tokens is not None:
                 segments = segments[:, None].expand(-1, embed.tokens)
             x, positions = embed.read_source(source, segments)
             sequences[name] = MemorySequence(x + self.kinds[name].to(x.dtype), positions)

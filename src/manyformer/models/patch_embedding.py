@@ -36,6 +36,7 @@ class PatchEmbedding(SourceEmbedding, UndecayedParameters):
     """
 
     undecayed = ("leading",)
+    tokens: int
 
     def __init__(
         self,

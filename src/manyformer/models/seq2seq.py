@@ -1,9 +1,10 @@
 """An encoder-decoder model: a bidirectional encoder of the source and an autoregressive decoder of the target."""
 
-from typing import final
+from typing import Any, Generic, final
 
 from jaxtyping import Int, Shaped
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from manyformer.batches import Seq2SeqBatch, TranscriptionBatch
 from manyformer.core import Context, Layer, LayerOutput, MemorySequence, PackedLayout, State, WatchFn, no_watch
@@ -17,9 +18,12 @@ from manyformer.models.model import ModelOutput, apply_head, apply_layer, max_le
 from manyformer.models.source_embedding import SourceEmbedding
 from manyformer.models.token_positions import check_length
 
+SourceEmbeddingT = TypeVar("SourceEmbeddingT", bound=SourceEmbedding, default=Any)
+"""What reads the source of a model."""
+
 
 @final
-class EncoderDecoder(GenerativeModel[Seq2SeqBatch | TranscriptionBatch]):
+class EncoderDecoder(GenerativeModel[Seq2SeqBatch | TranscriptionBatch], Generic[SourceEmbeddingT]):
     """Predicts each next target token: `logits[:, i]` are those of target i + 1; the target begins with a start token.
 
     The source is what `embed_source` reads: token ids, images, frames of sound.
@@ -30,7 +34,7 @@ class EncoderDecoder(GenerativeModel[Seq2SeqBatch | TranscriptionBatch]):
 
     def __init__(
         self,
-        embed_source: SourceEmbedding,
+        embed_source: SourceEmbeddingT,
         encoder: Layer,
         embed_target: TokenEmbedding,
         decoder: Layer,
@@ -100,7 +104,9 @@ class EncoderDecoder(GenerativeModel[Seq2SeqBatch | TranscriptionBatch]):
     def decoder_stack(self) -> Layer:
         return self.decoder
 
-    def with_decoder(self, stack: Layer, head: OutputHead, auxiliary: AuxiliaryLoss | None) -> "EncoderDecoder":
+    def with_decoder(
+        self, stack: Layer, head: OutputHead, auxiliary: AuxiliaryLoss | None
+    ) -> "EncoderDecoder[SourceEmbeddingT]":
         return type(self)(
             self.embed_source, self.encoder, self.embed_target, stack, head, auxiliary=auxiliary, ctc=self.ctc
         )

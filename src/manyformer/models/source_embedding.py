@@ -19,6 +19,11 @@ class EmbeddedSource(NamedTuple):
 class SourceEmbedding(nn.Module, ABC):
     """Reads token ids, images or frames of sound as a sequence of vectors with positions."""
 
+    vocab: int | None = None
+    """The number of token ids that it reads; None if it reads no tokens."""
+    tokens: int | None = None
+    """The number of vectors of every source; None if sources have different lengths."""
+
     @property
     def max_length(self) -> int | None:
         """The maximum length of a source; None for no limit, or if all sources have one size."""

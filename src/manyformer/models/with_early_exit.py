@@ -17,6 +17,7 @@ from manyformer.models import EncoderDecoder, GenerativeModel, LanguageModel, Mo
 from manyformer.models.exit_classifiers import ExitClassifiers
 from manyformer.models.exit_loss import AgreementLoss, ExitLoss, ExitLossWeights, ExitRuleLoss, OraclePredictionLoss
 from manyformer.models.exit_oracles import ORACLES
+from manyformer.models.generative_model import as_generative
 
 M = TypeVar("M", bound=Model)
 
@@ -120,28 +121,33 @@ def early_exit(
 def with_early_exit(model: M, config: EarlyExitConfig) -> M:
     """`early_exit` for a config, without setting the `spec` of the result."""
     _check_config(config)
-    if not isinstance(model, GenerativeModel):
-        raise UserError(f"a {type(model).__name__} generates no tokens, so it cannot have early exits")
-    body, head = _check_stack(model.decoder_stack), model.head
+    generative = as_generative(model, "have early exits")
+    if find_early_exits(model) is not None:
+        raise UserError("this model has early exits already; mf.load(folder, keywords=...) changes its threshold")
+    body, head = _check_stack(generative.decoder_stack), model.head
     depth = sum(name.isdigit() for name, _ in body.named_children())
     copies = [copy.deepcopy(head) for _ in range(depth - 1)] if config.classifier_sharing == "per-layer" else []
     exits = ExitClassifiers(head, copies, aligned=config.exit_training != "mixed")
-    rule = _build_rule(config, model, exits, depth)
+    rule = _build_rule(config, generative, exits, depth)
     mixed_samples = config.mixed_samples if config.exit_training == "mixed" else None
     # in its separate training stage only the confidence classifier is trained
     weights = None if config.rule == "classifier" else "even" if mixed_samples else config.layer_weights
     loss = ExitLoss(depth, weights, _build_rule_loss(config, rule))
-    wrapped = cast(M, model.with_decoder(EarlyExit(body, rule, mixed_samples=mixed_samples), exits, loss))
+    wrapped = cast(M, generative.with_decoder(EarlyExit(body, rule, mixed_samples=mixed_samples), exits, loss))
     if config.rule == "classifier":
         _freeze(wrapped, rule)
     wrapped.tokenizer = model.tokenizer
     return wrapped.train(model.training)
 
 
+def find_early_exits(model: Model) -> EarlyExit | None:
+    """The stack of a model with early exits; None for all others."""
+    stack = model.decoder_stack if isinstance(model, GenerativeModel) else None
+    return stack if isinstance(stack, EarlyExit) else None
+
+
 def _check_stack(body: Layer) -> Chain:
     """The stack as a chain of numbered layers. Raises UserError for any other."""
-    if isinstance(body, EarlyExit):
-        raise UserError("this model has early exits already; mf.load(folder, keywords=...) changes its threshold")
     if not isinstance(body, Chain):
         raise UserError(f"early exit needs a Chain of layers, and a {type(body).__name__} is none")
     if not any(name.isdigit() for name, _ in body.named_children()):

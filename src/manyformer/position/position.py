@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from manyformer.core import TokenPositions
 from manyformer.position.distance_terms import DistanceTerms
+from manyformer.training_hooks import UndecayedParameters
 
 SEAMS = ("embed", "query", "key", "score", "value")
 
@@ -17,13 +18,14 @@ Keys = Float[Tensor, "b h s e"]
 Outputs = Float[Tensor, "b h l f"]
 
 
-class Position(nn.Module):
+class Position(nn.Module, UndecayedParameters):
     """A position encoding: subclasses override seams as functions of `TokenPositions`, never of tensor indices.
 
     `embed` acts on embeddings and is called by the model; the other four act inside attention, where the kernel must
     support them. `key` is applied once, before a key is cached.
     """
 
+    undecayed = None
     _overridden_seams: ClassVar[frozenset[str]] = frozenset()
     max_length: int | None = None
     """The number of positions that exist; None if there is no limit."""

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from manyformer.attention import Attention
+from manyformer.attention import Attention, named_attention
 from manyformer.core import tree_map
 from manyformer.kernels import KernelCall
 from manyformer.models import Model
-from manyformer.multi_head.head_gates import attention_heads
+from manyformer.multi_head.head_gates import part_name
 from manyformer.properties.kernel_properties import (
     ROUNDING,
     antisymmetric_share,
@@ -70,7 +70,7 @@ def attention_properties(model: Model, inputs: Inputs, *, seed: int = 0) -> list
     Computed in float64 on a copy of the model, in evaluation mode and without a state; of a layer that is applied
     several times, the first time. `seed` draws directions and permutations. Layers without a kernel are left out."""
     model, inputs = _in_float64(model, inputs)
-    layers = {name: layer for name, layer in attention_heads(model).items() if isinstance(layer, Attention)}
+    layers = {part_name(name): layer for name, layer in named_attention(model).items()}
     with torch.no_grad(), eval_mode(model):
         with _recorded_calls(layers) as calls:
             task_of(model).call(model, inputs)

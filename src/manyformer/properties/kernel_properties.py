@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.kernels import Kernel, KernelCall
+from manyformer.kernels import Kernel, KernelCall, named_kernels
 
 ROUNDING = 1e-6
 """Below this a measured difference is rounding."""
@@ -37,11 +37,11 @@ def weights_are_convex(kernel: Kernel, call: KernelCall, y: Float[Tensor, "b h l
     reported: list[Tensor] = []
 
     def watch(module: nn.Module, name: str, value: Tensor) -> None:
-        if name == "weights" and value.shape[-2:] == (y.shape[2], call.v.shape[2]):
+        if name == "weights":
             reported.append(value)
 
     kernel(call._replace(watch=watch))
-    if not reported:
+    if not reported or any(part.mixes_keys for part in named_kernels(kernel).values()):
         return None
     weights = reported[-1]
     v = call.v[..., : y.shape[-1]].repeat_interleave(y.shape[1] // call.v.shape[1], dim=1)

@@ -57,8 +57,11 @@ def longformer(
     copied from RoBERTa, whose `norm_eps` of 1e-5 the released models have."""
     global_mask = WithRole() if global_tokens is None else FirstTokens(global_tokens) | WithRole()
 
+    layers: list[GlobalLocalAttention] = []
+
     def attention(number: int) -> Layer:
-        return GlobalLocalAttention(dim, heads, symmetric_window(window), global_mask)
+        layers.append(GlobalLocalAttention(dim, heads, symmetric_window(window), global_mask))
+        return layers[-1]
 
     model = masked_encoder(
         vocab,
@@ -72,9 +75,9 @@ def longformer(
         make_attention=attention,
         norm_eps=norm_eps,
     )
-    for module in model.modules():
-        if isinstance(module, GlobalLocalAttention):
-            module.copy_projections()
+    for layer in layers:
+        # the encoder has drawn all matrices anew
+        layer.copy_projections()
     return model
 
 

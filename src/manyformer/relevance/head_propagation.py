@@ -1,8 +1,7 @@
 """The relevance of each head for the predictions of a model, by layer-wise propagation (Voita et al. 2019, sec. 4)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,11 +10,8 @@ from torch import Tensor, nn
 
 from manyformer.errors import UserError
 from manyformer.models import Model
-from manyformer.models.embedding import TokenEmbedding
-from manyformer.models.frame_embedding import FrameEmbedding
 from manyformer.models.model import model_name
-from manyformer.models.patch_embedding import PatchEmbedding
-from manyformer.models.source_embedding import EmbeddedSource
+from manyformer.models.source_embedding import SourceEmbedding
 from manyformer.multi_head.head_gates import MultiHeadLayer, attention_heads
 from manyformer.recipes.registry import task_of
 from manyformer.relevance.kernel_rule import recorded_kernels, recorded_rotations
@@ -25,8 +21,6 @@ from manyformer.training_hooks import eval_mode
 
 TARGETS_PER_PASS = 16
 """Predictions that are explained at a time, which bounds the memory for long texts."""
-
-ReadPiece = Callable[..., tuple[EmbeddedSource, Any]]
 
 
 def head_relevance(model: Model, inputs: Inputs) -> dict[str, Float[Tensor, "t h"]]:
@@ -97,26 +91,22 @@ def _recorded_heads(layers: dict[str, MultiHeadLayer]) -> Iterator[dict[str, lis
 
 @contextmanager
 def _tracked_embeddings(model: nn.Module, tape: RelevanceTape) -> Iterator[None]:
-    """Track the outputs of all embeddings inside the block."""
-    embeddings = [module for module in model.modules() if isinstance(module, TokenEmbedding | PatchEmbedding)]
-    sounds = [module for module in model.modules() if isinstance(module, FrameEmbedding)]
-    if not embeddings + sounds:
-        raise UserError(
-            f"relevance begins at embeddings of tokens, patches or frames, which {model_name(model)} does not have"
-        )
-    handles = [embed.register_forward_hook(lambda module, args, output: tape.track(output)) for embed in embeddings]
-    for embed in sounds:
-        embed.read_piece = partial(_read_tracked, tape, embed.read_piece)  # type: ignore[method-assign]
+    """Track the outputs of all embeddings inside the block. Raises UserError after it if there was none."""
+    is_tracked = False
+
+    def track(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        nonlocal is_tracked
+        is_tracked = True
+        tape.track(output)
+
+    embeddings = [module for module in model.modules() if isinstance(module, SourceEmbedding)]
+    handles = [embed.register_forward_hook(track) for embed in embeddings]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
-        for embed in sounds:
-            del embed.read_piece
-
-
-def _read_tracked(tape: RelevanceTape, read_piece: ReadPiece, *args: Any) -> tuple[EmbeddedSource, Any]:
-    source, state = read_piece(*args)
-    tape.track(source.x)
-    return source, state
+    if not is_tracked:
+        raise UserError(
+            f"relevance begins at embeddings of tokens, patches or frames, which {model_name(model)} does not have"
+        )

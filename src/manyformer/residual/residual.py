@@ -84,6 +84,17 @@ class Residual(Layer):
         y = x + branch if self.join is None else self.join(x, branch)
         return LayerOutput(y if self.post_norm is None else self.post_norm(y), state, loss)
 
+    @property
+    def only_adds(self) -> bool:
+        """Whether the output is the sum of the stream and `summand`, so that the stream follows from the output."""
+        return self.post_norm is None and isinstance(self.join, AddJoin | None)
+
+    def summand(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
+        """What a branch that only adds adds to the stream."""
+        branch, state, loss = self.inner(x if self.pre_norm is None else self.pre_norm(x), ctx, state)
+        branch = branch if self.inner_norm is None else self.inner_norm(branch)
+        return LayerOutput(self.join.summand(branch) if isinstance(self.join, AddJoin) else branch, state, loss)
+
     def decode_step(self) -> DecodeStep | None:
         inner, (pre_norm, join) = bind_step(self.inner), self.decode_parts()
         if pre_norm is None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from manyformer.attention import Attention
+from manyformer.attention import Attention, named_attention
 from manyformer.batches import Batch, to_device
 from manyformer.config.training_sections import TransferConfig
 from manyformer.core import PADDING_SEGMENT, Context
@@ -97,9 +97,9 @@ def attention_pairs(pair: ModelPair, config: TransferConfig) -> list[AttentionPa
     if pair.layers:
         raise UserError("attention transfer compares equal depths: make the model deeper in a conversion of its own")
     pairs = []
-    for name, student in pair.target.named_modules():
+    for name, student in named_attention(pair.target).items():
         teacher = pair.old_module(name)
-        if not isinstance(student, Attention) or not isinstance(teacher, Attention):
+        if not isinstance(teacher, Attention):
             continue
         if pair.shared_places(name):
             raise UserError(f"{name} is applied several times, and would have several attentions to imitate")

@@ -4,6 +4,7 @@ from typing import Any
 
 from manyformer.errors import UserError
 from manyformer.models import LanguageModel, Model
+from manyformer.models.generative_model import as_language_model
 from manyformer.recipes import build, get_recipe
 
 MEMORIZING_RECIPE = "memorizing-transformer"
@@ -55,5 +56,4 @@ def memorize(
     assert set(load_result.missing_keys) == new_weights
     assert not load_result.unexpected_keys
     memorizing.tokenizer = model.tokenizer
-    assert isinstance(memorizing, LanguageModel)
-    return memorizing.train(model.training)
+    return as_language_model(memorizing, "have a memory").train(model.training)

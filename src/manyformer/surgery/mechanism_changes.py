@@ -30,7 +30,7 @@ def describe_changes(saved: nn.Module, model: nn.Module, new_part: str | None = 
 
     Weights are not compared, nor what has an effect in training alone, nor the modules of a part that is new."""
     saved_modules, places = dict(saved.named_modules()), dict[tuple[str, str], list[str]]()
-    left_out = tuple(f"{name}." for name, part in model.named_modules() if isinstance(part, Kernel | Position))
+    left_out = tuple(f"{name}." for name, part in model.named_modules() if _is_mechanism(part))
     left_out += () if new_part is None else (new_part,)
     for name, module in model.named_modules():
         is_compared = name and name in saved_modules and not isinstance(module, _WITHOUT_EFFECT)
@@ -44,9 +44,14 @@ def describe_changes(saved: nn.Module, model: nn.Module, new_part: str | None = 
 
 def _describe(module: nn.Module) -> str:
     """The class of a module and what its `extra_repr` says, in one line, for kernels and positions with all parts."""
-    if isinstance(module, Kernel | Position):
+    if _is_mechanism(module):
         return " ".join(repr(module).split())
     return f"{type(module).__name__}({module.extra_repr()})"
+
+
+def _is_mechanism(module: nn.Module) -> bool:
+    """Whether a module is compared as a whole, not part by part."""
+    return isinstance(module, Kernel | Position)
 
 
 def abbreviate(names: list[str]) -> list[str]:

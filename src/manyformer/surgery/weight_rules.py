@@ -27,9 +27,9 @@ def repeated_positions(pair: ModelPair, name: str) -> DerivedTensor | None:
 
 def pooled_key_heads(pair: ModelPair, name: str) -> DerivedTensor | None:
     """Fewer heads of keys and values: the mean, or the first, of those that each new one replaces."""
-    rows, path = pair.trained(name), name.rpartition(".kv_proj.")[0]
-    layer, old_layer = (pair.target.get_submodule(path), pair.old_module(path)) if path else (None, None)
-    if rows is None or not isinstance(layer, Attention) or not isinstance(old_layer, Attention):
+    rows, layer = pair.trained(name), _projecting_attention(name, pair.new_modules)
+    old_layer = _projecting_attention(pair.old_name(name), pair.modules)
+    if rows is None or layer is None or old_layer is None:
         return None
     (heads, *widths), (old_heads, *old_widths) = layer.kv_shape, old_layer.kv_shape
     if heads == old_heads or widths != old_widths:
@@ -53,11 +53,8 @@ def copied_global_projections(pair: ModelPair, name: str) -> DerivedTensor | Non
 
 def added_gate_rows(pair: ModelPair, name: str) -> DerivedTensor | None:
     """A projection of keys and values with new rows: the gates of a kernel that has them, the last of each head."""
-    loaded, path = pair.trained(name), name.rpartition(".kv_proj.")[0]
-    layer = pair.target.get_submodule(path) if path else None
-    if loaded is None or not isinstance(layer, Attention) or not layer.kernel.gate_dim:
-        return None
-    if layer.kernel.gate_projection is not None:
+    loaded, layer = pair.trained(name), _projecting_attention(name, pair.new_modules)
+    if loaded is None or layer is None or not layer.kernel.gate_dim or layer.kernel.gate_projection is not None:
         return None
     heads, key_dim, value_dim = layer.kv_shape
     rows = torch.arange(heads * value_dim).view(heads, value_dim)[:, : value_dim - layer.kernel.gate_dim]
@@ -65,6 +62,12 @@ def added_gate_rows(pair: ModelPair, name: str) -> DerivedTensor | None:
     if len(rows) != len(loaded):
         return None
     return DerivedTensor(pair.initial[name].index_copy(0, rows, loaded.to(pair.initial[name])), "rows of gates are new")
+
+
+def _projecting_attention(name: str, modules: Mapping[str, nn.Module]) -> Attention | None:
+    """The attention whose projection of keys and values has the tensor `name`; None for other tensors."""
+    layer = modules.get(name.rpartition(".kv_proj.")[0])
+    return layer if isinstance(layer, Attention) else None
 
 
 def shared_layers(pair: ModelPair, name: str) -> DerivedTensor | None:

@@ -49,9 +49,9 @@ class Captioning(EncoderDecoderTask):
     def token_ids(self, model: EncoderDecoder) -> int:
         return model.embed_target.vocab
 
-    def source(self, model: EncoderDecoder, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+    def source(self, model: EncoderDecoder[PatchEmbedding], inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         """An image of the patches of the tokens that are no padding, repeated until it is full, in their segment."""
-        embed = _patch_embedding(model)
+        embed = model.embed_source
         ids, segments = repeated_source(inputs, embed.tokens)
         return _image_of_ids(embed, ids), segments
 
@@ -80,15 +80,10 @@ class Captioning(EncoderDecoderTask):
         return EvaluationResult(scores, f"{len(texts):,} captions, beam {settings.beam}")
 
     def image_pass(
-        self, model: EncoderDecoder, image: NDArray[np.uint8], tokenizer: ImageTokenizer | None
+        self, model: EncoderDecoder[PatchEmbedding], image: NDArray[np.uint8], tokenizer: ImageTokenizer | None
     ) -> ImagePass:
         """The pass of the encoder over an image."""
-        return image_tokens(_patch_embedding(model), image, model.device, model.encode)
-
-
-def _patch_embedding(model: EncoderDecoder) -> PatchEmbedding:
-    assert isinstance(model.embed_source, PatchEmbedding)
-    return model.embed_source
+        return image_tokens(model.embed_source, image, model.device, model.encode)
 
 
 @lru_cache(maxsize=16)

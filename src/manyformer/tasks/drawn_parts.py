@@ -47,16 +47,14 @@ def batch_of_tokens(embed: PartEmbedding, inputs: Inputs, labels: Int[Tensor, " 
     is_token = torch.ones_like(tokens, dtype=torch.bool) if segments is None else segments != PADDING_SEGMENT
     batch = ModalitiesBatch(labels)
     if "image" in parts:
-        patches = parts["image"]
-        assert isinstance(patches, PatchEmbedding)
+        patches: PatchEmbedding = parts["image"]  # type: ignore[assignment]
         index = is_token.long().argmax(1, keepdim=True) if tokens.shape[1] else tokens
         first = tokens.gather(1, index)[:, 0] if tokens.shape[1] else tokens.new_zeros(len(tokens))
         pixels = stand_in_vectors(torch.rand, math.prod(patches.shape), tokens.device)(first % STAND_IN_IDS)
         images = (pixels.view(-1, *patches.shape) * 255).to(torch.uint8)
         batch = batch._replace(images=images, image_segments=torch.where(is_token.any(1), 0, PADDING_SEGMENT))
     if "sound" in parts:
-        frames = parts["sound"]
-        assert isinstance(frames, FrameEmbedding)
+        frames: FrameEmbedding = parts["sound"]  # type: ignore[assignment]
         batch = batch._replace(
             frames=stand_in_vectors(torch.rand, frames.mels, tokens.device)(tokens % STAND_IN_IDS),
             frame_segments=segments,

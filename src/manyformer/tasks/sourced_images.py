@@ -35,9 +35,9 @@ class SourcedImages(EncoderDecoderTask):
     def token_ids(self, model: EncoderDecoder) -> int:
         return model.embed_target.vocab
 
-    def source(self, model: EncoderDecoder, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+    def source(self, model: EncoderDecoder[FixedLengthSource], inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         """The tokens that are no padding, repeated until the source is full, in their segment."""
-        embed = source_of(model)
+        embed = model.embed_source
         ids, segments = repeated_source(inputs, embed.tokens)
         return ids % embed.vocab, segments
 
@@ -94,12 +94,6 @@ class SuperResolution(SourcedImages):
 
     def toy_values(self, period: Tensor) -> Tensor:
         return period.flip(1)
-
-
-def source_of(model: EncoderDecoder) -> FixedLengthSource:
-    """What reads the class or the small image."""
-    assert isinstance(model.embed_source, FixedLengthSource)
-    return model.embed_source
 
 
 IMAGES_OF_CLASSES = ImagesOfClasses()

@@ -134,10 +134,9 @@ class AttentionTranscription(EncoderDecoderTask):
     def token_ids(self, model: EncoderDecoder) -> int:
         return model.embed_target.vocab
 
-    def source(self, model: EncoderDecoder, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
+    def source(self, model: EncoderDecoder[FrameEmbedding], inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         assert inputs.source is not None
         embed, segments = model.embed_source, inputs.source_segments
-        assert isinstance(embed, FrameEmbedding)
         # as many tokens of sound as CTC needs for a text of this length and a blank after each label
         source = (inputs.source % STAND_IN_IDS).repeat_interleave(2, 1)
         features = token_features(embed, source)

@@ -10,7 +10,7 @@ from torch import Tensor
 from manyformer.batches import Seq2SeqBatch
 from manyformer.core import WatchFn
 from manyformer.errors import UserError
-from manyformer.models import EncoderDecoder, ModelOutput, TokenEmbedding
+from manyformer.models import EncoderDecoder, ModelOutput
 from manyformer.scores import ScoreKind, bleu, bleu_by_length, chrf, exact_match, ter
 from manyformer.tasks.encoder_decoder_task import EncoderDecoderTask
 from manyformer.tasks.likelihood import likelihood, token_scores
@@ -109,9 +109,10 @@ class Translation(EncoderDecoderTask):
 
 def _source_vocab(model: EncoderDecoder) -> int:
     """The number of tokens of the source. Raises UserError for a model that reads no tokens."""
-    if not isinstance(model.embed_source, TokenEmbedding):
+    vocab: int | None = model.embed_source.vocab
+    if vocab is None:
         raise UserError(f"this model reads its source by {type(model.embed_source).__name__}, and a text is tokens")
-    return model.embed_source.vocab
+    return vocab
 
 
 TRANSLATION = Translation()

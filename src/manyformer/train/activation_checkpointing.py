@@ -8,14 +8,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from manyformer.core import Context, Layer, LayerOutput, State
-from manyformer.depth import ReversibleStack
 from manyformer.errors import UserError
 
 
 def stack_layers(model: nn.Module) -> Iterator[Layer]:
     """Yield the layers of the model's stacks (their names are numbers). Raises UserError for a reversible stack."""
     for name, module in model.named_modules():
-        if isinstance(module, ReversibleStack):
+        if isinstance(module, Layer) and module.recomputes:
             raise UserError(
                 "activation_checkpointing and fsdp need layers that are called one by one, and a reversible stack "
                 "recomputes all of its layers together; it stores no activations anyway: leave them out, or build the "

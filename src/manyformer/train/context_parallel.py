@@ -13,16 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyformer.attention import Attention
+from manyformer.attention import Attention, named_attention
 from manyformer.batches import Batch
-from manyformer.core import Chain, Layer, LayerOutput, Pointwise, State
+from manyformer.core import Chain, Layer, Pointwise
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward, GatedFeedForward
-from manyformer.kernels import KernelCall, LinearKernel, SoftmaxKernel
-from manyformer.masks import Causal
+from manyformer.kernels import named_kernels
 from manyformer.models import Model
-from manyformer.ops.passed_state import with_passed_state
-from manyformer.ops.ring_attention import ring_attention
 from manyformer.ops.token_ring import TokenRing
 from manyformer.residual import Residual
 from manyformer.sources import SelfSource, WindowSource
@@ -110,11 +107,8 @@ def share_columns(model: Model, ring: TokenRing) -> None:
     if (reason := find_obstacle(model)) is not None:
         raise UserError(f"strategy=context cannot divide the rows of {model.spec.recipe}: {reason}")
     model.column_span = lambda length: column_span(length, ring)
-    for module in model.modules():
-        if isinstance(module, SoftmaxKernel):
-            _share_keys(module, ring)
-        elif isinstance(module, LinearKernel):
-            _pass_state(module, ring)
+    for kernel in named_kernels(model).values():
+        kernel.share_columns(ring)
 
 
 def find_obstacle(model: Model) -> str | None:
@@ -124,52 +118,16 @@ def find_obstacle(model: Model) -> str | None:
     for layer in model.modules():
         if isinstance(layer, Layer) and type(layer) not in TOKENWISE_LAYERS:
             return f"tokens meet in {type(layer).__name__}, not in attention alone"
-        if isinstance(layer, Attention) and (reason := _find_attention_obstacle(layer)) is not None:
-            return reason
-    return None
+    obstacles = map(_find_attention_obstacle, named_attention(model).values())
+    return next((reason for reason in obstacles if reason is not None), None)
 
 
 def _find_attention_obstacle(layer: Attention) -> str | None:
-    kernel, source, seams = layer.kernel, layer.source, layer.position.required_seams() & {"score", "value"}
+    source, seams = layer.source, layer.position.required_seams() & {"score", "value"}
     if type(source) not in (SelfSource, WindowSource):
         return f"keys come from {type(source).__name__}, not from the row alone"
     if layer.short_convolution is not None:
         return "short convolutions read the tokens before"
     if seams:
         return f"{type(layer.position).__name__} acts on scores, and keys of other processes have none here"
-    if isinstance(kernel, SoftmaxKernel):
-        return "attention_dropout needs the weights of all keys" if kernel.dropout else None
-    if isinstance(kernel, LinearKernel):
-        return None if kernel.mask == Causal() else "its linear attention is not causal"
-    return f"{type(kernel).__name__} is neither softmax nor linear attention"
-
-
-def _share_keys(kernel: SoftmaxKernel, ring: TokenRing) -> None:
-    def forward(call: KernelCall) -> LayerOutput:
-        positions = call.query_positions
-        scale = call.q.shape[-1] ** -0.5 if kernel.scale is None else kernel.scale
-        y = ring_attention(call.q, call.k, call.v, positions, kernel.mask, ring, scale=scale)
-        return LayerOutput(y, call.state)
-
-    kernel.forward = forward  # type: ignore[method-assign]
-    kernel.explain = lambda call: f"ring: keys visit {ring.size} processes"  # type: ignore[method-assign]
-
-
-def _pass_state(kernel: LinearKernel, ring: TokenRing) -> None:
-    attend = kernel.forward
-
-    def forward(call: KernelCall) -> LayerOutput:
-        first = kernel.init_state(len(call.q), device=call.q.device, dtype=call.q.dtype)
-        q, k, v = (x[:, :, :1] for x in (call.q, call.k, call.v))
-        token = call.query_positions.columns(0, 1)
-        with torch.no_grad():
-            like = attend(KernelCall(q, k, v, token, token, call.position, first)).state
-
-        def recur(state: State) -> tuple[Tensor, State]:
-            y, state, _ = attend(call._replace(state=state))
-            return y, state
-
-        return LayerOutput(with_passed_state(recur, first, like, ring))
-
-    kernel.forward = forward  # type: ignore[method-assign]
-    kernel.explain = lambda call: f"passed state: {ring.size} processes one after the other"  # type: ignore[method-assign]
+    return layer.kernel.column_obstacle()

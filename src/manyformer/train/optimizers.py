@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from manyformer.config import AdadeltaConfig, AdagradConfig, AdamWConfig, OptimConfig
 from manyformer.files.json_records import DamagedFile
-from manyformer.position import Position
 from manyformer.train.layer_depths import layer_depths
 from manyformer.training_hooks import OwnLearningRate, OwnOptimizerEpsilon, UndecayedParameters
 
@@ -110,9 +109,10 @@ def weight_decay_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.P
 
 def _undecayed_of(module: nn.Module) -> list[nn.Parameter]:
     """The parameters that do not decay because of what this module is or says, whatever their shape."""
-    if isinstance(module, nn.Embedding | Position):
+    undecayed = module.undecayed if isinstance(module, UndecayedParameters) else ()
+    if undecayed is None or isinstance(module, nn.Embedding):
         return list(module.parameters())
-    names = ("bias", *(module.undecayed if isinstance(module, UndecayedParameters) else ()))
+    names = ("bias", *undecayed)
     own = dict(module.named_parameters(recurse=False))
     return [own[name] for name in names if name in own]
 

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.core import KeyOrigin, Layer
+from manyformer.core import AxisKind
 from manyformer.errors import UserError, suggest_names
-from manyformer.mixers.latent_array import LatentAxes, find_latent_axes
+from manyformer.kernels.weight_axes import ReportedWeights, WeightReports
 from manyformer.models import Model
 from manyformer.models.model import model_name
 from manyformer.multi_head.head_gates import part_name
@@ -44,12 +44,26 @@ were looked up, contexts of a datastore, summary tokens and then those of the te
 tokens."""
 
 
+MAP_KINDS: dict[AxisKind, KeyKind] = {
+    "stream": "tokens",
+    "source": "source",
+    "summaries": "summaries",
+    "latents": "slots",
+    "slots": "slots",
+    "blocks": "blocks",
+}
+"""What the columns of a map are by what the keys of the reported weights are."""
+
+NAMES_WITHOUT_TOKENS: dict[AxisKind, str] = {"latents": "latent", "slots": "slot", "blocks": "block"}
+"""What rows and columns that are no tokens are called, with a number."""
+
+
 class AttentionMap(NamedTuple):
     """The attention weights of one part of a model, with a label for each query (row) and each key (column).
 
-    In cross-attention over a source, a row is labelled with the token that is predicted at that step. The `module` is
-    the one that reported the weights; the rows and columns of summary tokens precede those of the text, as the
-    `memory` columns of a memory do.
+    In cross-attention over a source, a row is labelled with the token that is predicted at that step. The rows and
+    columns of summary tokens precede those of the text, as the `memory` columns of a memory do. `implied` says that
+    the part computes no such weights unless they are watched.
     """
 
     part: str
@@ -57,8 +71,8 @@ class AttentionMap(NamedTuple):
     columns: tuple[str, ...]
     weights: Float[Tensor, "h l s"]
     keys: KeyKind = "tokens"
-    module: nn.Module | None = None
     memory: int = 0
+    implied: bool = False
 
     @property
     def is_cross_attention(self) -> bool:
@@ -165,63 +179,49 @@ def pass_maps(model: Model, text_pass: TextPass) -> Iterator[AttentionMap]:
 
 def all_pass_maps(model: Model, text_pass: TextPass) -> list[AttentionMap]:
     """The attention maps of one pass, also those whose rows or columns are not all tokens of the text."""
-    names, maps, positions = module_names(model), list[AttentionMap](), list[Tensor]()
-    latent_axes, origins = find_latent_axes(model), key_origins(model)
+    reports, maps, positions = WeightReports(model), list[AttentionMap](), list[Tensor]()
 
     def watch(module: nn.Module, name: str, value: Tensor) -> None:
+        reported = reports.read(module, name, value)
         if name == "slot_count":
             maps[-1] = _label_slots(maps[-1], int(value))
         elif name == "neighbour_positions":
             positions.append(value[0].cpu())
-        elif name in ("weights", "sort", "neighbour_weights") and value.ndim == 4:
-            weights = value[0].float().cpu()
-            if name == "weights" and module in latent_axes:
-                attention_map = _latents_map(text_pass, latent_axes[module], weights)
-            elif name == "weights":
-                attention_map = _weights_map(text_pass, module, origins.get(module, "stream"), weights)
-            elif name == "sort":
-                attention_map = _blocks_map(weights)
-            else:
-                attention_map = _neighbours_map(text_pass, positions.pop(), weights)
-            part = part_name(names[module])
-            if attention_map.keys == "neighbours":
-                part = f"{part}.neighbours"
-            maps.append(attention_map._replace(part=part, module=module))
+        elif reported is not None and reported.axes.keys == "neighbours":
+            maps.append(_neighbours_map(text_pass, reported, positions.pop()))
+        elif reported is not None:
+            maps.append(_weights_map(text_pass, reported))
 
     text_pass.run(watch)
     return maps
 
 
-def _weights_map(
-    text_pass: TextPass, module: nn.Module, origin: KeyOrigin, weights: Float[Tensor, "h l s"]
-) -> AttentionMap:
-    """The map of attention weights, without a name."""
-    labels, source_labels = text_pass.labels, text_pass.source_labels
-    queries, keys = weights.shape[-2:]
-    if getattr(module, "mixes_keys", False):
-        slots = tuple(f"slot {number}" for number in range(keys))
-        return AttentionMap("", labels, slots, weights[:, : len(labels)], keys="slots")
-    if source_labels and origin == "source":
-        cross_weights = weights[:, : len(labels), : len(source_labels)]
-        return AttentionMap("", text_pass.predicted_labels, source_labels, cross_weights, keys="source")
-    if text_pass.remembered_labels and keys > queries:
-        memory = keys - queries
-        columns = (*text_pass.remembered_labels[-memory:], *labels)
-        return AttentionMap("", labels, columns, weights, keys="memory", memory=memory)
-    summaries = tuple(f"summary {number}" for number in range(queries - text_pass.length))
-    rows = (*summaries, *labels)
-    kind: KeyKind = "summaries" if summaries else "tokens"
-    return AttentionMap("", rows, rows, weights[:, : len(rows), : len(rows)], keys=kind)
+def _weights_map(text_pass: TextPass, reported: ReportedWeights) -> AttentionMap:
+    """The map of attention weights of the first row."""
+    rows, keys = reported.axes
+    weights = reported.weights[0].float().cpu()
+    queries = weights.shape[1]
+    row_labels = _axis_labels(text_pass, rows, queries)
+    kind, memory = MAP_KINDS[keys], 0
+    if keys == "source" and text_pass.source_labels:
+        row_labels, column_labels = text_pass.predicted_labels, text_pass.source_labels
+    elif text_pass.remembered_labels and reported.remembered > 0:
+        kind, memory = "memory", reported.remembered
+        column_labels = (*text_pass.remembered_labels[-memory:], *text_pass.labels)
+    else:
+        column_labels = _axis_labels(text_pass, keys, weights.shape[2])
+    if rows == "latents":
+        kind = "slots"
+    weights = weights[:, : len(row_labels), : len(column_labels)]
+    return AttentionMap(part_name(reported.part), row_labels, column_labels, weights, kind, memory, reported.implied)
 
 
-def _latents_map(text_pass: TextPass, axes: LatentAxes, weights: Float[Tensor, "h l s"]) -> AttentionMap:
-    """The map of attention whose queries, keys or both are latent vectors, without a name."""
-    labels = [
-        tuple(f"latent {number}" for number in range(size)) if is_latent else text_pass.labels
-        for is_latent, size in zip(axes, weights.shape[-2:])
-    ]
-    rows, columns = labels
-    return AttentionMap("", rows, columns, weights[:, : len(rows), : len(columns)], keys="slots")
+def _axis_labels(text_pass: TextPass, kind: AxisKind, size: int) -> tuple[str, ...]:
+    """Labels of the rows or columns of reported weights; padding behind the text has none."""
+    if kind == "summaries":
+        return (*(f"summary {number}" for number in range(size - text_pass.length)), *text_pass.labels)
+    name = NAMES_WITHOUT_TOKENS.get(kind)
+    return text_pass.labels if name is None else tuple(f"{name} {number}" for number in range(size))
 
 
 def _label_slots(attention: AttentionMap, count: int) -> AttentionMap:
@@ -230,31 +230,10 @@ def _label_slots(attention: AttentionMap, count: int) -> AttentionMap:
     return attention._replace(columns=(*slots, *attention.columns[count:]))
 
 
-def _neighbours_map(
-    text_pass: TextPass, positions: Int[Tensor, "h l n"], weights: Float[Tensor, "h l n"]
-) -> AttentionMap:
+def _neighbours_map(text_pass: TextPass, reported: ReportedWeights, positions: Int[Tensor, "h l n"]) -> AttentionMap:
     """The map of tokens that were looked up in a memory; the columns are all tokens so far, each with those before."""
-    tokens = (*text_pass.remembered_labels, *text_pass.labels)
+    weights, tokens = reported.weights[0].float().cpu(), (*text_pass.remembered_labels, *text_pass.labels)
     dense = weights.new_zeros(*weights.shape[:2], len(tokens)).scatter_add_(2, positions, weights)
     contexts = tuple("".join(tokens[max(0, n - NEIGHBOUR_CONTEXT) : n + 1]) for n in range(len(tokens)))
-    return AttentionMap("", text_pass.labels, contexts, dense, keys="neighbours")
-
-
-def _blocks_map(weights: Float[Tensor, "h n n"]) -> AttentionMap:
-    """The map of a matrix that sorts blocks of tokens, without a name."""
-    blocks = tuple(f"block {number}" for number in range(weights.shape[-1]))
-    return AttentionMap("", blocks, blocks, weights, keys="blocks")
-
-
-def key_origins(model: nn.Module) -> dict[nn.Module, KeyOrigin]:
-    """What the keys are made of whose weights each module within a layer reports: the innermost layer says it."""
-    origins: dict[nn.Module, KeyOrigin] = {}
-    for layer in model.modules():
-        if isinstance(layer, Layer):
-            origins |= dict.fromkeys(layer.modules(), layer.key_origin)
-    return origins
-
-
-def module_names(model: nn.Module) -> dict[nn.Module, str]:
-    """The name of each module, for values that modules report to `watch`."""
-    return {module: name for name, module in model.named_modules()}
+    part = f"{part_name(reported.part)}.neighbours"
+    return AttentionMap(part, text_pass.labels, contexts, dense, "neighbours")

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.batches import CausalLMBatch, to_device
-from manyformer.core import PADDING_SEGMENT
+from manyformer.core import PADDING_SEGMENT, WeightAxes
 from manyformer.data import HeldOutBatches
 from manyformer.errors import UserError
+from manyformer.kernels.weight_axes import WeightReports
 from manyformer.models import Model
 from manyformer.models.model import CarriedState
 from manyformer.ops.region_shares import region_shares
 from manyformer.training_hooks import eval_mode
-from manyformer.view.attention_maps import module_names
 
 DEFAULT_REGIONS = ("memory", "segment")
 
@@ -62,7 +62,7 @@ class _MassRecorder:
     """A `watch` callback that collects the shares of attention of each part."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._names = module_names(model)
+        self._reports = WeightReports(model)
         self._sums: dict[str, dict[str, list[float]]] = {}
         self._reporting_parts: set[str] = set()
         self.valid: Tensor
@@ -72,15 +72,17 @@ class _MassRecorder:
         length = self.valid.shape[1]
         if not self.is_recording or not bool(self.valid.any()):
             return
+        part = self._reports.names[module]
         regions: Any = DEFAULT_REGIONS
         if name == "mass":
-            self._reporting_parts.add(self._names[module])
+            self._reporting_parts.add(part)
             regions = module.regions
-        elif name == "weights" and value.shape[-2] == length <= value.shape[-1]:
-            value = region_shares(value, [value.shape[-1] - length, length], self.valid)
         else:
-            return
-        sums = self._sums.setdefault(self._names[module], {region: [] for region in regions})
+            reported = self._reports.read(module, name, value)
+            if reported is None or reported.axes != WeightAxes():
+                return
+            value = region_shares(value, [reported.remembered, length], self.valid)
+        sums = self._sums.setdefault(part, {region: [] for region in regions})
         for region, share in zip(regions, value.tolist(), strict=True):
             sums[region].append(share)
 
@@ -89,6 +91,6 @@ class _MassRecorder:
         nested_prefixes = tuple(f"{outer}." for outer in self._reporting_parts)
         return [
             RegionMass(part, {name: sum(values) / len(values) for name, values in self._sums[part].items()})
-            for part in self._names.values()
+            for part in self._reports.names.values()
             if part in self._sums and not part.startswith(nested_prefixes)
         ]

@@ -10,15 +10,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX, Batch, CausalLMBatch, to_device
+from manyformer.core import Layer
 from manyformer.errors import UserError
-from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel
+from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel, named_span_kernels
 from manyformer.models import Model
 from manyformer.models.model import model_name
 from manyformer.multi_head.head_gates import part_name
 from manyformer.recipes.registry import task_of
 from manyformer.tasks import TextPass
 from manyformer.training_hooks import eval_mode
-from manyformer.view.attention_maps import module_names
 from manyformer.view.figures import check_picture, curve_color, panels, write_picture
 from manyformer.view.text_passes import passes_over_text
 from manyformer.view.token_counts import TokenCounts
@@ -59,14 +59,18 @@ def pass_counts(model: Model, passes: Iterable[TextPass]) -> list[TokenCounts]:
 
 def layer_spans(model: nn.Module) -> list[LayerSpans]:
     """The attention span of each head of each layer, if spans do not depend on the text. Raises UserError."""
-    kernels = [(name, kernel) for name, kernel in model.named_modules() if isinstance(kernel, AdaptiveSpanKernel)]
+    kernels = named_span_kernels(model)
     if not kernels:
         raise UserError("this model learns no attention spans: adaptive-span does")
-    if any(kernel.spans.query_dim for _, kernel in kernels):
+    if any(kernel.spans.query_dim for kernel in kernels.values()):
         raise UserError("the attention spans of this model depend on the text: give a text")
-    empty_query = torch.empty(1, kernels[0][1].spans.heads, 1, 0, device=next(model.parameters()).device)
+    device = next(model.parameters()).device
+    layers = list[LayerSpans]()
     with torch.no_grad():
-        return [_make_layer_spans(name, kernel, kernel.spans(empty_query)[0, :, 0]) for name, kernel in kernels]
+        for name, kernel in kernels.items():
+            empty_query = torch.empty(1, kernel.spans.heads, 1, 0, device=device)
+            layers.append(_make_layer_spans(name, kernel, kernel.spans(empty_query)[0, :, 0]))
+    return layers
 
 
 def layer_spans_for_text(model: Model, text: str) -> list[LayerSpans]:
@@ -81,7 +85,7 @@ def layer_spans_for_text(model: Model, text: str) -> list[LayerSpans]:
 
 def mean_span(model: nn.Module) -> float | None:
     """The mean attention span over all heads, in tokens; None if the model has no learned fixed spans."""
-    if not any(isinstance(part, AdaptiveSpanKernel) and not part.spans.query_dim for part in model.modules()):
+    if all(kernel.spans.query_dim for kernel in named_span_kernels(model).values()):
         return None
     return statistics.fmean(layer.mean for layer in layer_spans(model))
 
@@ -138,7 +142,8 @@ class _WorkRecorder:
     """A `watch` callback that records the counts of `tokens` and mean spans, under the names of the parts."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._names = module_names(model)
+        self._names = {module: name for name, module in model.named_modules()}
+        self._span_kernels = named_span_kernels(model)
         self.tokens: tuple[str, ...] = ()
         self.counts: list[TokenCounts] = []
         self.layers: list[LayerSpans] = []
@@ -155,15 +160,15 @@ class _WorkRecorder:
             counts = self.counts[-1]
             halting = tuple(tuple(row[: int(steps)]) for row, steps in zip(value[0].tolist(), counts.numbers))
             self.counts[-1] = counts._replace(halting=halting)
-        elif name == "spans" and isinstance(module, AdaptiveSpanKernel):
-            self.layers.append(_make_layer_spans(self._names[module], module, value.mean((0, 2))))
+        elif name == "spans":
+            part = self._names[module]
+            self.layers.append(_make_layer_spans(part, self._span_kernels[part], value.mean((0, 2))))
 
 
 def _max_count(module: nn.Module, numbers: Sequence[float]) -> float:
     """The largest possible count of a token: the maximum steps of a recurrence, or the layers of a stack."""
-    halting = getattr(module, "halting", None)
-    maximum = getattr(halting, "max_steps", None) or getattr(module, "depth", None)
-    return float(maximum) if isinstance(maximum, int) else max(numbers)
+    largest = module.largest_count if isinstance(module, Layer) else None
+    return max(numbers) if largest is None else float(largest)
 
 
 def _record_text(model: Model, text: str, answer: str | None = None) -> _WorkRecorder:

@@ -230,7 +230,7 @@ class _KernelPlans:
     def note(self, attention_map: AttentionMap) -> str:
         """What else is known of the map: whether its weights are implied, and how they are computed otherwise."""
         plan = self._plans.get(attention_map.part.partition(", ")[0])
-        sentences = [IMPLIED] if getattr(attention_map.module, "implies_weights", False) else []
+        sentences = [IMPLIED] if attention_map.implied else []
         if attention_map.keys == "tokens" and not bool((attention_map.weights != 0).all()):
             share = (attention_map.weights != 0).float().mean().item()
             sentences.append(f"{share:.0%} of all pairs have a weight.")

@@ -19,7 +19,7 @@ from manyformer.interop.auto_classes import auto_class_of
 from manyformer.interop.exported_config import config_fields, generation_fields, special_token_ids
 from manyformer.interop.foreign_config import MODEL_TYPE
 from manyformer.interop.tokenizer_export import write_tokenizer
-from manyformer.models import GenerativeModel, Model
+from manyformer.models import Model
 from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
 from manyformer.models.model_files import CONFIG_FILE
 from manyformer.recipes import build, read_saved_recipe
@@ -93,8 +93,8 @@ class SavedModel:
 
     def generation_config(self) -> GenerationConfig | None:
         """How it generates; None if it does not."""
-        model = self.empty_model
-        return GenerationConfig(**generation_fields(model)) if isinstance(model, GenerativeModel) else None
+        fields = generation_fields(self.empty_model)
+        return None if fields is None else GenerationConfig(**fields)
 
     def write_tokenizer(self, folder: Path) -> None:
         """Write the tokenizer of its inputs. Raises UserError if it has none."""
