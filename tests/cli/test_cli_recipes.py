@@ -234,11 +234,11 @@ def test_every_shipped_run_is_valid_and_makes_a_model(cli: Cli, name: str) -> No
 
 
 def test_properties_of_a_recipe_and_of_a_run(cli: Cli, text_run: Path) -> None:
-    told = cli("show", "transformer", "--properties")
-    assert told.code == 0, told.err
-    assert "tiny sizes, random weights" in told.out
-    assert "encoder.0.attention" in told.out
-    assert "they depend on the order" in told.out
+    ended = cli("show", "transformer", "--properties")
+    assert ended.code == 0, ended.err
+    assert "tiny sizes, random weights" in ended.out
+    assert "encoder.0.attention" in ended.out
+    assert "they depend on the order" in ended.out
     actual = json.loads(cli("show", "compose", "--kernel", "rfa", "--properties", "--json").out)
     assert {one["kernel"] for one in actual["layers"]} == {"LinearKernel"}
     assert not all(one["in_convex_hull"] for one in actual["layers"])
