@@ -3,9 +3,13 @@
 import ast
 import dataclasses
 import functools
+import marshal
 import sys
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import cache_from_source, source_hash
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Literal, TypeVar
 
@@ -24,6 +28,9 @@ CHECKED = [
     )
 ]
 """Packages whose shape annotations are checked at every call while the tests run."""
+
+OWN_SOURCE = Path(__file__).read_bytes()
+"""Compiled modules are made again where this file changes."""
 
 SCALARS = {str, int, float, bool, type(None)}
 
@@ -146,8 +153,19 @@ class _CheckingLoader(SourceFileLoader):
     """Compiles a module with `checked_once` on each of its functions and classes that state shapes."""
 
     def get_code(self, fullname: str) -> CodeType:
-        # not from the cache, which holds the module as it is
-        return self.source_to_code(self.get_data(self.path), self.path)
+        # not from the cache of the interpreter, which holds the module as it is, but from one beside it
+        source = self.get_data(self.path)
+        cache = cache_from_source(self.path, optimization="shapes")
+        key = source_hash(source + OWN_SOURCE)
+        with suppress(OSError, EOFError, ValueError, TypeError):
+            kept = self.get_data(cache)
+            if kept.startswith(key):
+                code: CodeType = marshal.loads(kept[len(key) :])
+                return code
+        code = self.source_to_code(source, self.path)
+        if not sys.dont_write_bytecode:
+            self.set_data(cache, key + marshal.dumps(code))
+        return code
 
     def source_to_code(self, data: Any, path: Any) -> CodeType:  # type: ignore[override]
         tree = ast.parse(data)
