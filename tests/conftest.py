@@ -1,6 +1,8 @@
 """What all tests share: one thread, a fixed seed, and shapes checked at run time."""
 
 import gc
+import os
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 import shapes
+
+# where it is set, every process of the tests compiles all sources again, which is a tenth of their time
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    sys.dont_write_bytecode = False
 
 # whatever is imported from the library after this line is checked
 shapes.check_shapes_of(shapes.CHECKED)

@@ -3,11 +3,15 @@
 import ast
 import dataclasses
 import functools
+import marshal
 import sys
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import cache_from_source, source_hash
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from beartype import beartype
@@ -24,6 +28,9 @@ CHECKED = [
     )
 ]
 """Packages whose shape annotations are checked at every call while the tests run."""
+
+OWN_SOURCE = Path(__file__).read_bytes()
+"""Compiled modules are made again where this file changes."""
 
 SCALARS = {str, int, float, bool, type(None)}
 
@@ -65,7 +72,9 @@ def checked_once(function: Function) -> Function:
     def call_checked(*args: Any, **kwargs: Any) -> Any:
         if not enabled or torch.compiler.is_compiling():
             return function(*args, **kwargs)
-        given = _like(args), _like(kwargs)
+        given = _likeness(args)
+        if kwargs:
+            given += (*kwargs, *_likeness(kwargs.values()))
         try:
             outputs = known.get(given)
         except TypeError:
@@ -73,10 +82,10 @@ def checked_once(function: Function) -> Function:
             return checked()(*args, **kwargs)
         if outputs is None:
             output = checked()(*args, **kwargs)
-            known.setdefault(given, set()).add(_like(output))
+            known.setdefault(given, set()).add(_likeness((output,)))
             return output
         output = function(*args, **kwargs)
-        kind = _like(output)
+        kind = _likeness((output,))
         if kind not in outputs:
             returned.append(output)
             checked()(*args, **kwargs)
@@ -86,24 +95,41 @@ def checked_once(function: Function) -> Function:
     return call_checked  # type: ignore[return-value]
 
 
-def _like(value: object) -> Hashable:
-    """Equal for values that an annotation cannot tell apart."""
-    kind = type(value)
+def _likeness(values: Iterable[object]) -> tuple[Hashable, ...]:
+    """Equal for values of a call that annotations cannot tell apart."""
+    # one flat loop: it runs for each call of most functions, and calls of its own would double its time
+    parts: list[Hashable] = []
+    for value in values:
+        kind = type(value)
+        form = _forms.get(kind)
+        if form is None:
+            form = _forms[kind] = _form_of(kind)
+        parts.append(kind)
+        if form == "tensor":
+            parts += (value.dtype, value.shape)  # type: ignore[attr-defined]
+        elif form == "scalar":
+            parts.append(value)  # type: ignore[arg-type]
+        elif form == "sequence":
+            parts.append(_likeness(value))  # type: ignore[arg-type]
+        elif form == "mapping":
+            parts.append((*value, *_likeness(value.values())))  # type: ignore[misc, attr-defined]
+    return tuple(parts)
+
+
+Form = Literal["tensor", "scalar", "sequence", "mapping", "other"]
+
+_forms: dict[type, Form] = {}
+"""What `_likeness` looks at in the values of a type."""
+
+
+def _form_of(kind: type) -> Form:
     if kind in SCALARS:
-        return kind, value
-    if _is_tensor(kind):
-        return kind, value.dtype, value.shape  # type: ignore[attr-defined]
-    if kind is tuple or kind is list:
-        return kind, tuple([_like(element) for element in value])  # type: ignore[attr-defined]
-    if kind is dict:
-        return kind, tuple([(_like(key), _like(element)) for key, element in value.items()])  # type: ignore[attr-defined]
-    return kind
-
-
-@functools.cache
-def _is_tensor(kind: type) -> bool:
-    """Faster than `isinstance`, which asks the metaclass of `Tensor`."""
-    return issubclass(kind, Tensor)
+        return "scalar"
+    if issubclass(kind, Tensor):
+        return "tensor"
+    if kind in (tuple, list):
+        return "sequence"
+    return "mapping" if kind is dict else "other"
 
 
 def _states_shapes(node: ast.FunctionDef | ast.ClassDef) -> bool:
@@ -127,8 +153,19 @@ class _CheckingLoader(SourceFileLoader):
     """Compiles a module with `checked_once` on each of its functions and classes that state shapes."""
 
     def get_code(self, fullname: str) -> CodeType:
-        # not from the cache, which holds the module as it is
-        return self.source_to_code(self.get_data(self.path), self.path)
+        # not from the cache of the interpreter, which holds the module as it is, but from one beside it
+        source = self.get_data(self.path)
+        cache = cache_from_source(self.path, optimization="shapes")
+        key = source_hash(source + OWN_SOURCE)
+        with suppress(OSError, EOFError, ValueError, TypeError):
+            kept = self.get_data(cache)
+            if kept.startswith(key):
+                code: CodeType = marshal.loads(kept[len(key) :])
+                return code
+        code = self.source_to_code(source, self.path)
+        if not sys.dont_write_bytecode:
+            self.set_data(cache, key + marshal.dumps(code))
+        return code
 
     def source_to_code(self, data: Any, path: Any) -> CodeType:  # type: ignore[override]
         tree = ast.parse(data)

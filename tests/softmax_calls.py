@@ -29,10 +29,10 @@ def inputs(
 def run(
     kernel: SoftmaxKernel,
     qkv: tuple[Tensor, ...],
-    up: Tensor,
+    grad_output: Tensor,
     query_positions: TokenPositions,
     key_positions: TokenPositions,
 ) -> tuple[Tensor, ...]:
     """Outputs and the gradients of queries, keys and values."""
     y = kernel(KernelCall(*qkv, query_positions, key_positions, NoPosition())).y
-    return y, *torch.autograd.grad((y * up).sum(), qkv)
+    return y, *torch.autograd.grad((y * grad_output).sum(), qkv)

@@ -179,8 +179,8 @@ def test_minutes_of_a_table_are_no_result_and_its_scores_are(tmp_path: Path) -> 
 def test_a_text_of_a_model_may_hold_control_characters_and_a_message_may_not() -> None:
     said = CommandResult(("generate", "llama"), 0, "a\x1fb", "", 0.1)
     assert outcomes.judge(said, set(), same=None)[0] == "harmless"
-    told = CommandResult(("generate", "llama"), 0, "a", "a warning of \x1f", 0.1)
-    assert outcomes.judge(told, set(), same=None)[0] == "unnamed"
+    result = CommandResult(("generate", "llama"), 0, "a", "a warning of \x1f", 0.1)
+    assert outcomes.judge(result, set(), same=None)[0] == "unnamed"
     table = CommandResult(("evaluate", "run"), 0, "a\x1fb", "", 0.1)
     assert outcomes.judge(table, set(), same=None)[0] == "unnamed"
 

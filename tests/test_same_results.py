@@ -46,13 +46,13 @@ def test_another_learning_rate_is_named_with_its_recipe_and_the_step_from_which_
     write(old)
     monkeypatch.setattr(recipe_numbers, "LEARNING_RATE", 1.001e-3)
     write(new)
-    code, told = compared(old, new, capsys)
+    code, printed = compared(old, new, capsys)
     assert code == 1
-    assert "recipes: 2 of 2 entries differ" in told
+    assert "recipes: 2 of 2 entries differ" in printed
     # the first two losses are of two batches; the weights of the second step are others already
-    assert "lstm-lm / losses / loss: " in told
-    assert "first at number 2 of 20" in told
-    assert "logits" not in told
+    assert "lstm-lm / losses / loss: " in printed
+    assert "first at number 2 of 20" in printed
+    assert "logits" not in printed
 
 
 def test_what_is_there_is_kept_and_other_sources_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def tensor(digest: str, *numbers: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "lines"),
     [
         ({"a": 1}, {"a": 1}, []),
         ({"a": 1}, {}, ["a: gone; it was 1"]),
@@ -98,9 +98,9 @@ def tensor(digest: str, *numbers: float) -> dict[str, Any]:
         ({"seconds": 1.0}, {"seconds": 2.0}, []),
     ],
 )
-def test_differences_are_told_with_their_size(old: Any, new: Any, told: list[str]) -> None:
+def test_differences_are_told_with_their_size(old: Any, new: Any, lines: list[str]) -> None:
     found = [f"{' / '.join(difference.place)}: {difference.sentence}" for difference in differences(old, new)]
-    assert found == told
+    assert found == lines
 
 
 @pytest.mark.parametrize(

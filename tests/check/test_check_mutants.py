@@ -244,18 +244,18 @@ def test_what_looks_at_no_other_token_does_not_learn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keywords", "told"),
+    ("keywords", "message"),
     [
         (mutants.SMALL | {"depth": 2}, "in the rebuilt one"),
         (mutants.SMALL | {"ff_dim": torch.float32}, "not JSON"),
         (mutants.SMALL | {"ff_dim": (1, 2)}, "does not survive JSON"),
     ],
 )
-def test_a_spec_that_does_not_make_the_model_again_is_found(keywords: dict[str, Any], told: str) -> None:
+def test_a_spec_that_does_not_make_the_model_again_is_found(keywords: dict[str, Any], message: str) -> None:
     parameters = mf.recipes()["transformer-lm"].signature.parameters
     defaults = {name: parameter.default for name, parameter in parameters.items()}
     sound: Model = language_model()
     assert check_one(sound, "spec").verdict == "passed"
     row = check_one(named(sound, "transformer-lm", **(defaults | keywords)), "spec")
     assert row.verdict == "failed"
-    assert told in row.sentence
+    assert message in row.sentence

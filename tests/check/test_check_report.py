@@ -56,18 +56,18 @@ def test_json_is_strict() -> None:
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is no JSON")
 
-    told = json.loads(CheckReport("net", ROWS, LENGTHS, 7).to_json(), parse_constant=refuse)
-    assert (told["subject"], told["ok"], told["length"], told["seed"]) == ("net", False, 64, 7)
-    assert told["lengths"] == {"steps": 48, "long": 64, "probe": 700}
-    assert told["rows"][0] == {
+    report = json.loads(CheckReport("net", ROWS, LENGTHS, 7).to_json(), parse_constant=refuse)
+    assert (report["subject"], report["ok"], report["length"], report["seed"]) == ("net", False, 64, 7)
+    assert report["lengths"] == {"steps": 48, "long": 64, "probe": 700}
+    assert report["rows"][0] == {
         "contract": "causal",
         "verdict": "failed",
         "sentence": "the future leaks [sic]",
         "measured": 4.8e-5,
         "tolerance": 0.0,
     }
-    assert told["rows"][2]["measured"] == "nan"
-    assert told["rows"][3]["measured"] is None
+    assert report["rows"][2]["measured"] == "nan"
+    assert report["rows"][3]["measured"] is None
 
 
 def test_the_terminal_shows_brackets_as_they_are() -> None:

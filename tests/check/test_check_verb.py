@@ -149,7 +149,7 @@ def test_names_keywords_and_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"model": "transformer-lmm"}, "neither a recipe nor a folder with a model; did you mean transformer-lm"),
         ({"model": nn.Linear(2, 2)}, r"mf.check\(Adapter\(logits="),
@@ -164,8 +164,8 @@ def test_names_keywords_and_folders(tmp_path: Path) -> None:
         ({"model": mutants.language_model(), "device": "cpu"}, "this model has a device already"),
     ],
 )
-def test_wrong_questions_get_a_sentence(arguments: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_wrong_questions_get_a_sentence(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         mf.check(**arguments)
 
 

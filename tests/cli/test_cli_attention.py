@@ -8,13 +8,13 @@ from commands import Cli, lines
 
 def test_a_translation_is_told_with_what_it_looked_at(cli: Cli, pairs_run: Path, tmp_path: Path) -> None:
     picture = tmp_path / "look.png"
-    told = cli("attention", str(pairs_run), "red tan", "--answer", "nat", "--out", str(picture))
-    assert told.code == 0, told.err
-    first, *rows = lines(told.out)
+    ended = cli("attention", str(pairs_run), "red tan", "--answer", "nat", "--out", str(picture))
+    assert ended.code == 0, ended.err
+    first, *rows = lines(ended.out)
     assert first == f"{pairs_run}: decoder.0.cross, mean of 2 heads"
     assert [row.split()[0] for row in rows] == ["n", "a", "t", "<eos>"]
     assert picture.stat().st_size > 1000
-    assert "relative to the largest weight of their row" in told.err
+    assert "relative to the largest weight of their row" in ended.err
     heads = lines(cli("attention", str(pairs_run), "red", "--answer", "d", "--heads").out)
     assert [row for row in heads if ": " in row] == [f"{pairs_run}: decoder.0.cross, head {head}" for head in (0, 1)]
     actual = json.loads(cli("attention", str(pairs_run), "red", "--json").out)[str(pairs_run)]

@@ -92,9 +92,9 @@ def test_mistakes_are_told_in_one_sentence(
 
 def test_an_index_is_made_and_removed(cli: Cli, text_run: Path, store: Path) -> None:
     pytest.importorskip("faiss")
-    made = cli("datastore", "index", str(store), "--kind", "flat")
-    assert made.code == 0
-    assert "index.faiss: flat" in made.out
+    indexed = cli("datastore", "index", str(store), "--kind", "flat")
+    assert indexed.code == 0
+    assert "index.faiss: flat" in indexed.out
     same = [cli("datastore", "look", str(text_run), str(store), "the", *more).out for more in ((), ("--exact",))]
     assert same[0] == same[1]
     assert "removed the index" in cli("datastore", "index", str(store), "--remove").out

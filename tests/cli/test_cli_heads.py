@@ -14,11 +14,11 @@ PARTS = ["encoder.0.attention", "decoder.0.attention", "decoder.0.cross"]
 
 def test_each_kind_of_attention_of_a_translation_has_a_table(cli: Cli, pairs_run: Path, tmp_path: Path) -> None:
     picture = tmp_path / "heads.png"
-    told = cli("heads", str(pairs_run), "--sentences", "5", "--out", str(picture))
-    assert told.code == 0, told.err
-    titles = [line for line in lines(told.out) if line.startswith("confidence")]
+    ended = cli("heads", str(pairs_run), "--sentences", "5", "--out", str(picture))
+    assert ended.code == 0, ended.err
+    titles = [line for line in lines(ended.out) if line.startswith("confidence")]
     assert titles == ["confidence: encoder attention", "confidence: decoder attention", "confidence: decoder cross"]
-    assert [part for part in PARTS if part in told.out] == PARTS
+    assert [part for part in PARTS if part in ended.out] == PARTS
     assert picture.stat().st_size > 1000
 
 
@@ -26,9 +26,9 @@ def test_heads_are_json_and_their_labels_stay_with_the_run(cli: Cli, pairs_run: 
     trees = tmp_path / "trees.conllu"
     trees.write_text(sentences(120))
     assert read_head_labels(pairs_run) is None
-    told = cli("heads", str(pairs_run), "--sentences", "110", "--trees", str(trees), "--json", "--save")
-    assert told.code == 0, told.err
-    actual = json.loads(told.out)
+    ended = cli("heads", str(pairs_run), "--sentences", "110", "--trees", str(trees), "--json", "--save")
+    assert ended.code == 0, ended.err
+    actual = json.loads(ended.out)
     assert actual["trees"] == 110
     assert 0 < actual["sentences"] <= 110
     assert [(one["part"], one["head"]) for one in actual["heads"]] == [
@@ -60,9 +60,9 @@ def test_a_language_model_reads_pieces_of_its_text(cli: Cli, text_run: Path) -> 
 def test_mistakes_are_told(cli: Cli, text_run: Path, trees_run: Path, tmp_path: Path) -> None:
     assert "tagging reads no plain text" in cli("heads", str(trees_run)).err
     assert "must end in one of .png" in cli("heads", str(text_run), "--out", "heads.txt").err
-    told = cli("heads", str(text_run), "--sentences", "2", "--trees", str(tmp_path / "none.conllu"))
-    assert told.code == 2
-    assert "none.conllu" in told.err
+    ended = cli("heads", str(text_run), "--sentences", "2", "--trees", str(tmp_path / "none.conllu"))
+    assert ended.code == 2
+    assert "none.conllu" in ended.err
 
 
 def test_the_loss_depends_on_heads(cli: Cli, pairs_run: Path, labels_run: Path, tmp_path: Path) -> None:
@@ -75,10 +75,10 @@ def test_the_loss_depends_on_heads(cli: Cli, pairs_run: Path, labels_run: Path, 
         assert sum(value**2 for value in actual["importance"][part]) == pytest.approx(1)
         assert any(actual["change of loss without the head"][part])
         assert 0.5 <= max(actual["relevance"][part]) <= 1
-    told = cli("heads", str(labels_run), *options, "--out", str(tmp_path / "heads.svg"))
-    assert told.code == 0, told.err
-    assert "importance: body attention" in told.out
-    assert "change of loss without the head: body attention" in told.out
+    ended = cli("heads", str(labels_run), *options, "--out", str(tmp_path / "heads.svg"))
+    assert ended.code == 0, ended.err
+    assert "importance: body attention" in ended.out
+    assert "change of loss without the head: body attention" in ended.out
     assert (
         "there is no score 'accurcy'; did you mean accuracy"
         in cli("heads", str(labels_run), "--sentences", "2", "--ablate", "accurcy").err
@@ -86,8 +86,8 @@ def test_the_loss_depends_on_heads(cli: Cli, pairs_run: Path, labels_run: Path, 
 
 
 def test_heads_of_a_model_without_plain_text_are_measured(cli: Cli, trees_run: Path) -> None:
-    told = cli("heads", str(trees_run), "--sentences", "4", "--importance")
-    assert told.code == 0, told.err
-    assert "tagging reads no plain text" in told.err
-    assert "importance" in told.out
-    assert "confidence" not in told.out
+    ended = cli("heads", str(trees_run), "--sentences", "4", "--importance")
+    assert ended.code == 0, ended.err
+    assert "tagging reads no plain text" in ended.err
+    assert "importance" in ended.out
+    assert "confidence" not in ended.out

@@ -13,6 +13,8 @@ from manyformer.train import silent, train
 
 SETTINGS = [
     *("model.dim=8", "model.depth=1", "model.heads=2", "model.memory_length=6", "data.options={length: 4}"),
+    # a rate at which the policies of two steps differ
+    "optim.lr=0.3",
     *("data.rows=4", "data.steps=5", "data.passes=1", "data.valid=10", "limits.steps=2", "save.every=1", "device=cpu"),
 ]
 
@@ -54,7 +56,7 @@ def test_episodes_are_recorded(run: Path, tmp_path: Path, cli: Cli) -> None:
 
 
 def test_checkpoints_are_recorded(run: Path, tmp_path: Path, cli: Cli) -> None:
-    """The policies of the checkpoints differ, and the last one is that of the run."""
+    """Each with its own policy, which differ, and the last one is that of the run."""
     folders = sorted(str(folder) for folder in (run / "checkpoints").iterdir())
     assert len(folders) > 1
     file = tmp_path / "stages.npz"
@@ -62,6 +64,12 @@ def test_checkpoints_are_recorded(run: Path, tmp_path: Path, cli: Cli) -> None:
     assert ended.code == 0, ended.err
     with np.load(file, allow_pickle=False) as archive:
         assert archive["source"].tolist() == [folder for folder in folders for _ in range(20)]
+    actions = {}
+    for number, folder in enumerate((*folders, str(run))):
+        single = tmp_path / f"{number}.npz"
+        assert cli("record", folder, "--episodes", "200", "--out", str(single), "--device", "cpu").code == 0
+        actions[folder] = read_archive(single).actions.tolist()
+    assert actions[str(run)] == actions[folders[-1]] != actions[folders[0]]
 
 
 def test_episodes_are_recorded_for_minari(run: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,18 +115,18 @@ def test_a_dry_run_says_that_the_data_is_longer_than_the_model_as_training_does(
     (here / "a.tsv").write_text("".join(f"{'x' * (n % 40 + 1)}\t{'y' * (n % 7 + 1)}\n" for n in range(rows)))
     words = ("train", "transformer", "model.position=learned", "data.path=a.tsv", "data.tokenizer=char")
     words += ("batch.tokens=256", "model.dim=8", "model.heads=1", "model.ff_dim=8", "model.depth=1", "limits.steps=1")
-    told = "error: the longest training pair has 41 tokens, but the model allows 40; leave such pairs out with "
+    message = "error: the longest training pair has 41 tokens, but the model allows 40; leave such pairs out with "
     for more in (("--dry-run",), ("--dry-run", "--json"), *([()] if rows == 200 else [])):
         ended = cli(*words, "model.max_length=40", *more)
         assert ended.code == 2
-        assert told in ended.err
+        assert message in ended.err
     assert cli(*words, "model.max_length=41", "--dry-run").code == 0
     # a model takes the length of the data where none is set
     assert cli(*words, "--dry-run").code == 0
     (here / "a.txt").write_text("red cat " * 2000)
     words = ("train", "transformer-lm", "data.path=a.txt", "data.tokenizer=char", "data.length=128", "--dry-run")
-    told = "error: a row (data.length) has 128 tokens, but the model allows 64; set data.length to that or less"
-    assert told in cli(*words, "batch.tokens=512", "model.max_length=64").err
+    message = "error: a row (data.length) has 128 tokens, but the model allows 64; set data.length to that or less"
+    assert message in cli(*words, "batch.tokens=512", "model.max_length=64").err
 
 
 def test_help_of_a_run_has_its_keywords_and_values(cli: Cli, here: Path) -> None:

@@ -44,9 +44,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_generate_writes_what_the_library_does(cli: Cli, text_run: Path) -> None:
     model = mf.load(text_run)
-    told = cli("generate", str(text_run), "the cat", "--greedy", "--max-new", "12")
-    assert told.code == 0, told.err
-    assert told.out == "the cat" + mf.generate(model, "the cat", max_new=12).text + "\n"
+    ended = cli("generate", str(text_run), "the cat", "--greedy", "--max-new", "12")
+    assert ended.code == 0, ended.err
+    assert ended.out == "the cat" + mf.generate(model, "the cat", max_new=12).text + "\n"
     drawn = cli(
         "generate", str(text_run), "the", "--seed", "3", "--max-new", "9", "--top-k", "5", "--temperature", "1.2"
     )
@@ -68,9 +68,9 @@ def test_generate_has_the_options_of_decoding_with_their_meanings() -> None:
 
 def test_generate_is_the_same_without_its_cache(cli: Cli, text_run: Path) -> None:
     words = ("generate", str(text_run), "the cat", "--greedy", "--max-new", "12", "--stats")
-    told, bare = cli(*words), cli(*words, "--no-cache")
-    assert told.out == bare.out
-    assert "12 tokens" in told.err
+    ended, bare = cli(*words), cli(*words, "--no-cache")
+    assert ended.out == bare.out
+    assert "12 tokens" in ended.err
     assert "without cache" in bare.err
 
 
@@ -216,10 +216,10 @@ def test_text_is_scored_as_by_hand(cli: Cli, text_run: Path, tmp_path: Path) -> 
 
 def test_the_validation_score_is_that_of_training(cli: Cli, text_run: Path) -> None:
     record = json.loads(cli("evaluate", str(text_run), "--split", "valid", "--json").out)
-    told = json.loads((text_run / "result.json").read_text())["scores"]
+    scores = json.loads((text_run / "result.json").read_text())["scores"]
     actual = {score["name"]: score["value"] for score in record["scores"]}
-    assert actual["perplexity"] == pytest.approx(told["perplexity"], rel=1e-4)
-    assert actual["bits per byte"] == pytest.approx(told["bits_per_byte"], rel=1e-4)
+    assert actual["perplexity"] == pytest.approx(scores["perplexity"], rel=1e-4)
+    assert actual["bits per byte"] == pytest.approx(scores["bits_per_byte"], rel=1e-4)
 
 
 def test_translations_are_scored_against_their_references(cli: Cli, pairs_run: Path, tmp_path: Path) -> None:
@@ -258,15 +258,15 @@ def test_words_are_labelled_and_scored_as_by_hand(
 ) -> None:
     text = sentences(7).replace("2\tsee\t_\tVERB", "2-3\tsee cats\t_\t_\t_\t_\t_\t_\t_\t_\n2\tsee\t_\tVERB")
     (tmp_path / "new.conllu").write_text(text)
-    told = cli("predict", str(trees_run), str(tmp_path / "new.conllu"))
-    assert told.code == 0, told.err
-    given, got = ([line.split("\t") for line in one.rstrip("\n").split("\n")] for one in (text, told.out))
-    assert [row[:7] + row[8:] for row in got] == [row[:7] + row[8:] for row in given]
-    words = [(old[7], new[7]) for old, new in zip(given, got) if old[0].isdecimal()]
+    ended = cli("predict", str(trees_run), str(tmp_path / "new.conllu"))
+    assert ended.code == 0, ended.err
+    given, predicted = ([line.split("\t") for line in one.rstrip("\n").split("\n")] for one in (text, ended.out))
+    assert [row[:7] + row[8:] for row in predicted] == [row[:7] + row[8:] for row in given]
+    words = [(old[7], new[7]) for old, new in zip(given, predicted) if old[0].isdecimal()]
     assert {new for _, new in words} <= {"nsubj", "obj", "root"}
     # what stands in the column is not looked at, and need not even be there
     pipe(text.replace("nsubj", "_").replace("obj", "x").encode())
-    assert cli("predict", str(trees_run), "-").out == told.out
+    assert cli("predict", str(trees_run), "-").out == ended.out
     right = 100 * sum(old == new for old, new in words) / len(words)
     scored = json.loads(cli("evaluate", str(trees_run), "--data", str(tmp_path / "new.conllu"), "--json").out)
     assert scored["task"] == "tagging"

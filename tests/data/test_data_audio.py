@@ -533,8 +533,8 @@ def test_a_recording_that_is_stored_as_zeros_is_told(name: str) -> None:
     }
     converter = RecordingConverter(RATE)
     assert not converter.convert(Recording(samples[name].astype(np.float32), RATE, None, None, "a.wav")).any()
-    told = "1 recording silent throughout (in 16 bits) (first: a.wav)"
-    assert told in list(map(str, converter.findings()))
+    message = "1 recording silent throughout (in 16 bits) (first: a.wav)"
+    assert message in list(map(str, converter.findings()))
 
 
 def test_the_overshoot_of_a_resampled_recording_is_told() -> None:

@@ -131,15 +131,15 @@ def test_modes_of_image_files(tmp_path: Path) -> None:
     }
     from manyformer.data.image_files import open_image_files
 
-    for name, (image, want) in files.items():
+    for name, (image, expected) in files.items():
         (tmp_path / name).mkdir()
         image.save(tmp_path / name / "one.png")
         (picture,) = open_image_files(str(tmp_path / name))[""].images()
         assert picture.label is None
-        if want is None:
+        if expected is None:
             assert picture.pixels.shape == (4, 4, 3)
         else:
-            assert np.array_equal(picture.pixels, want), name
+            assert np.array_equal(picture.pixels, expected), name
 
 
 def test_sequences_of_levels(tmp_path: Path) -> None:
@@ -220,8 +220,8 @@ def test_images_are_scaled_and_made_grey(tmp_path: Path) -> None:
     data = opened(tmp_path / "a.npz", tmp_path, batch=24, size=2, valid=str(tmp_path / "a.npz"))
     assert data.offered_keywords == {"height": 2, "width": 2, "channels": 3}
     # the mean of the pixels that fall together
-    want = images.reshape(12, 2, 2, 2, 3, 3).mean((2, 4))
-    actual = {tuple(np.round(image).ravel().astype(int).tolist()) for image in want}
+    expected = images.reshape(12, 2, 2, 2, 3, 3).mean((2, 4))
+    actual = {tuple(np.round(image).ravel().astype(int).tolist()) for image in expected}
     for image in all_of(data.valid)[0]:
         assert min(np.abs(image.ravel().astype(int) - np.array(one)).max() for one in actual) <= 1
     grey = opened(tmp_path / "a.npz", tmp_path, batch=24, channels=1, valid=0.5)

@@ -25,9 +25,9 @@ def opened(section: DataSection, form: str, cache: Path, batch: int = 64) -> Ope
 def summary_of(data: OpenedData) -> DataSummary:
     """The summary, whose lines are told, printable and narrow; as plain values it is JSON."""
     assert data.summary is not None
-    told = data.describe()
-    assert all(line in told for line in data.summary.facts())
-    assert len(set(told)) == len(told)
+    lines = data.describe()
+    assert all(line in lines for line in data.summary.facts())
+    assert len(set(lines)) == len(lines)
     # a path is never broken
     assert all(len(text) <= 71 or "/" in text for _, text in data.glance())
     json.dumps(data.summary.as_json())

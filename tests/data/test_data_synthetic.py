@@ -33,11 +33,11 @@ def opened(tmp_path: Path, *, batch: int = 640, seed: int = 0, **settings: Any) 
 
 def test_every_two_symbols_have_four_successors_with_their_chances() -> None:
     rule = MarkovRule(MarkovData(symbols=6, length=200))
-    made = rule.rows(np.random.default_rng(1), 2000)
-    assert made.symbols.shape == made.targets.shape == (2000, 200)
-    assert np.array_equal(made.symbols[:, 1:], made.targets[:, :-1])
+    rows = rule.rows(np.random.default_rng(1), 2000)
+    assert rows.symbols.shape == rows.targets.shape == (2000, 200)
+    assert np.array_equal(rows.symbols[:, 1:], rows.targets[:, :-1])
     seen: dict[tuple[int, int], Counter[int]] = {}
-    full = np.concatenate([made.symbols, made.targets[:, -1:]], axis=1)
+    full = np.concatenate([rows.symbols, rows.targets[:, -1:]], axis=1)
     for a, b, c in zip(full[:, :-2].ravel(), full[:, 1:-1].ravel(), full[:, 2:].ravel()):
         seen.setdefault((int(a), int(b)), Counter())[int(c)] += 1
     assert len(seen) == 36
@@ -134,8 +134,8 @@ def test_a_word_comes_twice_and_is_scored_once(tmp_path: Path) -> None:
 
 def test_hops_lead_where_the_pointers_say() -> None:
     data = HopsData(symbols=5, hops=3, length=12)
-    made = make_rule(data).rows(np.random.default_rng(2), 40)
-    for symbols, targets in zip(made.symbols.tolist(), made.targets.tolist()):
+    rows = make_rule(data).rows(np.random.default_rng(2), 40)
+    for symbols, targets in zip(rows.symbols.tolist(), rows.targets.tolist()):
         points = dict(divmod(symbol, 5) for symbol in symbols[:5])
         assert sorted(points) == sorted(points.values()) == list(range(5))
         assert targets[:5] == [-1] * 5
@@ -149,8 +149,8 @@ def test_hops_lead_where_the_pointers_say() -> None:
 
 
 def test_sums_are_those_of_the_numbers() -> None:
-    made = make_rule(AdditionData(digits=9, length=20)).rows(np.random.default_rng(3), 200)
-    for symbols, targets in zip(made.symbols, made.targets):
+    rows = make_rule(AdditionData(digits=9, length=20)).rows(np.random.default_rng(3), 200)
+    for symbols, targets in zip(rows.symbols, rows.targets):
         scored = np.flatnonzero(targets >= 0)
         assert len(scored) == 9
         first, last = int(scored[0]), int(scored[-1])

@@ -200,13 +200,13 @@ def test_few_long_texts_are_no_warning(tmp_path: Path) -> None:
 def test_running_text_that_looks_like_a_table_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("".join(f"{text},{label}\n" for text, label in ROWS))
     (tmp_path / "b.txt").write_text("".join(f"{text}, {label}\n" for text, label in ROWS))
-    told = " ".join(
+    message = " ".join(
         " ".join(
             opened(TextData(path=str(tmp_path / "a.csv"), length=8), "next-token", tmp_path / "1").describe()
         ).split()
     )
-    assert "a.csv looks like a table of 2 columns, and is read as running text" in told
-    assert "train transformer-classifier data.path=" in told
+    assert "a.csv looks like a table of 2 columns, and is read as running text" in message
+    assert "train transformer-classifier data.path=" in message
     plain = opened(TextData(path=str(tmp_path / "b.txt"), length=8), "next-token", tmp_path / "2").describe()
     assert "looks like a table" not in " ".join(plain)
 

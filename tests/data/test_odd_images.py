@@ -286,8 +286,8 @@ def test_what_is_changed_is_told_with_the_first_place(tmp_path: Path) -> None:
         Image.fromarray(noise(draw, 4, 4, 3)).save(folder / f"{number:02}.png", **options)
     data = ImagesData(path=str(tmp_path / "photos"), valid=0.3)
     opened = open_data(data, "labelled", batch_tokens=96, cache=tmp_path / "cache", seed=0)
-    told = f"3 images turned as the EXIF orientation says (first: {tmp_path}/photos/cat/05.png)"
-    assert told in opened.describe()
+    message = f"3 images turned as the EXIF orientation says (first: {tmp_path}/photos/cat/05.png)"
+    assert message in opened.describe()
     # also when the prepared images are read again
     again = open_data(data, "labelled", batch_tokens=96, cache=tmp_path / "cache", seed=0)
-    assert told in again.describe()
+    assert message in again.describe()

@@ -80,9 +80,9 @@ def test_stored_levels_are_the_mean_of_the_channels(tmp_path: Path, name: str) -
     limited = np.clip(expected.mean(1) * 32768, -32768, 32767)
     # rounded once, in 32 bits
     assert np.abs(levels - limited).max() <= 0.51
-    told = [finding.what for finding in converter.findings()]
-    assert ("recording with channels averaged" in told) == (samples.shape[1] > 1)
-    assert ("recording silent throughout (in 16 bits)" in told) == (not levels.any())
+    findings = [finding.what for finding in converter.findings()]
+    assert ("recording with channels averaged" in findings) == (samples.shape[1] > 1)
+    assert ("recording silent throughout (in 16 bits)" in findings) == (not levels.any())
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -235,18 +235,18 @@ def test_answers_that_end_inside_a_token_are_widened_and_told(tmp_path: Path) ->
     section = QuestionsData(path=path, valid=path, tokenizer_of=run)
     data = open_data(section, "spans", batch_tokens=40, cache=tmp_path / "cache", seed=0)
     assert data.summary is not None
-    told = [str(finding) for finding in data.summary.left_out]
+    left_out = [str(finding) for finding in data.summary.left_out]
     # word pieces have "dog" and "##s", so that "dogs" and "bird" end with a token, and "og" does not; both splits count
-    assert told == [
+    assert left_out == [
         f"2 answers widened to whole tokens, because an end lies inside one (first: {path}:3)",
         f"2 answers counted as none, because the tokenizer leaves out every character (first: {path}:5)",
     ]
-    assert told[0] in "\n".join(data.describe())
+    assert left_out[0] in "\n".join(data.describe())
     # a look at the data before training prepares it twice
     (tmp_path / "survey").mkdir()
     surveyed = survey_data(section, "spans", OpenRequest(40, tmp_path / "survey")).summary
     assert surveyed is not None
-    assert list(map(str, surveyed.left_out)) == told
+    assert list(map(str, surveyed.left_out)) == left_out
     short = QuestionsData(path=path, valid=path, tokenizer_of=run, max_length=10)
     cut = open_data(short, "spans", batch_tokens=40, cache=tmp_path / "short", seed=0)
     assert cut.summary is not None

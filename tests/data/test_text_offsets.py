@@ -179,10 +179,12 @@ def test_a_borrowed_tokenizer_reads_the_sentence_and_each_word_has_its_label(kin
     batch: Any = next(iter(data.valid))
     assert isinstance(batch, TaggingBatch)
     text = """She doesn't read "de le vin"."""
-    told = [line for line in data.describe() if "encoded in parts" in line]
+    lines = [line for line in data.describe() if "encoded in parts" in line]
     tokens = batch.tokens[0].tolist()
-    if told:
-        assert told == ["24 sentences encoded in parts, because their tokens would join words, which have a label each"]
+    if lines:
+        assert lines == [
+            "24 sentences encoded in parts, because their tokens would join words, which have a label each"
+        ]
     else:
         assert tokens == [tokenizer.bos, *tokenizer.encode(text), tokenizer.eos]
     assert data.labels is not None

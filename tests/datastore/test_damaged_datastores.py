@@ -67,7 +67,7 @@ def _meaning(content: bytes) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"format": 99}, "was written in format 99 by manyformer"),
         ({"precision": "O"}, "precision"),
@@ -84,7 +84,7 @@ def _meaning(content: bytes) -> Any:
     ],
 )
 def test_no_field_of_a_foreign_datastore_is_believed(
-    folder: Path, tmp_path: Path, change: dict[str, Any], told: str
+    folder: Path, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     foreign = shutil.copytree(folder, tmp_path / "foreign", ignore=shutil.ignore_patterns(".*"))
 
@@ -95,7 +95,7 @@ def test_no_field_of_a_foreign_datastore_is_believed(
 
     edit_record(foreign / "datastore.json", change_fields)
     write_manifest(foreign)
-    with pytest.raises(UserError, match=rf"foreign/.*{told}"):
+    with pytest.raises(UserError, match=rf"foreign/.*{message}"):
         used(foreign)
 
 
@@ -116,7 +116,7 @@ def leave_folder(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (set_keys, "some of its numbers are infinite or none at all"),
         (set_offsets, "a document has no tokens"),
@@ -124,13 +124,13 @@ def leave_folder(folder: Path) -> None:
     ],
 )
 def test_content_is_checked_behind_a_right_sum(
-    folder: Path, tmp_path: Path, change: Callable[[Path], None], told: str
+    folder: Path, tmp_path: Path, change: Callable[[Path], None], message: str
 ) -> None:
     foreign = shutil.copytree(folder, tmp_path / "foreign", ignore=shutil.ignore_patterns(".*"))
     change(foreign)
     if change is not leave_folder:
         write_manifest(foreign)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         used(foreign)
 
 
@@ -148,8 +148,12 @@ def test_tables_of_neighbours_are_compared_with_their_sums(folder: Path, tmp_pat
     with pytest.raises(UserError, match=f"{file.name} is damaged"):
         open_neighbour_table(str(tmp_path), shard, 21)
     note = (tmp_path / NOTE_FILE).read_text()
-    for change, told in (({"k": 10**15}, "take .* bytes, and it has"), ({"k": 0}, "k: "), ({"format": 0}, "format 0")):
+    for change, message in (
+        ({"k": 10**15}, "take .* bytes, and it has"),
+        ({"k": 0}, "k: "),
+        ({"format": 0}, "format 0"),
+    ):
         (tmp_path / NOTE_FILE).write_text(note)
         edit_record(tmp_path / NOTE_FILE, lambda content, change=change: content.update(change))
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             open_neighbour_table(str(tmp_path), shard, 21)

@@ -56,8 +56,8 @@ def test_neighbours_are_from_elsewhere(plain_run: Path, store: Datastore, found:
         expected.values.diff(dim=1)[:, : K - 1] > 1e-4
     ).all(1)
     assert sure.float().mean() > 0.5
-    got = torch.from_numpy(lookups.lookup(store.text_positions(every)))
-    assert torch.equal(got[sure], store.next_tokens(expected.indices[:, :K])[sure])
+    actual = torch.from_numpy(lookups.lookup(store.text_positions(every)))
+    assert torch.equal(actual[sure], store.next_tokens(expected.indices[:, :K])[sure])
 
 
 def test_it_learns_and_is_scored_with_them(looking_run: Path, found: Path) -> None:

@@ -56,7 +56,7 @@ def test_the_distribution_by_brute_force(tmp_path: Path, name: KeyLayer) -> None
     model = model_of()
     store = store_of(tmp_path, model, name=name)
     tokens = drawn()
-    got = knn_lm(model, store, neighbours=9, weight=0.3, temperature=2.0)(tokens).logits.exp().detach()
+    actual = knn_lm(model, store, neighbours=9, weight=0.3, temperature=2.0)(tokens).logits.exp().detach()
     keys = reads(model, name).hidden(tokens).y[..., -16:].detach()
     own = model(tokens).logits.softmax(-1).detach()
     for row in range(2):
@@ -69,8 +69,8 @@ def test_the_distribution_by_brute_force(tmp_path: Path, name: KeyLayer) -> None
             expected = 0.7 * own[row, column]
             for entry, count in zip(near, counts / counts.sum()):
                 expected[store.next_tokens(torch.tensor(entry))] += 0.3 * count
-            torch.testing.assert_close(got[row, column], expected, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(got.sum(-1), torch.ones(2, 15))
+            torch.testing.assert_close(actual[row, column], expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(actual.sum(-1), torch.ones(2, 15))
 
 
 def test_what_goes_into_the_last_feed_forward_layer_is_the_key(tmp_path: Path) -> None:
@@ -99,9 +99,9 @@ def test_weights_at_their_limits(tmp_path: Path) -> None:
 def test_a_high_temperature_counts_neighbours(tmp_path: Path) -> None:
     model = model_of()
     store = store_of(tmp_path, model)
-    got = knn_lm(model, store, neighbours=len(store), weight=1.0, temperature=1e9)(drawn()).logits.exp()
+    actual = knn_lm(model, store, neighbours=len(store), weight=1.0, temperature=1e9)(drawn()).logits.exp()
     every = store.next_tokens(torch.arange(len(store)))
-    torch.testing.assert_close(got[0, 0], torch.bincount(every, minlength=VOCAB) / len(store), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(actual[0, 0], torch.bincount(every, minlength=VOCAB) / len(store), rtol=1e-4, atol=1e-6)
 
 
 def test_twice_the_text_and_twice_the_neighbours_change_nothing(tmp_path: Path) -> None:

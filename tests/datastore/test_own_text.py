@@ -92,10 +92,10 @@ def test_planted_text_is_refused_or_has_no_part_in_it(
     """Excluded, a text gains from the datastore what it gains from a datastore of the other documents."""
     documents = [DOCUMENTS[number] for number in copied] + (DOCUMENTS[10:] if len(copied) == 1 else [])
     data = write(tmp_path / "scored.jsonl", documents)
-    told = rf"scored.jsonl overlaps with .* in {len(copied)} of {len(documents)} documents, .* --exclude-own leaves"
-    with pytest.raises(UserError, match=told):
+    message = rf"scored.jsonl overlaps with .* in {len(copied)} of {len(documents)} documents, .* --exclude-own leaves"
+    with pytest.raises(UserError, match=message):
         score_datastore(run, store, SETTINGS, data=data)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         tune(datastore_job(run), store, data=data)
     _, excluded = nats(run, store, data, exclude_own=True)
     tuned = tune(

@@ -115,7 +115,7 @@ def test_check_shows_what_the_choice_of_training_sees() -> None:
     assert [row.verdict for row in sound.rows] == ["passed"] * 2
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_a_share_above_one_and_a_choice_among_all_tokens_with_a_state_are_refused() -> None:
     with pytest.raises(ValueError, match=r"share \(1.5\) must be above 0 and at most 1"):
         routed(1.5)
     with pytest.raises(ValueError, match="needs all tokens of a document at once"):

@@ -67,8 +67,10 @@ def test_gradients_are_the_ordinary_ones(dtype: torch.dtype, tolerance: float) -
     torch.manual_seed(0)
     body = stack(8, 6, 0.2).to(dtype).train()
     x = torch.randn(2, 5, 8, dtype=dtype, requires_grad=True)
-    for got, want in zip(gradients(body, x, context(5)), gradients(body, x, context(5, watch=watch)), strict=True):
-        assert (got - want).abs().max() <= tolerance * want.abs().max()
+    for actual, expected in zip(
+        gradients(body, x, context(5)), gradients(body, x, context(5, watch=watch)), strict=True
+    ):
+        assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
     # each choice was made once for either, and never again for a gradient
     assert all(part.made == 2 for part in body.modules() if isinstance(part, Rounded))
 
@@ -126,8 +128,8 @@ def test_any_parts_may_be_reversible(words: dict[str, Any]) -> None:
         torch.manual_seed(1)
         logits = model(tokens, **({"watch": watch} if watched else {})).logits
         actual.append(torch.autograd.grad(logits.pow(2).sum(), list(model.parameters())))
-    for got, want in zip(*actual):
-        assert (got - want).abs().max() <= 1e-9 * (1 + want.abs().max())
+    for gradient, expected in zip(*actual):
+        assert (gradient - expected).abs().max() <= 1e-9 * (1 + expected.abs().max())
 
 
 def test_a_source_gets_its_gradient() -> None:
@@ -145,8 +147,8 @@ def test_a_source_gets_its_gradient() -> None:
     for more in ({}, {"watch": watch}):
         ctx = context(4, memory=MemorySequence(source, context(4).positions), **more)
         actual.append(torch.autograd.grad(body(x, ctx).y.pow(2).sum(), [source, x, *body.parameters()]))
-    for got, want in zip(*actual):
-        assert (got - want).abs().max() < 1e-12
+    for gradient, expected in zip(*actual):
+        assert (gradient - expected).abs().max() < 1e-12
 
 
 def test_what_cannot_be_taken_back_is_refused() -> None:
@@ -157,14 +159,14 @@ def test_what_cannot_be_taken_back_is_refused() -> None:
 
 
 def test_choices_are_made_once() -> None:
-    made = iter(range(10))
-    assert choose_once(lambda: next(made)) == 0
+    numbers = iter(range(10))
+    assert choose_once(lambda: next(numbers)) == 0
     tape: list[Any] = []
     with recording_choices(tape):
-        first = [choose_once(lambda: next(made)) for _ in range(2)]
+        first = [choose_once(lambda: next(numbers)) for _ in range(2)]
     with replaying_choices(tape):
-        assert [choose_once(lambda: next(made)) for _ in range(2)] == first == [1, 2]
-    assert choose_once(lambda: next(made)) == 3
+        assert [choose_once(lambda: next(numbers)) for _ in range(2)] == first == [1, 2]
+    assert choose_once(lambda: next(numbers)) == 3
 
 
 def test_a_feed_forward_in_pieces() -> None:
@@ -175,8 +177,8 @@ def test_a_feed_forward_in_pieces() -> None:
     for layer in (full, ChunkedLayer(full, 4)):
         y = layer(x, context(11)).y
         actual.append([y, *torch.autograd.grad(y.pow(2).sum(), [x, *full.parameters()])])
-    for got, want in zip(*actual):
-        assert (got - want).abs().max() < 1e-12
+    for gradient, expected in zip(*actual):
+        assert (gradient - expected).abs().max() < 1e-12
     with pytest.raises(ValueError, match="may mix tokens"):
         ChunkedLayer(Rounded(4), 2)
 

@@ -89,17 +89,17 @@ def test_halted_tokens_are_left_out_without_a_trace(variant: str) -> None:
         )
     ctx = Context(place, memory)
     x.requires_grad_()
-    want, cost, steps = all_at_once(layer, x, ctx)
+    expected_output, cost, steps = all_at_once(layer, x, ctx)
     real = (place.segment_ids != -1)[..., None]
     assert steps[real[..., 0]].unique().numel() > 1, "some halt before others"
     weight = torch.randn_like(x) * real
-    expected = torch.autograd.grad((want * weight).sum() + cost, [x, *layer.parameters()])
+    expected = torch.autograd.grad((expected_output * weight).sum() + cost, [x, *layer.parameters()])
     for watch in (no_watch, lambda *_: None):
         out = layer(x, Context(place, memory, watch))
-        torch.testing.assert_close(out.y * real, want * real, atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(out.y * real, expected_output * real, atol=1e-10, rtol=1e-10)
         torch.testing.assert_close(out.loss, cost)
-        got = torch.autograd.grad((out.y * weight).sum() + out.loss, [x, *layer.parameters()])
-        for one, two in zip(got, expected):
+        actual = torch.autograd.grad((out.y * weight).sum() + out.loss, [x, *layer.parameters()])
+        for one, two in zip(actual, expected):
             torch.testing.assert_close(one, two, atol=1e-10, rtol=1e-10)
 
 
@@ -108,10 +108,10 @@ def test_fixed_steps_are_a_stack_that_shares_its_weights(norm: str) -> None:
     body = made(causal=True, cross=True, halting="fixed", norm_order=norm)
     layer = body if norm == "post" else body.steps
     x, place = tokens()
-    ctx, want = Context(place, MemorySequence(*tokens())), x
+    ctx, expected = Context(place, MemorySequence(*tokens())), x
     for step in range(STEPS):
-        want = layer.block(layer.timing(want, place, step), ctx).y
-    torch.testing.assert_close(layer(x, ctx).y, want, atol=1e-12, rtol=1e-12)
+        expected = layer.block(layer.timing(expected, place, step), ctx).y
+    torch.testing.assert_close(layer(x, ctx).y, expected, atol=1e-12, rtol=1e-12)
     tied, rows = (
         mf.build("transformer-lm", vocab=5, dim=DIM, depth=STEPS, heads=2, norm_order="post"),
         torch.arange(5)[None],

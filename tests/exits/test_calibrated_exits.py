@@ -99,7 +99,7 @@ def test_texts_are_those_of_the_calibration(run: Path, capsys: pytest.CaptureFix
     workload = load_calibration_prompts(run, count=20).workload
     calibration = ThresholdCalibration.read(file)
     expected = workload.decode(calibration.threshold)
-    assert expected.texts != workload.decode(None).texts or expected.layers < 3
+    assert expected.layers < workload.decode(None).layers == 3, "no token leaves early"
     model: Any = mf.load(run)
     decoding = decoding_from_options(beam=1)
     use_calibration(model, file, decoding)
@@ -136,7 +136,7 @@ def test_other_models_and_decodings_are_refused(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "message"),
     [
         ("threshold", 0.01, "the tests do not certify the threshold 0.01"),
         ("documents", 30, "does not follow from its mean loss"),
@@ -148,11 +148,11 @@ def test_other_models_and_decodings_are_refused(run: Path) -> None:
         ("format", 99, "was written in format 99 by manyformer"),
     ],
 )
-def test_a_changed_calibration_is_refused(run: Path, tmp_path: Path, field: str, value: Any, told: str) -> None:
+def test_a_changed_calibration_is_refused(run: Path, tmp_path: Path, field: str, value: Any, message: str) -> None:
     file = tmp_path / "calibration.json"
     shutil.copy2(run / "calibration.json", file)
     edit_record(file, lambda content: content.update({field: value}))
-    with pytest.raises(UserError, match=f"calibration.json .*{told}"):
+    with pytest.raises(UserError, match=f"calibration.json .*{message}"):
         use_calibration(mf.load(run), file, Decoding())
 
 

@@ -12,10 +12,10 @@ from manyformer.cli import run as command
 from manyformer.config import RunConfig
 from manyformer.depth.early_exit_stack import EarlyExit
 from manyformer.errors import UserError
-from manyformer.exits import DecodingWorkload, ThresholdCalibration, calibrate, exit_layers, load_prompts, sweep
+from manyformer.exits import DecodingWorkload, ThresholdCalibration, calibrate, exit_layers, load_prompts
 from manyformer.exits.calibration import document_means
 from manyformer.exits.early_decoding import exit_threshold
-from manyformer.exits.sweep import best_in_bins, random_thresholds
+from manyformer.exits.sweep import ThresholdPoint, best_in_bins, random_thresholds
 from manyformer.generate import generate
 
 TINY: dict[str, Any] = {"dim": 16, "depth": 3, "heads": 2, "ff_dim": 24, "dropout": 0.0}
@@ -75,8 +75,8 @@ def test_writing_tells_the_layers(run: Path) -> None:
     model: Any = task.model
     with exit_threshold(model, 0.02):
         actual = generate(model, task.prompts[:2], max_new=6).tokens
-        told = exit_layers(model, task.prompts[:2], actual)
-    assert [len(row) for row in told] == [len(row) for row in actual]
+        layers = exit_layers(model, task.prompts[:2], actual)
+    assert [len(row) for row in layers] == [len(row) for row in actual]
     assert isinstance(model.decoder, EarlyExit)
     assert model.decoder.rule.values == (0.9, 0.9)
 
@@ -113,11 +113,11 @@ def test_prompts_of_a_document_count_once(run: Path) -> None:
 def test_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [str(run), "--tolerance", "0.4", "--confidence", "0.6", "--documents", "4"]
     assert command(["calibrate", *words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    report = json.loads(capsys.readouterr().out)
     file = run / "calibration.json"
     saved = ThresholdCalibration.read(file)
-    assert (saved.threshold, saved.documents, saved.prompts) == (told["threshold"], 4, 4)
-    assert "4 documents (4 prompts, from test of" in told["statement"]
+    assert (saved.threshold, saved.documents, saved.prompts) == (report["threshold"], 4, 4)
+    assert "4 documents (4 prompts, from test of" in report["statement"]
     assert command(["calibrate", str(run), "--tolerance", "0.01", "--documents", "9"]) == 2
     assert "the prompts come from 9 documents" in capsys.readouterr().err
     table = tmp_path / "table"
@@ -137,7 +137,7 @@ def test_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("calibrate", "{run}", "--tolerance", "1.5"), "tolerance (1.5) must lie between 0 and 1"),
         (("calibrate", "{run}", "--tolerance", "0.1", "--confidence", "2"), "confidence (2.0) must lie between"),
@@ -148,16 +148,25 @@ def test_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ],
 )
 def test_refused_before_anything_is_written_to(
-    run: Path, words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Path, words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(DecodingWorkload, "decode")
     assert command([word.format(run=run) for word in words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_random_thresholds_keep_the_best_of_each_cost(run: Path) -> None:
-    thresholds = random_thresholds(3, 4, seed=1)
-    assert len(thresholds) == 4
-    assert all(0 <= value < 1 for row in thresholds for value in row)
-    points = sweep("calm", load_prompts(run, count=2, max_new=4), thresholds)
-    assert [point.layers for point in best_in_bins(points)] == sorted(point.layers for point in best_in_bins(points))
+def test_random_thresholds_are_shares_for_each_layer_but_the_last() -> None:
+    thresholds = random_thresholds(3, 400, seed=1)
+    assert {len(row) for row in thresholds} == {2}
+    assert 0 <= min(map(min, thresholds)) < 0.02 < 0.98 < max(map(max, thresholds)) < 1
+    assert random_thresholds(3, 400, seed=1) == thresholds != random_thresholds(3, 400, seed=2)
+
+
+def test_the_best_of_each_cost_is_kept() -> None:
+    def point(layers: float, consistency: float, bleu: float | None = None) -> ThresholdPoint:
+        return ThresholdPoint("calm", 0.5, bleu, consistency, layers, 1.0)
+
+    costly, cheap, better, worse = point(2.6, 0.9), point(1.0, 0.3), point(1.49, 0.7), point(1.2, 0.1)
+    assert best_in_bins([costly, cheap, better, worse]) == [better, costly]
+    assert best_in_bins([better, point(1.4, 0.99, bleu=0.2)]) == [better], "BLEU where it is known, else consistency"
+    assert best_in_bins([cheap, better], width=0.25) == [cheap, better]

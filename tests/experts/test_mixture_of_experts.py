@@ -30,8 +30,8 @@ def shaken(module: nn.Module) -> Any:
 
 
 def copy_experts(theirs: Any, ours: GatedExperts) -> None:
-    gate, up = theirs.gate_up_proj.data.chunk(2, dim=1)
-    for part, weight in {"gate": gate, "up": up, "down": theirs.down_proj.data}.items():
+    gate, up_weight = theirs.gate_up_proj.data.chunk(2, dim=1)
+    for part, weight in {"gate": gate, "up": up_weight, "down": theirs.down_proj.data}.items():
         getattr(ours, part).weight.data.copy_(weight)
 
 

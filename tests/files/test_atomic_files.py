@@ -59,12 +59,12 @@ def test_folders_are_removed_too(tmp_path: Path) -> None:
 def test_whatever_prevents_a_file_is_told_with_its_name(number: int, kind: type[NotWritable], reason: str) -> None:
     """Also where a library tells the error of the system as text, as safetensors does."""
     for error in (OSError(number, os.strerror(number)), SafetensorError(f"I/O error: ... (os error {number})")):
-        with pytest.raises(NotWritable) as told, report_not_written(Path("there/model.safetensors")):
+        with pytest.raises(NotWritable) as caught, report_not_written(Path("there/model.safetensors")):
             raise error
-        assert type(told.value) is kind
-        assert str(told.value).endswith(": there/model.safetensors could not be written")
+        assert type(caught.value) is kind
+        assert str(caught.value).endswith(": there/model.safetensors could not be written")
         if isinstance(error, OSError) or number != errno.ETXTBSY:
-            assert told.value.reason == reason
+            assert caught.value.reason == reason
 
 
 def test_an_old_file_stays_whole_where_the_new_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

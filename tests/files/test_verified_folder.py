@@ -77,10 +77,18 @@ def test_a_sum_is_computed_once_for_a_file_that_does_not_change(folder: Path, mo
         VerifiedFolder.open(folder).verify()
 
 
-def test_a_damaged_memory_of_sums_is_ignored(folder: Path) -> None:
+def test_a_damaged_memory_of_sums_is_ignored_and_written_anew(folder: Path) -> None:
     VerifiedFolder.open(folder).verify()
-    (folder / ".verified.json").write_text("{")
+    memory = folder / ".verified.json"
+    complete = memory.read_bytes()
+    memory.write_text("{")
     VerifiedFolder.open(folder).verify()
+    assert memory.read_bytes() == complete
+    # it vouches for no content: a damaged file beside a damaged memory is found
+    memory.write_text("{")
+    (folder / "a.bin").write_bytes(b"xyz")
+    with pytest.raises(DamagedFile, match=r"a\.bin is damaged"):
+        VerifiedFolder.open(folder).verify()
 
 
 def test_content_is_checked_with_the_sum(folder: Path) -> None:

@@ -64,15 +64,15 @@ def tensors(heads: int, groups: int, key: int, value: int, dtype: torch.dtype = 
     return tuple(torch.randn(ROWS, h, LENGTH, e, dtype=dtype, requires_grad=True) for h, e in shapes)
 
 
-def differentiated(y: Tensor, up: Tensor, inputs: Any) -> tuple[Tensor, ...]:
+def differentiated(y: Tensor, grad_output: Tensor, inputs: Any) -> tuple[Tensor, ...]:
     """y and the gradients of its product with `up`; both must be zero where nothing is asked."""
-    return y, *torch.autograd.grad((y * up).sum(), inputs)
+    return y, *torch.autograd.grad((y * grad_output).sum(), inputs)
 
 
 def apart(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> float:
     """The largest difference relative to the size of what is right."""
     worst = 0.0
-    for got, want in zip(left, right, strict=True):
-        assert got.isfinite().all()
-        worst = max(worst, float(((got - want).abs().max() / want.abs().max().clamp(min=1e-12)).detach()))
+    for actual, expected in zip(left, right, strict=True):
+        assert actual.isfinite().all()
+        worst = max(worst, float(((actual - expected).abs().max() / expected.abs().max().clamp(min=1e-12)).detach()))
     return worst

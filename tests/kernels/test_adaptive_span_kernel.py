@@ -83,10 +83,10 @@ def test_cropped_is_uncropped(spans: AttentionSpans, position: Position, segment
     assert kernel.explain(KernelCall(*given, place, place, position)).startswith("banded")
     real = (place.segment_ids != -1)[:, None, :, None]
     torch.testing.assert_close(one.y * real, two.y * real, atol=1e-10, rtol=1e-10)
-    up = torch.randn_like(one.y) * real
-    grads = [torch.autograd.grad((out.y * up).sum() + out.loss, weights) for out in (one, two)]
-    for got, want in zip(*grads):
-        torch.testing.assert_close(got, want, atol=1e-10, rtol=1e-10)
+    grad_output = torch.randn_like(one.y) * real
+    grads = [torch.autograd.grad((out.y * grad_output).sum() + out.loss, weights) for out in (one, two)]
+    for actual, expected in zip(*grads):
+        torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
 
 
 def test_the_gradient_of_a_span_by_differences() -> None:
@@ -107,10 +107,10 @@ def test_the_longest_span_is_windowed_attention() -> None:
     given, place, position = qkv(), place_of(PACKED), KeyDistancePosition(WIDTH, LONGEST).double()
     window = SoftmaxKernel(Window(LONGEST + 1) & ~Window(1), path="naive")
     real = (place.segment_ids != -1)[:, None, :, None]
-    want = window(KernelCall(*given, place, place, position)).y * real
+    expected = window(KernelCall(*given, place, place, position)).y * real
     for spans in (lengths_of(1.0, 1.0, 1.0), FixedAttentionSpans(HEADS, LONGEST).double()):
-        got = AdaptiveSpanKernel(spans)(KernelCall(*given, place, place, position)).y
-        torch.testing.assert_close(got * real, want, atol=1e-10, rtol=1e-10)
+        actual = AdaptiveSpanKernel(spans)(KernelCall(*given, place, place, position)).y
+        torch.testing.assert_close(actual * real, expected, atol=1e-10, rtol=1e-10)
 
 
 def test_the_penalty_is_of_the_mean_span() -> None:
@@ -167,12 +167,12 @@ def test_the_cache_is_as_long_as_the_spans() -> None:
     for layer, share in zip(model.body.children(), (0.1, 0.3)):
         layer.attention.inner.kernel.spans.share.data.fill_(share)
     tokens = torch.randint(9, (2, 60))
-    want, state = model(tokens).logits, model.init_state(2)
-    got = []
+    expected, state = model(tokens).logits, model.init_state(2)
+    actual = []
     for part in tokens.split([25, *[1] * 35], 1):
         logits, state, _ = model(part, None, state)
-        got.append(logits)
-    torch.testing.assert_close(torch.cat(got, 1), want, atol=1e-10, rtol=1e-10)
+        actual.append(logits)
+    torch.testing.assert_close(torch.cat(actual, 1), expected, atol=1e-10, rtol=1e-10)
     rings = [one.source for one, _ in state.body]
     assert [ring.k.shape[2] for ring in rings if isinstance(ring, RingCache)] == [10, 18]
     # spans that have grown see what is kept
@@ -233,8 +233,8 @@ def test_grouped_heads_and_the_layer_around() -> None:
     layer = Attention(8, 4, AdaptiveSpanKernel(spans), kv_heads=2, source=SpanCacheSource(spans))
     x = torch.randn(1, 30, 8)
     watched: dict[str, Any] = {}
-    want = layer(x, Context(place, None, lambda module, name, value: watched.update({name: value}))).y
-    torch.testing.assert_close(layer(x, Context(place, None, no_watch)).y, want)
+    expected = layer(x, Context(place, None, lambda module, name, value: watched.update({name: value}))).y
+    torch.testing.assert_close(layer(x, Context(place, None, no_watch)).y, expected)
     assert watched["spans"].shape == (1, 4, 1)
 
 

@@ -46,11 +46,11 @@ def test_every_form_of_gated_linear_attention_is_the_definition(layout: str, mon
     monkeypatch.setattr(matrix_recurrence, "MIN_CHUNK", 3)
     place, real = place_of(layout), real_of(layout)
     qkv = tensors(HEADS, 2, KEY, VALUE + KEY)
-    up = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
+    grad_output = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
     results = {}
     for path in ("quadratic", "chunked", "recurrent"):
         kernel = LinearKernel(EluPlusOneFeatures(), Causal(), rule=ChannelGatedRule(), chunk=8, path=path)
-        results[path] = differentiated(kernel(KernelCall(*qkv, place, place, NoPosition())).y * real, up, qkv)
+        results[path] = differentiated(kernel(KernelCall(*qkv, place, place, NoPosition())).y * real, grad_output, qkv)
     assert apart(results["quadratic"], results["recurrent"]) < 1e-10
     assert apart(results["chunked"], results["recurrent"]) < 1e-10
 

@@ -73,7 +73,7 @@ def test_gradients_are_those_of_differences() -> None:
     assert torch.autograd.gradcheck(lambda x: layer(x, context(11, rows=1)).y[:, 6:], x)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_a_second_rotation_odd_widths_and_recurrent_kernels_are_refused() -> None:
     with pytest.raises(ValueError, match=r"DynamicRotaryKernel does not support .*query.*, which RotaryPosition needs"):
         attention(position=RotaryPosition(8))
     with pytest.raises(ValueError, match="must be even"):

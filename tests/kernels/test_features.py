@@ -126,8 +126,8 @@ def test_orthogonal_directions_vary_less() -> None:
     q, k = drawn(0.3)
     error = {}
     for directions in ("orthogonal", "independent"):
-        made = [FavorPlusFeatures(KEY, 32, directions=directions, floor=0.0) for _ in range(300)]  # type: ignore[arg-type]
-        actual = torch.stack([kernel_of(one.double(), q, k) for one in made])
+        features_of_draws = [FavorPlusFeatures(KEY, 32, directions=directions, floor=0.0) for _ in range(300)]  # type: ignore[arg-type]
+        actual = torch.stack([kernel_of(one.double(), q, k) for one in features_of_draws])
         error[directions] = float((actual - softmax_kernel(q, k)).square().mean())
     assert error["orthogonal"] < 0.95 * error["independent"]
 
@@ -153,8 +153,8 @@ def test_the_variance_of_pairs_of_features_is_that_of_the_paper(features: Any) -
     q, k = drawn(0.3, 4)
     count = 100_000
     floor = {"floor": 0.0} if features is HyperbolicFavorFeatures else {}
-    made = features(KEY, 2 * count, directions="independent", **floor).double()
-    left, right = (made(x, place(4)) for x in (q, k))
+    feature_map = features(KEY, 2 * count, directions="independent", **floor).double()
+    left, right = (feature_map(x, place(4)) for x in (q, k))
     scale = (left.log_scale[..., :, None] + right.log_scale[..., None, :]).exp() * count
     each = left.y[..., :, None, :] * right.y[..., None, :, :] * scale[..., None]
     each = each[..., :count] + each[..., count:]
@@ -174,13 +174,13 @@ def test_the_variance_of_pairs_of_features_is_that_of_the_paper(features: Any) -
 def test_directions_of_one_length_estimate_the_regularized_kernel() -> None:
     """In two dimensions the mean of exp(w.z) over |w| = sqrt(2) is the Bessel function I_0 of sqrt(2) |z|."""
     x, y = (0.8 * torch.randn(1, 1, 3, 2, dtype=torch.float64) for _ in range(2))
-    made = FavorPlusFeatures(2, 100_000, directions="regularized", floor=0.0).double()
-    assert torch.allclose(made.matrix.norm(dim=-1), torch.tensor(2.0, dtype=torch.float64).sqrt())
+    feature_map = FavorPlusFeatures(2, 100_000, directions="regularized", floor=0.0).double()
+    assert torch.allclose(feature_map.matrix.norm(dim=-1), torch.tensor(2.0, dtype=torch.float64).sqrt())
     x, y = x * 2**0.25, y * 2**0.25
     both = (x[..., :, None, :] + y[..., None, :, :]).norm(dim=-1) / 2**0.25
     norms = (x.square().sum(-1)[..., :, None] + y.square().sum(-1)[..., None, :]) / 2**0.5
     expected = (-norms / 2).exp() * torch.special.i0(math.sqrt(2) * both)
-    torch.testing.assert_close(kernel_of(made, x, y), expected, rtol=0.02, atol=0)
+    torch.testing.assert_close(kernel_of(feature_map, x, y), expected, rtol=0.02, atol=0)
     assert (expected <= (x @ y.mT / 2**0.5).exp() + 1e-12).all()
 
 
@@ -260,9 +260,9 @@ def test_a_floor_is_a_constant_to_gradients() -> None:
     products = scaled @ features.matrix[0].T
     top = products.detach().amax(-1, keepdim=True)
     expected = (products - top).exp() + 0.1, (top - scaled.square().sum(-1, keepdim=True) / 2)[..., 0] - math.log(5) / 2
-    up = torch.randn_like(y), torch.randn_like(log)
+    grad_outputs = torch.randn_like(y), torch.randn_like(log)
     torch.testing.assert_close((y, log), expected)
-    torch.testing.assert_close(*(torch.autograd.grad(pair, x, up)[0] for pair in ((y, log), expected)))
+    torch.testing.assert_close(*(torch.autograd.grad(pair, x, grad_outputs)[0] for pair in ((y, log), expected)))
 
 
 class TestRedrawing:

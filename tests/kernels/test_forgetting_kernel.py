@@ -119,9 +119,9 @@ def test_weak_gates_after_strong_ones_keep_their_digits(nats: float, is_mixed: b
     exact[3] = (log_gates - torch.log(-torch.expm1(log_gates))).requires_grad_()
     narrow = [x.detach().float().requires_grad_() for x in exact]
     expected, y = attend("naive", *exact, positions), attend("fused", *narrow, positions)
-    up = torch.randn(y.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    wanted = [expected, *torch.autograd.grad((expected * up).sum(), exact)]
-    actual = [y, *torch.autograd.grad((y * up.float()).sum(), narrow)]
+    grad_output = torch.randn(y.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    wanted = [expected, *torch.autograd.grad((expected * grad_output).sum(), exact)]
+    actual = [y, *torch.autograd.grad((y * grad_output.float()).sum(), narrow)]
     # where every token forgets the others, gradients of scores and gates are below what float32 resolves of weights
     counts = 5 if is_mixed or nats < 5 else 1
     for found, right in zip(actual[:counts], wanted):

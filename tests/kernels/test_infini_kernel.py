@@ -129,7 +129,7 @@ def test_a_state_of_constant_size_continues_documents(sizes: tuple[int, ...]) ->
     assert state.kernel.k.shape == (2, 2, SEGMENT, 4)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_an_empty_segment_and_an_unknown_update_are_refused() -> None:
     with pytest.raises(ValueError, match=r"segment \(0\) must be at least 1 token"):
         InfiniKernel(2, 0)
     with pytest.raises(ValueError, match=r"update \('gated'\) must be sum or delta"):

@@ -51,10 +51,10 @@ MAPS: dict[str, Any] = {
 
 
 def run(
-    kernel: LinearKernel, qkv: tuple[Tensor, ...], up: Tensor, positions: TokenPositions, real: Tensor
+    kernel: LinearKernel, qkv: tuple[Tensor, ...], grad_output: Tensor, positions: TokenPositions, real: Tensor
 ) -> tuple[Tensor, ...]:
     y = kernel(KernelCall(*qkv, positions, positions, NOWHERE)).y * real
-    return differentiated(y, up, [*qkv, *kernel.features.parameters()])
+    return differentiated(y, grad_output, [*qkv, *kernel.features.parameters()])
 
 
 RULES: dict[str, MemoryRule] = {"sum": SumRule(), "gated": GatedRule(), "delta": DeltaRule()}
@@ -66,17 +66,23 @@ PAIRS = [(name, rule) for name in MAPS for rule in RULES if not (rule == "delta"
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_causal_form_is_the_definition(layout: str, features: str, name: str) -> None:
     place, real, groups, rule = place_of(layout), real_of(layout), 2, RULES[name]
-    made: FeatureMap = MAPS[features](groups).double()
+    feature_map: FeatureMap = MAPS[features](groups).double()
     qkv = tensors(HEADS, groups, KEY, VALUE + rule.gate_dim)
-    up = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
+    grad_output = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
     actual = {
-        path: run(LinearKernel(made, Causal(), rule=rule, chunk=8, floor=1e-3, path=path), qkv, up, place, real)
+        path: run(
+            LinearKernel(feature_map, Causal(), rule=rule, chunk=8, floor=1e-3, path=path),
+            qkv,
+            grad_output,
+            place,
+            real,
+        )
         for path in rule.forms
     }
     expected = actual.pop("quadratic" if "quadratic" in actual else "recurrent")
     assert actual
-    for path, got in actual.items():
-        assert apart(got, expected) < 1e-10, path
+    for path, result in actual.items():
+        assert apart(result, expected) < 1e-10, path
 
 
 @pytest.mark.parametrize("sizes", [[1] * LENGTH, [5, 1, 9, 8], [LENGTH]], ids=["steps", "chunks", "whole"])
@@ -101,11 +107,14 @@ def test_a_stream_gives_what_one_pass_gives(layout: str, features: str, rule: Me
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_sums_over_whole_documents_are_the_definition(layout: str, features: str, groups: int) -> None:
     place, real = place_of(layout), real_of(layout)
-    made = MAPS[features](groups).double()
+    feature_map = MAPS[features](groups).double()
     qkv = tensors(HEADS, groups, KEY, VALUE)
-    up = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
-    expected, got = (run(LinearKernel(made, floor=1e-3, path=p), qkv, up, place, real) for p in ("quadratic", "summed"))
-    assert apart(got, expected) < 1e-10
+    grad_output = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
+    expected, actual = (
+        run(LinearKernel(feature_map, floor=1e-3, path=p), qkv, grad_output, place, real)
+        for p in ("quadratic", "summed")
+    )
+    assert apart(actual, expected) < 1e-10
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -148,10 +157,10 @@ def test_maps_of_queries_and_keys_by_the_definition(layout: str, path: Any) -> N
         c = k[b, g][keys] @ maps[1].weight[g].T
         weights = a.softmax(0) @ c.softmax(1).T + (-a).softmax(0) @ (-c).softmax(1).T
         expected[b, h, i] = weights @ v[b, g][keys] / weights.sum()
-    up = torch.randn_like(expected)
+    grad_output = torch.randn_like(expected)
     inputs = [q, k, v, *(features.weight for features in maps)]
     y = kernel(KernelCall(q, k, v, place, place, NOWHERE)).y * real_of(layout)
-    assert apart(differentiated(y, up, inputs), differentiated(expected, up, inputs)) < 1e-10
+    assert apart(differentiated(y, grad_output, inputs), differentiated(expected, grad_output, inputs)) < 1e-10
 
 
 @pytest.mark.parametrize("features", ["elu + 1", "FAVOR+", "cosine"])
@@ -183,12 +192,12 @@ def test_chunks_are_steps_whatever_there_is(data: st.DataObject) -> None:
     steps = st.lists(st.lists(st.integers(0, 1), min_size=length, max_size=length), min_size=2, max_size=2)
     run = torch.tensor(data.draw(steps)).cumsum(1) if data.draw(st.booleans()) else None
     leaves = [x for x in (a, c, v, decay, memory) if x is not None]
-    up, last = torch.randn(2, 3, length, 5, dtype=torch.float64), torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    grad_output, last = torch.randn(2, 3, length, 5, dtype=torch.float64), torch.randn(2, 3, 4, 5, dtype=torch.float64)
     actual = []
     with patch.object(matrix_recurrence, "MIN_CHUNK", block):
         in_chunks = linear_attention.chunked(a, c, v, decay, run, memory, chunk=chunk)
     for summed in (matrix_recurrence.recurrent(a, c, v, decay, run, memory), in_chunks):
-        loss = (summed.y * up).sum() + (summed.memory * last).sum()
+        loss = (summed.y * grad_output).sum() + (summed.memory * last).sum()
         actual.append((*summed, *torch.autograd.grad(loss, leaves)))
     torch.testing.assert_close(actual[1], actual[0], atol=1e-10, rtol=1e-10)
 
@@ -272,8 +281,8 @@ def test_watched_weights_are_what_the_outputs_are_made_of(layout: str) -> None:
     place, real = place_of(layout), real_of(layout)
     q, k, v = (x.detach() for x in tensors(HEADS, 2, KEY, VALUE))
     for mask in (Causal(), AllKeys()):
-        for made in (EluPlusOneFeatures(), FavorPlusFeatures(KEY, 16)):
-            kernel = LinearKernel(made.double(), mask)
+        for feature_map in (EluPlusOneFeatures(), FavorPlusFeatures(KEY, 16)):
+            kernel = LinearKernel(feature_map.double(), mask)
             seen: list[Tensor] = []
             y = kernel(KernelCall(q, k, v, place, place, NOWHERE, None, lambda m, n, w, kept=seen: kept.append(w))).y  # type: ignore[misc]
             torch.testing.assert_close((seen[0] * real).sum(-1, keepdim=True), real.double().expand(-1, HEADS, -1, -1))

@@ -77,13 +77,13 @@ def test_every_projection_is_what_it_is_by_hand(layout: str, name: str) -> None:
     place, real = place_of(layout), real_of(layout)
     kernel = LinformerKernel(shaken(MAKERS[name](KEY)), shaken(MAKERS[name](VALUE)))
     qkv = tensors(HEADS, GROUPS, KEY, VALUE)
-    up = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
+    grad_output = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
     leaves = [*qkv, *kernel.parameters()]
-    got = differentiated(kernel(KernelCall(*qkv, place, place, NOWHERE)).y * real, up, leaves)
-    assert apart(got, differentiated(by_hand(kernel, *qkv, place.segment_ids), up, leaves)) < 1e-10
+    actual = differentiated(kernel(KernelCall(*qkv, place, place, NOWHERE)).y * real, grad_output, leaves)
+    assert apart(actual, differentiated(by_hand(kernel, *qkv, place.segment_ids), grad_output, leaves)) < 1e-10
     seen: list[Tensor] = []
     watched = kernel(KernelCall(*qkv, place, place, NOWHERE, None, lambda m, n, w: seen.append(w))).y * real
-    assert apart((watched.detach(),), (got[0].detach(),)) < 1e-10
+    assert apart((watched.detach(),), (actual[0].detach(),)) < 1e-10
     assert seen[0].shape[-1] >= 1
 
 

@@ -17,20 +17,20 @@ NOWHERE = NoPosition()
 
 def kernel(path: Any = "auto", *, groups: int = 2, window: int = WINDOW) -> LolcatsKernel:
     torch.manual_seed(0)
-    made = LolcatsKernel(KEY, heads=HEADS, kv_heads=groups, window=window, path=path).double()
-    for parameter in made.parameters():
+    built = LolcatsKernel(KEY, heads=HEADS, kv_heads=groups, window=window, path=path).double()
+    for parameter in built.parameters():
         parameter.data.add_(torch.randn_like(parameter))
-    return made
+    return built
 
 
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_definition_itself(layout: str, groups: int) -> None:
     """Zhang et al. 2024, section 3.3.1, one query of one head at a time."""
-    place, made = place_of(layout), kernel("naive", groups=groups)
+    place, naive = place_of(layout), kernel("naive", groups=groups)
     q, k, v = (x.detach() for x in tensors(HEADS, groups, KEY, VALUE))
-    y = made(KernelCall(q, k, v, place, place, NOWHERE)).y
-    gamma = made.window_factor.sigmoid()
+    y = naive(KernelCall(q, k, v, place, place, NOWHERE)).y
+    gamma = naive.window_factor.sigmoid()
     for b, i, h in torch.cartesian_prod(*map(torch.arange, (ROWS, LENGTH, HEADS))).tolist():
         g, segments = h // (HEADS // groups), place.segment_ids[b]
         if segments[i] == PADDING_SEGMENT:
@@ -38,7 +38,7 @@ def test_the_definition_itself(layout: str, groups: int) -> None:
         seen = [j for j in range(i + 1) if segments[j] == segments[i]]
         far, near = seen[:-WINDOW], seen[-WINDOW:]
         scores = k[b, g, near] @ q[b, h, i] / KEY**0.5
-        x, z = made.features.weight[h] @ q[b, h, i], k[b, g, far] @ made.key_features.weight[g].T
+        x, z = naive.features.weight[h] @ q[b, h, i], k[b, g, far] @ naive.key_features.weight[g].T
         products = z.softmax(-1) @ x.softmax(-1) + (-z).softmax(-1) @ (-x).softmax(-1)
         weights = torch.cat([products, gamma[h] * (scores - scores.max()).exp()])
         torch.testing.assert_close(y[b, h, i], weights @ v[b, g, seen] / weights.sum(), atol=1e-12, rtol=0)
@@ -48,14 +48,14 @@ def test_the_definition_itself(layout: str, groups: int) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_windows_and_sums_are_the_definition(layout: str, window: int) -> None:
     place, real, qkv = place_of(layout), real_of(layout), tensors(HEADS, 2, KEY, VALUE)
-    up = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
+    grad_output = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
 
     def run(path: str) -> tuple[torch.Tensor, ...]:
-        made = kernel(path, window=window)
-        y = made(KernelCall(*qkv, place, place, NOWHERE)).y * real
+        streaming = kernel(path, window=window)
+        y = streaming(KernelCall(*qkv, place, place, NOWHERE)).y * real
         # a window of all tokens is softmax, which depends on none of them
-        parameters = [] if window == 30 else list(made.parameters())
-        return differentiated(y, up, [*qkv, *parameters])
+        parameters = [] if window == 30 else list(streaming.parameters())
+        return differentiated(y, grad_output, [*qkv, *parameters])
 
     assert apart(run("windows"), run("naive")) < 1e-10
 
@@ -63,13 +63,13 @@ def test_windows_and_sums_are_the_definition(layout: str, window: int) -> None:
 @pytest.mark.parametrize("sizes", [[1] * LENGTH, [5, 1, 9, 8], [LENGTH]], ids=["steps", "pieces", "whole"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_stream_gives_what_one_pass_gives(layout: str, sizes: list[int]) -> None:
-    made, place, real = kernel(), place_of(layout), real_of(layout)
+    built, place, real = kernel(), place_of(layout), real_of(layout)
     q, k, v = (x.detach() for x in tensors(HEADS, 2, KEY, VALUE))
-    state, outputs = made.init_state(ROWS, device=q.device, dtype=q.dtype), []
+    state, outputs = built.init_state(ROWS, device=q.device, dtype=q.dtype), []
     for part, at in in_steps(layout, sizes):
-        y, state, _ = made(KernelCall(q[:, :, part], k[:, :, part], v[:, :, part], at, at, NOWHERE, state))
+        y, state, _ = built(KernelCall(q[:, :, part], k[:, :, part], v[:, :, part], at, at, NOWHERE, state))
         outputs.append(y)
-    full = made(KernelCall(q, k, v, place, place, NOWHERE)).y
+    full = built(KernelCall(q, k, v, place, place, NOWHERE)).y
     assert apart((torch.cat(outputs, 2) * real,), (full * real,)) < 1e-10
 
 
@@ -84,6 +84,6 @@ def test_the_state_is_one_window_and_a_matrix_whatever_was_read() -> None:
     ("settings", "sentence"),
     [({"window": 0}, r"window \(0\) must be at least 1"), ({"path": "fast"}, "path 'fast' does not exist")],
 )
-def test_what_cannot_be(settings: dict[str, Any], sentence: str) -> None:
+def test_an_empty_window_and_an_unknown_path_are_refused(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         LolcatsKernel(4, heads=1, kv_heads=1, **settings)

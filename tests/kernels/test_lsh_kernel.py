@@ -62,11 +62,11 @@ def full(q: Tensor, v: Tensor, positions: TokenPositions, *, both: bool) -> Tens
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("form", FORMS)
 def test_sorted_is_written_out(form: str, layout: str) -> None:
-    (q, v), place, up = inputs(), place_of(layout), torch.randn(2, 2, 23, 6).double() * real_of(layout)
+    (q, v), place, grad_output = inputs(), place_of(layout), torch.randn(2, 2, 23, 6).double() * real_of(layout)
     words: dict[str, Any] = {"num_buckets": 4, "chunk_length": 3, "num_hashes": 3, **FORMS[form]}
     kernels = [LSHKernel(**words, path=path) for path in ("sorted", "naive")]
     kernels[1].load_state_dict(kernels[0].state_dict())
-    actual = [differentiated(run(kernel, q, v, place).y, up, (q, v)) for kernel in kernels]
+    actual = [differentiated(run(kernel, q, v, place).y, grad_output, (q, v)) for kernel in kernels]
     real = real_of(layout)
     assert apart((actual[0][0] * real, *actual[0][1:]), (actual[1][0] * real, *actual[1][1:])) < 1e-10
 
@@ -75,27 +75,27 @@ def test_sorted_is_written_out(form: str, layout: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_one_bucket_and_one_chunk_are_full_attention(form: str, layout: str) -> None:
     (q, v), place, real = inputs(), place_of(layout), real_of(layout)
-    want = full(q, v, place, both="chunks_after" in FORMS[form]) * real
+    expected = full(q, v, place, both="chunks_after" in FORMS[form]) * real
     assert (
         apart(
             (run(LSHKernel(num_buckets=1, chunk_length=12, num_hashes=2, **FORMS[form]), q, v, place).y * real,),
-            (want,),
+            (expected,),
         )
         < 1e-12
     )
     if form != "strict":
         # the published form does not hash what fits into a chunk
         kernel = LSHKernel(num_buckets=8, chunk_length=23, num_hashes=1, **FORMS[form])
-        assert apart((run(kernel, q, v, place).y * real,), (want,)) < 1e-12
+        assert apart((run(kernel, q, v, place).y * real,), (expected,)) < 1e-12
 
 
 def test_enough_rounds_are_full_attention() -> None:
     (q, v), place = inputs(), place_of("plain")
     kernel = LSHKernel(num_buckets=2, chunk_length=12, num_hashes=1)
-    want, errors = full(q, v, place, both=False), []
+    expected, errors = full(q, v, place, both=False), []
     for rounds in (1, 2, 4, 8, 64):
         kernel.num_hashes = rounds
-        errors.append(float((run(kernel, q, v, place).y - want).detach().abs().mean()))
+        errors.append(float((run(kernel, q, v, place).y - expected).detach().abs().mean()))
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > 0.1
     assert errors[-1] < errors[0] / 100
@@ -105,7 +105,7 @@ def test_enough_rounds_are_full_attention() -> None:
 def test_steps_are_one_pass(layout: str) -> None:
     (q, v), place = inputs(), place_of(layout)
     kernel = LSHKernel(num_buckets=4, chunk_length=2, num_hashes=2)
-    want, real = run(kernel, q, v, place).y, real_of(layout)
+    expected, real = run(kernel, q, v, place).y, real_of(layout)
     for sizes in ([1] * 23, [9, 1, 1, 12]):
         state, parts = kernel.init_state(2, device=q.device, dtype=q.dtype), []
         for part, here in in_steps(layout, sizes):
@@ -115,7 +115,7 @@ def test_steps_are_one_pass(layout: str) -> None:
                 KernelCall(q[:, :, part], q[:, :, end], v[:, :, end], here, so_far, NoPosition(), state)
             )
             parts.append(y)
-        assert apart((torch.cat(parts, 2) * real,), (want * real,)) < 1e-12
+        assert apart((torch.cat(parts, 2) * real,), (expected * real,)) < 1e-12
 
 
 def test_rotations_follow_from_the_seed_and_the_step() -> None:
@@ -154,7 +154,7 @@ def test_weights_can_be_watched() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ({"num_buckets": 5}, r"buckets \(5\) must be 1 or even"),
         ({"chunk_length": 0}, r"chunk_length \(0\) must be at least 1"),
@@ -163,8 +163,8 @@ def test_weights_can_be_watched() -> None:
         ({"chunks_before": -1}, r"chunks_before \(-1\)"),
     ],
 )
-def test_what_cannot_be_is_refused(words: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_sizes_of_buckets_and_chunks_that_cannot_be_hashed_are_refused(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         LSHKernel(**{"num_buckets": 4, "chunk_length": 4, "num_hashes": 1, **words})
 
 

@@ -55,9 +55,9 @@ def test_all_forms_are_the_formula_with_its_gradients(layout: str, form: Recurre
             (torch.tensor(row), torch.arange(HEADS)[:, None], columns), written_out(*document, rule)
         )
     leaves = [*inputs, rule.input_bias, rule.forget_bias]
-    up = torch.randn_like(y) * real
+    grad_output = torch.randn_like(y) * real
     # the eps beside the normalizer is what is left
-    assert apart(differentiated(y * real, up, leaves), differentiated(expected, up, leaves)) < 3e-5
+    assert apart(differentiated(y * real, grad_output, leaves), differentiated(expected, grad_output, leaves)) < 3e-5
     assert memory.log_scale is not None
     if weights is not None:
         torch.testing.assert_close((weights @ v) * real, y * real, atol=1e-10, rtol=0)

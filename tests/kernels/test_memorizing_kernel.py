@@ -87,8 +87,10 @@ def test_with_all_as_neighbours_it_is_dense_attention(combine: str) -> None:
         gate = model.combine.bias.sigmoid()[:, None, None] * far.any(-1, keepdim=True)
         expected = (1 - gate) * dense(q, k, v, near) + gate * dense(q, k.detach(), v.detach(), far)
     torch.testing.assert_close(actual, expected, atol=1e-10, rtol=0)
-    up, inputs = torch.randn_like(actual), [*tensors, *model.parameters()]
-    for ours, reference in zip(torch.autograd.grad(actual, inputs, up), torch.autograd.grad(expected, inputs, up)):
+    grad_output, inputs = torch.randn_like(actual), [*tensors, *model.parameters()]
+    for ours, reference in zip(
+        torch.autograd.grad(actual, inputs, grad_output), torch.autograd.grad(expected, inputs, grad_output)
+    ):
         torch.testing.assert_close(ours, reference, atol=1e-10, rtol=0)
 
 
@@ -299,7 +301,7 @@ def test_queries_and_keys_are_of_one_length() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_what_cannot_be_is_refused() -> None:
+def test_rotary_positions_and_an_empty_memory_are_refused() -> None:
     with pytest.raises(ValueError, match=r"MemorizingKernel does not support \['key'\], which RotaryPosition needs"):
         Attention(8, 2, kernel(), position=RotaryPosition(4))
     with pytest.raises(ValueError, match=r"size \(0\)"):

@@ -124,7 +124,7 @@ def test_work_grows_linearly_with_the_length() -> None:
     assert flops[-1] < count_flops(lambda: SoftmaxKernel(Causal())(call)) / 4
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_an_empty_block_an_unknown_path_and_blocks_of_cut_documents_are_refused() -> None:
     with pytest.raises(ValueError, match=r"block \(0\) and count \(3\) must be at least 1"):
         MoBAKernel(0)
     with pytest.raises(ValueError, match="path 'fast' does not exist"):

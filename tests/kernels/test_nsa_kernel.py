@@ -157,6 +157,6 @@ def test_work_grows_less_than_with_full_attention() -> None:
         (SIZES._replace(blocks_seen=2), r"blocks_seen \(2\) must be at least 3"),
     ],
 )
-def test_what_cannot_be_is_refused(sizes: NSASizes, message: str) -> None:
+def test_blocks_that_the_stride_does_not_divide_and_too_few_of_them_are_refused(sizes: NSASizes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         NSAKernel(8, 1, WIDTH, sizes)

@@ -106,7 +106,7 @@ def test_the_inverse_improves_with_its_steps() -> None:
     assert errors[1] < 1e-10
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_no_landmarks_even_convolutions_and_keys_of_other_tokens_are_refused() -> None:
     with pytest.raises(ValueError, match=r"landmarks \(0\) and iterations \(6\) must be at least 1"):
         NystromKernel(2, 0)
     with pytest.raises(ValueError, match=r"convolution \(4\) must be an odd number"):

@@ -93,7 +93,7 @@ def test_steps_equal_one_call_and_reflections_get_gradients() -> None:
     torch.testing.assert_close(torch.cat(pieces, 1), full, atol=1e-12, rtol=0)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_rank_zero_and_queries_without_their_keys_are_refused() -> None:
     with pytest.raises(ValueError, match=r"rank \(0\) and chunk \(64\) must be at least 1"):
         PaTHKernel(8, 2, 4, rank=0)
     (q, _, _), (_, k, v) = draw(1, 5), draw(1, 9)

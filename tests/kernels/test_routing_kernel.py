@@ -52,21 +52,21 @@ def test_the_fast_way_is_the_definition(membership: ClusterMembership, dtype: to
     route, (k, v), place = kernel(membership), drawn(dtype), place_of("plain")
     fast = route(KernelCall(k, k, v, place, place, NoPosition())).y
     slow, weights = watched(route, k, v)
-    up = torch.randn_like(fast)
-    assert apart(differentiated(fast, up, (k, v)), differentiated(slow, up, (k, v))) < tolerance
+    grad_output = torch.randn_like(fast)
+    assert apart(differentiated(fast, grad_output, (k, v)), differentiated(slow, grad_output, (k, v))) < tolerance
     assert (weights.triu(1) == 0).all()
 
 
 @pytest.mark.parametrize("membership", [BalancedMembership(), NearestMembership(23)], ids=repr)
 def test_one_cluster_is_full_attention_to_shared_keys(membership: ClusterMembership) -> None:
     route, (k, v), place = kernel(membership, clusters=1), drawn(), place_of("plain")
-    got = route(KernelCall(k, k, v, place, place, NoPosition())).y
+    actual = route(KernelCall(k, k, v, place, place, NoPosition())).y
     keys = F.layer_norm(k, (6,))
     earlier = torch.ones(23, 23, dtype=torch.bool).tril(-1)
     earlier[0, 0] = True
-    want = ops.fused_attention(keys, keys, v, earlier[None, None], causal=False, scale=1 / math.sqrt(6))
-    up = torch.randn_like(got)
-    assert apart(differentiated(got, up, (k, v)), differentiated(want, up, (k, v))) < 1e-10
+    expected = ops.fused_attention(keys, keys, v, earlier[None, None], causal=False, scale=1 / math.sqrt(6))
+    grad_output = torch.randn_like(actual)
+    assert apart(differentiated(actual, grad_output, (k, v)), differentiated(expected, grad_output, (k, v))) < 1e-10
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
@@ -78,8 +78,8 @@ def test_documents_are_clustered_by_themselves(membership: ClusterMembership, la
     for row, columns in documents_of(layout):
         alone = positions_of(torch.zeros(1, len(columns), dtype=torch.long), None, None)[0]
         one_k, one_v = (x[row : row + 1, :, columns] for x in (k, v))
-        want = route(KernelCall(one_k, one_k, one_v, alone, alone, NoPosition())).y
-        torch.testing.assert_close(y[row : row + 1, :, columns], want)
+        expected = route(KernelCall(one_k, one_k, one_v, alone, alone, NoPosition())).y
+        torch.testing.assert_close(y[row : row + 1, :, columns], expected)
 
 
 @pytest.mark.parametrize("layout", ["plain", "left padding", "packed"])
@@ -87,13 +87,13 @@ def test_documents_are_clustered_by_themselves(membership: ClusterMembership, la
 def test_going_on_gives_what_one_pass_gives(layout: str, sizes: list[int]) -> None:
     attention = Attention(12, 2, kernel(NearestMembership(3)).double()).double().eval()
     x = torch.randn(2, 23, 12, dtype=torch.float64)
-    want = attention(x, Context(place_of(layout))).y
-    state, got = attention.init_state(2, device=x.device, dtype=x.dtype), []
+    expected = attention(x, Context(place_of(layout))).y
+    state, actual = attention.init_state(2, device=x.device, dtype=x.dtype), []
     for part, place in in_steps(layout, sizes):
         y, state, _ = attention(x[:, part], Context(place), state)
-        got.append(y)
+        actual.append(y)
     real = real_of(layout)[:, 0]
-    torch.testing.assert_close(torch.cat(got, 1) * real, want * real)
+    torch.testing.assert_close(torch.cat(actual, 1) * real, expected * real)
 
 
 def test_a_token_sees_members_of_its_own_cluster_alone() -> None:
@@ -104,7 +104,7 @@ def test_a_token_sees_members_of_its_own_cluster_alone() -> None:
     assert ((weights > 0) <= (label[..., None] == label[..., None, :])).all()
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_states_of_balanced_clusters_rotary_positions_and_empty_clusters_are_refused() -> None:
     with pytest.raises(ValueError, match=r"BalancedMembership\(size=None\) is not causal"):
         kernel(BalancedMembership()).init_state(1, device=torch.device("cpu"), dtype=torch.float32)
     with pytest.raises(ValueError, match="does not support"):
@@ -176,9 +176,9 @@ def test_an_average_moves_as_the_formula_says() -> None:
         keys = second[:, head][real]
         label = (keys @ mean[head].T).argmax(-1)
         for cluster in range(3):
-            want = 0.75 * sums[head, cluster] + 0.25 * keys[label == cluster].sum(0) / len(keys)
-            torch.testing.assert_close(means.sums[head, cluster], want)
-            torch.testing.assert_close(means.mean[head, cluster], F.normalize(want, dim=0))
+            expected = 0.75 * sums[head, cluster] + 0.25 * keys[label == cluster].sum(0) / len(keys)
+            torch.testing.assert_close(means.sums[head, cluster], expected)
+            torch.testing.assert_close(means.mean[head, cluster], F.normalize(expected, dim=0))
 
 
 def test_centroids_stay_in_evaluation_and_without_gradient() -> None:

@@ -118,12 +118,12 @@ def test_scores_of_distances_have_the_gradients_of_their_definition(score: str) 
 def test_the_usual_ones_are_softmax_attention(layout: str, mask: Any) -> None:
     place, real = place_of(layout), real_of(layout)
     qkv = tensors(HEADS, GROUPS, KEY, VALUE)
-    up = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
-    got, expected = (
-        differentiated(kernel(KernelCall(*qkv, place, place, NOWHERE)).y * real, up, qkv)
+    grad_output = torch.randn(ROWS, HEADS, LENGTH, VALUE, dtype=torch.float64) * real
+    actual, expected = (
+        differentiated(kernel(KernelCall(*qkv, place, place, NOWHERE)).y * real, grad_output, qkv)
         for kernel in (PairwiseKernel(mask=mask), SoftmaxKernel(mask))
     )
-    assert apart(got, expected) < 1e-10
+    assert apart(actual, expected) < 1e-10
 
 
 def test_a_gaussian_of_keys_of_one_length_is_the_scaled_product() -> None:

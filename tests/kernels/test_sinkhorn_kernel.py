@@ -27,12 +27,12 @@ def kernel(mask: Mask | None, net: type = MLPSorting, block: int = 4, **words: A
 @pytest.mark.parametrize("block", [23, 50])
 def test_one_block_is_full_attention(mask: Mask | None, block: int) -> None:
     inputs, place = tensors(2, 2, 6, 6), place_of("plain")
-    got, want = (
+    actual, expected = (
         each(KernelCall(*inputs, place, place, NoPosition())).y
         for each in (kernel(mask, block=block), SoftmaxKernel(mask, path="naive"))
     )
-    up = torch.randn_like(got)
-    assert apart(differentiated(got, up, inputs), differentiated(want, up, inputs)) < 1e-10
+    grad_output = torch.randn_like(actual)
+    assert apart(differentiated(actual, grad_output, inputs), differentiated(expected, grad_output, inputs)) < 1e-10
 
 
 @BOTH
@@ -59,13 +59,13 @@ def test_going_on_gives_what_one_pass_gives(net: type, layout: str) -> None:
     both = SumKernel(kernel(Causal(), net, iterations=2), SoftmaxKernel(Window(3)))
     attention = Attention(12, 2, both).double().eval()
     x = torch.randn(2, 23, 12, dtype=torch.float64)
-    want = attention(x, Context(place_of(layout))).y
-    state, got = attention.init_state(2, device=x.device, dtype=x.dtype), []
+    expected = attention(x, Context(place_of(layout))).y
+    state, actual = attention.init_state(2, device=x.device, dtype=x.dtype), []
     for part, place in in_steps(layout, sizes):
         y, state, _ = attention(x[:, part], Context(place), state)
-        got.append(y)
+        actual.append(y)
     real = real_of(layout)[:, 0]
-    torch.testing.assert_close(torch.cat(got, 1) * real, want * real)
+    torch.testing.assert_close(torch.cat(actual, 1) * real, expected * real)
 
 
 def test_noise_is_for_training_and_follows_from_the_seed() -> None:
@@ -99,7 +99,7 @@ def test_a_sum_of_kernels_is_their_sum() -> None:
     assert "; and " in SumKernel(one, two).explain(KernelCall(*inputs, place, place, NoPosition()))
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_masks_sizes_and_states_that_sorting_cannot_keep_are_refused() -> None:
     for words, what in (
         ({"mask": Window(3)}, "must be Causal"),
         ({"mask": Causal(), "sortcut_blocks": 2}, "must not be Causal"),

@@ -84,15 +84,15 @@ def test_every_path_is_the_definition(layout: str, mask: Mask, groups: int) -> N
     qkv = inputs(place, groups)
     real = (place.segment_ids != PADDING_SEGMENT)[:, None, :, None]
     # nobody asks what padding computes, so nothing flows back from it
-    up = torch.randn(*qkv[0].shape[:3], VALUE, dtype=torch.float64) * real
+    grad_output = torch.randn(*qkv[0].shape[:3], VALUE, dtype=torch.float64) * real
     dense = mask.dense(place, place, HEADS)
     y = by_hand(*qkv, dense, 1 / math.sqrt(KEY))
-    expected = (y * real, *torch.autograd.grad((y * up).sum(), qkv))
+    expected = (y * real, *torch.autograd.grad((y * grad_output).sum(), qkv))
     paths: list[Any] = ["auto", "naive", "sdpa", "sparse", "blocked"]
     if mask in (Causal(), AllKeys()) and layout not in ("plain", "one token", "in pieces"):
         paths.append("documents")
     for path in paths:
-        y, *gradients = run(SoftmaxKernel(mask, path=path), qkv, up, place, place)
+        y, *gradients = run(SoftmaxKernel(mask, path=path), qkv, grad_output, place, place)
         assert_equal((y * real, *gradients), expected)
 
 
@@ -105,10 +105,10 @@ def test_every_path_agrees_on_any_rows(data: st.DataObject) -> None:
     mask = data.draw(st.sampled_from([Causal(), AllKeys(), ~Causal(), Causal() & SameDocument()]))
     qkv = inputs(place, 2)
     real = (place.segment_ids != PADDING_SEGMENT)[:, None, :, None]
-    up = torch.randn(*qkv[0].shape[:3], VALUE, dtype=torch.float64) * real
-    wanted, *expected = run(SoftmaxKernel(mask, path="naive"), qkv, up, place, place)
+    grad_output = torch.randn(*qkv[0].shape[:3], VALUE, dtype=torch.float64) * real
+    wanted, *expected = run(SoftmaxKernel(mask, path="naive"), qkv, grad_output, place, place)
     for path in ("auto", "sdpa", "sparse"):
-        y, *gradients = run(SoftmaxKernel(mask, path=path), qkv, up, place, place)  # type: ignore[arg-type]
+        y, *gradients = run(SoftmaxKernel(mask, path=path), qkv, grad_output, place, place)  # type: ignore[arg-type]
         assert_equal((y * real, *gradients), (wanted, *expected))
 
 
@@ -272,10 +272,10 @@ def test_packed_documents_are_seen_one_by_one(mask: Mask, groups: int, monkeypat
     kernel, qkv = SoftmaxKernel(mask), inputs(place, groups)
     assert choice(kernel, place) == "documents: 7 documents in 2 packed rows, one call each"
     real = (place.segment_ids != PADDING_SEGMENT)[:, None, :, None]
-    up = torch.randn(*qkv[0].shape[:3], VALUE, dtype=torch.float64) * real
-    y, *gradients = run(kernel, qkv, up, place, place)
+    grad_output = torch.randn(*qkv[0].shape[:3], VALUE, dtype=torch.float64) * real
+    y, *gradients = run(kernel, qkv, grad_output, place, place)
     assert not y.masked_select(~real).any()
-    wanted, *expected = run(SoftmaxKernel(mask, path="naive"), qkv, up, place, place)
+    wanted, *expected = run(SoftmaxKernel(mask, path="naive"), qkv, grad_output, place, place)
     assert_equal((y, *gradients), (wanted * real, *expected))
     # short ones share blocks
     assert not choice(kernel, segment_positions([[column // 5 for column in range(45)]])).startswith("documents")
@@ -364,7 +364,7 @@ def test_a_query_without_keys_gets_zeros_from_kernels_that_give_nan(
     place = place._replace(layout=None)
     query_place = place.columns(120 - queries, 120)
     qkv = inputs(query_place, 2, place)
-    up = torch.randn(2, HEADS, queries, VALUE, dtype=torch.float64)
+    grad_output = torch.randn(2, HEADS, queries, VALUE, dtype=torch.float64)
     kernel = SoftmaxKernel(Causal() & Window(50), path="sdpa")
-    actual = run(kernel, qkv, up, query_place, place)
-    assert_equal(actual, run(SoftmaxKernel(kernel.mask, path="naive"), qkv, up, query_place, place))
+    actual = run(kernel, qkv, grad_output, query_place, place)
+    assert_equal(actual, run(SoftmaxKernel(kernel.mask, path="naive"), qkv, grad_output, query_place, place))

@@ -103,14 +103,14 @@ def run(
     kernel: SoftmaxKernel,
     position: Position,
     qkv: tuple[Tensor, ...],
-    up: Tensor,
+    grad_output: Tensor,
     query_positions: TokenPositions,
     key_positions: TokenPositions,
 ) -> list[Tensor]:
     """Outputs and the gradients of everything that has one."""
     y = kernel(KernelCall(*qkv, query_positions, key_positions, position)).y
-    actual = torch.autograd.grad((y * up).sum(), [*qkv, *position.parameters()])
-    return [y * (up != 0), *actual]
+    actual = torch.autograd.grad((y * grad_output).sum(), [*qkv, *position.parameters()])
+    return [y * (grad_output != 0), *actual]
 
 
 def assert_paths_agree(
@@ -123,14 +123,14 @@ def assert_paths_agree(
 ) -> str:
     """The path's results are those of the definition; what path it was, and why."""
     qkv = draw(query_positions, key_positions, groups)
-    up = (
+    grad_output = (
         torch.randn(*qkv[0].shape[:3], VALUE, dtype=torch.float64)
         * (query_positions.segment_ids != PADDING_SEGMENT)[:, None, :, None]
     )
     kernel = SoftmaxKernel(mask, path=path)  # type: ignore[arg-type]
-    expected = run(SoftmaxKernel(mask, path="naive"), position, qkv, up, query_positions, key_positions)
+    expected = run(SoftmaxKernel(mask, path="naive"), position, qkv, grad_output, query_positions, key_positions)
     torch.testing.assert_close(
-        run(kernel, position, qkv, up, query_positions, key_positions), expected, atol=1e-10, rtol=0
+        run(kernel, position, qkv, grad_output, query_positions, key_positions), expected, atol=1e-10, rtol=0
     )
     return kernel.explain(KernelCall(*qkv, query_positions, key_positions, position))
 

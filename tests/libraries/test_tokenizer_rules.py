@@ -122,7 +122,11 @@ def test_costly_rules_are_refused_by_their_place(content: dict[str, Any], place:
     ],
 )
 def test_rules_of_known_tokenizers_are_taken(content: dict[str, Any]) -> None:
+    """They are read and not passed over: with one rule more that grows every text they are refused."""
     check_rules(content)
+    rules = [content["normalizer"]] if content.get("normalizer") else []
+    with pytest.raises(ValueError, match=r"normalizer.* can become more than 64 times as long"):
+        check_rules({**content, **normalizer(*rules, *[replace("a", "aa")] * 7)})
 
 
 def test_no_text_grows_more_than_is_promised() -> None:

@@ -106,21 +106,23 @@ def test_a_padded_batch_is_every_pair_by_hand(unit: str) -> None:
     (source, source_segments), (target, segments) = padded(SOURCES), padded(TARGETS)
     ups = [torch.randn(length, VOCAB, dtype=torch.float64) for length in TARGETS]
     logits = model(source, target, source_segments, segments).logits
-    actual = sum((up * logits[row, : len(up)]).sum() for row, up in enumerate(ups))
+    actual = sum((grad_output * logits[row, : len(grad_output)]).sum() for row, grad_output in enumerate(ups))
     hand = [logits_by_hand(model, source[row, :s], target[row, :t], step) for row, (s, t) in
             enumerate(zip(SOURCES, TARGETS))]  # fmt: skip
     for row, one in enumerate(hand):
         torch.testing.assert_close(logits[row, : len(one)], one, atol=1e-10, rtol=1e-10)
-    expected = sum((up * one).sum() for up, one in zip(ups, hand))
+    expected = sum((grad_output * one).sum() for grad_output, one in zip(ups, hand))
     assert isinstance(actual, Tensor)
     assert isinstance(expected, Tensor)
     names, weights = zip(*model.named_parameters())
-    for name, weight, got, want in zip(
+    for name, weight, gradient, expected_gradient in zip(
         names, weights, torch.autograd.grad(actual, weights), torch.autograd.grad(expected, weights)
     ):
         if unit == "torch" and any(weight is square for square in squares):
-            got, want = got.diagonal(), want.diagonal()
-        torch.testing.assert_close(got, want, atol=1e-10, rtol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
+            gradient, expected_gradient = gradient.diagonal(), expected_gradient.diagonal()
+        torch.testing.assert_close(
+            gradient, expected_gradient, atol=1e-10, rtol=1e-10, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def padded(lengths: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -141,8 +143,8 @@ def test_the_encoder_is_torch_s_own_where_resets_commute() -> None:
     x = torch.randn(3, 7, WORDS, dtype=torch.float64)
     packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([7, 3, 5]), batch_first=True, enforce_sorted=False)
     expected, _ = nn.utils.rnn.pad_packed_sequence(reference(packed)[0], batch_first=True)
-    got = layer(x, Context(place)).y * (segments != PADDING_SEGMENT)[..., None]
-    torch.testing.assert_close(got, expected, atol=1e-10, rtol=1e-10)
+    actual = layer(x, Context(place)).y * (segments != PADDING_SEGMENT)[..., None]
+    torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
 
 
 def test_a_document_is_mirrored_where_it_stands() -> None:

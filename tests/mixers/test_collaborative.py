@@ -21,6 +21,7 @@ from manyformer.recipes import get_recipe
 from manyformer.sources import CrossAttentionSource
 from manyformer.surgery.head_sharing import factorize
 from perturbing import perturb
+from token_rows import range_positions
 
 DIM, HEADS, SHARED, LENGTH = 12, 3, 8, 7
 WORDS: dict[str, Any] = {"vocab": 19, "dim": DIM, "depth": 2, "heads": HEADS, "ff_dim": 16, "max_length": 32}
@@ -71,11 +72,13 @@ def test_the_definition(causal: bool) -> None:
     layer = shaken(CollaborativeAttention(DIM, HEADS, Causal() if causal else None, shared=SHARED).double())
     x = torch.randn(LENGTH, DIM, dtype=torch.float64, requires_grad=True)
     leaves = [x, *layer.parameters()]
-    up = torch.randn(LENGTH, DIM, dtype=torch.float64)
+    grad_output = torch.randn(LENGTH, DIM, dtype=torch.float64)
     ours, expected = layer(x[None], Context(place(LENGTH))).y[0], one_by_one(layer, x, x, causal=causal)
     torch.testing.assert_close(ours, expected, atol=1e-10, rtol=0)
-    for got, want in zip(*(torch.autograd.grad((y * up).sum(), leaves) for y in (ours, expected)), strict=True):
-        torch.testing.assert_close(got, want, atol=1e-10, rtol=0)
+    for gradient, expected_gradient in zip(
+        *(torch.autograd.grad((y * grad_output).sum(), leaves) for y in (ours, expected)), strict=True
+    ):
+        torch.testing.assert_close(gradient, expected_gradient, atol=1e-10, rtol=0)
 
 
 def test_another_sequence() -> None:
@@ -85,11 +88,20 @@ def test_another_sequence() -> None:
     torch.testing.assert_close(actual, one_by_one(layer, x, y, causal=False), atol=1e-10, rtol=0)
 
 
+@torch.no_grad()
 def test_one_key_is_kept_for_all_heads() -> None:
-    layer = CollaborativeAttention(DIM, HEADS, Causal(), shared=SHARED)
-    state = layer.init_state(2, capacity=5, device=torch.device("cpu"), dtype=torch.float32)
+    """A step with kept keys sees what a full pass sees, and what is kept has one key of `shared` dimensions a token."""
+    layer = shaken(CollaborativeAttention(DIM, HEADS, Causal(), shared=SHARED).double())
+    x = torch.randn(2, 5, DIM, dtype=torch.float64)
+    state = layer.init_state(2, capacity=5, device=torch.device("cpu"), dtype=torch.float64)
     assert state.source.k.shape == (2, 1, 5, SHARED + HEADS)
     assert state.source.v.shape == (2, 1, 5, DIM)
+    outputs = []
+    for column in range(5):
+        y, state, _ = layer(x[:, column : column + 1], Context(range_positions(1, column)), state)
+        outputs.append(y)
+    full = layer(x, Context(place(5))).y
+    torch.testing.assert_close(torch.cat(outputs, 1), full, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize(("shared", "dim"), [(0, 12), (4, 13)])
@@ -185,7 +197,7 @@ def test_heads_that_cannot_share_are_refused(recipe: str, keywords: dict[str, An
         mf.collaborate(build_tiny(recipe, keywords, 0), shared=2)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_dimensions_keywords_and_removed_heads_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UserError, match=r"shared \(13\) must be at least 1 and at most dim \(12\)"):
         mf.collaborate(mf.build("transformer-lm", **WORDS), shared=13)
     with pytest.raises(UserError, match="collaborative has no keyword residual_streams, which this model sets"):

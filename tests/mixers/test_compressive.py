@@ -159,8 +159,8 @@ def test_attention_reconstruction_is_its_closed_form(norm: bool) -> None:
     nn.init.normal_(compression.conv.weight, std=0.3)
     zeros = (torch.zeros(2, n, dtype=torch.long) for n in (5, 6))
     here, tokens = (MemorySlots(x.requires_grad_(), seg) for x, seg in zip((at, old), zeros))
-    made = compression(MemorySlots(tokens.x.detach(), tokens.segment_ids))
-    loss = AttentionReconstructionLoss()(inner, here, tokens, made)
+    memory = compression(MemorySlots(tokens.x.detach(), tokens.segment_ids))
+    loss = AttentionReconstructionLoss()(inner, here, tokens, memory)
 
     def attend(to: Tensor) -> Tensor:
         before = inner.pre_norm if inner.pre_norm is not None else (lambda x: x)
@@ -171,35 +171,38 @@ def test_attention_reconstruction_is_its_closed_form(norm: bool) -> None:
             heads.append((q[..., part] @ k[..., part].mT / math.sqrt(4)).softmax(-1) @ v[..., part])
         return torch.cat(heads, -1)
 
-    expected = (attend(made.x) - attend(old)).square().mean()
+    expected = (attend(memory.x) - attend(old)).square().mean()
     torch.testing.assert_close(loss, expected)
     actual = torch.autograd.grad(loss, [at, old, *inner.parameters()], retain_graph=True, allow_unused=True)
     assert not any(grad is not None for grad in actual)
-    assert all(grad.abs().max() > 0 for grad in torch.autograd.grad(loss, list(compression.parameters())))
+    weights = list(compression.parameters())
+    gradients = torch.autograd.grad(loss, weights, retain_graph=True)
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected, weights))
+    assert all(gradient.abs().max() > 0 for gradient in gradients)
 
 
 def test_nothing_is_lost_where_tokens_of_a_slot_are_alike() -> None:
     x = torch.randn(2, 3, DIM, dtype=torch.float64).repeat_interleave(2, 1)
     old = MemorySlots(x, torch.zeros(2, 6, dtype=torch.long))
-    made = MeanPoolCompression(2)(old)
-    loss = AttentionReconstructionLoss()(attention(PrefixSource()), MemorySlots(x, old.segment_ids), old, made)
+    memory = MeanPoolCompression(2)(old)
+    loss = AttentionReconstructionLoss()(attention(PrefixSource()), MemorySlots(x, old.segment_ids), old, memory)
     torch.testing.assert_close(loss, torch.zeros_like(loss))  # type: ignore[arg-type]
     coder = AutoEncodingLoss(DIM, 2).double()
     with torch.no_grad():
         coder.decoder.weight.copy_(torch.eye(DIM)[:, :, None].expand(-1, -1, 2))
         coder.decoder.bias.zero_()  # type: ignore[union-attr]
-    lost = coder(attention(PrefixSource()), MemorySlots(x, old.segment_ids), old, made)
+    lost = coder(attention(PrefixSource()), MemorySlots(x, old.segment_ids), old, memory)
     torch.testing.assert_close(lost, torch.zeros_like(lost))
 
 
 def test_auto_encoding_counts_whole_slots_alone() -> None:
     coder = AutoEncodingLoss(DIM, 2)
     x, seg = torch.randn(1, 6, DIM), torch.tensor([[0, 0, 0, 1, 1, 1]])
-    made = MemorySlots(torch.randn(1, 3, DIM), slot_segments(seg, 2, 2))
-    told = coder.decoder(made.x.mT).mT
-    expected = (told - x)[:, [0, 1, 4, 5]].square().mean()
+    memory = MemorySlots(torch.randn(1, 3, DIM), slot_segments(seg, 2, 2))
+    decoded = coder.decoder(memory.x.mT).mT
+    expected = (decoded - x)[:, [0, 1, 4, 5]].square().mean()
     torch.testing.assert_close(
-        coder(attention(PrefixSource()), MemorySlots(x, seg), MemorySlots(x, seg), made), expected
+        coder(attention(PrefixSource()), MemorySlots(x, seg), MemorySlots(x, seg), memory), expected
     )
 
 
@@ -299,7 +302,7 @@ def test_the_shares_of_attention_are_told() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_what_cannot_be_is_refused() -> None:
+def test_a_compression_without_weights_to_teach_and_sizes_that_do_not_divide_are_refused() -> None:
     with pytest.raises(UserError, match="'mean' has no weights to train"):
         small(compression="mean", teacher="attention")
     with pytest.raises(ValueError, match=r"block \(3\) must be a multiple of the rate \(2\)"):

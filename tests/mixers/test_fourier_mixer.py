@@ -34,11 +34,13 @@ def place_of(segments: Tensor | None, rows: int = 2, length: int = 11) -> TokenP
 @pytest.mark.parametrize("shape", [(1, 1), (1, 6), (2, 1), (5, 7), (8, 8), (11, 4), (12, 9)])
 def test_all_three_ways_agree_with_torch(shape: tuple[int, int], norm: Any) -> None:
     x = torch.randn(3, *shape, dtype=torch.float64, requires_grad=True)
-    place, up = place_of(None, 3, shape[0]), torch.randn(3, *shape, dtype=torch.float64)
-    want = torch.fft.fft2(x, dim=(1, 2), norm=norm).real
+    place, grad_output = place_of(None, 3, shape[0]), torch.randn(3, *shape, dtype=torch.float64)
+    expected = torch.fft.fft2(x, dim=(1, 2), norm=norm).real
     for actual in (dft_real(x, place, norm), dft_real_reference(x, place, norm)):
-        torch.testing.assert_close(actual, want, atol=1e-10, rtol=0)
-        ours, reference = (torch.autograd.grad((y * up).sum(), x, retain_graph=True)[0] for y in (actual, want))
+        torch.testing.assert_close(actual, expected, atol=1e-10, rtol=0)
+        ours, reference = (
+            torch.autograd.grad((y * grad_output).sum(), x, retain_graph=True)[0] for y in (actual, expected)
+        )
         torch.testing.assert_close(ours, reference, atol=1e-10, rtol=0)
 
 
@@ -62,10 +64,12 @@ def test_documents_are_transformed_by_themselves(norm: Any) -> None:
             for number in set(SEGMENTS[row].tolist()):
                 columns = SEGMENTS[row] == number
                 alone = torch.fft.fft2(x[row, columns], norm=norm).real
-                want = torch.zeros_like(alone) if number == -1 else alone
-                torch.testing.assert_close(actual[row, columns], want, atol=1e-10, rtol=0)
-    up = torch.randn_like(x)
-    one, other = (torch.autograd.grad((f(x, place, norm) * up).sum(), x)[0] for f in (dft_real, dft_real_reference))
+                expected = torch.zeros_like(alone) if number == -1 else alone
+                torch.testing.assert_close(actual[row, columns], expected, atol=1e-10, rtol=0)
+    grad_output = torch.randn_like(x)
+    one, other = (
+        torch.autograd.grad((f(x, place, norm) * grad_output).sum(), x)[0] for f in (dft_real, dft_real_reference)
+    )
     torch.testing.assert_close(one, other, atol=1e-10, rtol=0)
 
 
@@ -85,10 +89,10 @@ def test_energy_is_kept_by_cosines_and_sines_together() -> None:
 def test_half_precision_is_summed_in_single() -> None:
     x = torch.randn(2, 300, 64).bfloat16()
     place = place_of(None, 2, 300)
-    want = dft_real(x.float(), place)
+    expected = dft_real(x.float(), place)
     actual = dft_real(x, place)
     assert actual.dtype == torch.bfloat16
-    assert (actual.float() - want).abs().max() < 0.005 * want.abs().max()
+    assert (actual.float() - expected).abs().max() < 0.005 * expected.abs().max()
 
 
 def test_what_is_refused() -> None:

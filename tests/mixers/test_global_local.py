@@ -27,12 +27,12 @@ def test_few_or_all(count: int) -> None:
     role[0, 15] = 1
     place = positions_of(role, SEGMENTS, None)[0]._replace(roles=role)
     x = torch.randn(3, LENGTH, DIM, dtype=torch.float64, requires_grad=True)
-    up = torch.randn_like(x) * (SEGMENTS != PADDING_SEGMENT)[..., None]
+    grad_output = torch.randn_like(x) * (SEGMENTS != PADDING_SEGMENT)[..., None]
     actual = []
     for watch in (watched, None):
         context = Context(place) if watch is None else Context(place, watch=watch)
         y = layer(x, context).y
-        actual.append([y * (up != 0), *torch.autograd.grad(y, [x, *layer.parameters()], up)])
+        actual.append([y * (grad_output != 0), *torch.autograd.grad(y, [x, *layer.parameters()], grad_output)])
     for ours, expected in zip(*actual, strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-10, rtol=1e-10)
 

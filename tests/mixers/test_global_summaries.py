@@ -44,9 +44,9 @@ def test_a_whole_document_and_its_summaries() -> None:
     assert place.part_ids is not None
     assert place.part_ids.tolist() == [[0, 1, 2, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2]] * 2
     # what the layout spells out is what the numbers are
-    told = materialize(place.layout, LENGTH + 3)
+    spelled = materialize(place.layout, LENGTH + 3)
     for name in ("position_ids", "segment_ids", "roles", "part_ids"):
-        assert (getattr(told, name) == getattr(place, name)).all()
+        assert (getattr(spelled, name) == getattr(place, name)).all()
 
 
 def test_packed_rows_and_parts_of_their_own() -> None:

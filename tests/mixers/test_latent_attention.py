@@ -93,7 +93,7 @@ def test_with_the_input_as_latent_it_is_attention() -> None:
         torch.testing.assert_close(layer(x, context(x)).y, plain(x, context(x)).y, rtol=0, atol=1e-5)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_no_latent_an_unknown_path_and_biases_of_distance_are_refused() -> None:
     with pytest.raises(ValueError, match="latent_dim"):
         latent_attention(latent_dim=0)
     with pytest.raises(ValueError, match="must be auto, expanded or absorbed"):

@@ -178,7 +178,7 @@ def test_the_choice_of_transformers() -> None:
     torch.testing.assert_close(chosen[:, COUNT:].sort().values, expected[:, COUNT:].long().sort().values)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_sizes_that_leave_nothing_to_choose_or_turn_are_refused() -> None:
     with pytest.raises(ValueError, match=r"count \(0\) must be at least 1"):
         sparse_attention(0)
     sizes = {"vocab": 9, "dim": 16, "depth": 1, "heads": 2, "indexed_tokens": 4}

@@ -26,15 +26,15 @@ def make_layer() -> MambaMixer:
 def test_each_document_is_read_alone() -> None:
     layer, x = make_layer(), torch.randn(3, 9, DIM, dtype=torch.float64, requires_grad=True)
     y = layer(x, Context(positions_of(SEGMENTS, SEGMENTS, None)[0])).y
-    up, total = torch.randn_like(y), torch.zeros((), dtype=torch.float64)
+    grad_output, total = torch.randn_like(y), torch.zeros((), dtype=torch.float64)
     expected_total = total.clone()
     for row, segments in enumerate(SEGMENTS):
         for segment in set(segments.tolist()) - {PADDING_SEGMENT}:
             columns = (segments == segment).nonzero()[:, 0]
             alone = layer(x[row, None, columns], Context(range_positions(len(columns)))).y
             torch.testing.assert_close(y[row, None, columns], alone)
-            total = total + (y[row, columns] * up[row, columns]).sum()
-            expected_total = expected_total + (alone * up[row, None, columns]).sum()
+            total = total + (y[row, columns] * grad_output[row, columns]).sum()
+            expected_total = expected_total + (alone * grad_output[row, None, columns]).sum()
     weights = [x, *layer.parameters()]
     grads = [torch.autograd.grad(out, weights, retain_graph=True) for out in (total, expected_total)]
     torch.testing.assert_close(grads[0], grads[1])

@@ -36,7 +36,7 @@ def test_by_the_definition() -> None:
     neighbours[0, 2, 1] = neighbours[1, 4] = NO_NEIGHBOUR
     # a token like others: that of no word in many vocabularies, "!" in GPT-2's
     neighbours[0, 3, 0] = 0
-    got = model(tokens, neighbours=neighbours).logits
+    actual = model(tokens, neighbours=neighbours).logits
     hidden, gate = model.hidden(tokens).y, model.body.get_submodule("recall.gate")
     words = model.embed.token.weight
     for row in range(2):
@@ -48,7 +48,7 @@ def test_by_the_definition() -> None:
                 y = torch.stack(known)
                 g = torch.sigmoid(h @ gate.weight[0] + gate.bias[0])
                 z = g * h + (1 - g) * ((y @ h).softmax(0) @ y)
-            torch.testing.assert_close(got[row, column], words @ z, rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(actual[row, column], words @ z, rtol=1e-10, atol=1e-12)
 
 
 def test_an_open_gate_is_transformer_xl() -> None:

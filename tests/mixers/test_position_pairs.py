@@ -45,16 +45,16 @@ def scattered(*rows: list[int]) -> TokenPositions:
 @pytest.mark.parametrize("kind", range(3))
 def test_slices_and_lookups_say_the_same(kind: int) -> None:
     pairs = kinds()[kind]
-    want = dense(pairs)
-    torch.testing.assert_close(pairs(plain(2, 4), plain(0, 6))[0], want[:, 2:6, :6])
+    expected = dense(pairs)
+    torch.testing.assert_close(pairs(plain(2, 4), plain(0, 6))[0], expected[:, 2:6, :6])
     at, of = scattered([0, 3, 8], [1, 1, 5]), scattered([2, 0], [7, 8])
     actual = pairs(at, of)
     assert actual.shape == (2, HEADS, 3, 2)
     for row in range(2):
-        torch.testing.assert_close(actual[row], want[:, at.position_ids[row][:, None], of.position_ids[row]])
+        torch.testing.assert_close(actual[row], expected[:, at.position_ids[row][:, None], of.position_ids[row]])
     mixed = pairs(plain(4, 2, rows=2), of)
     for row in range(2):
-        torch.testing.assert_close(mixed[row if len(mixed) > 1 else 0], want[:, 4:6][..., of.position_ids[row]])
+        torch.testing.assert_close(mixed[row if len(mixed) > 1 else 0], expected[:, 4:6][..., of.position_ids[row]])
 
 
 @pytest.mark.parametrize("kind", range(3))

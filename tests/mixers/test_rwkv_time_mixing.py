@@ -84,8 +84,8 @@ def test_the_whole_model_is_its_formula_packed_and_in_steps() -> None:
             expected[row, columns] = written_out(weights, tokens[row, columns].tolist())
     real = (segments >= 0)[..., None]
     torch.testing.assert_close(logits * real, expected, atol=1e-9, rtol=1e-9)
-    up = torch.randn_like(logits) * real
-    ours, formula = (torch.autograd.grad((y * up).sum(), list(weights.values())) for y in (logits, expected))
+    grad_output = torch.randn_like(logits) * real
+    ours, formula = (torch.autograd.grad((y * grad_output).sum(), list(weights.values())) for y in (logits, expected))
     for name, left, right in zip(weights, ours, formula, strict=True):
         torch.testing.assert_close(left, right, atol=1e-8, rtol=1e-7, msg=name)
     state, pieces = model.init_state(2), []

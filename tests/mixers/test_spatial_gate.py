@@ -49,15 +49,18 @@ def test_documents_are_those_of_the_paper(causal: bool, shifts: bool) -> None:
     leaves = [x, *layer.parameters()]
     for given in (place, place._replace(layout=None)):
         actual = layer(x, Context(given)).y
-        total, want = torch.zeros(()).double(), torch.zeros(()).double()
+        total, expected = torch.zeros(()).double(), torch.zeros(()).double()
         for row in range(len(SEGMENTS)):
             for number in sorted(set(SEGMENTS[row].tolist()) - {PADDING_SEGMENT}):
                 columns = SEGMENTS[row] == number
                 alone = written_out(layer, x[row, columns], causal=causal)
                 torch.testing.assert_close(actual[row, columns], alone, atol=1e-10, rtol=0)
-                up = torch.randn_like(alone)
-                total, want = total + (actual[row, columns] * up).sum(), want + (alone * up).sum()
-        for ours, reference in zip(torch.autograd.grad(total, leaves), torch.autograd.grad(want, leaves)):
+                grad_output = torch.randn_like(alone)
+                total, expected = (
+                    total + (actual[row, columns] * grad_output).sum(),
+                    expected + (alone * grad_output).sum(),
+                )
+        for ours, reference in zip(torch.autograd.grad(total, leaves), torch.autograd.grad(expected, leaves)):
             torch.testing.assert_close(ours, reference, atol=1e-10, rtol=0)
 
 

@@ -91,14 +91,14 @@ def test_documents_are_those_of_the_paper(kind: str, causal: bool) -> None:
     place, _ = positions_of(SEGMENTS, SEGMENTS, None)
     actual = layer(x, Context(place)).y
     leaves = [x, *layer.parameters()]
-    total, want = torch.zeros(()).double(), torch.zeros(()).double()
+    total, expected = torch.zeros(()).double(), torch.zeros(()).double()
     for row, number in ((0, 0), (1, 3), (1, 5), (2, 1)):
         columns = SEGMENTS[row] == number
         alone = written_out(layer, x[row, columns], causal=causal)
         torch.testing.assert_close(actual[row, columns], alone, atol=1e-10, rtol=0)
-        up = torch.randn_like(alone)
-        total, want = total + (actual[row, columns] * up).sum(), want + (alone * up).sum()
-    for ours, reference in zip(torch.autograd.grad(total, leaves), torch.autograd.grad(want, leaves)):
+        grad_output = torch.randn_like(alone)
+        total, expected = total + (actual[row, columns] * grad_output).sum(), expected + (alone * grad_output).sum()
+    for ours, reference in zip(torch.autograd.grad(total, leaves), torch.autograd.grad(expected, leaves)):
         torch.testing.assert_close(ours, reference, atol=1e-10, rtol=0)
     # one plain document takes other ways, in which rows share their weights
     plain, _ = positions_of(SEGMENTS, None, None)

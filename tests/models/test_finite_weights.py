@@ -30,10 +30,10 @@ def saved(folder: Path, spoil: Callable[[torch.Tensor], None]) -> Path:
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_loading_tells_of_them(number: float, tmp_path: Path) -> None:
     folder = saved(tmp_path / "model", lambda weight: weight[1].fill_(number))
-    with pytest.warns(NonFiniteWeights) as told:
+    with pytest.warns(NonFiniteWeights) as warned:
         mf.load(folder)
     sentence = f"a tensor of the weights is not finite ({WEIGHT}); what the model computes is no number"
-    assert [str(warning.message) for warning in told] == [f"{folder}/model.safetensors: {sentence}"]
+    assert [str(warning.message) for warning in warned] == [f"{folder}/model.safetensors: {sentence}"]
 
 
 def test_all_of_them_are_counted(tmp_path: Path) -> None:

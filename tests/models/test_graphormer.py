@@ -84,7 +84,7 @@ def test_the_label_of_a_graph_is_that_of_its_virtual_node() -> None:
     assert not torch.allclose(model(features, edges, None, None, edge_features).logits, logits)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_distances_below_one_edge_and_scores_without_pairs_are_refused() -> None:
     with pytest.raises(ValueError, match=r"max_distance \(0\) must be at least 1 edge"):
         GraphormerEncoding(8, 2, max_degree=1, max_distance=0, edge_features=0, virtual_node=False)
     positions = contiguous_positions(1, 0, 3, torch.device("cpu"))

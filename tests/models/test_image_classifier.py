@@ -38,8 +38,10 @@ def test_brightness_is_taken_as_minus_one_to_one() -> None:
     embed = PatchEmbedding((4, 4, 1), 2, 5)
     dark, bright = (torch.full((1, 4, 4, 1), level, dtype=torch.uint8) for level in (0, 255))
     ones = torch.ones(1, 4, 4, 1)
-    for given, want in ((dark, -ones), (bright, ones)):
-        torch.testing.assert_close(embed(given, embed.token_positions(given)), embed(want, embed.token_positions(want)))
+    for given, expected in ((dark, -ones), (bright, ones)):
+        torch.testing.assert_close(
+            embed(given, embed.token_positions(given)), embed(expected, embed.token_positions(expected))
+        )
 
 
 def test_leading_tokens_stand_before_all_patches() -> None:
@@ -60,8 +62,8 @@ def test_pooling() -> None:
     mean = ImageClassifier(PatchEmbedding((8, 12, 2), 4, 16), body, head, pool="mean")
     given = images()
     assert (first(given).logits == 0).all()
-    want = head(mean.embed(given, mean.embed.token_positions(given)).mean(1))
-    torch.testing.assert_close(mean(given).logits, want)
+    expected = head(mean.embed(given, mean.embed.token_positions(given)).mean(1))
+    torch.testing.assert_close(mean(given).logits, expected)
     with pytest.raises(ValueError, match="pool='first' needs a class token"):
         ImageClassifier(PatchEmbedding((8, 12, 2), 4, 16), body, head, pool="first")
 

@@ -24,7 +24,7 @@ def draw(queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("kind", ["plain", "causal", "bias"])
 def test_it_is_softmax_with_gradients(form: str, kind: str) -> None:
     rows, keys = (11, 11) if kind == "causal" else (11, 17)
-    q, k, v, up = draw(rows, keys)
+    q, k, v, grad_output = draw(rows, keys)
     bias = torch.randn(3, 28, dtype=torch.float64).as_strided((1, 3, rows, keys), (0, 28, 1, 1))
     bias = bias if kind == "bias" else None
     for x in (q, k, v):
@@ -33,22 +33,22 @@ def test_it_is_softmax_with_gradients(form: str, kind: str) -> None:
     if kind == "causal":
         scores = scores.masked_fill(torch.ones(rows, keys).triu(1).bool(), -torch.inf)
     expected = scores.softmax(-1) @ v
-    gradients = torch.autograd.grad((expected * up).sum(), (q, k, v))
+    gradients = torch.autograd.grad((expected * grad_output).sum(), (q, k, v))
     with torch.no_grad():
         y, lse = attention_with_lse.attention_forward(q, k, v, scale=0.3, bias=bias, causal=kind == "causal")
         actual = attention_with_lse.attention_backward(
-            up, q, k, v, y, lse, scale=0.3, bias=bias, causal=kind == "causal"
+            grad_output, q, k, v, y, lse, scale=0.3, bias=bias, causal=kind == "causal"
         )
     torch.testing.assert_close((y, lse), (expected, scores.logsumexp(-1)), atol=1e-12, rtol=0)
     torch.testing.assert_close(actual, gradients, atol=1e-12, rtol=0)
 
 
 def test_the_gradient_of_a_part_comes_from_the_merged_result(form: str) -> None:
-    q, k, v, up = draw(7, 12)
+    q, k, v, grad_output = draw(7, 12)
     y, lse = attention_with_lse.attention_forward(q, k, v, scale=0.3)
-    full = attention_with_lse.attention_backward(up, q, k, v, y, lse, scale=0.3)
+    full = attention_with_lse.attention_backward(grad_output, q, k, v, y, lse, scale=0.3)
     parts = [
-        attention_with_lse.attention_backward(up, q, k[:, :, cut], v[:, :, cut], y, lse, scale=0.3)
+        attention_with_lse.attention_backward(grad_output, q, k[:, :, cut], v[:, :, cut], y, lse, scale=0.3)
         for cut in (slice(5), slice(5, 12))
     ]
     torch.testing.assert_close(parts[0][0] + parts[1][0], full[0], atol=1e-12, rtol=0)

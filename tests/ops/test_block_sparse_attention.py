@@ -123,11 +123,11 @@ def test_any_expression_is_dense_attention(
     qkv = inputs(positions, groups) if size % 2 else alike(positions, groups)
     qkv = tuple(x.detach().to(apart[0]).requires_grad_() for x in qkv)  # type: ignore[assignment]
     real = (positions.segment_ids != PADDING_SEGMENT)[:, None, :, None]
-    up = torch.randn(*qkv[0].shape[:3], qkv[2].shape[-1], dtype=apart[0]) * real
+    grad_output = torch.randn(*qkv[0].shape[:3], qkv[2].shape[-1], dtype=apart[0]) * real
     with pytest.MonkeyPatch.context() as patch:
         small_blocks(patch, size)
-        actual, *gradients = run(SoftmaxKernel(mask, path="sparse"), qkv, up, positions, positions)
-    wanted, *expected = run(SoftmaxKernel(mask, path="naive"), qkv, up, positions, positions)
+        actual, *gradients = run(SoftmaxKernel(mask, path="sparse"), qkv, grad_output, positions, positions)
+    wanted, *expected = run(SoftmaxKernel(mask, path="naive"), qkv, grad_output, positions, positions)
     assert_near((actual * real, *gradients), (wanted * real, *expected), apart[1])
 
 
@@ -189,9 +189,9 @@ def test_patterns_are_dense_attention(name: str, rows: str) -> None:
     wide = alike(place, 2)
     for dtype, apart in APART:
         qkv = tuple(x.detach().to(dtype).requires_grad_() for x in wide)
-        up = torch.randn(*qkv[0].shape[:3], qkv[2].shape[-1], dtype=dtype) * real
-        actual, *gradients = run(SoftmaxKernel(mask, path="sparse"), qkv, up, place, place)
-        wanted, *expected = run(SoftmaxKernel(mask, path="naive"), qkv, up, place, place)
+        grad_output = torch.randn(*qkv[0].shape[:3], qkv[2].shape[-1], dtype=dtype) * real
+        actual, *gradients = run(SoftmaxKernel(mask, path="sparse"), qkv, grad_output, place, place)
+        wanted, *expected = run(SoftmaxKernel(mask, path="naive"), qkv, grad_output, place, place)
         assert_near((actual * real, *gradients), (wanted * real, *expected), apart)
 
 
@@ -208,10 +208,10 @@ def test_kept_or_made_anew(kept: bool, held: bool, monkeypatch: pytest.MonkeyPat
     place = segment_positions(ROWS["packed"])
     q, k, v = alike(place, 2)
     real = (place.segment_ids != PADDING_SEGMENT)[:, None, :, None]
-    up = torch.randn_like(q) * real
+    grad_output = torch.randn_like(q) * real
     for mask in (MANY["longformer"], MANY["strided"], m.Window(40) & ~m.Window(3), m.RandomBlocks(100, 2, 4)):
-        actual, *gradients = run(SoftmaxKernel(mask, path="sparse"), (q, k, v), up, place, place)
-        wanted, *expected = run(SoftmaxKernel(mask, path="naive"), (q, k, v), up, place, place)
+        actual, *gradients = run(SoftmaxKernel(mask, path="sparse"), (q, k, v), grad_output, place, place)
+        wanted, *expected = run(SoftmaxKernel(mask, path="naive"), (q, k, v), grad_output, place, place)
         assert_near((actual * real, *gradients), (wanted * real, *expected), 1e-10)
 
 
@@ -220,13 +220,13 @@ def test_heads_side_by_side(name: str) -> None:
     """As projections leave them: channels of one head are neighbours, tokens of one head are not."""
     place = segment_positions(ROWS["plain"])
     wide = [torch.randn(2, LONG, 4, 6, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    up = torch.randn(2, 4, LONG, 6, dtype=torch.float64)
+    grad_output = torch.randn(2, 4, LONG, 6, dtype=torch.float64)
     actual = []
     for path in ("sparse", "naive"):
         y = SoftmaxKernel(MANY[name], path=path)(
             KernelCall(*(x.transpose(1, 2) for x in wide), place, place, NoPosition())
         ).y
-        actual.append((y, *torch.autograd.grad(y, wide, up)))
+        actual.append((y, *torch.autograd.grad(y, wide, grad_output)))
     assert_near(*actual, 1e-10)
 
 
@@ -249,8 +249,11 @@ def test_rows_that_see_a_block_less_share_a_call() -> None:
         assert tiles.shorter_rows == ((0, 7), (15, 7))
     assert all(part.is_exclusive for lane in (shared, *single) for part in lane.parts)
     qkv = inputs(place, HEADS)
-    up = torch.randn(1, HEADS, 1152, qkv[2].shape[-1], dtype=torch.float64)
-    actual = [run(SoftmaxKernel(mask, path=path), qkv, up, place, place) for path in ("sparse", "blocked", "naive")]  # type: ignore[arg-type]
+    grad_output = torch.randn(1, HEADS, 1152, qkv[2].shape[-1], dtype=torch.float64)
+    actual = [
+        run(SoftmaxKernel(mask, path=path), qkv, grad_output, place, place)  # type: ignore[arg-type]
+        for path in ("sparse", "blocked", "naive")
+    ]
     assert_near(tuple(actual[0]), tuple(actual[2]), 1e-10)
     assert_near(tuple(actual[1]), tuple(actual[2]), 1e-10)
 
@@ -416,10 +419,13 @@ def test_block_masks_of_packed_causal_rows_are_exact() -> None:
 def test_block_masks_are_made_without_a_read_by_the_host(name: str, rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mask, place = MANY[name], segment_positions(ROWS[rows])._replace(layout=None)
     # what is kept for each device, before
-    flex_block_mask.block_mask(mask, segment_positions(ROWS[rows]), segment_positions(ROWS[rows]), HEADS)
+    readable = segment_positions(ROWS[rows])
+    expected = flex_block_mask.block_mask(mask, readable, readable, HEADS)
     monkeypatch.setattr("manyformer.masks.random_blocks.is_readable", lambda x: False)
     with StaticOperatorsOnly():
         blocks = flex_block_mask.block_mask(mask, place, place, HEADS)
         mask_mod = blocks.mask_mod
         pairs = torch.arange(LONG)
-        mask_mod(pairs * 0, pairs % HEADS, pairs, pairs.flip(0))
+        visible = mask_mod(pairs * 0, pairs % HEADS, pairs, pairs.flip(0))
+    assert torch.equal(visible, expected.mask_mod(pairs * 0, pairs % HEADS, pairs, pairs.flip(0)))
+    assert (blocks.to_dense() >= expected.to_dense()).all(), "a block with a visible pair is left out"

@@ -26,9 +26,11 @@ def test_balanced_groups_are_a_mean_of_softmaxes(dtype: torch.dtype, tolerance: 
         for form in (cluster_attention.balanced_attention, cluster_attention.balanced_attention_reference)
     )
     torch.testing.assert_close(fast, slow, atol=tolerance, rtol=0)
-    up = torch.randn_like(fast)
-    got, want = (torch.autograd.grad(y, (k, v), up, allow_unused=True, materialize_grads=True) for y in (fast, slow))
-    torch.testing.assert_close(got, want, atol=tolerance, rtol=0)
+    grad_output = torch.randn_like(fast)
+    actual, expected = (
+        torch.autograd.grad(y, (k, v), grad_output, allow_unused=True, materialize_grads=True) for y in (fast, slow)
+    )
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
     inside = (members[..., None] == torch.arange(23)).any(3).any(2)
     torch.testing.assert_close(weights.sum(-1), inside.to(dtype))
 

@@ -60,9 +60,12 @@ def test_a_target_without_an_alignment_is_named(target: list[int], needed: str) 
         ctc_losses(logits, torch.tensor([4, 4]), targets, torch.tensor([1, len(target)]))
 
 
-def test_a_target_that_just_fits_has_a_loss() -> None:
-    losses = ctc_losses(draw_logits(rows=1), torch.tensor([4]), torch.tensor([[1, 2, 2]]), torch.tensor([3]))
-    assert math.isfinite(float(losses))
+def test_a_target_that_just_fits_has_the_loss_of_its_only_alignment() -> None:
+    logits = draw_logits(rows=1)
+    losses = ctc_losses(logits, torch.tensor([4]), torch.tensor([[1, 2, 2]]), torch.tensor([3]))
+    # a blank between the two equal labels is all that fits into 4 positions
+    path = logits[0].log_softmax(-1)[torch.arange(4), torch.tensor([1, 2, 0, 2])]
+    torch.testing.assert_close(losses, -path.sum()[None])
 
 
 def test_greedy_labels_are_those_of_the_best_alignment() -> None:

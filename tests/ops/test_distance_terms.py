@@ -56,9 +56,9 @@ def by_hand(
 def assert_same(run: Callable[[], Tensor], reference: Callable[[], Tensor], inputs: list[Tensor]) -> None:
     y, expected = run(), reference()
     torch.testing.assert_close(y, expected, atol=1e-10, rtol=0)
-    up = torch.randn_like(y)
-    actual = torch.autograd.grad((y * up).sum(), inputs)
-    torch.testing.assert_close(actual, torch.autograd.grad((expected * up).sum(), inputs), atol=1e-10, rtol=0)
+    grad_output = torch.randn_like(y)
+    actual = torch.autograd.grad((y * grad_output).sum(), inputs)
+    torch.testing.assert_close(actual, torch.autograd.grad((expected * grad_output).sum(), inputs), atol=1e-10, rtol=0)
 
 
 @pytest.mark.usefixtures("form")

@@ -25,8 +25,8 @@ def test_a_shift_is_a_look_up_by_distance(queries: int, keys: int) -> None:
     actual = toeplitz_view(each, keys)
     assert torch.equal(actual, expected)
     assert actual.data_ptr() == each.data_ptr() + (queries - 1) * each.element_size()
-    up = torch.randn_like(expected)
-    assert torch.equal(*(torch.autograd.grad(y, each, up)[0] for y in (actual, expected)))
+    grad_output = torch.randn_like(expected)
+    assert torch.equal(*(torch.autograd.grad(y, each, grad_output)[0] for y in (actual, expected)))
     alike = broadcast_pairs(each[0, 0, :1].expand(queries, -1)[0], queries)
     assert torch.equal(alike, each[0, 0, 0][columns])
 
@@ -69,8 +69,12 @@ def test_blocks_are_the_definition(
     expected = SoftmaxKernel(mask, path="naive")(KernelCall(xl.query(q, at), k, v, at, of, xl)).y
     actual = blocks(xl, q, k, v, offset, mask)
     torch.testing.assert_close(actual, expected, atol=1e-10, rtol=0)
-    up, leaves = torch.randn_like(expected), [q, k, v, *xl.parameters()]
-    pairs = zip(torch.autograd.grad(actual, leaves, up), torch.autograd.grad(expected, leaves, up), strict=True)
+    grad_output, leaves = torch.randn_like(expected), [q, k, v, *xl.parameters()]
+    pairs = zip(
+        torch.autograd.grad(actual, leaves, grad_output),
+        torch.autograd.grad(expected, leaves, grad_output),
+        strict=True,
+    )
     for ours, reference in pairs:
         torch.testing.assert_close(ours, reference, atol=1e-10, rtol=0)
     with torch.no_grad():
@@ -87,11 +91,11 @@ def test_rows_of_several_documents_that_stand_side_by_side(kind: torch.dtype, ap
     q, k, v = (torch.randn(3, HEADS, n, WIDTH, dtype=kind, requires_grad=True) for n in (40, 100, 100))
     xl, actual = made().to(kind), []
     leaves = [q, k, v, *xl.parameters()]
-    up = torch.randn_like(q)
+    grad_output = torch.randn_like(q)
     for path in ("naive", "auto"):
         kernel = SoftmaxKernel(Causal(), path=path, dropout=dropout)  # type: ignore[arg-type]
         y = kernel(KernelCall(xl.query(q, at), k, v, at, of, xl)).y
-        actual.append([y, *torch.autograd.grad(y, leaves, up)])
+        actual.append([y, *torch.autograd.grad(y, leaves, grad_output)])
     assert "rows of contiguous tokens" in kernel.explain(KernelCall(q, k, v, at, of, xl))
     for ours, reference in zip(*actual, strict=True):
         torch.testing.assert_close(ours, reference, atol=apart, rtol=apart)
@@ -144,9 +148,9 @@ def test_distance_aware_blocks_are_the_definition(plain: bool) -> None:
     place = place if plain else place._replace(layout=None)
     q, k, v = (torch.randn(1, HEADS, 300, WIDTH, dtype=torch.float64, requires_grad=True) for _ in range(3))
     leaves = [q, k, v, part.w, part.v]
-    up, actual = torch.randn(1, HEADS, 300, WIDTH, dtype=torch.float64), []
+    grad_output, actual = torch.randn(1, HEADS, 300, WIDTH, dtype=torch.float64), []
     for path in ("naive", "blocked"):
         y = SoftmaxKernel(Causal(), path=path)(KernelCall(q, k, v, place, place, part)).y  # type: ignore[arg-type]
-        actual.append([y, *torch.autograd.grad(y, leaves, up)])
+        actual.append([y, *torch.autograd.grad(y, leaves, grad_output)])
     for ours, reference in zip(*actual, strict=True):
         torch.testing.assert_close(ours, reference, atol=1e-10, rtol=0)

@@ -170,4 +170,5 @@ def test_the_package_takes_these_arguments(name: str) -> None:
         triton.runtime.driver.active.get_current_target()
     except RuntimeError as error:
         pytest.skip(f"fla-core needs a GPU that Triton finds: {error}")
-    inspect.signature(fla_recurrence.load_operator(name)).bind(**dict.fromkeys(ARGUMENTS[name] | OPTIONS))
+    parameters = inspect.signature(fla_recurrence.load_operator(name)).parameters
+    assert parameters.keys() >= ARGUMENTS[name] | OPTIONS

@@ -43,7 +43,7 @@ class Inputs:
 
     def __call__(self, run: Any) -> tuple[ScanResult, list[Tensor]]:
         actual = ScanResult(*run(*self.own, self.look, self.breaks))
-        full = sum((up * part).sum() for up, part in zip(self.ups, actual) if part is not None)
+        full = sum((grad_output * part).sum() for grad_output, part in zip(self.ups, actual) if part is not None)
         assert isinstance(full, Tensor)
         return actual, list(torch.autograd.grad(full, self.leaves))
 
@@ -53,9 +53,9 @@ class Inputs:
 def test_the_gradient_by_hand_is_that_of_every_step(case: str, dtype: torch.dtype, bound: float) -> None:
     inputs = Inputs(dtype, **CASES[case])  # type: ignore[arg-type]
     (fast, grads), (slow, expected) = inputs(gru_scan), inputs(gru_scan_reference)
-    for got, want in zip([*fast, *grads], [*slow, *expected]):
-        if want is not None:
-            torch.testing.assert_close(got, want, atol=bound, rtol=bound)
+    for actual, expected_gradient in zip([*fast, *grads], [*slow, *expected]):
+        if expected_gradient is not None:
+            torch.testing.assert_close(actual, expected_gradient, atol=bound, rtol=bound)
 
 
 def test_what_nobody_asks_for_costs_no_gradient() -> None:
@@ -63,8 +63,8 @@ def test_what_nobody_asks_for_costs_no_gradient() -> None:
     for kept in range(3):
         grads = [torch.autograd.grad(ScanResult(*run(*inputs.own, inputs.look))[kept].sin().sum(), inputs.leaves[:3])
                  for run in (gru_scan, gru_scan_reference)]  # fmt: skip
-        for got, want in zip(*grads):
-            torch.testing.assert_close(got, want, atol=1e-10, rtol=1e-10)
+        for actual, expected in zip(*grads):
+            torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
 
 
 def test_weights_are_shares_of_what_is_seen() -> None:

@@ -29,9 +29,9 @@ def test_bins_are_differences_of_the_cumulative_distribution(levels: int) -> Non
     )
     edges = (2 * torch.arange(levels, **WIDE)[:-1] + 1) / (levels - 1) - 1
     below = torch.stack([logistic.cdf(edge) for edge in edges], -1)
-    want = torch.diff(torch.cat([torch.zeros_like(mean)[..., None], below, torch.ones_like(mean)[..., None]], -1))
+    expected = torch.diff(torch.cat([torch.zeros_like(mean)[..., None], below, torch.ones_like(mean)[..., None]], -1))
     actual = log_levels(mean, log_scale, levels)
-    torch.testing.assert_close(actual.exp(), want, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(actual.exp(), expected, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(actual.logsumexp(-1), torch.zeros_like(mean), rtol=0, atol=1e-12)
     one = log_level(mean, log_scale, level, levels)
     torch.testing.assert_close(one, actual.gather(-1, level[..., None, None].expand(-1, -1, 3, 1))[..., 0])
@@ -45,16 +45,16 @@ def test_far_from_the_mean(mean: float, log_scale: float) -> None:
         width = mpmath.exp(log_scale)
         edges = [(mpmath.mpf(2 * edge + 1) / 255 - 1 - mpmath.mpf(mean)) / width for edge in range(255)]
         below = [mpmath.mpf(0), *(1 / (1 + mpmath.exp(-edge)) for edge in edges), mpmath.mpf(1)]
-        want = torch.tensor([float(mpmath.log(below[n + 1] - below[n])) for n in numbers], **WIDE)
+        expected = torch.tensor([float(mpmath.log(below[n + 1] - below[n])) for n in numbers], **WIDE)
     for dtype in (torch.float64, torch.float32):
         centre, scale = torch.tensor([mean], dtype=dtype), torch.tensor([log_scale], dtype=dtype)
         # a mean is as exact as its type, and a distribution magnifies that by how narrow it is
         near = {"rtol": 1e-6 if dtype == torch.float32 else 1e-12}
         near["atol"] = max(1.0, abs(mean)) * torch.finfo(dtype).eps * 4 * math.exp(-log_scale) + near["rtol"]
         actual = log_levels(centre, scale, 256)[0, ::5].double()
-        torch.testing.assert_close(actual, want, **near)
+        torch.testing.assert_close(actual, expected, **near)
         single = torch.cat([log_level(centre, scale, torch.tensor(n), 256) for n in numbers]).double()
-        torch.testing.assert_close(single, want, **near)
+        torch.testing.assert_close(single, expected, **near)
 
 
 @pytest.mark.parametrize("levels", [2, 7])

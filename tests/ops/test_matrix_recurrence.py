@@ -83,8 +83,8 @@ def differentiated(form: Any, inputs: dict[str, Any], run: Tensor | None) -> lis
         return leaves[-1]
 
     y, last = form(**{name: None if x is None else leaf(x) for name, x in inputs.items()}, run=run)
-    up = torch.randn(y.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(y.dtype)
-    return [y, last, *torch.autograd.grad((y * up).sum() + last.square().sum(), leaves)]
+    grad_output = torch.randn(y.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(y.dtype)
+    return [y, last, *torch.autograd.grad((y * grad_output).sum() + last.square().sum(), leaves)]
 
 
 @pytest.mark.thinned(2)

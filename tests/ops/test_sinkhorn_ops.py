@@ -86,9 +86,9 @@ def test_attention_is_the_definition(dtype: torch.dtype, tolerance: float, causa
         for form in (sinkhorn_attention.sinkhorn_attention, sinkhorn_attention.sinkhorn_attention_reference)
     )
     torch.testing.assert_close(fast, slow, atol=tolerance, rtol=0)
-    up = torch.randn_like(fast)
-    got, want = (torch.autograd.grad(y, inputs, up) for y in (fast, slow))
-    torch.testing.assert_close(got, want, atol=tolerance, rtol=0)
+    grad_output = torch.randn_like(fast)
+    actual, expected = (torch.autograd.grad(y, inputs, grad_output) for y in (fast, slow))
+    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
 def test_a_permutation_is_a_mask() -> None:

@@ -35,8 +35,8 @@ def test_without_weights_as_with(name: str) -> None:
     tokens = torch.zeros(1, 700, dtype=torch.long)
     with torch.no_grad():
         actual = count_flops(lambda: model(tokens))
-    told = forward_cost(build_on_meta(name, words), 700)
-    assert told.flops == actual
+    cost = forward_cost(build_on_meta(name, words), 700)
+    assert cost.flops == actual
     # all pairs, their scores and their values, would be more
     linear = actual - forward_cost(build_on_meta(name, words), 350).flops * 2
     assert linear < 0.25 * 4 * 700**2 * 8

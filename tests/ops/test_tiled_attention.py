@@ -66,14 +66,14 @@ def both(
     """Outputs and gradients of inputs and of the position, in blocks and written out."""
     qkv = inputs(positions, groups)
     expected = [*qkv, *position.parameters()]
-    up = (
+    grad_output = (
         torch.randn(*qkv[0].shape[:3], VALUE, dtype=torch.float64)
         * (positions.segment_ids != PADDING_SEGMENT)[:, None, :, None]
     )
     actual = []
     for path in ("blocked", "naive"):
-        y = SoftmaxKernel(mask, path=path)(KernelCall(*qkv, positions, positions, position)).y * (up != 0)  # type: ignore[arg-type]
-        actual.append((y, *torch.autograd.grad((y * up).sum(), expected)))
+        y = SoftmaxKernel(mask, path=path)(KernelCall(*qkv, positions, positions, position)).y * (grad_output != 0)  # type: ignore[arg-type]
+        actual.append((y, *torch.autograd.grad((y * grad_output).sum(), expected)))
     return actual[0], actual[1]
 
 
@@ -100,16 +100,16 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_is_the_definition(name: str, position: str, rows: str) -> None:
     place = segment_positions(ROWS[rows])
     place = place if name in ("window", "random") else marked(place)
-    made = POSITIONS[position]().double()
+    position_part = POSITIONS[position]().double()
     mask = MASKS[name]
     qkv = inputs(place)
     assert "computed in visible blocks" in SoftmaxKernel(mask, path="blocked").explain(
-        KernelCall(*qkv, place, place, made)
+        KernelCall(*qkv, place, place, position_part)
     )
     assert "of the cost of all pairs" in SoftmaxKernel(mask, path="blocked").explain(
-        KernelCall(*qkv, place, place, made)
+        KernelCall(*qkv, place, place, position_part)
     )
-    actual, expected = both(mask, place, made, 2)
+    actual, expected = both(mask, place, position_part, 2)
     for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
 

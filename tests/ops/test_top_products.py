@@ -48,6 +48,7 @@ def test_equal_products_do_no_harm() -> None:
     same(torch.randint(0, 3, (2, 5, 2), dtype=torch.float64), k, 7)
 
 
-def test_no_keys_and_no_queries() -> None:
-    assert top_products(torch.randn(2, 3, 4), torch.randn(2, 0, 4), 5).products.shape == (2, 3, 0)
-    assert top_products(torch.randn(2, 0, 4), torch.randn(2, 9, 4), 5).columns.shape == (2, 0, 5)
+@pytest.mark.parametrize(("queries", "keys"), [(3, 0), (0, 9), (3, 2)])
+def test_fewer_keys_than_are_asked_for_and_no_queries(queries: int, keys: int) -> None:
+    same(torch.randn(2, queries, 4).double(), torch.randn(2, keys, 4).double(), 5)
+    assert top_products(torch.randn(2, queries, 4), torch.randn(2, keys, 4), 5).columns.shape[-1] == min(keys, 5)

@@ -35,14 +35,15 @@ def test_the_look_is_that_of_joeynmt() -> None:
     ours_context = (actual.transpose(0, 1) @ memory)[:, 0]
     torch.testing.assert_close(actual[0], weights[:, 0], atol=1e-10, rtol=1e-10)
     torch.testing.assert_close(ours_context, context[:, 0], atol=1e-10, rtol=1e-10)
-    up = torch.randn_like(ours_context)
-    for got, want in zip(
-        leaves(ours_context, up, state, memory, ours), leaves(context[:, 0], up, state, memory, reference)
+    grad_output = torch.randn_like(ours_context)
+    for gradient, expected in zip(
+        leaves(ours_context, grad_output, state, memory, ours),
+        leaves(context[:, 0], grad_output, state, memory, reference),
     ):
-        torch.testing.assert_close(got, want, atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(gradient, expected, atol=1e-10, rtol=1e-10)
 
 
-def leaves(y: Tensor, up: Tensor, state: Tensor, memory: Tensor, module: torch.nn.Module) -> list[Tensor]:
+def leaves(y: Tensor, grad_output: Tensor, state: Tensor, memory: Tensor, module: torch.nn.Module) -> list[Tensor]:
     """The gradients of the state, the memory and the three matrices, by the order of their shapes."""
     weights = sorted(module.parameters(), key=lambda weight: weight.shape)
-    return list(torch.autograd.grad((y * up).sum(), [state, memory, *weights]))
+    return list(torch.autograd.grad((y * grad_output).sum(), [state, memory, *weights]))

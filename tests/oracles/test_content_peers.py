@@ -33,17 +33,19 @@ def test_balanced_clusters_are_those_of_routing_transformer(clusters: int, size:
     )
     # a count of 1 is 1.00001 there
     torch.testing.assert_close(ours, reference, atol=2e-6, rtol=2e-5)
-    up = torch.randn_like(reference)
-    assert_same_direction(*(torch.autograd.grad(y, (k, v), up, retain_graph=True) for y in (ours, reference)), k)
+    grad_output = torch.randn_like(reference)
+    assert_same_direction(
+        *(torch.autograd.grad(y, (k, v), grad_output, retain_graph=True) for y in (ours, reference)), k
+    )
     # a mean over channels too
     torch.testing.assert_close(loss, 1e-4 * (2 - 2 * near.amax(-1)).mean() / 6)
 
 
-def assert_same_direction(got: Any, want: Any, k: torch.Tensor) -> None:
+def assert_same_direction(actual: Any, expected: Any, k: torch.Tensor) -> None:
     """Equal gradients; those of keys across them only, since the released layer makes their length 1 once more."""
-    across = [x - (x * k).sum(-1, keepdim=True) * k for x in (got[0], want[0])]
+    across = [x - (x * k).sum(-1, keepdim=True) * k for x in (actual[0], expected[0])]
     torch.testing.assert_close(across[0], across[1], atol=1e-4, rtol=0)
-    torch.testing.assert_close(got[1], want[1], atol=1e-4, rtol=0)
+    torch.testing.assert_close(actual[1], expected[1], atol=1e-4, rtol=0)
 
 
 def test_a_round_of_k_means_is_that_of_routing_transformer() -> None:

@@ -60,10 +60,10 @@ def test_two_dimensions_are_flex_attention_over_rows_and_columns() -> None:
         # without compilation it is torch's own reference form, and warns that it is slow
         warnings.simplefilter("ignore")
         blocks = create_block_mask(seen, None, None, cells, cells, device="cpu")
-        want = flex_attention(q, k, v, block_mask=blocks)
+        expected = flex_attention(q, k, v, block_mask=blocks)
     pos = torch.arange(cells).expand(2, -1)
     place = TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout())
     mask = m.Local2D(width, rows, columns, above, beside)
     for path in ("naive", "sparse"):
         ours = SoftmaxKernel(mask, path=path)(KernelCall(q, k, v, place, place, NoPosition())).y  # type: ignore[arg-type]
-        torch.testing.assert_close(ours, want, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)

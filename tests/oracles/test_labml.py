@@ -1,6 +1,6 @@
 """labml's attention reconstruction loss is ours: the same number, the same gradient for the compression.
 
-It is compared where it is installed: `pip install --no-deps labml labml-helpers labml-nn`, whose own wishes are many.
+It is compared where it is installed, as in `.ci/run`; its own requirements exclude those of other peers.
 """
 
 from typing import Any
@@ -18,12 +18,14 @@ from manyformer.sources import PrefixSource
 
 pytestmark = pytest.mark.oracle
 
+WHY = "labml-nn is not installed: pip install --no-deps labml labml-helpers labml-nn"
+
 DIM, HEADS, RATE = 12, 3, 2
 
 
 def theirs() -> Any:
-    module = pytest.importorskip("labml_nn.transformers.compressive")
-    relative = pytest.importorskip("labml_nn.transformers.xl.relative_mha")
+    module = pytest.importorskip("labml_nn.transformers.compressive", reason=WHY)
+    relative = pytest.importorskip("labml_nn.transformers.xl.relative_mha", reason=WHY)
     attention = relative.RelativeMultiHeadAttention(HEADS, DIM, 0.0)
     compress = module.Conv1dCompression(RATE, DIM)
     layer = module.CompressiveTransformerLayer(

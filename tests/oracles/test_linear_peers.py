@@ -38,8 +38,8 @@ def drawn(scale: float = 1.0) -> list[Tensor]:
 
 
 def compare(ours: Tensor, theirs: Tensor, leaves: list[Tensor]) -> None:
-    up = torch.randn_like(ours)
-    left, right = ([y, *torch.autograd.grad((y * up).sum(), leaves)] for y in (ours, theirs))
+    grad_output = torch.randn_like(ours)
+    left, right = ([y, *torch.autograd.grad((y * grad_output).sum(), leaves)] for y in (ours, theirs))
     for a, b in zip(left, right, strict=True):
         torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-8)
 

@@ -247,11 +247,11 @@ def test_gmlp(causal: bool, attention: int | None) -> None:
     (mine * weight).sum().backward()
     (yours * weight).sum().backward()
     gradients = gradients_of(reference)
-    want = from_gmlp(gradients) | renamed(gradients, {"to_logits.1": "head"})
+    expected = from_gmlp(gradients) | renamed(gradients, {"to_logits.1": "head"})
     for name, value in ours.named_parameters():
-        if name in want:
-            largest = want[name].abs().max().item()
-            torch.testing.assert_close(value.grad, want[name], atol=1e-5 * largest + 1e-6, rtol=1e-4)
+        if name in expected:
+            largest = expected[name].abs().max().item()
+            torch.testing.assert_close(value.grad, expected[name], atol=1e-5 * largest + 1e-6, rtol=1e-4)
 
 
 @pytest.fixture(scope="module", name="mixers")

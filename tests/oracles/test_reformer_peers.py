@@ -68,13 +68,13 @@ def test_hashes_are_those_of_transformers(factors: tuple[int, ...]) -> None:
     buckets: Any = list(factors) if len(factors) > 1 else factors[0]
     peer: Any = LSHSelfAttention(config(num_buckets=buckets))  # type: ignore[no-untyped-call]
     x, total = torch.randn(2, HEADS, LENGTH, DIM // HEADS), torch.tensor(factors).prod()
-    want = peer._hash_vectors(x, 3, None).view(2, HEADS, 3, LENGTH) - total * torch.arange(3)[:, None]
+    expected = peer._hash_vectors(x, 3, None).view(2, HEADS, 3, LENGTH) - total * torch.arange(3)[:, None]
     torch.manual_seed(3)
     turns = torch.randn(HEADS, DIM // HEADS, 3, sum(factors) // 2)
     parts = torch.split(rearrange(turns, "h e r f -> r h e f"), [factor // 2 for factor in factors], dim=-1)
-    got = lsh_hashing.buckets(x, tuple(parts))
-    assert got is not None
-    assert torch.equal(rearrange(got, "r b h l -> b h r l"), want)
+    actual = lsh_hashing.buckets(x, tuple(parts))
+    assert actual is not None
+    assert torch.equal(rearrange(actual, "r b h l -> b h r l"), expected)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -88,7 +88,7 @@ def test_lsh_attention_of_transformers(causal: bool, monkeypatch: pytest.MonkeyP
     hashes = ways.expand(2, -1, -1, -1)
     offset = hashes + 4 * torch.arange(2)[:, None]
     x = torch.randn(2, LENGTH, DIM, dtype=torch.float64)
-    want = peer(x, buckets=offset.flatten(2)).hidden_states
+    expected = peer(x, buckets=offset.flatten(2)).hidden_states
     kernel = LSHKernel(
         num_buckets=4,
         chunk_length=CHUNK,
@@ -98,8 +98,8 @@ def test_lsh_attention_of_transformers(causal: bool, monkeypatch: pytest.MonkeyP
         variant="published",
     )
     monkeypatch.setattr(kernel, "_hash", lambda q: rearrange(hashes, "b h r l -> r b h l").int())
-    got = attention(kernel, [peer.query_key.weight, peer.value.weight])(x, context()).y
-    assert (got - want).abs().max() < 1e-6
+    actual = attention(kernel, [peer.query_key.weight, peer.value.weight])(x, context()).y
+    assert (actual - expected).abs().max() < 1e-6
 
 
 def test_local_attention_of_transformers() -> None:
@@ -123,16 +123,20 @@ def test_multi_round_attention_of_the_paper(causal: bool) -> None:
         bucket_size=size, n_hashes=rounds, causal=causal, allow_duplicate_attention=False, attend_across_buckets=False
     ).double()
     qk, v = (torch.randn(2, length, width, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    want, _, buckets = peer.eval()(qk, v)
+    expected, _, buckets = peer.eval()(qk, v)
     hashes = buckets.view(2, rounds, length) - (length // size) * torch.arange(rounds)[:, None]
     seg = torch.zeros(2, length, dtype=torch.long)
     ways = tuple(sort_into_chunks(hashes[:, r], seg, size, unit="document", reach=1) for r in range(rounds))
     sight = ChunkVisibility(ways, 1, 0, causal=causal)
     q, k, values = (x.flatten(0, 1) for x in (qk, nn.functional.normalize(qk, dim=-1), v))
-    got = chunk_gather_attention.chunk_gather_attention(q, k, values, sight, scale=width**-0.5).view(2, length, width)
-    assert (got - want).abs().max() < 1e-7
-    up = torch.randn_like(got)
-    for one, other in zip(torch.autograd.grad(got, [qk, v], up), torch.autograd.grad(want, [qk, v], up)):
+    actual = chunk_gather_attention.chunk_gather_attention(q, k, values, sight, scale=width**-0.5).view(
+        2, length, width
+    )
+    assert (actual - expected).abs().max() < 1e-7
+    grad_output = torch.randn_like(actual)
+    for one, other in zip(
+        torch.autograd.grad(actual, [qk, v], grad_output), torch.autograd.grad(expected, [qk, v], grad_output)
+    ):
         assert (one - other).abs().max() < 1e-6
 
 

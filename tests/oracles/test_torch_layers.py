@@ -58,13 +58,13 @@ def test_encoder_layer(order: str) -> None:
     ours.load_state_dict(torch_layer(weights_of(reference), norm))
     place = padded([9, 5])
     real = place.segment_ids != PADDING_SEGMENT
-    x, up = torch.randn(2, 9, DIM), torch.randn(2, 9, DIM) * real[..., None]
+    x, grad_output = torch.randn(2, 9, DIM), torch.randn(2, 9, DIM) * real[..., None]
     # under grad mode torch takes its written-out form, not the inference fast path
     expected = reference(x, src_key_padding_mask=~real)
     y = ours(x, Context(place)).y
     torch.testing.assert_close(y[real], expected[real], atol=1e-5, rtol=0)
-    (expected * up).sum().backward()
-    (y * up).sum().backward()
+    (expected * grad_output).sum().backward()
+    (y * grad_output).sum().backward()
     for name, value in torch_layer(gradients_of(reference), norm).items():
         torch.testing.assert_close(ours.get_parameter(name).grad, value, atol=2e-5, rtol=1e-4)
 
@@ -101,9 +101,9 @@ def test_multihead_attention(_: str, mask: Mask, path: Any) -> None:
     expected, _weights = reference(x, x, x, attn_mask=hidden)
     y = ours(x, Context(place)).y
     torch.testing.assert_close(y, expected, atol=1e-5, rtol=0)
-    up = torch.randn_like(y)
-    (expected * up).sum().backward()
-    (y * up).sum().backward()
+    grad_output = torch.randn_like(y)
+    (expected * grad_output).sum().backward()
+    (y * grad_output).sum().backward()
     for name, value in multihead(gradients_of(reference)).items():
         torch.testing.assert_close(ours.get_parameter(name).grad, value, atol=1e-5, rtol=1e-4)
 

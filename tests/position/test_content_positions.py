@@ -135,7 +135,7 @@ def test_fire_is_a_function_of_the_share_beyond_its_length() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_what_cannot_be_is_refused() -> None:
+def test_an_unknown_variant_one_position_and_kernels_that_skip_tokens_are_refused() -> None:
     with pytest.raises(ValueError, match="variant 'square' must be one of logarithmic, power"):
         KerplePosition(2, "square")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"count \(1\) must be at least 2"):

@@ -103,8 +103,12 @@ def test_attention_is_the_definition_with_gradients(mask: Mask, plain: bool) -> 
     expected = by_hand(part, q, k, v, mask, place)
     actual = SoftmaxKernel(mask)(KernelCall(q, k, v, place, place, part)).y
     torch.testing.assert_close(actual, expected, atol=1e-10, rtol=0)
-    up, leaves = torch.randn_like(expected), [q, k, v, part.w, part.v]
-    pairs = zip(torch.autograd.grad(actual, leaves, up), torch.autograd.grad(expected, leaves, up), strict=True)
+    grad_output, leaves = torch.randn_like(expected), [q, k, v, part.w, part.v]
+    pairs = zip(
+        torch.autograd.grad(actual, leaves, grad_output),
+        torch.autograd.grad(expected, leaves, grad_output),
+        strict=True,
+    )
     for ours, reference in pairs:
         assert reference.abs().max() > 0.01
         torch.testing.assert_close(ours, reference, atol=1e-10, rtol=0)
@@ -227,7 +231,7 @@ def test_what_is_near_stays_near_in_longer_texts() -> None:
     aware = accuracy_at_twice_the_length(lambda: DistanceAwarePosition(4), NoPosition())
     absolute = accuracy_at_twice_the_length(NoPosition, SinusoidalPosition(32))
     blind = accuracy_at_twice_the_length(NoPosition, NoPosition())
-    told = f"distance-aware {aware}, sinusoid {absolute}, none {blind}"
-    assert aware[1] >= 0.95, told
-    assert aware[1] >= absolute[1] + 0.05, told
-    assert aware[1] >= blind[1] + 0.1, told
+    errors = f"distance-aware {aware}, sinusoid {absolute}, none {blind}"
+    assert aware[1] >= 0.95, errors
+    assert aware[1] >= absolute[1] + 0.05, errors
+    assert aware[1] >= blind[1] + 0.1, errors

@@ -128,7 +128,7 @@ def test_padding_and_packing_change_no_distance(name: str) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_what_cannot_be_is_refused() -> None:
+def test_sizes_and_directions_without_distances_are_refused() -> None:
     with pytest.raises(ValueError, match=r"heads \(0\) must be at least 1"):
         AlibiPosition(0)
     with pytest.raises(ValueError, match=r"clip \(0\) must be at least 1"):

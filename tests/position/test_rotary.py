@@ -47,12 +47,12 @@ def by_matrices(x: Tensor, pos: Tensor, rates: Tensor, pairs: str, gain: float =
 def test_it_is_the_matrix_of_the_paper(pairs: Any, rotated: int, dtype: torch.dtype, atol: float) -> None:
     rotary = RotaryPosition(8, rotated=rotated, pairs=pairs)
     x = torch.randn(2, 3, 7, 8, dtype=dtype, requires_grad=True)
-    up = torch.randn_like(x)
+    grad_output = torch.randn_like(x)
     expected = by_matrices(x, torch.arange(4, 11), rotary_frequencies(rotated, 10_000.0), pairs)
-    (wanted,) = torch.autograd.grad(expected, x, up)
+    (wanted,) = torch.autograd.grad(expected, x, grad_output)
     for plain in (True, False):
         actual = rotary.query(x, range_positions(7, 4, plain=plain))
-        (grad,) = torch.autograd.grad(actual, x, up)
+        (grad,) = torch.autograd.grad(actual, x, grad_output)
         torch.testing.assert_close(actual, expected, atol=atol, rtol=0)
         torch.testing.assert_close(grad, wanted, atol=atol, rtol=0)
 
@@ -195,7 +195,7 @@ def test_yarn_multiplies_turned_channels_once() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(make: Any, message: str, unchecked: None) -> None:
+def test_scalings_and_widths_that_cannot_turn_are_refused(make: Any, message: str, unchecked: None) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -208,10 +208,10 @@ def test_frequencies_are_copied_to_a_device_once(monkeypatch: pytest.MonkeyPatch
     x = torch.randn(2, 1, 1, 8, dtype=torch.float64)
     with torch.inference_mode():
         first = position.query(x, place)
-    made: list[Any] = []
-    monkeypatch.setattr(torch, "tensor", lambda *args, **options: made.append(args))
+    tables: list[Any] = []
+    monkeypatch.setattr(torch, "tensor", lambda *args, **options: tables.append(args))
     assert torch.equal(position.query(x, place), first)
-    assert not made
+    assert not tables
     # no part of the weights, and not rounded with them
     assert not position.state_dict()
     assert torch.equal(position.bfloat16().query(x, place), first)

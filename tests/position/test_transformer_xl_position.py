@@ -79,8 +79,12 @@ def test_it_is_the_formula_with_gradients(where: str) -> None:
     expected, actual = by_hand(xl, q, k, at, of), scores(xl, q, k, at, of)
     # R is float32: the loop takes it in float64
     torch.testing.assert_close(actual, expected, atol=1e-6, rtol=0)
-    up, leaves = torch.randn_like(expected), [q, k, *xl.parameters()]
-    pairs = zip(torch.autograd.grad(actual, leaves, up), torch.autograd.grad(expected, leaves, up), strict=True)
+    grad_output, leaves = torch.randn_like(expected), [q, k, *xl.parameters()]
+    pairs = zip(
+        torch.autograd.grad(actual, leaves, grad_output),
+        torch.autograd.grad(expected, leaves, grad_output),
+        strict=True,
+    )
     for ours, reference in pairs:
         assert reference.abs().max() > 0.1
         torch.testing.assert_close(ours, reference, atol=1e-5, rtol=0)
@@ -97,8 +101,8 @@ def test_what_it_is_by_distance(clamp: int | None) -> None:
     asked = xl.query(q, at)
     each = (asked + table.query_bias[:, None]) @ table.keys.mT
     ahead = of.position_ids[0][None, :] - at.position_ids[0][:, None]
-    got = asked @ k.mT / math.sqrt(WIDTH) + each.gather(-1, (ahead + 6).expand(1, HEADS, 4, 9))
-    torch.testing.assert_close(got, scores(xl, q, k, at, of), atol=1e-12, rtol=0)
+    actual = asked @ k.mT / math.sqrt(WIDTH) + each.gather(-1, (ahead + 6).expand(1, HEADS, 4, 9))
+    torch.testing.assert_close(actual, scores(xl, q, k, at, of), atol=1e-12, rtol=0)
 
 
 def test_distances_beyond_the_clamp_are_alike() -> None:

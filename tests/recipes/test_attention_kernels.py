@@ -66,7 +66,7 @@ def test_beams_of_uncached_and_cached_decoding_agree(name: str) -> None:
 
 
 @pytest.mark.parametrize(("role", "name"), [(role, name) for role in ROLES for name in role.refusals])
-def test_what_cannot_be_is_refused_with_the_reason(role: Any, name: str) -> None:
+def test_a_kernel_that_a_role_cannot_have_is_refused_with_the_reason(role: Any, name: str) -> None:
     with pytest.raises(
         UserError, match=rf"{role.keyword} cannot be {re.escape(name)}: .{{20,}}; set {role.keyword} to"
     ):

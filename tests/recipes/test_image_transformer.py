@@ -28,8 +28,8 @@ def built(recipe: str, seed: int = 0, **keywords: Any) -> Any:
 def test_the_order_of_blocks() -> None:
     assert pixel_order((2, 3, 2), (1, 3)).tolist() == list(range(12))
     # blocks of two rows and two columns, written out
-    want = [0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15]
-    assert pixel_order((4, 4, 1), (2, 2)).tolist() == want
+    expected = [0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15]
+    assert pixel_order((4, 4, 1), (2, 2)).tolist() == expected
     assert pixel_order((4, 2, 3), (2, 1)).tolist()[:12] == [0, 1, 2, 6, 7, 8, 3, 4, 5, 9, 10, 11]
     for block in ((3, 2), (2, 3), (0, 2)):
         with pytest.raises(ValueError, match=f"4 x 4 cannot be cut into blocks of {block[0]} x {block[1]}"):
@@ -62,18 +62,18 @@ def test_two_dimensions(channels: int, above: int | None, beside: int | None) ->
     sizes: dict[str, Any] = {"height": 4, "width": 6, "channels": channels, "block_height": 2, "block_width": 3}
     actual = influence(built("image-transformer-2d", **sizes, memory_height=above, memory_width=beside), 24 * channels)
     place = [(cell // channels // 6, cell // channels % 6) for cell in pixel_order((4, 6, channels), (2, 3)).tolist()]
-    up, side = above or 0, beside or 0
+    upper, side = above or 0, beside or 0
 
     def rule(i: int, j: int) -> bool:
         (row, column), (top, left) = place[j], (place[i][0] // 2 * 2, place[i][1] // 3 * 3)
         if top <= row < top + 2 and left <= column < left + 3:
             return j <= i
-        over = top - up <= row < top and left - side <= column < left + 3 + side
+        over = top - upper <= row < top and left - side <= column < left + 3 + side
         return over or (top <= row < top + 2 and left - side <= column < left)
 
-    want = torch.tensor([[rule(i, j) for j in range(24 * channels)] for i in range(24 * channels)])
-    assert not want.triu(1).any()
-    assert torch.equal(actual, want)
+    expected = torch.tensor([[rule(i, j) for j in range(24 * channels)] for i in range(24 * channels)])
+    assert not expected.triu(1).any()
+    assert torch.equal(actual, expected)
 
 
 def test_positions_are_those_of_the_value_to_be_predicted() -> None:
@@ -99,8 +99,8 @@ def test_every_channel_has_a_table_of_its_own() -> None:
     actual = (model.embed(tokens, place) - model.embed.position.rows(place.position_ids)) / 16**0.5
     table = model.embed.token.weight.view(3, 21, 16)
     # the start token stands before the first channel
-    want = torch.stack([table[2, 1], table[0, 7], table[1, 7], table[2, 7], table[0, 7], table[1, 8]])
-    torch.testing.assert_close(actual[0], want)
+    expected = torch.stack([table[2, 1], table[0, 7], table[1, 7], table[2, 7], table[0, 7], table[1, 8]])
+    torch.testing.assert_close(actual[0], expected)
 
 
 OUTPUT = ["loss", "gradients", "cached", "batch", "float64", "bfloat16", "saving"]
@@ -169,8 +169,8 @@ def test_bits_of_an_image_are_those_of_its_values_in_turn() -> None:
             chances = model(tokens[:, :count]).logits[:, -1].softmax(-1)
             nats -= float(chances.gather(1, values[:, count - 1 : count]).log().sum())
         actual = model.score(CausalLMBatch(tokens, values))
-    want = nats / math.log(2) / 48
-    assert bits_per_dimension(float(actual.nll), int(actual.targets)).value == pytest.approx(want, rel=1e-5)
+    expected = nats / math.log(2) / 48
+    assert bits_per_dimension(float(actual.nll), int(actual.targets)).value == pytest.approx(expected, rel=1e-5)
 
 
 def test_mixtures_are_sums_of_their_parts() -> None:
@@ -185,8 +185,8 @@ def test_mixtures_are_sums_of_their_parts() -> None:
     torch.testing.assert_close(output(x)[:, 5:].exp().sum(-1), torch.ones(3, dtype=torch.float64))
     targets = torch.tensor([5, 12, 20])
     for smoothing in (0.0, 0.2):
-        want = F.cross_entropy(output(x), targets, reduction="sum", label_smoothing=smoothing)
-        torch.testing.assert_close(output.loss(x, targets, label_smoothing=smoothing).total, want)
+        expected = F.cross_entropy(output(x), targets, reduction="sum", label_smoothing=smoothing)
+        torch.testing.assert_close(output.loss(x, targets, label_smoothing=smoothing).total, expected)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""RecipeLookup: their cards are complete, their specs make them again, and wrong keywords get a sentence."""
+"""Recipes: their cards are complete, their specs make them again, and wrong keywords get a sentence."""
 
 import inspect
 import json

@@ -63,21 +63,21 @@ def test_tokens_get_what_the_explicit_jacobian_gives(name: str) -> None:
     inputs = tuple(randn(2, 3, 4, seed=number) for number in range(count))
     # two targets, one of which has relevance of both signs; some outputs have none
     relevance = torch.stack([randn(2, 3, width).abs(), randn(2, 3, width, seed=7) * (randn(2, 3, width) > 0)])
-    got = propagated(function, relevance, inputs)
+    actual = propagated(function, relevance, inputs)
     for target in range(2):
         for row in range(2):
             for token in range(3):
                 expected = explicit(function, relevance[target, row, token], tuple(x[row, token] for x in inputs))
-                for part, full in zip(expected, got):
+                for part, full in zip(expected, actual):
                     torch.testing.assert_close(full[target, row, token], part, rtol=1e-5, atol=1e-8)
 
 
 def test_a_sum_over_tokens_gives_rows_what_the_explicit_jacobian_gives() -> None:
     x, relevance = randn(2, 3, 4), randn(1, 2, 4, seed=1)
-    [got] = propagated(lambda x: x.sum(1), relevance, (x,))
+    [actual] = propagated(lambda x: x.sum(1), relevance, (x,))
     for row in range(2):
         [expected] = explicit(lambda x: x.sum(0), relevance[0, row], (x[row],))
-        torch.testing.assert_close(got[0, row], expected, rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(actual[0, row], expected, rtol=1e-5, atol=1e-8)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -104,7 +104,7 @@ def test_each_head_gets_what_the_explicit_jacobian_gives(
     options, keys = ATTENTION[name], 4 if name == "causal" else 5
     q, k, v = randn(2, 2, 4, 3), randn(2, 2, keys, 3, seed=1), randn(2, 2, keys, 2, seed=2)
     relevance = torch.stack([randn(2, 2, 4, 2).abs(), randn(2, 2, 4, 2, seed=4)])
-    got = propagated(lambda q, k, v: attend(q, k, v, **options), relevance, (q, k, v))
+    actual = propagated(lambda q, k, v: attend(q, k, v, **options), relevance, (q, k, v))
     one_row = {**options, **({"attn_mask": options["attn_mask"][0]} if "attn_mask" in options else {})}
     for target in range(2):
         for row in range(2):
@@ -113,7 +113,7 @@ def test_each_head_gets_what_the_explicit_jacobian_gives(
                 expected = explicit(
                     lambda q, k, v: attend(q, k, v, **one_row), relevance[target, row, head][None], arguments
                 )
-                for part, full in zip(expected, got):
+                for part, full in zip(expected, actual):
                     torch.testing.assert_close(full[target, row, head], part[0], rtol=1e-5, atol=1e-8)
 
 
@@ -123,5 +123,5 @@ def test_heads_that_share_keys_add_their_relevance() -> None:
     shared = propagated(lambda q, k, v: attend(q, k, v, enable_gqa=True), relevance, (q, k, v))
     copies = propagated(attend, relevance, (q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)))
     torch.testing.assert_close(shared[0], copies[0])
-    for got, expected in zip(shared[1:], copies[1:]):
-        torch.testing.assert_close(got, expected.unflatten(2, (2, 2)).sum(3))
+    for actual, expected in zip(shared[1:], copies[1:]):
+        torch.testing.assert_close(actual, expected.unflatten(2, (2, 2)).sum(3))

@@ -107,12 +107,12 @@ def test_the_gradient_ends_with_the_segment() -> None:
         )
         state = out.state
         outs.append(out.y)
-    up = torch.randn_like(outs[1])
-    actual = torch.autograd.grad(outs[1], [x, *layer.parameters()], up)
+    grad_output = torch.randn_like(outs[1])
+    actual = torch.autograd.grad(outs[1], [x, *layer.parameters()], grad_output)
     given = torch.cat([x[:, :4].detach(), x[:, 4:]], 1)
     pos = torch.arange(9).expand(2, -1)
     full = layer(given, Context(TokenPositions(pos, torch.zeros_like(pos), ContiguousLayout()))).y[:, 4:]
-    expected = torch.autograd.grad(full, [x, *layer.parameters()], up)
+    expected = torch.autograd.grad(full, [x, *layer.parameters()], grad_output)
     for ours, reference in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, reference, atol=1e-10, rtol=0)
     assert not actual[0][:, :4].any()
@@ -195,7 +195,7 @@ def test_a_reserved_state_is_for_writing() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_what_cannot_be_is_refused() -> None:
+def test_a_context_without_memory_odd_heads_and_an_empty_memory_are_refused() -> None:
     with pytest.raises(UserError, match="context 'same-length'"):
         mf.build("transformer-xl", **SMALL, memory_length=None, context="same-length")
     with pytest.raises(UserError, match=r"dim \(8\) must be a multiple of heads \(3\)"):

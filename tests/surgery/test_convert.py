@@ -218,7 +218,9 @@ def test_a_memory_is_added() -> None:
         ("transformer-lm", "collaborative", {"heads": 2}, "heads cannot change in this conversion"),
     ],
 )
-def test_what_cannot_be_is_refused(recipe: str, to: str | None, keywords: dict[str, Any], message: str) -> None:
+def test_keywords_that_the_weights_do_not_fit_are_refused(
+    recipe: str, to: str | None, keywords: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         mf.convert(build(recipe), to, **keywords)
 

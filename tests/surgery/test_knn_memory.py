@@ -69,7 +69,7 @@ def test_a_memory_may_grow_later() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_what_cannot_be_is_refused() -> None:
+def test_models_layers_and_gates_that_cannot_have_a_memory_are_refused() -> None:
     with pytest.raises(UserError, match="a transformer-lm cannot be given a memory; a transformer-xl or a memorizing"):
         mf.memorize(mf.build("transformer-lm", vocab=5, dim=4, depth=1, heads=2), memory=5)
     with pytest.raises(UserError, match="set memory_length"):

@@ -185,9 +185,9 @@ def test_a_plugin_that_needs_a_missing_operator_is_told(tmp_path: Path) -> None:
         return scores + scores.mode(-1, keepdim=True).values * 0
 
     model.head.forward = with_missing  # type: ignore[method-assign]
-    with pretended_mps(), pytest.raises(UserError) as told:
+    with pretended_mps(), pytest.raises(UserError) as caught:
         mf.generate(move_model(model), PROMPTS, max_new=2, stop_ids=())
-    assert str(told.value) == (
+    assert str(caught.value) == (
         "the device mps has no aten::mode in this version of torch, which transformer-lm needs; use the device "
         "cpu, or set PYTORCH_ENABLE_MPS_FALLBACK=1, with which torch computes it on the CPU"
     )

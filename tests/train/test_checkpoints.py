@@ -247,7 +247,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path) -> None:
 def _with_poison(run: RunConfig, source: FakeSource, spoil: Callable[[dict[str, Any]], None]) -> None:
     from manyformer.train import session
 
-    made = session.build_model
+    build_model = session.build_model
 
     class Feed(FakeFeed):
         fetched = 0
@@ -261,7 +261,7 @@ def _with_poison(run: RunConfig, source: FakeSource, spoil: Callable[[dict[str, 
     weights: dict[str, Any] = {}
 
     def build(*given: Any) -> Any:
-        model = made(*given)
+        model = build_model(*given)
         weights.update(model.named_parameters())
         return model
 

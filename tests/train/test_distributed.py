@@ -100,8 +100,8 @@ def test_one_then_two_with_shares_then_one(text: Path, alone: TrainResult, tmp_p
     with pytest.raises(TrainingInterrupted, match=r"stopped at step \d+, saved. The same command continues."):
         mf.train(a_run(text, out, devices=2, strategy="fsdp", save={"every": 1}), on_event=asking(6, heard))
     notes = [event.text for event in heard if isinstance(event, TrainingNote)]
-    told = "the checkpoint was written by 1 process, and this run has 2 processes: each computes 1/2 of the rows"
-    assert any(note.startswith(told) for note in notes)
+    message = "the checkpoint was written by 1 process, and this run has 2 processes: each computes 1/2 of the rows"
+    assert any(note.startswith(message) for note in notes)
     assert isinstance(heard[0], TrainingStarted)
     assert "2 processes (fsdp)" in dict(heard[0].summary_lines)["device"]
     last = sorted((out / "checkpoints").iterdir())[-1]

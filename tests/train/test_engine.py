@@ -74,9 +74,9 @@ def test_the_figures_are_the_mean_loss_and_the_norm() -> None:
 @pytest.mark.parametrize("clip", [0.01, 1e9])
 def test_clipping(clip: float, monkeypatch: pytest.MonkeyPatch) -> None:
     model = small()
-    made = engine(model, clip=clip)
-    monkeypatch.setattr(made.optimizer, "zero_grad", lambda **_: None)
-    norm = made.step([make("language-model", 1)], 0.0).figures[2]
+    training = engine(model, clip=clip)
+    monkeypatch.setattr(training.optimizer, "zero_grad", lambda **_: None)
+    norm = training.step([make("language-model", 1)], 0.0).figures[2]
     after = torch.stack([gradient.norm() for gradient in gradients(model)]).norm()
     torch.testing.assert_close(after, norm.clamp(max=clip), rtol=1e-3, atol=0)
 
@@ -125,10 +125,10 @@ def test_remat_leaves_streaming_alone() -> None:
 def test_bfloat16_computes_in_bfloat16_and_keeps_weights_and_loss_in_float32() -> None:
     model = small()
     kinds = []
-    up = next(m for n, m in model.named_modules() if n.endswith("ff.inner.up"))
-    up.register_forward_hook(lambda module, given, out: kinds.append(out.dtype))
-    made = TrainingEngine(model, AdamWConfig(lr=0.1), DDPStrategy(), autocast=torch.bfloat16)
-    figures = made.step([make("language-model", 1)], 0.01).figures
+    up_layer = next(m for n, m in model.named_modules() if n.endswith("ff.inner.up"))
+    up_layer.register_forward_hook(lambda module, given, out: kinds.append(out.dtype))
+    training = TrainingEngine(model, AdamWConfig(lr=0.1), DDPStrategy(), autocast=torch.bfloat16)
+    figures = training.step([make("language-model", 1)], 0.01).figures
     assert torch.bfloat16 in kinds
     assert figures.dtype == torch.float32
     assert all(weight.dtype == torch.float32 for weight in model.parameters())

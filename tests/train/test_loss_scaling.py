@@ -56,26 +56,26 @@ def engine(
     return TrainingEngine(model, optim, strategy or DDPStrategy(), autocast=autocast)
 
 
-def weights_of(made: TrainingEngine) -> list[Tensor]:
-    return [weight.detach().clone() for weight in made.weights]
+def weights_of(training: TrainingEngine) -> list[Tensor]:
+    return [weight.detach().clone() for weight in training.weights]
 
 
-def scale_of(made: TrainingEngine) -> LossScale:
-    assert made.loss_scaler is not None
-    return made.loss_scaler.state
+def scale_of(training: TrainingEngine) -> LossScale:
+    assert training.loss_scaler is not None
+    return training.loss_scaler.state
 
 
 @pytest.mark.parametrize("optim", OPTIMIZERS, ids=lambda optim: optim.name)
 @pytest.mark.parametrize("nonfinite", ["stop", "skip"])
 def test_an_overflow_skips_the_step_and_halves_the_scale(optim: OptimConfig, nonfinite: str) -> None:
-    made = engine(optim, factor=1e6, nonfinite=nonfinite)
-    before = weights_of(made)
-    result = made.step([make("language-model", 1)], 0.01)
+    training = engine(optim, factor=1e6, nonfinite=nonfinite)
+    before = weights_of(training)
+    result = training.step([make("language-model", 1)], 0.01)
     assert result.figures[3] > 0
     assert result.figures[0].isfinite()
-    assert scale_of(made) == (FIRST_SCALE / 2, 0)
-    assert all(torch.equal(old, new) for old, new in zip(before, weights_of(made), strict=True))
-    assert made.non_finite_tensors() == []
+    assert scale_of(training) == (FIRST_SCALE / 2, 0)
+    assert all(torch.equal(old, new) for old, new in zip(before, weights_of(training), strict=True))
+    assert training.non_finite_tensors() == []
 
 
 @pytest.mark.parametrize("optim", OPTIMIZERS, ids=lambda optim: optim.name)
@@ -96,19 +96,21 @@ def test_a_step_without_an_overflow_is_that_of_float32(optim: OptimConfig) -> No
 def test_clipping_sees_the_gradient_of_the_loss_itself() -> None:
     norm, clip = 0.0, 1e-3
     for autocast in (torch.float16, None):
-        made = engine(AdagradConfig(max_grad_norm=clip), autocast=autocast)
+        training = engine(AdagradConfig(max_grad_norm=clip), autocast=autocast)
         clipped: list[Tensor] = []
-        step = made.optimizer.step
+        step = training.optimizer.step
 
-        def look(step: Callable[..., Any] = step, made: TrainingEngine = made, clipped: list[Tensor] = clipped) -> Any:
+        def look(
+            step: Callable[..., Any] = step, training: TrainingEngine = training, clipped: list[Tensor] = clipped
+        ) -> Any:
             clipped.append(
-                torch.stack([weight.grad.norm() for weight in made.weights if weight.grad is not None]).norm()
+                torch.stack([weight.grad.norm() for weight in training.weights if weight.grad is not None]).norm()
             )
             return step()
 
-        made.optimizer.step = look  # type: ignore[method-assign]
+        training.optimizer.step = look  # type: ignore[method-assign]
         torch.manual_seed(0)
-        result = made.step([make("language-model", 1)], 0.01)
+        result = training.step([make("language-model", 1)], 0.01)
         assert clipped[0].item() == pytest.approx(clip, rel=1e-4)
         norm = norm or result.figures[2].item()
         assert result.figures[2].item() == pytest.approx(norm, rel=1e-2)
@@ -118,18 +120,18 @@ def test_a_gradient_below_the_range_of_float16_is_not_lost() -> None:
     """1e-6 of the loss over 1e3 targets: without the scale all gradients that pass through products are 0."""
     batch = make("language-model", 1)
 
-    def gradients(made: TrainingEngine) -> dict[str, Tensor]:
+    def gradients(training: TrainingEngine) -> dict[str, Tensor]:
         seen: dict[str, Tensor] = {}
-        clip = made._update_weights
+        clip = training._update_weights
 
         def look(norm: Tensor | None, learning_rate: float) -> None:
-            named = made.model.named_parameters()
+            named = training.model.named_parameters()
             seen.update({name: weight.grad.clone() for name, weight in named if weight.grad is not None})
             clip(norm, learning_rate)
 
-        made._update_weights = look  # type: ignore[method-assign]
+        training._update_weights = look  # type: ignore[method-assign]
         torch.manual_seed(0)
-        made.step([batch], 0.01)
+        training.step([batch], 0.01)
         return seen
 
     name, factor = "body.0.ff.inner.up.weight", 1e-7
@@ -236,21 +238,21 @@ def _steps_of_a_process(rank: int, strategy: str, meeting: str, out: str) -> Non
         from manyformer.train.fsdp_sharing import FSDPStrategy
 
         parallel = FSDPStrategy(group)
-    made = engine(AdamWConfig(), strategy=parallel)
-    loss, factor = made.model.loss, 1.0
+    training = engine(AdamWConfig(), strategy=parallel)
+    loss, factor = training.model.loss, 1.0
 
     def multiplied(*arguments: Any, **options: Any) -> BatchLoss:
         result = loss(*arguments, **options)
         return result._replace(total=result.total * factor)
 
-    made.model.loss = multiplied  # type: ignore[method-assign]
+    training.model.loss = multiplied  # type: ignore[method-assign]
     for number in range(3):
         factor = 1e8 if (number, rank) == (1, 0) else 1.0
-        before = [whole(weight) for weight in made.weights]
-        figures = made.step([make("language-model", number * 2 + rank)], 0.01).figures
-        moved = any(not torch.equal(old, whole(new)) for old, new in zip(before, made.weights, strict=True))
-        report.append({"overflow": bool(figures[3] > 0), "moved": moved, "scale": scale_of(made).scale})
-    weights = [whole(weight).double().sum().item() for weight in made.weights]
+        before = [whole(weight) for weight in training.weights]
+        figures = training.step([make("language-model", number * 2 + rank)], 0.01).figures
+        moved = any(not torch.equal(old, whole(new)) for old, new in zip(before, training.weights, strict=True))
+        report.append({"overflow": bool(figures[3] > 0), "moved": moved, "scale": scale_of(training).scale})
+    weights = [whole(weight).double().sum().item() for weight in training.weights]
     Path(out, f"{rank}.json").write_text(json.dumps({"steps": report, "weights": weights}))
     dist.destroy_process_group()
 

@@ -70,8 +70,8 @@ def test_without_rows_that_go_on_the_memory_stays_empty_and_this_is_told(tmp_pat
     heard = Heard()
     go(stream, heard, opened=open_run_data)
     (started,) = (event for event in heard if isinstance(event, TrainingStarted))
-    (told,) = (text for name, text in started.summary_lines if name == "memory")
-    assert "data.packing=contiguous" in told
+    (line,) = (text for name, text in started.summary_lines if name == "memory")
+    assert "data.packing=contiguous" in line
     assert not list((tmp_path / "run/checkpoints").glob("*/memory*"))
 
 
@@ -79,8 +79,8 @@ def test_a_model_that_looks_things_up_is_told_where_nothing_is_to_be_found(tmp_p
     heard = Heard()
     go(a_lane_run(tmp_path, "run", recipe="spalm"), heard, opened=open_run_data)
     (started,) = (event for event in heard if isinstance(event, TrainingStarted))
-    (told,) = (text for name, text in started.summary_lines if name == "neighbours")
-    assert "data.neighbours" in told
+    (line,) = (text for name, text in started.summary_lines if name == "neighbours")
+    assert "data.neighbours" in line
 
 
 def batches(count: int, length: int = 6, rows: int = 3) -> list[CausalLMBatch]:

@@ -108,18 +108,18 @@ UNCLIPPED = [
 def test_a_gradient_that_the_optimizer_cannot_square_changes_nothing(
     optim: OptimConfig, factor: float, nonfinite: str
 ) -> None:
-    made = engine(optim.model_copy(update={"nonfinite": nonfinite}))
-    made.step([make("language-model", 1)], 0.01)
-    weights = {name: weight.detach().clone() for name, weight in made.model.named_parameters()}
-    handle = dict(made.model.named_parameters())[WEIGHT].register_hook(lambda gradient: gradient * factor)
-    result = made.step([make("language-model", 2)], 0.01)
-    assert made.name_of_gradient(result) == WEIGHT
+    training = engine(optim.model_copy(update={"nonfinite": nonfinite}))
+    training.step([make("language-model", 1)], 0.01)
+    weights = {name: weight.detach().clone() for name, weight in training.model.named_parameters()}
+    handle = dict(training.model.named_parameters())[WEIGHT].register_hook(lambda gradient: gradient * factor)
+    result = training.step([make("language-model", 2)], 0.01)
+    assert training.name_of_gradient(result) == WEIGHT
     assert result.skipped == (nonfinite == "skip")
-    assert all(torch.equal(weight, weights[name]) for name, weight in made.model.named_parameters())
-    assert made.non_finite_tensors() == []
+    assert all(torch.equal(weight, weights[name]) for name, weight in training.model.named_parameters())
+    assert training.non_finite_tensors() == []
     handle.remove()
-    made.step([make("language-model", 3)], 0.01)
-    assert not any(torch.equal(weight, weights[name]) for name, weight in made.model.named_parameters())
+    training.step([make("language-model", 3)], 0.01)
+    assert not any(torch.equal(weight, weights[name]) for name, weight in training.model.named_parameters())
 
 
 def _spoiled(monkeypatch: pytest.MonkeyPatch, steps: set[int], factor: float) -> None:
@@ -179,11 +179,11 @@ def _spoil_state(model: TrainingEngine, kind: str) -> None:
     ids=lambda value: getattr(value, "name", value),
 )
 def test_a_state_of_the_optimizer_that_is_not_finite_is_found(optim: OptimConfig, kind: str) -> None:
-    made = engine(optim)
-    made.step([make("language-model", 1)], 0.01)
-    assert made.non_finite_tensors() == []
-    _spoil_state(made, kind)
-    assert made.non_finite_tensors() == [f"{WEIGHT}/{kind}"]
+    training = engine(optim)
+    training.step([make("language-model", 1)], 0.01)
+    assert training.non_finite_tensors() == []
+    _spoil_state(training, kind)
+    assert training.non_finite_tensors() == [f"{WEIGHT}/{kind}"]
 
 
 def _on_step(monkeypatch: pytest.MonkeyPatch, number: int, spoil: Callable[[TrainingEngine], None]) -> None:
@@ -199,7 +199,7 @@ def _on_step(monkeypatch: pytest.MonkeyPatch, number: int, spoil: Callable[[Trai
 
 
 def test_an_optimizer_that_is_not_finite_is_never_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _on_step(monkeypatch, 5, lambda made: _spoil_state(made, "exp_avg_sq"))
+    _on_step(monkeypatch, 5, lambda training: _spoil_state(training, "exp_avg_sq"))
     problem = (
         f"{WEIGHT}/exp_avg_sq is not finite: weights with such a state of the optimizer never move again at step 6"
     )

@@ -77,12 +77,12 @@ def test_a_run_that_ends_within_its_warm_up_says_so(tmp_path: Path) -> None:
 def test_patience_counts_from_the_best(tmp_path: Path) -> None:
     run = a_run(tmp_path, evaluate={"every": 1, "patience": 2})
     standing = TrainState()
-    told = []
+    events = []
     for step, loss in enumerate([3.0, 2.0, 2.5, 1.9, 2.0, 1.9], start=1):
         standing.step = step
         assert end_reason(run, standing) is None
-        told.append(standing.record_scores({"loss": loss}, loss, keep=2))
-    assert told == [True, True, False, True, False, False]
+        events.append(standing.record_scores({"loss": loss}, loss, keep=2))
+    assert events == [True, True, False, True, False, False]
     assert "2 evaluations in a row" in str(end_reason(run, standing))
     # the earlier of equals comes first
     assert [entry.step for entry in standing.ranking] == [4, 6]

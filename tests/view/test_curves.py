@@ -69,7 +69,7 @@ def test_the_ending_decides_the_format(tmp_path: Path, name: str, start: bytes) 
     assert len(os.listdir((tmp_path / name).parent)) <= 2
 
 
-def test_what_cannot_be_drawn(tmp_path: Path) -> None:
+def test_runs_without_metrics_and_unknown_formats_are_not_drawn(tmp_path: Path) -> None:
     empty, cut = run_folder(tmp_path / "empty", []), run_folder(tmp_path / "cut", rows(1.0))
     (cut / "metrics.jsonl").write_text('{"step": 1, "lo')
     for folder in (empty, cut):

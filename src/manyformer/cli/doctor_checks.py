@@ -158,12 +158,14 @@ def _compare_outputs(subject: str, output: object, expected: "Tensor") -> Doctor
 
 
 def _extras() -> Iterator[DoctorFinding]:
+    # reads the metadata of every installed package
+    distributions = importlib.metadata.packages_distributions()
     for extra, module, purpose in EXTRAS:
         if importlib.util.find_spec(module) is None:
             yield DoctorFinding(f"extra {extra}", "absent", f"{purpose}: pip install 'manyformer[{extra}]'")
         else:
             # a distribution may have another name than its module
-            (name, *_) = importlib.metadata.packages_distributions().get(module, [module])
+            (name, *_) = distributions.get(module, [module])
             yield DoctorFinding(f"extra {extra}", "ok", f"{module} {importlib.metadata.version(name)}: {purpose}")
 
 
