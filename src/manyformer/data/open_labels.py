@@ -14,10 +14,9 @@ from manyformer.data.pair_tables import RowTable
 from manyformer.data.piped_input import STDIN, data_path, stdin_lines
 from manyformer.data.saved_tokenizers import TokenizerPair, class_id
 from manyformer.data.table_files import TableRow
-from manyformer.data.tabular_text_pipeline import TabularTextPipeline
+from manyformer.data.tabular_text_pipeline import TabularTextPipeline, is_table, open_unlabelled, unlabelled_rows
 from manyformer.data.text_files import read_lines
 from manyformer.data.token_shards import ShardWriter, TokenShard
-from manyformer.data.unlabelled_tables import is_table, open_unlabelled, unlabelled_rows
 from manyformer.errors import UserError
 from manyformer.two_texts import frame_pair
 

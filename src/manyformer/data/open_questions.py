@@ -10,9 +10,8 @@ from manyformer.data.pair_tables import RowTable, open_table
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.splits import PathOrPaths, Splits, path_list
 from manyformer.data.table_files import TableRow
-from manyformer.data.tabular_text_pipeline import TabularTextPipeline
+from manyformer.data.tabular_text_pipeline import TabularTextPipeline, open_unlabelled, unlabelled_rows
 from manyformer.data.token_shards import ShardWriter, TokenShard
-from manyformer.data.unlabelled_tables import open_unlabelled, unlabelled_rows
 from manyformer.errors import UserError
 from manyformer.two_texts import (
     DocumentEncoder,
