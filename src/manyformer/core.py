@@ -62,6 +62,20 @@ def no_watch(module: nn.Module, name: str, value: Tensor) -> None:
     """The default `WatchFn`: discards every reported value."""
 
 
+@final
+class ValueRecorder:
+    """A `WatchFn` that keeps each value that `module` reports as `name`, and passes all reports on to `watch`."""
+
+    def __init__(self, module: nn.Module, name: str, watch: WatchFn = no_watch) -> None:
+        self._module, self._name, self._watch = module, name, watch
+        self.values: list[Tensor] = []
+
+    def __call__(self, module: nn.Module, name: str, value: Tensor) -> None:
+        if module is self._module and name == self._name:
+            self.values.append(value)
+        self._watch(module, name, value)
+
+
 class ContiguousLayout(NamedTuple):
     """Every row is one document with segment id 0, without padding, at positions `start`, `start` + 1, and so on."""
 

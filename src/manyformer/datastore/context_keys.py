@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX, CausalLMBatch, to_device
-from manyformer.core import Context, Layer, LayerOutput, State
+from manyformer.core import Context, Layer, LayerOutput, State, ValueRecorder
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward, GatedFeedForward
 from manyformer.models import LanguageModel, Model
@@ -37,16 +37,10 @@ class KeyedBody(Layer):
         return self.body.init_state(batch, capacity=capacity, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        key_chunks: list[Tensor] = []
-
-        def watch(module: nn.Module, name: str, value: Tensor) -> None:
-            if module is self._layer[0] and name == "input":
-                key_chunks.append(value)
-            ctx.watch(module, name, value)
-
-        y, state, loss = self.body(x, replace(ctx, watch=watch), state)
+        inputs = ValueRecorder(self._layer[0], "input", ctx.watch)
+        y, state, loss = self.body(x, replace(ctx, watch=inputs), state)
         # the layer may process its tokens in chunks
-        return LayerOutput(torch.cat([y, torch.cat(key_chunks, 1)[:, -y.shape[1] :]], -1), state, loss)
+        return LayerOutput(torch.cat([y, torch.cat(inputs.values, 1)[:, -y.shape[1] :]], -1), state, loss)
 
 
 class KeyExtraction(NamedTuple):

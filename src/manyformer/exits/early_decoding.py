@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from manyformer.core import ValueRecorder
 from manyformer.depth.early_exit_stack import EarlyExit
 from manyformer.depth.exit_rules import ExitRule, NeverExit
 from manyformer.errors import UserError
@@ -114,12 +115,7 @@ class DecodingWorkload:
 def exit_layers(model: Model, prompts: Sequence[str], tokens: Sequence[list[int]]) -> list[list[int]]:
     """The layer after which each generated token exited, from one forward pass over all of them without a cache."""
     tokenizers = read_write_tokenizers(model.tokenizer)
-    recorded: list[Tensor] = []
-
-    def watch(module: nn.Module, name: str, value: Tensor) -> None:
-        if name == "depth":
-            recorded.append(value)
-
+    depths = ValueRecorder(early_exit_stack(model), "depth")
     device = model.device
     task = task_of(model)
     rows = read_prompts(list(prompts), tokenizers.read, source=task.takes_source)
@@ -129,11 +125,11 @@ def exit_layers(model: Model, prompts: Sequence[str], tokens: Sequence[list[int]
         # the exit at an input token belongs to the token predicted from it
         target = pad_right([[start_id, *row[:-1]] for row in tokens], device)
         inputs = Inputs(target.clamp(min=0), _segment_ids(target), source.clamp(min=0), _segment_ids(source))
-        task.call(model, inputs, watch=watch)
-        return [layers[: len(row)] for layers, row in zip(recorded[0].tolist(), tokens)]
+        task.call(model, inputs, watch=depths)
+        return [layers[: len(row)] for layers, row in zip(depths.values[0].tolist(), tokens)]
     sequences = pad_left([prompt + row[:-1] for prompt, row in zip(rows, tokens)], device)
-    task.call(model, Inputs(sequences.clamp(min=0), _segment_ids(sequences)), watch=watch)
-    return [layers[len(layers) - len(row) :] for layers, row in zip(recorded[0].tolist(), tokens)]
+    task.call(model, Inputs(sequences.clamp(min=0), _segment_ids(sequences)), watch=depths)
+    return [layers[len(layers) - len(row) :] for layers, row in zip(depths.values[0].tolist(), tokens)]
 
 
 def _segment_ids(tokens: Tensor) -> Tensor:

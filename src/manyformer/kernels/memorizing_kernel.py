@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from manyformer.core import PADDING_SEGMENT, LayerOutput, State, TokenPositions, WatchFn, no_watch
+from manyformer.core import PADDING_SEGMENT, LayerOutput, State, TokenPositions, ValueRecorder, no_watch
 from manyformer.head_selection import PerHeadTensors
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.kernels.key_search import ExactSearch, KeySearch
@@ -153,16 +153,18 @@ class MemorizingKernel(Kernel, PerHeadTensors, StatefulAcrossBatches):
         buffer = KVBuffer(*new_pairs, position_ids, segment_ids, 0, q.shape[2])
         if state is not None:
             buffer = append(state, *new_pairs, positions, keep)
-        recorder = no_watch if call.watch is no_watch else _WeightRecorder(self, call.watch)
-        local, retrieved = LocalAttentionCall(self.inner, call._replace(state=None, watch=recorder)), None
+        recorder = ValueRecorder(self.inner, "weights", call.watch)
+        watch = call.watch if call.watch is no_watch else recorder
+        local, retrieved = LocalAttentionCall(self.inner, call._replace(state=None, watch=watch)), None
         if not self.history.has_no_visible_keys(query_positions):
             retrieved = self._retrieve(q, buffer, positions, local.scale)
         if retrieved is not None and call.watch is not no_watch:
             call.watch(self, "neighbour_positions", retrieved.position_ids)
             call.watch(self, "neighbour_weights", masked_softmax(retrieved.scores, retrieved.visible))
         y, memory_share = self.combine(local, retrieved)
-        if isinstance(recorder, _WeightRecorder):
-            recorder.report(memory_share, positions)
+        if recorder.values:
+            masses = _region_masses(recorder.values[-1].detach(), memory_share, positions)
+            call.watch(self, "mass", masses)
         return LayerOutput(y, None if state is None else trim(buffer, query_positions, keep))
 
     def explain(self, call: KernelCall) -> str:
@@ -218,26 +220,13 @@ def _weighted_values(weights: Float[Tensor, "b h l n"], v: Float[Tensor, "b h l 
     return (weights[..., None, :] @ v)[..., 0, :]
 
 
-class _WeightRecorder:
-    """A watcher that records the local attention weights and forwards all values."""
-
-    def __init__(self, kernel: MemorizingKernel, watch: WatchFn) -> None:
-        self._kernel, self._watch = kernel, watch
-        self._weights: Float[Tensor, "b h l s"] | None = None
-
-    def __call__(self, module: nn.Module, name: str, value: Tensor) -> None:
-        if module is self._kernel.inner and name == "weights":
-            self._weights = value.detach()
-        self._watch(module, name, value)
-
-    def report(self, memory_share: Float[Tensor, "b h l 1"] | None, query_positions: TokenPositions) -> None:
-        """Report the shares of the memory, of cached local keys and of the current segment."""
-        if (weights := self._weights) is None:
-            return
-        memory_share = weights.new_zeros(1) if memory_share is None else memory_share.detach()
-        memory_share, queries = memory_share.expand(*weights.shape[:3], 1), weights.shape[2]
-        total = weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
-        all_weights = torch.cat([memory_share, weights / total * (1 - memory_share)], -1)
-        valid = query_positions.segment_ids != PADDING_SEGMENT
-        masses = region_shares(all_weights, [1, weights.shape[-1] - queries, queries], valid)
-        self._watch(self._kernel, "mass", masses)
+def _region_masses(
+    weights: Float[Tensor, "b h l s"], memory_share: Float[Tensor, "b h l 1"] | None, query_positions: TokenPositions
+) -> Float[Tensor, "3"]:
+    """The shares of the memory, of cached local keys and of the current segment, given the local weights."""
+    memory_share = weights.new_zeros(1) if memory_share is None else memory_share.detach()
+    memory_share, queries = memory_share.expand(*weights.shape[:3], 1), weights.shape[2]
+    total = weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+    all_weights = torch.cat([memory_share, weights / total * (1 - memory_share)], -1)
+    valid = query_positions.segment_ids != PADDING_SEGMENT
+    return region_shares(all_weights, [1, weights.shape[-1] - queries, queries], valid)

@@ -5,7 +5,7 @@ from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyformer.attention import Attention
 from manyformer.core import (
@@ -16,6 +16,7 @@ from manyformer.core import (
     MemorySequence,
     State,
     TokenPositions,
+    ValueRecorder,
     no_watch,
 )
 from manyformer.mixers.compression import CompressionLoss, MemoryCompression, MemorySlots
@@ -92,16 +93,20 @@ class CompressiveAttention(Layer, StatefulAcrossBatches):
         trains_compression = self.teacher is not None and torch.is_grad_enabled()
         compresses = evicted_count > 0 and (state is not None or trains_compression)
         needs_weights = compresses and self.compression.needs_attention
-        recorder = _WeightRecorder(self.attention.kernel, ctx)
+        recorder = ValueRecorder(self.attention.kernel, "weights", ctx.watch)
         watch = recorder if needs_weights or ctx.watch is not no_watch else no_watch
         y, _, loss = self.attention(x, replace(ctx, memory=prefix, watch=watch), None)
-        self._report(recorder, ctx, slots.x.shape[1], memory_length)
+        weights = recorder.values[-1].detach() if recorder.values else None
+        self._report(weights, ctx, slots.x.shape[1], memory_length)
         if state is None and not trains_compression:
             return LayerOutput(y, None, loss)
         inputs = MemorySlots(x.detach(), ctx.positions.segment_ids.expand(batch, -1))
         tokens = previous.memory._replace(x=previous.memory.x.to(x.dtype)).append(inputs)
         evicted, remaining = tokens.columns(slice(evicted_count)), tokens.columns(slice(evicted_count, None))
-        received = recorder.mean_received(slots.x.shape[1], evicted_count) if needs_weights else None
+        received = None
+        if needs_weights and weights is not None:
+            # the mean attention that each token to compress got, over heads and queries
+            received = weights[..., slots.x.shape[1] : slots.x.shape[1] + evicted_count].mean((1, 2))
         new_slots = self.compression(evicted, received) if evicted_count else None
         if new_slots is not None and self.teacher is not None and trains_compression:
             loss = loss + self.teacher(self.attention, inputs, evicted, new_slots)
@@ -123,33 +128,17 @@ class CompressiveAttention(Layer, StatefulAcrossBatches):
         earlier = slots.x[:, : slots.x.shape[1] - recomputed.shape[1]]
         return slots._replace(x=torch.cat([earlier, recomputed], 1))
 
-    def _report(self, recorder: "_WeightRecorder", ctx: Context, slot_count: int, memory_length: int) -> None:
-        if ctx.watch is not no_watch and recorder.weights is not None:
-            valid = (ctx.positions.segment_ids != PADDING_SEGMENT).expand(recorder.weights.shape[0], -1)
-            segment_length = recorder.weights.shape[-1] - slot_count - memory_length
+    def _report(
+        self, weights: Float[Tensor, "b h l s"] | None, ctx: Context, slot_count: int, memory_length: int
+    ) -> None:
+        if ctx.watch is not no_watch and weights is not None:
+            valid = (ctx.positions.segment_ids != PADDING_SEGMENT).expand(len(weights), -1)
+            segment_length = weights.shape[-1] - slot_count - memory_length
             ctx.watch(self, "slot_count", torch.tensor(slot_count))
-            ctx.watch(self, "mass", region_shares(recorder.weights, [slot_count, memory_length, segment_length], valid))
+            ctx.watch(self, "mass", region_shares(weights, [slot_count, memory_length, segment_length], valid))
 
     def extra_repr(self) -> str:
         return f"memory_length={self.memory_length}, compressed_length={self.compressed_length}, block={self.block}"
-
-
-class _WeightRecorder:
-    """A watcher that stores the attention weights of one kernel and forwards all values to `ctx.watch`."""
-
-    def __init__(self, kernel: nn.Module, ctx: Context) -> None:
-        self._kernel, self._ctx = kernel, ctx
-        self.weights: Float[Tensor, "b h l s"] | None = None
-
-    def __call__(self, module: nn.Module, name: str, value: Tensor) -> None:
-        if module is self._kernel and name == "weights":
-            self.weights = value.detach()
-        self._ctx.watch(module, name, value)
-
-    def mean_received(self, first: int, count: int) -> Float[Tensor, "b n"]:
-        """The mean attention weight, over heads and queries, of `count` keys from `first` on."""
-        assert self.weights is not None
-        return self.weights[..., first : first + count].mean((1, 2))
 
 
 def _preceding_positions(segment_ids: Int[Tensor, "b m"], positions: TokenPositions) -> TokenPositions:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -138,15 +138,11 @@ def _antisymmetric_share(layer: Attention) -> tuple[float, ...]:
 def _recorded_calls(layers: Mapping[str, Attention]) -> Iterator[dict[str, _RecordedCall]]:
     """The first call of the kernel of each layer inside the block."""
     calls: dict[str, _RecordedCall] = {}
-    handles = []
-    for name, layer in layers.items():
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
 
-        def record(module: nn.Module, args: tuple[Any, ...], output: Any, name: str = name) -> None:
-            calls.setdefault(name, _RecordedCall(args[0], output.y))
+            def record(module: nn.Module, args: tuple[Any, ...], output: Any, name: str = name) -> None:
+                calls.setdefault(name, _RecordedCall(args[0], output.y))
 
-        handles.append(layer.kernel.register_forward_hook(record))
-    try:
+            hooks.enter_context(layer.kernel.register_forward_hook(record))
         yield calls
-    finally:
-        for handle in handles:
-            handle.remove()

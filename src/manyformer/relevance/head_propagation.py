@@ -72,21 +72,17 @@ def _sum_by_head(relevances: dict[int, Tensor], merged: list[Tensor], heads: int
 def _recorded_heads(layers: dict[str, MultiHeadLayer]) -> Iterator[dict[str, list[Tensor]]]:
     """The inputs of the output projection of each layer, in all calls inside the block."""
     merged: dict[str, list[Tensor]] = {name: [] for name in layers}
-    handles = []
-    for name, layer in layers.items():
-        projection = getattr(layer, "out_proj", None)
-        if not isinstance(projection, nn.Linear):
-            raise UserError(f"relevance needs an output projection after the heads, which {name} does not have")
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            projection = getattr(layer, "out_proj", None)
+            if not isinstance(projection, nn.Linear):
+                raise UserError(f"relevance needs an output projection after the heads, which {name} does not have")
 
-        def record(module: nn.Module, args: tuple[Tensor, ...], name: str = name) -> None:
-            merged[name].append(args[0])
+            def record(module: nn.Module, args: tuple[Tensor, ...], name: str = name) -> None:
+                merged[name].append(args[0])
 
-        handles.append(projection.register_forward_pre_hook(record))
-    try:
+            hooks.enter_context(projection.register_forward_pre_hook(record))
         yield merged
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -99,13 +95,11 @@ def _tracked_embeddings(model: nn.Module, tape: RelevanceTape) -> Iterator[None]
         is_tracked = True
         tape.track(output)
 
-    embeddings = [module for module in model.modules() if isinstance(module, SourceEmbedding)]
-    handles = [embed.register_forward_hook(track) for embed in embeddings]
-    try:
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if isinstance(module, SourceEmbedding):
+                hooks.enter_context(module.register_forward_hook(track))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
     if not is_tracked:
         raise UserError(
             f"relevance begins at embeddings of tokens, patches or frames, which {model_name(model)} does not have"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from manyformer.attention import Attention, named_attention
 from manyformer.batches import Batch, to_device
 from manyformer.config.training_sections import TransferConfig
-from manyformer.core import PADDING_SEGMENT, Context
+from manyformer.core import PADDING_SEGMENT, Context, ValueRecorder
 from manyformer.errors import UserError
 from manyformer.kernels.features import FeatureMap
 from manyformer.models import Model
@@ -174,16 +174,11 @@ def _match_weights(pair: AttentionPair, call: LayerCall) -> Tensor:
 
 def _attention_weights(name: str, layer: Attention, call: LayerCall) -> Tensor:
     """The weights (b, h, l, s) of an attention. Raises UserError for a kernel that forms none."""
-    recorded: list[Tensor] = []
-
-    def record(module: nn.Module, key: str, value: Tensor) -> None:
-        if module is layer.kernel and key == "weights":
-            recorded.append(value)
-
-    layer(call.x, replace(call.ctx, watch=record))
-    if not recorded:
+    weights = ValueRecorder(layer.kernel, "weights")
+    layer(call.x, replace(call.ctx, watch=weights))
+    if not weights.values:
         raise UserError(f"{type(layer.kernel).__name__} of {name} forms no attention weights: match outputs instead")
-    return recorded[0]
+    return weights.values[0]
 
 
 @contextmanager

@@ -48,11 +48,8 @@ def _head_input(head: KNNHead, text_pass: TextPass) -> Tensor:
     def record(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
         inputs.append(arguments[0])
 
-    handle = head.register_forward_pre_hook(record)
-    try:
+    with head.register_forward_pre_hook(record):
         text_pass.run(no_watch)
-    finally:
-        handle.remove()
     return inputs[-1]
 
 
