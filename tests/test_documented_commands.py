@@ -138,7 +138,7 @@ def test_no_documented_command_is_left_out() -> None:
     assert unused == []
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("words", marked(DRY_RUNS))
 def test_the_settings_of_a_documented_training_are_valid(words: list[str], samples: Path, here: Path) -> None:
     provide_runs(["runs/masked-stdlib"] if "classify/fine-tune" in words else words, samples, here)

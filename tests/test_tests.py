@@ -3,11 +3,12 @@
 import ast
 import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent
-SELF = Path(__file__)
 
 SAYS_NOTHING = {"made", "told", "up", "go", "want", "got"}
 """Names that do not say what a variable holds."""
@@ -36,7 +37,7 @@ def called_name(call: ast.Call) -> str:
     return ""
 
 
-def assertions(node: ast.AST, helpers: set[str]) -> Iterator[ast.AST]:
+def assertions(node: ast.AST, helpers: Collection[str]) -> Iterator[ast.AST]:
     """What can make a test fail: `assert`, `pytest.raises`, functions called assert_..., helpers with one of them."""
     for part in ast.walk(node):
         if isinstance(part, ast.Assert):
@@ -49,19 +50,23 @@ def assertions(node: ast.AST, helpers: set[str]) -> Iterator[ast.AST]:
 
 
 def functions(tree: ast.Module) -> dict[str, Function]:
-    return {node.name: node for node in ast.walk(tree) if isinstance(node, Function)}
+    """The functions of a module and the methods of its classes, by name."""
+    bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
+    return {node.name: node for body in bodies for node in body if isinstance(node, Function)}
 
 
-def imported_names(tree: ast.Module) -> set[str]:
-    return {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
-
-
-def asserting_helpers(tree: ast.Module, shared: set[str]) -> set[str]:
+def asserting_helpers(tree: ast.Module, shared: Collection[str]) -> set[str]:
     """The functions of a module that assert, by themselves or by calling another, and those of `shared` it imports."""
-    helpers = shared & imported_names(tree)
-    own = functions(tree)
-    while more := {name for name, node in own.items() if name not in helpers and any(assertions(node, helpers))}:
-        helpers |= more
+    imported = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    helpers = imported.intersection(shared)
+    calls: dict[str, set[str]] = {}
+    for name, node in functions(tree).items():
+        if any(assertions(node, ())):
+            helpers.add(name)
+        else:
+            calls[name] = {called_name(part) for part in ast.walk(node) if isinstance(part, ast.Call)}
+    while callers := {name for name, called in calls.items() if called & helpers and name not in helpers}:
+        helpers |= callers
     return helpers
 
 
@@ -106,12 +111,22 @@ def is_a_shape(side: ast.expr) -> bool:
     return False
 
 
-def is_toothless(test: Function, helpers: set[str]) -> bool:
-    """Whether a test asserts nothing, or shapes, types and finite numbers alone."""
-    return all(isinstance(part, ast.Assert) and says_little(part.test) for part in assertions(test, helpers))
+def toothless_tests(tree: ast.Module, shared: Collection[str]) -> list[Function]:
+    """The tests of a module that assert nothing, or shapes, types and finite numbers alone."""
+    helpers = asserting_helpers(tree, shared)
+    return [
+        test
+        for test in titled_tests(tree)
+        if all(isinstance(part, ast.Assert) and says_little(part.test) for part in assertions(test, helpers))
+    ]
+
+
+def titled_tests(tree: ast.Module) -> list[Function]:
+    return [node for name, node in functions(tree).items() if name.startswith("test_")]
 
 
 def bound_names(tree: ast.AST) -> Iterator[str]:
+    """The variables and parameters that a module binds."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
@@ -119,22 +134,15 @@ def bound_names(tree: ast.AST) -> Iterator[str]:
             yield node.arg
 
 
-def titled_tests(file: Path) -> Iterator[Function]:
-    if file.name.startswith("test_"):
-        for name, node in functions(trees()[file]).items():
-            if name.startswith("test_"):
-                yield node
+def place_of(file: Path, test: Function) -> str:
+    return f"{file.relative_to(ROOT)}:{test.lineno} {test.name}"
 
 
 def test_every_test_asserts_a_value() -> None:
     toothless = []
     for file, tree in trees().items():
-        helpers = asserting_helpers(tree, set(shared_helpers()))
-        toothless += [
-            f"{file.relative_to(ROOT)}:{test.lineno} {test.name}"
-            for test in titled_tests(file)
-            if is_toothless(test, helpers)
-        ]
+        if file.name.startswith("test_"):
+            toothless += [place_of(file, test) for test in toothless_tests(tree, shared_helpers())]
     assert toothless == []
 
 
@@ -150,9 +158,41 @@ def test_names_say_what_they_hold() -> None:
 
 def test_titles_say_what_is_refused() -> None:
     untitled = [
-        f"{file.relative_to(ROOT)}:{test.lineno}"
-        for file in trees()
-        for test in titled_tests(file)
-        if test.name in UNTITLED
+        place_of(file, test) for file, tree in trees().items() for test in titled_tests(tree) if test.name in UNTITLED
     ]
     assert untitled == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "f(x)",
+        "assert f(x).shape == (2, 3)",
+        "assert f(x).isfinite().all()\n    assert isinstance(f(x), list)",
+        "assert all(y.isfinite().all() for y in f(x)) and f(x).size(0) == 2",
+        "silent(x)",
+    ],
+)
+def test_tests_that_cannot_fail_are_found(body: str) -> None:
+    tree = ast.parse(f"def silent(x):\n    return x\n\ndef test_f(x):\n    {body}\n")
+    assert [test.name for test in toothless_tests(tree, ())] == ["test_f"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "assert f(x) == 3",
+        "assert f(x).shape == (2, 3)\n    assert f(x).sum() == 0",
+        "torch.testing.assert_close(f(x), x)",
+        "with pytest.raises(ValueError, match='x'):\n        f(x)",
+        "compare(x)",
+        "compare_all(x)",
+        "shared(x)",
+    ],
+)
+def test_tests_that_can_fail_are_left_alone(body: str) -> None:
+    tree = ast.parse(
+        "from helpers import shared\n\ndef compare(x):\n    assert x == 1\n\n"
+        f"def compare_all(x):\n    compare(x)\n\ndef test_f(x):\n    {body}\n"
+    )
+    assert toothless_tests(tree, ["shared"]) == []

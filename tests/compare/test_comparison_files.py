@@ -92,7 +92,7 @@ def test_a_base_may_extend_a_shipped_run(tmp_path: Path) -> None:
     assert actual.values == (None,)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("name", sorted(shipped_comparisons()))
 def test_shipped_ones_are_valid_and_no_runs(name: str) -> None:
     actual = read_suite(name) if is_suite(name) else read_comparison(name)
@@ -108,6 +108,7 @@ PAPERS = [
 ]
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", PAPERS)
 def test_what_papers_claim_is_compared_in_one_frame(name: str) -> None:
     """Equal parameters, as many learning rates for every case, three seeds."""

@@ -1,6 +1,5 @@
 """On real text: tinyshakespeare as nanoGPT divides it, and Multi30k with BPE that gives its spaced text back."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -56,7 +55,6 @@ def test_multi30k(multi30k: tuple[PairsData, Path]) -> None:
         assert [getattr(one, side) for one in data.examples(split)] == texts
         assert [data.target.decode(data.target.encode(text)) for text in texts] == texts
     padded = filled = pairs = 0
-    started = time.process_time()
     while data.train.epoch == 0:
         batch = next(data.train)
         padded += batch.source.numel() + batch.target.numel()
@@ -64,8 +62,6 @@ def test_multi30k(multi30k: tuple[PairsData, Path]) -> None:
         pairs += len(batch.source)
     assert pairs == 29_000
     assert filled / padded > 0.9
-    # A training step takes 50 ms and more; a batch must cost next to nothing (about 1 ms; the checks above included).
-    assert (time.process_time() - started) / data.train.batches < 0.02
 
 
 def test_clinc150(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def test_a_task_of_ones_own_is_listed_trained_and_scored(process: Process) -> No
     assert of_file["signature"] == "root mean squared error:200"
 
 
+@pytest.mark.slow
 def test_its_score_is_compared(process: Process) -> None:
     settings = "recipe: text-regression\n  data: {kind: numbers, path: numbers.tsv}\n  device: cpu\n"
     cases = "cases:\n  one: {model: {depth: 1}}\n  two: {model: {depth: 2}}\n"

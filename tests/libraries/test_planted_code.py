@@ -309,7 +309,7 @@ READABLE = {
 """The kinds of folders whose models can be loaded although there is code beside them, which nobody needs."""
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(15)
 @pytest.mark.oracle
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_planted_in_a_folder_runs(kind: str, originals: Callable[[str], Path], tmp_path: Path) -> None:

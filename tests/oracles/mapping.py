@@ -4,7 +4,7 @@ Every function is linear in the tensors it is given, so it maps gradients as wel
 result with `load_state_dict(strict=True)` leaves nothing to chance.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from manyformer.interop.families import family_of_type
 from manyformer.interop.model_family import PAD_ID
-from manyformer.position import convert_pairs
 
 Tensors = Mapping[str, Tensor]
 
@@ -32,38 +31,15 @@ def gradients_of(module: nn.Module) -> dict[str, Tensor]:
 def by_family(model_type: str, ours: Any, theirs: Tensors, **keywords: Any) -> dict[str, Tensor]:
     """The tensors that `ours` has, by the rules with which models of a type are imported, shared ones under all names.
 
-    `keywords` are those that the rules ask for and its recipe does not have."""
+    `keywords` are those that the rules ask for and its recipe does not have. Tensors that no rule makes are left out,
+    which a strict `load_state_dict` refuses."""
     state = ours.state_dict(keep_vars=True)
     values: dict[int, Tensor] = {}
     for rule in family_of_type(model_type).tensor_rules({**ours.spec.keywords, PAD_ID: 1, **keywords}):
         if rule.ours and state.keys() >= set(rule.ours):
             mapped = rule.to_ours([theirs[name] for name in rule.theirs])
             values |= {id(state[name]): value for name, value in zip(rule.ours, mapped, strict=True)}
-    return {name: values[id(tensor)] for name, tensor in state.items()}
-
-
-def llama(theirs: Tensors, *, dim: int, heads: int, kv_heads: int) -> dict[str, Tensor]:
-    """`transformers.LlamaForCausalLM` with tied words as `compose`, whose words are scaled by sqrt(dim) coming in.
-
-    Its pairs are halves and ours neighbours; its projections have no bias.
-    """
-    token = theirs["model.embed_tokens.weight"] / dim**0.5
-    ours = {"embed.token.weight": token, "head.weight": token, "body.norm.inner.weight": theirs["model.norm.weight"]}
-    for i in _numbers(theirs, "model.layers."):
-        old, new = f"model.layers.{i}", f"body.{i}"
-        attention = {kind: theirs[f"{old}.self_attn.{kind}_proj.weight"] for kind in "qkvo"}
-        k = convert_pairs(attention["k"], kv_heads, to="interleaved")
-        ours[f"{new}.attention.inner.q_proj.weight"] = convert_pairs(attention["q"], heads, to="interleaved")
-        ours[f"{new}.attention.inner.kv_proj.weight"] = torch.cat([k, attention["v"]])
-        ours[f"{new}.attention.inner.out_proj.weight"] = attention["o"]
-        for name in ("q_proj", "kv_proj", "out_proj"):
-            weight = ours[f"{new}.attention.inner.{name}.weight"]
-            ours[f"{new}.attention.inner.{name}.bias"] = weight.new_zeros(weight.shape[0])
-        for name in ("gate", "up", "down"):
-            ours[f"{new}.ff.inner.{name}.weight"] = theirs[f"{old}.mlp.{name}_proj.weight"]
-        ours[f"{new}.attention.pre_norm.weight"] = theirs[f"{old}.input_layernorm.weight"]
-        ours[f"{new}.ff.pre_norm.weight"] = theirs[f"{old}.post_attention_layernorm.weight"]
-    return ours
+    return {name: values[id(tensor)] for name, tensor in state.items() if id(tensor) in values}
 
 
 def multihead(theirs: Tensors) -> dict[str, Tensor]:
@@ -107,11 +83,6 @@ def attention_projections(theirs: Tensors, old: str, new: str, names: tuple[str,
 
 def _renamed(theirs: Tensors, names: Mapping[str, str]) -> dict[str, Tensor]:
     return {f"{new}.{kind}": theirs[f"{old}.{kind}"] for old, new in names.items() for kind in ("weight", "bias")}
-
-
-def _numbers(theirs: Tensors, prefix: str) -> Iterator[int]:
-    """The layer numbers below `prefix`."""
-    return iter(sorted({int(name.removeprefix(prefix).split(".")[0]) for name in theirs if name.startswith(prefix)}))
 
 
 def global_projections(theirs: Tensors, old: str, new: str) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from mapping import by_family, llama, weights_of
+from mapping import by_family, weights_of
 from pairs import DEPTH, DIM, HEADS, HIDDEN, VOCAB, shaken
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from manyformer.position import (
     NTKRotaryScaling,
     RotaryPosition,
     YaRNRotaryScaling,
+    convert_pairs,
 )
 from manyformer.position.rotary_scaling import RotaryScaling
 from token_rows import range_positions
@@ -188,12 +189,20 @@ def test_llama_as_a_whole(rope: str, position: str) -> None:
     torch.manual_seed(5)
     config = llama_config(rope_settings(rope))
     reference = shaken(LlamaForCausalLM(config))
+    sizes = {"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "kv_heads": 2, "ff_dim": HIDDEN}
     ours: Any = mf.build(
         "compose",
-        **{"vocab": VOCAB, "dim": DIM, "depth": DEPTH, "heads": HEADS, "kv_heads": 2, "ff_dim": HIDDEN},
+        **sizes,
         **{"feedforward": "swiglu", "norm_kind": "rms", "position": position, "max_length": 24, "length_scale": 4.0},
     ).eval()
-    ours.load_state_dict(llama(weights_of(reference), dim=DIM, heads=HEADS, kv_heads=2))
+    weights = weights_of(reference)
+    weights["model.embed_tokens.weight"] = weights["lm_head.weight"] = weights["lm_head.weight"] / DIM**0.5
+    for name, value in weights.items():
+        if ".q_proj." in name or ".k_proj." in name:
+            weights[name] = convert_pairs(value, HEADS if ".q_proj." in name else 2, to="interleaved")
+    biases = {name: torch.zeros_like(value) for name, value in ours.state_dict().items() if name.endswith(".bias")}
+    keywords = mf.build("llama", **sizes, tied=True).spec.keywords
+    ours.load_state_dict(biases | by_family("llama", ours, weights, **keywords))
     tokens = torch.randint(3, VOCAB, (2, 70))
     with torch.no_grad():
         expected = reference(tokens).logits

@@ -61,7 +61,7 @@ def run_everything(
     return subprocess.run(command, cwd=place, env=variables, capture_output=True, text=True, check=False, timeout=300)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("name", ["missing", "file", "loop", "full", "tuned"])
 def test_all_works_without_a_home_that_can_be_read(place: Path, name: str) -> None:
     ended = run_everything(place, name, str(place / name))

@@ -39,6 +39,7 @@ def check_waits(recipe: str, job: str, result: JobResult | str) -> None:
     assert not sentence, sentence
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_training_step_learns_what_it_learns_on_a_cpu_and_waits_as_often_as_stated(recipe: str) -> None:
     result = compare(recipe, "training")

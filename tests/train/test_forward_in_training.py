@@ -164,9 +164,10 @@ print("equal")
 """
 
 
-@pytest.mark.parametrize(("script", "output"), [(COMPILED, "1 graph"), (SHARDED, "equal")], ids=["compile", "wrap"])
-def test_a_model_is_compiled_and_wrapped_whole(script: str, output: str) -> None:
+def test_a_model_is_compiled_and_wrapped_whole() -> None:
     """In a process of its own: the shape checks of the tests cannot be compiled, and a process has one group."""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=500, check=False)
-    # Gloo of torch 2.10 writes a line of its own before
-    assert done.stdout.splitlines()[-1:] == [output], done.stderr[-3000:]
+    command = [sys.executable, "-c", COMPILED + SHARDED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    # Gloo of torch 2.10 writes a line of its own
+    outputs = [line for line in done.stdout.splitlines() if line in ("1 graph", "equal")]
+    assert outputs == ["1 graph", "equal"], done.stderr[-3000:]
