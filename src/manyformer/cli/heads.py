@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from typer import Option
 
 from manyformer.cli.app import USE, command
-from manyformer.cli.console import Block, Heading, Output, PageTable, print_note, status_line
+from manyformer.cli.console import Block, Heading, Output, PageTable, json_form, print_note, status_line
 from manyformer.cli.model_arguments import resolve_device
 from manyformer.cli.shared_options import DeviceOption, PictureOption, RunFolderArgument
 from manyformer.errors import UserError
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from manyformer.heads import HeadAnalysis, HeadReport
     from manyformer.heads.head_grid import HeadGrid
     from manyformer.models import Model
+
+T = TypeVar("T")
 
 
 @command(
@@ -71,7 +73,7 @@ def heads(
             if not measures or trees is not None or save:
                 raise
             analysis, refusal = None, str(error)
-    values: dict[str, Mapping[str, Sequence[float]]] = {name: measure() for name, measure in measures.items()}
+    values: dict[str, dict[str, list[float]]] = {name: json_form(measure()) for name, measure in measures.items()}
     reports = [] if analysis is None else analysis.reports()
     if refusal is not None:
         print_note(refusal)
@@ -82,7 +84,8 @@ def heads(
     heads_found = [{**report._asdict(), "syntax": report.syntax[:5]} for report in reports]
     value = {"run": run, **counts, "heads": heads_found, **values}
     # the JSON form has the spectrum of each head in its report
-    grids = _grids(reports, {**values, "spectrum": _spectra(reports)} if spectrum else values)
+    spectra = {"spectrum": _by_layer(reports, lambda report: report.spectrum)} if spectrum else {}
+    grids = _grids(reports, {**values, **spectra})
     return Output(value, _page(grids, reports), out, partial(draw_grids, grids))
 
 
@@ -112,29 +115,26 @@ def _analyse(
 
 def _measures(
     trained: "TrainedRun", model: "Model", ablate: str | None, relevance: int, rows: int, *, importance: bool
-) -> "dict[str, Callable[[], Mapping[str, list[float]]]]":
+) -> "dict[str, Callable[[], Any]]":
     """The requested measures besides the analysis of attention weights, by name."""
     from manyformer.heads.run_measures import ablation_in_run, importance_in_run, relevance_in_run
 
-    measures: dict[str, Callable[[], Mapping[str, list[float]]]] = {}
+    measures: dict[str, Callable[[], Any]] = {}
     if importance:
-        measures["importance"] = lambda: _lists(importance_in_run(trained, model, rows))
+        measures["importance"] = lambda: importance_in_run(trained, model, rows)
     if ablate is not None:
-        measures[f"change of {ablate} without the head"] = lambda: _lists(ablation_in_run(trained, model, ablate, rows))
+        measures[f"change of {ablate} without the head"] = lambda: ablation_in_run(trained, model, ablate, rows)
     if relevance:
-        measures["relevance"] = lambda: _lists(relevance_in_run(trained, model, relevance))
+        measures["relevance"] = lambda: relevance_in_run(trained, model, relevance)
     return measures
 
 
-def _spectra(reports: "Sequence[HeadReport]") -> dict[str, list[float]]:
-    spectra: dict[str, list[float]] = {}
+def _by_layer(reports: "Sequence[HeadReport]", value: "Callable[[HeadReport], T]") -> dict[str, list[T]]:
+    """A value of each head, in lists of the heads of each layer."""
+    layers: dict[str, list[T]] = {}
     for report in reports:
-        spectra.setdefault(report.part, []).append(report.spectrum)
-    return spectra
-
-
-def _lists(values: Mapping[str, Any]) -> dict[str, list[float]]:
-    return {part: layer.tolist() for part, layer in values.items()}
+        layers.setdefault(report.part, []).append(value(report))
+    return layers
 
 
 def _grids(
@@ -143,11 +143,8 @@ def _grids(
     """The grids of each measure, those of confidence with labels."""
     from manyformer.heads.head_grid import head_grids
 
-    confidences: dict[str, list[float]] = {}
-    labels: dict[str, list[str]] = {}
-    for report in reports:
-        confidences.setdefault(report.part, []).append(report.confidence)
-        labels.setdefault(report.part, []).append(", ".join(report.labels))
+    confidences = _by_layer(reports, lambda report: report.confidence)
+    labels = _by_layer(reports, lambda report: ", ".join(report.labels))
     grids = {"confidence": head_grids(confidences, labels)} if reports else {}
     for name, layers in values.items():
         grids[name] = head_grids(layers, {part: [""] * len(layer) for part, layer in layers.items()})
