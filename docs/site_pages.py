@@ -65,12 +65,13 @@ def further_pages(docs: Path) -> str:
 
 
 def command_tree(group: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command with the words that call it; groups are left out."""
+    """Every command with the words that call it; groups and earlier names are left out."""
     if not isinstance(group, typer.core.TyperGroup):
         yield prefix, group
         return
     for name, command in group.commands.items():
-        yield from command_tree(command, (*prefix, name))
+        if not command.hidden:
+            yield from command_tree(command, (*prefix, name))
 
 
 def all_commands() -> dict[tuple[str, ...], Any]:

@@ -1,6 +1,5 @@
 """Every command of manyformer, each with a scenario in which it ends in a second or two."""
 
-import importlib
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -9,7 +8,7 @@ from typer.main import get_command
 
 from fault_injection import scenarios
 from fault_injection.scenarios import Command, Scenario
-from manyformer.cli import COMMANDS
+from manyformer.cli import import_commands
 from manyformer.cli.app import app
 
 
@@ -57,8 +56,8 @@ USES: tuple[Use, ...] = (
         ("calibrate", "run", "--tolerance", "0.9", "--data", "other.jsonl", "--documents", "4", "--max-new", "2"),
         paths=("run", "other.jsonl"),
     ),
-    Use(scenarios.EXITS, ("thresholds", "run", "--prompts", "2", "--values", "0.5"), paths=("run",)),
-    Use(scenarios.EXITS, ("efforts", "run", "to be", "--json"), paths=("run",)),
+    Use(scenarios.EXITS, ("calibrate", "run", "--sweep", "--prompts", "2", "--values", "0.5"), paths=("run",)),
+    Use(scenarios.EXITS, ("calibrate", "run", "--text", "to be", "--json"), paths=("run",)),
     Use(scenarios.SPANS, ("spans", "run", "--json"), paths=("run",)),
     Use(
         scenarios.DATASTORE,
@@ -100,6 +99,8 @@ def verbs_of_manyformer() -> set[str]:
     """The commands that `manyformer --help` lists, those of `datastore` and `runs` one by one."""
     verbs = set()
     for name, command in _command_line().commands.items():
+        if command.hidden:
+            continue
         subcommands = getattr(command, "commands", {})
         verbs |= {f"{name} {part}" for part in subcommands} or {name}
     return verbs
@@ -117,6 +118,5 @@ def options_of(verb: str) -> list[str]:
 @cache
 def _command_line() -> Any:
     """The command line with all its commands, whose modules are imported for it."""
-    for name in COMMANDS:
-        importlib.import_module(f"manyformer.cli.{name}")
+    import_commands()
     return get_command(app)

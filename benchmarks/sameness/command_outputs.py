@@ -9,7 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import soundfile
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
@@ -32,6 +35,15 @@ OTHER_KINDS: dict[str, tuple[str, ...]] = {
     "rule": ("rules/copy", *SIZES, "data.length=31", "limits.steps=6"),
     "calm": ("calm", "data.path=[train.en, train.de]", "data.tokenizer=char", *SIZES),
     "reformer": ("reformer", "data.path=book.txt", "data.length=64", "data.tokenizer=char", *SIZES),
+    "captions": ("captioner", "data.path=captions.npz", "patch=4", *SIZES, "batch.tokens=600"),
+    "speech": (
+        *("speech-transformer", "decoder_depth=1", "ff_dim=32", "channels=2", "data.path=tones", "data.mels=8"),
+        *("data.tokenizer=word", "data.sample_rate=8000", *SIZES),
+    ),
+    "pixels": (
+        *("image-transformer", "data.path=mnist.npz", "ff_dim=32", "model.block=16", "memory_block=16"),
+        *(*SIZES, "batch.tokens=128"),
+    ),
 }
 SENTENCE = "two men are sitting on a bench ."
 
@@ -50,15 +62,25 @@ LISTING = (
     "show transformer",
     "show transformer-lm dim=64 depth=2 --length 128 --json",
     "show longformer-lm --pattern --length 64",
+    "show transformer-lm dim=32 depth=1 heads=2 --properties",
+    "show transformer-lm dim=32 depth=1 heads=2 --properties --json",
+    "show transformer-lm dim=32 depth=1 heads=2 --mixing --length 8",
+    "show transformer-lm dim=32 depth=1 heads=2 --mixing --length 8 --json",
     "runs",
     "runs show lm/stdlib",
     "runs copy lm/stdlib mine2.yaml",
     "runs schema",
+    "runs list --json",
+    "floors",
+    "floors --json",
     "floors listops --examples 200",
     "floors mqar --examples 200 --json",
+    "regress --out fit.png",
     "regress --json",
     "advise --length 4000 --task recall",
+    "advise --length 4000 --task recall --memory 10MB --json",
     "compare",
+    "compare --json",
     "compare positions/extrapolation --dry-run",
     "plan transformer-lm dim=64 depth=2 heads=2 --tokens 1M --devices a100 --json",
     "plan transformer-lm --params 100M --tokens 1B --devices 8xh100 --price 2.5",
@@ -66,6 +88,7 @@ LISTING = (
     "check transformer-lm --only causal,padding-left,gradients",
     "check longformer-lm --json --only causal,cached",
     "train lm/stdlib --dry-run",
+    "train transformer-lm data.path=book.txt batch.tokens=256 --dry-run --json",
     "train transformer-lm --print-config data.path=book.txt",
 )
 
@@ -84,18 +107,36 @@ USING = (
     "evaluate runs/policy --json",
     "evaluate runs/returns --json",
     "evaluate runs/rule",
+    "evaluate runs/pairs --lengths 5,10 --beside runs/steps --out by-length.png",
     "evaluate runs/calm --json --beam 1 --tokenize none",
     "generate runs/text 'def ' --greedy --max-new 24",
     "generate runs/text 'def ' --max-new 12 --samples 2 --seed 1 --top-p 0.9 --json",
     "generate runs/text 'def ' --beam 3 --max-new 12",
+    "generate runs/text 'def ' --max-new 12 --samples 2 --seed 1",
+    "generate runs/text 'def ' --greedy --beam 2",
+    "generate runs/pixels --samples 2 --complete 1 --tries 1 --seed 1 --out painted --stats",
+    "generate runs/pixels --top-k 3",
+    "generate runs/pairs 'a b' --greedy --max-new 12",
     "generate runs/memory 'def ' --greedy --max-new 24",
     "generate runs/spans 'def ' --greedy --max-new 24",
     "generate runs/reformer 'def ' --greedy --max-new 24",
     "translate runs/pairs '{sentence}' --max-new 12",
     "translate runs/pairs '{sentence}' --beam 3 --n-best 2 --max-new 12 --json",
+    "translate runs/pairs '{sentence}' --beam 3 --n-best 2 --max-new 12 --stats",
+    "translate runs/pairs --input questions.txt --max-new 12",
+    "translate runs/pairs x --input questions.txt",
+    "translate runs/text x",
+    "caption runs/captions photos --max-new 5",
+    "caption runs/captions photos --max-new 5 --n-best 2",
+    "caption runs/captions photos --max-new 5 --n-best 2 --json",
+    "caption runs/pairs photos",
+    "transcribe runs/speech tones/low/1.wav tones/high",
+    "transcribe runs/speech tones/low/1.wav --beam 2 --json",
+    "transcribe runs/pairs tones",
     "translate runs/steps '{sentence}' --max-new 12 --json",
     "translate runs/calm '{sentence}' --beam 1 --max-new 12 --json",
     "predict runs/labels questions.txt --top 2",
+    "predict runs/labels questions.txt --top 2 --json",
     "predict runs/labels questions.jsonl --json",
     "predict runs/trees parsed.conllu",
     "predict runs/images photos --top 2 --json",
@@ -107,28 +148,47 @@ USING = (
     "view runs/trees --out page-trees.html",
     "attention runs/text 'def add(a' --json",
     "attention runs/pairs '{sentence}' --answer '. hcneb' --out look.svg",
+    "attention runs/pairs '{sentence}' --answer '. hcneb' --heads --compare runs/steps",
+    "attention runs/memory 'def add(a' --regions",
     "attention runs/memory 'def add(a' --regions --json",
-    "efforts runs/steps '{sentence}' --answer '. hcneb' --json",
+    "calibrate runs/steps --text '{sentence}' --answer '. hcneb' --out efforts.png",
+    "calibrate runs/steps --text '{sentence}' --answer '. hcneb' --json",
+    "spans runs/spans --out spans.png",
     "spans runs/spans --json",
+    "heads runs/text --sentences 10 --spectrum --save",
     "heads runs/text --json --sentences 10",
     "heads runs/pairs --importance --relevance 5 --json --sentences 10",
     "prune runs/text --keep 2 --how importance --out runs/pruned",
+    "prune runs/text --keep 2 --how importance --out runs/pruned-too --json",
     "evaluate runs/pruned --json",
     "plot runs/text --out losses.svg",
     "check runs/text --only causal,cached,saving",
     "export runs/text --out exported/text --json",
-    "export runs/masked --out exported/masked --json",
+    "export runs/masked --out exported/masked",
     "export runs/pairs --out exported/pairs",
     "import exported/text --out models/text --json",
+    "import exported/masked --out models/masked",
     "generate models/text 'def ' --greedy --max-new 12",
     "convert runs/text kernel=favor --out models/favor --json",
     "convert runs/masked --to longformer max_length=1024 window=32 --out models/longformer",
+    "convert runs/text kernel=hedgehog --transfer 2 --data book.txt --out models/hedgehog",
+    "datastore build runs/text --data book.txt --out stores/book --dry-run",
     "datastore build runs/text --data book.txt --out stores/book --json",
+    "datastore build runs/text --data book.txt --out stores/book",
+    "datastore index runs/none",
+    "datastore tune runs/text stores/book --data other.txt --exclude-own --neighbours 4 --weights 0,0.5 --json",
+    "datastore tune runs/text stores/book --data other.txt --exclude-own --neighbours 4 --weights 0,0.5",
+    "datastore evaluate runs/text stores/book --data other.txt --exclude-own",
+    "datastore look runs/text stores/book 'def '",
     "datastore evaluate runs/text stores/book --data other.txt --exclude-own --json",
     "datastore look runs/text stores/book 'def ' --json",
-    "thresholds runs/calm --values 0.9 --values 0.5 --rounds 1 --tokenize none --json",
-    "calibrate runs/calm --tolerance 0.5 --confidence 0.9 --json",
+    "calibrate runs/calm --sweep --values 0.9 --values 0.5 --rounds 1 --tokenize none --json",
+    "calibrate runs/calm --sweep --values 0.9 --values 0.5 --draws 2",
+    "calibrate runs/calm --tolerance 0.9 --confidence 0.5 --data new.en --data new.de --max-new 8 --json",
+    "calibrate runs/calm --tolerance 0.9 --confidence 0.5 --data new.en --data new.de --max-new 8",
+    "calibrate runs/calm --tolerance 0.5 --confidence 0.9",
     "doctor runs/text",
+    "doctor runs/text --json",
     "show runs/text --length 64",
     "plan transformer-lm dim=64 nosuch=3",
     "train nosuch",
@@ -150,6 +210,7 @@ def outputs(done: dict[str, Any], keep: Callable[[], None]) -> None:
     """Add what each command said and wrote to `done`, calling `keep` after each."""
     with tempfile.TemporaryDirectory() as place, current_folder(Path(place)) as folder:
         write_files(folder)
+        _write_more_files(folder)
         os.environ["MANYFORMER_CACHE"] = str(folder / "cache")
         for line in command_lines():
             done[line] = output_of(line, folder)
@@ -165,6 +226,24 @@ def current_folder(folder: Path) -> Iterator[Path]:
         yield folder
     finally:
         os.chdir(before)
+
+
+def _write_more_files(folder: Path) -> None:
+    """Files that no page names: new sentences, tones in a folder for each word, and images with a text for each."""
+    phrases = [f"{count} trees stand on {place} ." for count in ("ten", "twelve") for place in ("hills", "banks")]
+    (folder / "new.en").write_text("".join(f"{phrase}\n" for phrase in phrases))
+    (folder / "new.de").write_text("".join(f"{phrase[::-1]}\n" for phrase in phrases))
+    times = np.arange(2400) / 8000
+    for word, frequency in (("low", 300), ("high", 1500)):
+        (folder / "tones" / word).mkdir(parents=True)
+        for number in range(20):
+            tone = np.sin(2 * np.pi * (frequency + number) * times[: 1600 + 40 * number])
+            soundfile.write(folder / "tones" / word / f"{number}.wav", 0.5 * tone.astype(np.float32), 8000)
+    is_bright = np.arange(40) % 2
+    images = (is_bright[:, None, None] * 155 + np.arange(64).reshape(8, 8)).astype(np.uint8)
+    texts = np.array(["a dark image", "bright"])[is_bright]
+    np.savez(folder / "captions.npz", images=images, texts=texts, test=np.arange(8))
+    Image.fromarray(images[1]).save(folder / "photos" / "two.png")
 
 
 def output_of(line: str, folder: Path) -> dict[str, Any]:

@@ -17,7 +17,9 @@ def test_a_translation_is_told_with_what_it_looked_at(cli: Cli, pairs_run: Path,
     assert "relative to the largest weight of their row" in ended.err
     heads = lines(cli("attention", str(pairs_run), "red", "--answer", "d", "--heads").out)
     assert [row for row in heads if ": " in row] == [f"{pairs_run}: decoder.0.cross, head {head}" for head in (0, 1)]
-    actual = json.loads(cli("attention", str(pairs_run), "red", "--json").out)[str(pairs_run)]
+    drawn = tmp_path / "with-json.png"
+    actual = json.loads(cli("attention", str(pairs_run), "red", "--json", "--out", str(drawn)).out)[str(pairs_run)]
+    assert drawn.stat().st_size > 1000
     assert {one["part"] for one in actual} == {"encoder.0.attention", "decoder.0.attention", "decoder.0.cross"}
 
 

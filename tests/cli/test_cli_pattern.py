@@ -25,8 +25,9 @@ def test_summaries_stand_before_the_text(cli: Cli) -> None:
 
 
 def test_a_causal_mask_is_a_triangle(cli: Cli) -> None:
-    ended = cli("show", "transformer-lm", "--pattern", "--length", "3")
-    assert ended.out.splitlines()[-4:-1] == ["█··", "██·", "███"]
+    words = ("show", "transformer-lm", "depth=1", "--pattern", "--length", "3")
+    assert cli(*words).out.splitlines()[-4:-1] == ["█··", "██·", "███"]
+    assert json.loads(cli(*words, "--json").out) == [{"mask": "Causal()", "modules": ["body.0.attention.inner.kernel"]}]
 
 
 def test_the_first_of_many_masks_is_drawn_and_the_others_are_named(cli: Cli, tmp_path: Path) -> None:

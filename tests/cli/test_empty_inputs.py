@@ -50,8 +50,8 @@ def test_an_empty_file_is_one_sentence(words: str, cli: Cli, here: Path, request
     [
         *("attention RUN to be", "view RUN to be", "export RUN", "convert RUN --to transformer-lm", "import RUN"),
         *("plot RUN", "bench transformer-lm", "compare two.yaml", "prune RUN --how importance --keep 1", "heads RUN"),
-        *("datastore build RUN", "datastore neighbours RUN store", "thresholds RUN", "regress", "play RUN"),
-        *("record RUN", "show bigbird --pattern", "evaluate RUN --lengths 10", "calibrate RUN", "efforts RUN to"),
+        *("datastore build RUN", "datastore neighbours RUN store", "calibrate RUN --sweep", "regress", "play RUN"),
+        *("record RUN", "show bigbird --pattern", "evaluate RUN --lengths 10", "calibrate RUN --tolerance 0.1"),
         *("generate RUN", "train transformer-lm data.path=a.txt"),
     ],
 )

@@ -122,7 +122,21 @@ def test_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "the prompts come from 9 documents" in capsys.readouterr().err
     table = tmp_path / "table"
     assert (
-        command(["thresholds", str(run), "--prompts", "3", "--values", "0.5", "--values", "0", "--out", str(table)])
+        command(
+            [
+                "calibrate",
+                str(run),
+                "--sweep",
+                "--prompts",
+                "3",
+                "--values",
+                "0.5",
+                "--values",
+                "0",
+                "--out",
+                str(table),
+            ]
+        )
         == 0
     )
     points = json.loads((table / "early-exit.json").read_text())
@@ -132,8 +146,25 @@ def test_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert (table / "early-exit.png").stat().st_size > 1000
     assert (table / "early-exit.md").read_text().count("\n") == 5
     capsys.readouterr()
-    assert command(["efforts", str(run), "1 2", "--answer", "one two", "--json"]) == 0
+    assert command(["calibrate", str(run), "--text", "1 2", "--answer", "one two", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["maximum"] == 3
+
+
+def test_the_earlier_names_of_a_sweep_and_of_counts_work_and_name_the_new_ones(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = ["--prompts", "3", "--values", "0.5", "--out", str(tmp_path / "table"), "--json"]
+    assert command(["thresholds", *table, str(run)]) == 0
+    earlier = capsys.readouterr()
+    assert "is now `manyformer calibrate RUN... --sweep`" in earlier.err
+    assert [point["threshold"] for point in json.loads(earlier.out)] == [None, 0.5]
+    assert command(["efforts", "--answer", "one two", str(run), "1 2"]) == 0
+    earlier = capsys.readouterr()
+    assert earlier.err == "`manyformer efforts RUN TEXT` is now `manyformer calibrate RUN --text TEXT`\n"
+    assert command(["calibrate", str(run), "--text", "1 2", "--answer", "one two"]) == 0
+    assert capsys.readouterr() == (earlier.out, "")
+    assert command(["--help"]) == 0
+    assert not {"thresholds", "efforts"} & {*capsys.readouterr().out.split()}
 
 
 @pytest.mark.parametrize(
@@ -142,9 +173,20 @@ def test_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (("calibrate", "{run}", "--tolerance", "1.5"), "tolerance (1.5) must lie between 0 and 1"),
         (("calibrate", "{run}", "--tolerance", "0.1", "--confidence", "2"), "confidence (2.0) must lie between"),
         (("calibrate", "{run}-none", "--tolerance", "0.1"), "-none; "),
-        (("thresholds", "{run}", "--values", "nan", "--prompts", "2"), "a threshold (nan) must be at least 0"),
-        (("thresholds", "{run}", "--values", "-1", "--prompts", "2"), "a threshold (-1) must be at least 0"),
+        (
+            ("calibrate", "{run}", "--sweep", "--values", "nan", "--prompts", "2"),
+            "a threshold (nan) must be at least 0",
+        ),
+        (("calibrate", "{run}", "--sweep", "--values", "-1", "--prompts", "2"), "a threshold (-1) must be at least 0"),
+        (("calibrate", "{run}", "--sweep", "--values", "1", "--draws", "2"), "give either --values or --draws"),
+        (("calibrate", "{run}-none", "--sweep"), "there is no folder"),
         (("thresholds", "{run}-none"), "there is no folder"),
+        (("calibrate", "{run}"), "give one of these options"),
+        (("calibrate", "{run}", "--sweep", "--text", "1 2"), "give one of these options"),
+        (("calibrate", "{run}", "--sweep", "--confidence", "0.9"), "--confidence is for --tolerance: leave it out"),
+        (("calibrate", "{run}", "--tolerance", "0.1", "--draws", "3"), "--draws is for --sweep: leave it out"),
+        (("calibrate", "{run}", "--text", "1 2", "--batch", "3"), "--batch is for generated texts"),
+        (("calibrate", "{run}", "{run}", "--text", "1 2"), "--text is for one run, and these are 2"),
     ],
 )
 def test_refused_before_anything_is_written_to(

@@ -224,11 +224,12 @@ def commands(folder: str) -> list[list[str]]:
         *(
             ["view", folder, "to be", "--out", "view.html"],
             ["attention", folder, "to be"],
-            ["efforts", folder, "to be"],
+            ["spans", folder],
         ),
         *(["heads", folder], ["evaluate", folder]),
         *(["evaluate", folder, "--data", "text.txt"], ["check", folder, "--only", "causal"]),
-        *(["calibrate", folder, "--tolerance", "0.1"], ["thresholds", folder]),
+        *(["calibrate", folder, "--tolerance", "0.1"], ["calibrate", folder, "--sweep"]),
+        ["calibrate", folder, "--text", "to be"],
         *(
             ["prune", folder, "--out", "pruned", "--how", "importance", "--keep", "1"],
             ["import", folder, "--out", "imported"],

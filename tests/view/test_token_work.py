@@ -92,9 +92,10 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         model.save(tmp_path / name)
         model.tokenizer.save(tmp_path / name / "tokenizer.json")
         write_manifest(tmp_path / name)
-    run(["efforts", str(tmp_path / "universal-transformer-lm"), "abc", "--out", str(tmp_path / "steps.png")])
+    words = ["calibrate", str(tmp_path / "universal-transformer-lm"), "--text", "abc"]
+    run([*words, "--out", str(tmp_path / "steps.png")])
     assert "body: steps, mean" in capsys.readouterr().out
-    run(["efforts", str(tmp_path / "universal-transformer-lm"), "abc", "--json"])
+    run([*words, "--json"])
     assert len(json.loads(capsys.readouterr().out)[0]["numbers"]) == 4
     run(["spans", str(tmp_path / "adaptive-span"), "--out", str(tmp_path / "spans.svg")])
     assert "of 9 tokens" in capsys.readouterr().out

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from manyformer.system.standard_streams import flush_or_discard, prepare_streams
 from manyformer.system.stop_signals import STOPPED, handle_stop_signals
 
+MODULES = {"translate": "generate", "caption": "generate", "transcribe": "generate", "spans": "attention"}
+"""The modules of commands that are written in that of another one."""
+
 COMMANDS = (
     "list",
     "show",
@@ -23,12 +26,11 @@ COMMANDS = (
     "record",
     "view",
     "attention",
-    "efforts",
+    "spans",
     "heads",
     "evaluate",
     "check",
     "calibrate",
-    "thresholds",
     "datastore",
     "prune",
     "import",
@@ -42,7 +44,7 @@ COMMANDS = (
     "regress",
     "doctor",
 )
-"""The modules of the commands, in the order of `manyformer --help`."""
+"""The commands, in the order of `manyformer --help`."""
 
 
 def main() -> None:
@@ -77,4 +79,4 @@ def run(arguments: Sequence[str]) -> int:
 def import_commands() -> None:
     """Import all commands, which registers them."""
     for name in COMMANDS:
-        importlib.import_module(f"manyformer.cli.{name}")
+        importlib.import_module(f"manyformer.cli.{MODULES.get(name, name)}")

@@ -1,13 +1,13 @@
 """`manyformer advise`: which recipe to take for a task, a length and a memory, from the measured rows of a suite."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from manyformer.cli.app import JUDGE, command
-from manyformer.cli.console import print_json, print_result, print_table
-from manyformer.cli.shared_options import JsonOption
+from manyformer.cli.console import Block, Output, PageTable
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ def advise(
             show_default=False,
         ),
     ] = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Quote the measured rows of a suite that fit a task, a length and a memory, and say where they end.
 
     Scores are those of the suite's models; nothing is extrapolated but the size of the state for decoding, which
@@ -55,23 +54,21 @@ def advise(
     memory_bytes = None if memory is None else _parse_bytes(memory)
     suite = read_results(find_results() if results is None else Path(results))
     advice = choose(suite, length=length, task=task, memory=memory_bytes)
-    if as_json:
-        rows = [row._asdict() for row in advice.rows]
-        print_json({"suite": suite.name, "rows": rows, "excluded": advice.excluded, "limits": advice.limits})
-    else:
-        _print(advice, length)
+    value = {"suite": suite.name, "rows": advice.rows, "excluded": advice.excluded, "limits": advice.limits}
+    return Output(value, _page(advice, length))
 
 
-def _print(advice: "Advice", length: int) -> None:
+def _page(advice: "Advice", length: int) -> Iterator[Block]:
     rows = []
     for row in advice.rows:
         longest = "–" if row.longest_score is None else f"{row.longest_score:.4g}"
         state = "–" if row.state_bytes is None else f"{row.state_bytes / 1000:,.1f}"
         rows.append((row.task, f"{row.case}{' *' * row.is_best}", f"{row.score:.4g}", longest, state))
     headers = ("task", "case", "score", "at the greatest length", f"state kB at {length:,}")
-    print_table(headers, rows, right=(2, 3, 4))
-    excluded = [f"left out: {case}, {reason}" for case, reason in advice.excluded.items()]
-    print_result("", *excluded, *(f"note: {limit}" for limit in advice.limits))
+    yield PageTable(headers, rows, right=(2, 3, 4))
+    yield ""
+    yield from (f"left out: {case}, {reason}" for case, reason in advice.excluded.items())
+    yield from (f"note: {limit}" for limit in advice.limits)
 
 
 def _parse_bytes(text: str) -> int:

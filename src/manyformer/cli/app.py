@@ -11,20 +11,22 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from functools import wraps
+from inspect import Parameter
 from itertools import pairwise
-from typing import Annotated, Any, TextIO, TypeVar
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer import Option
 
-from manyformer.cli.console import print_error, print_note
-from manyformer.errors import NonFiniteWeights, TrainingInterrupted, UserError
+from manyformer.cli.console import Output, print_error, print_note, print_output
+from manyformer.cli.shared_options import F, JsonOption
+from manyformer.cli.split_arguments import suggest_options
+from manyformer.errors import NonFiniteWeights, TrainingInterrupted, UserError, UserErrors
 from manyformer.plugins import import_from_command_line
 from manyformer.system.standard_streams import discard
 from manyformer.system.stop_signals import STOPPED as STOPPED
 from manyformer.version import VERSION
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 DONE, DEFECT, MISTAKE = 0, 1, 2
 
@@ -50,19 +52,56 @@ RENAMED_COMMANDS = {"paint": "generate", "tag": "predict"}
 
 
 def command(
-    panel: str, *examples: str, name: str | None = None, accepts_settings: bool = False, adds_help: bool = True
+    panel: str | None,
+    *examples: str,
+    name: str | None = None,
+    group: typer.Typer = app,
+    accepts_settings: bool = False,
+    adds_help: bool = True,
+    hidden: bool = False,
 ) -> Callable[[F], F]:
     """Register a function as a command in a panel of the help, with complete example commands at the end of its help.
 
-    With `accepts_settings` options that the command does not have, such as --depth, are passed on as arguments.
+    What it returns is printed: a command that returns an `Output` has the option --json. With `accepts_settings`
+    options that the command does not have, such as --depth, are passed on as arguments.
     """
-    return app.command(
+    register = group.command(
         name,
         rich_help_panel=panel,
         add_help_option=adds_help,
         context_settings={"ignore_unknown_options": True} if accepts_settings else None,
-        epilog=examples_epilog(*examples),
+        epilog=examples_epilog(*examples) if examples else None,
+        hidden=hidden,
     )
+
+    def add(function: F) -> F:
+        returns_output = inspect.signature(function).return_annotation is Output
+        register(_printing(function) if returns_output else function)
+        return function
+
+    return add
+
+
+def _printing(function: Callable[..., Output]) -> Callable[..., int]:
+    """The command that prints what `function` returns, with the option --json at the end of its options.
+
+    A function that has the parameter `as_json` itself is told, too.
+    """
+    signature = inspect.signature(function)
+    parameters = dict(signature.parameters)
+    is_told = "as_json" in parameters
+    parameters.setdefault("as_json", Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption))
+
+    @wraps(function)
+    def run(*arguments: Any, as_json: bool, **options: Any) -> int:
+        if is_told:
+            options["as_json"] = as_json
+        output = function(*arguments, **options)
+        print_output(output, as_json=as_json)
+        return DONE if output.ok else DEFECT
+
+    run.__signature__ = signature.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]
+    return run
 
 
 def examples_epilog(*lines: str) -> str:
@@ -155,6 +194,10 @@ def _invoke(arguments: list[str]) -> int:
             result = command.invoke(context)
     except typer.Exit as end:
         return end.exit_code
+    except UserErrors as error:
+        used = getattr(command, "commands", {})[arguments[0]]
+        options = [option for parameter in used.params for option in parameter.opts if option[:2] == "--"]
+        raise UserErrors(suggest_options(error.lines, arguments, options)) from error
     return result if isinstance(result, int) else DONE
 
 

@@ -1,15 +1,17 @@
-"""`manyformer attention`: the attention weights of a trained model."""
+"""`manyformer attention` and `manyformer spans`: the attention weights of a trained model, and its learned spans."""
 
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Argument, Option
 
 from manyformer.cli.app import USE, command
-from manyformer.cli.console import print_json, print_note, print_result, print_table, status_line
+from manyformer.cli.console import Block, Note, Output, PageTable, status_line
 from manyformer.cli.model_arguments import load_model, resolve_device
 from manyformer.cli.prompt_input import read_argument
-from manyformer.cli.shared_options import AnswerOption, DeviceOption, JsonOption, PictureOption, RunArgument
+from manyformer.cli.shared_options import AnswerOption, DeviceOption, PictureOption, RunArgument
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,34 +41,44 @@ def attention(
     sound: Annotated[str | None, Option(help="A recording to read in place of a text, with --answer or none.")] = None,
     regions: Annotated[bool, Option("--regions", help="A run with a memory: attention to each region.")] = False,
     device: DeviceOption = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Show the attention weights of a layer, or the alignment of a recurrent decoder, for a text.
 
     For a translation model rows are target tokens and columns source tokens; otherwise both are the text. Cells are
     relative to the largest weight of their row, which ends the line with its token. With --sound columns are seconds.
     With --compare, several models read the same. With --regions, a run with a memory reads its own held-out text."""
-    from manyformer.view.attention_maps import describe_map, draw_maps, select_map
+    from manyformer.view.attention_maps import draw_maps, select_map
 
     if regions:
-        _print_region_masses(run, device, as_json=as_json)
-        return
+        return _region_masses(run, device)
     maps = {name: _maps_of(name, text, sound, answer, device) for name in (run, *(compare or []))}
-    if as_json:
-        print_json({name: [_record(attention_map) for attention_map in maps[name]] for name in maps})
-        return
-    selected = {name: select_map(model_maps, part=module, layer=layer) for name, model_maps in maps.items()}
-    print_note("cells are relative to the largest weight of their row, given at its end; · is a weight of exactly 0")
-    for name, attention_map in selected.items():
-        title, count = f"{name}: {attention_map.part}", len(attention_map.weights)
-        if heads and count > 1:
+
+    def selected() -> "dict[str, AttentionMap]":
+        return {name: select_map(model_maps, part=module, layer=layer) for name, model_maps in maps.items()}
+
+    return Output(
+        {name: [_record(attention_map) for attention_map in maps[name]] for name in maps},
+        # all maps are in the value, whichever of them is to be shown
+        _page(selected, per_head=heads),
+        out,
+        lambda path: draw_maps(_shorten_titles(selected()), path, per_head=heads),
+    )
+
+
+def _page(selected: "Callable[[], Mapping[str, AttentionMap]]", *, per_head: bool) -> Iterator[Block]:
+    """A map of characters for each model, or for each of its heads."""
+    from manyformer.view.attention_maps import describe_map
+
+    yield Note("cells are relative to the largest weight of their row, given at its end; · is a weight of exactly 0")
+    for name, attention_map in selected().items():
+        title = f"{name}: {attention_map.part}"
+        count = len(attention_map.weights)
+        if per_head and count > 1:
             for head in range(count):
-                print_result(f"{title}, head {head}", describe_map(attention_map, head), "")
+                yield f"{title}, head {head}\n{describe_map(attention_map, head)}\n"
         else:
-            print_result(f"{title}, mean of {count} heads" if count > 1 else title, describe_map(attention_map), "")
-    if out is not None:
-        draw_maps(_shorten_titles(selected), out, per_head=heads)
-        print_note(f"wrote {out}")
+            yield f"{title}, mean of {count} heads" if count > 1 else title
+            yield f"{describe_map(attention_map)}\n"
 
 
 def _maps_of(
@@ -94,8 +106,8 @@ def _maps_of(
     )
 
 
-def _print_region_masses(run: str, device: str | None, *, as_json: bool) -> None:
-    """Print the share of attention to each region (memory, segment) for each layer."""
+def _region_masses(run: str, device: str | None) -> Output:
+    """The share of attention to each region (memory, segment) for each layer."""
     from manyformer.evaluate.eval_data import open_run
     from manyformer.view.region_masses import region_masses
 
@@ -103,13 +115,11 @@ def _print_region_masses(run: str, device: str | None, *, as_json: bool) -> None
     assert held_out is not None
     with status_line(f"reading with {run}"):
         masses = region_masses(model, held_out)
-    if as_json:
-        print_json({mass.part: mass.shares for mass in masses})
-        return
     names = list(dict.fromkeys(name for mass in masses for name in mass.shares))
     shares = [[f"{mass.shares[name]:.1%}" if name in mass.shares else "" for name in names] for mass in masses]
     rows = [(mass.part, *row) for mass, row in zip(masses, shares)]
-    print_table(("part", *names), rows, right=range(1, 1 + len(names)))
+    table = PageTable(("part", *names), rows, right=range(1, 1 + len(names)))
+    return Output({mass.part: mass.shares for mass in masses}, [table])
 
 
 def _shorten_titles(maps: "dict[str, AttentionMap]") -> "dict[str, AttentionMap]":
@@ -123,5 +133,26 @@ def _shorten_titles(maps: "dict[str, AttentionMap]") -> "dict[str, AttentionMap]
 
 
 def _record(attention_map: "AttentionMap") -> dict[str, Any]:
-    part, rows, columns, weights, *_ = attention_map
-    return {"part": part, "rows": rows, "columns": columns, "weights": weights.tolist()}
+    return {name: getattr(attention_map, name) for name in ("part", "rows", "columns", "weights")}
+
+
+@command(
+    USE,
+    "manyformer spans runs/adaptive-span --out spans.png",
+    'manyformer spans runs/dynamic-span "To be, or not to be"',
+)
+def spans(
+    run: RunArgument,
+    text: Annotated[
+        str | None, Argument(help="The input text, for spans that are computed for each token: the mean is shown.")
+    ] = None,
+    *,
+    out: PictureOption = None,
+    device: DeviceOption = None,
+) -> Output:
+    """Show the learned attention span of each head of each layer."""
+    from manyformer.view.token_work import describe_spans, draw_spans, layer_spans, layer_spans_for_text
+
+    model = load_model(run, device)
+    layers = layer_spans(model) if text is None else layer_spans_for_text(model, text)
+    return Output(layers, [describe_spans(layers)], out, partial(draw_spans, layers, title=run))

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from typer import Argument, Option
 
 from manyformer.cli.app import JUDGE, command
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     accepts_settings=True,
 )
 def bench(
-    context: typer.Context,
     arguments: Annotated[
         list[str],
         Argument(
@@ -62,7 +60,7 @@ def bench(
         import torch
 
         torch.set_num_threads(threads)
-    candidates, keywords = read_candidates(context, arguments)
+    candidates, keywords = read_candidates(arguments)
     with status_line("measuring") as status:
         report = measure(
             candidates,

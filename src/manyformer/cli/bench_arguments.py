@@ -2,11 +2,9 @@
 
 from typing import Any, get_args
 
-import typer
-
 from manyformer.bench import BENCH_KINDS, BenchCandidate, BenchPrecision
 from manyformer.cli.model_arguments import read_keywords
-from manyformer.cli.split_arguments import suggest_options
+from manyformer.cli.split_arguments import split_commas
 from manyformer.config.overrides import parse_overrides
 from manyformer.errors import UserError, UserErrors, suggest_names
 from manyformer.recipes import get_recipe
@@ -14,7 +12,7 @@ from manyformer.recipes import get_recipe
 CHOICES: dict[str, tuple[str, ...]] = {"what": BENCH_KINDS, "precision": get_args(BenchPrecision)}
 
 
-def read_candidates(context: typer.Context, arguments: list[str]) -> tuple[list[BenchCandidate], dict[str, Any]]:
+def read_candidates(arguments: list[str]) -> tuple[list[BenchCandidate], dict[str, Any]]:
     """The candidates, and the keywords for all of them. Raises UserErrors."""
     names: list[str] = []
     keyword_arguments: list[str] = []
@@ -26,13 +24,12 @@ def read_candidates(context: typer.Context, arguments: list[str]) -> tuple[list[
         is_keyword = argument.startswith("--") or is_value or is_setting
         (keyword_arguments if is_keyword else names).append(argument)
     candidates = [_candidate(name) for name in names]
-    keywords = suggest_options(context, keyword_arguments, lambda: _shared_keywords(keyword_arguments, candidates))
-    return candidates, keywords
+    return candidates, _shared_keywords(keyword_arguments, candidates)
 
 
 def _candidate(argument: str) -> BenchCandidate:
     name, _, keywords = argument.partition(":")
-    return BenchCandidate(argument, name, read_keywords(get_recipe(name), list(filter(None, keywords.split(",")))))
+    return BenchCandidate(argument, name, read_keywords(get_recipe(name), split_commas(keywords)))
 
 
 def _shared_keywords(arguments: list[str], candidates: list[BenchCandidate]) -> dict[str, Any]:
@@ -66,7 +63,7 @@ def read_lengths(text: str) -> list[int]:
 
 def read_choices(text: str, option: str) -> list[Any]:
     """The comma-separated choices of an option. Raises UserError with the nearest valid one."""
-    choices = [choice.strip() for choice in text.split(",") if choice.strip()]
+    choices = split_commas(text)
     for choice in choices:
         if choice not in CHOICES[option]:
             raise UserError(f"--{option} '{choice}' does not exist; {suggest_names(choice, CHOICES[option])}")

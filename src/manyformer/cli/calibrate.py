@@ -1,19 +1,40 @@
-"""`manyformer calibrate`: a confidence threshold with a statistical guarantee for an early-exit model."""
+"""`manyformer calibrate`: exit thresholds, certified or measured, and the computation for each token of a text."""
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import typer
 from typer import Argument, Option
 
-from manyformer.cli.app import JUDGE, command
-from manyformer.cli.console import print_json, print_result, print_table, status_line
-from manyformer.cli.decoding_arguments import decoding_option
-from manyformer.cli.model_arguments import data_paths, model_folder, resolve_device
-from manyformer.cli.shared_options import BatchOption, DeviceOption, JsonOption
+from manyformer.cli.app import JUDGE, command, run_command
+from manyformer.cli.console import Output, PageTable, print_note, status_line
+from manyformer.cli.model_arguments import data_paths, load_model, model_folder, resolve_device
+from manyformer.cli.shared_options import (
+    AnswerOption,
+    BatchOption,
+    DeviceOption,
+    PictureOption,
+    RunArgument,
+    decoding_option,
+)
 from manyformer.cli.shell_completion import complete_runs
+from manyformer.cli.split_arguments import refuse_options
+from manyformer.errors import UserError
 
 if TYPE_CHECKING:
-    from manyformer.exits import ThresholdCalibration
+    from manyformer.exits import ThresholdPoint
+
+CERTIFY = "With --tolerance"
+CertifyOption = partial(Option, rich_help_panel=CERTIFY)
+SweepOption = partial(Option, rich_help_panel="With --sweep")
+
+OPTIONS_OF = {
+    "--tolerance": ("confidence", "risk", "measure", "data", "documents", "max_new"),
+    "--sweep": ("values", "draws", "seed", "split", "prompts", "rounds", "tokenize"),
+    "--text": ("answer",),
+}
+"""The three things that can be asked for, with the options that are for one of them alone."""
 
 
 @command(
@@ -21,69 +42,213 @@ if TYPE_CHECKING:
     "manyformer calibrate runs/calm --tolerance 0.05 --confidence 0.95",
     "manyformer calibrate runs/calm --tolerance 0.02 --risk quality --data new.en --data new.de --out quality.json",
     "manyformer translate runs/calm --beam 1 --calibration runs/calm/calibration.json --input test.en",
+    "manyformer calibrate runs/calm --sweep",
+    "manyformer calibrate runs/calm runs/depth-adaptive --sweep --values 0.9 --values 0.5 --out sweep --rounds 3",
+    "manyformer calibrate runs/depth-adaptive --sweep --draws 50",
+    'manyformer calibrate runs/universal --text "two men are sitting on a bench ." --out steps.png',
+    'manyformer calibrate runs/universal --text "a dog runs ." --answer "ein hund rennt ." --json',
 )
 def calibrate(
-    run: Annotated[str, Argument(help="The folder of a run of an early-exit model.", autocompletion=complete_runs)],
+    context: typer.Context,
+    runs: Annotated[
+        list[str], Argument(help="The folder of a run; several with --sweep.", autocompletion=complete_runs)
+    ],
     *,
-    tolerance: Annotated[float, Option(help="The largest tolerated expected loss of a text, from 0 to 1.")],
-    confidence: Annotated[float, Option(help="The probability with which the guarantee holds.")] = 0.95,
+    tolerance: Annotated[
+        float | None,
+        Option(help="Certify a threshold: the largest tolerated expected loss of a text, from 0 to 1."),
+    ] = None,
+    sweep: Annotated[bool, Option("--sweep", help="Measure a range of thresholds instead.")] = False,
+    text: Annotated[str | None, Option(help="Count the computation for each token of this text instead.")] = None,
+    confidence: Annotated[float, CertifyOption(help="The probability with which the guarantee holds.")] = 0.95,
     risk: Annotated[
         Literal["consistency", "quality"],
-        Option(help="The loss: distance from the full model's output, or lower quality against references."),
+        CertifyOption(help="The loss: distance from the full model's output, or lower quality against references."),
     ] = "consistency",
-    measure: Annotated[Literal["rouge-l", "token-f1"], Option(help="The similarity measure of texts.")] = "rouge-l",
+    measure: Annotated[Literal["rouge-l", "token-f1"], CertifyOption(help="The similarity measure of texts.")] = (
+        "rouge-l"
+    ),
     data: Annotated[
-        list[str] | None, Option(help="Texts that the run has not read, or two parallel files; its test data if none.")
+        list[str] | None,
+        CertifyOption(help="Texts that the run has not read, or two parallel files; its test data if none."),
     ] = None,
-    documents: Annotated[int, Option(min=1, help="At most this many documents, with one prompt from each.")] = 500,
-    max_new: Annotated[int | None, decoding_option("max_new")] = None,
+    documents: Annotated[
+        int, CertifyOption(min=1, help="At most this many documents, with one prompt from each.")
+    ] = 500,
+    max_new: Annotated[int | None, decoding_option("max_new", panel=CERTIFY)] = None,
+    values: Annotated[list[float] | None, SweepOption(help="A threshold for all layers; may be given again.")] = None,
+    draws: Annotated[
+        int | None, SweepOption(min=1, help="Random threshold vectors; the best of each cost remain.")
+    ] = None,
+    seed: Annotated[int, SweepOption(min=0, help="Seed of the random thresholds.")] = 0,
+    split: Annotated[Literal["valid", "test"], SweepOption(help="The held-out data that prompts come from.")] = "valid",
+    prompts: Annotated[int, SweepOption(min=1, help="Number of prompts.")] = 200,
+    rounds: Annotated[int, SweepOption(min=1, help="How many times each measurement is repeated, in turns.")] = 1,
+    tokenize: Annotated[
+        str | None,
+        SweepOption(help="BLEU: sacrebleu's tokenizer, 13a unless given; none for text that is tokenized."),
+    ] = None,
+    answer: Annotated[
+        str | None,
+        Option(
+            help="The target of an encoder-decoder; its own translation unless given.", rich_help_panel="With --text"
+        ),
+    ] = None,
     batch: BatchOption = 32,
-    out: Annotated[Path | None, Option(help="The file to write; RUN/calibration.json unless given.")] = None,
+    out: Annotated[
+        Path | None,
+        Option(
+            help="The file of the certified threshold, RUN/calibration.json unless given; with --sweep the folder of "
+            "the table and the picture, thresholds unless given; with --text a picture: .png, .svg or .pdf."
+        ),
+    ] = None,
     device: DeviceOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Find the lowest exit threshold certified to keep generated texts near the full model's (Schuster et al. 2022).
+) -> Output:
+    """Early exits: certify a threshold, measure a range of them, or count the computation for each token of a text.
 
-    Thresholds are tested from the highest down, each by generating for all prompts, until one fails; the last that
-    passed is written to a file, which `generate`, `translate` and `evaluate` take. If none passes, nothing is written.
-    Each document counts once, and none that the run has read counts at all.
+    With --tolerance: find the lowest exit threshold certified to keep generated texts near the full model's (Schuster
+    et al. 2022). Thresholds are tested from the highest down, each by generating for all prompts, until one fails; the
+    last that passed is written to a file, which `generate`, `translate` and `evaluate` take. If none passes, nothing is
+    written. Each document counts once, and none that the run has read counts at all.
+
+    With --sweep: quality, layers and speed of models on held-out data for a range of exit thresholds. Translations are
+    scored by BLEU, all texts by their similarity to the full model's. A rule without a threshold is measured as it was
+    trained.
+
+    With --text: the steps until each token halts, or the layer at which it exits. For adaptive computation time the
+    picture shows the halting probabilities of each step.
     """
+    asked = {"--tolerance": tolerance is not None, "--sweep": sweep, "--text": text is not None}
+    chosen = [option for option, is_asked in asked.items() if is_asked]
+    if len(chosen) != 1:
+        raise UserError(
+            "calibrate certifies a threshold (--tolerance 0.05), measures a range of them (--sweep), or counts the "
+            "computation for each token of a text (--text TEXT): give one of these options"
+        )
+    for option, names in OPTIONS_OF.items():
+        if option not in chosen:
+            refuse_options(context, names, f"{{option}} is for {option}: leave it out")
+    if sweep:
+        if values and draws:
+            raise UserError("give either --values or --draws, not both")
+        held_out = {"split": split, "count": prompts, "rows": batch}
+        points = _sweep(runs, values, draws, seed, held_out, device, tokenize=tokenize, rounds=rounds)
+        return _sweep_output(points, out or Path("thresholds"))
+    if len(runs) > 1:
+        raise UserError(f"{chosen[0]} is for one run, and these are {len(runs)}: {', '.join(runs)}")
+    if text is not None:
+        refuse_options(context, ("batch",), "{option} is for generated texts: leave it out with --text")
+        return _token_work(runs[0], text, answer, out, device)
+    test = {"tolerance": tolerance, "confidence": confidence, "risk": risk, "measure": measure}
+    texts = {"data": data_paths(data), "count": documents, "max_new": max_new, "rows": batch}
+    return _certify(runs[0], test, texts, out or Path(runs[0]) / "calibration.json", device)
+
+
+def _certify(run: str, test: dict[str, Any], texts: dict[str, Any], file: Path, device: str | None) -> Output:
+    """The lowest threshold that passes the test on these texts, which is written to the file."""
     from manyformer.exits import calibrate as certify
     from manyformer.exits import load_calibration_prompts
     from manyformer.exits.learn_then_test import check_levels
 
-    check_levels(tolerance, confidence)
+    check_levels(test["tolerance"], test["confidence"])
     model_folder(run)
-    prompt_set = load_calibration_prompts(
-        run, data=data_paths(data), count=documents, max_new=max_new, rows=batch, device=resolve_device(device)
-    )
+    prompts = load_calibration_prompts(run, device=resolve_device(device), **texts)
     with status_line(f"calibrating {run}") as status:
         calibration = certify(
-            prompt_set.workload,
-            tolerance=tolerance,
-            confidence=confidence,
-            risk=risk,
-            measure=measure,
-            references=prompt_set.references,
-            documents=prompt_set.documents,
-            source=prompt_set.source,
+            prompts.workload,
+            references=prompts.references,
+            documents=prompts.documents,
+            source=prompts.source,
             on_test=lambda test: status(f"{run}: threshold {test.threshold:g}, mean loss {test.risk:.4f}"),
+            **test,
         )
-    file = out or Path(run) / "calibration.json"
     calibration.write(file)
-    _print(calibration, file, as_json=as_json)
-
-
-def _print(calibration: "ThresholdCalibration", file: Path, *, as_json: bool) -> None:
-    if as_json:
-        tested = [test._asdict() for test in calibration.tested]
-        statement = {"statement": calibration.statement, "out": str(file)}
-        print_json({**calibration.model_dump(mode="json"), "tested": tested, **statement})
-        return
+    verdicts = {True: "certified", False: "not certified"}
     rows = [
-        (f"{threshold:g}", f"{risk:.4f}", f"{p_value:.3g}", "certified" if certified else "not certified")
-        for threshold, risk, p_value, certified in calibration.tested
+        (f"{test.threshold:g}", f"{test.risk:.4f}", f"{test.p_value:.3g}", verdicts[test.certified])
+        for test in calibration.tested
     ]
-    print_table(("threshold", "mean loss", "p-value", ""), rows, right=(0, 1, 2))
-    print_result(calibration.statement)
-    print_result(f"wrote {file}")
+    table = PageTable(("threshold", "mean loss", "p-value", ""), rows, right=(0, 1, 2))
+    more = {"tested": calibration.tested, "statement": calibration.statement, "out": file}
+    return Output({**calibration.model_dump(mode="json"), **more}, [table, calibration.statement, f"wrote {file}"])
+
+
+def _sweep(
+    runs: list[str],
+    values: list[float] | None,
+    draws: int | None,
+    seed: int,
+    held_out: dict[str, Any],
+    device: str | None,
+    *,
+    tokenize: str | None,
+    rounds: int,
+) -> "list[ThresholdPoint]":
+    """The results of each run under the given thresholds, or under the best of random ones."""
+    from manyformer.exits import ThresholdPoint, load_prompts, sweep
+    from manyformer.exits.early_decoding import early_exit_stack
+    from manyformer.exits.sweep import DEFAULT_THRESHOLDS, best_in_bins, random_thresholds
+
+    points: list[ThresholdPoint] = []
+    with status_line(f"generating with {len(runs)} models") as status:
+        for run in runs:
+            model_folder(run)
+            prompts = load_prompts(run, device=resolve_device(device), **held_out)
+            depth = early_exit_stack(prompts.workload.model).depth
+            points_of_run = sweep(
+                Path(run).name,
+                prompts,
+                values or DEFAULT_THRESHOLDS if draws is None else random_thresholds(depth, draws, seed),
+                tokenize=tokenize,
+                rounds=rounds,
+                on_point=lambda point: status(f"{point.model}: threshold {point.label}, {point.layers:.2f} layers"),
+            )
+            points += points_of_run if draws is None else [points_of_run[0], *best_in_bins(points_of_run[1:])]
+    return points
+
+
+def _sweep_output(points: "list[ThresholdPoint]", folder: Path) -> Output:
+    """The results of a sweep, which are written to the folder."""
+    from manyformer.exits.sweep import TABLE_HEADER, table_rows, write_points
+
+    files = write_points(points, folder)
+    table = PageTable(TABLE_HEADER, table_rows(points), right=(2, 3, 4, 5, 6))
+    return Output(points, [table, f"wrote {', '.join(map(str, files))}"])
+
+
+def _token_work(run: str, text: str, answer: str | None, picture: Path | None, device: str | None) -> Output:
+    """The computation for each token of a text."""
+    from manyformer.view.token_counts import describe_counts, draw_counts
+    from manyformer.view.token_work import token_work
+
+    counts = token_work(load_model(run, device), text, answer)
+    page = [
+        f"{count.title}, mean {count.mean:.2f} of at most {count.maximum:g}\n{describe_counts(count)}\n"
+        for count in counts
+    ]
+    value = [{**count._asdict(), "mean": count.mean} for count in counts]
+    return Output(value, page, picture, partial(draw_counts, counts))
+
+
+# the names of version 0.2, which go in 0.4
+
+
+@command(None, name="thresholds", accepts_settings=True, adds_help=False, hidden=True)
+def _thresholds(arguments: Annotated[list[str] | None, Argument()] = None) -> int:
+    """Now `manyformer calibrate RUN... --sweep`."""
+    print_note("`manyformer thresholds RUN...` is now `manyformer calibrate RUN... --sweep`")
+    return run_command(["calibrate", "--sweep", *(arguments or [])])
+
+
+@command(None, name="efforts", hidden=True)
+def _efforts(
+    run: RunArgument,
+    text: Annotated[str, Argument(help="The input text.")],
+    *,
+    answer: AnswerOption = None,
+    out: PictureOption = None,
+    device: DeviceOption = None,
+) -> Output:
+    """Now `manyformer calibrate RUN --text TEXT`."""
+    print_note("`manyformer efforts RUN TEXT` is now `manyformer calibrate RUN --text TEXT`")
+    return _token_work(run, text, answer, out, device)

@@ -11,7 +11,7 @@ from manyformer.cli.console import print_result, status_line
 from manyformer.cli.model_arguments import is_folder, read_keywords
 from manyformer.cli.shared_options import JsonOption, KeywordsArgument
 from manyformer.cli.shell_completion import complete_models
-from manyformer.cli.split_arguments import suggest_options
+from manyformer.cli.split_arguments import split_commas
 from manyformer.errors import UserError
 
 
@@ -23,7 +23,6 @@ from manyformer.errors import UserError
     accepts_settings=True,
 )
 def check(
-    context: typer.Context,
     name: Annotated[
         str,
         Argument(help="A recipe, built tiny, or the folder of a run or a saved model.", autocompletion=complete_models),
@@ -47,11 +46,11 @@ def check(
     """
     from manyformer.recipes import get_recipe
 
-    arguments, model_keywords = keywords or [], None
+    model_keywords = None
     if not is_folder(name):
-        model_keywords = suggest_options(context, arguments, lambda: read_keywords(get_recipe(name), arguments))
-    elif arguments:
-        raise UserError(f"'{arguments[0]}' is for a recipe; the model in {name} is built already")
+        model_keywords = read_keywords(get_recipe(name), keywords)
+    elif keywords:
+        raise UserError(f"'{keywords[0]}' is for a recipe; the model in {name} is built already")
     from manyformer.check import check as run_check
 
     with status_line(f"checking {name}") as status:
@@ -59,8 +58,8 @@ def check(
             name,
             length=length,
             seed=seed,
-            only=None if only is None else _split_commas(only),
-            skip=() if skip is None else _split_commas(skip),
+            only=None if only is None else split_commas(only),
+            skip=split_commas(skip),
             keywords=model_keywords or None,
             on_row=lambda row: status(f"checking {name}: {row.contract} {row.verdict}"),
         )
@@ -74,7 +73,3 @@ def check(
         print_result(report.table())
     if not report.ok:
         raise typer.Exit(DEFECT)
-
-
-def _split_commas(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]

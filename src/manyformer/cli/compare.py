@@ -1,17 +1,25 @@
 """`manyformer compare`: train and score several cases under equal conditions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from typer import Argument, Option
 
 from manyformer.cli.app import JUDGE, command
-from manyformer.cli.console import print_json, print_note, print_result, print_table, status_line
+from manyformer.cli.console import (
+    Block,
+    Output,
+    PageTable,
+    print_note,
+    print_output,
+    print_page,
+    print_result,
+    status_line,
+)
 from manyformer.cli.shared_options import JsonOption
 from manyformer.cli.shell_completion import complete_comparisons
-from manyformer.cli.split_arguments import split_arguments, suggest_options
+from manyformer.cli.split_arguments import split_arguments, split_commas
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,7 +41,6 @@ if TYPE_CHECKING:
     accepts_settings=True,
 )
 def compare(
-    context: typer.Context,
     arguments: Annotated[
         list[str] | None,
         Argument(
@@ -84,7 +91,7 @@ def compare(
 
     target, overrides = split_arguments(arguments or [])
     if target is None and not overrides:
-        _list(as_json=as_json)
+        print_output(_shipped(), as_json=as_json)
         return
     if show:
         from manyformer.config.load_comparison import find_comparison
@@ -95,21 +102,20 @@ def compare(
     from manyformer.compare.suite_runner import SuiteOptions, run_suite
     from manyformer.config.comparison import Comparison
 
-    chosen = [name.strip() for name in (recipes or "").split(",") if name.strip()]
-    comparison = suggest_options(context, overrides, lambda: _read(target, overrides, chosen))
+    comparison = _read(target, overrides, split_commas(recipes))
     carry_out: Callable[..., ComparisonResult | SuiteResult]
     if isinstance(comparison, Comparison):
         for name, value in (("--recipes", recipes), ("--max-hours", max_hours)):
             if value is not None:
                 raise UserError(f"{name} is for suites, which have tasks; {target} is none")
         if dry_run:
-            _print_plan(comparison, seeds or comparison.file.seeds)
+            print_page(_plan_page(comparison, seeds or comparison.file.seeds))
             return
         carry_out = partial(carry_out_comparison, comparison, seeds=seeds, jobs=jobs)
     else:
         options = SuiteOptions(seeds, jobs, max_hours)
         if dry_run:
-            _print_suite_plan(comparison, options, out)
+            print_page(_suite_plan_page(comparison, options, out))
             return
         carry_out = partial(run_suite, comparison, options)
     with status_line(f"comparing {comparison.name}") as status:
@@ -117,18 +123,16 @@ def compare(
     if as_json:
         print_result(result.to_json().rstrip())
     else:
-        _print(result)
+        print_page(_page(result))
 
 
-def _list(*, as_json: bool) -> None:
+def _shipped() -> Output:
     from manyformer.config import run_description, shipped_comparisons
 
     comparisons = {name: run_description(path) for name, path in shipped_comparisons().items()}
-    if as_json:
-        print_json([{"name": name, "about": about} for name, about in comparisons.items()])
-        return
-    print_table(("comparison", "about"), comparisons.items())
-    print_result("", "`manyformer compare NAME` runs one; with --dry-run it prints the plan.")
+    value = [{"name": name, "about": about} for name, about in comparisons.items()]
+    advice = "`manyformer compare NAME` runs one; with --dry-run it prints the plan."
+    return Output(value, [PageTable(("comparison", "about"), comparisons.items()), "", advice])
 
 
 def _read(target: str | None, overrides: list[str], chosen: list[str]) -> "Comparison | Suite":
@@ -141,46 +145,46 @@ def _read(target: str | None, overrides: list[str], chosen: list[str]) -> "Compa
     return read_suite(target, overrides, chosen) if is_suite(target) else read_comparison(target, overrides)
 
 
-def _print_plan(comparison: "Comparison", seeds: int) -> None:
+def _plan_page(comparison: "Comparison", seeds: int) -> Iterator[Block]:
     from manyformer.config import differences
 
     trainings = sum(len(case.trials) + seeds - 1 for case in comparison.cases if case.trained_by is None)
-    print_result(f"{comparison.file.title}: {trainings} trainings", "")
+    yield f"{comparison.file.title}: {trainings} trainings\n"
     first = comparison.cases[0]
     rows = []
     for case in comparison.cases:
         changed = [] if case is first else [line.replace(", now ", " -> ") for line in differences(first.run, case.run)]
         weights_note = f"weights of {case.trained_by}; " if case.trained_by else ""
         rows.append((case.name, case.run.recipe, weights_note + "; ".join(changed)))
-    print_table(("case", "recipe", f"differs from {first.name} in"), rows)
+    yield PageTable(("case", "recipe", f"differs from {first.name} in"), rows)
     values = ", ".join(map(str, comparison.values))
     sweep_note = "" if comparison.setting is None else f" under {comparison.setting} {values}"
-    print_result("", f"scored by {', '.join(comparison.file.score)} on the {comparison.file.split} data{sweep_note}")
-    for claim in comparison.file.claims:
-        print_result(f"claim: {claim}")
+    yield f"\nscored by {', '.join(comparison.file.score)} on the {comparison.file.split} data{sweep_note}"
+    yield from (f"claim: {claim}" for claim in comparison.file.claims)
 
 
-def _print_suite_plan(suite: "Suite", options: "SuiteOptions", out: str | None) -> None:
+def _suite_plan_page(suite: "Suite", options: "SuiteOptions", out: str | None) -> Iterator[Block]:
     from manyformer.compare.planner import spell_duration
     from manyformer.compare.suite_runner import plan_suite
 
     with status_line(f"timing {suite.name}") as status:
         plan = plan_suite(suite, options, out, on_progress=status)
-    print_result(suite.file.title, "")
+    yield f"{suite.file.title}\n"
     rows = []
     for name in suite.cases:
         cases = [case for case in plan.cases if case.case == name]
         trainings, seconds = sum(case.trainings for case in cases), sum(case.trainings * case.seconds for case in cases)
         rows.append((name, str(trainings), spell_duration(seconds)))
-    print_table(("case", "trainings", "time of one job"), rows, right=(1,))
-    print_result("", f"tasks: {', '.join(task.name for task in suite.tasks)}", plan.summary_line)
+    yield PageTable(("case", "trainings", "time of one job"), rows, right=(1,))
+    yield f"\ntasks: {', '.join(task.name for task in suite.tasks)}"
+    yield plan.summary_line
 
 
-def _print(result: "ComparisonResult | SuiteResult") -> None:
+def _page(result: "ComparisonResult | SuiteResult") -> Iterator[Block]:
     for table in result.tables:
-        print_result(table.title, "")
-        print_table(table.headers, table.rows, right=range(1, len(table.headers)))
-        print_result("")
-    print_result(
-        *(f"note: {line}" for line in result.notes), *result.claims, *(f"wrote {file}" for file in result.files)
-    )
+        yield f"{table.title}\n"
+        yield PageTable(table.headers, table.rows, right=range(1, len(table.headers)))
+        yield ""
+    yield from (f"note: {line}" for line in result.notes)
+    yield from result.claims
+    yield from (f"wrote {file}" for file in result.files)

@@ -1,13 +1,15 @@
-"""Output of the commands: results on stdout, notes and errors on stderr, tables and formatted numbers.
+"""Output of the commands: results on stdout, as a page or as JSON, notes and errors on stderr, formatted numbers.
 
 Names and texts of files may hold control characters, which are escaped wherever they are printed.
 """
 
+import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
 
 from manyformer.files.json_text import json_text
 from manyformer.system.printable_text import printable
@@ -22,6 +24,73 @@ _LONG_WORD = re.compile(rf"\S{{{MAX_WORD + 1},}}")
 
 VISIBLE_WHITESPACE = str.maketrans("\n\t", "⏎⇥")
 """The signs of line breaks and tabs in a cell of a table, which would change its lines and columns."""
+
+
+class PageTable(NamedTuple):
+    """A table, fitted to a terminal, or to `width` characters if the output is not a terminal.
+
+    By default each row is then one full line. The columns `right` (counted from 0) are right-aligned.
+    """
+
+    headers: Sequence[str]
+    rows: Iterable[Sequence[Any]]
+    right: Iterable[int] = ()
+    width: int = UNCUT
+
+
+class Heading(NamedTuple):
+    """The title of a section."""
+
+    title: str
+
+
+class Note(NamedTuple):
+    """A line for stderr, so that scripts read only results from stdout."""
+
+    text: str
+
+
+Block = str | PageTable | Heading | Note
+"""A part of a page: lines of the result, or one of the others."""
+
+
+class Output(NamedTuple):
+    """What a command has found: `page` shows it, unless --json asks for `value`; `draw` writes the picture, if any.
+
+    A page that is a generator is made only when it is printed. A command whose result is bad, not `ok`, ends with
+    exit code 1.
+    """
+
+    value: Any
+    page: Iterable[Block]
+    picture: Path | None = None
+    draw: Callable[[Path], object] | None = None
+    ok: bool = True
+
+
+def print_output(output: Output, *, as_json: bool) -> None:
+    """Print what a command has found in the form asked for, and write its picture."""
+    if as_json:
+        print_json(output.value)
+    else:
+        print_page(output.page)
+    if output.picture is not None and output.draw is not None:
+        output.draw(output.picture)
+        print_note(f"wrote {output.picture}")
+
+
+def print_page(page: Iterable[Block]) -> None:
+    """Print the parts of a page in their order."""
+    for block in page:
+        match block:
+            case str():
+                print_result(block)
+            case PageTable():
+                print_table(block)
+            case Heading():
+                print_heading(block.title)
+            case Note():
+                print_note(block.text)
 
 
 def print_result(*lines: str) -> None:
@@ -62,39 +131,47 @@ def _cut_word(match: re.Match[str]) -> str:
 def print_json(value: Any) -> None:
     """Print one JSON document to stdout; infinite numbers and NaN become null, other objects their text."""
     escaped = not shows_all_characters(sys.stdout)
-    print(printable(json_text(value, indent=2, ensure_ascii=escaped, default=str)))
+    print(printable(json_text(json_form(value), indent=2, ensure_ascii=escaped, default=str)))
 
 
 def json_line(value: Any) -> str:
     """One line of JSON for stdout; characters that it cannot show are escaped as JSON escapes them."""
-    return json_text(value, ensure_ascii=not shows_all_characters(sys.stdout))
+    return json_text(json_form(value), ensure_ascii=not shows_all_characters(sys.stdout))
 
 
-def print_table(
-    headers: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Iterable[int] = (), width: int = UNCUT
-) -> None:
-    """Print a table, fitted to a terminal, or to `width` characters if the output is not a terminal.
+def json_form(value: Any) -> Any:
+    """`value` with an object of the fields in the place of each record, and lists in that of arrays."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    elif dataclasses.is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: json_form(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_form(part) for part in value]
+    return value.tolist() if hasattr(value, "tolist") else value
 
-    By default each row is then one full line. The columns `right` (counted from 0) are right-aligned.
-    """
+
+def print_table(table: PageTable) -> None:
+    """Print a table to stdout."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    numbers = set(right)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=any(headers))
-    for index, header in enumerate(headers):
-        table.add_column(printable(header), justify="right" if index in numbers else "left", overflow="fold")
-    for row in rows:
+    numbers = set(table.right)
+    drawn = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=any(table.headers))
+    for index, header in enumerate(table.headers):
+        drawn.add_column(printable(header), justify="right" if index in numbers else "left", overflow="fold")
+    for row in table.rows:
         # Text, because rich would parse brackets in a cell as markup
-        table.add_row(*(Text(printable(str(cell).translate(VISIBLE_WHITESPACE))) for cell in row))
-    console = Console(width=None if sys.stdout.isatty() else width)
+        drawn.add_row(*(Text(printable(str(cell).translate(VISIBLE_WHITESPACE))) for cell in row))
+    console = Console(width=None if sys.stdout.isatty() else table.width)
     # names stay whole where they leave half of the width to the other columns
-    names = max((len(str(cell)) for cell in table.columns[0].cells), default=0)
-    table.columns[0].min_width = min(names, console.width // 2)
+    names = max((len(str(cell)) for cell in drawn.columns[0].cells), default=0)
+    drawn.columns[0].min_width = min(names, console.width // 2)
     with console.capture() as captured:
-        console.print(table)
+        console.print(drawn)
     for line in captured.get().splitlines():
         print(line.rstrip())
 

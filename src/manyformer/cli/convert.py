@@ -1,17 +1,16 @@
 """`manyformer convert`: a trained model as another member of the family."""
 
+from collections.abc import Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
 from typer import Argument, Option
 
 from manyformer.cli.app import USE, command
-from manyformer.cli.console import print_json, print_note, print_result, print_table, status_line
+from manyformer.cli.console import Block, Note, Output, PageTable, status_line
 from manyformer.cli.model_arguments import check_new_folder, model_folder, read_keywords
-from manyformer.cli.shared_options import JsonOption, KeywordsArgument, NewFolderOption
+from manyformer.cli.shared_options import KeywordsArgument, NewFolderOption
 from manyformer.cli.shell_completion import complete_recipes, complete_runs
-from manyformer.cli.split_arguments import suggest_options
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     accepts_settings=True,
 )
 def convert(
-    context: typer.Context,
     source: Annotated[
         str, Argument(help="The folder of a run or a model, also one of transformers.", autocompletion=complete_runs)
     ],
@@ -61,8 +59,7 @@ def convert(
     match: Annotated[
         Literal["outputs", "weights"], Option(help="What they imitate: outputs of attention, or its weights.")
     ] = "outputs",
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Give a trained model another attention, longer context, a memory, early exits, fewer heads or more layers.
 
     Says which weights are copied, derived, new or left behind, how far the new model is from the old one, and what the
@@ -74,7 +71,6 @@ def convert(
     from manyformer.models.model_files import is_hugging_face
     from manyformer.recipes import get_recipe
     from manyformer.surgery import convert as convert_model
-    from manyformer.surgery.attention_transfer import MATCH_LABELS
 
     if (transfer is None) != (data is None):
         raise UserError("--transfer STEPS and --data FILE belong together: new kernels learn on the text of the file")
@@ -84,8 +80,8 @@ def convert(
     folder = model_folder(source)
     check_new_folder(out)
     model = load(folder)
-    recipe, arguments = get_recipe(to or model.spec.recipe), keywords or []
-    changed = suggest_options(context, arguments, lambda: read_keywords(recipe, arguments))
+    recipe = get_recipe(to or model.spec.recipe)
+    changed = read_keywords(recipe, keywords)
     with status_line(f"converting {source}") as update:
         converted = convert_model(
             model,
@@ -102,45 +98,34 @@ def convert(
         save_imported(converted.model, out)
     else:
         converted.model.save(out, tokenizers_of=folder)
-    if as_json:
-        report = converted.report
-        origins = [origin._asdict() for origin in report.origins]
-        transfers = [transfer._asdict() for transfer in report.transfers]
-        print_json({"out": out, **report._asdict(), "origins": origins, "transfers": transfers})
-        return
-    print_report(converted.report)
-    if converted.report.transfers:
-        rows = [(layer.name, f"{layer.before:.4f}", f"{layer.after:.4f}") for layer in converted.report.transfers]
-        print_table((f"{MATCH_LABELS[match]}", "before", "after"), rows, right=(1, 2))
+    report = converted.report
     defaults = recipe.signature.parameters
-    settings = {name: value for name, value in converted.report.keywords.items() if value != defaults[name].default}
+    settings = {name: value for name, value in report.keywords.items() if value != defaults[name].default}
     chosen = " ".join(f"model.{name}={value}" for name, value in settings.items() if name != "vocab")
-    print_result(f"wrote {out}", f"train it further: recipe={recipe.card.name} init_from={out} {chosen}")
+    further = f"train it further: recipe={recipe.card.name} init_from={out} {chosen}"
+    return Output({"out": out, **report._asdict()}, [*_report_page(report, match), f"wrote {out}", further])
 
 
-def print_report(report: "ConversionReport") -> None:
-    """Print what became of the weights, and of the function."""
-    by_origin = sorted(((origin.kind, origin.how), origin.name) for origin in report.origins)
-    rows = [
-        (kind, how, _abbreviate([name for _, name in group]))
-        for (kind, how), group in groupby(by_origin, key=lambda pair: pair[0])
+def _report_page(report: "ConversionReport", match: str) -> Iterator[Block]:
+    """What became of the weights, and of the function."""
+    from manyformer.surgery.attention_transfer import MATCH_LABELS
+
+    fates = [
+        *sorted((origin.kind, origin.how, origin.name) for origin in report.origins),
+        *sorted(("left behind", reason, name) for name, reason in report.left_behind.items()),
     ]
-    by_reason = sorted((reason, name) for name, reason in report.left_behind.items())
-    rows += [
-        ("left behind", reason, _abbreviate([name for _, name in group]))
-        for reason, group in groupby(by_reason, key=lambda pair: pair[0])
-    ]
-    print_table(("", "how", "tensors"), rows)
-    for sentence in report.changes:
-        print_note(sentence)
-    for sentence in report.warnings:
-        print_note(f"warning: {sentence}")
-    lines = ["{:,} parameters before, {:,} after".format(*report.parameters)]
+    groups = groupby(fates, key=lambda fate: fate[:2])
+    yield PageTable(("", "how", "tensors"), [(*fate, _abbreviate([row[2] for row in group])) for fate, group in groups])
+    yield from map(Note, report.changes)
+    yield from (Note(f"warning: {sentence}") for sentence in report.warnings)
+    yield "{:,} parameters before, {:,} after".format(*report.parameters)
     if report.difference is not None:
-        lines.append(f"logits of random tokens differ by at most {report.difference:.3g}")
+        yield f"logits of random tokens differ by at most {report.difference:.3g}"
     if report.finding:
-        lines.append(f"{report.paper}: {report.finding}")
-    print_result(*lines)
+        yield f"{report.paper}: {report.finding}"
+    if report.transfers:
+        rows = [(layer.name, f"{layer.before:.4f}", f"{layer.after:.4f}") for layer in report.transfers]
+        yield PageTable((MATCH_LABELS[match], "before", "after"), rows, right=(1, 2))
 
 
 def _abbreviate(names: list[str]) -> str:

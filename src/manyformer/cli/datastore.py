@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from manyformer.cli.app import USE, app, examples_epilog
-from manyformer.cli.console import format_bytes, print_json, print_result, status_line
+from manyformer.cli.app import USE, app, command, examples_epilog
+from manyformer.cli.console import Output, format_bytes, status_line
 from manyformer.cli.model_arguments import data_paths, load_generator, resolve_device
 from manyformer.cli.prompt_input import read_prompts
-from manyformer.cli.shared_options import ContextOption, DeviceOption, JsonOption, StrideOption
+from manyformer.cli.shared_options import ContextOption, DeviceOption, StrideOption
 from manyformer.cli.shell_completion import complete_runs
 from manyformer.context_windows import ContextWindows
 from manyformer.errors import UserError, suggest_names
@@ -50,7 +50,7 @@ ExcludeOwnOption = Annotated[
 TemperatureOption = Annotated[float | None, Option(help="Divides squared distances.")]
 
 
-@store_app.command("build")
+@command(None, name="build", group=store_app)
 def build(
     run: RunName,
     *,
@@ -65,14 +65,13 @@ def build(
     out: Annotated[str | None, Option(help="The folder; RUN/datastores/TEXT unless given.")] = None,
     dry_run: Annotated[bool, Option("--dry-run", help="Print the size it would have, and stop.")] = False,
     device: DeviceOption = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Store a key for every context of a text with its next token; an interrupted build continues when repeated.
 
     The text is read like the run's own data: rows of the same length, with the model's memory where it has one. With
     --context it is read in overlapping windows, as is then the text of `tune` and `evaluate`.
     """
-    from manyformer.cli.datastore_output import ProgressBar, print_facts
+    from manyformer.cli.datastore_output import ProgressBar, facts_output
     from manyformer.datastore import build as build_datastore
     from manyformer.datastore import datastore_job, plan
     from manyformer.datastore.build_job import default_folder
@@ -84,16 +83,14 @@ def build(
     job = datastore_job(run, device=resolve_device(device), **text, **choices)
     folder = default_folder(job) if out is None else out
     if dry_run:
-        print_facts(str(folder), plan(job), done=False, as_json=as_json)
-        return
+        return facts_output(str(folder), plan(job), done=False)
     with ProgressBar("storing keys", "entries") as bar:
         store = build_datastore(job, folder, on_facts=bar.announce, on_progress=bar)
-    print_facts(str(folder), store.facts, done=True, as_json=as_json)
-    if not as_json:
-        print_result(f"next: manyformer datastore tune {run} {folder}")
+    facts = facts_output(str(folder), store.facts, done=True)
+    return facts._replace(page=[*facts.page, f"next: manyformer datastore tune {run} {folder}"])
 
 
-@store_app.command("index")
+@command(None, name="index", group=store_app)
 def index(
     folder: FolderArgument,
     *,
@@ -102,8 +99,7 @@ def index(
     codes: Annotated[int | None, Option(min=1, help="ivfpq: bytes of a code; a 4th of the width unless given.")] = None,
     train_keys: Annotated[int, Option(min=1, help="ivfpq: keys that lists and codes are trained on.")] = 1_000_000,
     remove: Annotated[bool, Option("--remove", help="Remove the index; search is exact then.")] = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Build a faiss index over the keys, for datastores of millions; distances are still computed from the keys."""
     from manyformer.cli.datastore_output import ProgressBar
     from manyformer.datastore import Datastore, FlatIndex, IVFPQIndex, make_index
@@ -117,18 +113,15 @@ def index(
     file = store.folder / INDEX
     if remove:
         remove_index(file)
-        print_result(f"removed the index of {folder}")
-        return
+        return Output({"removed": file}, [f"removed the index of {folder}"])
     with ProgressBar("indexing", "keys") as bar:
         make_index(store.keys, file, kinds[kind], on_progress=lambda done: bar(done, len(store)))
     size = file.stat().st_size
-    if as_json:
-        print_json({"index": str(file), "kind": kind, "keys": len(store), "bytes": size})
-    else:
-        print_result(f"wrote {file}: {kind}, {len(store):,} keys, {format_bytes(size)}")
+    value = {"index": file, "kind": kind, "keys": len(store), "bytes": size}
+    return Output(value, [f"wrote {file}: {kind}, {len(store):,} keys, {format_bytes(size)}"])
 
 
-@store_app.command("tune")
+@command(None, name="tune", group=store_app)
 def tune(
     run: RunName,
     folder: FolderArgument,
@@ -142,10 +135,9 @@ def tune(
     exact: ExactOption = False,
     probe: ProbeOption = None,
     device: DeviceOption = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Find the weight, temperature (and number) of neighbours with the lowest held-out perplexity, and save them."""
-    from manyformer.cli.datastore_output import print_tuning, read_numbers
+    from manyformer.cli.datastore_output import read_numbers, tuning_output
     from manyformer.datastore.tuning import TEMPERATURES, WEIGHTS
     from manyformer.datastore.tuning import tune as tune_datastore
 
@@ -163,10 +155,10 @@ def tune(
             on_progress=lambda share: status(f"tuning {folder}: {share:.0%}"),
         )
     store.save_settings(result.best)
-    print_tuning(folder, result, as_json=as_json)
+    return tuning_output(folder, result)
 
 
-@store_app.command("evaluate")
+@command(None, name="evaluate", group=store_app)
 def evaluate(
     run: RunName,
     folder: FolderArgument,
@@ -180,10 +172,9 @@ def evaluate(
     exact: ExactOption = False,
     probe: ProbeOption = None,
     device: DeviceOption = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Score the model with and without the datastore: perplexity, bits, accuracy, and tokens per second."""
-    from manyformer.cli.datastore_output import print_scores
+    from manyformer.cli.datastore_output import scores_output
     from manyformer.datastore import Datastore
     from manyformer.datastore.score_datastore import score_datastore
 
@@ -200,10 +191,10 @@ def evaluate(
             device=resolve_device(device),
             on_status=lambda text: status(f"scoring {text}"),
         )
-    print_scores(run, store, scores, as_json=as_json)
+    return scores_output(run, store, scores)
 
 
-@store_app.command("look")
+@command(None, name="look", group=store_app)
 def look(
     run: RunName,
     folder: FolderArgument,
@@ -216,20 +207,20 @@ def look(
     exact: ExactOption = False,
     probe: ProbeOption = None,
     device: DeviceOption = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Show the nearest contexts of a prompt: distances, weights, and the tokens that followed them."""
-    from manyformer.cli.datastore_output import print_neighbours
+    from manyformer.cli.datastore_output import neighbours_page
     from manyformer.datastore import Datastore, knn_lm
     from manyformer.datastore.inspect_prompt import inspect_prompt
 
     store = Datastore(folder, exact=exact, probe=probe)
     model = knn_lm(load_generator(run, device), store, neighbours=neighbours, weight=weight, temperature=temperature)
     (text,) = read_prompts(prompt, lines=False)
-    print_neighbours(store, inspect_prompt(model, text, num_neighbours=shown), as_json=as_json)
+    found = inspect_prompt(model, text, num_neighbours=shown)
+    return Output(found, neighbours_page(store, found))
 
 
-@store_app.command("neighbours")
+@command(None, name="neighbours", group=store_app)
 def neighbours_of(
     run: RunName,
     folder: FolderArgument,
@@ -243,8 +234,7 @@ def neighbours_of(
     exact: ExactOption = False,
     probe: ProbeOption = None,
     device: DeviceOption = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Precompute neighbours for every token of the run's data, to train a model of the recipe spalm.
 
     The run is a trained language model; train spalm with its data settings and data.neighbours=FOLDER.
@@ -255,11 +245,9 @@ def neighbours_of(
     job, store = _job_and_datastore(run, folder, device, exact=exact, probe=probe)
     with ProgressBar("finding neighbours", "tokens") as bar:
         splits = find_neighbours(job, store, out, k=k, min_distance=min_distance, on_progress=bar)
-    if as_json:
-        print_json({"neighbours": out, "k": k, "splits": splits})
-        return
-    print_result(f"wrote {out}: {k} neighbours for every token of {', '.join(splits)}")
-    print_result(f"next: manyformer train spalm data.neighbours={out} and the data settings of {run}")
+    done = f"wrote {out}: {k} neighbours for every token of {', '.join(splits)}"
+    further = f"next: manyformer train spalm data.neighbours={out} and the data settings of {run}"
+    return Output({"neighbours": out, "k": k, "splits": splits}, [done, further])
 
 
 def _job_and_datastore(

@@ -2,11 +2,11 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from manyformer.cli.console import format_bytes, format_count, print_json, print_note, print_result, print_table
+from manyformer.cli.console import Block, Output, PageTable, format_bytes, format_count, print_note
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -87,11 +87,8 @@ def read_numbers(option: str, text: str | None, kind: Callable[[str], N]) -> lis
         raise UserError(f"{option} '{text}' must be numbers with commas between them, such as 1,10,100") from None
 
 
-def print_facts(folder: str, facts: "DatastoreFacts", *, done: bool, as_json: bool) -> None:
-    """Print the facts about a datastore that exists or would be built."""
-    if as_json:
-        print_json({"folder": folder, "done": done, "bytes": facts.bytes, **facts.to_json()})
-        return
+def facts_output(folder: str, facts: "DatastoreFacts", *, done: bool) -> Output:
+    """The facts about a datastore that exists or would be built."""
     rows = [
         ("datastore", folder if done else f"{folder} (not built yet)"),
         ("text", f"{facts.source}: {facts.text.tokens:,} tokens in {facts.text.documents:,} documents"),
@@ -104,54 +101,56 @@ def print_facts(folder: str, facts: "DatastoreFacts", *, done: bool, as_json: bo
         ),
         ("model", f"{facts.recipe} ({facts.model[:12]})"),
     ]
-    print_table(("", ""), rows)
+    value = {"folder": folder, "done": done, "bytes": facts.bytes, **facts.to_json()}
+    return Output(value, [PageTable(("", ""), rows)])
 
 
-def print_tuning(folder: str, result: "TuningResult", *, as_json: bool) -> None:
-    """Print the best settings with their perplexities."""
+def tuning_output(folder: str, result: "TuningResult") -> Output:
+    """The best settings with their perplexities."""
     from manyformer.scores import perplexity
 
     tokens, own_text = result.targets, result.own_text
     table = [{**mix._asdict(), "perplexity": perplexity(nats, tokens).value} for mix, nats in result.nats.items()]
-    if as_json:
-        facts = {"on": result.data_name, "tokens": tokens, **_overlap_facts(own_text)}
-        print_json({"folder": folder, **facts, "best": table[0], "all": table})
-        return
+    facts = {"on": result.data_name, "tokens": tokens, **_overlap_facts(own_text)}
     rows = [
         (f"{row['neighbours']:,}", f"{row['weight']:g}", f"{row['temperature']:g}", f"{row['perplexity']:.2f}")
         for row in table[:MAX_TUNING_ROWS]
     ]
     headers = ("neighbours", "weight", "temperature", f"perplexity on {result.data_name}")
-    print_table(headers, rows, right=range(4))
-    print_result(f"the first of {len(table):,} settings is saved in {folder} ({tokens:,} tokens)")
-    print_result(_overlap_text(own_text))
+    saved = f"the first of {len(table):,} settings is saved in {folder} ({tokens:,} tokens)"
+    return Output(
+        {"folder": folder, **facts, "best": table[0], "all": table},
+        [PageTable(headers, rows, right=range(4)), saved, _overlap_text(own_text)],
+    )
 
 
-def print_scores(run: str, store: "Datastore", result: "DatastoreScores", *, as_json: bool) -> None:
-    """Print the scores of the model alone and with the datastore."""
-    if as_json:
-        scores = {
-            name: {score.name: score.value for score in evaluation.scores} | {"tokens a second": speed}
-            for name, evaluation, speed in (
-                ("alone", result.model_scores, result.model_speed),
-                ("datastore", result.combined_scores, result.combined_speed),
-            )
-        }
-        facts = {"entries": len(store), "bytes": store.bytes, **result.settings._asdict()}
-        facts |= _overlap_facts(result.own_text)
-        print_json({"run": run, "folder": str(store.folder), "on": result.model_scores.data, **facts, **scores})
-        return
-    print_result(f"{run} on {result.model_scores.data}: {result.model_scores.how}")
+def scores_output(run: str, store: "Datastore", result: "DatastoreScores") -> Output:
+    """The scores of the model alone and with the datastore."""
+    scores = {
+        name: {score.name: score.value for score in evaluation.scores} | {"tokens a second": speed}
+        for name, evaluation, speed in (
+            ("alone", result.model_scores, result.model_speed),
+            ("datastore", result.combined_scores, result.combined_speed),
+        )
+    }
+    facts = {"entries": len(store), "bytes": store.bytes, **result.settings._asdict()}
+    facts |= _overlap_facts(result.own_text)
+    value = {"run": run, "folder": store.folder, "on": result.model_scores.data, **facts, **scores}
+    return Output(value, _scores_page(run, store, result))
+
+
+def _scores_page(run: str, store: "Datastore", result: "DatastoreScores") -> Iterator[Block]:
+    yield f"{run} on {result.model_scores.data}: {result.model_scores.how}"
     rows = [
         (alone.name, f"{alone.value:.{alone.digits}f}", f"{combined.value:.{combined.digits}f}")
         for alone, combined in zip(result.model_scores.scores, result.combined_scores.scores)
     ]
     rows.append(("tokens a second", format_count(result.model_speed), format_count(result.combined_speed)))
-    print_table(("score", "model alone", "with datastore"), rows, right=(1, 2))
+    yield PageTable(("score", "model alone", "with datastore"), rows, right=(1, 2))
     chosen = result.settings
     settings = f"{chosen.neighbours:,} neighbours, weight {chosen.weight:g}, temperature {chosen.temperature:g}"
-    print_result(f"{store.folder}: {len(store):,} entries, {format_bytes(store.bytes)}; {settings}")
-    print_result(_overlap_text(result.own_text))
+    yield f"{store.folder}: {len(store):,} entries, {format_bytes(store.bytes)}; {settings}"
+    yield _overlap_text(result.own_text)
 
 
 def _overlap_facts(own_text: "OwnText") -> dict[str, float]:
@@ -165,21 +164,17 @@ def _overlap_text(own_text: "OwnText") -> str:
     return f"{shared}, in short passages"
 
 
-def print_neighbours(store: "Datastore", result: "PromptNeighbours", *, as_json: bool) -> None:
-    """Print the most probable next tokens and the nearest contexts."""
-    if as_json:
-        records = {name: [part._asdict() for part in getattr(result, name)] for name in ("guesses", "neighbours")}
-        print_json({"prompt": result.prompt, **records})
-        return
+def neighbours_page(store: "Datastore", result: "PromptNeighbours") -> Iterator[Block]:
+    """The most probable next tokens and the nearest contexts."""
     guesses = [
-        (token, f"{combined:.1%}", f"{model:.1%}", f"{neighbours:.1%}")
-        for token, model, neighbours, combined in result.guesses
+        (guess.token, f"{guess.combined:.1%}", f"{guess.model:.1%}", f"{guess.neighbours:.1%}")
+        for guess in result.guesses
     ]
-    print_table(("next token", "together", "model", "neighbours"), guesses, right=(1, 2, 3))
-    print_result("")
+    yield PageTable(("next token", "together", "model", "neighbours"), guesses, right=(1, 2, 3))
+    yield ""
     rows = [
         (f"{distance:.3f}", f"{weight:.1%}", f"{entry:,}", f"…{context}", token, continuation)
         for entry, context, token, continuation, distance, weight in result.neighbours
     ]
-    print_table(("distance", "share", "entry", "context", "followed by", "and then"), rows, right=(0, 1, 2, 3))
-    print_result(f"from {store.facts.source}")
+    yield PageTable(("distance", "share", "entry", "context", "followed by", "and then"), rows, right=(0, 1, 2, 3))
+    yield f"from {store.facts.source}"

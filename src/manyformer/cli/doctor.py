@@ -3,12 +3,10 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from typer import Argument, Option
 
-from manyformer.cli.app import DEFECT, FIND, command
-from manyformer.cli.console import print_json, print_result, print_table
-from manyformer.cli.shared_options import JsonOption
+from manyformer.cli.app import FIND, command
+from manyformer.cli.console import Output, PageTable
 from manyformer.cli.shell_completion import complete_runs
 from manyformer.errors import UserError
 
@@ -37,8 +35,7 @@ def doctor(
     recipes: Annotated[
         bool, Option("--recipes", help="Train and decode with every recipe, tiny, on this machine's GPU or CPU.")
     ] = False,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Check this machine, or verify the files of a folder.
 
     Of the machine: Python, torch, device, threads, extras, attention kernels, disk, default data; with `--recipes` also
@@ -62,10 +59,6 @@ def doctor(
 
         findings += try_recipes(best_device())
     broken = sum(finding.state == "broken" for finding in findings)
-    if as_json:
-        print_json([finding._asdict() for finding in findings])
-    else:
-        print_table(("subject", "", "result"), [(f.subject, f.state, f.result) for f in findings])
-        print_result("", f"{broken} broken, see above." if broken else "All checks passed.")
-    if broken:
-        raise typer.Exit(DEFECT)
+    table = PageTable(("subject", "", "result"), findings)
+    verdict = f"{broken} broken, see above." if broken else "All checks passed."
+    return Output(findings, [table, "", verdict], ok=not broken)

@@ -1,26 +1,25 @@
 """`manyformer evaluate`: score a trained model."""
 
 import math
-from dataclasses import asdict
+from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from manyformer.cli.app import JUDGE, command
-from manyformer.cli.console import print_json, print_note, print_result, print_table, status_line
-from manyformer.cli.decoding_arguments import decoding_option
+from manyformer.cli.console import Block, Note, Output, PageTable, json_form, print_note, status_line
 from manyformer.cli.model_arguments import changed_keywords, data_paths, resolve_device, use_calibrated_exits
 from manyformer.cli.shared_options import (
     CalibrationOption,
     ContextOption,
     DeviceOption,
-    JsonOption,
     RunFolderArgument,
     StrideOption,
     TokenizeOption,
+    decoding_option,
 )
 from manyformer.context_windows import ContextWindows
 from manyformer.errors import UserError
@@ -68,8 +67,7 @@ def evaluate(
     environment: Annotated[str | None, Option(help="Decision Transformers: where, if not in the run's own.")] = None,
     calibration: CalibrationOption = None,
     device: DeviceOption = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Score a trained model on held-out data with the scores of its task.
 
     Language models: perplexity, bits per character and byte; with --context every scored token has that many tokens
@@ -79,7 +77,7 @@ def evaluate(
     from manyformer.evaluate import EvaluationSettings
     from manyformer.evaluate import evaluate as score
 
-    changed = changed_keywords(run, keywords or [])
+    changed = changed_keywords(run, keywords)
     if calibration is not None and "threshold" in changed:
         raise UserError(f"threshold={changed['threshold']} contradicts --calibration, which sets the threshold")
     settings = EvaluationSettings(
@@ -110,31 +108,34 @@ def evaluate(
             )
 
     evaluations = {name: score_run(name) for name in (run, *(beside or []))}
-    print_evaluations(evaluations, out, as_json=as_json)
-
-
-def print_evaluations(evaluations: "Mapping[str, Evaluation]", picture: Path | None, *, as_json: bool) -> None:
-    """Print the scores of each run as a table, or all as JSON; `picture` is drawn of those by source length."""
-    if picture is not None:
+    if out is not None:
         from manyformer.view import draw_scores_by_length
 
         by_length = {
             name: [record for record in evaluation.scores if "words" in record.parts]
             for name, evaluation in evaluations.items()
         }
-        draw_scores_by_length(by_length, picture)
-    if as_json:
-        first, *others = ({"run": name, **asdict(evaluation)} for name, evaluation in evaluations.items())
-        print_json({**first, "beside": others} if others else first)
-        return
+        draw_scores_by_length(by_length, out)
+    first, *others = (_record(name, evaluation) for name, evaluation in evaluations.items())
+    return Output({**first, "beside": others} if others else first, _page(evaluations))
+
+
+def _record(run: str, evaluation: "Evaluation") -> dict[str, Any]:
+    """An evaluation as JSON has it, where the floors of generated data are lists of their fields."""
+    guesses = None if evaluation.guesses is None else [tuple(floor) for floor in evaluation.guesses]
+    return {"run": run, **json_form(evaluation), "guesses": guesses}
+
+
+def _page(evaluations: "Mapping[str, Evaluation]") -> Iterator[Block]:
+    """The scores of each run as a table."""
     for name, evaluation in evaluations.items():
-        print_result(f"{name} on {evaluation.data}: {evaluation.how}")
+        yield f"{name} on {evaluation.data}: {evaluation.how}"
         rows = [(score.name, f"{score.value:.{score.digits}f}", score.signature) for score in evaluation.scores]
-        print_table(("score", "value", "how"), rows, right=(1,))
+        yield PageTable(("score", "value", "how"), rows, right=(1,))
         if names := [score.name for score in evaluation.scores if not math.isfinite(score.value)]:
-            print_note(f"warning: {', '.join(names)}: no finite number, so this model cannot be compared by it")
+            yield Note(f"warning: {', '.join(names)}: no finite number, so this model cannot be compared by it")
         if evaluation.guesses is not None:
-            print_note(evaluation.guesses.summary_line)
+            yield Note(evaluation.guesses.summary_line)
 
 
 def source_lengths(text: str | None, beside: list[str] | None, picture: Path | None) -> tuple[int, ...]:
@@ -172,7 +173,7 @@ def _calibrated(model: "Model", calibration: Path | None, settings: "EvaluationS
     if not task_of(model).takes_source:
         raise UserError(
             f"{calibration} holds for generated texts, and the scores of a language model generate none; `manyformer "
-            "thresholds` compares its texts"
+            "calibrate RUN --sweep` compares its texts"
         )
     decoding = decoding_from_options(beam=settings.beam, length_penalty=settings.length_penalty)
     use_calibrated_exits(model, calibration, decoding)

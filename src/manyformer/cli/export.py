@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from manyformer.cli.app import USE, command
-from manyformer.cli.console import print_json, print_note, print_result, print_table, status_line
+from manyformer.cli.console import Block, Note, Output, PageTable, print_note, status_line
 from manyformer.cli.model_arguments import check_new_folder, model_folder
-from manyformer.cli.shared_options import JsonOption, NewFolderOption, RunArgument
+from manyformer.cli.shared_options import NewFolderOption, RunArgument
 from manyformer.files.unfinished_folder import check_unfinished, unfinished_folder
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ def export(
     push: Annotated[
         str | None, Option(help="Also upload it to the Hugging Face hub as this model, private if it is new.")
     ] = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Write a trained model as a folder for Hugging Face's transformers: weights, tokenizer, settings, card.
 
     It holds a class of transformers where one equals the recipe; other models are loaded by trust_remote_code=True, or
@@ -50,21 +49,19 @@ def export(
         with unfinished_folder(Path(out), work):
             report = _export(folder, out, dtype)
             address = _push(out, push)
-    if as_json:
-        print_json({"out": out, **report._asdict(), "address": address})
-        return
     rows = [
         ("class", report.architecture),
         ("loaded by", report.auto_class),
         ("parameters", f"{report.parameters:,}"),
         ("tensors", str(report.tensors)),
     ]
-    print_table(("", run), rows)
+    page: list[Block] = [PageTable(("", run), rows)]
     if report.reason is not None:
-        print_note(f"a class of manyformer, because {report.reason}")
+        page.append(Note(f"a class of manyformer, because {report.reason}"))
     if report.tokenizer_reason is not None:
-        print_note(f"no tokenizer: {report.tokenizer_reason}")
-    print_result(f"wrote {out}" if address is None else f"wrote {out} and {address}")
+        page.append(Note(f"no tokenizer: {report.tokenizer_reason}"))
+    page.append(f"wrote {out}" if address is None else f"wrote {out} and {address}")
+    return Output({"out": out, **report._asdict(), "address": address}, page)
 
 
 def _push(out: str, name: str) -> str:

@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
-import typer
 from typer import Argument, Option
 
 from manyformer.cli.app import JUDGE, command
-from manyformer.cli.console import print_json, print_result, print_table
-from manyformer.cli.split_arguments import split_arguments, suggest_options
+from manyformer.cli.console import Output, PageTable
+from manyformer.cli.split_arguments import split_arguments
 from manyformer.errors import UserError, suggest_names
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     accepts_settings=True,
 )
 def floors(
-    context: typer.Context,
     arguments: Annotated[
         list[str] | None,
         Argument(
@@ -35,8 +33,7 @@ def floors(
     ] = None,
     *,
     examples: Annotated[int, Option(min=4, help="Number of generated examples, half of which are scored.")] = 2_000,
-    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
-) -> None:
+) -> Output:
     """Measure what guesses without a model score on a generated task.
 
     These are chance, the most frequent answer, n-grams, the last follower in the row, the nearest neighbour, and
@@ -48,16 +45,12 @@ def floors(
     if target is None:
         if settings:
             raise UserError(f"floors needs the rule or the run that {settings[0]} is a setting of")
-        _print_rules(as_json=as_json)
-        return
-    data = suggest_options(context, settings, lambda: _read(target, settings))
+        return _rules()
+    data = _read(target, settings)
     measured = measure_floors(data, examples)
-    if as_json:
-        print_json([floor._asdict() for floor in measured])
-        return
-    print_result(f"{data.rule}: accuracy of guesses in %, on {measured[0].targets:,} targets")
+    title = f"{data.rule}: accuracy of guesses in %, on {measured[0].targets:,} targets"
     rows = [(floor.name, f"{floor.accuracy:.1f}", f"{floor.standard_error:.1f}") for floor in measured]
-    print_table(("guess", "accuracy", "+-"), rows, right=(1, 2))
+    return Output(measured, [title, PageTable(("guess", "accuracy", "+-"), rows, right=(1, 2))])
 
 
 def _read(target: str, settings: list[str]) -> "SyntheticData":
@@ -88,11 +81,8 @@ def _in_data(setting: str) -> str:
     return setting if is_value or name.partition("=")[0].startswith("data.") else f"{dashes}data.{name}"
 
 
-def _print_rules(*, as_json: bool) -> None:
+def _rules() -> Output:
     from manyformer.config import SyntheticData
 
     rules = {name: " ".join((section.__doc__ or "").split()) for name, section in SyntheticData.variants.items()}
-    if as_json:
-        print_json(rules)
-    else:
-        print_table(("rule", "what it generates"), list(rules.items()))
+    return Output(rules, [PageTable(("rule", "what it generates"), rules.items())])

@@ -1,25 +1,48 @@
-"""`manyformer generate`: generate text with a trained model."""
+"""The commands with which a trained model writes: `generate` a continuation or images, and an answer to each input
+that `translate`, `caption` and `transcribe` read."""
 
 import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import tee, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
 from typer import Argument, Option
 
 from manyformer.cli.app import USE, command
-from manyformer.cli.console import print_note
-from manyformer.cli.decoding_arguments import decoding_options
-from manyformer.cli.model_arguments import load_generator, use_calibrated_exits
-from manyformer.cli.prompt_input import read_prompts
-from manyformer.cli.shared_options import CalibrationOption, DeviceOption, JsonLinesOption, RunArgument, StatsOption
-from manyformer.decoding_options import DecodingOptions
+from manyformer.cli.console import json_line, print_note, print_text
+from manyformer.cli.model_arguments import (
+    load_generator,
+    load_translator,
+    model_folder,
+    resolve_device,
+    use_calibrated_exits,
+)
+from manyformer.cli.prompt_input import read_lines, read_prompts, typed_lines
+from manyformer.cli.shared_options import (
+    CalibrationOption,
+    DeviceOption,
+    JsonLinesOption,
+    RunArgument,
+    RunFolderArgument,
+    StatsOption,
+    decoding_option,
+    decoding_options,
+)
+from manyformer.cli.split_arguments import refuse_options
+from manyformer.decoding_options import DecodingOptions, StepPath
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
     from manyformer.datastore import RetrievalAugmentedModel
-    from manyformer.generate import Decoding
+    from manyformer.generate import Decoding, GenerationResult, GenerationStats, Hypothesis
     from manyformer.models import Model
+
+BeamOption = Annotated[int, decoding_option("beam")]
+LengthPenaltyOption = Annotated[float, decoding_option("length_penalty")]
+MaxNewOption = Annotated[int | None, decoding_option("max_new")]
+StepPathOption = Annotated[StepPath | None, decoding_option("step_path")]
 
 TEMPERATURE = 0.8
 """The default sampling temperature: below 1 favors probable tokens without the repetitions of greedy decoding."""
@@ -94,25 +117,28 @@ def generate(
     A language model of images generates pictures of new images, and of held-out ones whose lower halves it completes; a
     model of classes, images of each class; a model for super-resolution makes small images large.
     """
-    from manyformer.cli.text_output import write_texts
     from manyformer.data.pixel_tokenizer import PixelTokenizer
 
     generator = load_generator(run, device)
     if isinstance(generator.tokenizer, PixelTokenizer):
-        _refuse(context, TEXT_OPTIONS, f"the model in {run} generates images, and {{option}} is for text: leave it out")
+        refuse_options(
+            context, TEXT_OPTIONS, f"the model in {run} generates images, and {{option}} is for text: leave it out"
+        )
         from manyformer.cli.image_output import ImageJob, write_images
 
         temperature, samples, seed = decoding.get("temperature"), decoding.get("samples"), decoding.get("seed")
         job = ImageJob(samples, complete, tuple(classes or ()), tries, data, temperature, seed, out)
         write_images(generator, run, job, stats=stats)
         return
-    _refuse(context, IMAGE_OPTIONS, f"the model in {run} generates text, and {{option}} is for images: leave it out")
+    refuse_options(
+        context, IMAGE_OPTIONS, f"the model in {run} generates text, and {{option}} is for images: leave it out"
+    )
     text_decoding = _text_decoding(context, decoding, greedy=greedy, use_cache=False if no_cache else None)
     if calibration is not None and datastore is not None:
         raise UserError("--calibration holds for a model without a datastore: leave out one of the two")
     use_calibrated_exits(generator, calibration, text_decoding)
     model = _with_datastore(generator, datastore, retriever, weight, device)
-    text_stats = write_texts(model, read_prompts(prompt, lines=lines), text_decoding, sys.stdout, as_json=as_json)
+    text_stats = _write_texts(model, read_prompts(prompt, lines=lines), text_decoding, as_json=as_json)
     if stats:
         print_note(str(text_stats))
 
@@ -132,7 +158,7 @@ def _text_decoding(
             raise UserError(f"{selected[0]} and {selected[1]} choose tokens in two ways: leave one of them out")
         sampling_options = ("temperature", "top_k", "top_p", "min_p", *(() if beam else ("samples",)))
         message = f"{{option}} is for sampling, and {selected[0]} does not sample"
-        _refuse(context, sampling_options, f"{message}: leave one of them out")
+        refuse_options(context, sampling_options, f"{message}: leave one of them out")
         options |= {"temperature": None, "seed": None, "samples": None, "best": samples if beam else None}
     elif temperature is None:
         options["temperature"] = TEMPERATURE
@@ -160,8 +186,168 @@ def _with_datastore(
     return RetrievalAugmentedModel(model, load_generator(retriever, device), store)
 
 
-def _refuse(context: typer.Context, names: tuple[str, ...], message: str) -> None:
-    """Raise UserError with `message` for the first of these options that has a value."""
-    for parameter in context.command.params:
-        if parameter.name in names and context.params[parameter.name] not in (None, False, [], ()):
-            raise UserError(message.format(option=parameter.opts[0]))
+def _write_texts(model: Any, prompts: list[str], decoding: "Decoding", *, as_json: bool) -> "GenerationStats":
+    """Generate for all prompts and print the texts; returns speed and cache size.
+
+    A single text is streamed while it is generated.
+    """
+    from manyformer.generate import BeamSettings, generate
+
+    is_single = len(prompts) == 1 and getattr(decoding.choice, "samples", 1) == 1
+    if not is_single or as_json or isinstance(decoding.choice, BeamSettings):
+        result = generate(model, prompts, decoding=decoding)
+        for line in _output_lines(prompts, result, as_json=as_json):
+            print_text(line)
+        return result.stats
+    # echoed with the first piece, so that a rejected prompt is not echoed
+    echo = iter(prompts)
+
+    def write(text: str) -> None:
+        print_text(next(echo, "") + text, end="")
+
+    result = generate(model, prompts, decoding=decoding, on_piece=lambda piece: write(piece.text))
+    write("\n")
+    return result.stats
+
+
+def _output_lines(prompts: list[str], result: "GenerationResult", *, as_json: bool) -> Iterator[str]:
+    texts = [(prompt, answer) for prompt, answers in zip(prompts, result.rows) for answer in answers]
+    for number, ((prompt, answer), seed) in enumerate(zip_longest(texts, result.seeds), 1):
+        if as_json:
+            yield json_line({"prompt": prompt, **answer._asdict(), "seed": seed})
+            continue
+        if len(texts) > 1:
+            labels = [f"text {number}", *([] if seed is None else [f"seed {seed}"])]
+            labels += [] if answer.score is None else [f"score {answer.score:.3f}"]
+            yield f"--- {', '.join(labels)}"
+        yield f"{prompt}{answer.text}"
+
+
+@command(
+    USE,
+    'manyformer translate runs/translate-normalization "3 March 1998"',
+    "manyformer translate runs/translate-multi30k --input test.en > test.out",
+    "cat test.en | manyformer translate runs/translate-multi30k --beam 8 --n-best 3",
+    "manyformer translate runs/calm --beam 1 --calibration runs/calm/calibration.json --input test.en",
+)
+def translate(
+    run: RunArgument,
+    text: Annotated[
+        str | None,
+        Argument(
+            help="The text to translate; '-' or a pipe reads lines from standard input, a terminal asks for them."
+        ),
+    ] = None,
+    *,
+    file: Annotated[str | None, Option("--input", "-i", help="Translate each line of this file.")] = None,
+    n_best: Annotated[int, Option(min=1, help="Print the N best of the beam, with line number and score.")] = 1,
+    beam: BeamOption = 4,
+    length_penalty: LengthPenaltyOption = 0.6,
+    max_new: MaxNewOption = None,
+    step_path: StepPathOption = None,
+    calibration: CalibrationOption = None,
+    device: DeviceOption = None,
+    stats: StatsOption = False,
+    as_json: JsonLinesOption = False,
+) -> None:
+    """Translate a text, a file or standard input with a trained encoder-decoder, one line at a time, in order.
+
+    An empty line stays empty.
+    """
+    from manyformer.generate import decoding_from_options
+
+    if text is not None and file is not None:
+        raise UserError("give either a text or --input, not both")
+    decoding = decoding_from_options(
+        beam=beam, length_penalty=length_penalty, best=n_best, max_new=max_new, step_path=step_path
+    )
+    translator = load_translator(run, decoding, device, calibration)
+    if file is None and text is None and sys.stdin.isatty():
+        print_note("one line at a time; Ctrl-D ends")
+        translations: Iterable[tuple[str, tuple[Hypothesis, ...]]] = (
+            (line, next(translator([line]))) for line in typed_lines("> ")
+        )
+    else:
+        # the translator reads ahead, so its lines are a copy
+        sources, lines = tee([text] if text not in (None, "-") else read_lines(file or "-"))
+        translations = zip(lines, translator(sources))
+    for number, (line, answers) in enumerate(translations, 1):
+        if as_json:
+            print_text(json_line({"source": line, "answers": _parts(answers, "text", "score", "finish")}))
+        else:
+            print_text(_ranked(number, answers) if n_best > 1 else answers[0].text or "")
+    if stats:
+        print_note(str(translator.stats))
+
+
+@command(
+    USE,
+    "manyformer caption runs/modalities-captions picture.png",
+    "manyformer caption runs/modalities-captions pictures/ --beam 8 --n-best 3",
+    "manyformer caption runs/modalities-captions pictures/ --json > captions.jsonl",
+)
+def caption(
+    run: RunFolderArgument,
+    images: Annotated[str, Argument(help="An image file, a folder of image files, or an archive (.npz) of images.")],
+    *,
+    n_best: Annotated[int, Option(min=1, help="Print the N best captions of the beam, with their scores.")] = 1,
+    beam: BeamOption = 4,
+    length_penalty: LengthPenaltyOption = 0.6,
+    max_new: MaxNewOption = None,
+    step_path: StepPathOption = None,
+    device: DeviceOption = None,
+    as_json: JsonLinesOption = False,
+) -> None:
+    """Write a caption for each image: a line with the file and what the model says about it.
+
+    Square images of another size are resized to that of the model.
+    """
+    from manyformer.evaluate.captions import caption_images
+    from manyformer.generate import decoding_from_options
+
+    model_folder(run)
+    decoding = decoding_from_options(
+        beam=beam, length_penalty=length_penalty, best=n_best, max_new=max_new, step_path=step_path
+    )
+    for location, captions in caption_images(run, images, decoding, device=resolve_device(device), log=print_note):
+        if as_json:
+            print_text(json_line({"input": location, "captions": _parts(captions, "text", "score")}))
+        else:
+            print_text(_ranked(location, captions) if n_best > 1 else f"{location}\t{captions[0].text}")
+
+
+@command(
+    USE,
+    "manyformer transcribe runs/audio-digit-strings speech.wav",
+    "manyformer transcribe runs/audio-digit-strings one.wav two.flac --beam 8",
+    "manyformer transcribe runs/audio-digit-strings recordings/ --json > transcripts.jsonl",
+)
+def transcribe(
+    run: RunFolderArgument,
+    files: Annotated[list[str], Argument(help="Recordings: wav, flac, ogg or mp3 files, or folders of them.")],
+    *,
+    beam: BeamOption = 4,
+    device: DeviceOption = None,
+    as_json: JsonLinesOption = False,
+) -> None:
+    """Write down what recordings say: a line with the file and the text for each.
+
+    Other sample rates than that of the run are converted.
+    """
+    from manyformer.evaluate.transcripts import transcribe_files
+
+    model_folder(run)
+    for location, text, log_probability in transcribe_files(run, files, beam=beam, device=resolve_device(device)):
+        record = {"input": location, "text": text, "log_probability": log_probability}
+        print_text(json_line(record) if as_json else f"{location}\t{text}")
+
+
+def _parts(answers: "Iterable[Hypothesis]", *names: str) -> list[dict[str, Any]]:
+    """These fields of each answer."""
+    return [{name: getattr(answer, name) for name in names} for answer in answers]
+
+
+def _ranked(source: str | int, answers: "Sequence[Hypothesis]") -> str:
+    """A line for each answer to a source, the best first: the source's number or place, the score, the text."""
+    scores = ("" if answer.score is None else f"{answer.score:.4f}" for answer in answers)
+    return "\n".join(f"{source}\t{score}\t{answer.text}" for score, answer in zip(scores, answers))

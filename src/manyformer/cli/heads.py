@@ -1,15 +1,16 @@
 """`manyformer heads`: what each attention head of a trained model attends to, and how much the model depends on it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from typer import Option
 
 from manyformer.cli.app import USE, command
-from manyformer.cli.console import print_heading, print_json, print_note, print_table, status_line
+from manyformer.cli.console import Block, Heading, Output, PageTable, json_form, print_note, status_line
 from manyformer.cli.model_arguments import resolve_device
-from manyformer.cli.shared_options import DeviceOption, JsonOption, PictureOption, RunFolderArgument
+from manyformer.cli.shared_options import DeviceOption, PictureOption, RunFolderArgument
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from manyformer.heads import HeadAnalysis, HeadReport
     from manyformer.heads.head_grid import HeadGrid
     from manyformer.models import Model
+
+T = TypeVar("T")
 
 
 @command(
@@ -44,8 +47,7 @@ def heads(
     out: PictureOption = None,
     save: Annotated[bool, Option("--save", help="Keep the labels in the run's folder, as heads.json.")] = False,
     device: DeviceOption = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """What each attention head attends to, and how much the model depends on it, as tables of layers by heads.
 
     The confidence of a head is the mean of its largest weights. A positional head attends to one offset in 90 % of the
@@ -55,6 +57,7 @@ def heads(
     low rank (Wang et al. 2020)."""
     from manyformer.evaluate.eval_data import open_run
     from manyformer.heads import write_head_labels
+    from manyformer.heads.head_grid import draw_grids
     from manyformer.view.figures import check_picture
 
     if out is not None:
@@ -70,25 +73,20 @@ def heads(
             if not measures or trees is not None or save:
                 raise
             analysis, refusal = None, str(error)
-    values: dict[str, Mapping[str, Sequence[float]]] = {name: measure() for name, measure in measures.items()}
+    values: dict[str, dict[str, list[float]]] = {name: json_form(measure()) for name, measure in measures.items()}
     reports = [] if analysis is None else analysis.reports()
     if refusal is not None:
         print_note(refusal)
-    if as_json:
-        counts = {} if analysis is None else {"sentences": analysis.sentences, "trees": analysis.trees}
-        print_json({"run": run, **counts, "heads": [_record(report) for report in reports], **values})
-    if spectrum:
-        values["spectrum"] = _spectra(reports)
-    grids = _grids(reports, values)
-    if not as_json:
-        _print_tables(grids, reports)
     if save:
         print_note(f"wrote {write_head_labels(reports, trained.folder)}")
-    if out is not None:
-        from manyformer.heads.head_grid import draw_grids
-
-        draw_grids(grids, out)
-        print_note(f"wrote {out}")
+    counts = {} if analysis is None else {"sentences": analysis.sentences, "trees": analysis.trees}
+    # five relations of each head are enough to see how far the best one is ahead
+    heads_found = [{**report._asdict(), "syntax": report.syntax[:5]} for report in reports]
+    value = {"run": run, **counts, "heads": heads_found, **values}
+    # the JSON form has the spectrum of each head in its report
+    spectra = {"spectrum": _by_layer(reports, lambda report: report.spectrum)} if spectrum else {}
+    grids = _grids(reports, {**values, **spectra})
+    return Output(value, _page(grids, reports), out, partial(draw_grids, grids))
 
 
 def _analyse(
@@ -117,35 +115,26 @@ def _analyse(
 
 def _measures(
     trained: "TrainedRun", model: "Model", ablate: str | None, relevance: int, rows: int, *, importance: bool
-) -> "dict[str, Callable[[], Mapping[str, list[float]]]]":
+) -> "dict[str, Callable[[], Any]]":
     """The requested measures besides the analysis of attention weights, by name."""
     from manyformer.heads.run_measures import ablation_in_run, importance_in_run, relevance_in_run
 
-    measures: dict[str, Callable[[], Mapping[str, list[float]]]] = {}
+    measures: dict[str, Callable[[], Any]] = {}
     if importance:
-        measures["importance"] = lambda: _lists(importance_in_run(trained, model, rows))
+        measures["importance"] = lambda: importance_in_run(trained, model, rows)
     if ablate is not None:
-        measures[f"change of {ablate} without the head"] = lambda: _lists(ablation_in_run(trained, model, ablate, rows))
+        measures[f"change of {ablate} without the head"] = lambda: ablation_in_run(trained, model, ablate, rows)
     if relevance:
-        measures["relevance"] = lambda: _lists(relevance_in_run(trained, model, relevance))
+        measures["relevance"] = lambda: relevance_in_run(trained, model, relevance)
     return measures
 
 
-def _spectra(reports: "Sequence[HeadReport]") -> dict[str, list[float]]:
-    spectra: dict[str, list[float]] = {}
+def _by_layer(reports: "Sequence[HeadReport]", value: "Callable[[HeadReport], T]") -> dict[str, list[T]]:
+    """A value of each head, in lists of the heads of each layer."""
+    layers: dict[str, list[T]] = {}
     for report in reports:
-        spectra.setdefault(report.part, []).append(report.spectrum)
-    return spectra
-
-
-def _lists(values: Mapping[str, Any]) -> dict[str, list[float]]:
-    return {part: layer.tolist() for part, layer in values.items()}
-
-
-def _record(report: "HeadReport") -> dict[str, Any]:
-    syntax = [score._asdict() for score in report.syntax[:5]]
-    offset, rare = (None if part is None else part._asdict() for part in (report.offset, report.rare))
-    return {**report._asdict(), "offset": offset, "rare": rare, "syntax": syntax}
+        layers.setdefault(report.part, []).append(value(report))
+    return layers
 
 
 def _grids(
@@ -154,30 +143,27 @@ def _grids(
     """The grids of each measure, those of confidence with labels."""
     from manyformer.heads.head_grid import head_grids
 
-    confidences: dict[str, list[float]] = {}
-    labels: dict[str, list[str]] = {}
-    for report in reports:
-        confidences.setdefault(report.part, []).append(report.confidence)
-        labels.setdefault(report.part, []).append(", ".join(report.labels))
+    confidences = _by_layer(reports, lambda report: report.confidence)
+    labels = _by_layer(reports, lambda report: ", ".join(report.labels))
     grids = {"confidence": head_grids(confidences, labels)} if reports else {}
     for name, layers in values.items():
         grids[name] = head_grids(layers, {part: [""] * len(layer) for part, layer in layers.items()})
     return grids
 
 
-def _print_tables(grids: "Mapping[str, Sequence[HeadGrid]]", reports: "Sequence[HeadReport]") -> None:
+def _page(grids: "Mapping[str, Sequence[HeadGrid]]", reports: "Sequence[HeadReport]") -> Iterator[Block]:
     """A table for each measure and kind of attention, layers by heads, and a line for each head that has a label."""
     from manyformer.heads.head_grid import grid_rows
 
     for measure, measure_grids in grids.items():
         for grid in measure_grids:
-            print_heading(f"{measure}: {grid.kind}")
+            yield Heading(f"{measure}: {grid.kind}")
             width = max(map(len, grid.values))
-            print_table(("layer", *(f"head {head}" for head in range(width))), grid_rows(grid))
+            yield PageTable(("layer", *(f"head {head}" for head in range(width))), grid_rows(grid))
     rows = [(report.part, report.head, *_evidence(report)) for report in reports if report.labels]
     if rows:
-        print_heading("evidence")
-        print_table(("layer", "head", "offset", "relation", "rare tokens"), rows, right=(1,))
+        yield Heading("evidence")
+        yield PageTable(("layer", "head", "offset", "relation", "rare tokens"), rows, right=(1,))
 
 
 def _evidence(report: "HeadReport") -> tuple[str, str, str]:

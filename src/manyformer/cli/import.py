@@ -5,9 +5,9 @@ from typing import Annotated
 from typer import Argument, Option
 
 from manyformer.cli.app import USE, command
-from manyformer.cli.console import print_json, print_note, print_result, print_table, status_line
+from manyformer.cli.console import Block, Note, Output, PageTable, status_line
 from manyformer.cli.model_arguments import check_new_folder
-from manyformer.cli.shared_options import JsonOption, NewFolderOption
+from manyformer.cli.shared_options import NewFolderOption
 
 
 @command(
@@ -25,8 +25,7 @@ def import_folder(
     base: Annotated[
         str | None, Option(help="For a folder of LoRA adapters that peft wrote: the folder of their model.")
     ] = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Convert a model of Hugging Face's transformers to the recipe that equals it.
 
     Reads GPT-2, Llama, Mistral, Mixtral, Qwen2, Qwen3, SmolLM3, Gemma 2 and 3, DeepSeek-V3, gpt-oss, DiffLlama, BERT,
@@ -42,9 +41,6 @@ def import_folder(
         imported = import_model(folder, base=base)
     save_imported(imported.model, out)
     report = imported.report
-    if as_json:
-        print_json({"out": out, **report._asdict()})
-        return
     rows = [
         ("family", report.family),
         ("recipe", report.recipe),
@@ -52,9 +48,10 @@ def import_folder(
         ("tensors read", str(report.tensors)),
         *((f"left out: {name}", reason) for name, reason in report.left_out.items()),
     ]
-    print_table(("", folder), rows)
+    page: list[Block] = [PageTable(("", folder), rows)]
     if report.new:
-        print_note(f"the head is new, with random weights, because {folder} has none: train it with init_from={out}")
+        advice = f"train it with init_from={out}"
+        page.append(Note(f"the head is new, with random weights, because {folder} has none: {advice}"))
     if imported.model.tokenizer is None:
-        print_note("no tokenizer.json there: the model reads token ids alone")
-    print_result(f"wrote {out}")
+        page.append(Note("no tokenizer.json there: the model reads token ids alone"))
+    return Output({"out": out, **report._asdict()}, [*page, f"wrote {out}"])

@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from manyformer.cli.app import FIND, command
-from manyformer.cli.console import print_json, print_result, print_table
-from manyformer.cli.shared_options import JsonOption
+from manyformer.cli.console import Block, Output, PageTable
 from manyformer.cli.shell_completion import complete_recipes
 from manyformer.errors import UserError, suggest_names
 
@@ -43,8 +43,7 @@ def list_recipes(
             "or image-classification."
         ),
     ] = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """List the recipes: name, title, year of the paper and, where they fit, promised contracts and cost.
 
     'manyformer check' tests the contracts: [bold]causal[/bold] (no output depends on later tokens),
@@ -52,12 +51,14 @@ def list_recipes(
     [bold]cross_attention[/bold] (attends to a second sequence), [bold]padding_invariant[/bold] (padding and packing do
     not change the outputs).
     """
+    selected = _select_recipes(pattern, task)
+    return Output([as_record(recipe) for recipe in selected], _page(selected))
+
+
+def _page(selected: "list[Recipe]") -> Iterator[Block]:
+    """A table of the columns that have room."""
     from manyformer.plugins import is_external
 
-    selected = _select_recipes(pattern, task)
-    if as_json:
-        print_json([as_record(recipe) for recipe in selected])
-        return
     columns = {
         "recipe": [recipe.card.name for recipe in selected],
         "title": [recipe.card.title for recipe in selected],
@@ -70,8 +71,8 @@ def list_recipes(
         columns["cost"] = [recipe.card.cost for recipe in selected]
     if any(is_external(recipe.module) for recipe in selected):
         columns["module"] = [recipe.module if is_external(recipe.module) else "" for recipe in selected]
-    print_table(tuple(columns), zip(*columns.values()), width=PIPED_WIDTH)
-    print_result("", "`manyformer show NAME` describes one, `manyformer train NAME` trains it.")
+    yield PageTable(tuple(columns), zip(*columns.values()), width=PIPED_WIDTH)
+    yield "\n`manyformer show NAME` describes one, `manyformer train NAME` trains it."
 
 
 def as_record(recipe: "Recipe") -> dict[str, Any]:

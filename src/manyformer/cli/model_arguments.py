@@ -17,7 +17,7 @@ def is_folder(name: str) -> bool:
     return Path(name).is_dir() or "/" in name
 
 
-def model_of(name: str, arguments: list[str]) -> "tuple[Recipe, dict[str, Any]]":
+def model_of(name: str, arguments: list[str] | None) -> "tuple[Recipe, dict[str, Any]]":
     """The recipe that `name` refers to and its keywords: a saved model's, updated by `arguments` (KEY=VALUE)."""
     from manyformer.interop.model_import import read_recipe
     from manyformer.recipes import get_recipe
@@ -26,7 +26,7 @@ def model_of(name: str, arguments: list[str]) -> "tuple[Recipe, dict[str, Any]]"
     return recipe, {**keywords, **read_keywords(recipe, arguments)}
 
 
-def changed_keywords(name: str, arguments: list[str]) -> "dict[str, Any]":
+def changed_keywords(name: str, arguments: list[str] | None) -> "dict[str, Any]":
     """The keywords in `arguments` (KEY=VALUE) for the recipe of the model in the folder `name`."""
     from manyformer.interop.model_import import read_recipe
 
@@ -61,13 +61,13 @@ def _nearest_runs(name: str) -> str:
     return suggest_names(name, runs) if runs else "no run in ./runs has a model: train one with `manyformer train`"
 
 
-def read_keywords(recipe: "Recipe", arguments: list[str]) -> dict[str, Any]:
+def read_keywords(recipe: "Recipe", arguments: list[str] | None) -> dict[str, Any]:
     """KEY=VALUE, --key=value or --key value as keywords of `recipe`. Raises UserErrors with all errors together."""
     from manyformer.config.overrides import parse_overrides
     from manyformer.config.setting_layers import SettingError
     from manyformer.config.validation_errors import check_keyword
 
-    overrides, mistakes = parse_overrides(arguments)
+    overrides, mistakes = parse_overrides(arguments or [])
     valid_names = [f"model.{name}" for name in recipe.signature.parameters]
     keywords: dict[str, Any] = {}
     for override in overrides:

@@ -1,16 +1,17 @@
 """`manyformer plan`: what a training would compute, hold, take and cost, before it is started."""
 
-from dataclasses import asdict
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
 from typer import Argument, Option
 
 from manyformer.cli.app import TRAIN, command
-from manyformer.cli.console import print_json
-from manyformer.cli.shared_options import JsonOption, KeywordsArgument
+from manyformer.cli.console import Block, Heading, Output, PageTable
+from manyformer.cli.shared_options import KeywordsArgument
 from manyformer.cli.shell_completion import complete_recipes
-from manyformer.cli.split_arguments import suggest_options
+
+if TYPE_CHECKING:
+    from manyformer.planning import PlannedTraining
 
 
 @command(
@@ -21,7 +22,6 @@ from manyformer.cli.split_arguments import suggest_options
     accepts_settings=True,
 )
 def plan(
-    context: typer.Context,
     name: Annotated[str, Argument(help="A recipe.", autocompletion=complete_recipes)],
     keywords: KeywordsArgument = None,
     *,
@@ -38,15 +38,13 @@ def plan(
     mfu: Annotated[float | None, Option(min=0.001, max=1.0, help="Share of the peak that is reached.")] = None,
     calibrate: Annotated[bool, Option("--calibrate", help="Time ten steps here; needs such a device at hand.")] = False,
     price: Annotated[float | None, Option(min=0.0, help="Price of one device for an hour.")] = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Plan a training: parameters, operations, memory by kind, time, data, checkpoints and price.
 
     Nothing is trained, and weights are not allocated, so that models of any size are planned; recipes whose operations
     depend on the content of tokens are run once, up to 100 million parameters.
     """
     from manyformer.cli.model_arguments import read_keywords
-    from manyformer.cli.plan_page import print_plan
     from manyformer.errors import UserError
     from manyformer.planning import PlanRequest, keywords_of_size, parse_devices, parse_quantity, plan_training
     from manyformer.recipes import get_recipe
@@ -54,8 +52,7 @@ def plan(
     if mfu is not None and calibrate:
         raise UserError("--mfu states what --calibrate measures; give one of them")
     recipe = get_recipe(name)
-    arguments = keywords or []
-    given = suggest_options(context, arguments, lambda: read_keywords(recipe, arguments))
+    given = read_keywords(recipe, keywords)
     device_set, row = parse_devices(devices), parse_quantity(length, "--length")
     if params is not None:
         given = keywords_of_size(name, given, parse_quantity(params, "--params"))
@@ -72,7 +69,64 @@ def plan(
         price=price,
     )
     result = plan_training(name, given, request)
-    if as_json:
-        print_json({**asdict(result), "fits": result.fits})
-    else:
-        print_plan(result)
+    return Output({**vars(result), "fits": result.fits}, _page(result))
+
+
+def _page(plan: "PlannedTraining") -> Iterator[Block]:
+    """A plan, and what to do if it does not fit."""
+    from manyformer.costs import FLOP_CONVENTION
+
+    keywords = " ".join(f"{name}={value}" for name, value in plan.keywords.items())
+    yield f"{plan.recipe} {keywords}".rstrip()
+    yield f"on {plan.devices}"
+    sections = {"Training": _training, "Memory of each device": _memory, "Files": _files}
+    for title, rows in sections.items():
+        yield Heading(title)
+        yield PageTable(("", "", ""), rows(plan), right=(1,))
+    yield f"\nOperations are {plan.method}: {FLOP_CONVENTION}."
+    if not plan.fits:
+        remedies = "a smaller --batch, --checkpointing, --strategy fsdp on more devices"
+        yield f"It does not fit: the peak is above the memory. What makes it smaller: {remedies}."
+
+
+def _training(plan: "PlannedTraining") -> Iterator[tuple[str, str, str]]:
+    yield "parameters", f"{plan.parameters:,}", ""
+    yield "tokens", f"{plan.tokens:,}", f"{plan.tokens / plan.parameters:.1f} for each parameter"
+    yield "steps", f"{plan.steps:,}", f"of {plan.batch_tokens:,} tokens: {plan.rows} rows of {plan.length} on a device"
+    yield "operations", f"{plan.total_flops:.3g}", f"{plan.step_flops:.3g} a step, forward and backward"
+    yield "speed", f"{plan.rate:.3g}/s", f"of a device: {plan.rate_source}"
+    yield "step", _duration(plan.step_seconds), ""
+    yield "time", _duration(plan.seconds), f"{plan.device_hours:,.1f} hours of a device in all"
+    if plan.price is not None:
+        yield "price", f"{plan.price:,.2f}", "at the given price of an hour"
+
+
+def _memory(plan: "PlannedTraining") -> Iterator[tuple[str, str, str]]:
+    from manyformer.system.device_memory import format_memory
+
+    yield "weights", format_memory(plan.weights), "float32"
+    yield "gradients", format_memory(plan.gradients), ""
+    yield "moments", format_memory(plan.moments), "two running means of AdamW"
+    yield "activations", format_memory(plan.activations), "kept for the backward pass"
+    yield "logits", format_memory(plan.logits), "" if plan.logits else "the loss is computed in chunks of tokens"
+    yield "peak", format_memory(plan.peak), "the most at one time; not all of the above exist together"
+    yield "available", format_memory(plan.memory), "it fits" if plan.fits else "IT DOES NOT FIT"
+    largest = f"{plan.largest_batch:,} tokens" if plan.largest_batch else "none"
+    yield "largest batch", largest, "of a step on all devices"
+
+
+def _files(plan: "PlannedTraining") -> Iterator[tuple[str, str, str]]:
+    from manyformer.system.device_memory import format_memory
+
+    yield "tokens", format_memory(plan.data_bytes), f"{plan.token_bytes} bytes each, read once"
+    yield "checkpoint", format_memory(plan.checkpoint_bytes), "weights and moments"
+    yield "checkpoints", format_memory(plan.kept_bytes), "those that a run keeps by default"
+    yield "model", format_memory(plan.model_bytes), "the final weights"
+
+
+def _duration(seconds: float) -> str:
+    """A duration in the largest unit of which it has at least two, or in milliseconds."""
+    for unit, size in (("years", 31_557_600), ("days", 86_400), ("hours", 3600), ("minutes", 60), ("s", 1)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{1e3 * seconds:.3g} ms"

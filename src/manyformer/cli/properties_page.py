@@ -1,13 +1,14 @@
 """The properties of attention as `manyformer show NAME --properties` prints them."""
 
 import statistics
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from manyformer.check.tiny_models import build_tiny
-from manyformer.cli.console import print_json, print_note, print_result, print_table
+from manyformer.cli.console import Block, Note, Output, PageTable
 from manyformer.cli.model_arguments import is_folder, load_model, read_keywords
 from manyformer.errors import UserError
 from manyformer.properties import attention_properties, permutation_change
@@ -24,8 +25,8 @@ PROPERTIES_LENGTH = 64
 """The length of the input in tokens, unless the model has a fixed length or allows less."""
 
 
-def print_properties(name: str, recipe: "Recipe", arguments: list[str], length: int | None, *, as_json: bool) -> None:
-    """Measure and print the properties of a trained model, or of a recipe with tiny sizes and random weights.
+def measured_properties(name: str, recipe: "Recipe", arguments: list[str] | None, length: int | None) -> Output:
+    """The properties of a trained model, or of a recipe with tiny sizes and random weights, measured.
 
     Raises UserError for a recipe whose attention no kernel computes, and for keywords with a trained model."""
     model = measured_model(name, recipe, arguments)
@@ -35,23 +36,23 @@ def print_properties(name: str, recipe: "Recipe", arguments: list[str], length: 
         raise UserError(
             f"no kernel computes the attention of {recipe.card.name}, so there are no properties to measure"
         )
-    if as_json:
-        print_json({"length": inputs.tokens.shape[1], "layers": [_record(p) for p in layers], "permutation": change})
-        return
-    print_result(describe_measured(name, inputs), "")
-    headers = ("layer", "kernel", "outputs in the convex hull", "permuted tokens", "other order of keys")
-    print_table(
-        headers,
-        [(p.part, p.kernel, _hull(p), _change(p.permutation_error), _change(p.key_order_error)) for p in layers],
-    )
-    print_result("")
+    records = [{**layer._asdict(), "in_convex_hull": layer.in_convex_hull} for layer in layers]
+    value = {"length": inputs.tokens.shape[1], "layers": records, "permutation": change}
+    return Output(value, [describe_measured(name, inputs), *_properties_page(layers, change)])
+
+
+def _properties_page(layers: "Sequence[AttentionProperties]", change: float) -> Iterator[Block]:
+    rows = [(p.part, p.kernel, _hull(p), _change(p.permutation_error), _change(p.key_order_error)) for p in layers]
+    yield ""
+    yield PageTable(("layer", "kernel", "outputs in the convex hull", "permuted tokens", "other order of keys"), rows)
+    yield ""
     headers = ("layer", "asymmetry of q.k", "antisymmetric part of W_Q W_K^T", "rank of q.k", "variance of q.k")
-    print_table(headers, [_score_row(p) for p in layers])
+    yield PageTable(headers, [_score_row(layer) for layer in layers])
     meaning = "they do not change with the order" if change <= ROUNDING else "they depend on the order"
-    print_result("", f"permuted tokens change the predictions of the model by {change:.1%}: {meaning}")
+    yield f"\npermuted tokens change the predictions of the model by {change:.1%}: {meaning}"
 
 
-def measured_model(name: str, recipe: "Recipe", arguments: list[str]) -> "Model":
+def measured_model(name: str, recipe: "Recipe", arguments: list[str] | None) -> "Model":
     """A trained model, which takes no keywords, or a recipe with tiny sizes and random weights. Raises UserError."""
     if not is_folder(name):
         return build_tiny(recipe.card.name, read_keywords(recipe, arguments), 0)
@@ -74,10 +75,6 @@ def random_inputs(model: "Model", length: int | None) -> "Inputs":
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(task.token_ids(model), (2, size), generator=generator)
     return task.example(model, tokens.to(model.device))
-
-
-def _record(properties: "AttentionProperties") -> dict[str, Any]:
-    return {**properties._asdict(), "in_convex_hull": properties.in_convex_hull}
 
 
 def _hull(properties: "AttentionProperties") -> str:
@@ -103,19 +100,16 @@ def _score_row(properties: "AttentionProperties") -> tuple[str, ...]:
     )
 
 
-def print_mixing(
-    name: str, recipe: "Recipe", arguments: list[str], length: int | None, out: Path | None, *, as_json: bool
-) -> None:
-    """Measure and print how strongly each output depends on each token. Raises UserError."""
+def measured_mixing(
+    name: str, recipe: "Recipe", arguments: list[str] | None, length: int | None, out: Path | None
+) -> Output:
+    """How strongly each output depends on each token, measured. Raises UserError."""
     from manyformer.view import draw_mixing, mixing_strengths
 
     model = measured_model(name, recipe, arguments)
     inputs = random_inputs(model, length)
     strengths = mixing_strengths(model, inputs)
     picture = draw_mixing(strengths, path=out)
-    if as_json:
-        print_json({"length": len(strengths), "strengths": strengths.tolist()})
-        return
-    print_result(describe_measured(name, inputs), "outputs downwards, exchanged tokens to the right", picture)
-    if out is not None:
-        print_note(f"wrote {out}")
+    page = [describe_measured(name, inputs), "outputs downwards, exchanged tokens to the right", picture]
+    notes = [] if out is None else [Note(f"wrote {out}")]
+    return Output({"length": len(strengths), "strengths": strengths}, [*page, *notes])

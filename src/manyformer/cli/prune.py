@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Option
 
 from manyformer.cli.app import USE, command
-from manyformer.cli.console import print_json, print_note, print_result, print_table, status_line
+from manyformer.cli.console import Output, PageTable, print_note, status_line
 from manyformer.cli.model_arguments import resolve_device
 from manyformer.cli.shared_options import DeviceOption, JsonOption, NewFolderOption, RunFolderArgument
 from manyformer.errors import UserError
@@ -37,7 +37,7 @@ def prune(
     learning_rate: Annotated[float | None, Option(help="--how gates: the peak learning rate, 3e-4.")] = None,
     device: DeviceOption = None,
     as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Remove attention heads of a trained run, with their weights, and write the model that remains as a new run.
 
     The least important tenth of the heads goes at a time, and the model is scored on the validation data after each
@@ -59,13 +59,11 @@ def prune(
             on_point=lambda point: status(f"pruning {run}: {point.heads} heads"),
             log=print_note,
         )
-    if as_json:
-        print_json({"out": out, "removed": result.removed, **result.curve.model_dump(mode="json")})
-        return
     names = list(result.curve.points[0].scores)
     rows = [(str(point.heads), *(f"{point.scores[name]:.4f}" for name in names)) for point in result.curve.points]
-    print_table(("heads", *(name.replace("_", " ") for name in names)), rows, right=range(len(names) + 1))
-    print_result(f"removed {result.curve.points[-1].removed}", f"wrote {out}")
+    table = PageTable(("heads", *(name.replace("_", " ") for name in names)), rows, right=range(len(names) + 1))
+    value = {"out": out, "removed": result.removed, **result.curve.model_dump(mode="json")}
+    return Output(value, [table, f"removed {result.curve.points[-1].removed}", f"wrote {out}"])
 
 
 def _ranking(

@@ -1,9 +1,9 @@
 """The description of a recipe that `manyformer show` prints."""
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from manyformer.cli.console import format_bytes, format_count, print_heading, print_result, print_table
+from manyformer.cli.console import Block, Heading, PageTable, format_bytes, format_count
 from manyformer.config import describe_keywords
 from manyformer.model_summary import ForwardCost, ModuleRow, count_parameters, module_rows
 from manyformer.models import Model
@@ -11,26 +11,28 @@ from manyformer.recipes import Recipe, RecipeCard
 from manyformer.recipes.registry import PROMISES, task_of
 
 
-def print_page(recipe: Recipe, model: Model, cost: ForwardCost) -> None:
-    """Print the description of a recipe, with the modules and cost of `model`."""
+def recipe_page(recipe: Recipe, model: Model, cost: ForwardCost) -> Iterator[Block]:
+    """The description of a recipe, with the modules and cost of `model`."""
     card = recipe.card
-    print_result(f"{card.name}: {card.title}", "")
+    yield f"{card.name}: {card.title}\n"
     facts = {"summary": card.summary, "paper": card.paper, "task": card.task.name, "cost": card.cost}
-    print_table(("", ""), {**facts, "runs on": ", ".join(card.backends)}.items())
-    print_result("", inspect.getdoc(recipe.build) or "")
-    print_heading("Contracts, tested by `manyformer check`")
-    print_table(("contract", "", "meaning, or why it is not promised"), _contract_rows(card))
-    print_heading("Keywords")
+    yield PageTable(("", ""), {**facts, "runs on": ", ".join(card.backends)}.items())
+    yield f"\n{inspect.getdoc(recipe.build) or ''}"
+    yield Heading("Contracts, tested by `manyformer check`")
+    yield PageTable(("contract", "", "meaning, or why it is not promised"), _contract_rows(card))
+    yield Heading("Keywords")
     rows = [
         (k.name, k.type, _format_default(k.default), _format_default(model.spec.keywords[k.name]), k.meaning)
         for k in describe_keywords(recipe.signature)
     ]
-    print_table(("keyword", "type", "default", "value", ""), rows)
+    yield PageTable(("keyword", "type", "default", "value", ""), rows)
     total = count_parameters(model)
-    print_heading(f"Modules and parameters: {total:,} in total")
-    print_table(("module", "kind", "parameters", "share", ""), _module_rows(module_rows(model), total), right=(2, 3))
-    print_heading(f"Cost at length {cost.length}")
-    print_table(("", "", ""), _cost_rows(model, cost), right=(1,))
+    yield Heading(f"Modules and parameters: {total:,} in total")
+    yield PageTable(
+        ("module", "kind", "parameters", "share", ""), _module_rows(module_rows(model), total), right=(2, 3)
+    )
+    yield Heading(f"Cost at length {cost.length}")
+    yield PageTable(("", "", ""), _cost_rows(model, cost), right=(1,))
 
 
 def _contract_rows(card: RecipeCard) -> Iterable[tuple[str, str, str]]:

@@ -1,12 +1,13 @@
 """`manyformer regress`: Nadaraya-Watson regression, the attention whose keys are points."""
 
+from functools import partial
 from typing import Annotated, Literal
 
 from typer import Option
 
 from manyformer.cli.app import JUDGE, command
-from manyformer.cli.console import print_json, print_note, print_result
-from manyformer.cli.shared_options import JsonOption, PictureOption
+from manyformer.cli.console import Output
+from manyformer.cli.shared_options import PictureOption
 
 
 @command(
@@ -23,8 +24,7 @@ def regress(
     noise: Annotated[float, Option(min=0, help="Deviation of the noise of each point.")] = 0.5,
     seed: Annotated[int, Option(help="Seed of points and noise.")] = 0,
     out: PictureOption = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Nadaraya-Watson regression: attention whose keys are noisy points of a function and whose values are their y.
 
     Compares four bandwidths: one too small, one too large, the best by leaving out each point in turn, and one learned
@@ -42,14 +42,9 @@ def regress(
         "learned": regression.learn_bandwidth(),
     }
     choices = [regression.judge(method, bandwidth) for method, bandwidth in bandwidths.items()]
-    if as_json:
-        print_json([choice._asdict() for choice in choices])
-    else:
-        print_result("bandwidth           h      left out  error")
-        for choice in choices:
-            print_result(
-                f"{choice.method:15s} {choice.bandwidth:7.4f}  {choice.leave_one_out:8.4f}  {choice.error:.4f}"
-            )
-    if out is not None:
-        draw_regression(regression, choices, out)
-        print_note(f"wrote {out}")
+    rows = [
+        f"{choice.method:15s} {choice.bandwidth:7.4f}  {choice.leave_one_out:8.4f}  {choice.error:.4f}"
+        for choice in choices
+    ]
+    page = ["bandwidth           h      left out  error", *rows]
+    return Output(choices, page, out, partial(draw_regression, regression, choices))

@@ -6,9 +6,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from manyformer.cli.app import TRAIN, app, examples_epilog
-from manyformer.cli.console import print_json, print_result, print_table
-from manyformer.cli.shared_options import JsonOption
+from manyformer.cli.app import TRAIN, app, command, examples_epilog
+from manyformer.cli.console import Output, PageTable, print_json, print_output, print_result
 from manyformer.cli.shell_completion import complete_shipped_runs
 from manyformer.errors import UserError, suggest_names
 from manyformer.files.atomic_files import atomic_copy
@@ -32,33 +31,30 @@ Name = Annotated[
 @runs.callback(invoke_without_command=True)
 def _default(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        list_runs()
+        print_output(list_runs(), as_json=False)
 
 
-@runs.command("list", epilog=examples_epilog("manyformer runs list --json"))
-def list_runs(*, as_json: JsonOption = False) -> None:
+@command(None, "manyformer runs list --json", name="list", group=runs)
+def list_runs() -> Output:
     """List the shipped runs: name, recipe and description."""
     from manyformer.config import run_description, shipped_runs
 
-    shipped = shipped_runs()
-    rows = [(name, _recipe(path), run_description(path), str(path)) for name, path in shipped.items()]
-    if as_json:
-        print_json([dict(zip(("name", "recipe", "about", "path"), row)) for row in rows])
-        return
-    print_table(("run", "recipe", "about"), [row[:3] for row in rows])
-    print_result("", "`manyformer train NAME` starts one, `manyformer runs copy NAME` copies it for changes.")
+    shipped = [
+        {"name": name, "recipe": _recipe(path), "about": run_description(path), "path": path}
+        for name, path in shipped_runs().items()
+    ]
+    table = PageTable(("run", "recipe", "about"), [list(run.values())[:3] for run in shipped])
+    advice = "`manyformer train NAME` starts one, `manyformer runs copy NAME` copies it for changes."
+    return Output(shipped, [table, "", advice])
 
 
-@runs.command("show", epilog=examples_epilog("manyformer runs show lm/stdlib"))
+@command(None, "manyformer runs show lm/stdlib", name="show", group=runs)
 def show_run(name: Name) -> None:
     """Print a run file with its comments."""
-
     print_result(_path(name).read_text(encoding="utf-8").rstrip())
 
 
-@runs.command(
-    "copy", epilog=examples_epilog("manyformer runs copy lm/stdlib", "manyformer runs copy lm/stdlib mine.yaml")
-)
+@command(None, "manyformer runs copy lm/stdlib", "manyformer runs copy lm/stdlib mine.yaml", name="copy", group=runs)
 def copy_run(
     name: Name,
     to: Annotated[Path | None, Argument(help="The target file; NAME.yaml in the current folder unless given.")] = None,
@@ -66,7 +62,6 @@ def copy_run(
     force: Annotated[bool, Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Copy a run file, for changes."""
-
     source = _path(name)
     target = Path(source.name) if to is None else to / source.name if to.is_dir() else to
     if target.suffix not in (".yaml", ".yml"):
@@ -77,7 +72,7 @@ def copy_run(
     print_result(f"wrote {target}; train it with `manyformer train {target}`")
 
 
-@runs.command("schema", epilog=examples_epilog("manyformer runs schema > run.schema.json"))
+@command(None, "manyformer runs schema > run.schema.json", name="schema", group=runs)
 def run_schema() -> None:
     """Print the JSON Schema of run files, for completion and validation in editors."""
     from manyformer.config import json_schema

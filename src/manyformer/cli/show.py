@@ -1,22 +1,21 @@
 """`manyformer show NAME`: a recipe's description, modules and cost."""
 
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Argument, Option
 
 from manyformer.cli.app import FIND, command
-from manyformer.cli.console import print_json, print_note, print_result
+from manyformer.cli.console import Block, Note, Output
 from manyformer.cli.model_arguments import model_of
-from manyformer.cli.shared_options import JsonOption, KeywordsArgument
+from manyformer.cli.shared_options import KeywordsArgument
 from manyformer.cli.shell_completion import complete_models
-from manyformer.cli.split_arguments import suggest_options
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
     from manyformer.core import PrefixedLayout
+    from manyformer.masks import Mask
     from manyformer.model_summary import ForwardCost
     from manyformer.models import Model
     from manyformer.recipes import Recipe
@@ -36,7 +35,6 @@ PATTERN_LENGTH = 64
     accepts_settings=True,
 )
 def show(
-    context: typer.Context,
     name: Annotated[
         str, Argument(help="A recipe, or the folder of a run or a saved model.", autocompletion=complete_models)
     ],
@@ -56,34 +54,28 @@ def show(
     out: Annotated[
         Path | None, Option(help="With --pattern or --mixing: also write a picture, .png, .svg or .pdf.")
     ] = None,
-    as_json: JsonOption = False,
-) -> None:
+) -> Output:
     """Describe a recipe: summary, paper, contracts, keywords, modules with parameters, cost.
 
     Weights are not allocated, so models of any size are shown at once. Where the cost depends on the tokens, as with
     experts and hashing, the model is built and run instead.
     """
-    from manyformer.cli.recipe_page import print_page
+    from manyformer.cli.recipe_page import recipe_page
     from manyformer.model_summary import build_on_meta
 
-    arguments = keywords or []
-    recipe, model_keywords = suggest_options(context, arguments, lambda: model_of(name, arguments))
+    recipe, model_keywords = model_of(name, keywords)
     _check_views({"--pattern": pattern, "--properties": properties, "--mixing": mixing}, draw_all=draw_all, out=out)
     if properties or mixing:
-        from manyformer.cli.properties_page import print_mixing, print_properties
+        from manyformer.cli.properties_page import measured_mixing, measured_properties
 
         if mixing:
-            print_mixing(name, recipe, arguments, length, out, as_json=as_json)
-        else:
-            print_properties(name, recipe, arguments, length, as_json=as_json)
-        return
+            return measured_mixing(name, recipe, keywords, length, out)
+        return measured_properties(name, recipe, keywords, length)
     model = build_on_meta(recipe.card.name, model_keywords)
     if pattern:
-        _draw(model, length or PATTERN_LENGTH, out, draw_all=draw_all)
-    elif as_json:
-        print_json(_record(recipe, model, _cost(model, length)))
-    else:
-        print_page(recipe, model, _cost(model, length))
+        return _pattern(model, length or PATTERN_LENGTH, out, draw_all=draw_all)
+    cost = _cost(model, length)
+    return Output(_record(recipe, model, cost), recipe_page(recipe, model, cost))
 
 
 def _check_views(views: dict[str, bool], *, draw_all: bool, out: Path | None) -> None:
@@ -97,13 +89,24 @@ def _check_views(views: dict[str, bool], *, draw_all: bool, out: Path | None) ->
         raise UserError("--out is for --pattern and --mixing")
 
 
-def _draw(model: "Model", length: int, out: Path | None, *, draw_all: bool) -> None:
-    """Print the first mask, or all, with a list of those that are not printed; a file is written for each of them."""
-    from manyformer.view import attention_masks, draw
+def _pattern(model: "Model", length: int, out: Path | None, *, draw_all: bool) -> Output:
+    """The attention masks of a model. Raises UserError if it has none."""
+    from manyformer.view import attention_masks
 
     masks = attention_masks(model)
     if not masks:
         raise UserError("no module of this model has an attention mask, so there is no pattern to draw")
+    value = [{"mask": repr(mask), "modules": names} for mask, names in masks.items()]
+    # pictures are written whether the page is printed or not
+    return Output(value, list(_draw(model, masks, length, out, draw_all=draw_all)))
+
+
+def _draw(
+    model: "Model", masks: "Mapping[Mask, Sequence[str]]", length: int, out: Path | None, *, draw_all: bool
+) -> Iterator[Block]:
+    """The first mask, or all, with a list of those that are not drawn; a file is written for each of them."""
+    from manyformer.view import draw
+
     heads = model.spec.keywords.get("heads", 1)
     layout, summary_note = _summaries(model, length)
     length += 0 if layout is None else layout.prefix
@@ -113,11 +116,11 @@ def _draw(model: "Model", length: int, out: Path | None, *, draw_all: bool) -> N
         axes_note = f"{summary_note}{length} tokens, queries downwards, keys to the right"
         picture = draw(mask, length, heads=heads, path=path, layout=layout) if path or draw_all or not number else ""
         if draw_all or not number:
-            print_result(repr(mask), f"{names[0]}{others_note}, {axes_note}", picture, "")
+            yield f"{mask!r}\n{names[0]}{others_note}, {axes_note}\n{picture}\n"
         else:
-            print_note(f"{names[0]}{others_note}: {mask!r}; --all draws it")
+            yield Note(f"{names[0]}{others_note}: {mask!r}; --all draws it")
         if path is not None:
-            print_note(f"wrote {path}")
+            yield Note(f"wrote {path}")
 
 
 def _summaries(model: "Model", length: int) -> "tuple[PrefixedLayout | None, str]":
@@ -147,6 +150,6 @@ def _record(recipe: "Recipe", model: "Model", cost: "ForwardCost") -> dict[str, 
         "doc": recipe.build.__doc__,
         "keywords": [{**keyword._asdict(), "value": values[keyword.name]} for keyword in keywords],
         "parameters": count_parameters(model),
-        "modules": [asdict(part) for part in module_rows(model)],
-        "at_length": cost._asdict(),
+        "modules": module_rows(model),
+        "at_length": cost,
     }

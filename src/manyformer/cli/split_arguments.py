@@ -1,15 +1,12 @@
-"""Arguments that typer passes on: separating settings from names, and suggesting options for misspelled ones."""
+"""Arguments beyond what typer reads: settings beside names, suggestions for misspelled options, options of one case."""
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import typer
 
-from manyformer.errors import UserErrors
-
-T = TypeVar("T")
+from manyformer.errors import UserError
 
 
 def split_arguments(arguments: list[str]) -> tuple[str | None, list[str]]:
@@ -29,22 +26,27 @@ def split_arguments(arguments: list[str]) -> tuple[str | None, list[str]]:
     return target, settings
 
 
-def suggest_options(context: typer.Context, arguments: list[str], read: Callable[[], T]) -> T:
-    """The result of `read`; errors about arguments that resemble an option of the command also suggest the option."""
-    try:
-        return read()
-    except UserErrors as error:
-        options = [option for parameter in context.command.params for option in parameter.opts if option[:2] == "--"]
-        suggestions = {}
-        for argument in arguments:
-            key = argument.partition("=")[0]
-            if key.startswith("--") and (matches := difflib.get_close_matches(key, options, n=1, cutoff=0.75)):
-                suggestions[key] = matches[0]
-        raise UserErrors([_with_option(line, suggestions) for line in error.lines]) from error
+def refuse_options(context: typer.Context, names: Iterable[str], message: str) -> None:
+    """Raise UserError with `message`, in which {option} is its name, for the first of these options that was given."""
+    for parameter in context.command.params:
+        if parameter.name in names and context.params[parameter.name] not in (None, False, [], (), parameter.default):
+            raise UserError(message.format(option=parameter.opts[0]))
 
 
-def _with_option(line: str, suggestions: dict[str, str]) -> str:
-    for key, option in suggestions.items():
-        if line.startswith((f"{key} ", f"{key}:")):
-            return f"{line} (or the option {option}?)"
-    return line
+def suggest_options(lines: Iterable[str], arguments: Iterable[str], options: Sequence[str]) -> list[str]:
+    """Lines of errors, of which those about an argument that resembles one of the options suggest the option, too."""
+    keys = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
+    suggestions = {key: difflib.get_close_matches(key, options, n=1, cutoff=0.75) for key in keys.difference(options)}
+
+    def with_option(line: str) -> str:
+        for key, matches in suggestions.items():
+            if matches and line.startswith((f"{key} ", f"{key}:")):
+                return f"{line} (or the option {matches[0]}?)"
+        return line
+
+    return [with_option(line) for line in lines]
+
+
+def split_commas(text: str | None) -> list[str]:
+    """The names in a text that commas separate; none without a text."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]

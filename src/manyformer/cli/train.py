@@ -1,7 +1,9 @@
 """`manyformer train`: from a run file, a shipped run or a recipe's name to a trained model."""
 
 import os
+import shutil
 import sys
+import textwrap
 from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -10,13 +12,13 @@ import typer
 from typer import Argument, Option
 
 from manyformer.cli.app import STOPPED, TRAIN, command
-from manyformer.cli.console import print_json, print_note, print_result
+from manyformer.cli.console import print_heading, print_json, print_note, print_result
 from manyformer.cli.shell_completion import complete_trainings
-from manyformer.cli.split_arguments import split_arguments, suggest_options
+from manyformer.cli.split_arguments import split_arguments
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
-    from manyformer.config import RunConfig
+    from manyformer.config import RunConfig, SettingHelp
 
 
 @command(
@@ -59,11 +61,9 @@ def train(
     if wants_help and target is None:
         typer.echo(context.get_help(), nl=False)
         return
-    run = suggest_options(context, overrides, lambda: _read(target, overrides))
+    run = _read(target, overrides)
     if wants_help:
-        from manyformer.cli.settings_help import print_settings
-
-        print_settings(str(target), run)
+        _print_settings(str(target), run)
     elif print_config or dry_run:
         from manyformer.config import dump_run
 
@@ -87,6 +87,36 @@ def _read(target: str | None, overrides: list[str]) -> "RunConfig":
     if target is None:
         raise UserError("train needs a name or a file; `manyformer runs` and `manyformer list` show them")
     return as_training_run(target, overrides)
+
+
+def _print_settings(target: str, run: "RunConfig") -> None:
+    """Print all settings of a run with its values as defaults, the recipe's keywords first."""
+    from manyformer.config import describe_settings
+    from manyformer.recipes import get_recipe
+
+    recipe = get_recipe(run.recipe)
+    options = "[--dry-run] [--print-config] [--fresh] [--quiet] [--json]"
+    print_result(f"Usage: manyformer train {target} [KEY=VALUE]... {options}", "")
+    print_result(f"{recipe.card.name}: {recipe.card.title}. {recipe.card.summary}")
+    rows = describe_settings(run, recipe.signature)
+    print_heading(f"Keywords of {run.recipe}, with this run's values")
+    for row in rows:
+        if row.key.startswith("model."):
+            _print_setting(row._replace(key=row.key.removeprefix("model.")))
+    print_heading("Settings of the run, with its values")
+    for row in rows:
+        if not row.key.startswith("model."):
+            _print_setting(row)
+    print_heading("Examples")
+    for settings in ("--dry-run", "limits.steps=100 out=runs/try", "--optim.lr 5e-4 --seed 1"):
+        print_result(f"manyformer train {target} {settings}")
+
+
+def _print_setting(setting: "SettingHelp") -> None:
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 100
+    print_result(f"  {setting.key}={setting.default}   ({setting.type})")
+    if setting.doc:
+        print_result(textwrap.fill(setting.doc, width, initial_indent=" " * 6, subsequent_indent=" " * 6))
 
 
 def _train(run: "RunConfig", *, fresh: bool, quiet: bool, as_json: bool) -> None:

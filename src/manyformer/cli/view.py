@@ -1,6 +1,8 @@
 """`manyformer view`: a page that shows what trained models compute for a text."""
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,6 +60,7 @@ def view(
     from manyformer.heads import read_head_labels
     from manyformer.viewer.live_view import ServedModel
     from manyformer.viewer.model_view import image_task, shows_rows_of_data, view_image, view_row, view_text
+    from manyformer.viewer.page import AttentionPage, render_page
 
     if serve and out is not None:
         raise UserError("--out writes a page and --serve writes none: give one of them")
@@ -70,35 +73,28 @@ def view(
         from manyformer.datastore import Datastore, knn_lm
 
         models[0] = models[0]._replace(model=knn_lm(models[0].model, Datastore(datastore)))
+    see: Callable[..., ModelView]
+    title = ""
     if all(image_task(model) is not None for _, model, _ in models):
         if serve or answer is not None:
             raise UserError("a model of images is shown without --serve and --answer: it reads no text")
-        image = held_images(run, 1, data=text, log=print_note)[0]
-        views = [view_image(model, image, name=name, labels=labels) for name, model, labels in models]
-        _write(views, "", out)
-        return
-    if all(shows_rows_of_data(model) for _, model, _ in models):
+        see = partial(view_image, image=held_images(run, 1, data=text, log=print_note)[0])
+    elif all(shows_rows_of_data(model) for _, model, _ in models):
         if serve or answer is not None:
             raise UserError("a model that reads no plain text is shown without --serve and --answer")
         batch, tokenizers = held_batch(run, data=text)
-        views = [view_row(model, batch, tokenizers, name=name, labels=labels) for name, model, labels in models]
-        _write(views, "", out)
-        return
-    if text is None:
-        raise UserError(f"the model in {run} reads a text: give one after the name of the run")
-    text = read_argument(text)
-    if serve:
-        _serve(models, text, answer, port or 0)
-        return
-    views = [view_text(model, text, answer, name=name, labels=labels) for name, model, labels in models]
-    _write(views, text, out)
-
-
-def _write(views: "list[ModelView]", text: str, out: Path | None) -> None:
-    from manyformer.viewer.page import AttentionPage, render_page
-
+        see = partial(view_row, batch=batch, tokenizers=tokenizers)
+    else:
+        if text is None:
+            raise UserError(f"the model in {run} reads a text: give one after the name of the run")
+        title = read_argument(text)
+        if serve:
+            _serve(models, title, answer, port or 0)
+            return
+        see = partial(view_text, text=title, answer=answer)
+    views = [see(model, name=name, labels=labels) for name, model, labels in models]
     path = Path("view.html") if out is None else out
-    AttentionPage(render_page(views, text=text)).save(path)
+    AttentionPage(render_page(views, text=title)).save(path)
     print_note(f"wrote {path}")
 
 
