@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar, final, runtime_chec
 import torch
 from torch import Tensor
 
-from manyformer.batches.segment_layouts import attach_layout, read_segment_layout
+from manyformer.batches.segment_layouts import with_layouts
 from manyformer.core import PADDING_SEGMENT, tree_map
 from manyformer.system.devices import device_kind, send
 
@@ -59,20 +59,15 @@ class TextUnits(NamedTuple):
 def to_device(batch: BatchT, device: torch.device) -> BatchT:
     """The batch with its tensors on `device`; those that are there already stay as they are.
 
-    Copies are asynchronous where the device has such, from pinned memory. What the host reads of segment ids goes with
-    them, so that no layer has to wait for the device to read it there.
+    Copies are asynchronous where the device has such, from pinned memory. What only the host can read without waiting
+    is in the batch before: the layouts of its rows, and its places.
     """
     if device_kind(device).is_host:
         return batch
-    on_host: Any = batch
+    on_host: Any = with_layouts(batch)
     if isinstance(on_host, ListsPlaces):
         on_host = on_host.with_places()
-
     moved: BatchT = tree_map(lambda tensor: send(tensor, device), on_host)
-    for name, tensor, copy in zip(getattr(on_host, "_fields", ()), on_host, moved):
-        is_segments = name.endswith("segments") and isinstance(tensor, Tensor) and tensor.ndim == 2
-        if is_segments and tensor.device.type == "cpu":
-            attach_layout(copy, read_segment_layout(tensor))
     return moved
 
 

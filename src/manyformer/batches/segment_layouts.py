@@ -1,8 +1,9 @@
-"""What segment ids say about the documents of rows, read on the host, also for segment ids that are on a device.
+"""What segment ids say about the documents of rows: read on the host by what makes batches, which carry it.
 
-A device would have to be waited for to read them. Where a batch is copied to one, its layouts are read on the host and
-travel with the copies of its segment ids, as an attribute of these tensors.
+A device would have to be waited for to read them there.
 """
+
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,25 +14,35 @@ from manyformer.core import PADDING_SEGMENT, ContiguousLayout, PackedLayout
 
 SegmentLayout = PackedLayout | ContiguousLayout | None
 
-_ATTRIBUTE = "row_layout"
+B = TypeVar("B")
 
 
-def segment_layout(segments: Int[Tensor, "b l"]) -> SegmentLayout:
-    """The layout that the segment ids have; None for split documents, and for ids on a device that nobody has read.
+def with_layouts(batch: B) -> B:
+    """The batch with the layouts of its segment ids that are on the host, in the fields beside them.
+
+    A field `NAME_layout`, or `layout`, belongs to the segment ids `NAME_segments`, or `segments`."""
+    layouts = {}
+    for name in getattr(batch, "_fields", ()):
+        if name.endswith("layout") and getattr(batch, name) is None:
+            segments = getattr(batch, f"{name.removesuffix('layout')}segments")
+            if segments is not None and segments.device.type == "cpu":
+                layouts[name] = read_segment_layout(segments)
+    if not layouts:
+        return batch
+    replaced: B = batch._replace(**layouts)  # type: ignore[attr-defined]
+    return replaced
+
+
+def segment_layout(segments: Int[Tensor, "b l"], known: SegmentLayout = None) -> SegmentLayout:
+    """The layout of these segment ids if it is `known` or can be read, which it cannot where they are on a device.
 
     A graph that is being compiled knows none: it would be compiled again for the documents of each batch.
     """
     if torch.compiler.is_compiling():
         return None
-    if segments.device.type == "cpu":
-        return read_segment_layout(segments)
-    layout: SegmentLayout = getattr(segments, _ATTRIBUTE, None)
-    return layout
-
-
-def attach_layout(on_device: Int[Tensor, "b l"], layout: SegmentLayout) -> None:
-    """Let `segment_layout` know what a copy on a device holds; nothing computed from that tensor inherits it."""
-    setattr(on_device, _ATTRIBUTE, layout)
+    if known is not None or segments.device.type != "cpu":
+        return known
+    return read_segment_layout(segments)
 
 
 def read_segment_layout(segments: Int[Tensor, "b l"]) -> SegmentLayout:
@@ -60,4 +71,4 @@ def read_segment_layout(segments: Int[Tensor, "b l"]) -> SegmentLayout:
         is_repeated = documents_in_order[1:] == documents_in_order[:-1]
         if (is_repeated & (rows_in_order[1:] == rows_in_order[:-1])).any():
             return None
-    return PackedLayout(tuple(zip(rows.tolist(), starts.tolist(), stops.tolist())))
+    return PackedLayout(tuple(zip(rows.tolist(), starts.tolist(), stops.tolist())), tuple(documents.tolist()))

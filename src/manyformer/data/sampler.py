@@ -3,7 +3,7 @@
 from typing import final
 
 from manyformer.batches import Batch
-from manyformer.data.epochs import Epoch, EpochPlan, ProcessShare, select_rows
+from manyformer.data.epochs import Epoch, EpochPlan, ProcessShare, read_batch
 from manyformer.data.training_feed import FeedPosition, TrainingFeed
 from manyformer.errors import UserError
 
@@ -32,7 +32,7 @@ class Sampler(TrainingFeed):
 
     def __next__(self) -> Batch:
         epoch = self._current_epoch()
-        batch = select_rows(epoch.batch(self.batch), self._share)
+        batch = read_batch(epoch, self.batch, self._share)
         self.batch += 1
         if self.batch == len(epoch):
             self.epoch, self.batch, self._cached_epoch = self.epoch + 1, 0, None

@@ -51,7 +51,9 @@ class SoftmaxCall:
         self.scale = scale
         self.dropout = dropout
         self.path = path
-        self.acts_on_pairs = bool(call.position.required_seams() & {"score", "value"})
+        pair_seams = call.position.overridden & {"score", "value"}
+        # a position made of others overrides all seams, and knows which of them it needs
+        self.acts_on_pairs = bool(pair_seams and pair_seams & call.position.required_seams())
         self.is_causal = isinstance(mask, Causal)
         self.sees_all_keys = isinstance(mask, AllKeys)
         self.has_plain_mask = self.is_causal or self.sees_all_keys

@@ -8,6 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.batches import NO_NEIGHBOUR, CausalLMBatch, ignore_all
+from manyformer.batches.segment_layouts import SegmentLayout
 from manyformer.binding import has_hooks
 from manyformer.core import (
     PADDING_SEGMENT,
@@ -40,12 +41,15 @@ class ModelState(NamedTuple):
 
 
 class DecoderInput(NamedTuple):
-    """The tokens of a decoder, their documents (None: one per row), the sequence that it attends to, and targets."""
+    """The tokens of a decoder, their documents (None: one per row), the sequence that it attends to, and targets.
+
+    `layout` is what the batch knows of the documents."""
 
     tokens: Int[Tensor, "b l"]
     segments: Int[Tensor, "b l"] | None
     memory: MemorySequence | None
     targets: Int[Tensor, "b l"]
+    layout: SegmentLayout = None
 
 
 class GenerativeModel(Model[B]):
@@ -112,11 +116,11 @@ class GenerativeModel(Model[B]):
         return list(forward_layers(stack, next(name for name, module in self.named_children() if module is stack)))
 
     def head_inputs(self, batch: B, state: State) -> tuple[LayerOutput, Tensor]:
-        tokens, segments, memory, targets = self.decoder_input(batch)
+        tokens, segments, memory, targets, layout = self.decoder_input(batch)
         if self.column_span is not None:
             begin, end = self.column_span(targets.shape[1])
             targets = targets[:, begin:end].contiguous()
-        return self._run_decoder(tokens, segments, memory, state, no_watch), targets
+        return self._run_decoder(tokens, segments, memory, state, layout=layout), targets
 
     def loss(self, batch: B, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
         """The training loss; with a state, that of rows that continue from it."""
@@ -124,9 +128,9 @@ class GenerativeModel(Model[B]):
             return super().loss(batch, label_smoothing=label_smoothing, state=state)
         if state is not None:
             raise ValueError("auxiliary losses of intermediate layers cannot be trained with a state")
-        tokens, segments, memory, targets = self.decoder_input(batch)
+        tokens, segments, memory, targets, layout = self.decoder_input(batch)
         self.check_length(tokens.shape[1])
-        positions, _ = positions_of(tokens, segments, None)
+        positions, _ = positions_of(tokens, segments, None, layout)
         stack, ctx = self.decoder_stack, Context(positions, memory)
         assert isinstance(stack, LayeredStack)
         outputs = stack.layer_outputs(self.decoder_embed(tokens, positions), ctx)
@@ -142,10 +146,12 @@ class GenerativeModel(Model[B]):
         segments: Int[Tensor, "b l"] | None,
         memory: MemorySequence | None,
         state: ModelState | None,
-        watch: WatchFn,
+        watch: WatchFn = no_watch,
+        *,
+        layout: SegmentLayout = None,
     ) -> LayerOutput:
         """The hidden states before the head (b, l, d), with the next state and auxiliary losses."""
-        positions, tail = positions_of(tokens, segments, None if state is None else state.tail)
+        positions, tail = positions_of(tokens, segments, None if state is None else state.tail, layout)
         self.check_length(tokens.shape[1])
         if self.column_span is not None:
             begin, end = self.column_span(tokens.shape[1])
@@ -219,7 +225,8 @@ class LanguageModel(GenerativeModel[CausalLMBatch]):
         return logits, next_state
 
     def decoder_input(self, batch: CausalLMBatch) -> DecoderInput:
-        return DecoderInput(batch.tokens, batch.segments, self._embed_neighbours(batch.neighbours), batch.targets)
+        memory = self._embed_neighbours(batch.neighbours)
+        return DecoderInput(batch.tokens, batch.segments, memory, batch.targets, batch.layout)
 
     def own_columns(self, batch: CausalLMBatch) -> CausalLMBatch:
         if self.column_span is None:

@@ -17,7 +17,7 @@ from manyformer.rollouts.rollout_collector import EpisodeProgress, RolloutCollec
 from manyformer.state_tensors import flatten_state, restore_state
 
 TENSOR_FILE, SCORE_FILE = "rollout.safetensors", "rollout.json"
-_ROLLOUT_FIELDS = tuple(name for name in RolloutBatch._fields if name not in ("state", "objective"))
+_ROLLOUT_FIELDS = tuple(name for name in RolloutBatch._fields if name not in ("state", "objective", "layout"))
 
 
 class RolloutScores(FileRecord):
