@@ -180,7 +180,7 @@ def job_of(job: str) -> tuple[Callable[[], object], Mapping[str, Any]]:
     from manyformer.recipes import get_recipe
     from manyformer.recipes.registry import task_of
     from manyformer.train.engine import TrainingEngine
-    from manyformer.train.parallel_strategy import DDPStrategy
+    from manyformer.train.process_group import DDPStrategy
 
     kind, _, name = job.partition(" of ")
     recipe, own = RECIPES[name]

@@ -14,7 +14,7 @@ from manyformer.data.foreign_tokenizer import ForeignTokenizer
 from manyformer.data.tokenizer_kinds import load_tokenizer
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile
-from manyformer.interop.foreign_tokenizer_files import read_foreign_tokenizer
+from manyformer.interop.foreign_texts import read_foreign_tokenizer
 from manyformer.libraries.tokenizer_reading import read_tokenizer
 from manyformer.libraries.tokenizer_rules import MAX_GROWTH, check_rules
 

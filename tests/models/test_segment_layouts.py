@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from manyformer.batches import IGNORE_INDEX, Batch, CausalLMBatch, Seq2SeqBatch, to_device
-from manyformer.batches.segment_layouts import SegmentLayout, read_segment_layout, segment_layout, with_layouts
+from manyformer.batches.batch import SegmentLayout, read_segment_layout, segment_layout, with_layouts
 from manyformer.check.tiny_models import build_tiny
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, PackedLayout
 from manyformer.data.epochs import Epoch, HeldOutBatches

@@ -19,7 +19,7 @@ from manyformer.recipes import get_recipe
 from manyformer.recipes.registry import task_of
 from manyformer.tasks import Inputs, Task
 from manyformer.train.engine import TrainingEngine
-from manyformer.train.parallel_strategy import DDPStrategy
+from manyformer.train.process_group import DDPStrategy
 from pretended_device.cuda_functions import pretended_device
 from pretended_device.tensor import PretendedTensor, numbers_of
 from pretended_device.waits import Wait, Waits

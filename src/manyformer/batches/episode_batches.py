@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
-from manyformer.batches.batch import IGNORE_INDEX, count_valid
-from manyformer.batches.segment_layouts import SegmentLayout
+from manyformer.batches.batch import IGNORE_INDEX, SegmentLayout, count_valid
 from manyformer.core import PADDING_SEGMENT, State
 
 

@@ -5,8 +5,7 @@ from typing import NamedTuple, Self
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from manyformer.batches.batch import IGNORE_INDEX, count_scored, count_valid, ignore_all, scored_places
-from manyformer.batches.segment_layouts import SegmentLayout
+from manyformer.batches.batch import IGNORE_INDEX, SegmentLayout, count_scored, count_valid, ignore_all, scored_places
 
 
 class ImageClassificationBatch(NamedTuple):

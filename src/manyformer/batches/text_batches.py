@@ -6,8 +6,7 @@ from typing import NamedTuple, Self
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
-from manyformer.batches.batch import count_scored, count_valid, ignore_all, scored_places
-from manyformer.batches.segment_layouts import SegmentLayout
+from manyformer.batches.batch import SegmentLayout, count_scored, count_valid, ignore_all, scored_places
 
 NO_NEIGHBOUR = -1
 """Stands for a retrieved token where there are fewer than there could be."""
@@ -32,11 +31,12 @@ class CausalLMBatch(NamedTuple):
         """The batch in pieces of at most `length` columns, from left to right."""
         for start in range(0, self.tokens.shape[1], length):
             columns = slice(start, start + length)
-            optional_parts = (self.segments, self.neighbours, self.text_positions)
             yield CausalLMBatch(
                 self.tokens[:, columns],
                 self.targets[:, columns],
-                *(None if part is None else part[:, columns] for part in optional_parts),
+                None if self.segments is None else self.segments[:, columns],
+                None if self.neighbours is None else self.neighbours[:, columns],
+                None if self.text_positions is None else self.text_positions[:, columns],
             )
 
     def target_count(self) -> int:

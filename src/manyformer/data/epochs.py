@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from manyformer.batches import Batch, TextUnits
-from manyformer.batches.segment_layouts import with_layouts
+from manyformer.batches.batch import with_layouts
 
 # The seed of shuffles that must be the same in every run.
 FIXED_SEED = 20170612

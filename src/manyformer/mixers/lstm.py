@@ -76,8 +76,9 @@ def _known_runs(layout: PackedLayout, device: torch.device) -> DocumentRuns:
     starts = lengths.cumsum(0) - lengths
     run = torch.arange(len(rows), device="cpu").repeat_interleave(lengths)
     rank = torch.arange(len(run), device="cpu") - starts[run]
-    of_tokens = send(torch.stack([rows[run], begin[run] + rank, run, rank]), device)
-    return DocumentRuns(*of_tokens, send(starts, device), send(_last_of_rows(rows), device), lengths)
+    # one copy for the four lists of tokens
+    row, column, run, rank = send(torch.stack([rows[run], begin[run] + rank, run, rank]), device).unbind()
+    return DocumentRuns(row, column, run, rank, send(starts, device), send(_last_of_rows(rows), device), lengths)
 
 
 def _last_of_rows(rows: Int[Tensor, " runs"]) -> Int[Tensor, " m"]:

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from manyformer.batches.batch import SegmentLayout
 from manyformer.batches.episode_batches import TrajectoryBatch
-from manyformer.batches.segment_layouts import SegmentLayout
 from manyformer.core import Context, Layer, LayerOutput, PackedLayout, State, TokenPositions, WatchFn, no_watch
 from manyformer.dropout import Dropout
 from manyformer.errors import UserError

@@ -4,7 +4,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX, AnswerSpanBatch, ClassificationBatch
-from manyformer.batches.segment_layouts import SegmentLayout
+from manyformer.batches.batch import SegmentLayout
 from manyformer.core import SUMMARY_ROLE, Context, Layer, LayerOutput, TokenPositions, WatchFn, no_watch
 from manyformer.errors import UserError
 from manyformer.kernels import named_kernels

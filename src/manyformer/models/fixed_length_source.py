@@ -5,7 +5,7 @@ from typing import final
 from jaxtyping import Int
 from torch import Tensor
 
-from manyformer.batches.segment_layouts import SegmentLayout
+from manyformer.batches.batch import SegmentLayout
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.source_embedding import EmbeddedSource, SourceEmbedding
 from manyformer.models.token_positions import check_token_rows, positions_of

@@ -8,7 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.batches import NO_NEIGHBOUR, CausalLMBatch, ignore_all
-from manyformer.batches.segment_layouts import SegmentLayout
+from manyformer.batches.batch import SegmentLayout
 from manyformer.binding import has_hooks
 from manyformer.core import (
     PADDING_SEGMENT,
@@ -28,7 +28,7 @@ from manyformer.models.head import BatchLoss, OutputHead
 from manyformer.models.model import B, Model, ModelOutput, apply_head, apply_layer, max_length_of
 from manyformer.models.next_token_step import NextTokenFn, forward_layers, next_token_step
 from manyformer.models.static_step import StaticStepFn, static_token_step
-from manyformer.models.token_positions import StreamTail, check_token_range, empty_tail, positions_of
+from manyformer.models.token_positions import StreamTail, check_length, check_token_range, empty_tail, positions_of
 from manyformer.sources.static_cache import NotStaticError
 from manyformer.training_hooks import StatefulAcrossBatches, uses_neighbours
 
@@ -151,14 +151,15 @@ class GenerativeModel(Model[B]):
         layout: SegmentLayout = None,
     ) -> LayerOutput:
         """The hidden states before the head (b, l, d), with the next state and auxiliary losses."""
+        embed, stack = self.decoder_embed, self.decoder_stack
         positions, tail = positions_of(tokens, segments, None if state is None else state.tail, layout)
-        self.check_length(tokens.shape[1])
+        check_length(tokens.shape[1], self.max_length)
         if self.column_span is not None:
             begin, end = self.column_span(tokens.shape[1])
             tokens, positions = tokens[:, begin:end], positions.columns(begin, end)
         ctx = Context(positions, memory, watch)
-        x = self.decoder_embed(tokens, positions)
-        y, body, loss = apply_layer(self.decoder_stack, x, ctx, state and state.body)
+        x = embed(tokens, positions)
+        y, body, loss = apply_layer(stack, x, ctx, state and state.body)
         return LayerOutput(y, None if tail is None else ModelState(body, tail), loss)
 
 

@@ -7,7 +7,7 @@ from einops import rearrange
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from manyformer.batches.segment_layouts import SegmentLayout
+from manyformer.batches.batch import SegmentLayout
 from manyformer.core import TokenPositions, contiguous_positions
 from manyformer.dropout import Dropout
 from manyformer.feedforward import init_glorot

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
+from manyformer.batches.batch import SegmentLayout
 from manyformer.batches.episode_batches import RolloutBatch
-from manyformer.batches.segment_layouts import SegmentLayout
 from manyformer.core import PADDING_SEGMENT, Context, Layer, State, WatchFn, no_watch
 from manyformer.errors import UserError
 from manyformer.models.generative_model import ModelState

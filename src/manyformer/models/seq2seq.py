@@ -6,7 +6,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from manyformer.batches import Seq2SeqBatch, TranscriptionBatch
-from manyformer.batches.segment_layouts import SegmentLayout
+from manyformer.batches.batch import SegmentLayout
 from manyformer.core import Context, Layer, LayerOutput, MemorySequence, PackedLayout, State, WatchFn, no_watch
 from manyformer.errors import UserError
 from manyformer.models.auxiliary_losses import AuxiliaryLoss

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from manyformer.batches.segment_layouts import SegmentLayout
+from manyformer.batches.batch import SegmentLayout
 from manyformer.core import TokenPositions
 
 

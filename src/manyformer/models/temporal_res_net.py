@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from manyformer.batches.segment_layouts import SegmentLayout
+from manyformer.batches.batch import SegmentLayout
 from manyformer.models.frame_embedding import check_frames, is_frame, move_padding
 from manyformer.models.source_embedding import EmbeddedSource, SourceEmbedding
 from manyformer.models.token_positions import positions_of

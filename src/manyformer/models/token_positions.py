@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from manyformer.batches.segment_layouts import SegmentLayout, segment_layout
+from manyformer.batches.batch import SegmentLayout, segment_layout
 from manyformer.core import (
     PADDING_SEGMENT,
     AlignedLayout,

@@ -11,8 +11,7 @@ from manyformer.evaluate.eval_data import open_run
 from manyformer.exact_shares import round_share
 from manyformer.files.unfinished_folder import check_unfinished, unfinished_folder
 from manyformer.models import Model
-from manyformer.multi_head.head_gates import gated_heads
-from manyformer.multi_head.head_pruning import format_heads
+from manyformer.multi_head.head_gates import format_heads, gated_heads
 from manyformer.pruning.head_rankings import HeadRanking, ImportanceFn
 from manyformer.pruning.held_out_scores import HeldOutScores, held_out_scores
 from manyformer.pruning.pruned_run import check_prunable, write_pruned_run

@@ -10,7 +10,7 @@ from manyformer.evaluate.eval_data import TrainedRun
 from manyformer.files.atomic_files import atomic_write_text, report_disk_full
 from manyformer.models import Model
 from manyformer.models.model_files import copy_tokenizers, replacement_folder
-from manyformer.multi_head.head_pruning import RemovedHeads, add_heads, format_heads, parse_heads, remove_heads
+from manyformer.multi_head.head_gates import RemovedHeads, add_heads, format_heads, parse_heads, remove_heads
 from manyformer.recipes.attention_keywords import REMOVED_HEADS
 
 
