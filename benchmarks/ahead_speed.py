@@ -30,7 +30,7 @@ from manyformer.data.training_feed import TrainingFeed
 from manyformer.train.ahead_feed import DEFAULT_AHEAD, AheadFeed
 from manyformer.train.build_model import build_model
 from manyformer.train.engine import TrainingEngine
-from manyformer.train.parallel_strategy import DDPStrategy
+from manyformer.train.process_group import DDPStrategy
 
 WORDS = ["the", "red", "cat", "eats", "a", "quick", "brown", "fox", "and", "runs", "over", "lazy", "dogs"]
 

@@ -16,7 +16,6 @@ from manyformer.kernels import (
     LSHKernel,
     SoftmaxKernel,
     adaptive_span_kernel,
-    softmax_call,
     softmax_forms,
     softmax_paths,
 )
@@ -273,7 +272,7 @@ SWEEPS: list[Sweep] = [
     doubled(lambda: sequence(scan(64, 32), scan(8, 256)), Place(selective_scan, "SCAN_ELEMENTS")),
     doubled(
         lambda: sequence(*(BIASED(*lengths, position=AlibiPosition(HEADS)) for lengths in (TINY, SHORT, PACKED))),
-        Place(softmax_call, "MIN_DOCUMENT_LENGTH"),
+        Place(softmax_forms, "MIN_DOCUMENT_LENGTH"),
         Place(softmax_paths, "MIN_DOCUMENT_LENGTH"),
     ),
     doubled(lambda: biased_of((64, 96, 128, 192, 256)), Place(softmax_paths, "MAX_REFERENCE_PAIRS")),

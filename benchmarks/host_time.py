@@ -21,7 +21,7 @@ from manyformer.config import AdamWConfig
 from manyformer.recipes import get_recipe
 from manyformer.recipes.registry import task_of
 from manyformer.train.engine import TrainingEngine
-from manyformer.train.parallel_strategy import DDPStrategy
+from manyformer.train.process_group import DDPStrategy
 from pretended_device import pretended_device
 from pretended_device.operators import PretendedOperators
 

@@ -4,6 +4,7 @@
     python benchmarks/same_results.py write new.json                           # this one
     python benchmarks/same_results.py compare old.json new.json
     python benchmarks/same_results.py time ../before/src src                   # paired timings of the main jobs
+    python benchmarks/same_results.py time ../before/src src --jobs "step of" window --seconds 300    # of some of them
 
 `write` keeps, for every recipe at its test size, digests of logits and all numbers of 20 training steps, with dropout
 too, losses in float64, cached passes and generated tokens (`recipes`); public names, signatures, settings, commands
@@ -15,7 +16,10 @@ of it anew. Sources are of one state: a file of other sources is refused.
 `compare` names each difference and says how far the numbers are apart; its exit code is 1 if there is one. Digests are
 of one machine and one torch: write both files on the same one.
 
-A checkout that has this script itself is written and timed by its own, which knows the names of its modules.
+`time` prints a row for each job when it is there, and keeps to `--seconds`: fewer rounds, then jobs that are not timed.
+
+A checkout that has this script itself is written by its own, and timed by the jobs of its own, which know the names of
+its modules.
 """
 
 import argparse
@@ -31,19 +35,20 @@ from typing import Any
 
 from sameness import paired_times
 from sameness.comparison import differences
-from sameness.paired_times import compare_times, environment_of, script_of, use_sources, work
+from sameness.paired_times import HEADER, compare_jobs, environment_of, script_of, use_sources, work
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = ("recipes", "interface", "commands", "choices")
 USUAL = ("recipes", "interface", "commands")
 ROUNDS = 12
+SECONDS = 900.0
 
 
 def main(words: list[str] | None = None) -> int:
     """Write, compare or time; returns the exit code."""
     words = sys.argv[1:] if words is None else words
     if words[:1] == ["_work"]:
-        work(words[1])
+        work(Path(words[1]))
         return 0
     options = parser().parse_args(words)
     verbs: dict[str, Callable[[argparse.Namespace], int]] = {"write": write, "compare": compare, "time": time}
@@ -68,7 +73,10 @@ def parser() -> argparse.ArgumentParser:
     timing.add_argument("old", type=Path, metavar="OLD_SRC")
     timing.add_argument("new", type=Path, metavar="NEW_SRC")
     timing.add_argument("--jobs", nargs="+", default=[], metavar="PART", help="jobs whose names contain one of these")
-    timing.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds of each pair of processes [{ROUNDS}]")
+    timing.add_argument(
+        "--rounds", type=int, default=ROUNDS, help=f"at most so many of each pair of processes [{ROUNDS}]"
+    )
+    timing.add_argument("--seconds", type=float, default=SECONDS, help=f"the time of all jobs together [{SECONDS:g}]")
     return parser
 
 
@@ -183,13 +191,16 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def time(options: argparse.Namespace) -> int:
-    """Print a line for each job: the ratio new to old with its quartiles, times and memory."""
-    print(
-        f"{'job':<24} new to old, median (quartiles), processor time, memory of a step; {options.rounds} rounds twice"
-    )
-    for job in paired_times.JOBS:
-        if not options.jobs or any(part in job for part in options.jobs):
-            print(compare_times(options.old, options.new, job, options.rounds), flush=True)
+    """Print a line for each job as soon as it is there: ratios new to old with their quartiles, times and memory."""
+    jobs = [job for job in paired_times.JOBS if not options.jobs or any(part in job for part in options.jobs)]
+    if not jobs:
+        sys.exit(f"no job has a name with one of {options.jobs}; there are {', '.join(paired_times.JOBS)}")
+    for source in (options.old, options.new):
+        if not (source / "manyformer" / "__init__.py").is_file():
+            sys.exit(f"{source} has no package manyformer: name the folder src of a checkout")
+    print(HEADER, flush=True)
+    for row in compare_jobs(options.old, options.new, jobs, options.rounds, options.seconds):
+        print(row, flush=True)
     return 0
 
 

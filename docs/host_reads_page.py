@@ -10,7 +10,12 @@ from manyformer.files.text_tables import markdown_table
 from manyformer.recipes import RECIPES
 
 FILE = Path(__file__).with_name("host_reads.json")
-COLUMNS = {"training": "training step", "decoding": "decoded token", "static steps": "by a static step"}
+COLUMNS = {
+    "training": "training step",
+    "packed rows": "with packed rows",
+    "decoding": "decoded token",
+    "static steps": "by a static step",
+}
 
 TEXT = """\
 # Where a GPU waits for Python
@@ -23,8 +28,9 @@ These counts are made without a GPU, by a device that tensors of the CPU pretend
 takes the branches that CUDA takes, refuses to mix tensors of two devices as CUDA does, and counts each wait with its
 place. Nothing is compiled there; a compiled step has the same waits, as graph breaks. A test holds these numbers
 exactly, for tiny models of two layers: a training step of the trainer's engine in float32 after one that fills caches,
-and one token more for two prompts of unequal length. What the trainer reads once in `log.every` steps is not counted.
-`python benchmarks/host_reads.py --write` counts again.
+loss and gradients of rows that hold several documents and padding, whose layout the host has read when it made the
+batch, and one token more for two prompts of unequal length. What the trainer reads once in `log.every` steps is not
+counted. `python benchmarks/host_reads.py --write` counts again.
 
 ## Python's own time
 

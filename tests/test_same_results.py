@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import same_results
-from sameness import recipe_numbers
+from sameness import paired_times, recipe_numbers
 from sameness.commands import without_changes
 from sameness.comparison import differences
 
@@ -115,3 +115,85 @@ def test_differences_are_told_with_their_size(old: Any, new: Any, lines: list[st
 )
 def test_times_are_left_out(text: str, plain: str, tmp_path: Path) -> None:
     assert without_changes(text.replace("FOLDER", str(tmp_path)), tmp_path) == plain
+
+
+class CountedWorker:
+    """A worker whose steps take as many seconds as a list says."""
+
+    def __init__(self, seconds: list[float], peak: int | None) -> None:
+        self._seconds, self._peak = iter(seconds), peak
+        self.ended = False
+
+    def begin(self, job: str) -> dict[str, Any]:
+        return {"recipe": job}
+
+    def seconds(self) -> float:
+        return next(self._seconds)
+
+    def memory(self) -> int | None:
+        return self._peak
+
+    def end(self) -> None:
+        self.ended = True
+
+
+def counted_workers(monkeypatch: pytest.MonkeyPatch, peak: int | None) -> list[CountedWorker]:
+    """Those that `compare_jobs` starts from now on: the new sources, named last, take a tenth more time."""
+    started: list[CountedWorker] = []
+
+    def start(source: Path) -> CountedWorker:
+        started.append(CountedWorker([1.0 if source.name == "old" else 1.1] * 20, peak))
+        return started[-1]
+
+    monkeypatch.setattr(paired_times, "Worker", start)
+    return started
+
+
+@pytest.mark.parametrize("peak", [None, 3 << 20])
+def test_a_job_has_a_row_with_the_ratio_of_times_and_of_memory(
+    peak: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = counted_workers(monkeypatch, peak)
+    (row,) = paired_times.compare_jobs(Path("old"), Path("new"), ["step of dense"], 4, 60.0)
+    assert isinstance(row, paired_times.PairedTime)
+    assert (row.ratio, row.low, row.high) == pytest.approx((1.1, 1.1, 1.1))
+    assert (row.job, row.rounds) == ("step of dense", 4)
+    assert row.memory == (None if peak is None else (peak, peak))
+    assert ("1.000   3.0 -> 3.0 MiB" in str(row)) is (peak is not None)
+    assert len(started) == 4
+    assert all(worker.ended for worker in started)
+
+
+def test_a_job_that_there_is_no_time_for_is_named_and_one_that_has_begun_has_two_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted_workers(monkeypatch, None)
+    clock = iter([0.0, 1.0, 1.0, 90.0, 90.0, 90.0, 90.0])
+    monkeypatch.setattr(paired_times.time, "monotonic", lambda: next(clock))
+    first, second = paired_times.compare_jobs(Path("old"), Path("new"), ["step of dense", "step of window"], 12, 60.0)
+    assert isinstance(first, paired_times.PairedTime)
+    assert first.rounds == paired_times.MIN_ROUNDS
+    assert isinstance(second, str)
+    assert second.split() == [
+        "step",
+        "of",
+        "window",
+        "not",
+        "timed:",
+        "the",
+        "60",
+        "seconds",
+        "are",
+        "over",
+        "(--seconds)",
+    ]
+
+
+def test_jobs_that_do_not_exist_are_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"no job has a name with one of \['stride'\]; there are step of dense"):
+        same_results.main(["time", str(tmp_path), str(SOURCES), "--jobs", "stride"])
+
+
+def test_folders_without_the_package_are_not_timed(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="has no package manyformer: name the folder src of a checkout"):
+        same_results.main(["time", str(tmp_path), str(SOURCES), "--jobs", "dense"])

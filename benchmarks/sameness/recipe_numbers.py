@@ -25,7 +25,7 @@ from manyformer.recipes import get_recipe
 from manyformer.recipes.registry import task_of
 from manyformer.tasks import Inputs, Task
 from manyformer.train.engine import TrainingEngine
-from manyformer.train.parallel_strategy import DDPStrategy
+from manyformer.train.process_group import DDPStrategy
 from sameness.fingerprints import fingerprint
 
 ROWS = 2

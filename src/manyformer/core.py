@@ -7,8 +7,10 @@ vocabulary, `m` memory.
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 import torch
@@ -92,10 +94,50 @@ class AlignedLayout(NamedTuple):
     start: int
 
 
-class PackedLayout(NamedTuple):
-    """The documents of packed rows as (row, first column, column after the last); all other columns are padding."""
+@dataclass(frozen=True)
+class PackedLayout:
+    """The documents of packed rows as (row, first column, column after the last); all other columns are padding.
+
+    They are in the order of rows and columns. `ids` are their segment ids, None where they are not known. Each document
+    is whole, so that its positions count from 0, and no two of a row have the same id. It is no tuple: trees of tensors
+    are mapped over, and end here."""
 
     documents: tuple[tuple[int, int, int], ...]
+    ids: tuple[int, ...] | None = field(default=None, compare=False)
+
+    @cached_property
+    def most_in_row(self) -> int:
+        """The largest number of documents of a row."""
+        return max(Counter(row for row, _, _ in self.documents).values(), default=0)
+
+    @cached_property
+    def longest(self) -> int:
+        """The number of tokens of the longest document."""
+        return max((stop - start for _, start, stop in self.documents), default=0)
+
+    @cached_property
+    def token_count(self) -> int:
+        """The number of tokens that are not padding."""
+        return sum(stop - start for _, start, stop in self.documents)
+
+    @property
+    def distinct_ids(self) -> list[int] | None:
+        """The segment ids that occur in any row, in ascending order."""
+        return None if self.ids is None else sorted(set(self.ids))
+
+    def ids_of_rows(self, rows: int) -> list[list[int]] | None:
+        """The segment ids of each of so many rows, in ascending order."""
+        if self.ids is None:
+            return None
+        by_row: list[list[int]] = [[] for _ in range(rows)]
+        for (row, _, _), document in zip(self.documents, self.ids):
+            by_row[row].append(document)
+        return [sorted(ids) for ids in by_row]
+
+    def repeated(self, times: int) -> "PackedLayout":
+        """The layout of rows in which so many tokens stand for each."""
+        documents = tuple((row, times * start, times * stop) for row, start, stop in self.documents)
+        return PackedLayout(documents, self.ids)
 
     @property
     def right_padded(self) -> bool:

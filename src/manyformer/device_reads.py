@@ -5,7 +5,7 @@ GPU then waits for Python. Code that chooses by values therefore has a second fo
 """
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 
@@ -17,6 +17,13 @@ def reads_are_free(x: Tensor) -> bool:
 def is_readable(x: Tensor) -> bool:
     """Whether reading numbers of `x` is possible and free: on a CPU, outside a graph that is being compiled."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def places_of(mask: Bool[Tensor, " n"], count: int | None) -> Int[Tensor, " m"]:
+    """Where the mask is set, in order. Without the `count` of these places a device would have to be waited for."""
+    if count is None or reads_are_free(mask):
+        return mask.nonzero()[:, 0]
+    return (~mask).to(torch.uint8).argsort(stable=True)[:count]
 
 
 def count_values(values: Int[Tensor, "*n"], size: int) -> Int[Tensor, " size"]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from manyformer.binding import bind_module
-from manyformer.core import Context, DecodeStep, Layer, LayerOutput, State, bind_step
+from manyformer.core import Context, DecodeStep, Layer, LayerOutput, State, bind_step, no_watch
 
 
 @final
@@ -28,7 +28,8 @@ class FeedForward(Layer):
         init_glorot(self.up, self.down)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        ctx.watch(self, "input", x)
+        if ctx.watch is not no_watch:
+            ctx.watch(self, "input", x)
         return LayerOutput(self.down(self.activation(self.up(x))), state)
 
     def decode_step(self) -> DecodeStep | None:
@@ -54,7 +55,8 @@ class GatedFeedForward(Layer):
         init_glorot(self.gate, self.up, self.down)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        ctx.watch(self, "input", x)
+        if ctx.watch is not no_watch:
+            ctx.watch(self, "input", x)
         return LayerOutput(self.down(self.activation(self.gate(x)) * self.up(x)), state)
 
     def decode_step(self) -> DecodeStep | None:

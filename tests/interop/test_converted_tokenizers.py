@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from manyformer.errors import UserError
-from manyformer.interop.foreign_tokenizer_files import read_foreign_tokenizer, read_foreign_tokenizers
+from manyformer.interop.foreign_texts import read_foreign_tokenizer, read_foreign_tokenizers
 
 pytestmark = pytest.mark.oracle
 

@@ -14,7 +14,7 @@ from manyformer.data.foreign_tokenizer import ForeignTokenizer
 from manyformer.data.tokenizer_kinds import load_tokenizer
 from manyformer.errors import UserError
 from manyformer.interop import import_model
-from manyformer.interop.foreign_tokenizer_files import read_foreign_tokenizer
+from manyformer.interop.foreign_texts import read_foreign_tokenizer
 
 TEXTS = ["the cat sat on the mat", "naïve café 猫 \N{FAMILY}", " two  spaces\n", "a <s> b </s>", "\ud800x"]
 

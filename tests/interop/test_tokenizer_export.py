@@ -11,7 +11,7 @@ from manyformer.data.tokenizer import Tokenizer
 from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.errors import UserError
 from manyformer.interop.auto_classes import AUTO_CLASSES
-from manyformer.interop.foreign_tokenizer_files import read_foreign_tokenizer
+from manyformer.interop.foreign_texts import read_foreign_tokenizer
 from manyformer.interop.tokenizer_export import write_tokenizer
 from manyformer.models import EncoderDecoder, LanguageModel, MaskedLM
 

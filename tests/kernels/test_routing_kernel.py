@@ -152,7 +152,7 @@ def test_the_first_batch_is_read_before_centroids_start_from_it() -> None:
 def test_a_start_from_the_batch_that_it_routes_is_seen_by_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build_tiny("routing-transformer-strict", {}, 0)
 
-    def start_at_once(self: KMeansCentroids, x: Tensor, valid: Tensor | None) -> None:
+    def start_at_once(self: KMeansCentroids, x: Tensor, valid: Tensor | None, count: int | None) -> None:
         if not self.started:
             self._init_from_keys(x.transpose(0, 1).flatten(1, 2))
 

@@ -14,7 +14,7 @@ from manyformer.data.foreign_tokenizer import ForeignTokenizer
 from manyformer.data.tokenizer_kinds import load_tokenizer
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile
-from manyformer.interop.foreign_tokenizer_files import read_foreign_tokenizer
+from manyformer.interop.foreign_texts import read_foreign_tokenizer
 from manyformer.libraries.tokenizer_rules import MAX_GROWTH, check_rules, read_tokenizer
 
 GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

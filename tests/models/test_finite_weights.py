@@ -13,7 +13,7 @@ from torch import nn
 import manyformer as mf
 from manyformer.cli import run
 from manyformer.errors import NonFiniteWeights
-from manyformer.models.finite_weights import warn_non_finite
+from manyformer.models.model_files import warn_non_finite
 
 SIZES = {"vocab": 19, "dim": 16, "depth": 2, "heads": 2, "max_length": 32}
 WEIGHT = "body.0.ff.inner.up.weight"

@@ -12,9 +12,9 @@ from manyformer.config import AdamWConfig
 from manyformer.errors import UserError
 from manyformer.multi_head.hard_concrete import HardConcreteGates, attach_gates, fold_gates
 from manyformer.multi_head.head_gates import attention_heads
-from manyformer.train.engine import TrainingEngine
-from manyformer.train.optimizers import make_optimizer, set_learning_rate
-from manyformer.train.parallel_strategy import DDPStrategy
+from manyformer.train.engine import TrainingEngine, set_learning_rate
+from manyformer.train.optimizers import make_optimizer
+from manyformer.train.process_group import DDPStrategy
 from manyformer.training_hooks import set_training_progress
 
 

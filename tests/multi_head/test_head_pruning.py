@@ -20,8 +20,14 @@ from manyformer.errors import UserError
 from manyformer.kernels import SoftmaxKernel
 from manyformer.model_summary import count_parameters
 from manyformer.models import Model
-from manyformer.multi_head.head_gates import HeadlessLayer, attention_heads, gated_heads
-from manyformer.multi_head.head_pruning import format_heads, parse_heads, remove_heads
+from manyformer.multi_head.head_gates import (
+    HeadlessLayer,
+    attention_heads,
+    format_heads,
+    gated_heads,
+    parse_heads,
+    remove_heads,
+)
 from manyformer.position import Position
 from manyformer.position.layerwise import LearnedQKPosition
 from manyformer.position.relative import ShawPosition

@@ -19,7 +19,7 @@ from manyformer.recipes import get_recipe
 from manyformer.recipes.registry import task_of
 from manyformer.tasks import Inputs, Task
 from manyformer.train.engine import TrainingEngine
-from manyformer.train.parallel_strategy import DDPStrategy
+from manyformer.train.process_group import DDPStrategy
 from pretended_device.cuda_functions import pretended_device
 from pretended_device.tensor import PretendedTensor, numbers_of
 from pretended_device.waits import Wait, Waits
@@ -123,13 +123,17 @@ def _learn(recipe: TinyRecipe, waits: Waits, segments: Tensor) -> JobResult:
     if targets.shape[:2] != segments.shape:
         raise NotApplicableError("targets are not those of tokens, so that rows are not cut into documents")
     targets = targets.masked_fill(segments == PADDING_SEGMENT, IGNORE_INDEX)
-    batch = recipe.task.batch(model, recipe.inputs._replace(segments=segments), targets)
+    inputs = recipe.inputs._replace(segments=segments)
+    # what the first pass puts into caches is there at the second; some batches have a graph of their own
+    batches = [recipe.task.batch(model, inputs, targets) for _ in range(2)]
     model.to(recipe.device)
-    torch.manual_seed(0)
-    waits.clear()
-    loss = model.loss(to_device(batch, recipe.device))
-    total = loss.total / max(1, batch.target_count()) + loss.extra
-    total.backward()  # type: ignore[no-untyped-call]
+    for batch in batches:
+        model.zero_grad(set_to_none=True)
+        torch.manual_seed(0)
+        waits.clear()
+        loss = model.loss(to_device(batch, recipe.device))
+        total = loss.total / max(1, batch.target_count()) + loss.extra
+        total.backward()  # type: ignore[no-untyped-call]
     gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
     return JobResult([total.detach(), *gradients], dict(waits.counts))
 

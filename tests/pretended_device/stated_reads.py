@@ -9,11 +9,12 @@ from pretended_device.waits import Wait
 FILE = Path(__file__).parents[2] / "docs" / "host_reads.json"
 COMMAND = "python benchmarks/host_reads.py --write"
 
-COUNTED_JOBS = ("training", "decoding", "static steps")
-"""The jobs whose waits are stated: those of a training step, and of one more token."""
+COUNTED_JOBS = ("training", "packed rows", "decoding", "static steps")
+"""The jobs whose waits are stated: those of a training step, also with packed rows, and of one more token."""
 
 WORDS = {
     "training": "a training step of {}",
+    "packed rows": "a training step of {} with packed rows",
     "decoding": "a decoded token of {}",
     "static steps": "a token that {} decodes by static steps",
 }

@@ -67,8 +67,8 @@ def test_beams_choose_the_tokens_of_a_cpu(recipe: str) -> None:
 
 @pytest.mark.thinned(6)
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_packed_rows_have_the_gradients_of_a_cpu(recipe: str) -> None:
-    compare(recipe, "packed rows")
+def test_packed_rows_have_the_gradients_of_a_cpu_and_wait_as_often_as_stated(recipe: str) -> None:
+    check_waits(recipe, "packed rows", compare(recipe, "packed rows"))
 
 
 @pytest.mark.thinned(6)

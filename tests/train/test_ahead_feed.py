@@ -351,11 +351,8 @@ def test_what_is_known_of_segments_goes_with_them_to_a_device() -> None:
     # tensors on the meta device hold no numbers: what is known of them was read before
     arrived: Any = next(ahead).on_device(torch.device("meta"))
     assert arrived.tokens.is_meta
-    layout, expected = (
-        positions_of(tokens, ids, None)[0].layout
-        for tokens, ids in ((arrived.tokens, arrived.segments), (segments, segments))
-    )
-    assert layout == expected
+    layout = positions_of(arrived.tokens, arrived.segments, None, arrived.layout)[0].layout
+    assert layout == positions_of(segments, segments, None)[0].layout
     assert layout is not None
     assert positions_of(arrived.tokens, segments.to("meta"), None)[0].layout is None
     ahead.close()

@@ -26,7 +26,7 @@ from manyformer.train import checkpoints, rng
 from manyformer.train.checkpoints import CheckpointStore
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.events import CheckpointSaved, TrainingEvent
-from manyformer.train.parallel_strategy import DDPStrategy
+from manyformer.train.process_group import DDPStrategy
 from manyformer.train.training_loop import TrainingDiverged
 
 

@@ -20,8 +20,7 @@ from manyformer.system.stop_signals import StopSignal
 from manyformer.train.activation_checkpointing import checkpoint_activations, stack_layers
 from manyformer.train.engine import StepResult, TrainingEngine
 from manyformer.train.events import silent
-from manyformer.train.parallel_strategy import DDPStrategy
-from manyformer.train.process_group import SINGLE_PROCESS_GROUP
+from manyformer.train.process_group import SINGLE_PROCESS_GROUP, DDPStrategy
 from manyformer.train.training_loop import TrainingLoop
 from manyformer.training_hooks import TracksProgress
 
@@ -143,7 +142,7 @@ import manyformer as mf
 from manyformer.batches import CausalLMBatch
 from manyformer.config import AdamConfig
 from manyformer.train.engine import TrainingEngine
-from manyformer.train.parallel_strategy import DDPStrategy
+from manyformer.train.process_group import DDPStrategy
 
 torch.set_num_threads(1)
 models = []

@@ -17,7 +17,7 @@ from manyformer.ops.token_ring import TokenRing
 from manyformer.recipes.registry import task_of
 from manyformer.train.context_parallel import share_columns
 from manyformer.train.engine import TrainingEngine
-from manyformer.train.parallel_strategy import DDPStrategy
+from manyformer.train.process_group import DDPStrategy
 
 
 def random_batch(model: Model) -> Batch:

@@ -19,8 +19,7 @@ from manyformer.models.model import CarriedState
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.events import TrainingStarted
-from manyformer.train.parallel_strategy import DDPStrategy
-from manyformer.train.process_group import SINGLE_PROCESS_GROUP
+from manyformer.train.process_group import SINGLE_PROCESS_GROUP, DDPStrategy
 from manyformer.train.run_training import open_run_data
 from manyformer.train.validation import Validator
 

@@ -15,12 +15,11 @@ import manyformer as mf
 from manyformer.config import AdadeltaConfig, AdagradConfig, AdamConfig, AdamWConfig, OptimConfig
 from manyformer.files.json_records import validate_json
 from manyformer.models import Model
-from manyformer.models.finite_weights import find_non_finite
+from manyformer.models.model_files import find_non_finite
 from manyformer.train import session
-from manyformer.train.engine import TrainingEngine
+from manyformer.train.engine import GradientNorms, MovementWatch, TrainingEngine
 from manyformer.train.final_model import ResultRecord
-from manyformer.train.finite_numbers import GradientNorms, MovementWatch
-from manyformer.train.parallel_strategy import DDPStrategy
+from manyformer.train.process_group import DDPStrategy
 from manyformer.train.train_state import TrainState
 from manyformer.train.training_loop import TrainingDiverged
 from manyformer.train.validation import Validator

@@ -20,6 +20,7 @@ from manyformer.files.json_records import DamagedFile
 from manyformer.train.event_protocol import WorkerFailure, decode, encode
 from manyformer.train.events import (
     CheckpointSaved,
+    LiveReporter,
     TrainingEvent,
     TrainingFinished,
     TrainingNote,
@@ -27,8 +28,11 @@ from manyformer.train.events import (
     TrainingStarted,
     TrainingValidated,
     TrainResult,
+    format_duration,
+    format_event,
+    log_file_reporter,
+    reporter,
 )
-from manyformer.train.reporter import LiveReporter, format_duration, format_event, log_file_reporter, reporter
 from manyformer.train.run_folder import as_run, check_run_folder
 from manyformer.train.tracking import stored_id
 

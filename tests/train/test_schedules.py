@@ -9,12 +9,12 @@ import torch
 
 import manyformer as mf
 from manyformer.config import AdadeltaConfig, AdagradConfig, AdamConfig, AdamWConfig, OptimConfig, RunConfig
+from manyformer.train.engine import set_learning_rate
 from manyformer.train.optimizers import (
     clip_each_gradient,
     make_optimizer,
     named_optimizer_state,
     restore_optimizer_state,
-    set_learning_rate,
     weight_decay_groups,
 )
 from manyformer.train.schedules import cosine, linear_warmup, make_schedule, make_warmup, noam

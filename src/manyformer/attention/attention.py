@@ -141,7 +141,10 @@ class Attention(MultiHeadLayer):
         if self.output_stage is not None:
             y = self.output_stage(y, x if self.pre_norm is None else self.pre_norm(x))
         y = self.out_proj(self.merge_heads(y))
-        return LayerOutput(y, next_state, loss + kernel_loss + self.position.penalty())
+        loss = loss + kernel_loss
+        if "penalty" in self.position.overridden:
+            loss = loss + self.position.penalty()
+        return LayerOutput(y, next_state, loss)
 
     def _project_queries(
         self, x: Float[Tensor, "b l d"], positions: TokenPositions
@@ -172,10 +175,12 @@ class Attention(MultiHeadLayer):
         """Queries of all heads, with the position applied."""
         width = self.kv_shape.head_dim + self.kernel.extra_query_dim
         q = split_heads(q, q.shape[-1] // width)
-        if not self.kernel.extra_query_dim:
-            return _repeat_heads(self.position.query(q, positions), self.heads)
-        q, extra_queries = torch.split(q, [self.kv_shape.head_dim, self.kernel.extra_query_dim], -1)
-        return torch.cat([self.position.query(q, positions), extra_queries], -1)
+        extra_queries = None
+        if self.kernel.extra_query_dim:
+            q, extra_queries = torch.split(q, [self.kv_shape.head_dim, self.kernel.extra_query_dim], -1)
+        if "query" in self.position.overridden:
+            q = self.position.query(q, positions)
+        return _repeat_heads(q, self.heads) if extra_queries is None else torch.cat([q, extra_queries], -1)
 
     def _split_keys_values(
         self, keys_values: Float[Tensor, "b s n"], x: Float[Tensor, "b s d"], positions: TokenPositions
@@ -184,10 +189,12 @@ class Attention(MultiHeadLayer):
         kv_heads, key_dim = self.kv_shape.kv_heads, self.key_heads * self.kv_shape.head_dim
         # one split, not two slices: its gradient is a single concatenation
         k, v = torch.split(keys_values, [key_dim, keys_values.shape[-1] - key_dim], dim=-1)
-        v = split_heads(v, kv_heads)
-        if self.kernel.gate_projection is not None:
+        k, v = split_heads(k, self.key_heads), split_heads(v, kv_heads)
+        if self.kernel.gate_dim and self.kernel.gate_projection is not None:
             v = torch.cat([v, self.kernel.gate_projection(x).to(v.dtype)], -1)
-        return _repeat_heads(self.position.key(split_heads(k, self.key_heads), positions), kv_heads), v
+        if "key" in self.position.overridden:
+            k = self.position.key(k, positions)
+        return _repeat_heads(k, kv_heads), v
 
     @property
     def head_group(self) -> int:

@@ -1,14 +1,17 @@
-"""What all batches are: CPU tensors, one sequence per row; how they are counted, and their way to a device."""
+"""What all batches are: CPU tensors, one sequence per row; their counts, their layouts, and their way to a device."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol, Self, TypeVar, final, runtime_checkable
 
+import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
-from manyformer.batches.segment_layouts import attach_layout, read_segment_layout
-from manyformer.core import PADDING_SEGMENT, tree_map
+from manyformer.core import PADDING_SEGMENT, ContiguousLayout, PackedLayout, tree_map
 from manyformer.system.devices import device_kind, send
+
+SegmentLayout = PackedLayout | ContiguousLayout | None
 
 # The target of a position that is not scored: torch's convention for cross-entropy.
 IGNORE_INDEX = -100
@@ -59,21 +62,73 @@ class TextUnits(NamedTuple):
 def to_device(batch: BatchT, device: torch.device) -> BatchT:
     """The batch with its tensors on `device`; those that are there already stay as they are.
 
-    Copies are asynchronous where the device has such, from pinned memory. What the host reads of segment ids goes with
-    them, so that no layer has to wait for the device to read it there.
+    Copies are asynchronous where the device has such, from pinned memory. What only the host can read without waiting
+    is in the batch before: the layouts of its rows, and its places.
     """
     if device_kind(device).is_host:
         return batch
-    on_host: Any = batch
+    on_host: Any = with_layouts(batch)
     if isinstance(on_host, ListsPlaces):
         on_host = on_host.with_places()
-
     moved: BatchT = tree_map(lambda tensor: send(tensor, device), on_host)
-    for name, tensor, copy in zip(getattr(on_host, "_fields", ()), on_host, moved):
-        is_segments = name.endswith("segments") and isinstance(tensor, Tensor) and tensor.ndim == 2
-        if is_segments and tensor.device.type == "cpu":
-            attach_layout(copy, read_segment_layout(tensor))
     return moved
+
+
+def with_layouts(batch: BatchT) -> BatchT:
+    """The batch with the layouts of its segment ids that are on the host, in the fields beside them.
+
+    A field `NAME_layout`, or `layout`, belongs to the segment ids `NAME_segments`, or `segments`."""
+    layouts = {}
+    for name in getattr(batch, "_fields", ()):
+        if name.endswith("layout") and getattr(batch, name) is None:
+            segments = getattr(batch, f"{name.removesuffix('layout')}segments")
+            if segments is not None and segments.device.type == "cpu":
+                layouts[name] = read_segment_layout(segments)
+    if not layouts:
+        return batch
+    replaced: BatchT = batch._replace(**layouts)  # type: ignore[attr-defined]
+    return replaced
+
+
+def segment_layout(segments: Int[Tensor, "b l"], known: SegmentLayout = None) -> SegmentLayout:
+    """The layout of these segment ids if it is `known` or can be read, which it cannot where they are on a device.
+
+    A graph that is being compiled knows none: it would be compiled again for the documents of each batch.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    if known is not None or segments.device.type != "cpu":
+        return known
+    return read_segment_layout(segments)
+
+
+def read_segment_layout(segments: Int[Tensor, "b l"]) -> SegmentLayout:
+    """The layout of segment ids on the host; None where a document is in several pieces, which has no simple layout."""
+    ids = segments.numpy()
+    if ids.shape[1] and not ids.any():
+        return ContiguousLayout()
+    if not ids.size:
+        return PackedLayout((), ())
+    is_start = np.ones(ids.shape, dtype=bool)
+    np.not_equal(ids[:, 1:], ids[:, :-1], out=is_start[:, 1:])
+    rows, starts = is_start.nonzero()
+    documents = ids[rows, starts]
+    is_same_row = rows[1:] == rows[:-1]
+    # a document ends where the next one of its row begins, or with the row
+    stops = np.full_like(starts, ids.shape[1])
+    stops[:-1][is_same_row] = starts[1:][is_same_row]
+    if (documents == PADDING_SEGMENT).any():
+        is_document = documents != PADDING_SEGMENT
+        rows, starts, stops, documents = (part[is_document] for part in (rows, starts, stops, documents))
+        is_same_row = rows[1:] == rows[:-1]
+    # ids that ascend, as packing numbers them, do not repeat
+    if not (documents[1:] > documents[:-1])[is_same_row].all():
+        order = np.lexsort((documents, rows))
+        rows_in_order, documents_in_order = rows[order], documents[order]
+        is_repeated = documents_in_order[1:] == documents_in_order[:-1]
+        if (is_repeated & (rows_in_order[1:] == rows_in_order[:-1])).any():
+            return None
+    return PackedLayout(tuple(zip(rows.tolist(), starts.tolist(), stops.tolist())), tuple(documents.tolist()))
 
 
 def count_scored(targets: Tensor) -> int:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor
 
-from manyformer.batches.batch import IGNORE_INDEX, count_valid
+from manyformer.batches.batch import IGNORE_INDEX, SegmentLayout, count_valid
 from manyformer.core import PADDING_SEGMENT, State
 
 
@@ -44,6 +44,8 @@ class RolloutBatch(NamedTuple):
     values: Float[Tensor, "b l"] | None = None
     state: State = None
     objective: ClippedObjective = ClippedObjective()
+    # Where the episodes are; None where nobody has read it.
+    layout: SegmentLayout = None
 
     def target_count(self) -> int:
         return count_valid(self.segments, self.segments)
@@ -52,7 +54,7 @@ class RolloutBatch(NamedTuple):
         return self.target_count()
 
     def ignored(self) -> Self:
-        return self._replace(segments=torch.full_like(self.segments, PADDING_SEGMENT))
+        return self._replace(segments=torch.full_like(self.segments, PADDING_SEGMENT), layout=None)
 
 
 class TrajectoryBatch(NamedTuple):
@@ -68,6 +70,8 @@ class TrajectoryBatch(NamedTuple):
     targets: Int64[Tensor, "b l"] | Float[Tensor, "b l a"]
     timesteps: Int64[Tensor, "b l"]
     segments: Int64[Tensor, "b l"]
+    # Where the windows are; None where nobody has read it.
+    layout: SegmentLayout = None
 
     def target_count(self) -> int:
         return int(count_action_targets(self.targets))

@@ -5,7 +5,7 @@ from typing import NamedTuple, Self
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from manyformer.batches.batch import IGNORE_INDEX, count_scored, count_valid, ignore_all, scored_places
+from manyformer.batches.batch import IGNORE_INDEX, SegmentLayout, count_scored, count_valid, ignore_all, scored_places
 
 
 class ImageClassificationBatch(NamedTuple):
@@ -53,6 +53,8 @@ class TranscriptionBatch(NamedTuple):
     targets: Int64[Tensor, "b t"]
     segments: Int64[Tensor, "b f"] | None = None
     target_segments: Int64[Tensor, "b t"] | None = None
+    # Where the documents of `target_segments` are; None where nobody has read it.
+    target_layout: SegmentLayout = None
 
     def target_count(self) -> int:
         return count_scored(self.targets)
@@ -78,6 +80,8 @@ class ModalitiesBatch(NamedTuple):
     token_segments: Int64[Tensor, "b t"] | None = None
     # The rows with a label; None where they have not been listed.
     scored: Int64[Tensor, " n"] | None = None
+    # Where the texts of `token_segments` are; None where nobody has read it.
+    token_layout: SegmentLayout = None
 
     def target_count(self) -> int:
         return count_scored(self.labels)
@@ -117,6 +121,8 @@ class GraphBatch(NamedTuple):
     # Among the edges of all rows, those that join two nodes, and those that join a node with itself.
     links: Int64[Tensor, " m"] | None = None
     loops: Int64[Tensor, " n"] | None = None
+    # Where the graphs of `segments` are; None where nobody has read it.
+    layout: SegmentLayout = None
 
     def target_count(self) -> int:
         return count_scored(self.targets)

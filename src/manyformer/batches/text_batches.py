@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 from jaxtyping import Int64, Shaped
 from torch import Tensor
 
-from manyformer.batches.batch import count_scored, count_valid, ignore_all, scored_places
+from manyformer.batches.batch import SegmentLayout, count_scored, count_valid, ignore_all, scored_places
 
 NO_NEIGHBOUR = -1
 """Stands for a retrieved token where there are fewer than there could be."""
@@ -24,14 +24,20 @@ class CausalLMBatch(NamedTuple):
     neighbours: Int64[Tensor, "b l k"] | None = None
     # The position of each token in its text, -1 for padding; None unless the text is held out.
     text_positions: Int64[Tensor, "b l"] | None = None
+    # Where the documents of `segments` are; None where nobody has read it.
+    layout: SegmentLayout = None
 
     def in_pieces(self, length: int) -> "Iterator[CausalLMBatch]":
         """The batch in pieces of at most `length` columns, from left to right."""
         for start in range(0, self.tokens.shape[1], length):
-            tokens, targets, *optional_parts = (None if t is None else t[:, start : start + length] for t in self)
-            assert tokens is not None
-            assert targets is not None
-            yield CausalLMBatch(tokens, targets, *optional_parts)
+            columns = slice(start, start + length)
+            yield CausalLMBatch(
+                self.tokens[:, columns],
+                self.targets[:, columns],
+                None if self.segments is None else self.segments[:, columns],
+                None if self.neighbours is None else self.neighbours[:, columns],
+                None if self.text_positions is None else self.text_positions[:, columns],
+            )
 
     def target_count(self) -> int:
         return count_scored(self.targets)
@@ -46,13 +52,16 @@ class CausalLMBatch(NamedTuple):
 class Seq2SeqBatch(NamedTuple):
     """Pairs of a source and a sequence y: `target` is BOS + y, `targets` is y + EOS, `IGNORE_INDEX` at padding.
 
-    A source is what the model's encoder reads: tokens (b, s), images (b, h, w, c), frames (b, f, m)."""
+    A source is what the model's encoder reads: tokens (b, s), images (b, h, w, c), frames (b, f, m). The layouts say
+    where the documents of both are, None where nobody has read it; so does `layout` of the batches below."""
 
     source: Shaped[Tensor, "b *source"]
     target: Int64[Tensor, "b t"]
     targets: Int64[Tensor, "b t"]
     source_segments: Int64[Tensor, "b s"] | None = None
     target_segments: Int64[Tensor, "b t"] | None = None
+    source_layout: SegmentLayout = None
+    target_layout: SegmentLayout = None
 
     def target_count(self) -> int:
         return count_scored(self.targets)
@@ -80,6 +89,7 @@ class MaskedLMBatch(NamedTuple):
     mask: Int64[Tensor, " b"] | None = None
     # Among all tokens, those with a target and perhaps some others; None where they have not been listed.
     scored: Int64[Tensor, " n"] | None = None
+    layout: SegmentLayout = None
 
     def target_count(self) -> int:
         return count_scored(self.targets)
@@ -102,6 +112,7 @@ class ClassificationBatch(NamedTuple):
     segments: Int64[Tensor, "b l"] | None = None
     roles: Int64[Tensor, "b l"] | None = None
     parts: Int64[Tensor, "b l"] | None = None
+    layout: SegmentLayout = None
 
     def target_count(self) -> int:
         return count_scored(self.labels)
@@ -124,6 +135,7 @@ class AnswerSpanBatch(NamedTuple):
     segments: Int64[Tensor, "b l"] | None = None
     roles: Int64[Tensor, "b l"] | None = None
     parts: Int64[Tensor, "b l"] | None = None
+    layout: SegmentLayout = None
 
     def target_count(self) -> int:
         return count_scored(self.targets)
@@ -147,6 +159,7 @@ class TaggingBatch(NamedTuple):
     trees: Int64[Tensor, "b l 3"] | None = None
     # Among all tokens, those with a target and perhaps some others; None where they have not been listed.
     scored: Int64[Tensor, " n"] | None = None
+    layout: SegmentLayout = None
 
     def target_count(self) -> int:
         return count_scored(self.targets)

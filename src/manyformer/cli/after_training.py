@@ -12,7 +12,7 @@ from manyformer.generate import decoding_from_options, stream, translate
 from manyformer.recipes.registry import task_of
 from manyformer.system.printable_text import printable
 from manyformer.train import TrainingEvent, TrainingFinished, TrainResult
-from manyformer.train.reporter import LiveReporter, reporter
+from manyformer.train.events import LiveReporter, reporter
 
 SAMPLE_TOKENS = 160
 """Length in tokens of a language model's sample."""

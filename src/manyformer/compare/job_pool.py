@@ -21,7 +21,7 @@ from manyformer.compare.training_task import TrainingTask
 from manyformer.config.comparison import ComparisonCase
 from manyformer.plugins import import_modules
 from manyformer.system.devices import best_device, gpu_name
-from manyformer.train.reporter import format_duration
+from manyformer.train.events import format_duration
 from manyformer.type_aliases import LogFn
 from manyformer.version import VERSION
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from manyformer.batches import Batch, TextUnits
+from manyformer.batches.batch import with_layouts
 
 # The seed of shuffles that must be the same in every run.
 FIXED_SEED = 20170612
@@ -49,7 +50,14 @@ class ProcessShare(NamedTuple):
     world_size: int = 1
 
 
-def select_rows(batch: Batch, share: ProcessShare) -> Batch:
+def read_batch(epoch: Epoch, number: int, share: ProcessShare) -> Batch:
+    """A batch of an epoch as a process trains on it or scores it: its rows alone, with the layout of their documents.
+
+    This is where a layout is read: once, on the host, and in the thread that reads ahead where there is one."""
+    return with_layouts(_select_rows(epoch.batch(number), share))
+
+
+def _select_rows(batch: Batch, share: ProcessShare) -> Batch:
     """The rows of a batch for one process; if it has none, a row with all targets IGNORE_INDEX, so that it has work."""
     if share.world_size == 1:
         return batch
@@ -75,7 +83,7 @@ class HeldOutBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         for number in range(len(self._epoch)):
-            yield select_rows(self._epoch.batch(number), self._share)
+            yield read_batch(self._epoch, number, self._share)
 
     def shard(self, rank: int, world_size: int) -> "HeldOutBatches":
         """The rows of each batch for one rank; `units` remain those of all ranks."""

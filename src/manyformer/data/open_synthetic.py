@@ -85,8 +85,9 @@ class RuleEpoch(Epoch):
         tokens = np.where(padding, NativeTokenizer.pad, rows.symbols + len(SPECIALS))
         segments = np.where(padding, PADDING_SEGMENT, self._first_sequence + sequence if self.rows_continue else 0)
         has_segments = self.rows_continue or bool(padding.any())
-        arrays = (tokens, targets, *([segments] if has_segments else []))
-        return CausalLMBatch(*(torch.from_numpy(array[:, columns].copy()) for array in arrays))
+        arrays = (tokens, targets, segments) if has_segments else (tokens, targets)
+        batch_tokens, batch_targets, *rest = (torch.from_numpy(array[:, columns].copy()) for array in arrays)
+        return CausalLMBatch(batch_tokens, batch_targets, segments=rest[0] if rest else None)
 
 
 def labelled_batch(rows: SyntheticRows) -> ClassificationBatch:

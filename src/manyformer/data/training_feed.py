@@ -9,7 +9,7 @@ from torch import nn
 from typing_extensions import TypedDict
 
 from manyformer.batches import Batch
-from manyformer.data.epochs import Epoch, EpochPlan, ProcessShare, select_rows
+from manyformer.data.epochs import Epoch, EpochPlan, ProcessShare, read_batch
 from manyformer.errors import UserError
 from manyformer.files.json_records import Count
 from manyformer.files.verified_folder import VerifiedFolder
@@ -137,7 +137,7 @@ class Sampler(SeededFeed):
 
     def __next__(self) -> Batch:
         epoch = self._current_epoch()
-        batch = select_rows(epoch.batch(self.batch), self._share)
+        batch = read_batch(epoch, self.batch, self._share)
         self.batch += 1
         if self.batch == len(epoch):
             self.epoch, self.batch, self._cached_epoch = self.epoch + 1, 0, None

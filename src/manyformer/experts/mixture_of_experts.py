@@ -5,7 +5,7 @@ from typing import final
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.core import (
@@ -14,12 +14,13 @@ from manyformer.core import (
     ContiguousLayout,
     Layer,
     LayerOutput,
+    PackedLayout,
     State,
     StepLayout,
     TokenPositions,
     no_watch,
 )
-from manyformer.device_reads import reads_are_free
+from manyformer.device_reads import places_of, reads_are_free
 from manyformer.experts.expert_layers import FeedForwardExperts, GatedExperts
 from manyformer.experts.routers import Router, Routing
 from manyformer.experts.routing_losses import RoutingLoss
@@ -59,16 +60,16 @@ class MixtureOfExperts(Layer):
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         ctx.watch(self, "input", x)
-        valid = _valid_tokens(ctx.positions, x)
-        tokens = x.flatten(0, 1) if valid is None else x.flatten(0, 1)[valid]
+        places = _token_places(ctx.positions, x)
+        tokens = x.flatten(0, 1) if places is None else x.flatten(0, 1).index_select(0, places)
         routing = self.router(tokens)
         # the number of a static step's experts is not the host's to read, on whatever device
         host_reads = reads_are_free(x) and not isinstance(ctx.positions.layout, StepLayout)
-        routed, loss = self._process(tokens, routing, _documents(ctx.positions, x, valid), host_reads=host_reads)
+        routed, loss = self._process(tokens, routing, _documents(ctx.positions, x, places), host_reads=host_reads)
         if ctx.watch is not no_watch:
             ctx.watch(self, "load", routing.load() / max(1, len(tokens) * self.router.per_token))
-        if valid is not None:
-            routed = routed.new_zeros(valid.shape[0], routed.shape[1]).masked_scatter(valid[:, None], routed)
+        if places is not None:
+            routed = routed.new_zeros(x.shape[0] * x.shape[1], routed.shape[1]).index_copy(0, places, routed)
         y = routed.view(*x.shape[:2], -1)
         if self.shared is not None:
             y = y + self.shared(x, ctx).y
@@ -105,22 +106,24 @@ class ScalarGate(Layer):
         return LayerOutput(self.gate(x).sigmoid() * y, state, loss)
 
 
-def _valid_tokens(positions: TokenPositions, x: Float[Tensor, "b l d"]) -> Bool[Tensor, " n"] | None:
-    """Which tokens are no padding, in all rows one after another; None for all."""
-    if isinstance(positions.layout, ContiguousLayout | StepLayout):
+def _token_places(positions: TokenPositions, x: Float[Tensor, "b l d"]) -> Int[Tensor, " m"] | None:
+    """The tokens that are no padding, numbered in all rows one after another; None for all."""
+    layout = positions.layout
+    if isinstance(layout, ContiguousLayout | StepLayout):
         return None
-    return (positions.segment_ids != PADDING_SEGMENT).expand(x.shape[:2]).flatten()
+    count = layout.token_count if isinstance(layout, PackedLayout) else None
+    return places_of((positions.segment_ids != PADDING_SEGMENT).expand(x.shape[:2]).flatten(), count)
 
 
 def _documents(
-    positions: TokenPositions, x: Float[Tensor, "b l d"], valid: Bool[Tensor, " n"] | None
+    positions: TokenPositions, x: Float[Tensor, "b l d"], places: Int[Tensor, " m"] | None
 ) -> Int[Tensor, " m"]:
     """The number of the document, among those of all rows, of each token that is no padding."""
     rows = torch.arange(len(x), device=x.device)[:, None]
-    if valid is None:
+    if places is None:
         return rows.expand(x.shape[:2]).flatten()
     segments = positions.segment_ids.expand(x.shape[:2])
-    keys = (rows * (segments.max() + 1) + segments).flatten()[valid]
+    keys = (rows * (segments.max() + 1) + segments).flatten().index_select(0, places)
     sorted_keys, order = keys.sort()
     is_new = F.pad(sorted_keys[1:] != sorted_keys[:-1], (min(1, len(keys)), 0))
     return torch.empty_like(order).scatter_(0, order, is_new.cumsum(0))

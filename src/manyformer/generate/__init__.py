@@ -4,7 +4,6 @@
 `SampledChoice`, `BeamSettings`), the logits processors (`TopPProcessor(0.9)`, ...) and the limits. Everything needs
 only `model.init_state`, `model(tokens, segments, state)` and `tree_map`."""
 
-from manyformer.generate.decoder_prompts import SourceBatch
 from manyformer.generate.decoding import Decoding, SourceLengthLimit, decoding_from_options
 from manyformer.generate.generate import answer_sources, generate, stream
 from manyformer.generate.image_generation import complete, enlarge, paint, paint_classes
@@ -19,6 +18,7 @@ from manyformer.generate.logits_processors import (
     TopKProcessor,
     TopPProcessor,
 )
+from manyformer.generate.prompts import SourceBatch
 from manyformer.generate.result import GenerationResult, GenerationStats, Hypothesis, StreamPiece
 from manyformer.generate.token_choice import (
     AverageLogProbPenalty,

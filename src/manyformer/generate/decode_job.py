@@ -8,11 +8,10 @@ import torch
 
 from manyformer.errors import UserError
 from manyformer.generate.beam_search import BeamSearch
-from manyformer.generate.decoder_prompts import DecoderPrompts
 from manyformer.generate.decoding import Decoding
 from manyformer.generate.logits_processors import BanTokensProcessor
 from manyformer.generate.next_token import CachedFeed, LogitsFeed, UncachedFeed
-from manyformer.generate.prompts import special_tokens
+from manyformer.generate.prompts import DecoderPrompts, special_tokens
 from manyformer.generate.protocol import GenerativeModelProtocol, TokenizerProtocol
 from manyformer.generate.result import GenerationStats, Hypothesis, StreamPiece
 from manyformer.generate.sampling import DecodeBatch, StepwiseDecoder, TextReading

@@ -6,10 +6,18 @@ from typing import Unpack
 from manyformer.decoding_options import DecodingOptions
 from manyformer.errors import UserError
 from manyformer.generate.decode_job import DecodeJob, TokenizerChoice, read_write_tokenizers
-from manyformer.generate.decoder_prompts import SourceBatch, SourcePrompts, TokenPrompts
 from manyformer.generate.decoding import Decoding, decoding_from_options
 from manyformer.generate.joint_ranking import joint_ranking
-from manyformer.generate.prompts import PromptBatch, check_tokens, crop_prompts, read_prompts, read_vocab
+from manyformer.generate.prompts import (
+    PromptBatch,
+    SourceBatch,
+    SourcePrompts,
+    TokenPrompts,
+    check_tokens,
+    crop_prompts,
+    read_prompts,
+    read_vocab,
+)
 from manyformer.generate.protocol import GenerativeModelProtocol, TranslatesText
 from manyformer.generate.result import GenerationResult, StreamPiece
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from manyformer.generate.decoder_prompts import SourceBatch
 from manyformer.generate.decoding import Decoding
+from manyformer.generate.prompts import SourceBatch
 from manyformer.generate.protocol import TranslatesText
 from manyformer.generate.result import Hypothesis
 from manyformer.generate.token_choice import BeamSettings

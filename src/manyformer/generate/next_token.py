@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, MemorySequence, State, tree_map
-from manyformer.generate.decoder_prompts import SourceBatch, segments_of
+from manyformer.generate.prompts import SourceBatch, segments_of
 from manyformer.generate.protocol import BindsNextToken, GenerativeModelProtocol, ReadsPrompt, TranslatesText
 from manyformer.models.next_token_step import NextTokenFn
 

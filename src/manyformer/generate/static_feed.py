@@ -16,10 +16,10 @@ from manyformer.generate.captured_step import (
     logits_difference,
     own_buffers,
 )
-from manyformer.generate.decoder_prompts import segments_of
 from manyformer.generate.host_reads import StaticOperatorsOnly, module_of
 from manyformer.generate.kept_steps import StepForm, keep_step, own_tensors, step_form, take_step
 from manyformer.generate.next_token import CachedFeed, LogitsFeed, state_bytes
+from manyformer.generate.prompts import segments_of
 from manyformer.generate.protocol import BindsStaticStep, GenerativeModelProtocol, model_device
 from manyformer.models.static_step import StaticModelState, StaticStepFn, static_tail
 from manyformer.sources.static_cache import NotStaticError

@@ -6,9 +6,8 @@ from typing import final
 
 from manyformer.errors import UserError
 from manyformer.generate.decode_job import DecodeJob, TokenizerChoice, read_write_tokenizers
-from manyformer.generate.decoder_prompts import TokenPrompts
 from manyformer.generate.decoding import Decoding
-from manyformer.generate.prompts import check_tokens, read_prompts, read_vocab
+from manyformer.generate.prompts import TokenPrompts, check_tokens, read_prompts, read_vocab
 from manyformer.generate.protocol import TranslatesText
 from manyformer.generate.result import GenerationStats, Hypothesis
 from manyformer.generate.token_choice import BeamSettings

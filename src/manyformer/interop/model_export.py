@@ -13,7 +13,6 @@ from manyformer.errors import UserError, suggest_names
 from manyformer.files.atomic_files import atomic_path, atomic_write_text, make_folder
 from manyformer.files.json_text import json_text
 from manyformer.interop.auto_classes import AutoClass, auto_class_of, write_loader
-from manyformer.interop.config_rules import Keywords
 from manyformer.interop.exported_config import (
     config_fields,
     generation_fields,
@@ -25,7 +24,7 @@ from manyformer.interop.families import all_families
 from manyformer.interop.families.vit import preprocessor_files
 from manyformer.interop.foreign_config import CONFIG, GENERATION, SPEC_FIELD
 from manyformer.interop.hub_export import hub_card
-from manyformer.interop.model_family import PAD_ID, ModelFamily
+from manyformer.interop.model_family import PAD_ID, Keywords, ModelFamily
 from manyformer.interop.tokenizer_export import write_tokenizer
 from manyformer.interop.weight_files import WEIGHTS
 from manyformer.interop.wrapped_models import PREFIX, stored_names

@@ -1,13 +1,284 @@
-"""What is known of a family of foreign models: the recipe that equals it, its settings, and its tensors."""
+"""A family of checkpoints of Hugging Face: rules for settings and tensors, each read in both directions."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from manyformer.interop.config_rules import ConfigRule, Keywords
+import torch
+from torch import Tensor
+
+from manyformer.errors import UserError
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.tensor_rules import TensorRule
+
+Keywords = dict[str, Any]
+
+
+class ConfigRule(NamedTuple):
+    """Fields of a config that say the same as some keywords of a recipe, and the functions from each to the other.
+
+    `read` makes the keywords, and raises UserError for settings that the recipe does not have. `write` makes the
+    fields, and raises UserError for keywords that no such config has."""
+
+    read: Callable[[ForeignConfig], Keywords]
+    write: Callable[[Mapping[str, Any]], Keywords]
+
+
+def setting(
+    field: str,
+    keyword: str,
+    read: Callable[[ForeignConfig], Any],
+    write: Callable[[Mapping[str, Any]], Any] | None = None,
+) -> ConfigRule:
+    """A field and a keyword; without `write`, the field has the value of the keyword."""
+    value_of = write or (lambda keywords: keywords[keyword])
+    return ConfigRule(lambda config: {keyword: read(config)}, lambda keywords: {field: value_of(keywords)})
+
+
+def size(field: str, keyword: str, default: int | str | None = None) -> ConfigRule:
+    """A whole number of 1 or more; `default` stands for a missing field: a number, or the field that has it."""
+    return setting(field, keyword, lambda config: config.size(field, default))
+
+
+def optional_size(field: str, keyword: str) -> ConfigRule:
+    """A whole number of 1 or more, or None."""
+    return setting(field, keyword, lambda config: config.optional_size(field))
+
+
+def number(field: str, keyword: str, default: float) -> ConfigRule:
+    """A number of 0 or more; `default` stands for a missing field."""
+    return setting(field, keyword, lambda config: config.number(field, default))
+
+
+def flag(field: str, keyword: str, *, default: bool) -> ConfigRule:
+    """True or false."""
+    return setting(field, keyword, lambda config: config.flag(field, default=default))
+
+
+def either(field: str, keyword: str, true: str, false: str) -> ConfigRule:
+    """A flag that is true by default, and the choice that it stands for."""
+    return setting(
+        field,
+        keyword,
+        lambda config: true if config.flag(field, default=True) else false,
+        lambda keywords: keywords[keyword] == true,
+    )
+
+
+def choice(field: str, keyword: str, default: str, names: Mapping[str, str]) -> ConfigRule:
+    """One of some names, from theirs to ours; of several names for one of ours, the first is written."""
+
+    def read(config: ForeignConfig) -> str:
+        return names[config.choice(field, default, names)]
+
+    def write(keywords: Mapping[str, Any]) -> str:
+        for their_name, our_name in names.items():
+            if our_name == keywords[keyword]:
+                return their_name
+        raise UserError(f"{keyword} is {keywords[keyword]}, and {field} can be {', '.join(names)} alone")
+
+    return setting(field, keyword, read, write)
+
+
+def required(*, missing: Any = ..., **values: Any) -> ConfigRule:
+    """Fields that must have the only values which the recipe has; `missing`, else these, stands for missing fields."""
+
+    def read(config: ForeignConfig) -> Keywords:
+        for name, value in values.items():
+            config.require(name, expected=value, default=value if missing is ... else missing)
+        return {}
+
+    return ConfigRule(read, lambda keywords: {})
+
+
+def fixed(*, missing: Any = ..., **values: Any) -> ConfigRule:
+    """Fields that must have the only values which the recipe has, and that exports name."""
+    return required(missing=missing, **values)._replace(write=lambda keywords: values)
+
+
+def written(**fields: Any) -> ConfigRule:
+    """Fields that exports name, and that say nothing of an import."""
+    return ConfigRule(lambda config: {}, lambda keywords: fields)
+
+
+def copied(field: str, keyword: str) -> ConfigRule:
+    """A field that exports fill from a keyword, which imports do not take over."""
+    return ConfigRule(lambda config: {}, lambda keywords: {field: keywords[keyword]})
+
+
+def implied(**keywords: Any) -> ConfigRule:
+    """Keywords with the values that the class has in its code."""
+    return ConfigRule(lambda config: keywords, lambda keywords: {})
+
+
+def demanded(owner: str, **values: Any) -> ConfigRule:
+    """Keywords that must have these values in exports, because `owner`, such as "a BERT", has no others."""
+
+    def write(keywords: Mapping[str, Any]) -> Keywords:
+        for name, value in values.items():
+            if keywords[name] != value:
+                raise UserError(f"{name} is {keywords[name]}, and {owner} has {value} alone")
+        return {}
+
+    return ConfigRule(lambda config: {}, write)
+
+
+TensorMap = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+
+WEIGHT, BIAS = ("weight",), ("bias",)
+PARAMETERS = (*WEIGHT, *BIAS)
+"""The kinds of the parameters of most modules."""
+
+
+class TensorRule(NamedTuple):
+    """Tensors of a foreign model that hold the same numbers as some of ours, and the functions from each to the other.
+
+    Both functions are linear, so that gradients may be mapped as well."""
+
+    theirs: tuple[str, ...]
+    ours: tuple[str, ...]
+    to_ours: TensorMap
+    to_theirs: TensorMap
+
+
+def same(theirs: str, ours: str) -> TensorRule:
+    """Equal tensors."""
+    return TensorRule((theirs,), (ours,), tuple, tuple)
+
+
+def transposed(theirs: str, ours: str) -> TensorRule:
+    """A matrix that the other library stores as (inputs, outputs)."""
+    return TensorRule((theirs,), (ours,), _transpose, _transpose)
+
+
+def reshaped(theirs: str, ours: str, their_shape: Sequence[int], our_shape: Sequence[int]) -> TensorRule:
+    """The same numbers in the same order with other axes."""
+    return TensorRule((theirs,), (ours,), lambda x: [x[0].reshape(*our_shape)], lambda x: [x[0].reshape(*their_shape)])
+
+
+def shifted(theirs: str, ours: str, offset: float) -> TensorRule:
+    """Our tensor is theirs plus a number."""
+    return TensorRule((theirs,), (ours,), lambda x: [x[0] + offset], lambda x: [x[0] - offset])
+
+
+def padded_rows(theirs: str, ours: str, rows: int) -> TensorRule:
+    """Our tensor is theirs without so many rows at its start, which are 0 on the way back."""
+
+    def to_theirs(x: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [torch.cat([x[0].new_zeros(rows, *x[0].shape[1:]), x[0]])]
+
+    return TensorRule((theirs,), (ours,), lambda x: [x[0][rows:]], to_theirs)
+
+
+def first_row(theirs: str, ours: str, rows: int) -> TensorRule:
+    """Our vector is the first row of their table of so many rows, whose others are 0 on the way back."""
+
+    def to_theirs(x: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [torch.cat([x[0][None], x[0].new_zeros(rows - 1, x[0].shape[0])])]
+
+    return TensorRule((theirs,), (ours,), lambda x: [x[0][0]], to_theirs)
+
+
+def constant(ours: str, value: Tensor) -> TensorRule:
+    """A tensor of ours that follows from the keywords, and that the other library does not store."""
+    return TensorRule((), (ours,), lambda x: [value], lambda x: [])
+
+
+def unused(theirs: str, shape: Sequence[int]) -> TensorRule:
+    """A tensor that only the other library has: left out of imports, and zeros in exports."""
+    return TensorRule((theirs,), (), lambda x: [], lambda x: [torch.zeros(*shape)])
+
+
+def scaled(theirs: str, ours: str, factor: float) -> TensorRule:
+    """Our tensor is theirs times a number."""
+    return TensorRule((theirs,), (ours,), lambda x: [x[0] * factor], lambda x: [x[0] / factor])
+
+
+def stacked(theirs: Sequence[str], ours: str, sizes: Sequence[int]) -> TensorRule:
+    """Our tensor has the rows of theirs, of which there are so many, one after another."""
+    return TensorRule(tuple(theirs), (ours,), lambda x: [torch.cat(list(x))], lambda x: torch.split(x[0], list(sizes)))
+
+
+def stacked_experts(theirs: Sequence[str], ours: str) -> TensorRule:
+    """Our tensor has an axis more, along which theirs stand: a matrix of each expert."""
+    return TensorRule(tuple(theirs), (ours,), lambda x: [torch.stack(list(x))], lambda x: x[0].unbind())
+
+
+def divided(theirs: str, ours: Sequence[str], sizes: Sequence[int], *, is_transposed: bool = False) -> TensorRule:
+    """Their tensor has the rows of ours, of which there are so many; a matrix may be stored as (inputs, outputs)."""
+
+    def to_ours(x: Sequence[Tensor]) -> Sequence[Tensor]:
+        return torch.split(x[0].T if is_transposed else x[0], list(sizes))
+
+    def to_theirs(x: Sequence[Tensor]) -> Sequence[Tensor]:
+        joined = torch.cat(list(x))
+        return [joined.T if is_transposed else joined]
+
+    return TensorRule((theirs,), tuple(ours), to_ours, to_theirs)
+
+
+def grouped(theirs: str, ours: Mapping[str, Sequence[int]], groups: int) -> TensorRule:
+    """Our tensors have blocks of so many rows; theirs has, for each of `groups` in turn, a share of every block."""
+    sizes = [rows for blocks in ours.values() for rows in blocks]
+
+    def to_ours(x: Sequence[Tensor]) -> Sequence[Tensor]:
+        by_group = x[0].view(groups, -1, *x[0].shape[1:])
+        blocks = iter(torch.split(by_group, [rows // groups for rows in sizes], 1))
+        return [torch.cat([next(blocks).flatten(0, 1) for _ in rows]) for rows in ours.values()]
+
+    def to_theirs(x: Sequence[Tensor]) -> Sequence[Tensor]:
+        blocks = [block for part, rows in zip(x, ours.values(), strict=True) for block in torch.split(part, list(rows))]
+        by_group = [block.view(groups, -1, *block.shape[1:]) for block in blocks]
+        return [torch.cat(by_group, 1).flatten(0, 1)]
+
+    return TensorRule((theirs,), tuple(ours), to_ours, to_theirs)
+
+
+def depthwise(theirs: str, ours: str) -> TensorRule:
+    """The weights (channels, 1, taps) of a convolution of each channel, which we have as (taps, channels)."""
+    return TensorRule((theirs,), (ours,), lambda x: [x[0][:, 0].mT], lambda x: [x[0].mT[:, None]])
+
+
+def interleaved(theirs: str, ours: Sequence[str]) -> TensorRule:
+    """Their channels alternate between our two tensors; matrices of experts are stored as (inputs, outputs)."""
+
+    def to_ours(x: Sequence[Tensor]) -> Sequence[Tensor]:
+        parts = (x[0][..., 0::2], x[0][..., 1::2])
+        return [part.mT if part.ndim == 3 else part for part in parts]
+
+    def to_theirs(x: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [torch.stack([part.mT if part.ndim == 3 else part for part in x], -1).flatten(-2)]
+
+    return TensorRule((theirs,), tuple(ours), to_ours, to_theirs)
+
+
+def each_parameter(theirs: str, ours: str, kinds: Iterable[str] = PARAMETERS) -> list[TensorRule]:
+    """Equal parameters of two modules."""
+    return [same(f"{theirs}.{kind}", f"{ours}.{kind}") for kind in kinds]
+
+
+def attention_projections(
+    theirs: Sequence[str], ours: str, kv_rows: Sequence[int], kinds: Iterable[str] = PARAMETERS
+) -> Iterator[TensorRule]:
+    """The projections of queries, keys, values and outputs, of which we have keys and values in one."""
+    query, key, value, output = theirs
+    for kind in kinds:
+        yield same(f"{query}.{kind}", f"{ours}.q_proj.{kind}")
+        yield stacked([f"{key}.{kind}", f"{value}.{kind}"], f"{ours}.kv_proj.{kind}", kv_rows)
+        yield same(f"{output}.{kind}", f"{ours}.out_proj.{kind}")
+
+
+def each_module(
+    theirs: str, ours: str, names: Mapping[str, str], kinds: Iterable[str] = PARAMETERS
+) -> Iterator[TensorRule]:
+    """Equal parameters of several modules, from their names below `theirs` to ours below `ours`."""
+    for their_name, our_name in names.items():
+        yield from each_parameter(f"{theirs}.{their_name}", f"{ours}.{our_name}", kinds)
+
+
+def _transpose(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    return [tensors[0].mT]
+
 
 PAD_ID = "pad_id"
 """The entry, beside the keywords, of the id of padding: some families number positions from it."""

@@ -15,12 +15,10 @@ from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.interop.families import family_of_type, model_types
 from manyformer.interop.foreign_config import MODEL_TYPE, ForeignConfig
 from manyformer.interop.foreign_texts import TextSettings, read_text_settings
-from manyformer.interop.model_family import PAD_ID, ModelFamily
-from manyformer.interop.tensor_rules import TensorRule
+from manyformer.interop.model_family import PAD_ID, ModelFamily, TensorRule
 from manyformer.interop.weight_files import ADAPTER_CONFIG, WeightFiles, is_adapter
 from manyformer.models import Model
-from manyformer.models.finite_weights import warn_non_finite
-from manyformer.models.model_files import is_hugging_face, replacement_folder
+from manyformer.models.model_files import is_hugging_face, replacement_folder, warn_non_finite
 from manyformer.recipes import Recipe, build, get_recipe, read_saved_recipe
 
 

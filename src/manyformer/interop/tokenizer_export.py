@@ -16,7 +16,7 @@ from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write_text
 from manyformer.files.json_text import json_text
 from manyformer.interop.auto_classes import AutoClass
-from manyformer.interop.foreign_tokenizer_files import SPECIAL_TOKEN_FILES, TOKENIZER
+from manyformer.interop.foreign_texts import SPECIAL_TOKEN_FILES, TOKENIZER
 from manyformer.libraries.tokenizer_rules import read_tokenizer
 
 NO_LIMIT = 10**30

@@ -6,10 +6,8 @@ from typing import Any
 import torch
 
 from manyformer.errors import UserError
-from manyformer.interop.config_rules import ConfigRule
 from manyformer.interop.foreign_config import MODEL_TYPE, SPEC_FIELD, ForeignConfig
-from manyformer.interop.model_family import ModelFamily
-from manyformer.interop.tensor_rules import TensorRule, same
+from manyformer.interop.model_family import ConfigRule, ModelFamily, TensorRule, same
 from manyformer.keyword_checks import checked_keywords
 from manyformer.models import Model
 from manyformer.recipes import build, recipe_in_file

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from manyformer.device_reads import places_of
 from manyformer.head_selection import PerHeadTensors
 from manyformer.recompute import choose_once
 from manyformer.torch_internals import compiler_disabled, tensor_version
@@ -72,10 +73,14 @@ class KMeansCentroids(PerHeadTensors, PostStepUpdate):
         self._first_keys: Tensor | None = None
         self._read_started: ReadFlag | None = None
 
-    def forward(self, x: Float[Tensor, "b h s e"], valid: Bool[Tensor, "b s"] | None) -> Float[Tensor, "b h s k"]:
-        """Cosines of keys of length 1 with all centroids; in training the keys also count towards the next update."""
+    def forward(
+        self, x: Float[Tensor, "b h s e"], valid: Bool[Tensor, "b s"] | None, count: int | None = None
+    ) -> Float[Tensor, "b h s k"]:
+        """Cosines of keys of length 1 with all centroids; in training the keys also count towards the next update.
+
+        `count` is the number of `valid` keys where it is known without a look at them."""
         if self.training:
-            choose_once(lambda: self._accumulate(x.detach(), valid))
+            choose_once(lambda: self._accumulate(x.detach(), valid, count))
         return x @ self.mean.to(x.dtype).mT
 
     def loss(self, cosines: Float[Tensor, "b h s k"], valid: Bool[Tensor, "b s"] | None) -> Tensor | float:
@@ -108,10 +113,10 @@ class KMeansCentroids(PerHeadTensors, PostStepUpdate):
 
     @compiler_disabled
     @torch.no_grad()
-    def _accumulate(self, x: Tensor, valid: Bool[Tensor, "b s"] | None) -> None:
+    def _accumulate(self, x: Tensor, valid: Bool[Tensor, "b s"] | None, count: int | None) -> None:
         keys = x.transpose(0, 1).flatten(1, 2)
-        valid_columns = None if valid is None else valid.flatten()
-        keys = keys if valid_columns is None else keys[:, valid_columns]
+        if valid is not None:
+            keys = keys.index_select(1, places_of(valid.flatten(), count))
         if not self._is_started():
             # clusters of these keys for these keys would let a token be routed by later ones
             self._first_keys = keys if self._first_keys is None else self._first_keys

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions
+from manyformer.core import PADDING_SEGMENT, ContiguousLayout, PackedLayout, TokenPositions
 from manyformer.masks import AllKeys
 from manyformer.ops.linear_attention import divide_by_normalizer
 
@@ -106,6 +106,9 @@ def document_sums_reference(
 def _list_documents(key_positions: TokenPositions) -> list[int]:
     if isinstance(key_positions.layout, ContiguousLayout):
         return [0]
+    layout = key_positions.layout
+    if isinstance(layout, PackedLayout) and layout.distinct_ids is not None:
+        return layout.distinct_ids
     segment_ids: list[int] = torch.unique(key_positions.segment_ids).tolist()
     return [document for document in segment_ids if document != PADDING_SEGMENT]
 

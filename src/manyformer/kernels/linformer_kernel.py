@@ -7,13 +7,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, TokenPositions, no_watch
+from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, PackedLayout, TokenPositions, no_watch
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.kernels.length_projection import LengthProjection
 from manyformer.masks import AllKeys, Mask
 from manyformer.ops import softmax_attention as ops
 from manyformer.ops.document_grid import DocumentGrid, make_grid
 from manyformer.position import NoPosition
+from manyformer.system.devices import send
 
 
 class _ProjectedKV(NamedTuple):
@@ -105,11 +106,17 @@ def _join_slots(x: Float[Tensor, "bn g k e"], rows: int) -> Float[Tensor, "b g n
 
 def _group_by_segment(key_positions: TokenPositions) -> tuple[DocumentGrid, Int[Tensor, " n"]]:
     """A grid with one line for each row and segment id, and these segment ids, the same for every row."""
-    valid = key_positions.segment_ids != PADDING_SEGMENT
-    segments = torch.unique(key_positions.segment_ids[valid])
+    segment_ids, layout = key_positions.segment_ids, key_positions.layout
+    valid = segment_ids != PADDING_SEGMENT
+    if isinstance(layout, PackedLayout) and layout.distinct_ids is not None:
+        segments = send(torch.tensor(layout.distinct_ids, dtype=torch.long, device="cpu"), segment_ids.device)
+        longest = max(layout.longest, 1)
+    else:
+        segments = torch.unique(segment_ids[valid])
+        longest = None
     # if all tokens are padding: one document without tokens
     segments = segments if segments.numel() else segments.new_zeros(1)
-    batch = len(key_positions.segment_ids)
+    batch = len(segment_ids)
     row = torch.arange(batch, device=segments.device)[:, None]
-    grid_rows = row * len(segments) + torch.searchsorted(segments, key_positions.segment_ids.contiguous())
-    return make_grid(grid_rows, key_positions.position_ids, valid, batch * len(segments)), segments
+    grid_rows = row * len(segments) + torch.searchsorted(segments, segment_ids.contiguous())
+    return make_grid(grid_rows, key_positions.position_ids, valid, batch * len(segments), longest), segments

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from manyformer.autocast import autocast_disabled
-from manyformer.core import ContiguousLayout, LayerOutput, no_watch
+from manyformer.core import ContiguousLayout, LayerOutput, PackedLayout, TokenPositions, no_watch
 from manyformer.head_selection import HeadSelection, PerHeadTensors
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.ops import softmax_attention as ops
@@ -60,7 +60,7 @@ class NystromKernel(Kernel, PerHeadTensors):
             return LayerOutput(self._attend(q, k, v, None), call.state)
         documents = grid_by_run(key_positions)
         q, k, v = (documents.scatter(x) for x in (q, k, v))
-        y = self._attend(q, k, v, documents.present.sum(-1))
+        y = self._attend(q, k, v, documents.present.sum(-1), has_short=self._has_short(key_positions))
         return LayerOutput(documents.gather(y, call.q.shape[2]), call.state)
 
     def explain(self, call: KernelCall) -> str:
@@ -78,11 +78,18 @@ class NystromKernel(Kernel, PerHeadTensors):
         k: Float[Tensor, "b h l e"],
         v: Float[Tensor, "b h l f"],
         lengths: Int[Tensor, " b"] | None,
+        *,
+        has_short: bool | None = None,
     ) -> Float[Tensor, "b h l f"]:
-        """The outputs of rows of one document each, of `lengths` tokens; all if None."""
+        """The outputs of rows of one document each, of `lengths` tokens; all if None.
+
+        `has_short` says whether one has no more tokens than there are landmarks; None where that is not known."""
         length, scale, short = q.shape[2], 1 / math.sqrt(q.shape[-1]), min(q.shape[2], self.landmarks)
         # without reading values where there is nothing to read: a device would wait, and costs are counted without any
-        has_short = length == short if lengths is None else bool((lengths <= self.landmarks).any())
+        if lengths is None:
+            has_short = length == short
+        elif has_short is None:
+            has_short = bool((lengths <= self.landmarks).any())
         has_padding = lengths is not None
         if lengths is None:
             lengths = torch.full(q.shape[:1], length, device=q.device)
@@ -102,6 +109,15 @@ class NystromKernel(Kernel, PerHeadTensors):
         size = self.weight.shape[1]
         weight = self.weight.to(v.dtype)[:, None, :, None]
         return y + F.conv2d(v, weight, padding=(size // 2, 0), groups=v.shape[1])
+
+    def _has_short(self, positions: TokenPositions) -> bool | None:
+        """Whether a line of the grid has no more tokens than there are landmarks; None if no layout says it."""
+        layout = positions.layout
+        if not isinstance(layout, PackedLayout):
+            return None
+        # rows with fewer documents than others have lines without tokens
+        has_empty_line = len(layout.documents) < len(positions.segment_ids) * max(layout.most_in_row, 1)
+        return has_empty_line or min(stop - start for _, start, stop in layout.documents) <= self.landmarks
 
     def _approximate(
         self, q: Tensor, k: Tensor, v: Tensor, lengths: Int[Tensor, " b"], scale: float, *, has_padding: bool

@@ -11,7 +11,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
-from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, State, TokenPositions, no_watch
+from manyformer.core import (
+    PADDING_SEGMENT,
+    ContiguousLayout,
+    LayerOutput,
+    PackedLayout,
+    State,
+    TokenPositions,
+    no_watch,
+)
 from manyformer.kernels.centroids import KMeansCentroids
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.ops import chunk_gather_attention, cluster_attention
@@ -219,10 +227,11 @@ class RoutingKernel(Kernel):
         scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
         is_contiguous, return_weights = isinstance(query_positions.layout, ContiguousLayout), call.watch is not no_watch
         valid = None if is_contiguous else (query_positions.segment_ids != PADDING_SEGMENT).expand(len(q), -1)
+        count = query_positions.layout.token_count if isinstance(query_positions.layout, PackedLayout) else None
         with autocast_disabled(q.device):
             keys = F.layer_norm(k.to(compute_dtype), k.shape[-1:])
             new_keys = keys[:, :, k.shape[2] - q.shape[2] :]
-            cosines = self.centroids(new_keys / math.sqrt(q.shape[-1]), valid)
+            cosines = self.centroids(new_keys / math.sqrt(q.shape[-1]), valid, count)
             tokens = RoutingKeys(keys, v.to(compute_dtype), call.key_positions, cosines)
             result = self.membership.attend(tokens, call.state, scale=scale, return_weights=return_weights)
         if result.weights is not None:

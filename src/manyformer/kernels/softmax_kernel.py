@@ -9,7 +9,7 @@ from torch import Tensor
 from manyformer.core import LayerOutput, State, TokenPositions
 from manyformer.kernels.distance_bias_step import bind_distance_bias
 from manyformer.kernels.kernel import AttendStep, Kernel, KernelCall
-from manyformer.kernels.softmax_call import SoftmaxCall
+from manyformer.kernels.softmax_forms import SoftmaxCall
 from manyformer.kernels.softmax_paths import SoftmaxPath, choose
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.ops.ring_attention import ring_attention

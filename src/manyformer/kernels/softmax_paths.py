@@ -7,8 +7,7 @@ from torch import Tensor
 
 from manyformer.core import ContiguousLayout, PackedLayout, StepLayout, no_watch
 from manyformer.kernels import softmax_forms as forms
-from manyformer.kernels.softmax_call import MIN_DOCUMENT_LENGTH, SoftmaxCall
-from manyformer.kernels.softmax_forms import BLOCK
+from manyformer.kernels.softmax_forms import BLOCK, MIN_DOCUMENT_LENGTH, SoftmaxCall
 from manyformer.ops import distance_vector_attention, toeplitz_attention
 from manyformer.ops.flex_bias_attention import MIN_FLEX_QUERIES, MIN_FLEX_WIDTH, has_few_queries, has_flex_width
 from manyformer.ops.sparse_plan import repays_planning

@@ -4,7 +4,7 @@ from typing import Literal, final
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.core import (
@@ -13,9 +13,11 @@ from manyformer.core import (
     ContiguousLayout,
     Layer,
     LayerOutput,
+    PackedLayout,
     State,
     TokenPositions,
 )
+from manyformer.device_reads import places_of
 from manyformer.errors import UserError
 from manyformer.feedforward import init_glorot
 from manyformer.ops.neighbour_convolution import (
@@ -66,8 +68,10 @@ class ConvolutionModule(Layer):
         if isinstance(self.norm, nn.LayerNorm) or not self.training or isinstance(positions.layout, ContiguousLayout):
             normed: Tensor = self.norm(y.flatten(0, 1)).view_as(y)
             return normed
-        valid: Bool[Tensor, "b l"] = (positions.segment_ids != PADDING_SEGMENT).expand(y.shape[:2])
-        return torch.zeros_like(y).masked_scatter(valid[..., None], self.norm(y[valid]))
+        valid = (positions.segment_ids != PADDING_SEGMENT).expand(y.shape[:2])
+        count = positions.layout.token_count if isinstance(positions.layout, PackedLayout) else None
+        places, tokens = places_of(valid.flatten(), count), y.flatten(0, 1)
+        return torch.zeros_like(tokens).index_copy(0, places, self.norm(tokens.index_select(0, places))).view_as(y)
 
     def extra_repr(self) -> str:
         return f"size={self.size}, {'causal' if self.causal else 'bidirectional'}"

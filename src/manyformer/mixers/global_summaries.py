@@ -17,6 +17,7 @@ from manyformer.core import (
     Layer,
     LayerOutput,
     MakesStream,
+    PackedLayout,
     PrefixedLayout,
     State,
     TokenPositions,
@@ -24,6 +25,7 @@ from manyformer.core import (
 )
 from manyformer.masks.mask import part_ids_of, roles_of
 from manyformer.ops.static_layout import has_roles_or_parts, materialize
+from manyformer.system.devices import send
 from manyformer.torch_internals import compiler_disabled
 from manyformer.training_hooks import UndecayedParameters
 
@@ -181,7 +183,7 @@ class SummaryPrefixedLayer(Layer, MakesStream, UndecayedParameters):
         if max_parts is not None and isinstance(self.summary_tokens, PartSummaries):
             summaries = self.summary_tokens.list_at_most(max_parts, text.segment_ids, part_ids)
         else:
-            summaries = self._list_summaries(text.segment_ids, part_ids)
+            summaries = self._list_summaries(text, part_ids)
         summary_segments, summary_positions, summary_parts = summaries
         return TokenPositions(
             torch.cat([summary_positions, text.position_ids.expand(batch, -1)], 1),
@@ -194,11 +196,18 @@ class SummaryPrefixedLayer(Layer, MakesStream, UndecayedParameters):
 
     # the number of summaries depends on tensor values
     @compiler_disabled
-    def _list_summaries(self, segment_ids: Int[Tensor, "b l"], part_ids: Int[Tensor, "b l"]) -> Int[Tensor, "3 b n"]:
+    def _list_summaries(self, text: TokenPositions, part_ids: Int[Tensor, "b l"]) -> Int[Tensor, "3 b n"]:
+        layout, segment_ids = text.layout, text.segment_ids
+        known = layout.ids_of_rows(len(segment_ids)) if isinstance(layout, PackedLayout) else None
         rows = []
-        for row_segments, row_parts in zip(segment_ids.cpu(), part_ids.cpu()):
-            valid = row_segments != PADDING_SEGMENT
-            rows.append(self.summary_tokens.list_summaries(row_segments[valid], row_parts[valid]))
-        padding = torch.tensor([PADDING_SEGMENT, 0, -1])
+        if known is not None and isinstance(self.summary_tokens, LeadingSummaries):
+            for ids in known:
+                documents = torch.tensor(ids, dtype=torch.long, device="cpu")
+                rows.append(self.summary_tokens.list_summaries(documents, torch.zeros_like(documents)))
+        else:
+            for row_segments, row_parts in zip(segment_ids.cpu(), part_ids.cpu()):
+                valid = row_segments != PADDING_SEGMENT
+                rows.append(self.summary_tokens.list_summaries(row_segments[valid], row_parts[valid]))
+        padding = torch.tensor([PADDING_SEGMENT, 0, -1], device="cpu")
         padded = pad_sequence([row - padding for row in rows], batch_first=True) + padding
-        return padded.movedim(-1, 0).to(segment_ids.device)
+        return send(padded.movedim(-1, 0), segment_ids.device)

@@ -16,12 +16,14 @@ from manyformer.core import (
     LayerOutput,
     MakesStream,
     MemorySequence,
+    PackedLayout,
     State,
     TokenPositions,
     WeightAxes,
     contiguous_positions,
 )
 from manyformer.position import LearnedPosition
+from manyformer.system.devices import send
 from manyformer.torch_internals import compiler_disabled
 from manyformer.training_hooks import UndecayedParameters
 
@@ -78,7 +80,7 @@ class LatentArrayEncoder(Layer, MakesStream, UndecayedParameters):
         count, device = len(self.latents), positions.segment_ids.device
         if isinstance(positions.layout, ContiguousLayout):
             return contiguous_positions(rows, 0, count, device)
-        documents = _list_documents(positions.segment_ids.expand(rows, -1))
+        documents = _list_documents(positions, rows)
         position_ids = torch.arange(count, device=device).repeat(documents.shape[1]).expand(rows, -1)
         return TokenPositions(position_ids, documents.repeat_interleave(count, 1))
 
@@ -112,10 +114,15 @@ class LatentArrayLayer(Layer, MakesStream):
 
 # the number of documents depends on tensor values
 @compiler_disabled
-def _list_documents(segment_ids: Int[Tensor, "b l"]) -> Int[Tensor, "b m"]:
+def _list_documents(positions: TokenPositions, rows: int) -> Int[Tensor, "b m"]:
     """The segment ids of the documents of each row, in their order; `PADDING_SEGMENT` fills rows with fewer."""
-    rows = [torch.unique(row[row != PADDING_SEGMENT]) for row in segment_ids.cpu()]
+    segment_ids, layout = positions.segment_ids, positions.layout
+    known = layout.ids_of_rows(rows) if isinstance(layout, PackedLayout) else None
+    if known is None:
+        ids = [torch.unique(row[row != PADDING_SEGMENT]) for row in segment_ids.expand(rows, -1).cpu()]
+    else:
+        ids = [torch.tensor(row, dtype=segment_ids.dtype, device="cpu") for row in known]
     # a batch of padding alone has latents, too, which see nothing
-    columns = max(1, *map(len, rows))
-    padded = pad_sequence([*rows, rows[0].new_zeros(columns)], batch_first=True, padding_value=PADDING_SEGMENT)
-    return padded[:-1].to(segment_ids.device)
+    columns = max(1, *map(len, ids))
+    padded = pad_sequence([*ids, ids[0].new_zeros(columns)], batch_first=True, padding_value=PADDING_SEGMENT)
+    return send(padded[:-1], segment_ids.device)

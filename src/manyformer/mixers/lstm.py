@@ -19,12 +19,13 @@ from manyformer.core import (
     DecodeStep,
     Layer,
     LayerOutput,
+    PackedLayout,
     State,
     StepLayout,
     TokenPositions,
     forward_step,
 )
-from manyformer.system.devices import compiles_attention
+from manyformer.system.devices import compiles_attention, send
 from manyformer.torch_internals import compiler_disabled
 
 FORGET_BIAS = 1.0
@@ -41,24 +42,50 @@ class LSTMState(NamedTuple):
 class DocumentRuns(NamedTuple):
     """The tokens of each row, without padding, as runs of one document each, the runs of a row in order.
 
-    Token i of all runs is at `rows[i]`, `columns[i]`, the token of number `rank[i]` in run `run[i]`."""
+    Token i of all runs is at `rows[i]`, `columns[i]`, the token of number `rank[i]` in run `run[i]`. Run j begins with
+    token `starts[j]`; `last` are the last runs of the rows that have any. `lengths`, those of the runs, are on the
+    host, which torch's LSTM asks for them."""
 
     rows: Int[Tensor, " n"]
     columns: Int[Tensor, " n"]
     run: Int[Tensor, " n"]
     rank: Int[Tensor, " n"]
+    starts: Int[Tensor, " runs"]
+    last: Int[Tensor, " m"]
     lengths: Int[Tensor, " runs"]
 
 
 def find_runs(positions: TokenPositions, batch: int) -> DocumentRuns:
     """The runs of these tokens: one begins at the first token of a row, and at position 0 of a document."""
+    if isinstance(positions.layout, PackedLayout):
+        return _known_runs(positions.layout, positions.segment_ids.device)
     position_ids, segment_ids = (ids.expand(batch, -1) for ids in positions[:2])
     rows, columns = (segment_ids != PADDING_SEGMENT).nonzero(as_tuple=True)
     is_first = position_ids[rows, columns] == 0
     is_first[:1] = True
     is_first[1:] |= rows[1:] != rows[:-1]
     run, starts = is_first.cumsum(0) - 1, is_first.nonzero()[:, 0]
-    return DocumentRuns(rows, columns, run, torch.arange(len(run), device=run.device) - starts[run], run.bincount())
+    rank = torch.arange(len(run), device=run.device) - starts[run]
+    return DocumentRuns(rows, columns, run, rank, starts, _last_of_rows(rows[starts]), run.bincount().cpu())
+
+
+def _known_runs(layout: PackedLayout, device: torch.device) -> DocumentRuns:
+    """The runs of packed documents, listed on the host, so that no device is waited for."""
+    rows, begin, stop = torch.tensor(layout.documents, dtype=torch.long, device="cpu").view(-1, 3).unbind(1)
+    lengths = stop - begin
+    starts = lengths.cumsum(0) - lengths
+    run = torch.arange(len(rows), device="cpu").repeat_interleave(lengths)
+    rank = torch.arange(len(run), device="cpu") - starts[run]
+    # one copy for the four lists of tokens
+    row, column, run, rank = send(torch.stack([rows[run], begin[run] + rank, run, rank]), device).unbind()
+    return DocumentRuns(row, column, run, rank, send(starts, device), send(_last_of_rows(rows), device), lengths)
+
+
+def _last_of_rows(rows: Int[Tensor, " runs"]) -> Int[Tensor, " m"]:
+    """The number of the last run of each row, for runs in the order of these rows."""
+    is_last = torch.ones_like(rows, dtype=torch.bool)
+    is_last[:-1] = rows[1:] != rows[:-1]
+    return is_last.nonzero()[:, 0]
 
 
 @final
@@ -128,19 +155,16 @@ class LSTM(Layer):
         """The outputs for the tokens of all runs, and the state after the last run of each row."""
         sequences = x.new_zeros(len(runs.lengths), int(runs.lengths.max()), self.dim)
         sequences = sequences.index_put((runs.run, runs.rank), x[runs.rows, runs.columns])
-        is_first = runs.rank == 0
-        rows, columns = runs.rows[is_first], runs.columns[is_first]
+        rows, columns = runs.rows[runs.starts], runs.columns[runs.starts]
         # a run that does not begin a document continues the one of the row's state
         continues = positions.position_ids.expand(x.shape[:2])[rows, columns, None] != 0
         initial = [torch.where(continues, part.detach().to(x)[rows], 0.0)[None] for part in earlier]
-        packed = pack_padded_sequence(sequences, runs.lengths.cpu(), batch_first=True, enforce_sorted=False)
+        packed = pack_padded_sequence(sequences, runs.lengths, batch_first=True, enforce_sorted=False)
         with self._differentiable_kernels(x):
             outputs, final_states = self.cells(packed, tuple(initial))
         padded, _ = pad_packed_sequence(outputs, batch_first=True)
-        is_last = torch.ones_like(rows, dtype=torch.bool)
-        is_last[:-1] = rows[1:] != rows[:-1]
         next_state = (
-            part.to(x).index_put((rows[is_last],), final[0, is_last].detach())
+            part.to(x).index_put((rows[runs.last],), final[0, runs.last].detach())
             for part, final in zip(earlier, final_states)
         )
         return padded[runs.run, runs.rank], LSTMState(*next_state)

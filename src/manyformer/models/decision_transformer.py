@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from manyformer.batches.batch import SegmentLayout
 from manyformer.batches.episode_batches import TrajectoryBatch
-from manyformer.core import Context, Layer, LayerOutput, State, TokenPositions, WatchFn, no_watch
+from manyformer.core import Context, Layer, LayerOutput, PackedLayout, State, TokenPositions, WatchFn, no_watch
 from manyformer.dropout import Dropout
 from manyformer.errors import UserError
 from manyformer.models.bounded_action_head import BoundedActionHead
@@ -144,12 +145,12 @@ class DecisionTransformer(Model[TrajectoryBatch]):
         watch: WatchFn = no_watch,
     ) -> ModelOutput:
         steps = Trajectory(returns, observations, actions)
-        hidden, next_state, loss = self._hidden(steps, timesteps, segments, state, watch)
+        hidden, next_state, loss = self._hidden(steps, timesteps, segments, state, watch=watch)
         return ModelOutput(apply_head(self.head, hidden), next_state, loss)
 
     def head_inputs(self, batch: TrajectoryBatch, state: State) -> tuple[LayerOutput, Tensor]:
         steps = Trajectory(batch.returns, batch.observations, batch.actions)
-        return self._hidden(steps, batch.timesteps, batch.segments, state, no_watch), batch.targets
+        return self._hidden(steps, batch.timesteps, batch.segments, state, layout=batch.layout), batch.targets
 
     def init_state(self, batch: int, *, capacity: int | None = None) -> ModelState:
         """The state before any time step; `capacity` preallocates buffers for as many steps."""
@@ -194,14 +195,17 @@ class DecisionTransformer(Model[TrajectoryBatch]):
         timesteps: Int[Tensor, "b l"] | None,
         segments: Int[Tensor, "b l"] | None,
         state: ModelState | None,
-        watch: WatchFn,
+        *,
+        layout: SegmentLayout = None,
+        watch: WatchFn = no_watch,
     ) -> LayerOutput:
         """The hidden states of the observations' tokens (b, l, d)."""
         width, (rows, length) = self.embed.tokens_per_step, steps.returns.shape
         self.check_length(length)
         self._check_form(steps)
         token_segments = None if segments is None else segments.repeat_interleave(width, 1)
-        positions, tail = stream_positions(rows, length * width, self.device, token_segments, state)
+        token_layout = layout.repeated(width) if isinstance(layout, PackedLayout) else layout
+        positions, tail = stream_positions(rows, length * width, self.device, token_segments, state, token_layout)
         if timesteps is None:
             timesteps = positions.position_ids[:, ::width] // width
         tokens = self.embed(steps._replace(actions=self.action_vectors(steps.actions)), timesteps)
@@ -226,11 +230,16 @@ class DecisionTransformer(Model[TrajectoryBatch]):
 
 
 def stream_positions(
-    rows: int, tokens: int, device: torch.device, segments: Int[Tensor, "b n"] | None, state: ModelState | None
+    rows: int,
+    tokens: int,
+    device: torch.device,
+    segments: Int[Tensor, "b n"] | None,
+    state: ModelState | None,
+    layout: SegmentLayout = None,
 ) -> tuple[TokenPositions, StreamTail | None]:
     """The positions of so many tokens in each row, which continue those of the state, and the tail after them."""
     token_ids = torch.zeros(rows, tokens, dtype=torch.long, device=device)
-    return positions_of(token_ids, segments, None if state is None else state.tail)
+    return positions_of(token_ids, segments, None if state is None else state.tail, layout)
 
 
 def observation_statistics(

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from manyformer.batches.batch import SegmentLayout
 from manyformer.binding import bind_optional, has_hooks
 from manyformer.core import TokenPositions
 from manyformer.dropout import Dropout
@@ -69,8 +70,10 @@ class TokenEmbedding(SourceEmbedding):
     def extra_repr(self) -> str:
         return f"scale={self.scale:g}"
 
-    def read_source(self, source: Int[Tensor, "b s"], segments: Int[Tensor, "b s"] | None) -> EmbeddedSource:
-        positions, _ = positions_of(source, segments, None)
+    def read_source(
+        self, source: Int[Tensor, "b s"], segments: Int[Tensor, "b s"] | None, layout: SegmentLayout = None
+    ) -> EmbeddedSource:
+        positions, _ = positions_of(source, segments, None, layout)
         check_length(source.shape[1], self.max_length)
         return EmbeddedSource(self(source, positions), positions)
 

@@ -4,6 +4,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX, AnswerSpanBatch, ClassificationBatch
+from manyformer.batches.batch import SegmentLayout
 from manyformer.core import SUMMARY_ROLE, Context, Layer, LayerOutput, TokenPositions, WatchFn, no_watch
 from manyformer.errors import UserError
 from manyformer.kernels import named_kernels
@@ -57,13 +58,14 @@ class EncoderModel(Model[B]):
         trees: Int[Tensor, "b l 3"] | None = None,
         roles: Int[Tensor, "b l"] | None = None,
         parts: Int[Tensor, "b l"] | None = None,
+        layout: SegmentLayout = None,
     ) -> TokenPositions:
-        """The positions of the tokens with their roles, parts and trees.
+        """The positions of the tokens with their roles, parts and trees; `layout` is what a batch knows of segments.
 
         Raises ValueError for too many tokens, for shapes that disagree, and UserError for roles or parts that no
         mask uses.
         """
-        positions, _ = positions_of(tokens, segments, None)
+        positions, _ = positions_of(tokens, segments, None, layout)
         self.check_length(tokens.shape[1])
         for name, ids, is_used in (("roles", roles, self.uses_roles), ("parts", parts, self.uses_parts)):
             if ids is not None and not is_used:
@@ -81,7 +83,7 @@ class EncoderModel(Model[B]):
         """The positions of a batch; data gives roles and parts to all models, of which only some use them."""
         roles = batch.roles if self.uses_roles else None
         parts = batch.parts if self.uses_parts else None
-        return self._token_positions(batch.tokens, batch.segments, roles=roles, parts=parts)
+        return self._token_positions(batch.tokens, batch.segments, roles=roles, parts=parts, layout=batch.layout)
 
     def _encode(self, tokens: Int[Tensor, "b l"], positions: TokenPositions, watch: WatchFn) -> LayerOutput:
         return apply_layer(self.body, self.embed(tokens, positions), Context(positions, watch=watch))

@@ -5,6 +5,7 @@ from typing import final
 from jaxtyping import Int
 from torch import Tensor
 
+from manyformer.batches.batch import SegmentLayout
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.source_embedding import EmbeddedSource, SourceEmbedding
 from manyformer.models.token_positions import check_token_rows, positions_of
@@ -21,11 +22,13 @@ class FixedLengthSource(SourceEmbedding):
         super().__init__()
         self.embed, self.vocab, self.tokens = embed, embed.vocab, tokens
 
-    def read_source(self, source: Int[Tensor, "b s"], segments: Int[Tensor, "b s"] | None) -> EmbeddedSource:
+    def read_source(
+        self, source: Int[Tensor, "b s"], segments: Int[Tensor, "b s"] | None, layout: SegmentLayout = None
+    ) -> EmbeddedSource:
         check_token_rows(source)
         if source.shape[1] != self.tokens:
             raise ValueError(f"a source has {self.tokens} tokens in this model, and these have {source.shape[1]}")
-        positions, _ = positions_of(source, segments, None)
+        positions, _ = positions_of(source, segments, None, layout)
         return EmbeddedSource(self.embed(source, positions), positions)
 
     def extra_repr(self) -> str:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
+from manyformer.batches.batch import SegmentLayout
 from manyformer.core import PADDING_SEGMENT, TokenPositions
 from manyformer.dropout import Dropout
 from manyformer.errors import UserError
@@ -61,7 +62,9 @@ class FrameEmbedding(SourceEmbedding):
         """The maximum number of frames; None for no limit."""
         return None if self.position.max_length is None else self.position.max_length << self.halvings
 
-    def read_source(self, source: Shaped[Tensor, "b f m"], segments: Int[Tensor, "b s"] | None) -> EmbeddedSource:
+    def read_source(
+        self, source: Shaped[Tensor, "b f m"], segments: Int[Tensor, "b s"] | None, layout: SegmentLayout = None
+    ) -> EmbeddedSource:
         return self.read_piece(source, segments, None)[0]
 
     def init_state(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> FrameState:

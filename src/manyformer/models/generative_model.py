@@ -8,6 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.batches import NO_NEIGHBOUR, CausalLMBatch, ignore_all
+from manyformer.batches.batch import SegmentLayout
 from manyformer.binding import has_hooks
 from manyformer.core import (
     PADDING_SEGMENT,
@@ -28,7 +29,7 @@ from manyformer.models.head import BatchLoss, OutputHead
 from manyformer.models.model import B, Model, ModelOutput, apply_head, apply_layer, max_length_of
 from manyformer.models.next_token_step import NextTokenFn, forward_layers, next_token_step
 from manyformer.models.static_step import StaticStepFn, static_token_step
-from manyformer.models.token_positions import StreamTail, check_token_range, empty_tail, positions_of
+from manyformer.models.token_positions import StreamTail, check_length, check_token_range, empty_tail, positions_of
 from manyformer.sources.static_cache import NotStaticError
 from manyformer.training_hooks import StatefulAcrossBatches, uses_neighbours
 
@@ -41,12 +42,15 @@ class ModelState(NamedTuple):
 
 
 class DecoderInput(NamedTuple):
-    """The tokens of a decoder, their documents (None: one per row), the sequence that it attends to, and targets."""
+    """The tokens of a decoder, their documents (None: one per row), the sequence that it attends to, and targets.
+
+    `layout` is what the batch knows of the documents."""
 
     tokens: Int[Tensor, "b l"]
     segments: Int[Tensor, "b l"] | None
     memory: MemorySequence | None
     targets: Int[Tensor, "b l"]
+    layout: SegmentLayout = None
 
 
 class GenerativeModel(Model[B]):
@@ -113,11 +117,11 @@ class GenerativeModel(Model[B]):
         return list(forward_layers(stack, next(name for name, module in self.named_children() if module is stack)))
 
     def head_inputs(self, batch: B, state: State) -> tuple[LayerOutput, Tensor]:
-        tokens, segments, memory, targets = self.decoder_input(batch)
+        tokens, segments, memory, targets, layout = self.decoder_input(batch)
         if self.column_span is not None:
             begin, end = self.column_span(targets.shape[1])
             targets = targets[:, begin:end].contiguous()
-        return self._run_decoder(tokens, segments, memory, state, no_watch), targets
+        return self._run_decoder(tokens, segments, memory, state, layout=layout), targets
 
     def loss(self, batch: B, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
         """The training loss; with a state, that of rows that continue from it."""
@@ -125,9 +129,9 @@ class GenerativeModel(Model[B]):
             return super().loss(batch, label_smoothing=label_smoothing, state=state)
         if state is not None:
             raise ValueError("auxiliary losses of intermediate layers cannot be trained with a state")
-        tokens, segments, memory, targets = self.decoder_input(batch)
+        tokens, segments, memory, targets, layout = self.decoder_input(batch)
         self.check_length(tokens.shape[1])
-        positions, _ = positions_of(tokens, segments, None)
+        positions, _ = positions_of(tokens, segments, None, layout)
         stack, ctx = self.decoder_stack, Context(positions, memory)
         assert isinstance(stack, LayeredStack)
         outputs = stack.layer_outputs(self.decoder_embed(tokens, positions), ctx)
@@ -143,17 +147,20 @@ class GenerativeModel(Model[B]):
         segments: Int[Tensor, "b l"] | None,
         memory: MemorySequence | None,
         state: ModelState | None,
-        watch: WatchFn,
+        watch: WatchFn = no_watch,
+        *,
+        layout: SegmentLayout = None,
     ) -> LayerOutput:
         """The hidden states before the head (b, l, d), with the next state and auxiliary losses."""
-        positions, tail = positions_of(tokens, segments, None if state is None else state.tail)
-        self.check_length(tokens.shape[1])
+        embed, stack = self.decoder_embed, self.decoder_stack
+        positions, tail = positions_of(tokens, segments, None if state is None else state.tail, layout)
+        check_length(tokens.shape[1], self.max_length)
         if self.column_span is not None:
             begin, end = self.column_span(tokens.shape[1])
             tokens, positions = tokens[:, begin:end], positions.columns(begin, end)
         ctx = Context(positions, memory, watch)
-        x = self.decoder_embed(tokens, positions)
-        y, body, loss = apply_layer(self.decoder_stack, x, ctx, state and state.body)
+        x = embed(tokens, positions)
+        y, body, loss = apply_layer(stack, x, ctx, state and state.body)
         return LayerOutput(y, None if tail is None else ModelState(body, tail), loss)
 
 
@@ -220,7 +227,8 @@ class LanguageModel(GenerativeModel[CausalLMBatch]):
         return logits, next_state
 
     def decoder_input(self, batch: CausalLMBatch) -> DecoderInput:
-        return DecoderInput(batch.tokens, batch.segments, self._embed_neighbours(batch.neighbours), batch.targets)
+        memory = self._embed_neighbours(batch.neighbours)
+        return DecoderInput(batch.tokens, batch.segments, memory, batch.targets, batch.layout)
 
     def own_columns(self, batch: CausalLMBatch) -> CausalLMBatch:
         if self.column_span is None:

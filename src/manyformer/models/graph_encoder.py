@@ -77,7 +77,7 @@ class GraphEncoder(Model[GraphBatch], MakesStream):
         _check_width(batch.edge_features, self.edge_features, "edge_features")
         _check_width(batch.eigenvectors, laplacian, "laplacian")
         nodes = torch.zeros(batch.features.shape[:2], dtype=torch.long, device=batch.features.device)
-        positions, _ = positions_of(nodes, batch.segments, None)
+        positions, _ = positions_of(nodes, batch.segments, None, batch.layout)
         segments = positions.segment_ids
         places = EdgePlaces(batch.links, batch.loops) if batch.links is not None and batch.loops is not None else None
         edges = sort_edges(batch.edges, segments, batch.edge_features, self_loops=self.self_loops, places=places)

@@ -46,4 +46,5 @@ class MaskedLM(TextEncoderModel[MaskedLMBatch]):
         return BatchLoss(loss.total, loss.targets, hidden.loss + contrastive_loss)
 
     def _batch_positions(self, batch: MaskedLMBatch) -> TokenPositions:
-        return self._token_positions(batch.tokens, batch.segments, roles=batch.roles, parts=batch.parts)
+        roles, parts, layout = batch.roles, batch.parts, batch.layout
+        return self._token_positions(batch.tokens, batch.segments, roles=roles, parts=parts, layout=layout)

@@ -42,7 +42,7 @@ class PartEmbedding(nn.Module):
             embed: SourceEmbedding = self.parts[name]  # type: ignore[assignment]
             if segments is not None and embed.tokens is not None:
                 segments = segments[:, None].expand(-1, embed.tokens)
-            x, positions = embed.read_source(source, segments)
+            x, positions = embed.read_source(source, segments, batch.token_layout if name == "text" else None)
             sequences[name] = MemorySequence(x + self.kinds[name].to(x.dtype), positions)
         if not sequences:
             raise UserError(f"this model reads {', '.join(self.parts)}, and the batch has no part")

@@ -7,6 +7,7 @@ from einops import rearrange
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
+from manyformer.batches.batch import SegmentLayout
 from manyformer.core import TokenPositions, contiguous_positions
 from manyformer.dropout import Dropout
 from manyformer.feedforward import init_glorot
@@ -70,7 +71,10 @@ class PatchEmbedding(SourceEmbedding, UndecayedParameters):
         return contiguous_positions(images.shape[0], 0, self.tokens, images.device)
 
     def read_source(
-        self, source: Shaped[Tensor, "b height width channels"], segments: Int[Tensor, "b l"] | None
+        self,
+        source: Shaped[Tensor, "b height width channels"],
+        segments: Int[Tensor, "b l"] | None,
+        layout: SegmentLayout = None,
     ) -> EmbeddedSource:
         """Embed images, whose patches keep their positions where others are padding."""
         positions = self.token_positions(source)

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
+from manyformer.batches.batch import SegmentLayout
 from manyformer.batches.episode_batches import RolloutBatch
 from manyformer.core import PADDING_SEGMENT, Context, Layer, State, WatchFn, no_watch
 from manyformer.errors import UserError
@@ -64,9 +65,21 @@ class PolicyModel(Model[RolloutBatch]):
         *,
         watch: WatchFn = no_watch,
     ) -> PolicyOutput:
-        columns = torch.zeros(observations.shape[:2], dtype=torch.long, device=observations.device)
-        positions, tail = positions_of(columns, segments, None if state is None else state.tail)
         x = self.embed(observations, previous_actions, previous_rewards)
+        return self._run_steps(x, segments, state, watch=watch)
+
+    def _run_steps(
+        self,
+        x: Float[Tensor, "b l d"],
+        segments: Int64[Tensor, "b l"] | None,
+        state: ModelState | None,
+        *,
+        layout: SegmentLayout = None,
+        watch: WatchFn = no_watch,
+    ) -> PolicyOutput:
+        """The outputs for embedded steps; `layout` is what a batch knows of the segments."""
+        columns = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+        positions, tail = positions_of(columns, segments, None if state is None else state.tail, layout)
         y, body, loss = apply_layer(self.body, x, Context(positions, watch=watch), state and state.body)
         next_state = None if tail is None else ModelState(body, tail)
         return PolicyOutput(self.policy_head(y), self.value_head(y)[..., 0], next_state, loss)
@@ -111,11 +124,8 @@ class PolicyModel(Model[RolloutBatch]):
         return BatchScore(nll.cpu().double(), valid.sum(), (valid & is_best).sum())
 
     def _outputs(self, batch: RolloutBatch) -> PolicyOutput:
-        # not called as a module, whose hooks the call with the batch runs
-        output: PolicyOutput = self.forward(
-            batch.observations, batch.segments, batch.state, batch.previous_actions, batch.previous_rewards
-        )
-        return output
+        x = self.embed(batch.observations, batch.previous_actions, batch.previous_rewards)
+        return self._run_steps(x, batch.segments, batch.state, layout=batch.layout)
 
     def _log_probs(self, logits: Float[Tensor, "b l n"], actions: Shaped[Tensor, "b l *a"]) -> Float[Tensor, "b l"]:
         distribution: Any = self.distribution(logits)

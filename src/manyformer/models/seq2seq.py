@@ -7,6 +7,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from manyformer.batches import Seq2SeqBatch, TranscriptionBatch
+from manyformer.batches.batch import SegmentLayout
 from manyformer.core import Context, Layer, LayerOutput, MemorySequence, PackedLayout, State, WatchFn, no_watch
 from manyformer.errors import UserError
 from manyformer.models.auxiliary_losses import AuxiliaryLoss
@@ -71,10 +72,13 @@ class EncoderDecoder(GenerativeModel[Seq2SeqBatch | TranscriptionBatch], Generic
         source: Shaped[Tensor, "b *source"],
         source_segments: Int[Tensor, "b s"] | None = None,
         *,
+        layout: SegmentLayout = None,
         watch: WatchFn = no_watch,
     ) -> MemorySequence:
-        """The encoder's output, to which the decoder attends; computed once per source, a tree like a state."""
-        x, positions = self.embed_source.read_source(source, source_segments)
+        """The encoder's output, to which the decoder attends; computed once per source, a tree like a state.
+
+        `layout` is what a batch knows of the segments."""
+        x, positions = self.embed_source.read_source(source, source_segments, layout)
         check_length(x.shape[1], self.max_source_length)
         y = apply_layer(self.encoder, x, Context(positions, watch=watch)).y
         # a packed layout names rows, which a reordering of rows would invalidate
@@ -112,8 +116,8 @@ class EncoderDecoder(GenerativeModel[Seq2SeqBatch | TranscriptionBatch], Generic
         )
 
     def head_inputs(self, batch: Seq2SeqBatch | TranscriptionBatch, state: State) -> tuple[LayerOutput, Tensor]:
-        tokens, segments, memory, targets = self.decoder_input(batch)
-        hidden = self._run_decoder(tokens, segments, memory, state, no_watch)
+        tokens, segments, memory, targets, layout = self.decoder_input(batch)
+        hidden = self._run_decoder(tokens, segments, memory, state, layout=layout)
         if self.ctc is None or memory is None:
             return hidden, targets
         loss = hidden.loss + self.ctc.extra_loss(memory, tokens, targets)
@@ -125,5 +129,8 @@ class EncoderDecoder(GenerativeModel[Seq2SeqBatch | TranscriptionBatch], Generic
         return logits, next_state
 
     def decoder_input(self, batch: Seq2SeqBatch | TranscriptionBatch) -> DecoderInput:
-        source, target, targets, source_segments, target_segments = batch
-        return DecoderInput(target, target_segments, self.encode(source, source_segments), targets)
+        if isinstance(batch, Seq2SeqBatch):
+            memory = self.encode(batch.source, batch.source_segments, layout=batch.source_layout)
+        else:
+            memory = self.encode(batch.features, batch.segments)
+        return DecoderInput(batch.target, batch.target_segments, memory, batch.targets, batch.target_layout)

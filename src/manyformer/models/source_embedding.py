@@ -6,6 +6,7 @@ from typing import NamedTuple
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
+from manyformer.batches.batch import SegmentLayout
 from manyformer.core import TokenPositions
 
 
@@ -30,8 +31,14 @@ class SourceEmbedding(nn.Module, ABC):
         return None
 
     @abstractmethod
-    def read_source(self, source: Shaped[Tensor, "b *source"], segments: Int[Tensor, "b s"] | None) -> EmbeddedSource:
+    def read_source(
+        self,
+        source: Shaped[Tensor, "b *source"],
+        segments: Int[Tensor, "b s"] | None,
+        layout: SegmentLayout = None,
+    ) -> EmbeddedSource:
         """Embed a source whose entries are in these segments, -1 for padding; None for no padding.
 
+        `layout` is what a batch knows of the segments, for sources whose entries are the tokens.
         Raises ValueError for a source that is too long or of another shape.
         """

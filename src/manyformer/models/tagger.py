@@ -31,5 +31,5 @@ class Tagger(EncoderModel[TaggingBatch]):
         return ModelOutput(apply_head(self.head, hidden.y), None, hidden.loss)
 
     def head_inputs(self, batch: TaggingBatch, state: State) -> tuple[LayerOutput, Tensor]:
-        positions = self._token_positions(batch.tokens, batch.segments, trees=batch.trees)
+        positions = self._token_positions(batch.tokens, batch.segments, trees=batch.trees, layout=batch.layout)
         return select_targets(self._encode(batch.tokens, positions, no_watch), batch.targets, batch.scored)

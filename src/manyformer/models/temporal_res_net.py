@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
+from manyformer.batches.batch import SegmentLayout
 from manyformer.models.frame_embedding import check_frames, is_frame, move_padding
 from manyformer.models.source_embedding import EmbeddedSource, SourceEmbedding
 from manyformer.models.token_positions import positions_of
@@ -31,7 +32,9 @@ class TemporalResNet(SourceEmbedding):
         self.first = nn.Conv1d(mels, widths[0], FIRST_KERNEL, padding=FIRST_KERNEL // 2, bias=False)
         self.blocks = nn.ModuleList(_TemporalBlock(before, width) for before, width in pairwise(widths))
 
-    def read_source(self, source: Shaped[Tensor, "b f m"], segments: Int[Tensor, "b s"] | None) -> EmbeddedSource:
+    def read_source(
+        self, source: Shaped[Tensor, "b f m"], segments: Int[Tensor, "b s"] | None, layout: SegmentLayout = None
+    ) -> EmbeddedSource:
         check_frames(source, self.mels)
         source, segments = move_padding(source.to(self.first.weight.dtype), segments)
         x = _convolve(self.first, source, segments)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from manyformer.batches.segment_layouts import segment_layout
+from manyformer.batches.batch import SegmentLayout, segment_layout
 from manyformer.core import (
     PADDING_SEGMENT,
     AlignedLayout,
@@ -80,18 +80,23 @@ def empty_tail(batch: int, device: torch.device) -> StreamTail:
 
 
 def positions_of(
-    tokens: Int[Tensor, "b l"], segments: Int[Tensor, "b l"] | None, tail: StreamTail | None
+    tokens: Int[Tensor, "b l"],
+    segments: Int[Tensor, "b l"] | None,
+    tail: StreamTail | None,
+    layout: SegmentLayout = None,
 ) -> tuple[TokenPositions, StreamTail | None]:
     """The positions of `tokens`, and the tail after them if one was given.
 
-    Without `segments` the tokens continue the document of their row. Raises ValueError if shapes disagree.
+    Without `segments` the tokens continue the document of their row. `layout` is what a batch knows of the segments;
+    without it they are read where that is free. Raises ValueError if shapes disagree.
     """
     check_token_rows(tokens)
     batch, length = tokens.shape
     if segments is not None and segments.shape != tokens.shape:
         raise ValueError(f"segments {tuple(segments.shape)} must have the shape of the tokens {tuple(tokens.shape)}")
     contiguous_length = 0 if tail is None else tail.contiguous_length
-    layout = segment_layout(segments) if segments is not None and contiguous_length == 0 else None
+    # a layout counts from the first column of a stream
+    layout = segment_layout(segments, layout) if segments is not None and contiguous_length == 0 else None
     if contiguous_length is not None and (segments is None or isinstance(layout, ContiguousLayout)):
         end = contiguous_length + length
         positions = contiguous_positions(batch, contiguous_length, end, tokens.device)

@@ -12,16 +12,14 @@ from manyformer.multi_head.head_gates import (
     ConstantGates,
     HeadlessLayer,
     MultiHeadLayer,
-    attention_heads,
-    gated_heads,
-    part_name,
-)
-from manyformer.multi_head.head_pruning import (
     RemovedHeads,
     add_heads,
+    attention_heads,
     format_heads,
+    gated_heads,
     layers_of_part,
     parse_heads,
+    part_name,
     remove_heads,
     subtract_heads,
 )

@@ -10,8 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.files.json_records import FileRecord
-from manyformer.multi_head.head_gates import attention_heads
-from manyformer.multi_head.head_pruning import layers_of_part
+from manyformer.multi_head.head_gates import attention_heads, layers_of_part
 from manyformer.training_hooks import AddsPenalty, OwnLearningRate, TracksProgress
 
 GATES_FILE = "gates.json"

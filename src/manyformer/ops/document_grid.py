@@ -6,7 +6,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.core import TokenPositions
+from manyformer.core import PackedLayout, TokenPositions
+from manyformer.device_reads import count_values
 from manyformer.ops.segment_runs import NO_SEGMENT, segment_runs
 
 
@@ -35,20 +36,33 @@ class DocumentGrid(NamedTuple):
 
 
 def make_grid(
-    line: Int[Tensor, "b s"], column: Int[Tensor, "b s"], valid: Bool[Tensor, "b s"], num_lines: int
+    line: Int[Tensor, "b s"],
+    column: Int[Tensor, "b s"],
+    valid: Bool[Tensor, "b s"],
+    num_lines: int,
+    columns: int | None = None,
 ) -> DocumentGrid:
-    """The grid with tokens at grid row `line` and `column`; tokens that are not `valid` are left out."""
-    columns = int(torch.where(valid, column, 0).max()) + 1
+    """The grid with tokens at grid row `line` and `column`; tokens that are not `valid` are left out.
+
+    `columns` is their number where a layout says it; a device is read for it otherwise."""
+    if columns is None:
+        columns = int(torch.where(valid, column, 0).max()) + 1
     # padding goes to one extra slot, which is dropped
     slots = torch.where(valid, line * columns + column, num_lines * columns)
-    present = torch.bincount(slots.flatten(), minlength=num_lines * columns + 1)[:-1].view(num_lines, columns)
+    present = count_values(slots, num_lines * columns + 1)[:-1].view(num_lines, columns)
     return DocumentGrid(slots, present)
 
 
 def grid_by_run(key_positions: TokenPositions) -> DocumentGrid:
     """The grid with one row per run of one segment id, without padding; every batch row gets equally many."""
-    segment_ids, batch = key_positions.segment_ids, key_positions.segment_ids.shape[0]
+    segment_ids, layout = key_positions.segment_ids, key_positions.layout
+    batch = segment_ids.shape[0]
     number, valid, _ = segment_runs(segment_ids, segment_ids.new_full((batch,), NO_SEGMENT))
-    max_runs = max(int(number.max()), 1)
+    if isinstance(layout, PackedLayout):
+        max_runs = max(layout.most_in_row, 1)
+        columns = max(layout.longest, 1)
+    else:
+        max_runs = max(int(number.max()), 1)
+        columns = None
     line = torch.arange(batch, device=segment_ids.device)[:, None] * max_runs + (number - 1).clamp(min=0)
-    return make_grid(line, key_positions.position_ids, valid, batch * max_runs)
+    return make_grid(line, key_positions.position_ids, valid, batch * max_runs, columns)

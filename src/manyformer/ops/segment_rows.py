@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.core import ContiguousLayout, TokenPositions
+from manyformer.core import ContiguousLayout, PackedLayout, TokenPositions
+from manyformer.device_reads import count_values
 from manyformer.ops.document_grid import DocumentGrid, make_grid
 from manyformer.ops.segment_runs import NO_SEGMENT, segment_runs
 
@@ -62,15 +63,20 @@ def segment_rows(positions: TokenPositions, batch: int, length: int, segment: in
         return SegmentRows(None, offset, first, count, rows, torch.full_like(rows, start > 0).bool(), rows, columns)
     position_ids, segment_ids = (ids.expand(batch, -1) for ids in positions[:2])
     number, valid, _ = segment_runs(segment_ids, segment_ids.new_full((batch,), NO_SEGMENT))
-    max_runs = max(int(number.max()), 1)
+    layout = positions.layout
+    # documents of a known layout begin here, each at position 0
+    max_runs = max(layout.most_in_row if isinstance(layout, PackedLayout) else int(number.max()), 1)
+    longest = max(layout.longest, 1) if isinstance(layout, PackedLayout) else None
     rows = torch.arange(batch, device=number.device)
     line, documents = rows[:, None] * max_runs + (number - 1).clamp(min=0), batch * max_runs
-    begin = position_ids.new_full((documents,), torch.iinfo(torch.long).max)
-    begin = begin.scatter_reduce(0, line[valid], position_ids[valid], "amin")
-    count = torch.bincount(line[valid], minlength=documents)
+    # padding goes to one extra document, which is dropped
+    document = torch.where(valid, line, documents).flatten()
+    begin = position_ids.new_full((documents + 1,), torch.iinfo(torch.long).max)
+    begin = begin.scatter_reduce(0, document, position_ids.flatten(), "amin")[:-1]
+    count = count_values(document, documents + 1)[:-1]
     begin = begin.where(count > 0, 0)
     first = begin % segment
-    grid = make_grid(line, position_ids - (begin - first)[line], valid, documents)
+    grid = make_grid(line, position_ids - (begin - first)[line], valid, documents, longest)
     columns = -(-grid.present.shape[1] // segment) * segment
     is_first_run = torch.arange(documents, device=number.device) % max_runs == 0
     latest = torch.where(number[:, -1] > 0, rows * max_runs + number[:, -1] - 1, -1)

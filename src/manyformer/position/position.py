@@ -26,7 +26,8 @@ class Position(nn.Module, UndecayedParameters):
     """
 
     undecayed = None
-    _overridden_seams: ClassVar[frozenset[str]] = frozenset()
+    overridden: ClassVar[frozenset[str]] = frozenset()
+    """The seams and the penalty, by their names, that the class overrides: layers need not call the others."""
     max_length: int | None = None
     """The number of positions that exist; None if there is no limit."""
     max_distance: int | None = None
@@ -74,11 +75,12 @@ class Position(nn.Module, UndecayedParameters):
 
     def required_seams(self) -> frozenset[str]:
         """The seams that this position overrides."""
-        return self._overridden_seams
+        return self.overridden - {"penalty"}
 
     def __init_subclass__(cls) -> None:
-        # once for each class, because kernels read it at every call
-        cls._overridden_seams = frozenset(seam for seam in SEAMS if getattr(cls, seam) is not getattr(Position, seam))
+        # once for each class, because layers and kernels read it at every call
+        methods = (*SEAMS, "penalty")
+        cls.overridden = frozenset(name for name in methods if getattr(cls, name) is not getattr(Position, name))
 
 
 @final

@@ -22,8 +22,14 @@ from manyformer.files.unfinished_folder import check_unfinished, unfinished_fold
 from manyformer.models import BatchScore, Model
 from manyformer.models.model import CarriedState
 from manyformer.models.model_files import copy_tokenizers, replacement_folder
-from manyformer.multi_head.head_gates import gated_heads
-from manyformer.multi_head.head_pruning import RemovedHeads, add_heads, format_heads, parse_heads, remove_heads
+from manyformer.multi_head.head_gates import (
+    RemovedHeads,
+    add_heads,
+    format_heads,
+    gated_heads,
+    parse_heads,
+    remove_heads,
+)
 from manyformer.pruning.head_rankings import HeadRanking, ImportanceFn
 from manyformer.pruning.removable_heads import (
     HeadUnit,

@@ -8,8 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.errors import UserError
-from manyformer.multi_head.head_gates import MultiHeadLayer, attention_heads
-from manyformer.multi_head.head_pruning import layers_of_part
+from manyformer.multi_head.head_gates import MultiHeadLayer, attention_heads, layers_of_part
 
 
 class HeadUnit(NamedTuple):

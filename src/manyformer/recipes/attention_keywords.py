@@ -7,7 +7,7 @@ from annotated_types import Ge, Lt
 
 from manyformer.attention.attention_dropout import set_attention_dropout
 from manyformer.mixers.collaborative_attention import share_query_key_dims
-from manyformer.multi_head.head_pruning import parse_heads, remove_heads
+from manyformer.multi_head.head_gates import parse_heads, remove_heads
 from manyformer.recipes.keywords import Default, PositiveSize, SharedKeywords
 
 REMOVED_HEADS, SHARED_QK_DIM = "removed_heads", "shared_qk_dim"

@@ -1,6 +1,7 @@
 """The files of a rollout collector in a checkpoint: plain tensors, and a record of scores."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from manyformer.rollouts.rollout_collector import EpisodeProgress, RolloutCollec
 from manyformer.torch_internals import tree_leaves, tree_structure, tree_unflatten
 
 TENSOR_FILE, SCORE_FILE = "rollout.safetensors", "rollout.json"
-_ROLLOUT_FIELDS = tuple(name for name in RolloutBatch._fields if name not in ("state", "objective"))
+_ROLLOUT_FIELDS = tuple(name for name in RolloutBatch._fields if name not in ("state", "objective", "layout"))
 
 
 class RolloutScores(FileRecord):
@@ -84,7 +85,7 @@ def _read_rollout(collector: RolloutCollector, tensors: dict[str, Tensor]) -> Ro
     like = dict.fromkeys(_ROLLOUT_FIELDS, inputs.previous_rewards)
     like |= {"actions": actions, "previous_actions": actions, "observations": inputs.observations}
     like["segments"] = inputs.segments
-    parts = {name: tensors[f"rollout.{name}"] for name in _ROLLOUT_FIELDS}
+    parts: dict[str, Any] = {name: tensors[f"rollout.{name}"] for name in _ROLLOUT_FIELDS}
     for name, part in parts.items():
         rows, *rest = like[name].shape
         _check_like(name, part, torch.Size([rows, steps, *rest]), like[name].dtype)

@@ -18,8 +18,7 @@ from manyformer.system.devices import KINDS, available_devices, device_kind
 from manyformer.torch_internals import compile_backward_as_eager
 from manyformer.train.activation_checkpointing import checkpoint_activations
 from manyformer.train.engine import TrainingEngine
-from manyformer.train.parallel_strategy import DDPStrategy, ParallelStrategy
-from manyformer.train.process_group import ProcessGroup
+from manyformer.train.process_group import DDPStrategy, ParallelStrategy, ProcessGroup
 
 HALF_PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """The dtypes of autocast by the precision of a run."""

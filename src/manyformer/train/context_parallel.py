@@ -23,8 +23,7 @@ from manyformer.models import Model
 from manyformer.ops.token_ring import TokenRing
 from manyformer.residual import Residual
 from manyformer.sources import SelfSource, WindowSource
-from manyformer.train.parallel_strategy import DDPStrategy, ParallelStrategy
-from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
+from manyformer.train.process_group import SINGLE_PROCESS_GROUP, DDPStrategy, ParallelStrategy, ProcessGroup
 
 TOKENWISE_LAYERS = (Attention, Chain, FeedForward, GatedFeedForward, Pointwise, Residual)
 """The layers that process each token alone, and attention, in which tokens meet."""

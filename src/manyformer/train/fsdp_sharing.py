@@ -15,8 +15,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from manyformer.models import Model
 from manyformer.recipes import build
 from manyformer.train.activation_checkpointing import stack_layers
-from manyformer.train.parallel_strategy import ParallelStrategy
-from manyformer.train.process_group import ProcessGroup
+from manyformer.train.process_group import ParallelStrategy, ProcessGroup
 from manyformer.train.sharded_checkpoints import read_shards, write_shards
 
 

@@ -13,7 +13,7 @@ from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.models import Model
 from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
 from manyformer.models.model_files import fill_weights, read_spec, read_tensors
-from manyformer.multi_head.head_pruning import parse_heads, remove_heads, subtract_heads
+from manyformer.multi_head.head_gates import parse_heads, remove_heads, subtract_heads
 from manyformer.recipes import get_recipe, recipe_names
 from manyformer.recipes.attention_keywords import REMOVED_HEADS
 from manyformer.recipes.encoder_heads import CLASSES, HEAD, head_named_in

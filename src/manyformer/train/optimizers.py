@@ -117,12 +117,6 @@ def _undecayed_of(module: nn.Module) -> list[nn.Parameter]:
     return [own[name] for name in names if name in own]
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set the learning rate of the next step."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group[LR_SCALE]
-
-
 def named_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's tensors under `NAME/KIND`, such as `body.0.ff.down.weight/exp_avg`."""
     return {

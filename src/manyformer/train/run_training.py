@@ -14,7 +14,16 @@ from manyformer.system.devices import use_device
 from manyformer.system.stop_signals import handle_stop_signals, resumable
 from manyformer.train.build_model import choose_device
 from manyformer.train.checkpoints import CheckpointStore
-from manyformer.train.events import EventListener, TrainingNote, TrainResult, broadcast, silent
+from manyformer.train.events import (
+    EventListener,
+    LiveReporter,
+    TrainingNote,
+    TrainResult,
+    broadcast,
+    log_file_reporter,
+    reporter,
+    silent,
+)
 from manyformer.train.process_group import (
     SINGLE_PROCESS_GROUP,
     ProcessGroup,
@@ -22,7 +31,6 @@ from manyformer.train.process_group import (
     name_lost_process,
     process_group_from_environment,
 )
-from manyformer.train.reporter import LiveReporter, log_file_reporter, reporter
 from manyformer.train.run_folder import as_training_run, check_run_folder, locked_folder, move_aside
 from manyformer.train.session import TrainingSession
 from manyformer.type_aliases import LogFn

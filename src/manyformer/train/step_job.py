@@ -13,8 +13,7 @@ from manyformer.models.model_files import read_weights
 from manyformer.train.adaptation import adapt_model
 from manyformer.train.build_model import build_model, choose_device, make_engine
 from manyformer.train.engine import TrainingEngine
-from manyformer.train.parallel_strategy import DDPStrategy
-from manyformer.train.process_group import SINGLE_PROCESS_GROUP
+from manyformer.train.process_group import SINGLE_PROCESS_GROUP, DDPStrategy
 from manyformer.train.run_training import open_run_data
 
 

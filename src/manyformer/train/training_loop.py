@@ -20,9 +20,8 @@ from manyformer.system.missing_operators import report_missing_operator
 from manyformer.system.stop_signals import StopSignal
 from manyformer.train.checkpoint_writer import CheckpointWriter
 from manyformer.train.checkpoints import Checkpoint
-from manyformer.train.engine import StepResult, TrainingEngine
+from manyformer.train.engine import MovementWatch, StepResult, TrainingEngine
 from manyformer.train.events import CheckpointSaved, EventListener, TrainingNote, TrainingProgress, TrainingValidated
-from manyformer.train.finite_numbers import MovementWatch
 from manyformer.train.loss_scaling import MAX_OVERFLOWS_IN_ROW
 from manyformer.train.metrics import MetricsRow, extend_sum, finite_row
 from manyformer.train.schedules import LearningRateFn
@@ -119,18 +118,19 @@ class TrainingLoop:
     def _is_due(self, steps: int | None) -> bool:
         return steps is not None and self.train_state.step > 0 and self.train_state.step % steps == 0
 
-    def _add_elapsed_time(self) -> float:
-        """Add the time since the last call to the train state; returns the elapsed wall time in seconds."""
+    def _add_elapsed_time(self, numbers: Sequence[float] = ()) -> tuple[float, list[float]]:
+        """Add the time since the last call to the train state; returns the elapsed wall time in seconds.
+
+        With it come the sums of `numbers` over all processes, which are added up together with the times."""
         wall_time, cpu_time = time.perf_counter(), time.process_time()
         elapsed, cpu_elapsed = wall_time - self._last_tick_time, cpu_time - self._last_cpu_time
         self._last_tick_time, self._last_cpu_time = wall_time, cpu_time
         # one clock for all processes: they must agree on when to end
-        elapsed, cpu_elapsed = self._process_group.sum_numbers(
-            [elapsed if self._process_group.is_main_process else 0.0, cpu_elapsed]
-        )
+        own_time = elapsed if self._process_group.rank == 0 else 0.0
+        elapsed, cpu_elapsed, *sums = self._process_group.sum_numbers([own_time, cpu_elapsed, *numbers])
         self.train_state.seconds += elapsed
         self.train_state.cpu_seconds += cpu_elapsed
-        return elapsed
+        return elapsed, sums
 
     def _take_step(self) -> None:
         """Make one optimizer step, and report it if it is due."""
@@ -167,7 +167,7 @@ class TrainingLoop:
         """Wait for the results of pending steps, check them, and add them to the metrics window."""
         window, pending = self.train_state.window, self._pending_steps
         local_figures: list[list[float]] = torch.stack([step.figures for step in pending]).tolist()
-        sums = self._process_group.sum_numbers(list(itertools.chain.from_iterable(local_figures)))
+        seconds, sums = self._add_elapsed_time(list(itertools.chain.from_iterable(local_figures)))
         rows = list(zip(*[iter(sums)] * 4, strict=True))
         self._pending_steps = []
         first_step = self.train_state.step - len(rows) + 1
@@ -187,7 +187,7 @@ class TrainingLoop:
             window.targets += result.targets
             window.steps += 1
             window.gradient_norm, self._last_loss = norm, loss
-        window.seconds += self._add_elapsed_time()
+        window.seconds += seconds
         self._report_thread_use()
         self._report_progress(window)
 

@@ -15,8 +15,7 @@ from manyformer.interop.auto_classes import AUTO_CLASSES, write_loader
 from manyformer.interop.auto_model.saved_runs import ManyformerConfig, SavedModel
 from manyformer.interop.wrapped_models import PREFIX
 from manyformer.models import Model
-from manyformer.models.finite_weights import warn_non_finite_tensors
-from manyformer.models.model_files import read_tensors
+from manyformer.models.model_files import read_tensors, warn_non_finite_tensors
 
 
 class ManyformerModel(PreTrainedModel):

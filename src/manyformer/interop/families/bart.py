@@ -4,11 +4,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from manyformer.errors import UserError
-from manyformer.interop import config_rules as rules
-from manyformer.interop.config_rules import ConfigRule, Keywords
+from manyformer.interop import model_family as rules
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import ModelFamily
-from manyformer.interop.tensor_rules import (
+from manyformer.interop.model_family import (
+    ConfigRule,
+    Keywords,
+    ModelFamily,
     TensorRule,
     attention_projections,
     each_module,

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from manyformer.interop import config_rules as rules
-from manyformer.interop.config_rules import ConfigRule, Keywords
+from manyformer.interop import model_family as rules
 from manyformer.interop.families.encoder_parts import (
     BERT_NAMES,
     ROBERTA_HEADS,
@@ -16,6 +15,7 @@ from manyformer.interop.families.encoder_parts import (
     read_head,
 )
 from manyformer.interop.foreign_config import ForeignConfig
+from manyformer.interop.model_family import ConfigRule, Keywords
 
 BERT = encoder_family(
     title="BERT",

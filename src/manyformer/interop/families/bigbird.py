@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from manyformer.errors import UserError
-from manyformer.interop import config_rules as rules
-from manyformer.interop.config_rules import ConfigRule, Keywords
+from manyformer.interop import model_family as rules
 from manyformer.interop.families.encoder_parts import (
     BERT_NAMES,
     HEAD_OF_SUFFIX,
@@ -17,6 +16,7 @@ from manyformer.interop.families.encoder_parts import (
     read_head,
 )
 from manyformer.interop.foreign_config import ForeignConfig
+from manyformer.interop.model_family import ConfigRule, Keywords
 
 HEADS = {suffix: head for suffix, head in HEAD_OF_SUFFIX.items() if head != "answer-spans"}
 """The head for answers has a feed-forward layer of its own."""

@@ -7,11 +7,20 @@ import torch
 from torch import Tensor
 
 from manyformer.errors import UserError
-from manyformer.interop import config_rules as rules
-from manyformer.interop.config_rules import ConfigRule, Keywords
+from manyformer.interop import model_family as rules
 from manyformer.interop.families.gpt2 import gpt2_layer_rules
-from manyformer.interop.model_family import ModelFamily
-from manyformer.interop.tensor_rules import TensorRule, constant, each_parameter, first_row, same, scaled, unused
+from manyformer.interop.model_family import (
+    ConfigRule,
+    Keywords,
+    ModelFamily,
+    TensorRule,
+    constant,
+    each_parameter,
+    first_row,
+    same,
+    scaled,
+    unused,
+)
 
 POSITIONS = 1024
 """The rows of the table of positions, of which all tokens get the first."""

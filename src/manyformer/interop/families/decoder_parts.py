@@ -4,11 +4,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from manyformer.errors import UserError
-from manyformer.interop import config_rules as rules
-from manyformer.interop.config_rules import ConfigRule, Keywords
+from manyformer.interop import model_family as rules
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import ModelFamily
-from manyformer.interop.tensor_rules import PARAMETERS, WEIGHT, TensorRule, same, stacked, stacked_experts
+from manyformer.interop.model_family import (
+    PARAMETERS,
+    WEIGHT,
+    ConfigRule,
+    Keywords,
+    ModelFamily,
+    TensorRule,
+    same,
+    stacked,
+    stacked_experts,
+)
 
 ROPE_TYPES = {"default": "none", "linear": "linear", "yarn": "yarn", "llama3": "llama3"}
 FIXED_ROPE_FIELDS: dict[str, Any] = {

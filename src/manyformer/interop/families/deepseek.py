@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from manyformer.errors import UserError
-from manyformer.interop import config_rules as rules
-from manyformer.interop.config_rules import ConfigRule, Keywords
+from manyformer.interop import model_family as rules
 from manyformer.interop.families.decoder_parts import decoder_family, expert_rules, gated_rules, yarn_rotary
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.tensor_rules import TensorRule, each_parameter, same
+from manyformer.interop.model_family import ConfigRule, Keywords, TensorRule, each_parameter, same
 
 CLASSES = {"deepseek_v3": "DeepseekV3ForCausalLM", "deepseek_v32": "DeepseekV32ForCausalLM"}
 SPARSE_TYPE = "deepseek_v32"

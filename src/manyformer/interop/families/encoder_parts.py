@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from manyformer.errors import UserError
-from manyformer.interop import config_rules as rules
-from manyformer.interop.config_rules import ConfigRule, Keywords
+from manyformer.interop import model_family as rules
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import PAD_ID, ModelFamily
-from manyformer.interop.tensor_rules import (
+from manyformer.interop.model_family import (
+    PAD_ID,
+    ConfigRule,
+    Keywords,
+    ModelFamily,
     TensorRule,
     attention_projections,
     each_module,

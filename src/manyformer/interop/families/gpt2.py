@@ -3,9 +3,16 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from manyformer.interop import config_rules as rules
-from manyformer.interop.model_family import ModelFamily
-from manyformer.interop.tensor_rules import PARAMETERS, TensorRule, divided, each_parameter, same, transposed
+from manyformer.interop import model_family as rules
+from manyformer.interop.model_family import (
+    PARAMETERS,
+    ModelFamily,
+    TensorRule,
+    divided,
+    each_parameter,
+    same,
+    transposed,
+)
 
 ACTIVATIONS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 """From the names of activations to the approximation of GELU that they are."""

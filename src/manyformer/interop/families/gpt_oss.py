@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from manyformer.errors import UserError
-from manyformer.interop import config_rules as rules
-from manyformer.interop.config_rules import ConfigRule, Keywords
+from manyformer.interop import model_family as rules
 from manyformer.interop.families.decoder_parts import (
     attention_rules,
     decoder_family,
@@ -15,7 +14,15 @@ from manyformer.interop.families.decoder_parts import (
     yarn_rotary,
 )
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.tensor_rules import TensorRule, each_parameter, interleaved, same, transposed
+from manyformer.interop.model_family import (
+    ConfigRule,
+    Keywords,
+    TensorRule,
+    each_parameter,
+    interleaved,
+    same,
+    transposed,
+)
 
 LAYER_KINDS = {"sliding_attention": "W", "full_attention": "F"}
 

@@ -5,8 +5,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from manyformer.errors import UserError
-from manyformer.interop import config_rules as rules
-from manyformer.interop.config_rules import ConfigRule, Keywords
+from manyformer.interop import model_family as rules
 from manyformer.interop.families.decoder_parts import (
     NORMS,
     SIZES,
@@ -20,8 +19,7 @@ from manyformer.interop.families.decoder_parts import (
     write_rotary,
 )
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import ModelFamily
-from manyformer.interop.tensor_rules import TensorRule, same, shifted
+from manyformer.interop.model_family import ConfigRule, Keywords, ModelFamily, TensorRule, same, shifted
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu-tanh"}
 FULL, SLIDING = "full_attention", "sliding_attention"

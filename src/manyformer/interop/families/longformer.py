@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from manyformer.errors import UserError
-from manyformer.interop import config_rules as rules
-from manyformer.interop.config_rules import ConfigRule, Keywords
+from manyformer.interop import model_family as rules
 from manyformer.interop.families.encoder_parts import (
     BERT_NAMES,
     ROBERTA_HEADS,
@@ -15,7 +14,7 @@ from manyformer.interop.families.encoder_parts import (
     read_head,
 )
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.tensor_rules import PARAMETERS, TensorRule, each_parameter, stacked
+from manyformer.interop.model_family import PARAMETERS, ConfigRule, Keywords, TensorRule, each_parameter, stacked
 
 GLOBAL_FIRST_TOKEN = "classification"
 """The head for which the first token is global where a call does not mark others."""

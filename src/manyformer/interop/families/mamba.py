@@ -4,11 +4,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from manyformer.errors import UserError
-from manyformer.interop import config_rules as rules
+from manyformer.interop import model_family as rules
 from manyformer.interop.families.decoder_parts import is_tied
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import ModelFamily
-from manyformer.interop.tensor_rules import TensorRule, depthwise, each_parameter, reshaped, same
+from manyformer.interop.model_family import ModelFamily, TensorRule, depthwise, each_parameter, reshaped, same
 from manyformer.mixers.mamba_mixer import default_rank
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from manyformer.interop import config_rules as rules
+from manyformer.interop import model_family as rules
 from manyformer.interop.families.decoder_parts import (
     attention_rules,
     decoder_family,
@@ -12,7 +12,7 @@ from manyformer.interop.families.decoder_parts import (
     kv_heads,
     plain_rotary,
 )
-from manyformer.interop.tensor_rules import TensorRule, same
+from manyformer.interop.model_family import TensorRule, same
 
 EXPERT_PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
 

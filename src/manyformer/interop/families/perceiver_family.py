@@ -4,11 +4,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from manyformer.errors import UserError
-from manyformer.interop import config_rules as rules
-from manyformer.interop.config_rules import ConfigRule, Keywords
+from manyformer.interop import model_family as rules
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import ModelFamily
-from manyformer.interop.tensor_rules import TensorRule, attention_projections, each_module, each_parameter, same
+from manyformer.interop.model_family import (
+    ConfigRule,
+    Keywords,
+    ModelFamily,
+    TensorRule,
+    attention_projections,
+    each_module,
+    each_parameter,
+    same,
+)
 
 ARCHITECTURE = "PerceiverForMaskedLM"
 DECODER_HEADS, DECODER_HEAD_DIM = 8, 32

@@ -4,12 +4,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from manyformer.errors import UserError
-from manyformer.interop import config_rules as rules
-from manyformer.interop.config_rules import ConfigRule, Keywords
+from manyformer.interop import model_family as rules
 from manyformer.interop.families.decoder_parts import decoder_family, kv_heads, read_rotary
 from manyformer.interop.families.llama import refuse_others
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.tensor_rules import TensorRule, divided, same
+from manyformer.interop.model_family import ConfigRule, Keywords, TensorRule, divided, same
 from manyformer.recipes.llama import read_divisors
 
 LONGROPE_TYPES = ("longrope", "su", "yarn")

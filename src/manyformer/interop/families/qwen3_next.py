@@ -5,8 +5,7 @@ from functools import partial
 from typing import Any
 
 from manyformer.errors import UserError
-from manyformer.interop import config_rules as rules
-from manyformer.interop.config_rules import ConfigRule, Keywords
+from manyformer.interop import model_family as rules
 from manyformer.interop.families.decoder_parts import (
     decoder_family,
     expert_rules,
@@ -18,7 +17,7 @@ from manyformer.interop.families.decoder_parts import (
     plain_rotary_base,
 )
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.tensor_rules import TensorRule, depthwise, grouped, same, shifted, stacked
+from manyformer.interop.model_family import ConfigRule, Keywords, TensorRule, depthwise, grouped, same, shifted, stacked
 
 LINEAR, FULL = "linear_attention", "full_attention"
 

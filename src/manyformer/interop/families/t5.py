@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from manyformer.interop import config_rules as rules
+from manyformer.interop import model_family as rules
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import ModelFamily
-from manyformer.interop.tensor_rules import WEIGHT, TensorRule, attention_projections, same, scaled
+from manyformer.interop.model_family import WEIGHT, ModelFamily, TensorRule, attention_projections, same, scaled
 
 ACTIVATIONS = {"relu": "relu", "gated-gelu": "gated-gelu", "gated-gelu_new": "gated-gelu"}
 

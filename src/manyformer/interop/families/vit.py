@@ -7,12 +7,18 @@ import torch
 from torch import Tensor
 
 from manyformer.errors import UserError
-from manyformer.interop import config_rules as rules
-from manyformer.interop.config_rules import ConfigRule, Keywords
+from manyformer.interop import model_family as rules
 from manyformer.interop.families.encoder_parts import IMAGE_HEAD_OF_SUFFIX, read_head
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import ModelFamily
-from manyformer.interop.tensor_rules import TensorRule, attention_projections, each_module, each_parameter
+from manyformer.interop.model_family import (
+    ConfigRule,
+    Keywords,
+    ModelFamily,
+    TensorRule,
+    attention_projections,
+    each_module,
+    each_parameter,
+)
 from manyformer.models.patch_embedding import PIXEL_SCALINGS
 
 PREPROCESSOR = "preprocessor_config.json"

@@ -7,12 +7,10 @@ import torch
 from torch import Tensor
 
 from manyformer.errors import UserError
-from manyformer.interop import config_rules as rules
-from manyformer.interop.config_rules import ConfigRule, Keywords
+from manyformer.interop import model_family as rules
 from manyformer.interop.families.encoder_parts import ACTIVATIONS
 from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import ModelFamily
-from manyformer.interop.tensor_rules import TensorRule, each_parameter, same
+from manyformer.interop.model_family import ConfigRule, Keywords, ModelFamily, TensorRule, each_parameter, same
 
 
 def _read_direction(config: ForeignConfig) -> Keywords:
