@@ -38,7 +38,7 @@ class Terminal(io.StringIO):
 
 def test_output_of_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     console.print_result(EVIL)
-    console.print_table((EVIL, "b"), [(EVIL, 1)])
+    console.print_table(console.PageTable((EVIL, "b"), [(EVIL, 1)]))
     console.print_heading(EVIL)
     console.print_json({EVIL: [EVIL]})
     console.print_note(EVIL)
