@@ -19,7 +19,7 @@ def test_help_shows_the_runs_own_values_as_defaults() -> None:
     assert (
         rows["data.kind"].type
         == "one of text, pairs, labels, sentence-pairs, questions, trees, images, synthetic, trajectories, "
-        "graphs, modalities, environment, audio"
+        "environment, graphs, audio, modalities"
     )
     assert rows["data.valid"].type == "a fraction between 0 and 1, a path or a list of paths"
     assert rows["optim.betas"][1:3] == ("two numbers from 0 up to 1, such as [0.9, 0.98]", "[0.9, 0.98]")

@@ -75,7 +75,8 @@ def test_a_registered_kind_is_validated_listed_and_opened(numbers: DataKind[Numb
 def test_a_kind_is_unknown_until_it_is_registered() -> None:
     assert complaints(kind="numbers") == [
         "data.kind: 'numbers' is not one of text, pairs, labels, sentence-pairs, questions, trees, images, "
-        "synthetic, trajectories, graphs, modalities, environment, audio"
+        "synthetic, trajectories, environment, "
+        "graphs, audio, modalities"
     ]
 
 

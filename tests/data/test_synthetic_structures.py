@@ -132,14 +132,14 @@ def components(image: np.ndarray) -> list[set[tuple[int, int]]]:
 
 def test_drawn_paths_are_apart_and_disks_are_at_ends() -> None:
     """Two paths without gaps are two areas; both disks touch one of them if the answer is 1, else one each."""
-    from manyformer.data.synthetic import pathfinder_rule
+    from manyformer.data.synthetic import structure_rules
 
     data = PathfinderData(size=48, dashes=8, distractors=0, levels=64)
-    gap, pathfinder_rule.GAP = pathfinder_rule.GAP, 0.0
+    gap, structure_rules.GAP = structure_rules.GAP, 0.0
     try:
         generated = make_rule(data).rows(np.random.default_rng(3), 60)
     finally:
-        pathfinder_rule.GAP = gap
+        structure_rules.GAP = gap
     decided = 0
     for symbols, targets in zip(generated.symbols, generated.targets):
         image = symbols.reshape(48, 48)

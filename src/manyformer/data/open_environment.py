@@ -45,7 +45,7 @@ class RolloutFeed(SeededFeed):
 
     diagnostics = frozenset(ROLLOUT_DIAGNOSTICS)
     score_names = (*EPISODE_SCORES, *ROLLOUT_DIAGNOSTICS)
-    changed_data = (
+    _changed_data = (
         "the environment or its settings differ from those of this run's checkpoint; restore them, or start a new run"
     )
 

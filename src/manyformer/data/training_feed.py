@@ -87,7 +87,7 @@ class TrainingFeed(Iterator[Batch], ABC):
 class SeededFeed(TrainingFeed):
     """A feed whose order a seed decides; `fingerprint` is that of its data."""
 
-    changed_data: str
+    _changed_data: str
     """The sentence for a position in other data."""
 
     def __init__(self, seed: int, fingerprint: str) -> None:
@@ -100,7 +100,7 @@ class SeededFeed(TrainingFeed):
 
     def load_state_dict(self, state: FeedPosition) -> None:
         if state["data"] != self.fingerprint:
-            raise UserError(self.changed_data)
+            raise UserError(self._changed_data)
         if state["seed"] != self.seed:
             raise UserError(f"this run was started with seed {state['seed']}, but the seed is {self.seed}")
         self.epoch, self.batch = state["epoch"], state["batch"]
@@ -112,7 +112,7 @@ class SeededFeed(TrainingFeed):
 class Sampler(SeededFeed):
     """Iterates over reshuffled epochs of a data set."""
 
-    changed_data = (
+    _changed_data = (
         "the data differs from what this run was trained on (in its text, tokenizer, lengths or batch size); restore "
         "the previous data, or start a new run"
     )

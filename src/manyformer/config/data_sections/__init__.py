@@ -42,11 +42,15 @@ from manyformer.config.data_sections.mad_rule_sections import (  # isort: skip
     MADNoisyRecallData,
     MADRecallData,
 )
-from manyformer.config.data_sections.state_rule_sections import RegularLanguageData, StateTrackingData  # isort: skip
-from manyformer.config.data_sections.structure_rule_sections import ListOpsData, PathfinderData  # isort: skip
-from manyformer.config.data_sections.archive_sections import GraphsData, ModalitiesData, TrajectoriesData  # isort: skip
-from manyformer.config.data_sections.environment_section import EnvironmentData  # isort: skip
-from manyformer.config.data_sections.audio_section import AudioData  # isort: skip
+from manyformer.config.data_sections.state_rule_sections import StateTrackingData  # isort: skip
+from manyformer.config.data_sections.untokenized_sections import EnvironmentData, GraphsData, TrajectoriesData  # isort: skip
+from manyformer.config.data_sections.audio_sections import AudioData, ModalitiesData  # isort: skip
+
+from manyformer.config.data_sections.structure_rule_sections import (  # isort: skip
+    ListOpsData,
+    PathfinderData,
+    RegularLanguageData,
+)
 
 __all__ = [
     "DATA_SECTIONS",

@@ -1,10 +1,10 @@
-"""Settings of rules whose answers follow from a state that every token changes: groups and automata."""
+"""Settings of rules whose answers follow from a state that every token changes: groups."""
 
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from manyformer.config.data_sections.synthetic_section import AtLeastTwo, SyntheticData, register_rule_section
-from manyformer.config.section import PositiveInt, SettingConflict
+from manyformer.config.section import SettingConflict
 
 GROUP_SIZES = {"parity": 2, "S3": 6, "A5": 60, "S5": 120}
 """The number of elements of each group whose size is fixed."""
@@ -40,49 +40,3 @@ class StateTrackingData(SyntheticData):
             yield SettingConflict(("modulus",), "is needed: the number of states of modular", ("data.group",))
         if self.group != "modular" and self.modulus is not None:
             yield SettingConflict(("modulus",), f"is for modular, and {self.group} has none", ("data.group",))
-
-
-@register_rule_section
-class RegularLanguageData(SyntheticData):
-    """Strings of a random automaton, another one for each row (RegBench, Akyurek et al. 2024, section 3)."""
-
-    rule: Literal["regular-language"] = "regular-language"
-    """Strings of a random automaton, which is another one in each row, with a mark after each; each next symbol is
-    predicted."""
-    length: PositiveInt = 512
-    """Tokens in a row."""
-    symbols: AtLeastTwo = 18
-    """Number of symbols that strings are made of; the mark comes on top."""
-    min_states: AtLeastTwo = 4
-    """The fewest states of an automaton."""
-    max_states: AtLeastTwo = 12
-    """The most states of an automaton."""
-    edges: PositiveInt = 4
-    """The most symbols that may follow in a state; the fewest are 1, all are equally likely and lead to different
-    states."""
-    max_string: PositiveInt = 50
-    """Length of the longest string; the shortest has 1 symbol."""
-    scored: Literal["all", "forced"] = "all"
-    """The next symbols that are predicted: all, or those alone that are the only possible ones, from a state that has
-    been left before in the row."""
-
-    swept: ClassVar[tuple[str, ...]] = (
-        "length",
-        "context",
-        "min_states",
-        "max_states",
-        "edges",
-        "max_string",
-        "scored",
-    )
-
-    @property
-    def alphabet(self) -> int:
-        return self.symbols + 1
-
-    def conflicts(self) -> Iterator[SettingConflict]:
-        if self.min_states > self.max_states:
-            yield SettingConflict(("min_states",), "must be at most data.max_states", ("data.max_states",))
-        if self.edges > min(self.symbols, self.max_states - 1):
-            message = "must be at most data.symbols, and below data.max_states: the symbols and their states differ"
-            yield SettingConflict(("edges",), message, ("data.symbols", "data.max_states"))

@@ -1,4 +1,4 @@
-"""Settings of rules whose answers follow from a structure: nested lists, drawn paths."""
+"""Settings of rules whose answers follow from a structure: nested lists, automata, drawn paths."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
@@ -47,6 +47,52 @@ class ListOpsData(SyntheticData):
         if largest <= self.min_tokens:
             message = f"must be below {largest}, the tokens of the longest expression of depth {self.depth}"
             yield SettingConflict(("min_tokens",), message, ("data.depth", "data.max_args"))
+
+
+@register_rule_section
+class RegularLanguageData(SyntheticData):
+    """Strings of a random automaton, another one for each row (RegBench, Akyurek et al. 2024, section 3)."""
+
+    rule: Literal["regular-language"] = "regular-language"
+    """Strings of a random automaton, which is another one in each row, with a mark after each; each next symbol is
+    predicted."""
+    length: PositiveInt = 512
+    """Tokens in a row."""
+    symbols: AtLeastTwo = 18
+    """Number of symbols that strings are made of; the mark comes on top."""
+    min_states: AtLeastTwo = 4
+    """The fewest states of an automaton."""
+    max_states: AtLeastTwo = 12
+    """The most states of an automaton."""
+    edges: PositiveInt = 4
+    """The most symbols that may follow in a state; the fewest are 1, all are equally likely and lead to different
+    states."""
+    max_string: PositiveInt = 50
+    """Length of the longest string; the shortest has 1 symbol."""
+    scored: Literal["all", "forced"] = "all"
+    """The next symbols that are predicted: all, or those alone that are the only possible ones, from a state that has
+    been left before in the row."""
+
+    swept: ClassVar[tuple[str, ...]] = (
+        "length",
+        "context",
+        "min_states",
+        "max_states",
+        "edges",
+        "max_string",
+        "scored",
+    )
+
+    @property
+    def alphabet(self) -> int:
+        return self.symbols + 1
+
+    def conflicts(self) -> Iterator[SettingConflict]:
+        if self.min_states > self.max_states:
+            yield SettingConflict(("min_states",), "must be at most data.max_states", ("data.max_states",))
+        if self.edges > min(self.symbols, self.max_states - 1):
+            message = "must be at most data.symbols, and below data.max_states: the symbols and their states differ"
+            yield SettingConflict(("edges",), message, ("data.symbols", "data.max_states"))
 
 
 @register_rule_section

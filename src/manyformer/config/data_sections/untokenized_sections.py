@@ -1,9 +1,9 @@
-"""Data in NumPy archives: recorded episodes, graphs, and examples of several parts."""
+"""Data without tokens: recorded episodes, environments that a policy acts in, graphs."""
 
 from collections.abc import Container, Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from manyformer.config.data_sections.data_section import (
     DataPaths,
@@ -12,11 +12,11 @@ from manyformer.config.data_sections.data_section import (
     OpenFraction,
     register_section,
 )
-from manyformer.config.data_sections.tokenized_sections import TokenizedData, WordTokenizerKind
-from manyformer.config.section import Fraction, PathText, PositiveFloat, PositiveInt, SettingConflict, accepted_forms
+from manyformer.config.section import PathText, PositiveInt, SettingConflict, accepted_forms
 
 ASSUMED_OBSERVATIONS, ASSUMED_ACTIONS = 4, 2
-"""The assumed widths of observations and actions, unknown until the data is read: those of CartPole."""
+"""The assumed widths of observations and actions, unknown until the data is read or the environment made: those of
+CartPole."""
 
 MAX_EPISODES = 100_000
 """The most episodes that are generated, or played side by side."""
@@ -71,6 +71,53 @@ class TrajectoriesData(DataSection):
         return ExpectedData(keywords, assumption, self.length).among(parameters)
 
 
+ClosedFraction = Annotated[float, Field(ge=0, le=1)]
+RowCount = Annotated[PositiveInt, Field(le=MAX_EPISODES)]
+
+
+@register_section
+class EnvironmentData(DataSection):
+    """Episodes that a policy plays in an environment, new ones for every rollout."""
+
+    kind: Literal["environment"] = "environment"
+    """Episodes in an environment."""
+    environment: PathText = "memory-length"
+    """One of our own tasks (memory-length, t-maze-passive, t-maze-active, repeat-previous, hidden-velocity-cartpole),
+    or the id of an environment of gymnasium, such as CartPole-v1."""
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+    """Options of the environment, such as `length` of memory-length, or keywords of `gymnasium.make`."""
+    rows: RowCount = 32
+    """How many copies of the environment are played side by side."""
+    steps: PositiveInt = 128
+    """Steps of each row in a rollout. The policy then learns from `rows` times `steps` steps, in batches of whole rows
+    with at most batch.tokens steps."""
+    passes: PositiveInt = 4
+    """How often the policy learns from each rollout before the next one is played."""
+    discount: ClosedFraction = 0.99
+    """Gamma: what a reward is worth one step earlier."""
+    gae_lambda: ClosedFraction = 0.95
+    """Lambda of generalized advantage estimation: 0 trusts the value of the next step, 1 the rewards alone."""
+    clip: Annotated[float, Field(gt=0)] = 0.2
+    """Epsilon of the clipped objective: how far the probability of an action may move from that of the rollout."""
+    value_weight: Annotated[float, Field(ge=0)] = 0.5
+    """Weight of the squared error of values in the loss."""
+    entropy_weight: Annotated[float, Field(ge=0)] = 0.01
+    """Weight of the entropy of actions in the loss, which keeps a policy from settling too early."""
+    normalize_advantages: bool = True
+    """Scale the advantages of each batch to mean 0 and deviation 1, unless they are nearly equal."""
+    valid: RowCount = 100
+    """Held-out episodes for validation, and as many others for the test, always the same ones."""
+
+    @property
+    def row_length(self) -> int:
+        return self.steps
+
+    def expected_keywords(self, parameters: Container[str]) -> ExpectedData:
+        keywords = {"observations": ASSUMED_OBSERVATIONS, "actions": ASSUMED_ACTIONS, "continuous": False}
+        assumption = f"as if for observations of {ASSUMED_OBSERVATIONS} numbers and {ASSUMED_ACTIONS} actions"
+        return ExpectedData(keywords, f"{assumption}; the environment decides", self.steps).among(parameters)
+
+
 ASSUMED_NODES, ASSUMED_FEATURES, ASSUMED_CLASSES = 2708, 1433, 7
 """The assumed numbers of nodes, features of a node and labels, unknown until the data is read: those of Cora."""
 
@@ -99,55 +146,3 @@ class GraphsData(DataSection):
         keywords = {"features": ASSUMED_FEATURES, "classes": ASSUMED_CLASSES, "laplacian": self.laplacian}
         assumption = f"as if for Cora's {ASSUMED_FEATURES:,} features and {ASSUMED_CLASSES} labels; the data decides"
         return ExpectedData(keywords, assumption, ASSUMED_NODES).among(parameters)
-
-
-ModalityName = Literal["image", "sound", "text"]
-ModalityNames = Annotated[
-    Annotated[tuple[ModalityName, ...], Field(min_length=1)], accepted_forms("a list of image, sound and text")
-]
-
-ASSUMED_SIDE, ASSUMED_WORDS = 140, 1000
-"""The assumed height and width of images and size of the vocabulary, unknown until the data is read."""
-
-
-@register_section
-class ModalitiesData(TokenizedData):
-    """Examples of several parts: an image, a recording, a text, a label."""
-
-    kind: Literal["modalities"] = "modalities"
-    """Examples of several parts."""
-    path: PathText
-    """A NumPy archive (.npz) with two at least of the arrays images, samples (beside lengths and sample_rate), texts
-    and labels."""
-    parts: ModalityNames | None = None
-    """The parts that a model reads, in this order; null means all of the archive."""
-    valid: OpenFraction = 0.1
-    """The fraction of the examples held out as validation data, where the archive names none."""
-    part_dropout: Fraction = 0.0
-    """In training, the probability that a part of an example is missing; one of its parts always stays."""
-    mels: Annotated[int, Field(ge=1, le=512)] = 80
-    """Number of mel bands of a frame of sound."""
-    window: Annotated[PositiveFloat, Field(le=1000)] = 25.0
-    """Length of a frame of sound in milliseconds."""
-    hop: Annotated[PositiveFloat, Field(le=1000)] = 10.0
-    """Milliseconds from a frame of sound to the next."""
-    tokenizer: WordTokenizerKind = "word"  # type: ignore[assignment]
-    """What a token of a text is: a word, one character, one byte, or a byte pair of a trained vocabulary."""
-
-    default_vocab = 1000
-
-    @property
-    def row_length(self) -> int:
-        return 1
-
-    def expected_keywords(self, parameters: Container[str]) -> ExpectedData:
-        side = ASSUMED_SIDE
-        sizes = {"image": {"height": side, "width": side, "channels": 1}, "sound": {"mels": self.mels}}
-        keywords: dict[str, int | None] = {}
-        for part, values in {**sizes, "text": {"vocab": ASSUMED_WORDS}}.items():
-            if self.parts is None:
-                keywords |= values if part == "image" else {}
-            else:
-                keywords |= values if part in self.parts else dict.fromkeys(values)
-        assumption = f"as if for gray images of {side} x {side}; the data decides the sizes"
-        return ExpectedData(keywords, assumption, 1).among(parameters)
