@@ -9,7 +9,8 @@ from torch import Generator, Tensor
 from manyformer.batches import Seq2SeqBatch
 from manyformer.core import PADDING_SEGMENT, State, WatchFn, no_watch
 from manyformer.models import EncoderDecoder, ModelOutput
-from manyformer.tasks.task import Inputs, Task
+from manyformer.tasks.model_passes import EncodedText, TextPass
+from manyformer.tasks.task import Inputs, Task, token_row
 
 
 class EncoderDecoderTask(Task[EncoderDecoder]):
@@ -48,6 +49,31 @@ class EncoderDecoderTask(Task[EncoderDecoder]):
 
     def random_targets(self, model: EncoderDecoder, inputs: Inputs, generator: Generator) -> Tensor:
         return inputs.tokens.roll(-1, 1)
+
+
+def decoder_pass(
+    model: EncoderDecoder,
+    source: Tensor,
+    source_labels: tuple[str, ...],
+    answer: EncodedText,
+    *,
+    source_tokens: tuple[int, ...] = (),
+) -> TextPass:
+    """The pass of the decoder over a text, whose rows are labelled with the tokens that they predict.
+
+    Raises UserError for tokens that the model does not have."""
+    tokenizer = answer.tokenizer
+    target = [tokenizer.bos, *answer.ids]
+    tokens = token_row(model, target, model.embed_target.vocab)
+    return TextPass(
+        lambda watch: model.decode(tokens, model.encode(source), watch=watch),
+        answer.labels_of(target),
+        len(target),
+        predicted_labels=answer.labels_of([*answer.ids, tokenizer.eos]),
+        source_labels=source_labels,
+        tokens=tuple(target),
+        source_tokens=source_tokens,
+    )
 
 
 def repeated_source(inputs: Inputs, length: int) -> tuple[Tensor, Tensor | None]:

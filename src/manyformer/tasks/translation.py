@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from manyformer.batches import Seq2SeqBatch
-from manyformer.core import WatchFn
 from manyformer.errors import UserError
-from manyformer.models import EncoderDecoder, ModelOutput
+from manyformer.models import EncoderDecoder
 from manyformer.scores import ScoreKind, bleu, bleu_by_length, chrf, exact_match, ter
-from manyformer.tasks.encoder_decoder_task import EncoderDecoderTask
+from manyformer.tasks.encoder_decoder_task import EncoderDecoderTask, decoder_pass
 from manyformer.tasks.likelihood import likelihood, token_scores
 from manyformer.tasks.model_passes import EncodedText, TextPass
 from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
@@ -80,31 +79,9 @@ class Translation(EncoderDecoderTask):
         answer = text.answer
         assert answer is not None
         source = [*text.ids, text.tokenizer.eos]
-        target = [answer.tokenizer.bos, *answer.ids]
-        source_tokens = token_row(model, source, _source_vocab(model))
-        target_tokens = token_row(model, target, model.embed_target.vocab)
-
-        def decode(watch: WatchFn) -> ModelOutput:
-            return model.decode(target_tokens, model.encode(source_tokens), watch=watch)
-
-        labels = text.labels_of(source)
-        return [
-            TextPass(
-                lambda watch: model.encode(source_tokens, watch=watch),
-                labels,
-                len(source),
-                tokens=tuple(source),
-            ),
-            TextPass(
-                decode,
-                answer.labels_of(target),
-                len(target),
-                predicted_labels=answer.labels_of([*answer.ids, answer.tokenizer.eos]),
-                source_labels=labels,
-                tokens=tuple(target),
-                source_tokens=tuple(source),
-            ),
-        ]
+        tokens, labels = token_row(model, source, _source_vocab(model)), text.labels_of(source)
+        encode = TextPass(lambda watch: model.encode(tokens, watch=watch), labels, len(source), tokens=tuple(source))
+        return [encode, decoder_pass(model, tokens, labels, answer, source_tokens=tuple(source))]
 
 
 def _source_vocab(model: EncoderDecoder) -> int:

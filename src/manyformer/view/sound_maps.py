@@ -1,5 +1,6 @@
 """Attention of a model to a recording, along time."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from manyformer.errors import UserError
 from manyformer.generate import SourceBatch, answer_sources
 from manyformer.generate.protocol import TokenizerProtocol
 from manyformer.models.frame_embedding import FrameEmbedding
-from manyformer.tasks import TextPass
+from manyformer.tasks import EncodedText, TextPass
+from manyformer.tasks.encoder_decoder_task import decoder_pass
 from manyformer.training_hooks import eval_mode
 from manyformer.view.attention_maps import AttentionMap, pass_maps
 from manyformer.view.text_passes import token_labels
@@ -36,29 +38,17 @@ def sound_maps(
     with torch.no_grad(), eval_mode(model):
         passes = [TextPass(lambda watch: encode(frames, watch=watch), labels, len(labels))]
         if decodes:
-            passes.append(_decoder_pass(model, frames, tokenizer, labels, answer))
+            passes.append(decoder_pass(model, frames, labels, _read_answer(model, frames, tokenizer, answer)))
         return [attention for text_pass in passes for attention in pass_maps(model, text_pass)]
 
 
-def _decoder_pass(
-    model: Any,
-    frames: Float[Tensor, "1 f m"],
-    tokenizer: TokenizerProtocol,
-    labels: tuple[str, ...],
-    answer: str | None,
-) -> TextPass:
-    """The pass of the decoder over a text, by default the one that it writes."""
+def _read_answer(
+    model: Any, frames: Float[Tensor, "1 f m"], tokenizer: TokenizerProtocol, answer: str | None
+) -> EncodedText:
+    """The tokens of an answer, by default the one that the model writes."""
     if answer is None:
         rows = answer_sources(model, SourceBatch(frames, None), tokenizer=(tokenizer, tokenizer)).rows
         ids = list(rows[0][0].tokens)
     else:
         ids = list(tokenizer.encode(answer))
-    target = torch.tensor([[tokenizer.bos, *ids]], device=model.device)
-    return TextPass(
-        lambda watch: model.decode(target, model.encode(frames), watch=watch),
-        token_labels([tokenizer.bos, *ids], tokenizer),
-        target.shape[1],
-        predicted_labels=token_labels([*ids, tokenizer.eos], tokenizer),
-        source_labels=labels,
-        tokens=tuple(target[0].tolist()),
-    )
+    return EncodedText(ids, tokenizer, partial(token_labels, tokenizer=tokenizer))
