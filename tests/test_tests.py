@@ -81,12 +81,14 @@ def shared_helpers() -> frozenset[str]:
 
 
 def says_little(condition: ast.expr) -> bool:
-    """Whether a condition is about shapes, types or finite numbers alone, which wrong numbers have as well."""
+    """Whether a condition is about shapes, types, finite numbers or None alone, which wrong numbers satisfy as well."""
     match condition:
         case ast.BoolOp(values=values):
             return all(says_little(value) for value in values)
         case ast.UnaryOp(operand=operand):
             return says_little(operand)
+        case ast.Compare(ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            return True
         case ast.Compare(left=left, comparators=comparators):
             return any(is_a_shape(side) for side in (left, *comparators))
         case ast.GeneratorExp(elt=element) | ast.ListComp(elt=element):

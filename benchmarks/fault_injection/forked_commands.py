@@ -147,6 +147,8 @@ def _become(
     code = 1
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        # a shell's background jobs, and their children, ignore it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.setsid()
         os.chdir(folder)
         # as `python -m manyformer` has it

@@ -40,4 +40,6 @@ def test_nothing_is_written_where_it_fails(cli: Cli, foreign: Path, tmp_path: Pa
 
 
 def test_the_folder_itself_is_a_model(cli: Cli, foreign: Path) -> None:
-    assert cli("check", str(foreign), "--only", "causal").code == 0
+    ended = cli("check", str(foreign), "--only", "causal")
+    assert ended.code == 0
+    assert "1 passed" in ended.out

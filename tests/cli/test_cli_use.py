@@ -193,7 +193,7 @@ def test_translate_asks_a_person(cli: Cli, pairs_run: Path, monkeypatch: pytest.
     monkeypatch.setattr("builtins.input", asked)
     ended = cli("translate", str(pairs_run))
     assert ended.code == 0
-    assert len(ended.out.splitlines()) == 1
+    assert ended.out == cli("translate", str(pairs_run), "box").out
 
 
 def test_text_is_scored_as_by_hand(cli: Cli, text_run: Path, tmp_path: Path) -> None:

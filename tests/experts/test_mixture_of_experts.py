@@ -161,6 +161,7 @@ def test_all_padding_is_finite_with_gradients() -> None:
     (y.sum() + loss).backward()
     assert not y.any()
     assert x.grad is not None
+    assert not x.grad.any()
 
 
 def test_routers_and_experts_of_different_numbers_are_refused() -> None:

@@ -261,6 +261,7 @@ ARCHITECTURES = {
 OLD_FIELDS = ("rope_scaling", "layer_types", "no_rope_layers", "mlp_layer_types", "problem_type", "bad_words_ids")
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("model_type", model_types())
 def test_a_field_of_any_type_is_read_or_refused(model_type: str, tmp_path: Path) -> None:
     family, content = family_of_type(model_type), AutoConfig.for_model(model_type).to_dict()

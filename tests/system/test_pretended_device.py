@@ -196,6 +196,9 @@ def test_autocast_casts_as_on_cuda(waits: Waits) -> None:
     product.float().sum().backward()  # type: ignore[no-untyped-call]
     assert x.grad is not None
     assert x.grad.dtype == torch.float32
+    ones = torch.ones(4, 4)
+    values = x.detach().cpu()
+    torch.testing.assert_close(x.grad.cpu(), ones @ values.mT + values.mT @ ones, rtol=0.03, atol=0.03)
 
 
 def test_the_device_has_random_numbers_of_its_own(waits: Waits) -> None:

@@ -91,7 +91,7 @@ def takes_segments(recipe: str) -> bool:
     return True
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_every_recipe_trains_without_float64(recipe: str) -> None:
     for packed in (False, True):
@@ -100,7 +100,7 @@ def test_every_recipe_trains_without_float64(recipe: str) -> None:
         expected = trained(recipe, on_cpu, packed=packed)
         with pretended_mps():
             actual = trained(recipe, on_mps, packed=packed)
-        assert set() == REFUSED
+        assert REFUSED == set()
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
