@@ -5,11 +5,11 @@ import sys
 from pathlib import Path
 
 import manyformer
-from manyformer.cli.shell_completion import declared_recipes
+from manyformer.cli.shell_completion import complete_recipes
 
 folder = Path(manyformer.__file__).parent
 assert folder.is_relative_to(sys.prefix), f"{folder} is not the wheel's"
-assert "reformer" in declared_recipes(), "completion in shells finds no recipes"
+assert "reformer" in complete_recipes(), "completion in shells finds no recipes"
 assert "torch" not in sys.modules
 for name in ("py.typed", "experiments/lm/stdlib.yaml", "viewer/page.html", "viewer/page.css", "viewer/page.js"):
     assert (folder / name).is_file(), f"the wheel lacks {name}"

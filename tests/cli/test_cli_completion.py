@@ -11,7 +11,7 @@ from test_cli_start import LOOK, python
 
 import manyformer as mf
 from manyformer.cli import run
-from manyformer.cli.shell_completion import declared_recipes
+from manyformer.cli.shell_completion import complete_recipes
 from manyformer.config import shipped_comparisons, shipped_runs
 
 SHELLS = ("bash", "zsh")
@@ -28,8 +28,8 @@ def completed(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     return capsys.readouterr().out.split()
 
 
-def test_declared_recipes_are_those_that_importing_registers() -> None:
-    assert declared_recipes() == sorted(mf.recipes())
+def test_complete_recipes_are_those_that_importing_registers() -> None:
+    assert complete_recipes() == sorted(mf.recipes())
 
 
 @pytest.mark.parametrize(

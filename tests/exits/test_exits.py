@@ -156,7 +156,7 @@ def test_the_earlier_names_of_a_sweep_and_of_counts_work_and_name_the_new_ones(
     table = ["--prompts", "3", "--values", "0.5", "--out", str(tmp_path / "table"), "--json"]
     assert command(["thresholds", *table, str(run)]) == 0
     earlier = capsys.readouterr()
-    assert "is now `manyformer calibrate RUN... --sweep`" in earlier.err
+    assert earlier.err == "`manyformer thresholds` is now `manyformer calibrate --sweep`\n"
     assert [point["threshold"] for point in json.loads(earlier.out)] == [None, 0.5]
     assert command(["efforts", "--answer", "one two", str(run), "1 2"]) == 0
     earlier = capsys.readouterr()

@@ -50,6 +50,9 @@ FIND, TRAIN, USE, JUDGE = "Find", "Train", "Use", "Judge and compare"
 RENAMED_COMMANDS = {"paint": "generate", "tag": "predict"}
 """The commands that took the place of earlier ones."""
 
+EARLIER_FORMS = {"thresholds": ("calibrate", "--sweep")}
+"""Commands of version 0.2 with the words that stand for them, which go in 0.4."""
+
 
 def command(
     panel: str | None,
@@ -185,6 +188,10 @@ def _show_warning(
 def _invoke(arguments: list[str]) -> int:
     if arguments and arguments[0] in RENAMED_COMMANDS:
         raise UserError(f"`manyformer {arguments[0]}` is now `manyformer {RENAMED_COMMANDS[arguments[0]]}`")
+    if arguments and arguments[0] in EARLIER_FORMS:
+        form = EARLIER_FORMS[arguments[0]]
+        print_note(f"`manyformer {arguments[0]}` is now `manyformer {' '.join(form)}`")
+        arguments = [*form, *arguments[1:]]
     _check_out(arguments)
     command = typer.main.get_command(app)
     for subcommand in getattr(command, "commands", {}).values():

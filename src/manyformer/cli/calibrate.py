@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from manyformer.cli.app import JUDGE, command, run_command
+from manyformer.cli.app import JUDGE, command
 from manyformer.cli.console import Output, PageTable, print_note, status_line
 from manyformer.cli.model_arguments import data_paths, load_model, model_folder, resolve_device
 from manyformer.cli.shared_options import (
@@ -169,8 +169,8 @@ def _certify(run: str, test: dict[str, Any], texts: dict[str, Any], file: Path, 
         for test in calibration.tested
     ]
     table = PageTable(("threshold", "mean loss", "p-value", ""), rows, right=(0, 1, 2))
-    more = {"tested": calibration.tested, "statement": calibration.statement, "out": file}
-    return Output({**calibration.model_dump(mode="json"), **more}, [table, calibration.statement, f"wrote {file}"])
+    facts = {"tested": calibration.tested, "statement": calibration.statement, "out": file}
+    return Output({**calibration.model_dump(mode="json"), **facts}, [table, calibration.statement, f"wrote {file}"])
 
 
 def _sweep(
@@ -230,16 +230,7 @@ def _token_work(run: str, text: str, answer: str | None, picture: Path | None, d
     return Output(value, page, picture, partial(draw_counts, counts))
 
 
-# the names of version 0.2, which go in 0.4
-
-
-@command(None, name="thresholds", accepts_settings=True, adds_help=False, hidden=True)
-def _thresholds(arguments: Annotated[list[str] | None, Argument()] = None) -> int:
-    """Now `manyformer calibrate RUN... --sweep`."""
-    print_note("`manyformer thresholds RUN...` is now `manyformer calibrate RUN... --sweep`")
-    return run_command(["calibrate", "--sweep", *(arguments or [])])
-
-
+# the name of version 0.2, which goes in 0.4 with EARLIER_FORMS
 @command(None, name="efforts", hidden=True)
 def _efforts(
     run: RunArgument,

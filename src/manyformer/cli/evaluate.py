@@ -116,8 +116,8 @@ def evaluate(
             for name, evaluation in evaluations.items()
         }
         draw_scores_by_length(by_length, out)
-    first, *others = (_record(name, evaluation) for name, evaluation in evaluations.items())
-    return Output({**first, "beside": others} if others else first, _page(evaluations))
+    first, *compared = (_record(name, evaluation) for name, evaluation in evaluations.items())
+    return Output({**first, "beside": compared} if compared else first, _page(evaluations))
 
 
 def _record(run: str, evaluation: "Evaluation") -> dict[str, Any]:

@@ -13,6 +13,7 @@ from manyformer.cli.app import FIND, command
 from manyformer.cli.console import Block, Output, PageTable
 from manyformer.cli.shell_completion import complete_recipes
 from manyformer.errors import UserError, suggest_names
+from manyformer.plugins import is_external
 
 if TYPE_CHECKING:
     from manyformer.recipes import Recipe
@@ -57,8 +58,6 @@ def list_recipes(
 
 def _page(selected: "list[Recipe]") -> Iterator[Block]:
     """A table of the columns that have room."""
-    from manyformer.plugins import is_external
-
     columns = {
         "recipe": [recipe.card.name for recipe in selected],
         "title": [recipe.card.title for recipe in selected],

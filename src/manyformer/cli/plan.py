@@ -7,8 +7,10 @@ from typer import Argument, Option
 
 from manyformer.cli.app import TRAIN, command
 from manyformer.cli.console import Block, Heading, Output, PageTable
+from manyformer.cli.model_arguments import read_keywords
 from manyformer.cli.shared_options import KeywordsArgument
 from manyformer.cli.shell_completion import complete_recipes
+from manyformer.errors import UserError
 
 if TYPE_CHECKING:
     from manyformer.planning import PlannedTraining
@@ -44,18 +46,16 @@ def plan(
     Nothing is trained, and weights are not allocated, so that models of any size are planned; recipes whose operations
     depend on the content of tokens are run once, up to 100 million parameters.
     """
-    from manyformer.cli.model_arguments import read_keywords
-    from manyformer.errors import UserError
     from manyformer.planning import PlanRequest, keywords_of_size, parse_devices, parse_quantity, plan_training
     from manyformer.recipes import get_recipe
 
     if mfu is not None and calibrate:
         raise UserError("--mfu states what --calibrate measures; give one of them")
     recipe = get_recipe(name)
-    given = read_keywords(recipe, keywords)
+    settings = read_keywords(recipe, keywords)
     device_set, row = parse_devices(devices), parse_quantity(length, "--length")
     if params is not None:
-        given = keywords_of_size(name, given, parse_quantity(params, "--params"))
+        settings = keywords_of_size(name, settings, parse_quantity(params, "--params"))
     request = PlanRequest(
         devices=device_set,
         tokens=None if tokens is None else parse_quantity(tokens, "--tokens"),
@@ -68,7 +68,7 @@ def plan(
         calibrate=calibrate,
         price=price,
     )
-    result = plan_training(name, given, request)
+    result = plan_training(name, settings, request)
     return Output({**vars(result), "fits": result.fits}, _page(result))
 
 

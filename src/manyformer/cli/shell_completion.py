@@ -12,18 +12,13 @@ RECIPES_FOLDER = Path(__file__).parents[1] / "recipes"
 DECLARED_RECIPE = re.compile(r"^@recipe\(.*?^def (\w+)\(", re.MULTILINE | re.DOTALL)
 
 
-def declared_recipes() -> list[str]:
+def complete_recipes() -> list[str]:
     """The names of the recipes of this package and of installed ones, from their declarations: importing them takes
     seconds."""
     names = set(entry_points(RECIPE_GROUP))
     for file in RECIPES_FOLDER.glob("*.py"):
         names |= {name.replace("_", "-") for name in DECLARED_RECIPE.findall(file.read_text(encoding="utf-8"))}
     return sorted(names)
-
-
-def complete_recipes() -> list[str]:
-    """Recipes."""
-    return declared_recipes()
 
 
 def complete_runs() -> list[str]:
@@ -33,7 +28,7 @@ def complete_runs() -> list[str]:
 
 def complete_models() -> list[str]:
     """Recipes and the folders of runs."""
-    return [*declared_recipes(), *complete_runs()]
+    return [*complete_recipes(), *complete_runs()]
 
 
 def complete_shipped_runs() -> list[str]:

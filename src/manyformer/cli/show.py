@@ -8,6 +8,7 @@ from typer import Argument, Option
 
 from manyformer.cli.app import FIND, command
 from manyformer.cli.console import Block, Note, Output
+from manyformer.cli.list import as_record
 from manyformer.cli.model_arguments import model_of
 from manyformer.cli.shared_options import KeywordsArgument
 from manyformer.cli.shell_completion import complete_models
@@ -140,7 +141,6 @@ def _cost(model: "Model", length: int | None) -> "ForwardCost":
 
 
 def _record(recipe: "Recipe", model: "Model", cost: "ForwardCost") -> dict[str, Any]:
-    from manyformer.cli.list import as_record
     from manyformer.config import describe_keywords
     from manyformer.model_summary import count_parameters, module_rows
 
