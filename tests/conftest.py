@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 import zlib
 from collections import Counter
@@ -17,6 +18,10 @@ import shapes
 # where it is set, every process of the tests compiles all sources again, which is a tenth of their time
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     sys.dont_write_bytecode = False
+
+# jobs in the background of a shell ignore Ctrl-C, and so would every process that a test interrupts
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # whatever is imported from the library after this line is checked
 shapes.check_shapes_of(shapes.CHECKED)

@@ -1,6 +1,7 @@
 """The documentation names all commands and public names and nothing that does not exist; made pages are current."""
 
 import ast
+import importlib
 import importlib.util
 import inspect
 import itertools
@@ -268,5 +269,9 @@ def test_documented_code_names_what_exists(page: Path) -> None:
 def test_the_code_of_the_page_on_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("book.txt").write_text("Once there was a text that a model learned. " * 400)
+    # the page checks at the usual lengths, where exchanges of all tokens take ten seconds
+    lengths = importlib.import_module("manyformer.check.check")
+    monkeypatch.setattr(lengths, "LONG_LENGTH", 64)
+    monkeypatch.setattr(lengths, "PROBE_LENGTH", 64)
     exec("\n".join(code_blocks(ROOT / "docs/python.md", "python")), {})
     assert (tmp_path / "saved/model.safetensors").is_file()

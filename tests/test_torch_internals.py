@@ -53,6 +53,7 @@ def test_private_names_of_torch_stand_in_one_file() -> None:
     assert {path: names for path, names in others.items() if names} == {}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "hidden",
     [["torch._C._dynamo.eval_frame"], ["torch._dynamo.backends.registry"]],

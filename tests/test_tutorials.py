@@ -8,15 +8,11 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
-QUICK = "from-scratch"
-TUTORIALS = [
-    pytest.param(page, marks=() if page.stem == QUICK else pytest.mark.slow, id=page.stem)
-    for page in sorted((DOCS / "tutorials").glob("*.md"))
-    if "code-cell" in page.read_text()
-]
+TUTORIALS = [page for page in sorted((DOCS / "tutorials").glob("*.md")) if "code-cell" in page.read_text()]
 
 
-@pytest.mark.parametrize("page", TUTORIALS)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_a_tutorial_runs(page: Path, tmp_path: Path) -> None:
     cells = re.findall(r"^```{code-cell} python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     assert cells

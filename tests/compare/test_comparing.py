@@ -252,6 +252,7 @@ def ended_by(number: signal.Signals, folder: Path, step: int) -> int:
     return process.returncode
 
 
+@pytest.mark.slow
 def test_a_comparison_interrupted_and_killed_goes_on_where_it_was(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(FILE)
     assert ended_by(signal.SIGINT, tmp_path, 10) == 130

@@ -277,6 +277,7 @@ WRITERS = sorted(
 )
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", WRITERS)
 def test_any_recipe_that_writes_can_be_wrapped(name: str, tmp_path: Path) -> None:
     recipe = RECIPES[name]

@@ -51,6 +51,7 @@ def test_its_score_is_compared(process: Process) -> None:
     assert "rmse" in table
 
 
+@pytest.mark.slow
 def test_every_encoder_has_its_head(process: Process) -> None:
     process.manyformer("train", "fnet", "data.kind=numbers", *SETTINGS[:2], "depth=1", *SETTINGS[3:], "out=runs/fnet")
     folder = process.cwd / "runs/fnet"

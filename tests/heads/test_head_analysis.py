@@ -56,6 +56,7 @@ def sentence(model: Any, text: str) -> EncodedText:
     return encoded._replace(answer=encode("dcba")) if task_of(model).takes_source else encoded
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", mf.recipes())
 def test_every_recipe_is_analysed_or_says_why_not(name: str) -> None:
     model = build_tiny(name, {}, 0)

@@ -32,6 +32,7 @@ def logits(model: Model) -> torch.Tensor:
         return subject(inputs).logits
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("recipe", sorted(recipe_names()))
 def test_a_model_that_becomes_one_of_float64_is_as_one_that_was_built_so(recipe: str) -> None:
     converted = build_tiny(recipe, {}, 0).double()

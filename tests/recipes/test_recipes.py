@@ -126,7 +126,7 @@ def test_signatures_are_command_lines(name: str) -> None:
     assert not {"n_heads", "num_heads", "d_model", "n_layers", "layers", "vocab_size"} & set(signature.parameters)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_spec_makes_the_model_again(name: str) -> None:
     recipe = mf.recipes()[name]

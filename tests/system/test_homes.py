@@ -78,6 +78,7 @@ def test_parts_of_matplotlib_can_be_imported_before_a_figure_is_made(place: Path
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("setpriv") is None, reason="another user needs root, and setpriv")
 def test_all_works_for_a_user_without_an_entry(place: Path) -> None:
     """As in a container that runs under any number: nothing says where its home is."""

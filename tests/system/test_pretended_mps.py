@@ -108,7 +108,7 @@ CONTINUES = [name for name in sorted(RECIPES) if RECIPES[name].card.task.generat
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "top_p": 0.9, "seed": 1}
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(9)
 @pytest.mark.parametrize("recipe", [name for name in CONTINUES if name not in OVERLAPPING])
 def test_every_recipe_decodes_without_float64(recipe: str) -> None:
     for options in ({}, SAMPLED, {"beam": 2}):
@@ -142,9 +142,10 @@ def test_positions_of_packed_rows_are_those_of_float64(position: str) -> None:
 
 def test_contracts_are_checked_on_a_device_without_float64() -> None:
     with pretended_mps():
-        report = check(move_model(build_tiny("transformer-lm", {}, 0)))
-    # torch compiles no pretended tensors, and does not put loaded numbers into them
-    assert {row.contract for row in report.failed} <= {"compile", "saving"}
+        # torch compiles no pretended tensors
+        report = check(move_model(build_tiny("transformer-lm", {}, 0)), length=32, skip=["compile"])
+    # nor does it put loaded numbers into them
+    assert {row.contract for row in report.failed} <= {"saving"}
     assert report["float64"].verdict == "not run"
     assert report["causal"].verdict == report["cached"].verdict == "passed"
 

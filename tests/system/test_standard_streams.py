@@ -25,10 +25,10 @@ def run_in_shell(command: str, **variables: str) -> subprocess.CompletedProcess[
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
 def test_closed_streams_are_the_null_device(closed: str) -> None:
-    ended = run_in_shell(f"list {closed}")
+    ended = run_in_shell(f"runs {closed}")
     assert ended.returncode == 0
     assert ended.stderr == b""
-    assert (b"transformer-lm" in ended.stdout) == (">&- " not in f"{closed} " or closed == "2>&-")
+    assert (b"lm/stdlib" in ended.stdout) == (">&- " not in f"{closed} " or closed == "2>&-")
 
 
 def test_a_file_does_not_get_the_number_of_a_closed_stream(tmp_path: Path) -> None:

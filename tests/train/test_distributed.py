@@ -184,6 +184,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="looks for proce
 
 
 @linux_only
+@pytest.mark.slow
 def test_a_killed_process_is_named_in_one_sentence(
     text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

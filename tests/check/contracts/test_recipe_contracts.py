@@ -10,8 +10,8 @@ from manyformer.recipes import RECIPES
 APART = {"compile", "learns"}
 """Contracts that take seconds and have their own files."""
 
-EXCHANGES = {"causal", "causal-training"}
-"""Contracts that exchange every token, whose time grows at least with the square of the length."""
+LONG = {"causal", "causal-training", "causal-gradient", "traceless"}
+"""Contracts of long sequences, of which some exchange every token: their time grows with the square of the length."""
 
 ORDINARY_LENGTH = 96
 """Their length when slow tests are left out: longer than the chunks and windows of the tiny models."""
@@ -28,7 +28,7 @@ ALWAYS = {
     "saving",
     "spec",
 }
-CAUSAL = EXCHANGES | {"causal-gradient"}
+CAUSAL = LONG - {"traceless"}
 STREAMS = {"cached", "prefill", "preallocated", "rewind", "decode", "beams"}
 PADDING = {"padding-right", "padding-left", "empty-rows"}
 
@@ -38,8 +38,8 @@ def test_promises_are_kept_and_only_what_the_card_excuses_is_left_out(recipe: st
     """One test for all contracts of a recipe, whose model is built once."""
     length = min(ORDINARY_LENGTH, build_tiny(recipe, {}, 0).max_length or ORDINARY_LENGTH)
     rows = [
-        *mf.check(recipe, skip=APART | EXCHANGES).rows,
-        *mf.check(recipe, only=EXCHANGES, length=length).rows,
+        *mf.check(recipe, skip=APART | LONG).rows,
+        *mf.check(recipe, only=LONG, length=length).rows,
     ]
     assert {row.contract for row in rows} == CONTRACTS.keys() - APART
     assert {row.contract: row.sentence for row in rows if row.verdict == "failed"} == {}
@@ -66,7 +66,7 @@ def promised(recipe: str) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", sorted(name for name, entry in RECIPES.items() if "causal" in entry.card.promises))
-def test_no_later_token_is_seen_in_long_sequences(recipe: str) -> None:
-    report = mf.check(recipe, only=EXCHANGES)
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_no_later_token_is_seen_and_no_call_leaves_traces_in_long_sequences(recipe: str) -> None:
+    report = mf.check(recipe, only=LONG)
     assert report.ok, report.table()
