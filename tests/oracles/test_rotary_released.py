@@ -19,7 +19,7 @@ from manyformer.position import (
     RotaryPosition,
     YaRNRotaryScaling,
 )
-from manyformer.position.rotary_scaling import RotaryScaling
+from manyformer.position.rotary import RotaryScaling
 from token_rows import range_positions
 from transformers_cache import cached_pass
 
