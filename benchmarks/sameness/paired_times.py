@@ -154,16 +154,17 @@ def compare_jobs(old: Path, new: Path, jobs: Sequence[str], rounds: int, seconds
             if left <= 0:
                 yield f"{job:<24} not timed: the {seconds:g} seconds are over (--seconds)"
                 continue
-            yield _compare_job(pairs, job, rounds, time.monotonic() + left / (len(jobs) - number))
+            yield _compare_job(pairs, job, rounds, left / (len(jobs) - number))
     finally:
         for pair in pairs:
             for worker in pair.values():
                 worker.end()
 
 
-def _compare_job(pairs: Sequence[Mapping[str, Worker]], job: str, rounds: int, deadline: float) -> PairedTime:
-    """Time one job in the processes of all pairs until the deadline."""
+def _compare_job(pairs: Sequence[Mapping[str, Worker]], job: str, rounds: int, seconds: float) -> PairedTime:
+    """Time one job in the processes of all pairs for so many seconds, after they have begun it."""
     settings = [worker.begin(job) for pair in pairs for worker in pair.values()]
+    deadline = time.monotonic() + seconds
     if any(other != settings[0] for other in settings):
         sys.exit(f"{job} is not the same in both: {settings[0]} and {settings[1]}")
     times: dict[str, list[float]] = {"old": [], "new": []}

@@ -20,7 +20,7 @@ from manyformer.position import (
     YaRNRotaryScaling,
     convert_pairs,
 )
-from manyformer.position.rotary_scaling import RotaryScaling
+from manyformer.position.rotary import RotaryScaling
 from token_rows import range_positions
 from transformers_cache import cached_pass
 

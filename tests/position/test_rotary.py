@@ -20,7 +20,7 @@ from manyformer.position import (
     convert_pairs,
     rotary,
 )
-from manyformer.position.rotary_scaling import rotary_frequencies
+from manyformer.position.rotary import rotary_frequencies
 from token_rows import range_positions
 
 PAIRS = ("interleaved", "halves")

@@ -100,7 +100,8 @@ class Attention(MultiHeadLayer):
         query_heads = heads if key_heads is None else key_heads
         query_dim = query_heads * (head_dim + kernel.extra_query_dim)
         self.q_proj = None if kernel.tied_qk else nn.Linear(dim, query_dim, bias=bias)
-        projected_gates = kernel.gate_dim if kernel.gate_projection is None else 0
+        projects_gates = kernel.gate_dim > 0 and kernel.gate_projection is None
+        projected_gates = kernel.gate_dim if projects_gates else 0
         kv_dim = self.key_heads * head_dim + kv_heads * (value_dim + projected_gates)
         self.kv_proj = nn.Linear(dim if source_dim is None else source_dim, kv_dim, bias=bias)
         check_key_heads(kernel, self.key_heads, kv_heads, heads)

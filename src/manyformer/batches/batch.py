@@ -22,7 +22,9 @@ PLACE_STEPS = 32
 
 @runtime_checkable
 class Batch(Protocol):
-    """A NamedTuple of tensors with one row per sequence: what data produces and the loss of a model takes."""
+    """A NamedTuple of tensors with one row per sequence: what data produces and the loss of a model takes.
+
+    Beside segment ids it may have their layout, which what cuts rows or columns must leave out."""
 
     def __iter__(self) -> Iterator[Any]: ...
     def __len__(self) -> int: ...

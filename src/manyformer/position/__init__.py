@@ -14,15 +14,16 @@ from manyformer.position.learned_distance_bias import FirePosition, KerplePositi
 from manyformer.position.position import NoPosition, Position
 from manyformer.position.relative import ShawPosition
 from manyformer.position.relative_labels import RelativeLabelPosition
-from manyformer.position.rotary import RotaryPosition, convert_pairs
-from manyformer.position.rotary_scaling import (
+from manyformer.position.rotary import (
     DynamicNTKRotaryScaling,
     LinearRotaryScaling,
     Llama3RotaryScaling,
     LongRoPERotaryScaling,
     NTKRotaryScaling,
+    RotaryPosition,
     RotaryScaling,
     YaRNRotaryScaling,
+    convert_pairs,
 )
 from manyformer.position.score_cap import ScoreCap
 from manyformer.position.sentence_types import SentenceTypePosition

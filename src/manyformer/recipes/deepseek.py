@@ -13,7 +13,7 @@ from manyformer.mixers.latent_attention import LatentAttention
 from manyformer.mixers.lightning_indexer import LightningIndexer
 from manyformer.models import LanguageModel
 from manyformer.position import RotaryPosition, YaRNRotaryScaling
-from manyformer.position.rotary_scaling import yarn_temperature
+from manyformer.position.rotary import yarn_temperature
 from manyformer.recipes.baselines import rms_decoder
 from manyformer.recipes.keywords import (
     BalanceWeight,

@@ -30,7 +30,7 @@ from manyformer.position import (
     ScoreCap,
     YaRNRotaryScaling,
 )
-from manyformer.position.rotary_scaling import RotaryScaling
+from manyformer.position.rotary import RotaryScaling
 from manyformer.recipes.attention_kernels import (
     WINDOW,
     AttentionSizes,
