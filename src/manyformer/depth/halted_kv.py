@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyformer.attention import Attention
-from manyformer.attention.attention_step import AttentionState
+from manyformer.attention.attention import AttentionState
 from manyformer.core import Context, State, TokenPositions
 from manyformer.depth.token_subset import TokenSubset, flatten_chosen
 from manyformer.position import PositionStepSignal

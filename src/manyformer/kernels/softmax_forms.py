@@ -7,10 +7,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from manyformer.core import ContiguousLayout, PackedLayout, PrefixedLayout, StepLayout, TokenPositions
+from manyformer.core import ContiguousLayout, PackedLayout, PrefixedLayout, RingLayout, StepLayout, TokenPositions
 from manyformer.kernels.kernel import KernelCall
 from manyformer.kernels.softmax_call import SoftmaxCall
 from manyformer.masks import Mask
+from manyformer.masks.ring_visibility import visible_in_ring
 from manyformer.ops import (
     block_sparse_attention,
     clipped_distance_attention,
@@ -215,6 +216,8 @@ def _dense_mask(
 ) -> Bool[Tensor, "b h l s"]:
     """The mask of all pairs, kept for the next calls if it is small and depends on layouts alone."""
     layout = query_positions.layout
+    if isinstance(layout, ContiguousLayout) and isinstance(key_positions.layout, RingLayout):
+        return visible_in_ring(mask, heads, key_positions)
     if isinstance(layout, StepLayout) and key_positions is layout.keys:
         masks, key = layout.masks, (mask, heads)
         if key not in masks:
