@@ -10,10 +10,13 @@ from typing import Protocol, final, runtime_checkable
 import torch
 from torch import Tensor
 
-from manyformer.bound_step import bind_step, forward_step
-from manyformer.core import Context, ContiguousLayout, State
+from manyformer.bound_step import DecodeStep, bind_step, forward_step
+from manyformer.core import Context, ContiguousLayout, State, TokenPositions, tree_map
 from manyformer.depth.early_exit_stack import EarlyExit, EarlyExitState
 from manyformer.depth.exit_rules import ExitRuleInput, LayerClassifiers
+
+ROWS_PER_COPY = 4
+"""A layer computes all rows, unless one row in so many reaches it: the state of these few is copied."""
 
 
 @runtime_checkable
@@ -46,11 +49,17 @@ class EarlyExitStep:
         states, filled, exits = list(state.layers), list(state.filled), _ExitLogits(self.head)
         for number, step in enumerate(self.steps, 1):
             hidden, filled[number - 1] = x, column + 1
-            y, states[number - 1] = step(x, ctx, self.body.fill_layer(number - 1, state, ctx))
-            x = y if rows is None else x.index_copy(0, rows, y[rows])
+            filled_state = self.body.fill_layer(number - 1, state, ctx)
+            if rows is None or ROWS_PER_COPY * len(rows) > len(x):
+                y, states[number - 1] = step(x, ctx, filled_state)
+                y = y if rows is None else y[rows]
+            else:
+                y = _step_of_rows(step, rows, x, ctx, filled_state)
+                states[number - 1] = self.body.layers[number - 1].extend_state(x, ctx, filled_state)
+            x = y if rows is None else x.index_copy(0, rows, y)
             if number < depth and not rule.applies_after(number):
                 continue
-            y, hidden = (part if rows is None else part[rows] for part in (y, hidden))
+            hidden = hidden if rows is None else hidden[rows]
             classifier_input = self._classifier_input(y, ctx)
             if number == depth:
                 exits.add(rows, number, classifier_input, None)
@@ -75,6 +84,14 @@ class EarlyExitStep:
         for step in self.final_steps:
             x, _ = step(x, ctx, None)
         return x
+
+
+def _step_of_rows(step: DecodeStep, rows: Tensor, x: Tensor, ctx: Context, state: State) -> Tensor:
+    """The outputs of these rows alone, with their part of the state."""
+    position_ids, segment_ids = (ids[:1].expand(len(rows), -1) for ids in ctx.positions[:2])
+    positions = TokenPositions(position_ids, segment_ids, ctx.positions.layout)
+    memory, own_state = tree_map(lambda tensor: tensor.index_select(0, rows), (ctx.memory, state))
+    return step(x[rows], Context(positions, memory), own_state)[0]
 
 
 def _pending(state: EarlyExitState) -> Tensor:

@@ -75,7 +75,8 @@ class SelfSource(KVSource):
             stored = _make_static(state, ctx.positions.layout).store(k, v, ctx.positions.layout)
             return KeysValues(*stored, ctx.positions.layout.keys, stored)
         cache = state.append(k, v, ctx.positions)
-        return KeysValues(*cache.keys_values(), cache.positions(), cache)
+        k, v = cache.keys_values()
+        return KeysValues(k, v, cache.positions(), cache)
 
 
 def _make_static(state: KVCache | StaticKVCache, layout: StepLayout) -> StaticKVCache:
