@@ -15,4 +15,7 @@ def has_autocast(device_type: str) -> bool:
 
 def autocast_disabled(device: torch.device) -> AbstractContextManager[object]:
     """A context manager that disables autocast on `device`: long sums in half precision lose their later terms."""
-    return torch.autocast(device.type, enabled=False) if has_autocast(device.type) else nullcontext()
+    # nothing to disable is the usual case, in which a region costs more than the products of a small layer
+    if not has_autocast(device.type) or not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)

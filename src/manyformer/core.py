@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from manyformer.binding import bind_module, has_hooks
 from manyformer.structures.token_structures import DependencyTree, GraphEdges
 
 State = Any
@@ -157,6 +156,15 @@ class PrefixedLayout(NamedTuple):
     part_length: int | None = None
 
 
+class RingLayout(NamedTuple):
+    """Keys in a ring by position modulo `slots`, of rows that are one contiguous document each, up to `position`.
+
+    Keys that are never evicted follow the ring, from the first of the document on."""
+
+    position: int
+    slots: int
+
+
 @dataclass(frozen=True, eq=False)
 class StepLayout:
     """One token per row that continues its document, at a place that only tensors know: the host must not read it.
@@ -191,7 +199,7 @@ class TokenPositions(NamedTuple):
 
     position_ids: Int[Tensor, "b l"]
     segment_ids: Int[Tensor, "b l"]
-    layout: ContiguousLayout | AlignedLayout | PackedLayout | PrefixedLayout | StepLayout | None = None
+    layout: ContiguousLayout | AlignedLayout | PackedLayout | PrefixedLayout | RingLayout | StepLayout | None = None
     tree: DependencyTree | None = None
     roles: Int[Tensor, "b l"] | None = None
     part_ids: Int[Tensor, "b l"] | None = None
@@ -245,10 +253,6 @@ class Context:
     watch: WatchFn = no_watch
 
 
-DecodeStep = Callable[[Tensor, Context, State], tuple[Tensor, State]]
-"""A layer for one new token per row, in evaluation mode and without gradients: the stream and the next state."""
-
-
 class Layer(nn.Module, ABC):
     """A module that changes the residual stream: attention, a mixer, a feed-forward layer, an entire stack."""
 
@@ -261,6 +265,9 @@ class Layer(nn.Module, ABC):
     largest_count: int | None = None
     """The most steps, or layers, of a token, for a layer that reports to `ctx.watch` how many each token passes."""
 
+    keeps_tokens: bool = True
+    """Whether its state depends on the stream; if not, tokens whose outputs nobody reads change nothing."""
+
     no_static_step: str | None = None
     """Why the operators of its decoding steps cannot be the same at every step; None if they can."""
 
@@ -272,34 +279,20 @@ class Layer(nn.Module, ABC):
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         """Apply the layer; a `state` is continued and the next state returned, with None no state is kept."""
 
-    def decode_step(self) -> DecodeStep | None:
-        """The layer bound to its current parameters, equal to `forward` for one token; None to decode by `forward`."""
-        return None
+    def extend_state(self, x: Float[Tensor, "b l d"], ctx: Context, state: State) -> State:
+        """The next state after tokens whose outputs nobody reads: by default what `forward` returns with them."""
+        return self(x, ctx, state).state
 
     if TYPE_CHECKING:
 
         def __call__(self, x: Tensor, ctx: Context, state: State = None) -> LayerOutput: ...
 
 
-def bind_step(layer: Layer) -> DecodeStep:
-    """The layer's own step; its `forward` where it has none, or where hooks are registered."""
-    step = None if has_hooks(layer) else layer.decode_step()
-    return forward_step(layer) if step is None else step
-
-
-def forward_step(layer: Layer) -> DecodeStep:
-    """`forward` without the auxiliary loss."""
-
-    def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
-        y, next_state, _ = layer(x, ctx, state)
-        return y, next_state
-
-    return step
-
-
 @final
 class Pointwise(Layer):
     """A module that processes each token independently, as a layer: a final norm, a projection."""
+
+    keeps_tokens = False
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -307,10 +300,6 @@ class Pointwise(Layer):
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         return LayerOutput(self.inner(x), state)
-
-    def decode_step(self) -> DecodeStep | None:
-        inner = bind_module(self.inner)
-        return lambda x, ctx, state: (inner(x), state)
 
 
 class LayeredStack(Layer):
@@ -330,9 +319,10 @@ class NamedLayers(Layer):
             self.add_module(name, layer)
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
-        return [layer.init_state(batch, capacity=capacity, device=device, dtype=dtype) for layer in self._layers()]
+        return [layer.init_state(batch, capacity=capacity, device=device, dtype=dtype) for layer in self.in_order()]
 
-    def _layers(self) -> Iterable[Layer]:
+    def in_order(self) -> Iterable[Layer]:
+        """The layers in their order."""
         # `children()` removes duplicates first, which takes longer than a small layer needs for one token
         return self._modules.values()  # type: ignore[return-value]
 
@@ -344,27 +334,25 @@ class Chain(NamedLayers, LayeredStack):
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         loss: Tensor | float = 0.0
         next_states: list[State] = []
-        for index, layer in enumerate(self._layers()):
+        for index, layer in enumerate(self.in_order()):
             x, next_state, layer_loss = layer(x, ctx, None if state is None else state[index])
             next_states.append(next_state)
             loss = loss + layer_loss
         return LayerOutput(x, None if state is None else next_states, loss)
 
-    def decode_step(self) -> DecodeStep | None:
-        steps = [bind_step(layer) for layer in self._layers()]
-
-        def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
-            next_states = []
-            for layer_step, layer_state in zip(steps, state):
-                x, next_state = layer_step(x, ctx, layer_state)
-                next_states.append(next_state)
-            return x, next_states
-
-        return step
+    def extend_state(self, x: Float[Tensor, "b l d"], ctx: Context, state: State) -> State:
+        next_states, layers = list(state), list(self.in_order())
+        last = max((index for index, layer in enumerate(layers) if layer.keeps_tokens), default=-1)
+        for index, layer in enumerate(layers[: last + 1]):
+            if index == last:
+                next_states[index] = layer.extend_state(x, ctx, state[index])
+            else:
+                x, next_states[index], _ = layer(x, ctx, state[index])
+        return next_states
 
     def layer_outputs(self, x: Float[Tensor, "b l d"], ctx: Context) -> list[LayerOutput]:
         outputs: list[LayerOutput] = []
-        for layer in self._layers():
+        for layer in self.in_order():
             outputs.append(layer(x, ctx))
             x = outputs[-1].y
         return outputs

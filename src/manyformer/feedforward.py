@@ -8,8 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from manyformer.binding import bind_module
-from manyformer.core import Context, DecodeStep, Layer, LayerOutput, State, bind_step, no_watch
+from manyformer.core import Context, Layer, LayerOutput, State, no_watch
 
 
 @final
@@ -17,6 +16,8 @@ class FeedForward(Layer):
     """Two projections with an activation between them (Vaswani et al. 2017, section 3.3).
 
     `ff_dim` is 4 dim by default."""
+
+    keeps_tokens = False
 
     def __init__(
         self, dim: int, ff_dim: int | None = None, *, activation: nn.Module | None = None, bias: bool = True
@@ -32,10 +33,6 @@ class FeedForward(Layer):
             ctx.watch(self, "input", x)
         return LayerOutput(self.down(self.activation(self.up(x))), state)
 
-    def decode_step(self) -> DecodeStep | None:
-        up, activation, down = map(bind_module, (self.up, self.activation, self.down))
-        return lambda x, ctx, state: (down(activation(up(x))), state)
-
 
 @final
 class GatedFeedForward(Layer):
@@ -43,6 +40,8 @@ class GatedFeedForward(Layer):
 
     `ff_dim` is 8/3 dim by default, rounded up to a multiple of 8: as many parameters as `FeedForward` has.
     SiLU as activation gives SwiGLU, GELU gives GEGLU."""
+
+    keeps_tokens = False
 
     def __init__(
         self, dim: int, ff_dim: int | None = None, *, activation: nn.Module | None = None, bias: bool = False
@@ -59,10 +58,6 @@ class GatedFeedForward(Layer):
             ctx.watch(self, "input", x)
         return LayerOutput(self.down(self.activation(self.gate(x)) * self.up(x)), state)
 
-    def decode_step(self) -> DecodeStep | None:
-        gate, up, activation, down = map(bind_module, (self.gate, self.up, self.activation, self.down))
-        return lambda x, ctx, state: (down(activation(gate(x)) * up(x)), state)
-
 
 @final
 class ChunkedLayer(Layer):
@@ -70,6 +65,8 @@ class ChunkedLayer(Layer):
 
     The wide activations exist for one chunk at a time and are recomputed for the gradient. Raises ValueError for a
     layer that mixes tokens."""
+
+    keeps_tokens = False
 
     def __init__(self, inner: Layer, size: int) -> None:
         super().__init__()
@@ -88,9 +85,6 @@ class ChunkedLayer(Layer):
 
         run = partial(checkpoint, run_chunk, use_reentrant=False) if torch.is_grad_enabled() else run_chunk
         return LayerOutput(torch.cat([run(chunk) for chunk in torch.split(x, self.size, dim=1)], 1), state)
-
-    def decode_step(self) -> DecodeStep | None:
-        return bind_step(self.inner)
 
     def extra_repr(self) -> str:
         return f"{self.size} tokens at a time"

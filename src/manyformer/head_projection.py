@@ -5,7 +5,6 @@ from typing import final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.binding import BINDERS, TensorFn, bind_module, bind_optional
 from manyformer.head_selection import HeadSelection, PerHeadTensors, select_head_outputs
 
 
@@ -42,11 +41,3 @@ class HeadProjection(PerHeadTensors):
     def keep_heads(self, selection: HeadSelection) -> None:
         select_head_outputs(self.up, selection)
         self.heads = len(selection.heads)
-
-
-def _bind_head_projection(module: HeadProjection) -> TensorFn:
-    down, up, heads, width = bind_optional(module.down), bind_module(module.up), module.heads, module.width
-    return lambda x: up(x if down is None else down(x)).view(*x.shape[:2], heads, width).transpose(1, 2)
-
-
-BINDERS[HeadProjection] = _bind_head_projection

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from manyformer.binding import BINDERS
-
 
 def rms_norm(
     x: Float[Tensor, "*n e"], weight: Float[Tensor, " e"] | None = None, *, eps: float | None = None
@@ -40,9 +38,6 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Float[Tensor, "*n e"]) -> Float[Tensor, "*n e"]:
         return rms_norm(x, self.weight, eps=self.eps)
-
-
-BINDERS[RMSNorm] = BINDERS[nn.RMSNorm]
 
 
 def _lacks_fused_gradient(x: Tensor, weight: Tensor | None) -> bool:

@@ -11,7 +11,7 @@ from types import CodeType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # an underscore, but what torch's own pages tell extensions to use; every release from 2.0 on has them here
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,6 +25,7 @@ __all__ = [
     "compiler_disabled",
     "constant_for_compiler",
     "has_flash_attention_on_cpu",
+    "has_hooks",
     "overflow_of",
     "tensor_norms",
     "tensor_version",
@@ -141,3 +142,8 @@ def has_flash_attention_on_cpu() -> bool:
     """Whether torch has its fused attention of a CPU, with log-sum-exps, as operators of their own."""
     name = "_scaled_dot_product_flash_attention_for_cpu"
     return hasattr(torch.ops.aten, name) and hasattr(torch.ops.aten, f"{name}_backward")
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether forward hooks are registered, so that the module must be called as a module."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)

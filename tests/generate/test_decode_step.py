@@ -270,7 +270,8 @@ REPORTED: list[tuple[str, dict[str, Any], list[str]]] = [
     ("rfa", {}, []),
     *((name, {}, []) for name in RECURRENT),
     ("alibi", {}, []),
-    ("compose", {"position": "fire"}, ["body.0.attention.inner", "body.1.attention.inner"]),
+    ("compose", {"position": "fire"}, []),
+    ("mixtral", {}, ["body.0.ff.inner", "body.1.ff.inner"]),
 ]
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyformer.attention import Attention
+from manyformer.bound_step import bind_step
 from manyformer.core import PADDING_SEGMENT, Context, TokenPositions, contiguous_positions
 from manyformer.kernels import KernelCall
 from manyformer.kernels.infini_kernel import InfiniKernel
@@ -100,8 +101,7 @@ def test_steps_of_one_token_equal_one_pass(update: str) -> None:
     torch.nn.init.normal_(kernel.beta)
     layer = Attention(16, 4, kernel, kv_heads=2).double()
     x, device = torch.randn(2, 15, 16, dtype=torch.float64), torch.device("cpu")
-    step = layer.decode_step()
-    assert step is not None
+    step = bind_step(layer)
     full = layer(x, Context(contiguous_positions(2, 0, 15, device))).y
     _, state, _ = layer(
         x[:, :2], Context(contiguous_positions(2, 0, 2, device)), layer.init_state(2, device=device, dtype=x.dtype)

@@ -1,26 +1,16 @@
 """Multi-head attention, composed of projections, a position encoding, a source of keys and values, and a kernel."""
 
 from collections import Counter
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.attention.attention_step import (
-    AttentionState,
-    AttentionStep,
-    TokenProjections,
-    bind_output,
-    memory_step,
-    store_step,
-)
 from manyformer.attention.compatibility import check_convolved_kernel, check_key_heads, check_position
-from manyformer.attention.memory_attention_step import MemoryAttentionParts, MemoryProjections, memory_attention_step
 from manyformer.attention.output_stages import OutputStage
 from manyformer.attention.short_convolution import ShortConvolution
-from manyformer.binding import has_hooks
-from manyformer.core import Context, DecodeStep, Layer, LayerOutput, State, TokenPositions, forward_step
+from manyformer.core import Context, Layer, LayerOutput, State, TokenPositions
 from manyformer.head_selection import (
     HeadSelection,
     head_channels,
@@ -34,6 +24,14 @@ from manyformer.multi_head.head_gates import MultiHeadLayer
 from manyformer.position import NoPosition, Position
 from manyformer.sources import KVSource, SelfSource, WindowSource
 from manyformer.sources.kv_source import CacheSpec, KVShape, ProjectKV
+
+
+class AttentionState(NamedTuple):
+    """The states of an attention layer's source (cached keys and values), its kernel and its short convolution."""
+
+    source: State
+    kernel: State
+    convolution: State = None
 
 
 @final
@@ -90,6 +88,7 @@ class Attention(MultiHeadLayer):
             )
         self.kernel, self.source = kernel, default_source(kernel) if source is None else source
         self.key_origin = self.source.key_origin
+        self.keeps_tokens = self.key_origin == "stream"
         self.heads, self.pre_norm = heads, pre_norm
         self.key_heads = kv_heads if key_heads is None else key_heads
         self.short_convolution, self.output_stage = short_convolution, output_stage
@@ -146,6 +145,12 @@ class Attention(MultiHeadLayer):
         if "penalty" in self.position.overridden:
             loss = loss + self.position.penalty()
         return LayerOutput(y, next_state, loss)
+
+    def extend_state(self, x: Float[Tensor, "b l d"], ctx: Context, state: State) -> State:
+        if self.q_proj is None or self.short_convolution is not None or state.kernel != ():
+            return super().extend_state(x, ctx, state)
+        # such a kernel keeps nothing, so that keys and values are all that later tokens need
+        return AttentionState(self.source(x, ctx, self.project_kv, state.source).state, state.kernel)
 
     def _project_queries(
         self, x: Float[Tensor, "b l d"], positions: TokenPositions
@@ -236,50 +241,8 @@ class Attention(MultiHeadLayer):
             raise ValueError(f"the memory of {type(self.source).__name__} needs at least one head")
         return super().without_heads()
 
-    def decode_step(self) -> DecodeStep | None:
-        parts, forward = self.decode_parts(), forward_step(self)
-        if parts is None:
-            memory_parts = self._memory_parts()
-            return None if memory_parts is None else memory_attention_step(memory_parts, forward)
-        return memory_step(parts, forward) if parts.store is None else store_step(parts, parts.store, forward)
-
-    def decode_parts(self) -> AttentionStep | None:
-        """The layer's parts for one new token per row; None if the source or the kernel decodes by `forward` only."""
-        kernel, mask = self.kernel, self.kernel.cache_mask
-        if self.q_proj is None or self.pre_norm is not None or kernel.extra_query_dim:
-            return None
-        parts = self.source, kernel, self.short_convolution
-        if any(has_hooks(module) for part in parts if part is not None for module in part.modules()):
-            return None
-        heads, (kv_heads, head_dim, _) = self.heads, self.kv_shape
-        attend = kernel.decode_attend(self.position, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
-        store = self.source.decode_store(mask, heads, recurrent=kernel.recurrent)
-        read_memory = self.source.decode_memory(mask)
-        # a score by position needs the positions of the keys, which a step knows of the row's own tokens alone
-        reads_other_scores = store is None and "score" in self.position.required_seams()
-        if attend is None or (store is None and read_memory is None) or reads_other_scores:
-            return None
-        sizes, convolution = (heads, self.key_heads, self.kv_shape), self.short_convolution
-        modules = self.q_proj, self.kv_proj, self.position, kernel.gate_projection, convolution
-        project, queries = TokenProjections(*modules, *sizes).bind()
-        output = bind_output(self.out_proj, self.head_gates, self.output_stage)
-        is_convolved = convolution is not None
-        return AttentionStep(project, queries, self.project_kv, store, read_memory, attend, output, is_convolved)
-
     def extra_repr(self) -> str:
         return f"{self.heads} heads"
-
-    def _memory_parts(self) -> MemoryAttentionParts | None:
-        """The parts of a step for a source that remembers inputs; None for other sources and kernels."""
-        size = self.source.remembered_inputs(self.kernel.cache_mask)
-        scale = self.kernel.decode_scale(self.kv_shape.head_dim)
-        if size is None or scale is None or self.q_proj is None or self.kv_shape.kv_heads != self.heads:
-            return None
-        other_parts = self.head_gates, self.short_convolution, self.output_stage, self.kernel.gate_projection
-        if any(part is not None for part in other_parts) or self.key_heads != self.heads:
-            return None
-        projections = MemoryProjections(self.pre_norm, self.q_proj, self.kv_proj, self.out_proj)
-        return MemoryAttentionParts(projections, self.project_kv, self.position, self.kv_shape, size, scale)
 
 
 def named_attention(module: nn.Module) -> dict[str, Attention]:

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, final
 
 import torch
@@ -10,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyformer.binding import bind_optional, has_hooks
 from manyformer.head_projection import HeadProjection
 from manyformer.head_selection import HeadSelection, PerHeadTensors, head_channels, select_entries
 from manyformer.length_norms import rms_norm
@@ -26,10 +24,6 @@ class OutputStage(nn.Module, ABC):
     @abstractmethod
     def forward(self, y: Float[Tensor, "b h l f"], x: Float[Tensor, "b l d"]) -> Float[Tensor, "b h l f"]:
         """The outputs of heads after this stage; `x` is what the layer projects its queries from."""
-
-    def bind(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """`forward` bound to its current parameters, for decoding; by default the stage itself."""
-        return self
 
     if TYPE_CHECKING:
 
@@ -113,13 +107,13 @@ class GatedNormStage(OutputStage):
         self.couples_heads = isinstance(norm, HeadGroupNorm) and norm.groups != norm.heads
 
     def forward(self, y: Float[Tensor, "b h l f"], x: Float[Tensor, "b l d"]) -> Float[Tensor, "b h l f"]:
-        return self._apply_with(self.gate, y, x)
+        return self.combine(y, None if self.gate is None else self.gate(x))
 
-    def bind(self) -> Callable[[Tensor, Tensor], Tensor]:
-        return self if has_hooks(self) else partial(self._apply_with, bind_optional(self.gate))
-
-    def _apply_with(self, gate: Callable[[Tensor], Tensor] | None, y: Tensor, x: Tensor) -> Tensor:
-        factor = None if gate is None else self.activation(gate(x))
+    def combine(
+        self, y: Float[Tensor, "b h l f"], gate_values: Float[Tensor, "b h l f"] | None
+    ) -> Float[Tensor, "b h l f"]:
+        """`forward` after the projection of the gate."""
+        factor = None if gate_values is None else self.activation(gate_values)
         if factor is not None and self.gate_first:
             y = y * factor
         if self.norm is not None:

@@ -1,14 +1,14 @@
 """The short convolution of today's recurrent layers: queries, keys and values see the few tokens before them."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, final
+from collections.abc import Sequence
+from typing import final
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.core import State, TokenPositions
+from manyformer.core import ContiguousLayout, State, TokenPositions
 from manyformer.head_selection import select_entries
 from manyformer.ops.neighbour_convolution import (
     ConvolutionTokens,
@@ -50,7 +50,7 @@ class ShortConvolution(nn.Module):
     ) -> tuple[list[Tensor], ConvolutionTokens | None]:
         """The convolved channels, whose `parts` lie side by side; a `state` is continued and the next one returned."""
         widths, weight = [part.shape[-1] for part in parts], self.weight.to(parts[0].dtype)
-        rows = [] if state is not None else [one_document_rows(part, positions) for part in parts]
+        rows = [None if state is not None else one_document_rows(part, positions) for part in parts]
         convolved = [
             convolve_rows(part, part_weight, causal=True)
             for part, part_weight in zip(rows, torch.split(weight, widths, 1))
@@ -58,24 +58,14 @@ class ShortConvolution(nn.Module):
         ]
         if not convolved:
             y, state = convolve_neighbours(torch.cat(list(parts), -1), weight, positions, state, causal=True)
+            if y.shape[1] == 1 and isinstance(positions.layout, ContiguousLayout):
+                # of one token the calls cost more than the channels
+                y = F.silu(y if self.bias is None else y + self.bias.to(y.dtype))
+                return list(y.split_with_sizes(widths, -1)), state
             convolved = list(torch.split(y, widths, -1))
         if self.bias is not None:
             convolved = [y + bias.to(y.dtype) for y, bias in zip(convolved, torch.split(self.bias, widths))]
         return [F.silu(y) for y in convolved], state
-
-    def decode_step(self) -> Callable[[Tensor, TokenPositions, Any], tuple[Tensor, ConvolutionTokens]]:
-        """`forward` bound to its current parameters, for the next token of rows that are one contiguous document each.
-
-        Tokens before the document are zeros in the state."""
-        weight, bias = self.weight, self.bias
-
-        def step(x: Tensor, positions: TokenPositions, state: ConvolutionTokens) -> tuple[Tensor, ConvolutionTokens]:
-            window = torch.cat([state.x.to(x.dtype), x], 1)
-            y = (window * weight.to(x.dtype)).sum(1, keepdim=True)
-            ids = (torch.cat([old[:, 1:], new.expand(len(x), 1)], 1) for old, new in zip(state[1:], positions[:2]))
-            return F.silu(y if bias is None else y + bias.to(x.dtype)), ConvolutionTokens(window[:, 1:], *ids)
-
-        return step
 
     def keep_channels(self, channels: Sequence[int]) -> None:
         """Remove all channels but these, in place."""

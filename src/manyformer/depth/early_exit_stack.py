@@ -138,13 +138,18 @@ class EarlyExit(LayeredStack):
         """The state after every layer has processed its pending tokens."""
         if state.pending is None or min(state.filled) == state.columns:
             return state
-        layers = list(state.layers)
-        for number, (layer, filled) in enumerate(zip(self.layers, state.filled)):
-            if filled < state.columns:
-                pending = state.pending[:, filled : state.columns]
-                positions = contiguous_positions(pending.shape[0], filled, state.columns, pending.device)
-                layers[number] = layer(pending, Context(positions, ctx.memory), layers[number]).state
+        layers = [self.fill_layer(index, state, ctx) for index in range(self.depth)]
         return state._replace(layers=layers, filled=(state.columns,) * self.depth)
+
+    def fill_layer(self, index: int, state: EarlyExitState, ctx: Context) -> State:
+        """The state of layer number `index`, counted from 0, after its pending tokens."""
+        start, stop, pending = state.filled[index], state.columns, state.pending
+        if pending is None or start == stop:
+            return state.layers[index]
+        positions = contiguous_positions(pending.shape[0], start, stop, pending.device)
+        return self.layers[index].extend_state(
+            pending[:, start:stop], Context(positions, ctx.memory), state.layers[index]
+        )
 
     def extra_repr(self) -> str:
         passes = "" if self.mixed_samples is None else f", {self.mixed_samples} random passes in training"

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from manyformer.attention.attention_step import AttentionState
+from manyformer.attention.attention import AttentionState
 from manyformer.core import Context, State, TokenPositions
 from manyformer.depth.token_subset import TokenSubset, flatten_chosen
 from manyformer.depth.universal import UniversalBlock

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyformer.autocast import autocast_disabled
-from manyformer.core import ContiguousLayout, LayerOutput, State, TokenPositions, contiguous_positions, tree_map
+from manyformer.core import ContiguousLayout, LayerOutput, contiguous_positions, tree_map
 from manyformer.head_selection import PerHeadTensors
 from manyformer.kernels.features.deterministic import elu_plus_one
-from manyformer.kernels.kernel import AttendStep, Kernel, KernelCall
+from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.ops.segment_rows import SegmentRows, segment_rows
 from manyformer.ops.softmax_attention import fused_attention
 from manyformer.position import NoPosition, Position
@@ -75,6 +75,9 @@ class InfiniKernel(Kernel, PerHeadTensors):
 
     def forward(self, call: KernelCall) -> LayerOutput:
         length = call.q.shape[2]
+        layout = call.query_positions.layout
+        if call.state and length == 1 and isinstance(layout, ContiguousLayout):
+            return self._attend_one(call, layout.start % self.segment)
         rows = segment_rows(call.key_positions, len(call.q), length, self.segment)
         state = call.state or self._empty_state(call)
         if not call.state:
@@ -96,29 +99,6 @@ class InfiniKernel(Kernel, PerHeadTensors):
         y = rows.gather(share * far.to(near.dtype) + (1 - share) * near, length)
         return LayerOutput(y.to(v.dtype), None if call.state is None else self._next_state(rows, memory, k, v, state))
 
-    def decode_attend(self, position: Position, *, heads: int, kv_heads: int, head_dim: int) -> AttendStep | None:
-        segment, segment_position, add_segment = self.segment, self.position, self._add_segment
-        group, scale, share = heads // kv_heads, 1 / math.sqrt(head_dim), self.beta.sigmoid()[:, None, None]
-
-        def attend(
-            q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, positions: TokenPositions, state: InfiniState
-        ) -> tuple[Tensor, State]:
-            assert isinstance(positions.layout, ContiguousLayout)
-            column, memory = positions.layout.start % segment, state.memory
-            k, v = (torch.cat([cached[:, :, :column].to(new.dtype), new], 2) for cached, new in zip(state[1:], (k, v)))
-            turned_q = segment_position.query(q, contiguous_positions(len(q), column, column + 1, q.device))
-            turned_k = segment_position.key(k, contiguous_positions(len(k), 0, column + 1, k.device))
-            near = fused_attention(turned_q, turned_k, v, None, causal=False, scale=scale)
-            dtype = memory.matrix.dtype
-            far = memory.of_heads(group).read(elu_plus_one(q.to(dtype)))
-            if column == segment - 1:
-                memory = add_segment(memory, elu_plus_one(k.to(dtype)), v.to(dtype))
-            k, v = (F.pad(x, (0, 0, 0, segment - column - 1)) for x in (k, v))
-            y = share * far.to(near.dtype) + (1 - share) * near
-            return y.to(v.dtype), InfiniState(memory, k, v)
-
-        return AttendStep(attend, lambda positions, state: bool(state))
-
     def explain(self, call: KernelCall) -> str:
         return f"segments of {self.segment} tokens, and one product with the memory of each"
 
@@ -131,6 +111,23 @@ class InfiniKernel(Kernel, PerHeadTensors):
         matrix = torch.zeros(batch, groups, width, value_width, device=call.v.device, dtype=wide_dtype)
         k, v = (call.v.new_zeros(batch, groups, self.segment, size) for size in (width, value_width))
         return InfiniState(SegmentMemory(matrix, matrix[..., 0]), k, v)
+
+    def _attend_one(self, call: KernelCall, column: int) -> LayerOutput:
+        """Attention of the next token of each row, in this column of its segment: nothing has to be moved or masked."""
+        q, k, v, (memory, *earlier) = call.q, call.k, call.v, call.state
+        k, v = (torch.cat([cached[:, :, :column].to(new.dtype), new], 2) for cached, new in zip(earlier, (k, v)))
+        turned_q = self.position.query(q, contiguous_positions(len(q), column, column + 1, q.device))
+        turned_k = self.position.key(k, contiguous_positions(len(k), 0, column + 1, k.device))
+        near = fused_attention(turned_q, turned_k, v, None, causal=False, scale=1 / math.sqrt(q.shape[-1]))
+        dtype = memory.matrix.dtype
+        with autocast_disabled(q.device):
+            far = memory.of_heads(q.shape[1] // k.shape[1]).read(elu_plus_one(q.to(dtype)))
+            if column == self.segment - 1:
+                memory = self._add_segment(memory, elu_plus_one(k.to(dtype)), v.to(dtype))
+        k, v = (F.pad(x, (0, 0, 0, self.segment - column - 1)) for x in (k, v))
+        share = self.beta.sigmoid()[:, None, None]
+        y = share * far.to(near.dtype) + (1 - share) * near
+        return LayerOutput(y.to(v.dtype), InfiniState(memory, k, v))
 
     def _attend_to_segments(
         self,

@@ -1,7 +1,6 @@
 """The interface of every attention algorithm: outputs from queries, keys and values."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -36,19 +35,6 @@ class KernelCall(NamedTuple):
         q, k, v, query_positions, key_positions, position, *_ = self
         positions = {"query_positions": query_positions, "key_positions": key_positions}
         return softmax_attention_reference(q, k, v, mask, scale=scale, dropout=dropout, position=position, **positions)
-
-
-class AttendStep(NamedTuple):
-    """Attention of one new query per row, for rows that are one contiguous document each.
-
-    `attend` takes queries (b, h, 1, e), keys, values, the visible keys (broadcastable to (b, h, 1, s); None for all),
-    the positions of the queries and the kernel's state, and returns outputs (b, h, 1, f) and the next state.
-    `is_ready` says whether it serves these positions and this state; None if it always does. `stateless` says that the
-    state is not used."""
-
-    attend: Callable[[Tensor, Tensor, Tensor, Tensor | None, TokenPositions, State], tuple[Tensor, State]]
-    is_ready: Callable[[TokenPositions, State], bool] | None = None
-    stateless: bool = False
 
 
 class Kernel(nn.Module, ABC):
@@ -95,14 +81,6 @@ class Kernel(nn.Module, ABC):
     def init_state(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> State:
         """The state before any token."""
         return ()
-
-    def decode_attend(self, position: Position, *, heads: int, kv_heads: int, head_dim: int) -> AttendStep | None:
-        """The kernel for one new token per row with these widths; None to decode by `forward`."""
-        return None
-
-    def decode_scale(self, head_dim: int) -> float | None:
-        """The scale of scores, if any algorithm for softmax attention may serve one new token per row; else None."""
-        return None
 
     def drop_weights(self, probability: float) -> bool:
         """Drop each of its weights with this probability in training; False if it forms none that it could drop."""

@@ -21,7 +21,7 @@ from manyformer.core import (
 from manyformer.kernels import document_sums
 from manyformer.kernels.document_sums import DocumentSums
 from manyformer.kernels.features import FeatureMap, FeatureValues
-from manyformer.kernels.kernel import AttendStep, Kernel, KernelCall
+from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.kernels.memory_rules import (
     DeltaRule,
     MemoryRule,
@@ -35,7 +35,6 @@ from manyformer.ops import fla_recurrence
 from manyformer.ops.passed_state import with_passed_state
 from manyformer.ops.segment_runs import NO_SEGMENT, segment_runs
 from manyformer.ops.token_ring import TokenRing
-from manyformer.position import Position
 from manyformer.system.devices import compiles_attention
 from manyformer.training_hooks import StatefulAcrossBatches
 
@@ -158,26 +157,6 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
     def explain(self, call: KernelCall) -> str:
         return ": ".join(self._select_path(call))
 
-    def decode_attend(self, position: Position, *, heads: int, kv_heads: int, head_dim: int) -> AttendStep | None:
-        if not self._causal or self.path not in ("auto", "recurrent") or heads != kv_heads:
-            return None
-        features, map_keys = self.features.forward, self._key_map.forward
-        rule, chunk, floor, gate_dim = self.rule.forward, self.chunk, self.floor, self.gate_dim
-
-        def attend(
-            q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, positions: TokenPositions, state: LinearState
-        ) -> tuple[Tensor, State]:
-            compute_dtype, dtype = torch.promote_types(v.dtype, torch.float32), v.dtype
-            key_features, log_scale = map_keys(k.to(compute_dtype), positions)
-            v = v.to(compute_dtype)
-            v, gate = v.split_with_sizes([v.shape[-1] - gate_dim, gate_dim], -1) if gate_dim else (v, None)
-            query_features = features(q.to(compute_dtype), positions).y
-            tokens = TokenFeatures(query_features, key_features, v, log_scale, gate, None, None)
-            y, memory, _ = rule(tokens, state.memory, form="recurrent", chunk=chunk, floor=floor)
-            return y.to(dtype), LinearState(memory, positions.segment_ids[:, -1])
-
-        return AttendStep(attend, _has_memory)
-
     @property
     def gate_projection(self) -> nn.Module | None:
         """The rule's own projection of its gates, if it has one."""
@@ -237,11 +216,15 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
                 lambda x: x.repeat_interleave(heads_per_group, 1), (key_feature_values, v, memory)
             )
         key_features, log_scale = key_feature_values
-        v, gate = torch.split(v, [v.shape[-1] - self.gate_dim, self.gate_dim], -1) if self.gate_dim else (v, None)
+        gate = None
+        if self.gate_dim:
+            v, gate = v.split_with_sizes([v.shape[-1] - self.gate_dim, self.gate_dim], -1)
         run, valid, last_segment = _track_segments(call.key_positions, previous, keep_state=state is not None)
         tokens = TokenFeatures(query_features, key_features, v, log_scale, gate, valid, run, call.v.dtype)
         y, memory, weights = self.rule(tokens, memory, form=path, chunk=self.chunk, floor=self.floor)
-        return LinearResult(y, LinearState(tree_map(lambda x: x[:, ::heads_per_group], memory), last_segment), weights)
+        if heads_per_group > 1:
+            memory = tree_map(lambda x: x[:, ::heads_per_group], memory)
+        return LinearResult(y, LinearState(memory, last_segment), weights)
 
     def _compute_all_keys(
         self, call: KernelCall, v: Tensor, query_features: Tensor, key_feature_values: FeatureValues, path: LinearPath
@@ -259,11 +242,6 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
         return LinearResult(y, sums)
 
 
-def _has_memory(positions: TokenPositions, state: LinearState) -> bool:
-    """Whether a memory exists, and autocast, which its precision must not follow, is off."""
-    return not state.is_empty and not torch.is_autocast_enabled(positions.position_ids.device.type)
-
-
 def _track_segments(
     positions: TokenPositions, previous: LinearState, *, keep_state: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -273,7 +251,9 @@ def _track_segments(
     """
     segment_ids = positions.segment_ids
     # the token of a step continues the document of its row
-    if isinstance(positions.layout, ContiguousLayout | StepLayout):
+    if isinstance(positions.layout, ContiguousLayout):
+        return None, None, segment_ids[:, -1] if keep_state else None
+    if isinstance(positions.layout, StepLayout):
         return None, None, segment_ids[:, -1].clone() if keep_state else None
     if not keep_state and isinstance(positions.layout, PackedLayout) and _has_one_document_per_row(positions.layout):
         # padding on the right comes after all valid tokens

@@ -7,7 +7,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.binding import BINDERS, TensorFn, bind_module
 from manyformer.head_projection import HeadProjection
 from manyformer.kernels.decay_gates import DecayGate
 from manyformer.kernels.memory_rules import MemoryResult, MemoryRule, RecurrenceForm, RecurrentMemory, TokenFeatures
@@ -25,14 +24,6 @@ class GateProjections(nn.Module):
 
     def forward(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b h l n"]:
         return torch.cat([projection(x) for projection in self.children()], -1)
-
-
-def _bind_gate_projections(module: GateProjections) -> TensorFn:
-    projections = [bind_module(projection) for projection in module.children()]
-    return lambda x: torch.cat([projection(x) for projection in projections], -1)
-
-
-BINDERS[GateProjections] = _bind_gate_projections
 
 
 @final

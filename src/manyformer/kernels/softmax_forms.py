@@ -8,10 +8,19 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from manyformer.core import AlignedLayout, ContiguousLayout, PackedLayout, PrefixedLayout, StepLayout, TokenPositions
+from manyformer.core import (
+    AlignedLayout,
+    ContiguousLayout,
+    PackedLayout,
+    PrefixedLayout,
+    RingLayout,
+    StepLayout,
+    TokenPositions,
+)
 from manyformer.device_reads import is_readable
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.masks import AllKeys, Causal, Mask, union
+from manyformer.masks.ring_visibility import visible_in_ring
 from manyformer.ops import (
     block_sparse_attention,
     clipped_distance_attention,
@@ -430,6 +439,8 @@ def _dense_mask(
 ) -> Bool[Tensor, "b h l s"]:
     """The mask of all pairs, kept for the next calls if it is small and depends on layouts alone."""
     layout = query_positions.layout
+    if isinstance(layout, ContiguousLayout) and isinstance(key_positions.layout, RingLayout):
+        return visible_in_ring(mask, heads, key_positions)
     if isinstance(layout, StepLayout) and key_positions is layout.keys:
         masks, key = layout.masks, (mask, heads)
         if key not in masks:

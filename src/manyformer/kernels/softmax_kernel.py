@@ -3,18 +3,13 @@
 import math
 from typing import Literal, final, get_args
 
-import torch.nn.functional as F
-from torch import Tensor
-
-from manyformer.core import LayerOutput, State, TokenPositions
-from manyformer.kernels.distance_bias_step import bind_distance_bias
-from manyformer.kernels.kernel import AttendStep, Kernel, KernelCall
+from manyformer.core import LayerOutput
+from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.kernels.softmax_forms import SoftmaxCall
 from manyformer.kernels.softmax_paths import SoftmaxPath, choose
-from manyformer.masks import AllKeys, Causal, Mask
+from manyformer.masks import AllKeys, Mask
 from manyformer.ops.ring_attention import ring_attention
 from manyformer.ops.token_ring import TokenRing
-from manyformer.position import Position
 
 
 @final
@@ -59,25 +54,6 @@ class SoftmaxKernel(Kernel):
         softmax = self._softmax_call(call)
         return choose(softmax).explain(softmax)
 
-    def decode_attend(self, position: Position, *, heads: int, kv_heads: int, head_dim: int) -> AttendStep | None:
-        scale, is_grouped = self._scale(head_dim), heads != kv_heads
-        if position.required_seams() & {"score", "value"}:
-            sees_every_key = self.path == "auto" and isinstance(self.mask, AllKeys | Causal)
-            return bind_distance_bias(position, scale=scale, is_grouped=is_grouped) if sees_every_key else None
-        if self.path not in ("auto", "sdpa"):
-            return None
-        attention = F.scaled_dot_product_attention
-
-        def attend(
-            q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, positions: TokenPositions, state: State
-        ) -> tuple[Tensor, State]:
-            return attention(q, k, v, visible, scale=scale, enable_gqa=is_grouped), state
-
-        return AttendStep(attend, stateless=True)
-
-    def decode_scale(self, head_dim: int) -> float | None:
-        return self._scale(head_dim) if self.path == "auto" else None
-
     def drop_weights(self, probability: float) -> bool:
         self.dropout = probability
         return True
@@ -87,7 +63,7 @@ class SoftmaxKernel(Kernel):
 
     def share_columns(self, ring: TokenRing) -> None:
         def forward(call: KernelCall) -> LayerOutput:
-            scale = self._scale(call.q.shape[-1])
+            scale = self.score_scale(call.q.shape[-1])
             y = ring_attention(call.q, call.k, call.v, call.query_positions, self.mask, ring, scale=scale)
             return LayerOutput(y, call.state)
 
@@ -99,8 +75,9 @@ class SoftmaxKernel(Kernel):
 
     def _softmax_call(self, call: KernelCall) -> SoftmaxCall:
         dropout = self.dropout if self.training else 0.0
-        scale = self._scale(call.q.shape[-1])
+        scale = self.score_scale(call.q.shape[-1])
         return SoftmaxCall(self, call, mask=self.mask, scale=scale, dropout=dropout, path=self.path)
 
-    def _scale(self, head_dim: int) -> float:
+    def score_scale(self, head_dim: int) -> float:
+        """What scores are multiplied by."""
         return 1 / math.sqrt(head_dim) if self.scale is None else self.scale

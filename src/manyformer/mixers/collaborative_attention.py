@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.attention import Attention, default_source, split_heads
-from manyformer.attention.attention_step import AttentionState
+from manyformer.attention.attention import AttentionState
 from manyformer.core import Context, LayerOutput, State, TokenPositions
 from manyformer.errors import UserError
 from manyformer.feedforward import init_glorot

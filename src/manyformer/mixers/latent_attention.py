@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.attention import default_source, split_heads
-from manyformer.attention.attention_step import AttentionState
+from manyformer.attention.attention import AttentionState
 from manyformer.core import Context, LayerOutput, State, TokenPositions, no_watch
 from manyformer.feedforward import init_glorot
 from manyformer.head_selection import HeadSelection, select_head_inputs, select_head_outputs

@@ -10,23 +10,21 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from manyformer.autocast import autocast_disabled
-from manyformer.binding import has_hooks
 from manyformer.core import (
     PADDING_SEGMENT,
     AlignedLayout,
     Context,
     ContiguousLayout,
-    DecodeStep,
     Layer,
     LayerOutput,
     PackedLayout,
     State,
     StepLayout,
     TokenPositions,
-    forward_step,
 )
+from manyformer.device_reads import is_readable
 from manyformer.system.devices import compiles_attention, send
-from manyformer.torch_internals import compiler_disabled
+from manyformer.torch_internals import compiler_disabled, has_hooks
 
 FORGET_BIAS = 1.0
 """The initial bias of the forget gate (Gers et al. 2000; Jozefowicz et al. 2015)."""
@@ -115,7 +113,7 @@ class LSTM(Layer):
         dtype = self._weights[0].dtype
         earlier = self.init_state(x.shape[0], device=x.device, dtype=dtype) if state is None else state
         layout = ctx.positions.layout
-        if isinstance(layout, StepLayout) and state is not None:
+        if state is not None and self._is_one_token(ctx.positions):
             y, next_state = _read_token(x.to(dtype), ctx.positions, state, self._weights)
             return LayerOutput(y.to(x), next_state)
         # on the meta device documents cannot be told apart, and cost the same
@@ -131,6 +129,18 @@ class LSTM(Layer):
                 outputs, next_state = self._read_runs(x.to(dtype), runs, ctx.positions, earlier)
             y = y.index_put((runs.rows, runs.columns), outputs)
         return LayerOutput(y.to(x), None if state is None else next_state)
+
+    def _is_one_token(self, positions: TokenPositions) -> bool:
+        """Whether every row has one more token, and nobody asks for gradients, which cells alone would not give."""
+        layout = positions.layout
+        if isinstance(layout, StepLayout):
+            return True
+        if positions.position_ids.shape[1] != 1 or torch.is_grad_enabled() or has_hooks(self.cells):
+            return False
+        if isinstance(layout, AlignedLayout):
+            ids = positions.segment_ids
+            return is_readable(ids) and bool((ids.numpy() != PADDING_SEGMENT).all())
+        return isinstance(layout, ContiguousLayout)
 
     def _read_rows(
         self, x: Float[Tensor, "b l d"], earlier: LSTMState, *, begins: bool
@@ -168,16 +178,6 @@ class LSTM(Layer):
             for part, final in zip(earlier, final_states)
         )
         return padded[runs.run, runs.rank], LSTMState(*next_state)
-
-    def decode_step(self) -> DecodeStep | None:
-        forward, is_hooked, weights = forward_step(self), has_hooks(self.cells), self._weights
-
-        def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
-            if is_hooked or not isinstance(ctx.positions.layout, ContiguousLayout | AlignedLayout):
-                return forward(x, ctx, state)
-            return _read_token(x, ctx.positions, state, weights)
-
-        return step
 
 
 def _read_token(

@@ -172,7 +172,7 @@ class RWKVStack(NamedLayers, LayeredStack):
     def _outputs(self, x: Tensor, ctx: Context, state: State) -> list[LayerOutput]:
         outputs: list[LayerOutput] = []
         first_values = None
-        for index, layer in enumerate(self._layers()):
+        for index, layer in enumerate(self.in_order()):
             assert isinstance(layer, RWKVLayer)
             output, values = layer.continue_values(x, ctx, None if state is None else state[index], first_values)
             first_values = values if first_values is None else first_values

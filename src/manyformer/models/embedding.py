@@ -1,15 +1,12 @@
 """Token embedding with position encodings: the input of the residual stream."""
 
 import math
-from collections.abc import Callable
 from typing import final
 
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.batches.batch import SegmentLayout
-from manyformer.binding import bind_optional, has_hooks
 from manyformer.core import TokenPositions
 from manyformer.dropout import Dropout
 from manyformer.models.source_embedding import EmbeddedSource, SourceEmbedding
@@ -50,17 +47,23 @@ class TokenEmbedding(SourceEmbedding):
         nn.init.normal_(self.token.weight, std=1 / math.sqrt(dim) if std is None else std)
 
     def forward(self, tokens: Int[Tensor, "b l"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
-        check_token_range(tokens, self.vocab)
         if self.tables > 1:
+            check_token_range(tokens, self.vocab)
             tokens = tokens + (positions.position_ids - 1) % self.tables * self.vocab
-        x = self.token(tokens)
+        try:
+            x = self.token(tokens)
+        except IndexError:
+            # looked for only now: one token takes little more time than a check
+            raise_token_error(tokens, self.vocab)
+            raise
         if self.scale != 1.0:
             x = x * self.scale
         x = self.position.embed(x, positions)
         if self.types is not None:
             x = self.types.embed(x, positions)
         x = x if self.norm is None else self.norm(x)
-        dropped: Tensor = self.dropout(x)
+        # one token takes little more time than the call of a module
+        dropped: Tensor = self.dropout(x) if self.training else x
         return dropped
 
     @property
@@ -76,27 +79,3 @@ class TokenEmbedding(SourceEmbedding):
         positions, _ = positions_of(source, segments, None, layout)
         check_length(source.shape[1], self.max_length)
         return EmbeddedSource(self(source, positions), positions)
-
-    def decode_step(self) -> Callable[[Tensor, TokenPositions], Tensor]:
-        """The embedding in evaluation mode, bound to its current parameters."""
-        if self.tables > 1 or self.types is not None or any(map(has_hooks, self.modules())):
-            return self
-        vocab, weight, scale, embed, norm = (
-            self.vocab,
-            self.token.weight,
-            self.scale,
-            self.position.embed,
-            bind_optional(self.norm),
-        )
-
-        def step(tokens: Tensor, positions: TokenPositions) -> Tensor:
-            try:
-                x = F.embedding(tokens, weight)
-            except IndexError:
-                # looked for only now: a step takes little more time than a check
-                raise_token_error(tokens, vocab)
-                raise
-            x = embed(x if scale == 1.0 else x * scale, positions)
-            return x if norm is None else norm(x)
-
-        return step

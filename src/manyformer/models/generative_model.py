@@ -9,7 +9,6 @@ from torch import Tensor
 
 from manyformer.batches import NO_NEIGHBOUR, CausalLMBatch, ignore_all
 from manyformer.batches.batch import SegmentLayout
-from manyformer.binding import has_hooks
 from manyformer.core import (
     PADDING_SEGMENT,
     Context,
@@ -31,6 +30,7 @@ from manyformer.models.next_token_step import NextTokenFn, forward_layers, next_
 from manyformer.models.static_step import StaticStepFn, static_token_step
 from manyformer.models.token_positions import StreamTail, check_length, check_token_range, empty_tail, positions_of
 from manyformer.sources.static_cache import NotStaticError
+from manyformer.torch_internals import has_hooks
 from manyformer.training_hooks import StatefulAcrossBatches, uses_neighbours
 
 

@@ -14,7 +14,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX
-from manyformer.binding import TensorFn, bind_optional, has_hooks
 from manyformer.core import State
 from manyformer.ops.chunked_cross_entropy import LossOptions, chunked_cross_entropy
 from manyformer.position.score_cap import capped
@@ -76,10 +75,6 @@ class OutputHead(nn.Module, ABC):
     def loss(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"], *, label_smoothing: float) -> BatchLoss:
         """The cross entropy summed over all targets that are not ignored."""
 
-    def decode_step(self) -> TensorFn:
-        """The logits in evaluation mode, bound to the current parameters."""
-        return self
-
     def score(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"]) -> BatchScore:
         """Negative log-likelihood and accuracy, computed in chunks of tokens."""
         x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
@@ -137,12 +132,6 @@ class ClassHead(OutputHead):
             return BatchLoss(total, count)
         options = LossOptions(IGNORE_INDEX, label_smoothing, tokens_per_chunk)
         return BatchLoss(chunked_cross_entropy(x, self.weight, self.bias, targets, options), count)
-
-    def decode_step(self) -> TensorFn:
-        weight, bias, transform = self.weight, self.bias, bind_optional(self.transform)
-        if has_hooks(self):
-            return self
-        return lambda x: F.linear(x if transform is None else transform(x), weight, bias)
 
     def _tokens_per_chunk(self, x: Float[Tensor, "n d"]) -> int:
         """Tokens whose logits are computed at a time: all of them where that is no slower."""

@@ -6,23 +6,15 @@ from typing import final
 import torch
 from torch import Tensor
 
-from manyformer.binding import has_hooks
-from manyformer.core import (
-    Context,
-    ContiguousLayout,
-    DecodeStep,
-    Layer,
-    MemorySequence,
-    State,
-    TokenPositions,
-    bind_step,
-)
-from manyformer.depth.early_exit_decoding import early_exit_layers, early_exit_step
+from manyformer.bound_step import DecodeStep, bind_step, callable_of, is_bound
+from manyformer.core import Context, ContiguousLayout, Layer, MemorySequence, State, TokenPositions
+from manyformer.depth.early_exit_decoding import EarlyExitStep
 from manyformer.depth.early_exit_stack import EarlyExit
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.exit_classifiers import ExitClassifiers
 from manyformer.models.head import OutputHead
 from manyformer.models.token_positions import StreamTail, positions_of
+from manyformer.torch_internals import has_hooks
 
 NextTokenFn = Callable[[Tensor, State, MemorySequence | None], tuple[Tensor, State]]
 """From tokens (b, 1), the state and, for a decoder, the encoded source to logits (b, 1, v) and the next state."""
@@ -33,7 +25,7 @@ POSITIONS_PER_TABLE = 256
 
 def next_token_step(embed: TokenEmbedding, body: Layer, head: OutputHead, forward: NextTokenFn) -> NextTokenFn:
     """The step of a model with these parts; `forward` serves calls with gradients or with several tokens."""
-    embed_step, step, positions_at = embed.decode_step(), _logits_step(body, head), _PositionTable()
+    embed_step, step, positions_at = callable_of(embed), _logits_step(body, head), _PositionTable()
 
     def next_token(tokens: Tensor, state: State, memory: MemorySequence | None) -> tuple[Tensor, State]:
         rows, length = tokens.shape
@@ -52,9 +44,8 @@ def next_token_step(embed: TokenEmbedding, body: Layer, head: OutputHead, forwar
 
 
 def forward_layers(body: Layer, name: str) -> Iterator[str]:
-    """The names of the layers in `body`, itself called `name`, that have no step and decode by `forward`."""
-    skips_rows = isinstance(body, EarlyExit) and early_exit_layers(body) is not None
-    if has_hooks(body) or (body.decode_step() is None and not skips_rows):
+    """The names of the layers in `body`, itself called `name`, that are not bound: a token calls them as modules."""
+    if not is_bound(body) and (has_hooks(body) or not isinstance(body, EarlyExit)):
         yield name
         return
     for child_name, child in body.named_children():
@@ -65,10 +56,8 @@ def forward_layers(body: Layer, name: str) -> Iterator[str]:
 def _logits_step(body: Layer, head: OutputHead) -> DecodeStep:
     """`body` and `head` as one step, whose output are the logits."""
     if isinstance(body, EarlyExit) and isinstance(head, ExitClassifiers) and not (has_hooks(body) or has_hooks(head)):
-        exit_step = early_exit_step(body, head)
-        if exit_step is not None:
-            return exit_step
-    layer_step, logits = bind_step(body), head.decode_step()
+        return EarlyExitStep(body, head)
+    layer_step, logits = bind_step(body), callable_of(head)
 
     def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
         y, next_state = layer_step(x, ctx, state)

@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
-from manyformer.binding import bind_rows
-from manyformer.core import AlignedLayout, Context, Layer, State, TokenPositions, bind_step
+from manyformer.attention.acting_step import bind_rows, end_acting
+from manyformer.bound_step import bind_step
+from manyformer.core import AlignedLayout, Context, Layer, State, TokenPositions
 from manyformer.models.generative_model import ModelState
 from manyformer.models.observation_embedding import ObservationEmbedding
 from manyformer.models.token_positions import materialize_tail
-from manyformer.sources.acting_memory import end_acting
 
 
 class ActorOutput(NamedTuple):

@@ -53,6 +53,11 @@ def convolve_neighbours(
         raise ValueError(
             "a later token changes earlier outputs of this convolution; only a causal one can continue from a state"
         )
+    if state is not None and x.shape[1] == 1 and isinstance(positions.layout, ContiguousLayout):
+        # the state holds the tokens before this one, and zeros before the document
+        near = torch.cat([state.x.to(x.dtype), x], 1)
+        ids = (torch.cat([old[:, 1:], new.expand(len(x), 1)], 1) for old, new in zip(state[1:], positions[:2]))
+        return (near * weight).sum(1, keepdim=True), ConvolutionTokens(near[:, 1:], *ids)
     position_ids, segment_ids = (ids.expand(x.shape[:2]) for ids in positions[:2])
     tokens, order = ConvolutionTokens(x, position_ids, segment_ids), None
     is_aligned = isinstance(positions.layout, AlignedLayout) and (state is None or x.shape[1] == 1)

@@ -103,7 +103,7 @@ def _measure(part: str, layer: Attention, call: KernelCall, y: Tensor, *, seed: 
     queries, keys = call.q.shape[2], call.k.shape[2]
     scores, is_square = dot_products(call.q, call.k), queries == keys
     order = torch.randperm(keys, generator=generator)
-    has_own_keys = is_square and layer.source.decode_memory(layer.kernel.cache_mask) is None
+    has_own_keys = is_square and layer.key_origin == "stream"
     # a recurrent kernel has a mask, but no cache to evict keys from
     mask = getattr(layer.kernel, "mask", layer.kernel.cache_mask)
     is_causal = has_own_keys and mask is not None and mask.causal

@@ -1,7 +1,7 @@
 """Residual branches and the joins that combine them with the stream."""
 
 from manyformer.residual.gated_joins import GatedJoin, GRUGate, HighwayGate, InputGate, OutputGate, SigmoidTanhGate
-from manyformer.residual.residual import AddJoin, Residual, ResidualJoin, ResidualStep
+from manyformer.residual.residual import AddJoin, Residual, ResidualJoin
 
 __all__ = [
     "AddJoin",
@@ -12,6 +12,5 @@ __all__ = [
     "OutputGate",
     "Residual",
     "ResidualJoin",
-    "ResidualStep",
     "SigmoidTanhGate",
 ]

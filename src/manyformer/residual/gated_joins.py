@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.binding import TensorFn, has_hooks, transposed_copy
 from manyformer.dropout import Dropout
 from manyformer.errors import UserError
 from manyformer.residual.residual import AddJoin, ResidualJoin
@@ -35,14 +34,8 @@ class GatedJoin(ResidualJoin):
         return gate(x.flatten(0, -2), self.dropout(branch).flatten(0, -2)).view_as(x)
 
     @abstractmethod
-    def bind_gate(self, transpose: TensorFn) -> Callable[[Tensor, Tensor], Tensor]:
+    def bind_gate(self, transpose: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
         """The gate as a function of stream and branch, both (n, d), bound to its current parameters."""
-
-    def decode_join(self) -> Callable[[Tensor, Tensor], Tensor]:
-        if self.dropout.training or has_hooks(self) or has_hooks(self.dropout):
-            return self
-        gate = self.bind_gate(transposed_copy)
-        return lambda x, branch: gate(x.flatten(0, -2), branch.flatten(0, -2)).view(x.shape)
 
     def _matrix(self) -> nn.Parameter:
         return nn.Parameter(nn.init.xavier_uniform_(torch.empty(self.dim, self.dim)))
@@ -59,7 +52,7 @@ class InputGate(GatedJoin):
         super().__init__(dim, dropout=dropout)
         self.weight = self._matrix()
 
-    def bind_gate(self, transpose: TensorFn) -> Callable[[Tensor, Tensor], Tensor]:
+    def bind_gate(self, transpose: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
         weight = transpose(self.weight)
         return lambda x, y: _add_product(y, torch.sigmoid(x @ weight), x)
 
@@ -72,7 +65,7 @@ class OutputGate(GatedJoin):
         super().__init__(dim, dropout=dropout)
         self.weight, self.bias = self._matrix(), self._gate_bias(gate_bias)
 
-    def bind_gate(self, transpose: TensorFn) -> Callable[[Tensor, Tensor], Tensor]:
+    def bind_gate(self, transpose: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
         weight, bias = transpose(self.weight), -self.bias
         return lambda x, y: _add_product(x, torch.sigmoid(torch.addmm(bias, x, weight)), y)
 
@@ -85,7 +78,7 @@ class HighwayGate(GatedJoin):
         super().__init__(dim, dropout=dropout)
         self.weight, self.bias = self._matrix(), self._gate_bias(gate_bias)
 
-    def bind_gate(self, transpose: TensorFn) -> Callable[[Tensor, Tensor], Tensor]:
+    def bind_gate(self, transpose: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
         weight, bias = transpose(self.weight), self.bias
         return lambda x, y: _interpolate(y, x, torch.sigmoid(torch.addmm(bias, x, weight)))
 
@@ -99,7 +92,7 @@ class SigmoidTanhGate(GatedJoin):
         self.branch_weight = nn.Parameter(torch.cat([self._matrix().data for _ in range(2)]))
         self.bias = self._gate_bias(gate_bias)
 
-    def bind_gate(self, transpose: TensorFn) -> Callable[[Tensor, Tensor], Tensor]:
+    def bind_gate(self, transpose: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
         weight, bias = transpose(self.branch_weight), F.pad(-self.bias, (0, self.dim))
 
         def gate(x: Tensor, y: Tensor) -> Tensor:
@@ -123,7 +116,7 @@ class GRUGate(GatedJoin):
         self.stream_weight = nn.Parameter(torch.cat([self._matrix().data for _ in range(2)]))
         self.candidate_weight, self.bias = self._matrix(), self._gate_bias(gate_bias)
 
-    def bind_gate(self, transpose: TensorFn) -> Callable[[Tensor, Tensor], Tensor]:
+    def bind_gate(self, transpose: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
         weights = (self.branch_weight, self.stream_weight, self.candidate_weight)
         branch_weight, stream_weight, candidate_weight = map(transpose, weights)
         # of the three products of the branch, that for the update gate has the bias -b

@@ -1,16 +1,13 @@
 """Residual branches, and the joins that combine a branch with the residual stream."""
 
-import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.binding import TensorFn, bind_optional, has_hooks
-from manyformer.core import Context, DecodeStep, Layer, LayerOutput, State, bind_step
+from manyformer.core import Context, Layer, LayerOutput, State
 from manyformer.dropout import Dropout
 
 
@@ -19,10 +16,6 @@ class ResidualJoin(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "b l d"], branch: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]: ...
-
-    def decode_join(self) -> Callable[[Tensor, Tensor], Tensor]:
-        """The join in evaluation mode, bound to its current parameters."""
-        return self
 
 
 @final
@@ -43,17 +36,6 @@ class AddJoin(ResidualJoin):
         dropped: Tensor = self.dropout(branch)
         return dropped if self.scale == 1.0 else dropped * self.scale
 
-    def decode_join(self) -> Callable[[Tensor, Tensor], Tensor]:
-        is_sum = not (self.dropout.training or has_hooks(self) or has_hooks(self.dropout))
-        return operator.add if is_sum and self.scale == 1.0 else self
-
-
-class ResidualStep(NamedTuple):
-    """A residual branch without its inner layer: the norm before it (None: none), and the sum and norms after it."""
-
-    pre_norm: TensorFn | None
-    join: Callable[[Tensor, Tensor], Tensor]
-
 
 @final
 class Residual(Layer):
@@ -73,7 +55,7 @@ class Residual(Layer):
     ) -> None:
         super().__init__()
         self.inner, self.pre_norm, self.inner_norm, self.post_norm = inner, pre_norm, inner_norm, post_norm
-        self.join = join
+        self.join, self.keeps_tokens = join, inner.keeps_tokens
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         return self.inner.init_state(batch, capacity=capacity, device=device, dtype=dtype)
@@ -95,31 +77,5 @@ class Residual(Layer):
         branch = branch if self.inner_norm is None else self.inner_norm(branch)
         return LayerOutput(self.join.summand(branch) if isinstance(self.join, AddJoin) else branch, state, loss)
 
-    def decode_step(self) -> DecodeStep | None:
-        inner, (pre_norm, join) = bind_step(self.inner), self.decode_parts()
-        if pre_norm is None:
-
-            def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
-                branch, next_state = inner(x, ctx, state)
-                return join(x, branch), next_state
-
-            return step
-
-        def step_with_norm(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
-            branch, next_state = inner(pre_norm(x), ctx, state)
-            return join(x, branch), next_state
-
-        return step_with_norm
-
-    def decode_parts(self) -> ResidualStep:
-        """The norms and the join, bound to their current parameters."""
-        inner_norm, post_norm = bind_optional(self.inner_norm), bind_optional(self.post_norm)
-        add: Callable[[Tensor, Tensor], Tensor] = operator.add if self.join is None else self.join.decode_join()
-        if inner_norm is None and post_norm is None:
-            return ResidualStep(bind_optional(self.pre_norm), add)
-
-        def join(x: Tensor, branch: Tensor) -> Tensor:
-            y = add(x, branch if inner_norm is None else inner_norm(branch))
-            return y if post_norm is None else post_norm(y)
-
-        return ResidualStep(bind_optional(self.pre_norm), join)
+    def extend_state(self, x: Float[Tensor, "b l d"], ctx: Context, state: State) -> State:
+        return self.inner.extend_state(x if self.pre_norm is None else self.pre_norm(x), ctx, state)

@@ -5,9 +5,8 @@ from typing import NamedTuple, final
 from jaxtyping import Float
 from torch import Tensor
 
-from manyformer.core import Context, ContiguousLayout, MemorySequence, State, TokenPositions
-from manyformer.masks import AllKeys, Mask
-from manyformer.sources.kv_source import CacheSpec, KeysValues, KVSource, ProjectKV, ReadMemory, StoredKeys
+from manyformer.core import Context, State, TokenPositions
+from manyformer.sources.kv_source import CacheSpec, KeysValues, KVSource, ProjectKV
 
 
 class ProjectedMemory(NamedTuple):
@@ -45,16 +44,3 @@ class CrossAttentionSource(KVSource):
             # the state of the kernel already contains these keys
             positions = TokenPositions(positions.position_ids[:, :0], positions.segment_ids[:, :0])
         return KeysValues(state.k, state.v, positions, state)
-
-    def decode_memory(self, mask: Mask | None) -> ReadMemory | None:
-        return _read_memory if mask == AllKeys() else None
-
-
-def _read_memory(memory: MemorySequence, project: ProjectKV, state: ProjectedMemory) -> StoredKeys:
-    """The keys of the first document of each row, projected at the first call."""
-    (y, positions), (k, v, _) = memory, state
-    if k is None or v is None:
-        k, v = project(y, positions)
-        state = state._replace(k=k, v=v)
-    visible = None if isinstance(positions.layout, ContiguousLayout) else (positions.segment_ids == 0)[:, None, None]
-    return StoredKeys(k, v, visible, state)

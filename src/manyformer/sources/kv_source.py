@@ -5,11 +5,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.core import Context, KeyOrigin, MemorySequence, State, TokenPositions
-from manyformer.masks import Mask
+from manyformer.core import Context, KeyOrigin, State, TokenPositions
 
 ProjectKV = Callable[[Tensor, TokenPositions], tuple[Tensor, Tensor]]
 """Projects a sequence (b, s, d) and its positions to keys (b, g, s, e), with the position applied, and values."""
@@ -61,34 +60,6 @@ def require_no_grad() -> None:
         )
 
 
-class StoredKeys(NamedTuple):
-    """All keys and values that one new token per row may attend to, and the next state.
-
-    `visible` is broadcastable to (b, h, 1, s); None if every key is visible.
-    """
-
-    k: Float[Tensor, "b g s e"]
-    v: Float[Tensor, "b g s f"]
-    visible: Bool[Tensor, "#b #h 1 s"] | None
-    state: State
-
-
-class StoreStep(NamedTuple):
-    """A cache for new tokens of rows that are one contiguous document each.
-
-    `store` takes the keys and values of the new token, its positions and the state. `is_ready` says whether it serves
-    these positions and this state; None if it always does. With `takes_several`, `store` also takes several consecutive
-    tokens, whose `visible` is that of the last one."""
-
-    store: Callable[[Tensor, Tensor, TokenPositions, State], StoredKeys]
-    is_ready: Callable[[TokenPositions, State], bool] | None = None
-    takes_several: bool = False
-
-
-ReadMemory = Callable[[MemorySequence, ProjectKV, State], StoredKeys]
-"""The keys and values of another sequence for tokens with segment id 0."""
-
-
 class KVSource(nn.Module, ABC):
     """Selects the sequence that keys and values come from: the layer's input, an encoder's output, a memory."""
 
@@ -108,15 +79,3 @@ class KVSource(nn.Module, ABC):
     def init_state(self, spec: CacheSpec) -> State:
         """The state before any token."""
         return ()
-
-    def decode_store(self, mask: Mask | None, heads: int, *, recurrent: bool) -> StoreStep | None:
-        """The cache for one new token per row and a kernel with `mask`; None to decode by `forward`."""
-        return None
-
-    def decode_memory(self, mask: Mask | None) -> ReadMemory | None:
-        """The reader of another sequence for one new token per row; None if keys are those of the tokens."""
-        return None
-
-    def remembered_inputs(self, mask: Mask | None) -> int | None:
-        """The number of earlier inputs that states remember, if a query sees exactly these and its own; else None."""
-        return None

@@ -15,7 +15,6 @@ from manyformer.core import (
     State,
     TokenPositions,
 )
-from manyformer.masks import Causal, Mask, Window
 from manyformer.sources.kv_source import CacheSpec, KeysValues, KVSource, ProjectKV, require_no_grad
 from manyformer.sources.span_cache import SpanReach
 from manyformer.training_hooks import StatefulAcrossBatches
@@ -161,10 +160,6 @@ class SegmentMemorySource(KVSource, StatefulAcrossBatches):
             fields[-1].narrow(axis, 0, length).copy_(field.narrow(axis, buffer.start, length))
         k, v, position_ids, segment_ids = fields
         return RememberedBuffer(k, v, position_ids, segment_ids, 0, length)
-
-    def remembered_inputs(self, mask: Mask | None) -> int | None:
-        sees_all = mask in (Causal(), Window(self.size + 1))
-        return self.size if sees_all and self.evaluation_state == "inputs" else None
 
     def extra_repr(self) -> str:
         return f"size={self.size}"

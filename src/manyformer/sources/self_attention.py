@@ -7,14 +7,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.core import Context, ContiguousLayout, State, StepLayout, TokenPositions
-from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.sources.kv_source import (
     CacheSpec,
     KeysValues,
     KVSource,
     ProjectKV,
-    StoredKeys,
-    StoreStep,
     require_no_grad,
 )
 from manyformer.sources.static_cache import StaticKVCache, static_cache
@@ -34,6 +31,24 @@ class KVCache(NamedTuple):
     length: int = 0
     capacity: int | None = None
     is_contiguous: bool = True
+
+    def append(self, k: Tensor, v: Tensor, positions: TokenPositions) -> "KVCache":
+        """The cache with further tokens. Raises ValueError where there is no column for them."""
+        return (_concatenate if self.capacity is None else _write_in_place)(self, k, v, positions)
+
+    def keys_values(self) -> tuple[Float[Tensor, "b g l e"], Float[Tensor, "b g l f"]]:
+        """The keys and values of the tokens so far."""
+        if self.capacity is None:
+            return self.k, self.v
+        return self.k.narrow(2, 0, self.length), self.v.narrow(2, 0, self.length)
+
+    def positions(self) -> TokenPositions:
+        """The positions of the tokens so far."""
+        layout = ContiguousLayout() if self.is_contiguous else None
+        if self.capacity is None:
+            return TokenPositions(self.position_ids, self.segment_ids, layout)
+        position_ids, segment_ids = (ids.narrow(1, 0, self.length) for ids in (self.position_ids, self.segment_ids))
+        return TokenPositions(position_ids, segment_ids, layout)
 
 
 @final
@@ -59,23 +74,9 @@ class SelfSource(KVSource):
         if isinstance(ctx.positions.layout, StepLayout):
             stored = _make_static(state, ctx.positions.layout).store(k, v, ctx.positions.layout)
             return KeysValues(*stored, ctx.positions.layout.keys, stored)
-        cache: KVCache = state
-        cache = (
-            _append(cache, k, v, ctx.positions)
-            if cache.capacity is None
-            else _write_in_place(cache, k, v, ctx.positions)
-        )
-        end = cache.length
-        layout = ContiguousLayout() if cache.is_contiguous else None
-        if cache.capacity is None:
-            return KeysValues(cache.k, cache.v, TokenPositions(cache.position_ids, cache.segment_ids, layout), cache)
-        positions = TokenPositions(cache.position_ids.narrow(1, 0, end), cache.segment_ids.narrow(1, 0, end), layout)
-        return KeysValues(cache.k.narrow(2, 0, end), cache.v.narrow(2, 0, end), positions, cache)
-
-    def decode_store(self, mask: Mask | None, heads: int, *, recurrent: bool) -> StoreStep | None:
-        if recurrent:
-            return StoreStep(lambda k, v, positions, state: StoredKeys(k, v, None, state))
-        return StoreStep(_store, _has_space, takes_several=True) if mask in (Causal(), AllKeys()) else None
+        cache = state.append(k, v, ctx.positions)
+        k, v = cache.keys_values()
+        return KeysValues(k, v, cache.positions(), cache)
 
 
 def _make_static(state: KVCache | StaticKVCache, layout: StepLayout) -> StaticKVCache:
@@ -84,26 +85,6 @@ def _make_static(state: KVCache | StaticKVCache, layout: StepLayout) -> StaticKV
     k, v = (field.narrow(2, 0, state.length) for field in (state.k, state.v))
     position_ids, segment_ids = (ids.narrow(1, 0, state.length) for ids in (state.position_ids, state.segment_ids))
     return static_cache(k, v, TokenPositions(position_ids, segment_ids), layout)
-
-
-def _has_space(positions: TokenPositions, cache: KVCache) -> bool:
-    """Whether the tokens continue the one contiguous document of every row, and there are columns for them."""
-    fits = cache.capacity is None or cache.length + positions.position_ids.shape[1] <= cache.capacity
-    return fits and _stays_contiguous(cache, positions)
-
-
-def _store(k: Tensor, v: Tensor, positions: TokenPositions, cache: KVCache) -> StoredKeys:
-    """Append tokens that `_has_space` accepts."""
-    if cache.capacity is None:
-        cache = _append(cache, k, v, positions)
-        return StoredKeys(cache.k, cache.v, None, cache)
-    keys, values, position_ids, segment_ids, start, capacity, _ = cache
-    count = k.shape[2]
-    stop = start + count
-    keys.narrow(2, start, count).copy_(k)
-    values.narrow(2, start, count).copy_(v)
-    next_cache = KVCache(keys, values, position_ids, segment_ids, stop, capacity)
-    return StoredKeys(keys.narrow(2, 0, stop), values.narrow(2, 0, stop), None, next_cache)
 
 
 def _stays_contiguous(cache: KVCache, positions: TokenPositions) -> bool:
@@ -115,7 +96,7 @@ def _stays_contiguous(cache: KVCache, positions: TokenPositions) -> bool:
     )
 
 
-def _append(cache: KVCache, k: Tensor, v: Tensor, positions: TokenPositions) -> KVCache:
+def _concatenate(cache: KVCache, k: Tensor, v: Tensor, positions: TokenPositions) -> KVCache:
     return KVCache(
         torch.cat([cache.k, k], dim=2),
         torch.cat([cache.v, v], dim=2),

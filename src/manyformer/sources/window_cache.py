@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, State, StepLayout, TokenPositions
+from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, RingLayout, State, StepLayout, TokenPositions
 from manyformer.masks import Mask
 from manyformer.masks.eviction import can_evict, evicts_all, is_never_evicted, never_evicted
 from manyformer.sources.kv_source import (
@@ -15,11 +15,8 @@ from manyformer.sources.kv_source import (
     KeysValues,
     KVSource,
     ProjectKV,
-    StoredKeys,
-    StoreStep,
     require_no_grad,
 )
-from manyformer.sources.ring_visibility import RingVisibility
 from manyformer.sources.self_attention import SelfSource
 from manyformer.sources.static_cache import TOKEN_AXES, StaticRing, static_ring
 
@@ -86,22 +83,10 @@ class WindowSource(KVSource):
         ring = self._update_ring(state, new, ctx.positions.layout)
         if x.shape[1] == 1:
             # the key that it overwrites is outside the window of this token
-            return KeysValues(ring.k, ring.v, TokenPositions(ring.position_ids, ring.segment_ids), ring)
+            layout = None if ring.length is None else RingLayout(ring.length - 1, self.slots)
+            return KeysValues(ring.k, ring.v, TokenPositions(ring.position_ids, ring.segment_ids, layout), ring)
         k, v, position_ids, segment_ids = _append(state, new)
         return KeysValues(k, v, TokenPositions(position_ids, segment_ids), ring)
-
-    def decode_store(self, mask: Mask | None, heads: int, *, recurrent: bool) -> StoreStep | None:
-        if recurrent or mask is None:
-            return None
-        visibility = RingVisibility(mask, heads, self.slots)
-
-        def store(k: Tensor, v: Tensor, positions: TokenPositions, ring: RingCache) -> StoredKeys:
-            position = ring.length
-            assert position is not None
-            ring = self._write_one(ring, (k, v, *positions[:2]), position)
-            return StoredKeys(ring.k, ring.v, visibility(ring.position_ids, position), ring)
-
-        return StoreStep(store, self._overwrites_one_slot)
 
     def _store_static(
         self, ring: RingCache | StaticRing, k: Tensor, v: Tensor, positions: TokenPositions, layout: StepLayout
@@ -110,16 +95,6 @@ class WindowSource(KVSource):
             ring = static_ring(ring.k, ring.v, TokenPositions(ring.position_ids, ring.segment_ids), self.mask, layout)
         k, v, position_ids, segment_ids, _ = ring.store(k, v, positions)
         return KeysValues(k, v, TokenPositions(position_ids, segment_ids), ring)
-
-    def _overwrites_one_slot(self, positions: TokenPositions, ring: object) -> bool:
-        """Whether the next token continues the one contiguous document of every row, and takes a slot of the ring."""
-        layout = positions.layout
-        return (
-            isinstance(ring, RingCache)
-            and isinstance(layout, ContiguousLayout)
-            and layout.start == ring.length
-            and not is_never_evicted(self.mask, layout.start)
-        )
 
     def _update_ring(self, ring: RingCache, new: Sequence[Tensor], layout: object) -> RingCache:
         """Add the fields of tokens to the ring; `ring` itself is not changed by several tokens at once."""

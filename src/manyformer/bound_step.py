@@ -1,0 +1,427 @@
+"""One new token per row by functions that are bound once per generation: what modules cost besides their operators.
+
+`Layer.forward` with a state defines decoding, and every layer decodes by it. On a CPU a token of a small model takes as
+long to find attributes, hooks and modules as to compute. The layers of this file, which are attention, feed-forward
+layers and what joins them, are therefore bound here to their current parameters, and all others called by their
+`forward`. At d 256 and 4 layers a token then takes 0.6 of the time of `forward` with softmax attention and feed-forward
+layers, 0.3 with biases by distance, 0.45 with windows, and 0.65 with linear kernels and recurrent memories
+(`python benchmarks/decoding_speed.py`).
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from manyformer.attention.acting_step import acting_step, transposed_copy
+from manyformer.attention.attention import Attention, AttentionState
+from manyformer.attention.output_stages import GatedNormStage, OutputStage
+from manyformer.core import (
+    Chain,
+    Context,
+    ContiguousLayout,
+    Layer,
+    Pointwise,
+    RingLayout,
+    State,
+    TokenPositions,
+)
+from manyformer.feedforward import ChunkedLayer, FeedForward, GatedFeedForward
+from manyformer.head_projection import HeadProjection
+from manyformer.kernels import KernelCall, SoftmaxKernel
+from manyformer.kernels.linear_kernel import LinearKernel, LinearState
+from manyformer.kernels.memory_rules import TokenFeatures
+from manyformer.kernels.recurrent_rules import GateProjections
+from manyformer.length_norms import RMSNorm
+from manyformer.masks import AllKeys, Causal
+from manyformer.masks.ring_visibility import visible_in_ring
+from manyformer.position import Position
+from manyformer.residual import AddJoin, GatedJoin, Residual
+from manyformer.sources import SelfSource, WindowSource
+from manyformer.sources.kv_source import ProjectKV
+from manyformer.sources.self_attention import KVCache
+from manyformer.torch_internals import has_hooks
+
+TensorFn = Callable[[Tensor], Tensor]
+
+DecodeStep = Callable[[Tensor, Context, State], tuple[Tensor, State]]
+"""A layer for one new token per row, in evaluation mode and without gradients: the stream and the next state."""
+
+
+def bind_step(layer: Layer) -> DecodeStep:
+    """The layer bound to its current parameters; its `forward` where this file does not know it, or where hooks are."""
+    # a subclass may compute something else
+    binder = None if has_hooks(layer) else LAYER_BINDERS.get(type(layer))
+    step = None if binder is None else binder(layer)
+    return forward_step(layer) if step is None else step
+
+
+def is_bound(layer: Layer) -> bool:
+    """Whether `bind_step` binds the layer itself, whatever it is made of."""
+    return not has_hooks(layer) and type(layer) in LAYER_BINDERS and LAYER_BINDERS[type(layer)](layer) is not None
+
+
+def forward_step(layer: Layer) -> DecodeStep:
+    """`forward` without the auxiliary loss."""
+    forward = callable_of(layer)
+
+    def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
+        y, next_state, _ = forward(x, ctx, state)
+        return y, next_state
+
+    return step
+
+
+def callable_of(module: nn.Module) -> Callable[..., Any]:
+    """The module's `forward`; the module itself where it has hooks, which are to be called."""
+    forward: Callable[..., Any] = module if has_hooks(module) else module.forward
+    return forward
+
+
+def bind_module(module: nn.Module) -> TensorFn:
+    """The function of a module of one tensor, with its current parameters; the module itself where it has hooks."""
+    binder = None if has_hooks(module) else MODULE_BINDERS.get(type(module))
+    return callable_of(module) if binder is None else binder(module)
+
+
+def bind_optional(module: nn.Module | None) -> TensorFn | None:
+    """`bind_module`, and None for None."""
+    return None if module is None else bind_module(module)
+
+
+def _bind_linear(module: nn.Linear) -> TensorFn:
+    weight, bias = module.weight, module.bias
+    return lambda x: F.linear(x, weight, bias)
+
+
+def _bind_layer_norm(module: nn.LayerNorm) -> TensorFn:
+    shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
+    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
+
+
+def _bind_rms_norm(module: nn.RMSNorm) -> TensorFn:
+    shape, weight, eps = module.normalized_shape, module.weight, module.eps
+    return lambda x: torch.rms_norm(x, shape, weight, eps)
+
+
+def _bind_chain(chain: Chain) -> DecodeStep:
+    steps = [bind_step(layer) for layer in chain.in_order()]
+
+    def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
+        next_states = []
+        for layer_step, layer_state in zip(steps, state):
+            x, next_state = layer_step(x, ctx, layer_state)
+            next_states.append(next_state)
+        return x, next_states
+
+    return step
+
+
+def _bind_pointwise(layer: Pointwise) -> DecodeStep:
+    inner = bind_module(layer.inner)
+    return lambda x, ctx, state: (inner(x), state)
+
+
+def _bind_residual(branch: Residual) -> DecodeStep:
+    inner, add = bind_step(branch.inner), bind_join(branch.join)
+    pre_norm, inner_norm, post_norm = map(bind_optional, (branch.pre_norm, branch.inner_norm, branch.post_norm))
+
+    def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
+        y, next_state = inner(x if pre_norm is None else pre_norm(x), ctx, state)
+        y = add(x, y if inner_norm is None else inner_norm(y))
+        return y if post_norm is None else post_norm(y), next_state
+
+    return step
+
+
+def bind_join(join: nn.Module | None) -> Callable[[Tensor, Tensor], Tensor]:
+    """The join in evaluation mode."""
+    if join is None:
+        return operator.add
+    if has_hooks(join) or not isinstance(join, AddJoin | GatedJoin) or join.dropout.training or has_hooks(join.dropout):
+        return join
+    if isinstance(join, AddJoin):
+        return operator.add if join.scale == 1.0 else join.forward
+    gate = join.bind_gate(transposed_copy)
+    return lambda x, branch: gate(x.flatten(0, -2), branch.flatten(0, -2)).view(x.shape)
+
+
+def _bind_feed_forward(layer: FeedForward) -> DecodeStep:
+    up, activation, down = map(bind_module, (layer.up, layer.activation, layer.down))
+    return lambda x, ctx, state: (down(activation(up(x))), state)
+
+
+def _bind_gated_feed_forward(layer: GatedFeedForward) -> DecodeStep:
+    gate, up, activation, down = map(bind_module, (layer.gate, layer.up, layer.activation, layer.down))
+    return lambda x, ctx, state: (down(activation(gate(x)) * up(x)), state)
+
+
+def _bind_attention(layer: Attention) -> DecodeStep | None:
+    """Projections without their modules; the source and the kernel decode by their own `forward`."""
+    if layer.q_proj is None or layer.kernel.extra_query_dim:
+        return None
+    if (step_in_rollout := acting_step(layer)) is not None:
+        return step_in_rollout
+    project, attend = _bind_projections(layer), _bind_kernel(layer)
+    read, out_proj, head_gates = _bind_source(layer), bind_module(layer.out_proj), layer.head_gates
+    pre_norm = bind_optional(layer.pre_norm)
+    stage = _bind_stage(layer.output_stage)
+
+    def step(x: Tensor, ctx: Context, state: AttentionState) -> tuple[Tensor, State]:
+        positions = ctx.positions
+        normed = x if pre_norm is None else pre_norm(x)
+        q, project_kv, convolved = project(normed, positions, state.convolution)
+        k, v, key_positions, source_state = read(x, ctx, project_kv, state.source)
+        y, kernel_state = attend(q, k, v, key_positions, state.kernel, ctx)
+        y = y if stage is None else stage(y, normed)
+        # with one token per row, heads before and after the sequence axis are stored alike
+        y = out_proj((y if head_gates is None else head_gates(y)).reshape(y.shape[0], 1, -1))
+        return y, AttentionState(source_state, kernel_state, convolved)
+
+    return step
+
+
+BoundProjections = Callable[[Tensor, TokenPositions, State], tuple[Tensor, ProjectKV, State]]
+"""From normed tokens (b, 1, d), their positions and the state of the convolution to queries (b, h, 1, e), the function
+that projects keys and values, and the next state of the convolution."""
+
+
+def _bind_projections(layer: Attention) -> BoundProjections:
+    assert layer.q_proj is not None
+    heads, key_heads, (kv_heads, head_dim, _) = layer.heads, layer.key_heads, layer.kv_shape
+    position, gates = layer.position, bind_optional(layer.kernel.gate_projection)
+    project_q, project_kv, pre_norm = map(bind_optional, (layer.q_proj, layer.kv_proj, layer.pre_norm))
+    query_heads, key_dim = layer.q_proj.out_features // head_dim, key_heads * head_dim
+    widths = [key_dim, layer.kv_proj.out_features - key_dim]
+    is_rotated = bool(position.required_seams() & {"query", "key"})
+    assert project_q is not None
+    assert project_kv is not None
+
+    # with one token per row, the head axis before the sequence axis is only another view
+    def split_queries(q: Tensor, positions: TokenPositions) -> Tensor:
+        q = q.view(q.shape[0], query_heads, 1, head_dim)
+        q = position.query(q, positions) if is_rotated else q
+        return q if query_heads == heads else q.repeat_interleave(heads // query_heads, 1)
+
+    def split_keys_values(keys_values: Tensor, x: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor]:
+        rows = keys_values.shape[0]
+        k, v = keys_values.split_with_sizes(widths, -1)
+        k, v = k.view(rows, key_heads, 1, head_dim), v.view(rows, kv_heads, 1, -1)
+        k = position.key(k, positions) if is_rotated else k
+        k = k if key_heads == kv_heads else k.repeat_interleave(kv_heads // key_heads, 1)
+        return k, v if gates is None else torch.cat([v, gates(x).to(v.dtype)], -1)
+
+    def project_keys_values(x: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor]:
+        if x.shape[1] != 1:
+            # what a source projects beside the new token: another sequence, or remembered inputs
+            return layer.project_kv(x, positions)
+        normed = x if pre_norm is None else pre_norm(x)
+        return split_keys_values(project_kv(normed), normed, positions)
+
+    def project(x: Tensor, positions: TokenPositions, state: State) -> tuple[Tensor, ProjectKV, State]:
+        return split_queries(project_q(x), positions), project_keys_values, state
+
+    if layer.short_convolution is None:
+        return project
+    convolve = callable_of(layer.short_convolution)
+
+    def project_convolved(x: Tensor, positions: TokenPositions, state: State) -> tuple[Tensor, ProjectKV, State]:
+        (q, keys_values), next_state = convolve([project_q(x), project_kv(x)], positions, state)
+        projected = split_keys_values(keys_values, x, positions)
+        return split_queries(q, positions), lambda *_: projected, next_state
+
+    return project_convolved
+
+
+def _bind_stage(stage: OutputStage | None) -> Callable[[Tensor, Tensor], Tensor] | None:
+    if stage is None:
+        return None
+    if type(stage) is not GatedNormStage or has_hooks(stage):
+        return callable_of(stage)
+    combine, gate = stage.combine, bind_optional(stage.gate)
+    return lambda y, x: combine(y, None if gate is None else gate(x))
+
+
+ReadKeys = Callable[[Tensor, Context, ProjectKV, State], tuple[Tensor, Tensor, TokenPositions | None, State]]
+"""From tokens, the call's values, the projections and the state to keys, values, their positions and the next state.
+
+None in place of positions says that rows are one document each without padding, of which the token is the last."""
+
+
+def _bind_source(layer: Attention) -> ReadKeys:
+    """The source's `forward`; a cache of all tokens need not give their positions where softmax attention sees all."""
+    source = callable_of(layer.source)
+
+    def read(
+        x: Tensor, ctx: Context, project: ProjectKV, state: State
+    ) -> tuple[Tensor, Tensor, TokenPositions | None, State]:
+        k, v, positions, next_state, _ = source(x, ctx, project, state)
+        return k, v, positions, next_state
+
+    if type(layer.source) is not SelfSource or has_hooks(layer.source) or not _sees_all_so_far(layer):
+        return read
+
+    def append(
+        x: Tensor, ctx: Context, project: ProjectKV, cache: KVCache
+    ) -> tuple[Tensor, Tensor, TokenPositions | None, State]:
+        next_cache = cache.append(*project(x, ctx.positions), ctx.positions)
+        return *next_cache.keys_values(), None if next_cache.is_contiguous else next_cache.positions(), next_cache
+
+    return append
+
+
+def _sees_all_so_far(layer: Attention) -> bool:
+    """Whether the layer is softmax attention of the last token to all before it, with at most a bias by distance."""
+    kernel, scores = layer.kernel, layer.position.required_seams() & {"score", "value"}
+    if type(kernel) is not SoftmaxKernel or not isinstance(kernel.mask, AllKeys | Causal) or has_hooks(kernel):
+        return False
+    return kernel.path in ("auto", "sdpa") if not scores else kernel.path == "auto" and _adds_bias(layer.position)
+
+
+def _adds_bias(position: Position) -> bool:
+    """Whether the position is a bias by distance in the scores, and nothing else there."""
+    terms = position.distance_terms(1, 0)
+    return terms is not None and terms.bias is not None and terms.keys is terms.values is terms.query_bias is None
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, TokenPositions | None, State, Context], tuple[Tensor, State]]
+"""From queries, keys, values, the positions of keys, the kernel's state and the call's values to outputs and state."""
+
+
+def _bind_kernel(layer: Attention) -> Attend:
+    """The kernel's `forward`; softmax attention of the last token to all before it skips the search for its path."""
+    kernel, position, compute = layer.kernel, layer.position, callable_of(layer.kernel)
+
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, key_positions: TokenPositions | None, state: State, ctx: Context
+    ) -> tuple[Tensor, State]:
+        assert key_positions is not None
+        y, next_state, _ = compute(KernelCall(q, k, v, ctx.positions, key_positions, position, state, ctx.watch))
+        return y, next_state
+
+    if type(kernel) is LinearKernel and not has_hooks(kernel):
+        return _bind_linear_kernel(kernel, attend)
+    if type(kernel) is SoftmaxKernel and not has_hooks(kernel) and isinstance(layer.source, WindowSource):
+        return _bind_window(kernel, layer, attend)
+    if not _sees_all_so_far(layer):
+        return attend
+    assert isinstance(kernel, SoftmaxKernel)
+    bias = _BiasTable(position) if position.required_seams() & {"score", "value"} else None
+    scale, is_grouped = kernel.score_scale(layer.kv_shape.head_dim), layer.heads != layer.kv_shape.kv_heads
+    sees_all, attention = bias is None and isinstance(kernel.mask, AllKeys), F.scaled_dot_product_attention
+
+    def attend_as_last(
+        q: Tensor, k: Tensor, v: Tensor, key_positions: TokenPositions | None, state: State, ctx: Context
+    ) -> tuple[Tensor, State]:
+        # of another sequence it sees every key as well
+        if key_positions is None or (sees_all and isinstance(key_positions.layout, ContiguousLayout)):
+            mask = None if bias is None else bias.of_keys(k.shape[2], q)
+            return attention(q, k, v, mask, scale=scale, enable_gqa=is_grouped), state
+        return attend(q, k, v, key_positions, state, ctx)
+
+    return attend_as_last
+
+
+def _bind_window(kernel: SoftmaxKernel, layer: Attention, attend: Attend) -> Attend:
+    """Softmax attention to a ring: what its mask shows is known for many tokens ahead."""
+    if layer.position.required_seams() & {"score", "value"} or kernel.path not in ("auto", "sdpa"):
+        return attend
+    scale, is_grouped = kernel.score_scale(layer.kv_shape.head_dim), layer.heads != layer.kv_shape.kv_heads
+    mask, heads, attention = kernel.mask, layer.heads, F.scaled_dot_product_attention
+
+    def attend_to_ring(
+        q: Tensor, k: Tensor, v: Tensor, key_positions: TokenPositions | None, state: State, ctx: Context
+    ) -> tuple[Tensor, State]:
+        if key_positions is None or not isinstance(key_positions.layout, RingLayout):
+            return attend(q, k, v, key_positions, state, ctx)
+        visible = visible_in_ring(mask, heads, key_positions)
+        return attention(q, k, v, visible, scale=scale, enable_gqa=is_grouped), state
+
+    return attend_to_ring
+
+
+def _bind_linear_kernel(kernel: LinearKernel, attend: Attend) -> Attend:
+    """Linear attention of one more token, for which its features and its rule are called as functions."""
+    if kernel.mask != Causal() or kernel.path not in ("auto", "recurrent"):
+        return attend
+    features, rule = callable_of(kernel.features), callable_of(kernel.rule)
+    map_keys = features if kernel.key_features is None else callable_of(kernel.key_features)
+    chunk, floor, gate_dim = kernel.chunk, kernel.floor, kernel.gate_dim
+
+    def attend_to_memory(
+        q: Tensor, k: Tensor, v: Tensor, key_positions: TokenPositions | None, state: LinearState, ctx: Context
+    ) -> tuple[Tensor, State]:
+        positions, dtype = ctx.positions, v.dtype
+        is_plain = isinstance(positions.layout, ContiguousLayout) and not state.is_empty and q.shape[1] == v.shape[1]
+        # autocast must not lower the precision of the memory
+        if not is_plain or torch.is_autocast_enabled(q.device.type):
+            return attend(q, k, v, key_positions, state, ctx)
+        compute_dtype, gate = torch.promote_types(dtype, torch.float32), None
+        key_features, log_scale = map_keys(k.to(compute_dtype), positions)
+        v = v.to(compute_dtype)
+        if gate_dim:
+            v, gate = v.split_with_sizes([v.shape[-1] - gate_dim, gate_dim], -1)
+        query_features = features(q.to(compute_dtype), positions).y
+        tokens = TokenFeatures(query_features, key_features, v, log_scale, gate, None, None, dtype)
+        y, memory, _ = rule(tokens, state.memory, form="recurrent", chunk=chunk, floor=floor)
+        return y.to(dtype), LinearState(memory, positions.segment_ids[:, -1])
+
+    return attend_to_memory
+
+
+class _BiasTable:
+    """Biases of scores by the distances so far, computed again for twice as many where there are more."""
+
+    def __init__(self, position: Position) -> None:
+        self.position = position
+        self.bias: Float[Tensor, "1 #h 1 r"] | None = None
+
+    def of_keys(self, count: int, like: Tensor) -> Float[Tensor, "1 #h 1 s"]:
+        """The biases of `count` keys, the last of which is the query's own."""
+        if self.bias is None or self.bias.shape[-1] < count:
+            self.bias = self._compute(2 * count).to(like.dtype)
+        return self.bias[..., -count:]
+
+    def _compute(self, count: int) -> Float[Tensor, "1 #h 1 r"]:
+        terms = self.position.distance_terms(count - 1, 0)
+        assert terms is not None
+        assert terms.bias is not None
+        # the first column serves all larger distances
+        farther = terms.bias[:, :1].expand(-1, count - 1 - terms.lookback)
+        return torch.cat([farther, terms.bias], -1)[None, :, None]
+
+
+def _bind_head_projection(module: HeadProjection) -> TensorFn:
+    down, up, heads, width = bind_optional(module.down), bind_module(module.up), module.heads, module.width
+    return lambda x: up(x if down is None else down(x)).view(*x.shape[:2], heads, width).transpose(1, 2)
+
+
+def _bind_gate_projections(module: GateProjections) -> TensorFn:
+    projections = [bind_module(projection) for projection in module.children()]
+    return lambda x: torch.cat([projection(x) for projection in projections], -1)
+
+
+MODULE_BINDERS: dict[type[nn.Module], Callable[[Any], TensorFn]] = {
+    nn.Linear: _bind_linear,
+    nn.LayerNorm: _bind_layer_norm,
+    nn.RMSNorm: _bind_rms_norm,
+    RMSNorm: _bind_rms_norm,
+    HeadProjection: _bind_head_projection,
+    GateProjections: _bind_gate_projections,
+}
+"""How modules become functions, by their exact type."""
+
+LAYER_BINDERS: dict[type[Layer], Callable[[Any], DecodeStep | None]] = {
+    Chain: _bind_chain,
+    Pointwise: _bind_pointwise,
+    Residual: _bind_residual,
+    FeedForward: _bind_feed_forward,
+    GatedFeedForward: _bind_gated_feed_forward,
+    ChunkedLayer: lambda layer: bind_step(layer.inner),
+    Attention: _bind_attention,
+}
+"""The layers that are bound, by their exact type; None from a function leaves a layer to its `forward`."""
