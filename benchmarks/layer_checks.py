@@ -23,11 +23,14 @@ MODULE = "nn.Module"
 
 AT_THE_DOOR = "one check where a model comes in, with the sentence for its user; all behind it has the type"
 PARTS = "it is written for these parts alone, and refuses others when it is built"
+BOUND = "the one file of bound steps knows the layers that it binds, and calls the others by forward"
 STRUCTURE = "it maps the parts of one model to those of another, which is about their classes"
 GENERATES = "not every model generates: the base class of those that do has the methods"
 
 REASONS = {
     "api.py": GENERATES,
+    "attention/acting_step.py": BOUND,
+    "bound_step.py": BOUND,
     "check/check.py": AT_THE_DOOR,
     "depth/adaptive.py": PARTS,
     "depth/early_exit_decoding.py": "steps of rows that go on are made of the parts of a layer's step",

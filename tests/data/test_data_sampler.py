@@ -12,9 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX, Batch, ClassificationBatch, Seq2SeqBatch
+from manyformer.batches.batch import with_layouts
 from manyformer.config import LabelsData, PairsData, TextData
 from manyformer.data import OpenedData, Sampler, open_data
 from manyformer.data.length_buckets import bucket_bounds
@@ -65,7 +65,13 @@ KINDS = ["concat", "documents", "masked", "pairs", "labels"]
 def same(one: Batch, other: Batch) -> bool:
     if type(one) is not type(other):
         return False
-    return all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(one, other))
+    return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(one, other))
+
+
+def share_of(batch: Batch, rank: int, world: int) -> Batch:
+    """What a process gets of a batch: every row whose number has this rank, and the layout of these rows."""
+    rows = (field[rank::world] if isinstance(field, torch.Tensor) else None for field in batch)
+    return with_layouts(type(batch)(*rows))
 
 
 @pytest.mark.parametrize("what", KINDS)
@@ -93,16 +99,9 @@ def test_ranks_together_see_what_one_sees(what: str, world: int, tmp_path: Path)
     ranks = [opened(what, tmp_path).train.shard(rank, world) for rank in range(world)]
     for _ in range(alone.batches + 2):
         full, parts = next(alone), [next(rank) for rank in ranks]
-        for column in range(len(full)):
-            if full[column] is None:
-                assert all(part[column] is None for part in parts)
-            # a layout is that of the rows of one process
-            if not isinstance(full[column], Tensor):
-                continue
-            together = torch.empty_like(full[column])
-            for rank, part in enumerate(parts):
-                together[rank::world] = part[column][: len(together[rank::world])]
-            assert torch.equal(together, full[column])
+        for rank, part in enumerate(parts):
+            if rank < len(full[0]):
+                assert same(part, share_of(full, rank, world))
         assert sum(map(scored, parts)) == scored(full)
     assert all(rank.state_dict() == alone.state_dict() for rank in ranks)
 
@@ -118,10 +117,9 @@ def test_the_order_survives_a_change_of_the_number_of_processes(what: str, tmp_p
             rank.load_state_dict(position)
         for full in expected[2 * number : 2 * number + 2]:
             parts = [next(rank) for rank in ranks]
-            for column, values in enumerate(full):
-                for rank, part in enumerate(parts):
-                    if isinstance(values, Tensor) and rank < len(values):
-                        assert torch.equal(part[column], values[rank::world])
+            for rank, part in enumerate(parts):
+                if rank < len(full[0]):
+                    assert same(part, share_of(full, rank, world))
         (position,) = {json.dumps(rank.state_dict()): rank.state_dict() for rank in ranks}.values()
 
 
