@@ -3,8 +3,8 @@
 `Layer.forward` with a state defines decoding, and every layer decodes by it. On a CPU a token of a small model takes as
 long to find attributes, hooks and modules as to compute. The layers of this file, which are attention, feed-forward
 layers and what joins them, are therefore bound here to their current parameters, and all others called by their
-`forward`. At d 256 and 4 layers a token then takes 0.6 of the time of `forward` with softmax attention and feed-forward
-layers, 0.3 with biases by distance, 0.45 with windows, and 0.65 with linear kernels and recurrent memories
+`forward`. At d 256 and 4 layers a token then takes 0.6 to 0.7 of the time of `forward` with softmax attention, also in
+a window and to an encoder, 0.4 with a bias by distance, and 0.75 with linear kernels and recurrent memories
 (`python benchmarks/decoding_speed.py`).
 """
 

@@ -50,13 +50,14 @@ class ShortConvolution(nn.Module):
     ) -> tuple[list[Tensor], ConvolutionTokens | None]:
         """The convolved channels, whose `parts` lie side by side; a `state` is continued and the next one returned."""
         widths, weight = [part.shape[-1] for part in parts], self.weight.to(parts[0].dtype)
-        rows = [None if state is not None else one_document_rows(part, positions) for part in parts]
-        convolved = [
-            convolve_rows(part, part_weight, causal=True)
-            for part, part_weight in zip(rows, torch.split(weight, widths, 1))
-            if part is not None
-        ]
-        if not convolved:
+        rows = [] if state is not None else [one_document_rows(part, positions) for part in parts]
+        complete_rows = [part for part in rows if part is not None]
+        if complete_rows:
+            part_weights = torch.split(weight, widths, 1)
+            convolved = [
+                convolve_rows(part, part_weight, causal=True) for part, part_weight in zip(complete_rows, part_weights)
+            ]
+        else:
             y, state = convolve_neighbours(torch.cat(list(parts), -1), weight, positions, state, causal=True)
             if y.shape[1] == 1 and isinstance(positions.layout, ContiguousLayout):
                 # of one token the calls cost more than the channels
