@@ -77,9 +77,36 @@ def forward_step(layer: Layer) -> DecodeStep:
 
 
 def callable_of(module: nn.Module) -> Callable[..., Any]:
-    """The module's `forward`; the module itself where it has hooks, which are to be called."""
-    forward: Callable[..., Any] = module if has_hooks(module) else module.forward
-    return forward
+    """The `forward` of the module with its current parameters; the module itself where hooks are to be called."""
+    return module if has_hooks(module) else twin_of(module, {}).forward
+
+
+def twin_of(module: nn.Module, twins: dict[nn.Module, nn.Module]) -> nn.Module:
+    """A copy of the module with its parameters, whose parts are ordinary attributes and are called without hooks.
+
+    That halves what modules cost besides their operators, for layers that this file does not know, too. A part that
+    has hooks, or a `forward` of its own, stays itself. `twins` are those made so far, since modules may share parts."""
+    if has_hooks(module) or "forward" in vars(module):
+        return module
+    if module not in twins:
+        kind = _twin_type(type(module))
+        twin = twins[module] = kind.__new__(kind)
+        attributes = vars(twin)
+        attributes.update(vars(module))
+        parts = {name: part and twin_of(part, twins) for name, part in module._modules.items()}
+        attributes["_modules"] = parts
+        attributes.update({**module._parameters, **module._buffers, **parts})
+    return twins[module]
+
+
+_TWIN_TYPES: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+def _twin_type(kind: type[nn.Module]) -> type[nn.Module]:
+    """The class with `forward` in place of the call, which would look for hooks."""
+    if kind not in _TWIN_TYPES:
+        _TWIN_TYPES[kind] = type(kind.__name__, (kind,), {"__call__": kind.forward})
+    return _TWIN_TYPES[kind]
 
 
 def bind_module(module: nn.Module) -> TensorFn:

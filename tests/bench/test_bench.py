@@ -212,6 +212,6 @@ def test_mistakes_get_a_sentence(recipes: Any, words: dict[str, Any], message: s
 
 
 def test_layers_that_decode_by_forward_are_noted() -> None:
-    candidate = BenchCandidate("fire", "compose", {"position": "fire"})
+    candidate = BenchCandidate("experts", "mixtral", {})
     report = bench([candidate], lengths=[8], what=["decode"], rounds=1, against=None, keywords={"dim": 16, "depth": 1})
-    assert any(note.startswith("fire: decodes by forward in body.0.attention.inner") for note in report.notes)
+    assert any(note.startswith("experts: decodes by forward in body.0.ff.inner") for note in report.notes)

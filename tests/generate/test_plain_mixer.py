@@ -59,6 +59,39 @@ def test_bound_steps_give_the_logits_of_one_pass(model: LanguageModel) -> None:
         torch.testing.assert_close(torch.cat(logits, 1), model(tokens).logits[:, 4:], atol=1e-12, rtol=0)
 
 
+def test_hooks_inside_it_are_called_at_every_step(model: LanguageModel) -> None:
+    calls: list[int] = []
+    for layer in (part for part in model.modules() if isinstance(part, FadingSum)):
+        layer.value.register_forward_hook(lambda module, inputs, output: calls.append(output.shape[1]))
+    with torch.inference_mode():
+        next_token, state = model.next_token(), model(torch.tensor([PROMPTS[0]]), None, model.init_state(1)).state
+        calls.clear()
+        for token in (3, 8, 1):
+            _, state = next_token(torch.tensor([[token]]), state, None)
+    assert calls == [1] * 6
+
+
+def test_a_forward_that_one_of_its_parts_got_is_the_one_that_decodes(model: LanguageModel) -> None:
+    expected = texts(model, PROMPTS, use_cache=True, width=None)
+    layer = next(part for part in model.modules() if isinstance(part, FadingSum))
+    forward = layer.out.forward
+    layer.out.forward = lambda x: -forward(x)  # type: ignore[method-assign]
+    changed = texts(model, PROMPTS, use_cache=True, width=None)
+    assert changed == texts(model, PROMPTS, use_cache=False, width=None)
+    assert changed != expected
+
+
+def test_weights_that_change_in_place_are_those_of_the_next_step(model: LanguageModel) -> None:
+    tokens = torch.tensor([PROMPTS[1]])
+    next_token, state = model.next_token(), model.init_state(1)
+    layer = next(part for part in model.modules() if isinstance(part, FadingSum))
+    with torch.no_grad():
+        layer.out.weight.mul_(-2)
+        for token in tokens.split(1, 1):
+            logits, state = next_token(token, state, None)
+        torch.testing.assert_close(logits, model(tokens).logits[:, -1:], atol=1e-12, rtol=0)
+
+
 def test_static_steps_write_the_same_text(model: LanguageModel) -> None:
     eager, static = (
         generate(model, PROMPTS, decoding=Decoding(max_new=NEW, step_path=path)) for path in ("eager", "static")
