@@ -85,8 +85,9 @@ def twin_of(module: nn.Module, twins: dict[nn.Module, nn.Module]) -> nn.Module:
     """A copy of the module with its parameters, whose parts are ordinary attributes and are called without hooks.
 
     That halves what modules cost besides their operators, for layers that this file does not know, too. A part that
-    has hooks, or a `forward` of its own, stays itself. `twins` are those made so far, since modules may share parts."""
-    if has_hooks(module) or "forward" in vars(module):
+    has hooks, or a `forward` of its own, or knows one of its parts by identity, stays itself. `twins` are those made so
+    far, since modules may share parts."""
+    if has_hooks(module) or "forward" in vars(module) or _refers_to_modules(module):
         return module
     if module not in twins:
         kind = _twin_type(type(module))
@@ -97,6 +98,12 @@ def twin_of(module: nn.Module, twins: dict[nn.Module, nn.Module]) -> nn.Module:
         attributes["_modules"] = parts
         attributes.update({**module._parameters, **module._buffers, **parts})
     return twins[module]
+
+
+def _refers_to_modules(module: nn.Module) -> bool:
+    """Whether it keeps modules in a list or tuple, which are no parts of it but may be parts of its parts."""
+    values = (value for value in vars(module).values() if isinstance(value, list | tuple))
+    return any(isinstance(item, nn.Module) for value in values for item in value)
 
 
 _TWIN_TYPES: dict[type[nn.Module], type[nn.Module]] = {}

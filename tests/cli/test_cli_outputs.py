@@ -1,7 +1,6 @@
 """What commands write: with the user's rights, whole, named when it cannot be written, and finished after a kill."""
 
 import os
-import resource
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from commands import Cli
 
+from full_disk import no_file_longer_than
 from manyformer.files.unfinished_folder import MARK
 
 Command = Callable[[Path, Path], tuple[str, ...]]
@@ -32,17 +32,6 @@ def here(text_run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The run, in the folder that the paths of its data are relative to."""
     monkeypatch.chdir(text_run.parent.parent)
     return text_run
-
-
-@contextmanager
-def no_file_longer_than(size: int) -> Iterator[None]:
-    """What the system does on a full disk: a write of a file fails, in the midst of it."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @contextmanager

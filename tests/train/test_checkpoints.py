@@ -2,10 +2,8 @@
 
 import errno
 import json
-import resource
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from runs import Heard, go, learned, stopped
 from safetensors.torch import load_file
 
 import manyformer as mf
+from full_disk import no_file_longer_than
 from manyformer.batches import Batch, CausalLMBatch
 from manyformer.config import AdamWConfig, RunConfig
 from manyformer.errors import UserError
@@ -118,17 +117,6 @@ def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
     assert all(torch.equal(best[name], final[name]) for name in best)
 
 
-@contextmanager
-def small_files_only(size: int) -> Iterator[None]:
-    """The system itself refuses to write longer files."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("harm", [cut, flip, Path.unlink])
 def test_a_damaged_best_checkpoint_is_named_and_the_next_best_taken(
     harm: Callable[[Path], None], tmp_path: Path
@@ -176,7 +164,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     whole, run = a_run(tmp_path / "whole"), a_run(tmp_path / "run")
     go(whole)
     stopped(run, 5)
-    with small_files_only(3000), pytest.raises(DiskFull) as full:
+    with no_file_longer_than(3000), pytest.raises(DiskFull) as full:
         go(run)
     assert "the checkpoint of step 8" in str(full.value)
     assert "\n" not in str(full.value)
