@@ -245,6 +245,17 @@ def test_a_figure_without_its_data_fails_and_names_the_files(monkeypatch: pytest
     assert outcome == Outcome("failed", "MANYFORMER_DATA must name a folder with tinyshakespeare/input.txt")
 
 
+def test_a_figure_whose_score_needs_a_missing_package_fails_before_training(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    figure = figures.FIGURES["Multi30k, English to German"]._replace(package="no_such_package")
+    monkeypatch.setenv("MANYFORMER_DATA", str(tmp_path))
+    for name in (name for names in figure.data.values() for name in names):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert figures.measure(REHEARSAL, figure) == Outcome("failed", "BLEU needs the package no_such_package")
+
+
 @pytest.mark.parametrize(("losses", "verdict"), [([1.9, 1.48, 1.6], "passed"), ([1.9, 1.5, 1.49], "failed")])
 def test_the_best_loss_of_a_run_is_compared_with_the_published_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, losses: list[float], verdict: str

@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +38,8 @@ class PublishedFigure(NamedTuple):
     evaluation: Sequence[str] | None = None
     """Options of `manyformer evaluate`; None means the best loss on held-out data during training."""
     higher_is_better: bool = False
+    package: str | None = None
+    """What computes the score, looked for before minutes are spent."""
 
 
 FIGURES: Mapping[str, PublishedFigure] = {
@@ -64,6 +67,7 @@ FIGURES: Mapping[str, PublishedFigure] = {
         source="Wu et al. 2021, arXiv:2105.14462",
         evaluation=("--split", "test", "--tokenize", "none", "--beam", "5"),
         higher_is_better=True,
+        package="sacrebleu",
     ),
 }
 
@@ -80,6 +84,8 @@ def measure(setting: Setting, figure: PublishedFigure) -> Outcome:
     if folder is None or not all(Path(folder, name).is_file() for name in files):
         # not "not run", which is final: with the data it is tried again
         return Outcome("failed", f"MANYFORMER_DATA must name a folder with {', '.join(files)}")
+    if figure.package is not None and find_spec(figure.package) is None:
+        return Outcome("failed", f"{figure.score} needs the package {figure.package}")
     places = {key: [str(Path(folder, name).resolve()) for name in names] for key, names in figure.data.items()}
     settings = [f"{key}={names[0] if len(names) == 1 else json.dumps(names)}" for key, names in places.items()]
     rehearsal = REHEARSAL if setting.tiny else ()
