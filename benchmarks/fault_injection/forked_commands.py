@@ -196,6 +196,8 @@ def _stdin_of(content: bytes) -> int:
 def _surround(surroundings: Surroundings, folder: Path) -> None:
     """Change what the process finds around it; the user last, who may do the least."""
     if surroundings.file_size is not None:
+        # a module that is imported from here on would leave the beginning of its compiled file for later processes
+        sys.dont_write_bytecode = True
         resource.setrlimit(resource.RLIMIT_FSIZE, (surroundings.file_size, surroundings.file_size))
     for name, value in surroundings.environment.items():
         if value is None:
