@@ -55,9 +55,14 @@ DecodeStep = Callable[[Tensor, Context, State], tuple[Tensor, State]]
 def bind_step(layer: Layer) -> DecodeStep:
     """The layer bound to its current parameters; its `forward` where this file does not know it, or where hooks are."""
     # a subclass may compute something else
-    binder = None if has_hooks(layer) else LAYER_BINDERS.get(type(layer))
+    if has_hooks(layer):
+        binder = None
+    else:
+        binder = LAYER_BINDERS.get(type(layer))
     step = None if binder is None else binder(layer)
-    return forward_step(layer) if step is None else step
+    if step is None:
+        return forward_step(layer)
+    return step
 
 
 def is_bound(layer: Layer) -> bool:
@@ -78,7 +83,9 @@ def forward_step(layer: Layer) -> DecodeStep:
 
 def callable_of(module: nn.Module) -> Callable[..., Any]:
     """The `forward` of the module with its current parameters; the module itself where hooks are to be called."""
-    return module if has_hooks(module) else twin_of(module, {}).forward
+    if has_hooks(module):
+        return module
+    return twin_of(module, {}).forward
 
 
 def twin_of(module: nn.Module, twins: dict[nn.Module, nn.Module]) -> nn.Module:
@@ -118,27 +125,40 @@ def _twin_type(kind: type[nn.Module]) -> type[nn.Module]:
 
 def bind_module(module: nn.Module) -> TensorFn:
     """The function of a module of one tensor, with its current parameters; the module itself where it has hooks."""
-    binder = None if has_hooks(module) else MODULE_BINDERS.get(type(module))
-    return callable_of(module) if binder is None else binder(module)
+    if has_hooks(module):
+        binder = None
+    else:
+        binder = MODULE_BINDERS.get(type(module))
+    if binder is None:
+        return callable_of(module)
+    return binder(module)
 
 
 def bind_optional(module: nn.Module | None) -> TensorFn | None:
     """`bind_module`, and None for None."""
-    return None if module is None else bind_module(module)
+    if module is None:
+        return None
+    return bind_module(module)
 
 
 def _bind_linear(module: nn.Linear) -> TensorFn:
-    weight, bias = module.weight, module.bias
+    weight = module.weight
+    bias = module.bias
     return lambda x: F.linear(x, weight, bias)
 
 
 def _bind_layer_norm(module: nn.LayerNorm) -> TensorFn:
-    shape, weight, bias, eps = module.normalized_shape, module.weight, module.bias, module.eps
+    shape = module.normalized_shape
+    weight = module.weight
+    bias = module.bias
+    eps = module.eps
     return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
 
 
 def _bind_rms_norm(module: nn.RMSNorm) -> TensorFn:
-    shape, weight, eps = module.normalized_shape, module.weight, module.eps
+    shape = module.normalized_shape
+    weight = module.weight
+    eps = module.eps
     return lambda x: torch.rms_norm(x, shape, weight, eps)
 
 
@@ -161,7 +181,8 @@ def _bind_pointwise(layer: Pointwise) -> DecodeStep:
 
 
 def _bind_residual(branch: Residual) -> DecodeStep:
-    inner, add = bind_step(branch.inner), bind_join(branch.join)
+    inner = bind_step(branch.inner)
+    add = bind_join(branch.join)
     pre_norm, inner_norm, post_norm = map(bind_optional, (branch.pre_norm, branch.inner_norm, branch.post_norm))
 
     def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
@@ -179,7 +200,9 @@ def bind_join(join: nn.Module | None) -> Callable[[Tensor, Tensor], Tensor]:
     if has_hooks(join) or not isinstance(join, AddJoin | GatedJoin) or join.dropout.training or has_hooks(join.dropout):
         return join
     if isinstance(join, AddJoin):
-        return operator.add if join.scale == 1.0 else join.forward
+        if join.scale == 1.0:
+            return operator.add
+        return join.forward
     gate = join.bind_gate(transposed_copy)
     return lambda x, branch: gate(x.flatten(0, -2), branch.flatten(0, -2)).view(x.shape)
 
@@ -200,8 +223,11 @@ def _bind_attention(layer: Attention) -> DecodeStep | None:
         return None
     if (step_in_rollout := acting_step(layer)) is not None:
         return step_in_rollout
-    project, attend = _bind_projections(layer), _bind_kernel(layer)
-    read, out_proj, head_gates = _bind_source(layer), bind_module(layer.out_proj), layer.head_gates
+    project = _bind_projections(layer)
+    attend = _bind_kernel(layer)
+    read = _bind_source(layer)
+    out_proj = bind_module(layer.out_proj)
+    head_gates = layer.head_gates
     pre_norm = bind_optional(layer.pre_norm)
     stage = _bind_stage(layer.output_stage)
 
@@ -226,10 +252,14 @@ that projects keys and values, and the next state of the convolution."""
 
 def _bind_projections(layer: Attention) -> BoundProjections:
     assert layer.q_proj is not None
-    heads, key_heads, (kv_heads, head_dim, _) = layer.heads, layer.key_heads, layer.kv_shape
-    position, gates = layer.position, bind_optional(layer.kernel.gate_projection)
+    heads = layer.heads
+    key_heads = layer.key_heads
+    kv_heads, head_dim, _ = layer.kv_shape
+    position = layer.position
+    gates = bind_optional(layer.kernel.gate_projection)
     project_q, project_kv, pre_norm = map(bind_optional, (layer.q_proj, layer.kv_proj, layer.pre_norm))
-    query_heads, key_dim = layer.q_proj.out_features // head_dim, key_heads * head_dim
+    query_heads = layer.q_proj.out_features // head_dim
+    key_dim = key_heads * head_dim
     widths = [key_dim, layer.kv_proj.out_features - key_dim]
     is_rotated = bool(position.required_seams() & {"query", "key"})
     assert project_q is not None
@@ -239,14 +269,18 @@ def _bind_projections(layer: Attention) -> BoundProjections:
     def split_queries(q: Tensor, positions: TokenPositions) -> Tensor:
         q = q.view(q.shape[0], query_heads, 1, head_dim)
         q = position.query(q, positions) if is_rotated else q
-        return q if query_heads == heads else q.repeat_interleave(heads // query_heads, 1)
+        if query_heads == heads:
+            return q
+        return q.repeat_interleave(heads // query_heads, 1)
 
     def split_keys_values(keys_values: Tensor, x: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor]:
         rows = keys_values.shape[0]
         k, v = keys_values.split_with_sizes(widths, -1)
-        k, v = k.view(rows, key_heads, 1, head_dim), v.view(rows, kv_heads, 1, -1)
+        k = k.view(rows, key_heads, 1, head_dim)
+        v = v.view(rows, kv_heads, 1, -1)
         k = position.key(k, positions) if is_rotated else k
-        k = k if key_heads == kv_heads else k.repeat_interleave(kv_heads // key_heads, 1)
+        if key_heads != kv_heads:
+            k = k.repeat_interleave(kv_heads // key_heads, 1)
         return k, v if gates is None else torch.cat([v, gates(x).to(v.dtype)], -1)
 
     def project_keys_values(x: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor]:
@@ -276,7 +310,8 @@ def _bind_stage(stage: OutputStage | None) -> Callable[[Tensor, Tensor], Tensor]
         return None
     if type(stage) is not GatedNormStage or has_hooks(stage):
         return callable_of(stage)
-    combine, gate = stage.combine, bind_optional(stage.gate)
+    combine = stage.combine
+    gate = bind_optional(stage.gate)
     return lambda y, x: combine(y, None if gate is None else gate(x))
 
 
@@ -310,10 +345,13 @@ def _bind_source(layer: Attention) -> ReadKeys:
 
 def _sees_all_so_far(layer: Attention) -> bool:
     """Whether the layer is softmax attention of the last token to all before it, with at most a bias by distance."""
-    kernel, scores = layer.kernel, layer.position.required_seams() & {"score", "value"}
+    kernel = layer.kernel
+    scores = layer.position.required_seams() & {"score", "value"}
     if type(kernel) is not SoftmaxKernel or not isinstance(kernel.mask, AllKeys | Causal) or has_hooks(kernel):
         return False
-    return kernel.path in ("auto", "sdpa") if not scores else kernel.path == "auto" and _adds_bias(layer.position)
+    if not scores:
+        return kernel.path in ("auto", "sdpa")
+    return kernel.path == "auto" and _adds_bias(layer.position)
 
 
 def _adds_bias(position: Position) -> bool:
@@ -328,7 +366,9 @@ Attend = Callable[[Tensor, Tensor, Tensor, TokenPositions | None, State, Context
 
 def _bind_kernel(layer: Attention) -> Attend:
     """The kernel's `forward`; softmax attention of the last token to all before it skips the search for its path."""
-    kernel, position, compute = layer.kernel, layer.position, callable_of(layer.kernel)
+    kernel = layer.kernel
+    position = layer.position
+    compute = callable_of(layer.kernel)
 
     def attend(
         q: Tensor, k: Tensor, v: Tensor, key_positions: TokenPositions | None, state: State, ctx: Context
@@ -344,16 +384,22 @@ def _bind_kernel(layer: Attention) -> Attend:
     if not _sees_all_so_far(layer):
         return attend
     assert isinstance(kernel, SoftmaxKernel)
-    bias = _BiasTable(position) if position.required_seams() & {"score", "value"} else None
-    scale, is_grouped = kernel.score_scale(layer.kv_shape.head_dim), layer.heads != layer.kv_shape.kv_heads
-    sees_all, attention = bias is None and isinstance(kernel.mask, AllKeys), F.scaled_dot_product_attention
+    bias = None
+    if position.required_seams() & {"score", "value"}:
+        bias = _BiasTable(position)
+    scale = kernel.score_scale(layer.kv_shape.head_dim)
+    is_grouped = layer.heads != layer.kv_shape.kv_heads
+    sees_all = bias is None and isinstance(kernel.mask, AllKeys)
+    attention = F.scaled_dot_product_attention
 
     def attend_as_last(
         q: Tensor, k: Tensor, v: Tensor, key_positions: TokenPositions | None, state: State, ctx: Context
     ) -> tuple[Tensor, State]:
         # of another sequence it sees every key as well
         if key_positions is None or (sees_all and isinstance(key_positions.layout, ContiguousLayout)):
-            mask = None if bias is None else bias.of_keys(k.shape[2], q)
+            mask = None
+            if bias is not None:
+                mask = bias.of_keys(k.shape[2], q)
             return attention(q, k, v, mask, scale=scale, enable_gqa=is_grouped), state
         return attend(q, k, v, key_positions, state, ctx)
 
@@ -364,8 +410,11 @@ def _bind_window(kernel: SoftmaxKernel, layer: Attention, attend: Attend) -> Att
     """Softmax attention to a ring: what its mask shows is known for many tokens ahead."""
     if layer.position.required_seams() & {"score", "value"} or kernel.path not in ("auto", "sdpa"):
         return attend
-    scale, is_grouped = kernel.score_scale(layer.kv_shape.head_dim), layer.heads != layer.kv_shape.kv_heads
-    mask, heads, attention = kernel.mask, layer.heads, F.scaled_dot_product_attention
+    scale = kernel.score_scale(layer.kv_shape.head_dim)
+    is_grouped = layer.heads != layer.kv_shape.kv_heads
+    mask = kernel.mask
+    heads = layer.heads
+    attention = F.scaled_dot_product_attention
 
     def attend_to_ring(
         q: Tensor, k: Tensor, v: Tensor, key_positions: TokenPositions | None, state: State, ctx: Context
@@ -382,19 +431,27 @@ def _bind_linear_kernel(kernel: LinearKernel, attend: Attend) -> Attend:
     """Linear attention of one more token, for which its features and its rule are called as functions."""
     if kernel.mask != Causal() or kernel.path not in ("auto", "recurrent"):
         return attend
-    features, rule = callable_of(kernel.features), callable_of(kernel.rule)
-    map_keys = features if kernel.key_features is None else callable_of(kernel.key_features)
-    chunk, floor, gate_dim = kernel.chunk, kernel.floor, kernel.gate_dim
+    features = callable_of(kernel.features)
+    rule = callable_of(kernel.rule)
+    if kernel.key_features is None:
+        map_keys = features
+    else:
+        map_keys = callable_of(kernel.key_features)
+    chunk = kernel.chunk
+    floor = kernel.floor
+    gate_dim = kernel.gate_dim
 
     def attend_to_memory(
         q: Tensor, k: Tensor, v: Tensor, key_positions: TokenPositions | None, state: LinearState, ctx: Context
     ) -> tuple[Tensor, State]:
-        positions, dtype = ctx.positions, v.dtype
+        positions = ctx.positions
+        dtype = v.dtype
         is_plain = isinstance(positions.layout, ContiguousLayout) and not state.is_empty and q.shape[1] == v.shape[1]
         # autocast must not lower the precision of the memory
         if not is_plain or torch.is_autocast_enabled(q.device.type):
             return attend(q, k, v, key_positions, state, ctx)
-        compute_dtype, gate = torch.promote_types(dtype, torch.float32), None
+        compute_dtype = torch.promote_types(dtype, torch.float32)
+        gate = None
         key_features, log_scale = map_keys(k.to(compute_dtype), positions)
         v = v.to(compute_dtype)
         if gate_dim:
@@ -430,7 +487,10 @@ class _BiasTable:
 
 
 def _bind_head_projection(module: HeadProjection) -> TensorFn:
-    down, up, heads, width = bind_optional(module.down), bind_module(module.up), module.heads, module.width
+    down = bind_optional(module.down)
+    up = bind_module(module.up)
+    heads = module.heads
+    width = module.width
     return lambda x: up(x if down is None else down(x)).view(*x.shape[:2], heads, width).transpose(1, 2)
 
 

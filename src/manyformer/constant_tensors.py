@@ -30,7 +30,8 @@ class ConstantTensor:
     """`values`, numbers or tuples of them, as a tensor on each device; nobody may write into it."""
 
     def __init__(self, values: tuple[Any, ...], dtype: torch.dtype) -> None:
-        self.values, self.dtype = values, dtype
+        self.values = values
+        self.dtype = dtype
         self.name = _NAMES.setdefault((values, dtype), f"values_{len(_NAMES)}")
         _VALUES[self.name] = values, dtype
 

@@ -68,7 +68,9 @@ class ValueRecorder:
     """A `WatchFn` that keeps each value that `module` reports as `name`, and passes all reports on to `watch`."""
 
     def __init__(self, module: nn.Module, name: str, watch: WatchFn = no_watch) -> None:
-        self._module, self._name, self._watch = module, name, watch
+        self._module = module
+        self._name = name
+        self._watch = watch
         self.values: list[Tensor] = []
 
     def __call__(self, module: nn.Module, name: str, value: Tensor) -> None:
@@ -122,7 +124,9 @@ class PackedLayout:
     @property
     def distinct_ids(self) -> list[int] | None:
         """The segment ids that occur in any row, in ascending order."""
-        return None if self.ids is None else sorted(set(self.ids))
+        if self.ids is None:
+            return None
+        return sorted(set(self.ids))
 
     def ids_of_rows(self, rows: int) -> list[list[int]] | None:
         """The segment ids of each of so many rows, in ascending order."""
@@ -213,12 +217,17 @@ class TokenPositions(NamedTuple):
 
     def columns(self, start: int, stop: int) -> "TokenPositions":
         """The positions of the tokens in the columns `start` to `stop` - 1, without edges, which join whole rows."""
-        tree = None if self.tree is None else DependencyTree(*(part[:, start:stop] for part in self.tree))
+        tree = None
+        if self.tree is not None:
+            tree = DependencyTree(*(part[:, start:stop] for part in self.tree))
         current = self.layout
-        layout = type(current)(current.start + start) if isinstance(current, ContiguousLayout | AlignedLayout) else None
+        layout = None
+        if isinstance(current, ContiguousLayout | AlignedLayout):
+            layout = type(current)(current.start + start)
         optional = (self.roles, self.part_ids, self.pair_scores)
         roles, parts, pair_scores = (None if field is None else field[:, start:stop] for field in optional)
-        position_ids, segment_ids = self.position_ids[:, start:stop], self.segment_ids[:, start:stop]
+        position_ids = self.position_ids[:, start:stop]
+        segment_ids = self.segment_ids[:, start:stop]
         return TokenPositions(position_ids, segment_ids, layout, tree, roles, parts, pair_scores=pair_scores)
 
 
@@ -341,7 +350,8 @@ class Chain(NamedLayers, LayeredStack):
         return LayerOutput(x, None if state is None else next_states, loss)
 
     def extend_state(self, x: Float[Tensor, "b l d"], ctx: Context, state: State) -> State:
-        next_states, layers = list(state), list(self.in_order())
+        next_states = list(state)
+        layers = list(self.in_order())
         last = max((index for index, layer in enumerate(layers) if layer.keeps_tokens), default=-1)
         for index, layer in enumerate(layers[: last + 1]):
             if index == last:

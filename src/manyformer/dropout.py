@@ -31,7 +31,9 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        return drop(x, self.p) if self.training and self.p else x
+        if self.training and self.p:
+            return drop(x, self.p)
+        return x
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

@@ -22,7 +22,10 @@ class UserErrors(UserError):
     def __init__(self, lines: Iterable[str]) -> None:
         self.lines = list(lines)
         omitted = len(self.lines) - MAX_LINES
-        notes = [f"and {omitted:,} more errors"] if omitted > 1 else self.lines[MAX_LINES:]
+        if omitted > 1:
+            notes = [f"and {omitted:,} more errors"]
+        else:
+            notes = self.lines[MAX_LINES:]
         super().__init__("\n".join([*self.lines[:MAX_LINES], *notes]))
 
 
@@ -49,12 +52,19 @@ def suggest_names(name: str, valid_names: Iterable[str]) -> str:
 def format_value(value: Any) -> str:
     """A value in an error message: short, on one line, in YAML's form."""
     if isinstance(value, dict):
-        return "a mapping" if value else "an empty mapping"
+        if value:
+            return "a mapping"
+        return "an empty mapping"
     constants: dict[Any, str] = {None: "null", True: "true", False: "false"}
     if value is None or isinstance(value, bool):
         return constants[value]
-    text = f"[{', '.join(map(format_value, value))}]" if isinstance(value, list | tuple) else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    if isinstance(value, list | tuple):
+        text = f"[{', '.join(map(format_value, value))}]"
+    else:
+        text = repr(value)
+    if len(text) <= 60:
+        return text
+    return text[:57] + "..."
 
 
 class NonFiniteWeights(UserWarning):

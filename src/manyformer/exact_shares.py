@@ -13,7 +13,9 @@ from torch import Tensor
 
 def exact_share(share: float | Fraction) -> Fraction:
     """The decimal number that a float was written as: the shortest one that stands for it."""
-    return share if isinstance(share, Fraction) else Fraction(repr(float(share)))
+    if isinstance(share, Fraction):
+        return share
+    return Fraction(repr(float(share)))
 
 
 def floor_share(share: float | Fraction, total: int) -> int:

@@ -24,7 +24,8 @@ class FeedForward(Layer):
     ) -> None:
         super().__init__()
         ff_dim = 4 * dim if ff_dim is None else ff_dim
-        self.up, self.down = nn.Linear(dim, ff_dim, bias=bias), nn.Linear(ff_dim, dim, bias=bias)
+        self.up = nn.Linear(dim, ff_dim, bias=bias)
+        self.down = nn.Linear(ff_dim, dim, bias=bias)
         self.activation = nn.ReLU() if activation is None else activation
         init_glorot(self.up, self.down)
 
@@ -48,7 +49,8 @@ class GatedFeedForward(Layer):
     ) -> None:
         super().__init__()
         ff_dim = default_gated_dim(dim) if ff_dim is None else ff_dim
-        self.gate, self.up = nn.Linear(dim, ff_dim, bias=bias), nn.Linear(dim, ff_dim, bias=bias)
+        self.gate = nn.Linear(dim, ff_dim, bias=bias)
+        self.up = nn.Linear(dim, ff_dim, bias=bias)
         self.down = nn.Linear(ff_dim, dim, bias=bias)
         self.activation = nn.SiLU() if activation is None else activation
         init_glorot(self.gate, self.up, self.down)
@@ -74,7 +76,8 @@ class ChunkedLayer(Layer):
             raise ValueError(f"ChunkedLayer: a {type(inner).__name__} may mix tokens, so it cannot be chunked")
         if size < 1:
             raise ValueError(f"ChunkedLayer: size ({size}) must be at least 1 token")
-        self.inner, self.size = inner, size
+        self.inner = inner
+        self.size = size
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         if x.shape[1] <= self.size:
@@ -92,7 +95,9 @@ class ChunkedLayer(Layer):
 
 def chunked(layer: Layer, size: int | None) -> Layer:
     """`layer` applied to chunks of `size` tokens; None leaves it as it is."""
-    return layer if size is None else ChunkedLayer(layer, size)
+    if size is None:
+        return layer
+    return ChunkedLayer(layer, size)
 
 
 def default_gated_dim(dim: int) -> int:

@@ -17,8 +17,12 @@ class HeadProjection(PerHeadTensors):
 
     def __init__(self, dim: int, heads: int, width: int, *, rank: int | None = None, bias: bool = False) -> None:
         super().__init__()
-        self.heads, self.width = heads, width
-        self.down = None if rank is None else nn.Linear(dim, rank, bias=False)
+        self.heads = heads
+        self.width = width
+        if rank is None:
+            self.down = None
+        else:
+            self.down = nn.Linear(dim, rank, bias=False)
         self.up = nn.Linear(dim if rank is None else rank, heads * width, bias=bias)
         self.reset_parameters()
 

@@ -60,7 +60,9 @@ def check_value(value: Any, annotation: Any) -> tuple[Any, str]:
 
 def as_json(value: Any) -> Any:
     """The value of a keyword as JSON and YAML have it, which know lists alone."""
-    return [as_json(item) for item in value] if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [as_json(item) for item in value]
+    return value
 
 
 def _plain_number(value: Any) -> Any:
@@ -69,7 +71,9 @@ def _plain_number(value: Any) -> Any:
         return value
     if isinstance(value, numbers.Integral):
         return int(value)
-    return float(value) if isinstance(value, numbers.Real) else value
+    if isinstance(value, numbers.Real):
+        return float(value)
+    return value
 
 
 def _with_type(value: Any, annotation: Any) -> Any:
@@ -115,13 +119,20 @@ def choice_error_text(value: Any, options: list[Any]) -> str:
     """The error message for a value that is no option, such as `'x' is not one of a, b; did you mean a?`"""
     texts = [option if isinstance(option, str) else format_value(option) for option in options]
     message = f"{format_value(value)} is not one of {', '.join(texts)}"
-    suggestion = suggest_names(value, texts) if isinstance(value, str) else ""
-    return f"{message}; {suggestion}" if suggestion.startswith("did") else message
+    suggestion = ""
+    if isinstance(value, str):
+        suggestion = suggest_names(value, texts)
+    if suggestion.startswith("did"):
+        return f"{message}; {suggestion}"
+    return message
 
 
 def meaning_of(annotation: Any) -> str:
     """The meaning of a keyword: the text in its `Annotated` type, or empty."""
-    metadata = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
+    if get_origin(annotation) is Annotated:
+        metadata = get_args(annotation)[1:]
+    else:
+        metadata = ()
     return next((item for item in metadata if isinstance(item, str)), "")
 
 
@@ -151,12 +162,18 @@ def _bounds_text(metadata: tuple[Any, ...]) -> str:
         # pydantic stores the bounds of a Field either as one item with `metadata` or as separate items
         for bound in getattr(item, "metadata", [item]):
             bounds += [f"{sign} {getattr(bound, name)}" for kind, name, sign in _BOUNDS if isinstance(bound, kind)]
-    return f" {' and '.join(bounds)}" if bounds else ""
+    if bounds:
+        return f" {' and '.join(bounds)}"
+    return ""
 
 
 def _without_metadata(annotation: Any) -> Any:
-    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    if get_origin(annotation) is Annotated:
+        return get_args(annotation)[0]
+    return annotation
 
 
 def _union_members(annotation: Any) -> tuple[Any, ...]:
-    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    if get_origin(annotation) in (Union, types.UnionType):
+        return get_args(annotation)
+    return (annotation,)

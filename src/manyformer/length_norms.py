@@ -63,7 +63,9 @@ class _ScaleByLength(torch.autograd.Function):
         ctx.save_for_backward(x, weight, scale)
         ctx.share = share
         y: Tensor = x * scale
-        return y if weight is None else y.mul_(weight)
+        if weight is None:
+            return y
+        return y.mul_(weight)
 
     @staticmethod
     @once_differentiable
@@ -73,10 +75,12 @@ class _ScaleByLength(torch.autograd.Function):
         products = x * dy
         dweight = None
         if weight is None:
-            projections, dx = products.sum(-1, keepdim=True), dy * scale
+            projections = products.sum(-1, keepdim=True)
+            dx = dy * scale
         else:
             rows = products.reshape(-1, len(weight))
-            projections, dx = (rows @ weight).view(scale.shape), (dy * weight).mul_(scale)
+            projections = (rows @ weight).view(scale.shape)
+            dx = (dy * weight).mul_(scale)
             if ctx.needs_input_grad[1]:
                 dweight = scale.flatten() @ rows
         return dx.addcmul_(x, projections.mul_(scale**3).mul_(-ctx.share)), dweight, None, None

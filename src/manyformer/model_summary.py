@@ -66,7 +66,8 @@ def nearest_size(count: Callable[[int], int], target: int, largest: int, start: 
     low = min(start, largest)
     high = min(2 * low, largest)
     while high < largest and count(high) < target:
-        low, high = high, min(2 * high, largest)
+        low = high
+        high = min(2 * high, largest)
     while low > 1 and count(low) >= target:
         low, high = low // 2, low
     while high - low > 1:
@@ -94,12 +95,16 @@ def module_rows(model: nn.Module) -> list[ModuleRow]:
 def _iterate_rows(module: nn.Module, prefix: str, level: int, owners: dict[int, str]) -> Iterator[ModuleRow]:
     path_by_id: dict[int, str] = {}
     for group in _group_equal_siblings(module):
-        child, path = module.get_submodule(group[0]), f"{prefix}{group[0]}"
+        child = module.get_submodule(group[0])
+        path = f"{prefix}{group[0]}"
         if id(child) in path_by_id:
             yield ModuleRow(group[0], level, _module_text(child), 0, note=f"the same as {path_by_id[id(child)]}")
             continue
         path_by_id[id(child)] = path
-        label = group[0] if len(group) == 1 else f"{group[0]}..{group[-1]}"
+        if len(group) == 1:
+            label = group[0]
+        else:
+            label = f"{group[0]}..{group[-1]}"
         parameters = sum(_count_owned(module.get_submodule(name), f"{prefix}{name}.", owners) for name in group)
         note = _describe_sharing(child, f"{path}.", owners)
         yield ModuleRow(label, level, _module_text(child), parameters, len(group), note)
@@ -133,8 +138,11 @@ def _describe_sharing(module: nn.Module, prefix: str, owners: dict[int, str]) ->
 
 
 def _module_text(module: nn.Module) -> str:
-    name, extra = type(module).__name__, module.extra_repr()
-    return f"{name}({extra})" if extra and "\n" not in extra else name
+    name = type(module).__name__
+    extra = module.extra_repr()
+    if extra and "\n" not in extra:
+        return f"{name}({extra})"
+    return name
 
 
 def forward_cost(model: Model, length: int) -> ForwardCost:
@@ -144,7 +152,8 @@ def forward_cost(model: Model, length: int) -> ForwardCost:
     Raises ValueError if the model does not allow that length. `model` may come from `build_on_meta`; if the cost
     depends on the content of the tokens, a copy with real weights is then built with a fixed seed."""
     model, inputs = _example_inputs(model, length)
-    card, task = RECIPES[model.spec.recipe].card, task_of(model)
+    card = RECIPES[model.spec.recipe].card
+    task = task_of(model)
     length = task.fixed_length(model) or length
     arguments = task.arguments(model, inputs)
     with torch.no_grad(), eval_mode(model):

@@ -56,7 +56,9 @@ def import_entry_point(group: str, name: str) -> bool:
     if entry is None:
         return False
     if entry.module not in _imported:
-        package = "" if entry.dist is None else f" of the package {entry.dist.name}"
+        package = ""
+        if entry.dist is not None:
+            package = f" of the package {entry.dist.name}"
         _import(entry.module, f"the module {entry.module}{package}, which offers '{name}',")
     return True
 
@@ -121,7 +123,9 @@ def _recorded_path(path: Path) -> str:
     """The path relative to the current folder if it lies below it, else the absolute path."""
     if path.is_relative_to(Path.cwd()):
         relative = str(path.relative_to(Path.cwd()))
-        return relative if relative.endswith(".py") else f".{os.sep}{relative}"
+        if relative.endswith(".py"):
+            return relative
+        return f".{os.sep}{relative}"
     return str(path)
 
 
@@ -139,7 +143,10 @@ def _import(module_name: str, description: str, folder: Path = Path()) -> Module
         raise UserError(f"{description} cannot be used: {error}") from error
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        location = "" if isinstance(error, SyntaxError) else f" ({frame.filename}, line {frame.lineno})"
+        if isinstance(error, SyntaxError):
+            location = ""
+        else:
+            location = f" ({frame.filename}, line {frame.lineno})"
         raise UserError(f"{description} fails on import: {type(error).__name__}: {error}{location}") from error
     _imported[module_name] = module
     return module

@@ -134,7 +134,10 @@ def overflow_of(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) 
         return torch.stack([number.reshape(()) for number in found(optimizer).values()]).sum()
     weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack(tensor_norms([weight.grad for weight in weights])))
-    whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    if hasattr(norm, "full_tensor"):
+        whole: Tensor = norm.full_tensor()
+    else:
+        whole = norm
     return (~whole.isfinite()).float()
 
 

@@ -76,7 +76,8 @@ class TwoTextTensors(NamedTuple):
 
 def frame_pair(first: Sequence[int], second: Sequence[int], tokenizer: FramingTokenizer, limit: int) -> FramedTexts:
     """A row of two sentences, parts 0 and 1; the longer one loses its last tokens until the row has `limit` tokens."""
-    first_length, second_length = len(first), len(second)
+    first_length = len(first)
+    second_length = len(second)
     while first_length + second_length > max(0, limit - _frame_length(tokenizer)):
         if first_length > second_length:
             first_length -= 1
@@ -98,7 +99,8 @@ def sentence_starts(document: str) -> list[int]:
     """Where the sentences of a document begin, with the white space before them.
 
     A sentence ends after . ! ? and at an empty line."""
-    starts, last_character = [0], ""
+    starts = [0]
+    last_character = ""
     for match in _WORD.finditer(document):
         ends_before = last_character in tuple(SENTENCE_ENDS) and match[0][:1].isspace()
         if match.start() and (ends_before or "\n\n" in match[0]):
@@ -132,7 +134,9 @@ def tokens_of_answer(document: DocumentTokens, start: int, stop: int) -> tuple[i
     touched = [
         number for number, (begin, end) in enumerate(document.spans) if begin < end and begin < stop and start < end
     ]
-    return (touched[0], touched[-1]) if touched else None
+    if touched:
+        return (touched[0], touched[-1])
+    return None
 
 
 def answer_text(document: str, first: tuple[int, int], last: tuple[int, int]) -> str:
@@ -148,7 +152,8 @@ def frame_question(question: str, document: str, encode: DocumentEncoder, limit:
     """A row of a question, part 0, and a document, whose sentences are the parts from 1; the row has `limit` tokens.
 
     A question is cut at a quarter of the row, the document at its end."""
-    question_ids, tokens = list(encode.tokenizer.encode(question)), encode(document)
+    question_ids = list(encode.tokenizer.encode(question))
+    tokens = encode(document)
     kept_ids = question_ids[: limit // MAX_QUESTION_SHARE]
     frame_length = _frame_length(encode.tokenizer)
     room = max(0, limit - frame_length - len(kept_ids))
@@ -197,6 +202,7 @@ def first_text_roles(parts: Int[Tensor, "b l"]) -> Int[Tensor, "b l"]:
 
 def halves(tokens: Int[Tensor, "b l"], segments: Int[Tensor, "b l"] | None) -> Int[Tensor, "b l"]:
     """Parts of drawn tokens: 0 for the first token of each document, 1 for the others; -1 for padding."""
-    segments = torch.zeros_like(tokens) if segments is None else segments
+    if segments is None:
+        segments = torch.zeros_like(tokens)
     previous = torch.cat([torch.full_like(segments[:, :1], PADDING_SEGMENT), segments[:, :-1]], 1)
     return torch.where(segments == PADDING_SEGMENT, -1, (segments == previous).long())

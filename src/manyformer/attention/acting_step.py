@@ -49,7 +49,8 @@ class ActingMemory(NamedTuple):
 
     def inputs(self) -> RememberedInputs:
         """The last inputs of the layer, as many as columns are in use."""
-        steps, length = self.steps[: self.num_steps], self.stop - self.start
+        steps = self.steps[: self.num_steps]
+        length = self.stop - self.start
         x = torch.cat([self.remembered.x, *(step.x for step in steps)], 1)
         position_ids = torch.cat([self.remembered.position_ids, *(step.positions.position_ids for step in steps)], 1)
         segment_ids = torch.cat([self.remembered.segment_ids, *(step.positions.segment_ids for step in steps)], 1)
@@ -91,7 +92,9 @@ def end_acting(state: State) -> State:
         return state.inputs()
     if isinstance(state, list | tuple):
         children = [end_acting(child) for child in state]
-        return type(state)(*children) if hasattr(state, "_fields") else type(state)(children)
+        if hasattr(state, "_fields"):
+            return type(state)(*children)
+        return type(state)(children)
     return state
 
 
@@ -101,7 +104,8 @@ def acting_step(layer: Attention) -> Callable[[Tensor, Context, State], tuple[Te
     None unless a query sees exactly the remembered inputs and its own, and the position has a vector for each distance,
     and nothing else. The state that it returns is known to the step alone, until `end_acting` makes one of it that
     `forward` continues from as well."""
-    attend, out_proj = _bind_attention(layer), layer.out_proj
+    attend = _bind_attention(layer)
+    out_proj = layer.out_proj
     if attend is None:
         return None
     output = bind_rows(out_proj.weight, out_proj.bias)
@@ -135,10 +139,13 @@ AttendMemory = Callable[[Tensor, TokenPositions, RememberedInputs | ActingMemory
 
 
 def _bind_attention(layer: Attention) -> AttendMemory | None:
-    source, kernel, position = layer.source, layer.kernel, layer.position
+    source = layer.source
+    kernel = layer.kernel
+    position = layer.position
     if not isinstance(source, SegmentMemorySource) or not isinstance(kernel, SoftmaxKernel) or kernel.path != "auto":
         return None
-    size, (heads, width, value_width) = source.size, layer.kv_shape
+    size = source.size
+    heads, width, value_width = layer.kv_shape
     if source.evaluation_state != "inputs" or kernel.mask not in (Causal(), Window(size + 1)):
         return None
     if layer.q_proj is None or not layer.heads == heads == layer.key_heads or value_width != width:
@@ -147,15 +154,19 @@ def _bind_attention(layer: Attention) -> AttendMemory | None:
     modules = layer.pre_norm, layer.q_proj, layer.kv_proj, layer.out_proj, position
     if any(part is not None for part in others) or any(has_hooks(part) for part in modules if part is not None):
         return None
-    scale, project_kv, norm = kernel.score_scale(width), layer.project_kv, layer.pre_norm
-    terms, content_bias = position.distance_terms(size, 0), position.query_vector
+    scale = kernel.score_scale(width)
+    project_kv = layer.project_kv
+    norm = layer.pre_norm
+    terms = position.distance_terms(size, 0)
+    content_bias = position.query_vector
     if terms is None or content_bias is None:
         return None
     if terms.keys is None or terms.query_bias is None or not (terms.bias is terms.values is None):
         return None
     distance_keys = terms.keys.mT.contiguous()
     distances = torch.arange(size, -1, -1, device=distance_keys.device)
-    visible_score, hidden_score = distance_keys.new_tensor(0.0), distance_keys.new_tensor(-torch.inf)
+    visible_score = distance_keys.new_tensor(0.0)
+    hidden_score = distance_keys.new_tensor(-torch.inf)
     project = _bind_projection(layer, content_bias, content_bias + terms.query_bias)
 
     def attend(
@@ -168,8 +179,10 @@ def _bind_attention(layer: Attention) -> AttendMemory | None:
         # heads first: the vectors of distances are one matrix for all rows of a head
         content_queries, distance_queries, *_ = by_head = projected.permute(1, 2, 0, 3)
         memory = state.append(RememberedStep(x, positions), by_head[2:])
-        start, length = memory.start, memory.stop - memory.start
-        keys, values = memory.keys.narrow(1, start, length), memory.values.narrow(1, start, length)
+        start = memory.start
+        length = memory.stop - memory.start
+        keys = memory.keys.narrow(1, start, length)
+        values = memory.values.narrow(1, start, length)
         # the keys of earlier documents are farther away than the first token of this one
         is_hidden = distances[size + 1 - length :] > positions.position_ids
         mask = torch.where(is_hidden, hidden_score, visible_score).expand(heads, rows, length)
@@ -187,7 +200,8 @@ def _bind_projection(
     layer: Attention, content_bias: Float[Tensor, "h e"], distance_bias: Float[Tensor, "h e"]
 ) -> Callable[[Tensor], Tensor]:
     """Queries for contents and for distances, keys and values by one product."""
-    queries, keys_values = layer.q_proj, layer.kv_proj
+    queries = layer.q_proj
+    keys_values = layer.kv_proj
     assert queries is not None
     weight = torch.cat([queries.weight, queries.weight, keys_values.weight])
     biases = [content_bias.flatten(), distance_bias.flatten(), weight.new_zeros(keys_values.out_features)]

@@ -86,19 +86,25 @@ class Attention(MultiHeadLayer):
                 f"{type(kernel).__name__} uses keys as queries, so it needs self-attention (no source) with as many "
                 f"kv_heads ({kv_heads}) as heads ({heads})"
             )
-        self.kernel, self.source = kernel, default_source(kernel) if source is None else source
+        self.kernel = kernel
+        self.source = default_source(kernel) if source is None else source
         self.key_origin = self.source.key_origin
         self.keeps_tokens = self.key_origin == "stream"
-        self.heads, self.pre_norm = heads, pre_norm
+        self.heads = heads
+        self.pre_norm = pre_norm
         self.key_heads = kv_heads if key_heads is None else key_heads
-        self.short_convolution, self.output_stage = short_convolution, output_stage
+        self.short_convolution = short_convolution
+        self.output_stage = output_stage
         head_dim = dim // heads if head_dim is None else head_dim
         value_dim = dim // heads if value_dim is None else value_dim
         # the gates that a kernel needs for each token are projected and cached together with the values
         self.kv_shape = KVShape(kv_heads, head_dim, value_dim + kernel.gate_dim)
         query_heads = heads if key_heads is None else key_heads
         query_dim = query_heads * (head_dim + kernel.extra_query_dim)
-        self.q_proj = None if kernel.tied_qk else nn.Linear(dim, query_dim, bias=bias)
+        if kernel.tied_qk:
+            self.q_proj = None
+        else:
+            self.q_proj = nn.Linear(dim, query_dim, bias=bias)
         projects_gates = kernel.gate_dim > 0 and kernel.gate_projection is None
         projected_gates = kernel.gate_dim if projects_gates else 0
         kv_dim = self.key_heads * head_dim + kv_heads * (value_dim + projected_gates)
@@ -124,7 +130,9 @@ class Attention(MultiHeadLayer):
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         spec = CacheSpec(batch, self.kv_shape, capacity, device, dtype, self.kernel.recurrent)
         convolution = self.short_convolution
-        convolved = None if convolution is None else convolution.init_state(batch, device=device, dtype=dtype)
+        convolved = None
+        if convolution is not None:
+            convolved = convolution.init_state(batch, device=device, dtype=dtype)
         kernel_state = self.kernel.init_state(batch, device=device, dtype=dtype)
         return AttentionState(self.source.init_state(spec), kernel_state, convolved)
 
@@ -137,7 +145,9 @@ class Attention(MultiHeadLayer):
         k, v, key_positions, source_state, loss = self.source(x, ctx, project_kv, source_state)
         call = KernelCall(q, k, v, ctx.positions, key_positions, self.position, kernel_state, ctx.watch)
         y, kernel_state, kernel_loss = self.kernel(call)
-        next_state = None if state is None else AttentionState(source_state, kernel_state, convolved)
+        next_state = None
+        if state is not None:
+            next_state = AttentionState(source_state, kernel_state, convolved)
         if self.output_stage is not None:
             y = self.output_stage(y, x if self.pre_norm is None else self.pre_norm(x))
         y = self.out_proj(self.merge_heads(y))
@@ -186,16 +196,20 @@ class Attention(MultiHeadLayer):
             q, extra_queries = torch.split(q, [self.kv_shape.head_dim, self.kernel.extra_query_dim], -1)
         if "query" in self.position.overridden:
             q = self.position.query(q, positions)
-        return _repeat_heads(q, self.heads) if extra_queries is None else torch.cat([q, extra_queries], -1)
+        if extra_queries is None:
+            return _repeat_heads(q, self.heads)
+        return torch.cat([q, extra_queries], -1)
 
     def _split_keys_values(
         self, keys_values: Float[Tensor, "b s n"], x: Float[Tensor, "b s d"], positions: TokenPositions
     ) -> tuple[Float[Tensor, "b g s e"], Float[Tensor, "b g s f"]]:
         """Keys, with the position applied, and values with the kernel's gates, which it may project itself of `x`."""
-        kv_heads, key_dim = self.kv_shape.kv_heads, self.key_heads * self.kv_shape.head_dim
+        kv_heads = self.kv_shape.kv_heads
+        key_dim = self.key_heads * self.kv_shape.head_dim
         # one split, not two slices: its gradient is a single concatenation
         k, v = torch.split(keys_values, [key_dim, keys_values.shape[-1] - key_dim], dim=-1)
-        k, v = split_heads(k, self.key_heads), split_heads(v, kv_heads)
+        k = split_heads(k, self.key_heads)
+        v = split_heads(v, kv_heads)
         if self.kernel.gate_dim and self.kernel.gate_projection is not None:
             v = torch.cat([v, self.kernel.gate_projection(x).to(v.dtype)], -1)
         if "key" in self.position.overridden:
@@ -205,7 +219,9 @@ class Attention(MultiHeadLayer):
     @property
     def head_group(self) -> int:
         # with one key head for all, single query heads can go
-        return 1 if self.kv_shape.kv_heads == 1 else self.heads // self.kv_shape.kv_heads
+        if self.kv_shape.kv_heads == 1:
+            return 1
+        return self.heads // self.kv_shape.kv_heads
 
     def select_heads(self, heads: tuple[int, ...]) -> HeadSelection:
         if self.output_stage is not None and self.output_stage.couples_heads:
@@ -214,7 +230,8 @@ class Attention(MultiHeadLayer):
             raise ValueError(f"{type(self.kernel).__name__} computes heads from one another: none can be removed")
         if self.key_heads != self.kv_shape.kv_heads:
             raise ValueError(f"{self.heads} heads share {self.key_heads} heads of keys: none of them can be removed")
-        kv_heads, group = self.kv_shape.kv_heads, self.heads // self.kv_shape.kv_heads
+        kv_heads = self.kv_shape.kv_heads
+        group = self.heads // self.kv_shape.kv_heads
         counts = Counter(head // group for head in heads)
         if len(set(counts.values())) > 1:
             remedy = "remove whole groups, or equally many heads of each"
@@ -222,10 +239,12 @@ class Attention(MultiHeadLayer):
         return HeadSelection(heads, self.heads, tuple(sorted(counts)), kv_heads)
 
     def select_projections(self, selection: HeadSelection) -> None:
-        (kv_total, key, value), groups = self.kv_shape, selection.kv_heads
+        kv_total, key, value = self.kv_shape
+        groups = selection.kv_heads
         if self.q_proj is not None:
             select_head_outputs(self.q_proj, selection)
-        value = value if self.kernel.gate_projection is None else value - self.kernel.gate_dim
+        if self.kernel.gate_projection is not None:
+            value = value - self.kernel.gate_dim
         value_channels = [kv_total * key + channel for channel in head_channels(groups, value)]
         channels = head_channels(groups, key) + value_channels
         select_outputs(self.kv_proj, channels)
@@ -234,7 +253,8 @@ class Attention(MultiHeadLayer):
             mixed = head_channels(selection.heads, key) + [queries + channel for channel in channels]
             self.short_convolution.keep_channels(mixed)
         select_head_inputs(self.out_proj, selection)
-        self.kv_shape, self.key_heads = self.kv_shape._replace(kv_heads=len(groups)), len(groups)
+        self.kv_shape = self.kv_shape._replace(kv_heads=len(groups))
+        self.key_heads = len(groups)
 
     def without_heads(self) -> Layer:
         if self.source.needs_heads:
@@ -265,4 +285,6 @@ def split_heads(x: Float[Tensor, "b l he"], heads: int) -> Float[Tensor, "b h l 
 
 def _repeat_heads(x: Float[Tensor, "b n l e"], heads: int) -> Float[Tensor, "b h l e"]:
     """Each head as often as needed for `heads` of them; adjacent ones share."""
-    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
+    if x.shape[1] == heads:
+        return x
+    return x.repeat_interleave(heads // x.shape[1], 1)

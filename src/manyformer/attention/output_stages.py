@@ -59,16 +59,21 @@ class HeadGroupNorm(PerHeadTensors):
         super().__init__()
         if groups < 1 or heads % groups:
             raise ValueError(f"heads ({heads}) must be a multiple of the groups of the output norm ({groups})")
-        self.heads, self.value_dim, self.groups, self.centred, self.eps = heads, value_dim, groups, centred, eps
+        self.heads = heads
+        self.value_dim = value_dim
+        self.groups = groups
+        self.centred = centred
+        self.eps = eps
         self.weight = nn.Parameter(torch.ones(heads * value_dim))
         self.bias = nn.Parameter(torch.zeros(heads * value_dim)) if bias else None
 
     def forward(self, y: Float[Tensor, "b h l f"]) -> Float[Tensor, "b h l f"]:
         by_token = y.transpose(1, 2)
         grouped = by_token.unflatten(2, (self.groups, -1)).flatten(3)  # type: ignore[no-untyped-call]
-        normalized = (
-            F.layer_norm(grouped, grouped.shape[-1:], eps=self.eps) if self.centred else rms_norm(grouped, eps=self.eps)
-        )
+        if self.centred:
+            normalized = F.layer_norm(grouped, grouped.shape[-1:], eps=self.eps)
+        else:
+            normalized = rms_norm(grouped, eps=self.eps)
         scaled = normalized.flatten(2) * self.weight.to(y.dtype)
         biased = scaled if self.bias is None else scaled + self.bias.to(y.dtype)
         return biased.view(by_token.shape).transpose(1, 2)
@@ -103,7 +108,10 @@ class GatedNormStage(OutputStage):
         gate_first: bool = False,
     ) -> None:
         super().__init__()
-        self.norm, self.gate, self.activation, self.gate_first = norm, gate, activation, gate_first
+        self.norm = norm
+        self.gate = gate
+        self.activation = activation
+        self.gate_first = gate_first
         self.couples_heads = isinstance(norm, HeadGroupNorm) and norm.groups != norm.heads
 
     def forward(self, y: Float[Tensor, "b h l f"], x: Float[Tensor, "b l d"]) -> Float[Tensor, "b h l f"]:
@@ -113,9 +121,13 @@ class GatedNormStage(OutputStage):
         self, y: Float[Tensor, "b h l f"], gate_values: Float[Tensor, "b h l f"] | None
     ) -> Float[Tensor, "b h l f"]:
         """`forward` after the projection of the gate."""
-        factor = None if gate_values is None else self.activation(gate_values)
+        factor = None
+        if gate_values is not None:
+            factor = self.activation(gate_values)
         if factor is not None and self.gate_first:
             y = y * factor
         if self.norm is not None:
             y = self.norm(y)
-        return y if factor is None or self.gate_first else y * factor
+        if factor is None or self.gate_first:
+            return y
+        return y * factor

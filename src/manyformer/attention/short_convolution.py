@@ -49,8 +49,12 @@ class ShortConvolution(nn.Module):
         self, parts: Sequence[Float[Tensor, "b l _"]], positions: TokenPositions, state: ConvolutionTokens | None
     ) -> tuple[list[Tensor], ConvolutionTokens | None]:
         """The convolved channels, whose `parts` lie side by side; a `state` is continued and the next one returned."""
-        widths, weight = [part.shape[-1] for part in parts], self.weight.to(parts[0].dtype)
-        rows = [] if state is not None else [one_document_rows(part, positions) for part in parts]
+        widths = [part.shape[-1] for part in parts]
+        weight = self.weight.to(parts[0].dtype)
+        if state is not None:
+            rows = []
+        else:
+            rows = [one_document_rows(part, positions) for part in parts]
         complete_rows = [part for part in rows if part is not None]
         if complete_rows:
             part_weights = torch.split(weight, widths, 1)

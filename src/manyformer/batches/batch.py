@@ -126,7 +126,8 @@ def read_segment_layout(segments: Int[Tensor, "b l"]) -> SegmentLayout:
     # ids that ascend, as packing numbers them, do not repeat
     if not (documents[1:] > documents[:-1])[is_same_row].all():
         order = np.lexsort((documents, rows))
-        rows_in_order, documents_in_order = rows[order], documents[order]
+        rows_in_order = rows[order]
+        documents_in_order = documents[order]
         is_repeated = documents_in_order[1:] == documents_in_order[:-1]
         if (is_repeated & (rows_in_order[1:] == rows_in_order[:-1])).any():
             return None
@@ -140,7 +141,9 @@ def count_scored(targets: Tensor) -> int:
 
 def count_valid(tokens: Tensor, segments: Tensor | None) -> int:
     """The number of tokens that are not padding."""
-    return tokens.numel() if segments is None else int((segments != PADDING_SEGMENT).sum())
+    if segments is None:
+        return tokens.numel()
+    return int((segments != PADDING_SEGMENT).sum())
 
 
 def ignore_all(targets: Tensor) -> Tensor:

@@ -80,7 +80,10 @@ class TrajectoryBatch(NamedTuple):
         return count_valid(self.timesteps, self.segments)
 
     def ignored(self) -> Self:
-        ignored = math.nan if self.targets.is_floating_point() else IGNORE_INDEX
+        if self.targets.is_floating_point():
+            ignored = math.nan
+        else:
+            ignored = IGNORE_INDEX
         return self._replace(targets=torch.full_like(self.targets, ignored))
 
 

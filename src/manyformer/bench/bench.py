@@ -70,9 +70,13 @@ def bench(
     """
     candidates = _resolve_candidates(recipes, against)
     sizes = _check_arguments(lengths, batch, rounds, what)
-    torch_device = best_device() if device is None else torch.device(device)
+    if device is None:
+        torch_device = best_device()
+    else:
+        torch_device = torch.device(device)
     setting = BenchSetting(torch_device, batch, max(sizes), precision, seed, dict(keywords or {}))
-    load, notes = load_average(), [warning] if (warning := load_warning()) else []
+    load = load_average()
+    notes = [warning] if (warning := load_warning()) else []
     benches = {candidate.label: CandidateBench(candidate, setting) for candidate in candidates}
     cells: list[BenchCell] = []
     for kind in dict.fromkeys(what):

@@ -178,7 +178,10 @@ class BenchReport:
     def _time(self, cell: BenchCell) -> str:
         if cell.seconds is None:
             return "–"
-        ratio = "" if cell.ratio is None or cell.label == self.against else f" ({cell.ratio:.2f}x)"
+        if cell.ratio is None or cell.label == self.against:
+            ratio = ""
+        else:
+            ratio = f" ({cell.ratio:.2f}x)"
         return f"{1e3 * cell.seconds:.2f}{ratio}"
 
     def _summary(self, kind: BenchKind) -> Iterator[str]:
@@ -207,7 +210,9 @@ class BenchReport:
 
 
 def _megabytes(cell: BenchCell) -> str:
-    return "–" if cell.memory is None else f"{cell.memory / 1e6:.1f}"
+    if cell.memory is None:
+        return "–"
+    return f"{cell.memory / 1e6:.1f}"
 
 
 def _format_flops(cell: BenchCell) -> str:

@@ -56,7 +56,8 @@ class CandidateBench:
         shared = {**SIZES, "max_length": setting.max_length + NEW_TOKENS, **setting.keywords}
         keywords = {name: value for name, value in shared.items() if name in parameters} | candidate.keywords
         torch.manual_seed(setting.seed)
-        self.label, self.setting = candidate.label, setting
+        self.label = candidate.label
+        self.setting = setting
         self.card = recipe.card
         self.model = build(candidate.recipe, **keywords).to(setting.device)
         self.task = task_of(self.model)
@@ -68,7 +69,9 @@ class CandidateBench:
         """The reason why this kind cannot be measured, or None."""
         if self.task.fixed_length(self.model) is not None:
             return "its images have a fixed size, so there is no length to vary"
-        return self.card.reasons.get("incremental_decoding") if kind == "decode" else None
+        if kind == "decode":
+            return self.card.reasons.get("incremental_decoding")
+        return None
 
     def forward_decoding_note(self) -> str | None:
         """The layers that decode by `forward` because they have no faster one-token step; None if there are none."""
@@ -76,18 +79,24 @@ class CandidateBench:
             return None
         layers = self.model.layers_without_step()
         names = ", ".join([*layers[:3], *(["..."] if len(layers) > 3 else [])])
-        return f"{self.label}: decodes by forward in {names}, which have no one-token step" if layers else None
+        if layers:
+            return f"{self.label}: decodes by forward in {names}, which have no one-token step"
+        return None
 
     def job(self, kind: BenchKind, length: int) -> TimedJob:
         """A job that runs `kind` once on sequences of `length` tokens."""
         if kind == "decode":
             return self._decode_job(length)
         inputs = self._random_inputs(length)
-        return self._forward_job(inputs) if kind == "forward" else self._step_job(inputs)
+        if kind == "forward":
+            return self._forward_job(inputs)
+        return self._step_job(inputs)
 
     def runs_per_job(self, kind: BenchKind) -> int:
         """The divisor of a job's time: decoding is reported per token."""
-        return NEW_TOKENS if kind == "decode" else 1
+        if kind == "decode":
+            return NEW_TOKENS
+        return 1
 
     def state_bytes(self, length: int) -> int:
         """Size of the decoding state after `length` tokens, in bytes."""
@@ -123,7 +132,9 @@ class CandidateBench:
             decode_token = bind()
 
         def decode() -> Tensor:
-            token, state, generated = first_token, start, []
+            token = first_token
+            state = start
+            generated = []
             with torch.inference_mode(), self._autocast():
                 for _ in range(NEW_TOKENS):
                     logits, state = decode_token(token, state, memory)
@@ -142,7 +153,9 @@ class CandidateBench:
         return out.logits[:, -1:].argmax(-1), state, memory
 
     def _random_inputs(self, length: int) -> Inputs:
-        source = self._random_tokens(length) if self.task.takes_source else None
+        source = None
+        if self.task.takes_source:
+            source = self._random_tokens(length)
         return Inputs(self._random_tokens(length), source=source)
 
     def _random_tokens(self, length: int) -> Tensor:
@@ -160,4 +173,6 @@ class CandidateBench:
         if self.setting.precision != "auto":
             return self.setting.precision
         kind = device_kind(self.setting.device)
-        return "bfloat16" if kind.half_by_default and kind.has_bfloat16() else "float32"
+        if kind.half_by_default and kind.has_bfloat16():
+            return "bfloat16"
+        return "float32"

@@ -55,10 +55,13 @@ class AdapterSubject(Subject):
         if adapter.vocab < 2:
             raise UserError(f"vocab ({adapter.vocab}) must be at least 2 tokens, because contracts exchange tokens")
         self.adapter = adapter
-        logits_module = adapter.logits if isinstance(adapter.logits, nn.Module) else None
+        logits_module = None
+        if isinstance(adapter.logits, nn.Module):
+            logits_module = adapter.logits
         self.module = adapter.module or logits_module
         self.name = adapter.name or ("module" if self.module is None else type(self.module).__name__)
-        self.max_length, self.chunked = adapter.max_length, adapter.chunked
+        self.max_length = adapter.max_length
+        self.chunked = adapter.chunked
         self.length_multiple = adapter.length_multiple
         self.token_ids = torch.arange(adapter.vocab, device=adapter.device)
         reasons = {
@@ -71,7 +74,8 @@ class AdapterSubject(Subject):
         self.not_promised = {name: reason for name, reason in reasons.items() if isinstance(reason, str)} | NOT_PROMISED
 
     def forward(self, inputs: Inputs, state: State = None) -> SubjectOutput:
-        adapter, new_state = self.adapter, None
+        adapter = self.adapter
+        new_state = None
         if state is not None:
             assert adapter.step is not None
             logits, new_state = adapter.step(inputs.tokens, state.value)
@@ -106,7 +110,9 @@ def find_opaque(state: State) -> str | None:
         return next((opaque for item in state if (opaque := find_opaque(item))), None)
     if isinstance(state, dict):
         return find_opaque(list(state.values()))
-    return None if state is None or isinstance(state, Tensor | int | float | str) else type(state).__name__
+    if state is None or isinstance(state, Tensor | int | float | str):
+        return None
+    return type(state).__name__
 
 
 NOT_PROMISED = {

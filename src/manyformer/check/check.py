@@ -119,17 +119,23 @@ def _select_contracts(only: Collection[str] | None, skip: Collection[str]) -> se
 
 def _choose_lengths(subject: Subject, length: int | None) -> CheckLengths:
     """The sequence lengths of the contracts. Raises UserError."""
-    max_length, multiple = subject.max_length, subject.length_multiple
+    max_length = subject.max_length
+    multiple = subject.length_multiple
     if max_length is not None and max_length < MIN_LENGTH:
         raise UserError(f"{subject.name} allows at most {max_length} tokens, too few to check: {MIN_LENGTH} are needed")
     if length is not None and not MIN_LENGTH <= length <= (max_length or length):
-        allowed = f"at least {MIN_LENGTH}" if max_length is None else f"from {MIN_LENGTH} to {max_length}"
+        if max_length is None:
+            allowed = f"at least {MIN_LENGTH}"
+        else:
+            allowed = f"from {MIN_LENGTH} to {max_length}"
         raise UserError(f"length ({length}) must be {allowed} tokens")
 
     def round_length(size: int) -> int:
         # rounded up, or down where that would exceed the model's max_length
         rounded = -(-size // multiple) * multiple
-        return rounded if max_length is None else min(rounded, max_length // multiple * multiple)
+        if max_length is None:
+            return rounded
+        return min(rounded, max_length // multiple * multiple)
 
     if length is not None:
         return CheckLengths(round_length(length), round_length(length), None)
@@ -152,7 +158,8 @@ def _run_contract(
     contract: Contract, subject: Subject, lengths: CheckLengths, seed: int, compiler: Backend
 ) -> ContractRow:
     exact = contract.exact and subject.exact
-    generator, allowed = torch.Generator().manual_seed(seed), FLOAT64_TOLERANCE if exact else FLOAT32_TOLERANCE
+    generator = torch.Generator().manual_seed(seed)
+    allowed = FLOAT64_TOLERANCE if exact else FLOAT32_TOLERANCE
     trial = ContractTrial(subject, generator, *lengths, allowed, compiler)
     seed_everything(seed)
     try:

@@ -33,8 +33,12 @@ class CheckLengths(NamedTuple):
     probe: int | None = None
 
     def __str__(self) -> str:
-        probe = "" if self.probe is None else f" and a few of {self.probe}"
-        long = "" if self.long == self.steps else f", causality at {self.long}"
+        probe = ""
+        if self.probe is not None:
+            probe = f" and a few of {self.probe}"
+        long = ""
+        if self.long != self.steps:
+            long = f", causality at {self.long}"
         return f"at {self.steps} tokens{long}{probe}"
 
 
@@ -94,7 +98,8 @@ class CheckReport:
         from rich.markup import escape
         from rich.table import Table
 
-        title, caption = escape(self.heading), escape(self.summary())
+        title = escape(self.heading)
+        caption = escape(self.summary())
         table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
         for heading in ("contract", "verdict"):
             table.add_column(heading, no_wrap=True)
@@ -118,8 +123,12 @@ class CheckReport:
 def _format_number(value: float | None) -> str:
     if value is None:
         return ""
-    return str(int(value)) if math.isfinite(value) and value == int(value) else f"{value:.1e}"
+    if math.isfinite(value) and value == int(value):
+        return str(int(value))
+    return f"{value:.1e}"
 
 
 def _json_number(value: float | None) -> float | str | None:
-    return value if value is None or math.isfinite(value) else str(value)
+    if value is None or math.isfinite(value):
+        return value
+    return str(value)

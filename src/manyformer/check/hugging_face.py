@@ -60,19 +60,26 @@ class HuggingFace(Subject):
 
     def __init__(self, module: nn.Module) -> None:
         config: Any = module.config
-        self.module, self.name = module, type(module).__name__
+        self.module = module
+        self.name = type(module).__name__
         # wrapper classes accept any argument and pass it on; the parameters are those of the classes they derive from
         forwards = [vars(base)["forward"] for base in type(module).__mro__ if "forward" in vars(base)]
         self.forward_parameters = {name for forward in forwards for name in inspect.signature(forward).parameters}
         self.cache_name = next((name for name in CACHE_NAMES if name in self.forward_parameters), None)
         self.takes_source = bool(getattr(config, "is_encoder_decoder", False))
-        text_config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+        if hasattr(config, "get_text_config"):
+            text_config = config.get_text_config(decoder=True)
+        else:
+            text_config = config
         tables = _position_tables(module)
         self.first_position = _first_position(module, tables)
         limits = [limit for name in LENGTH_FIELDS if isinstance(limit := getattr(text_config, name, None), int)]
         # some families say with -1 that there is no limit
         limits = [limit for limit in limits if limit > 0]
-        self.max_length = min(limits) - self.first_position if limits else None
+        if limits:
+            self.max_length = min(limits) - self.first_position
+        else:
+            self.max_length = None
         self.token_ids = _plain_tokens(text_config).to(next(module.parameters()).device)
         # the encoders number positions by column
         self.source_sides = ("right",)
@@ -93,9 +100,14 @@ class HuggingFace(Subject):
         assert self.module is not None
         past: HFState = HFState() if state is None else state
         length = inputs.tokens.shape[1]
-        valid = None if inputs.segments is None else inputs.segments != PADDING_SEGMENT
+        valid = None
+        if inputs.segments is not None:
+            valid = inputs.segments != PADDING_SEGMENT
         if past.valid is not None:
-            new_valid = torch.ones_like(inputs.tokens, dtype=torch.bool) if valid is None else valid
+            if valid is None:
+                new_valid = torch.ones_like(inputs.tokens, dtype=torch.bool)
+            else:
+                new_valid = valid
             valid = torch.cat([past.valid, new_valid], dim=1)
         arguments: dict[str, Any] = {"use_cache": state is not None}
         if self.cache_name is not None and past.cache is not None:
@@ -119,14 +131,18 @@ class HuggingFace(Subject):
         out = self.module(**arguments)
         if getattr(out, "logits", None) is None or out.logits.ndim != 3 or out.logits.shape[1] != length:
             raise Untestable("its forward gives no logits for each token")
-        cache = None if self.cache_name is None else getattr(out, self.cache_name, None)
+        cache = None
+        if self.cache_name is not None:
+            cache = getattr(out, self.cache_name, None)
         return SubjectOutput(out.logits, HFState(cache, valid, past.memory))
 
     def init_state(self, inputs: Inputs, *, capacity: int | None = None) -> State:
         if not self.takes_source:
             return HFState()
         assert self.module is not None
-        mask = None if inputs.source_segments is None else (inputs.source_segments != PADDING_SEGMENT).long()
+        mask = None
+        if inputs.source_segments is not None:
+            mask = (inputs.source_segments != PADDING_SEGMENT).long()
         encoder: Any = self.module.get_encoder()  # type: ignore[operator]
         encoded = encoder(input_ids=inputs.source, attention_mask=mask)
         self.encoder_output_class = type(encoded)

@@ -17,8 +17,12 @@ COPIED_TABLES = ("_parameters", "_buffers", "_modules")
 @contextmanager
 def restoring_model_and_rng(module: nn.Module | None) -> Iterator[None]:
     """Set evaluation mode; on exit restore modes, gradients, attributes and the states of all random generators."""
-    numpy_state, python_state = np.random.get_state(), random.getstate()
-    grads = [] if module is None else [(weight, weight.grad) for weight in module.parameters()]
+    numpy_state = np.random.get_state()
+    python_state = random.getstate()
+    if module is None:
+        grads = []
+    else:
+        grads = [(weight, weight.grad) for weight in module.parameters()]
     with forked_generators(weight.device for weight, _ in grads), restoring_attributes(module):
         try:
             for weight, _ in grads:

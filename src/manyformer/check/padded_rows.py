@@ -22,7 +22,9 @@ class DocumentSlot(NamedTuple):
     def logits_of(self, result: SubjectOutput, *, per_token: bool) -> Tensor:
         """The logits of the document: of its tokens, or of its row if a row has one label."""
         logits = result.logits[self.row]
-        return logits[self.start : self.stop] if per_token else logits
+        if per_token:
+            return logits[self.start : self.stop]
+        return logits
 
 
 class RowItem(NamedTuple):
@@ -80,7 +82,8 @@ def place_documents(
         for position, (document, padding) in enumerate(items):
             start = stop + padding
             stop = start + parts[document].shape[1]
-            tokens[row, start:stop], segments[row, start:stop] = parts[document][0], first_segment + 2 * position
+            tokens[row, start:stop] = parts[document][0]
+            segments[row, start:stop] = first_segment + 2 * position
             slots[document] = DocumentSlot(row, start, stop)
     return tokens, segments, [slots[document] for document in range(len(parts))]
 

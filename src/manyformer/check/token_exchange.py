@@ -13,7 +13,9 @@ from manyformer.tasks import Inputs
 
 Forward = Callable[[Inputs], Float[Tensor, "b l v"]]
 
-MAX_ROWS, MAX_SCORES, MAX_LOGITS = 32, 1 << 22, 1 << 24
+MAX_ROWS = 32
+MAX_SCORES = 1 << 22
+MAX_LOGITS = 1 << 24
 """The largest number of rows in a batch of exchanges, of pairs of tokens and of logits in it."""
 
 
@@ -25,7 +27,9 @@ class Exchange(NamedTuple):
     new_tokens: Int[Tensor, " n"]
 
     def __str__(self) -> str:
-        return f"token {self.start} changes" if self.stop == self.start + 1 else f"tokens from {self.start} on change"
+        if self.stop == self.start + 1:
+            return f"token {self.start} changes"
+        return f"tokens from {self.start} on change"
 
 
 class ExchangeTest(NamedTuple):
@@ -77,7 +81,10 @@ def measure_leaks(forward: Forward, tests: Iterable[ExchangeTest], *, tolerance:
 def _measure_leak(forward: Forward, test: ExchangeTest, tolerance: float | None) -> Leak:
     logits = forward(test.inputs)
     if tolerance is None:
-        tolerance = FLOAT64_TOLERANCE if logits.dtype == torch.float64 else FLOAT32_TOLERANCE
+        if logits.dtype == torch.float64:
+            tolerance = FLOAT64_TOLERANCE
+        else:
+            tolerance = FLOAT32_TOLERANCE
     scale = float(logits.abs().max())
     leak = Leak(test.inputs, logits.dtype, scale, tolerance * scale)
     rows = min(MAX_ROWS, len(test.exchanges), MAX_SCORES // logits.shape[1] ** 2, MAX_LOGITS // logits[0].numel())
@@ -93,7 +100,8 @@ class RowsInteract(Exception):
 
 def _measure_in_batches(forward: Forward, test: ExchangeTest, leak: Leak, rows: int) -> Leak:
     """Measure the exchanges in batches of exactly `rows` rows, one in each row."""
-    inputs, no_leak = test.inputs.rows([0] * rows), leak
+    inputs = test.inputs.rows([0] * rows)
+    no_leak = leak
     expected = forward(inputs)
 
     def changes_of(exchanges: Mapping[int, Exchange]) -> Float[Tensor, "b l"]:

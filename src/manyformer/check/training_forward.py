@@ -52,7 +52,8 @@ def training_forward(
 
 def _draws_random_numbers(trial: ContractTrial, forward: Forward, inputs: Inputs) -> bool:
     """Whether another seed changes the logits; dropout with probability 0 draws random numbers without effect."""
-    seed, expected = trial.subject.seed, forward(inputs)
+    seed = trial.subject.seed
+    expected = forward(inputs)
     trial.subject.seed = seed + 1
     actual = forward(inputs)
     trial.subject.seed = seed

@@ -18,7 +18,8 @@ Backend = Literal["aot_eager", "inductor"]
 
 T = TypeVar("T")
 
-FLOAT64_TOLERANCE, FLOAT32_TOLERANCE = 1e-9, 2e-5
+FLOAT64_TOLERANCE = 1e-9
+FLOAT32_TOLERANCE = 2e-5
 """The largest difference of equal results in float64 and in float32, relative to the logits."""
 
 
@@ -100,7 +101,9 @@ class ContractTrial:
 
     def capacities(self, length: int) -> tuple[int | None, ...]:
         """The capacities of the states to test: none, and one of `length` tokens if the subject promises that."""
-        return (None,) if "capacity" in self.subject.not_promised else (None, length)
+        if "capacity" in self.subject.not_promised:
+            return (None,)
+        return (None, length)
 
     def run_in_chunks(
         self, inputs: Inputs, sizes: Sequence[int], *, capacity: int | None = None, state: State = None
@@ -109,11 +112,14 @@ class ContractTrial:
 
         The first chunk is run from `state`, or else from the initial state with this `capacity`.
         """
-        state = self.subject.init_state(inputs, capacity=capacity) if state is None else state
-        start, chunks = 0, []
+        if state is None:
+            state = self.subject.init_state(inputs, capacity=capacity)
+        start = 0
+        chunks = []
         for size in sizes:
             result = self.subject(inputs.columns(start, start + size), state)
-            state, start = result.state, start + size
+            state = result.state
+            start = start + size
             chunks.append(result.logits)
         return torch.cat(chunks, dim=1), state
 
@@ -122,7 +128,8 @@ class ContractTrial:
         if actual.shape != expected.shape:
             raise ValueError(f"{where}: the shape is {tuple(actual.shape)}, {tuple(expected.shape)} was expected")
         if expected.numel():
-            actual, expected = actual.detach().cpu().double(), expected.detach().cpu().double()
+            actual = actual.detach().cpu().double()
+            expected = expected.detach().cpu().double()
             difference = (actual - expected).abs().max() / expected.abs().max().clamp(min=1e-12)
             self.differences.append((float(difference), where))
 

@@ -61,8 +61,12 @@ def advise(
 def _page(advice: "Advice", length: int) -> Iterator[Block]:
     rows = []
     for row in advice.rows:
-        longest = "–" if row.longest_score is None else f"{row.longest_score:.4g}"
-        state = "–" if row.state_bytes is None else f"{row.state_bytes / 1000:,.1f}"
+        longest = "–"
+        if row.longest_score is not None:
+            longest = f"{row.longest_score:.4g}"
+        state = "–"
+        if row.state_bytes is not None:
+            state = f"{row.state_bytes / 1000:,.1f}"
         rows.append((row.task, f"{row.case}{' *' * row.is_best}", f"{row.score:.4g}", longest, state))
     headers = ("task", "case", "score", "at the greatest length", f"state kB at {length:,}")
     yield PageTable(headers, rows, right=(2, 3, 4))

@@ -27,7 +27,8 @@ class AfterTraining:
     """An event listener of a run that holds back the suggested next commands until the end."""
 
     def __init__(self, out: TextIO, *, quiet: bool) -> None:
-        self.out, self.quiet = out, quiet
+        self.out = out
+        self.quiet = quiet
         self.next_commands: tuple[str, ...] = ()
         self.report = reporter(out)
 
@@ -59,7 +60,8 @@ class AfterTraining:
 
     def _print_sample(self, run: RunConfig, result: TrainResult) -> None:
         model: Any = result.load()
-        task, prompt_of = task_of(model), kind_of(run.data).sample_prompt
+        task = task_of(model)
+        prompt_of = kind_of(run.data).sample_prompt
         if task.generates == "continuation" and prompt_of is not None:
             prompt = prompt_of(run.data, OpenRequest(run.batch.tokens, result.out / "data"))
             self._sample_text(model, prompt, run.seed)

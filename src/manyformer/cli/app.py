@@ -28,7 +28,9 @@ from manyformer.system.standard_streams import discard
 from manyformer.system.stop_signals import STOPPED as STOPPED
 from manyformer.version import VERSION
 
-DONE, DEFECT, MISTAKE = 0, 1, 2
+DONE = 0
+DEFECT = 1
+MISTAKE = 2
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
@@ -45,7 +47,10 @@ manyformer COMMAND --help                  settings with defaults, and examples"
 )
 
 # the panels of `manyformer --help`, in this order
-FIND, TRAIN, USE, JUDGE = "Find", "Train", "Use", "Judge and compare"
+FIND = "Find"
+TRAIN = "Train"
+USE = "Use"
+JUDGE = "Judge and compare"
 
 RENAMED_COMMANDS = {"paint": "generate", "tag": "predict"}
 """The commands that took the place of earlier ones."""
@@ -101,7 +106,9 @@ def _printing(function: Callable[..., Output]) -> Callable[..., int]:
             options["as_json"] = as_json
         output = function(*arguments, **options)
         print_output(output, as_json=as_json)
-        return DONE if output.ok else DEFECT
+        if output.ok:
+            return DONE
+        return DEFECT
 
     run.__signature__ = signature.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]
     return run
@@ -205,12 +212,17 @@ def _invoke(arguments: list[str]) -> int:
         used = getattr(command, "commands", {})[arguments[0]]
         options = [option for parameter in used.params for option in parameter.opts if option[:2] == "--"]
         raise UserErrors(suggest_options(error.lines, arguments, options)) from error
-    return result if isinstance(result, int) else DONE
+    if isinstance(result, int):
+        return result
+    return DONE
 
 
 def _check_out(arguments: list[str]) -> None:
     """Raise UserError for an `--out` without a text, as of a variable that is not set: it would mean this folder."""
-    end = arguments.index("--") if "--" in arguments else len(arguments)
+    if "--" in arguments:
+        end = arguments.index("--")
+    else:
+        end = len(arguments)
     options = arguments[:end]
     if "--out=" in options or ("--out", "") in pairwise(options):
         raise UserError("--out is empty; give the file or folder to write, or leave it out")
@@ -226,8 +238,13 @@ def _take_global_options(arguments: list[str]) -> tuple[bool, list[str], list[st
 
     Returns whether `--debug` was given, the modules, and the other arguments.
     """
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    options, imports, remaining = arguments[:end], list[str](), list[str]()
+    if "--" in arguments:
+        end = arguments.index("--")
+    else:
+        end = len(arguments)
+    options = arguments[:end]
+    imports = list[str]()
+    remaining = list[str]()
     while options:
         argument = options.pop(0)
         if argument.startswith("--import="):
@@ -279,7 +296,9 @@ def _report_usage_error(error: typer.TyperException) -> int:
     if option := getattr(error, "option_name", None):
         suggestions = getattr(error, "possibilities", None)
         if suggestions is not None:
-            hint = f"did you mean {' or '.join(sorted(suggestions))}?" if suggestions else "--help lists the options"
+            hint = "--help lists the options"
+            if suggestions:
+                hint = f"did you mean {' or '.join(sorted(suggestions))}?"
             message = f"there is no option {option}; {hint}"
     print_error(message[:1].lower() + message[1:])
     if context is not None:

@@ -95,7 +95,8 @@ def _maps_of(
     if sound is None:
         return attention_maps(load_model(run, device), read_argument(text or ""), answer)
     trained = open_transcriber(run)
-    model, data = trained.load_model(resolve_device(device)), cast(Any, trained.config.data)
+    model = trained.load_model(resolve_device(device))
+    data = cast(Any, trained.config.data)
     return sound_maps(
         model,
         first_recording(trained, sound).to(model.device),
@@ -111,7 +112,8 @@ def _region_masses(run: str, device: str | None) -> Output:
     from manyformer.evaluate.eval_data import open_run
     from manyformer.view.region_masses import region_masses
 
-    model, held_out = load_model(run, device), open_run(run).load_split(None).batches
+    model = load_model(run, device)
+    held_out = open_run(run).load_split(None).batches
     assert held_out is not None
     with status_line(f"reading with {run}"):
         masses = region_masses(model, held_out)
@@ -154,5 +156,8 @@ def spans(
     from manyformer.view.token_work import describe_spans, draw_spans, layer_spans, layer_spans_for_text
 
     model = load_model(run, device)
-    layers = layer_spans(model) if text is None else layer_spans_for_text(model, text)
+    if text is None:
+        layers = layer_spans(model)
+    else:
+        layers = layer_spans_for_text(model, text)
     return Output(layers, [describe_spans(layers)], out, partial(draw_spans, layers, title=run))

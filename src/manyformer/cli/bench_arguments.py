@@ -52,7 +52,8 @@ def read_lengths(text: str) -> list[int]:
         first, colon, last = part.partition(":")
         if not first.strip().isdecimal() or (colon and not last.strip().isdecimal()):
             raise UserError(f"--lengths '{text}': '{part}' is neither a number nor a range such as 256:2048")
-        length, end = int(first), int(last) if colon else int(first)
+        length = int(first)
+        end = int(last) if colon else int(first)
         if not 1 <= length <= end:
             raise UserError(f"--lengths '{text}': the range '{part}' is empty; write the smaller number first")
         while length <= end:

@@ -142,7 +142,9 @@ def _read(target: str | None, overrides: list[str], chosen: list[str]) -> "Compa
 
     if target is None:
         raise UserError("compare needs a name or a file before the settings; `manyformer compare` lists the names")
-    return read_suite(target, overrides, chosen) if is_suite(target) else read_comparison(target, overrides)
+    if is_suite(target):
+        return read_suite(target, overrides, chosen)
+    return read_comparison(target, overrides)
 
 
 def _plan_page(comparison: "Comparison", seeds: int) -> Iterator[Block]:
@@ -153,12 +155,19 @@ def _plan_page(comparison: "Comparison", seeds: int) -> Iterator[Block]:
     first = comparison.cases[0]
     rows = []
     for case in comparison.cases:
-        changed = [] if case is first else [line.replace(", now ", " -> ") for line in differences(first.run, case.run)]
-        weights_note = f"weights of {case.trained_by}; " if case.trained_by else ""
+        if case is first:
+            changed = []
+        else:
+            changed = [line.replace(", now ", " -> ") for line in differences(first.run, case.run)]
+        weights_note = ""
+        if case.trained_by:
+            weights_note = f"weights of {case.trained_by}; "
         rows.append((case.name, case.run.recipe, weights_note + "; ".join(changed)))
     yield PageTable(("case", "recipe", f"differs from {first.name} in"), rows)
     values = ", ".join(map(str, comparison.values))
-    sweep_note = "" if comparison.setting is None else f" under {comparison.setting} {values}"
+    sweep_note = ""
+    if comparison.setting is not None:
+        sweep_note = f" under {comparison.setting} {values}"
     yield f"\nscored by {', '.join(comparison.file.score)} on the {comparison.file.split} data{sweep_note}"
     yield from (f"claim: {claim}" for claim in comparison.file.claims)
 
@@ -173,7 +182,8 @@ def _suite_plan_page(suite: "Suite", options: "SuiteOptions", out: str | None) -
     rows = []
     for name in suite.cases:
         cases = [case for case in plan.cases if case.case == name]
-        trainings, seconds = sum(case.trainings for case in cases), sum(case.trainings * case.seconds for case in cases)
+        trainings = sum(case.trainings for case in cases)
+        seconds = sum(case.trainings * case.seconds for case in cases)
         rows.append((name, str(trainings), spell_duration(seconds)))
     yield PageTable(("case", "trainings", "time of one job"), rows, right=(1,))
     yield f"\ntasks: {', '.join(task.name for task in suite.tasks)}"

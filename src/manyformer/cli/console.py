@@ -149,7 +149,9 @@ def json_form(value: Any) -> Any:
         return {key: json_form(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [json_form(part) for part in value]
-    return value.tolist() if hasattr(value, "tolist") else value
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return value
 
 
 def print_table(table: PageTable) -> None:

@@ -129,4 +129,6 @@ def _report_page(report: "ConversionReport", match: str) -> Iterator[Block]:
 
 
 def _abbreviate(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{len(names)}: {names[0]} ..."
+    if len(names) == 1:
+        return names[0]
+    return f"{len(names)}: {names[0]} ..."

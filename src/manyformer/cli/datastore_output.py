@@ -29,7 +29,8 @@ class ProgressBar:
     """A progress bar on stderr with rate and time left, or a line at intervals if stderr is not a terminal."""
 
     def __init__(self, description: str, unit: str) -> None:
-        self.description, self.unit = description, unit
+        self.description = description
+        self.unit = unit
         self.start_time = self.last_line_time = time.monotonic()
         self.first_count: int | None = None
         self._bar: Any = None
@@ -66,13 +67,18 @@ class ProgressBar:
         current_time = time.monotonic()
         if self.first_count is None:
             # the rate counts only what this process has done
-            self.first_count, self.start_time = done, current_time
-        rate = (done - self.first_count) / (current_time - self.start_time) if current_time > self.start_time else 0.0
+            self.first_count = done
+            self.start_time = current_time
+        rate = 0.0
+        if current_time > self.start_time:
+            rate = (done - self.first_count) / (current_time - self.start_time)
         progress = f"{format_count(done)} of {format_count(total)} {self.unit}, {format_count(rate)}/s"
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total, progress=progress)
         elif current_time - self.last_line_time > SECONDS_BETWEEN_LINES:
-            time_left = f", {(total - done) / rate:,.0f} s left" if rate else ""
+            time_left = ""
+            if rate:
+                time_left = f", {(total - done) / rate:,.0f} s left"
             print_note(f"{self.description}: {progress}{time_left}")
             self.last_line_time = current_time
 
@@ -109,7 +115,8 @@ def tuning_output(folder: str, result: "TuningResult") -> Output:
     """The best settings with their perplexities."""
     from manyformer.scores import perplexity
 
-    tokens, own_text = result.targets, result.own_text
+    tokens = result.targets
+    own_text = result.own_text
     table = [{**mix._asdict(), "perplexity": perplexity(nats, tokens).value} for mix, nats in result.nats.items()]
     facts = {"on": result.data_name, "tokens": tokens, **_overlap_facts(own_text)}
     rows = [

@@ -15,13 +15,16 @@ from manyformer.system.devices import device_kind
 from manyformer.system.missing_operators import missing_need
 from manyformer.train.step_job import StepJob, own_engine
 
-ROWS, TOKENS = 2, 32
-PROMPTS, NEW_TOKENS = ([1, 2, 3], [4, 5]), 3
+ROWS = 2
+TOKENS = 32
+PROMPTS = ([1, 2, 3], [4, 5])
+NEW_TOKENS = 3
 
 
 def try_recipes(device: torch.device) -> Iterator[DoctorFinding]:
     """Try every recipe with tiny sizes; yields a finding for each that does not work, and one for the others."""
-    working, title = 0, device_kind(device).describe(device)
+    working = 0
+    title = device_kind(device).describe(device)
     for name in sorted(RECIPES):
         finding = try_recipe(name, device)
         if finding is None:
@@ -47,7 +50,8 @@ def try_recipe(name: str, device: torch.device) -> DoctorFinding | None:
 
 
 def _train_step(model: Model) -> None:
-    task, generator = task_of(model), torch.Generator().manual_seed(0)
+    task = task_of(model)
+    generator = torch.Generator().manual_seed(0)
     length = task.fixed_length(model) or min(TOKENS, model.max_length or TOKENS)
     tokens = torch.randint(task.token_ids(model), (ROWS, length), generator=generator)
     inputs = task.example(model, tokens)

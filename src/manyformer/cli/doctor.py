@@ -52,7 +52,10 @@ def doctor(
         )
     if recipes and folder is not None:
         raise UserError("--recipes tries this machine; leave the folder out")
-    findings = examine() if folder is None else verify_folder(Path(folder))
+    if folder is None:
+        findings = examine()
+    else:
+        findings = verify_folder(Path(folder))
     if recipes:
         from manyformer.cli.device_trials import try_recipes
         from manyformer.system.devices import best_device
@@ -60,5 +63,7 @@ def doctor(
         findings += try_recipes(best_device())
     broken = sum(finding.state == "broken" for finding in findings)
     table = PageTable(("subject", "", "result"), findings)
-    verdict = f"{broken} broken, see above." if broken else "All checks passed."
+    verdict = "All checks passed."
+    if broken:
+        verdict = f"{broken} broken, see above."
     return Output(findings, [table, "", verdict], ok=not broken)

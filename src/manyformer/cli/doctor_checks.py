@@ -70,7 +70,8 @@ def verify_folder(folder: Path) -> list[DoctorFinding]:
             total = sum(size for size, _ in files.sums.values())
             result = f"{len(files.sums)} files, {total / 1e6:,.1f} MB"
         except UserError as damage:
-            state, result = "broken", str(damage)
+            state = "broken"
+            result = str(damage)
         findings.append(DoctorFinding(str(manifest.parent), state, result))
     return findings
 
@@ -173,7 +174,9 @@ def _disk() -> Iterator[DoctorFinding]:
     free = shutil.disk_usage(Path.cwd()).free
     writable = os.access(Path.cwd(), os.W_OK)
     state: CheckStatus = "ok" if writable and free > 2**30 else "broken"
-    note = "" if writable else ", but this folder cannot be written to"
+    note = ", but this folder cannot be written to"
+    if writable:
+        note = ""
     yield DoctorFinding("disk", state, f"{free / 2**30:.1f} GiB free in {Path.cwd()}{note}")
 
 

@@ -79,7 +79,10 @@ def _expected_model(run: RunConfig) -> PlannedModel:
     """The model as far as it is known without the data."""
     recipe = get_recipe(run.recipe)
     expected = run.data.expected_keywords(set(recipe.signature.parameters) - set(run.model))
-    head = expected_head(recipe.card.task.variant(run.data.kind)) if HEAD in recipe.signature.parameters else {}
+    if HEAD in recipe.signature.parameters:
+        head = expected_head(recipe.card.task.variant(run.data.kind))
+    else:
+        head = {}
     model = build_on_meta(run.recipe, {**head, **run.model, **expected.keywords})
     return PlannedModel(model, expected.assumption, expected.row_length)
 

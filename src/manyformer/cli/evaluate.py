@@ -122,7 +122,9 @@ def evaluate(
 
 def _record(run: str, evaluation: "Evaluation") -> dict[str, Any]:
     """An evaluation as JSON has it, where the floors of generated data are lists of their fields."""
-    guesses = None if evaluation.guesses is None else [tuple(floor) for floor in evaluation.guesses]
+    guesses = None
+    if evaluation.guesses is not None:
+        guesses = [tuple(floor) for floor in evaluation.guesses]
     return {"run": run, **json_form(evaluation), "guesses": guesses}
 
 
@@ -155,7 +157,10 @@ def source_lengths(text: str | None, beside: list[str] | None, picture: Path | N
 def wanted_returns(text: str | None) -> tuple[float, ...]:
     """The numbers of --wanted. Raises UserError for others."""
     try:
-        returns = tuple(map(float, text.split(","))) if text is not None else ()
+        if text is not None:
+            returns = tuple(map(float, text.split(",")))
+        else:
+            returns = ()
     except ValueError:
         returns = (math.nan,)
     if not all(map(math.isfinite, returns)):

@@ -38,7 +38,8 @@ def export(
     It holds a class of transformers where one equals the recipe; other models are loaded by trust_remote_code=True, or
     after `import manyformer.interop.auto_model`. Models of language, translation and masked text, classifiers of
     texts, tokens and images, and readers of answers can be exported."""
-    folder, address = model_folder(run), None
+    folder = model_folder(run)
+    address = None
     if push is None:
         check_new_folder(out)
         report = _export(folder, out, dtype)
@@ -77,6 +78,8 @@ def _export(folder: Path, out: str, dtype: str) -> "ExportReport":
     from manyformer.interop import export_model
 
     card = folder / "README.md"
-    run_card = card.read_text(encoding="utf-8") if card.is_file() else None
+    run_card = None
+    if card.is_file():
+        run_card = card.read_text(encoding="utf-8")
     with status_line(f"exporting {folder}"):
         return export_model(load(folder), out, dtype=dtype, run_card=run_card)

@@ -78,7 +78,9 @@ def _in_data(setting: str) -> str:
     """The setting as one of the data: `data.pairs=8` for `pairs=8` and for `--pairs`."""
     dashes, name = ("--", setting[2:]) if setting.startswith("--") else ("", setting)
     is_value = "=" not in name and not dashes
-    return setting if is_value or name.partition("=")[0].startswith("data.") else f"{dashes}data.{name}"
+    if is_value or name.partition("=")[0].startswith("data."):
+        return setting
+    return f"{dashes}data.{name}"
 
 
 def _rules() -> Output:

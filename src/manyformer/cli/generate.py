@@ -126,7 +126,9 @@ def generate(
         )
         from manyformer.cli.image_output import ImageJob, write_images
 
-        temperature, samples, seed = decoding.get("temperature"), decoding.get("samples"), decoding.get("seed")
+        temperature = decoding.get("temperature")
+        samples = decoding.get("samples")
+        seed = decoding.get("seed")
         job = ImageJob(samples, complete, tuple(classes or ()), tries, data, temperature, seed, out)
         write_images(generator, run, job, stats=stats)
         return
@@ -149,7 +151,9 @@ def _text_decoding(
     """The decoding of text: sampling at `TEMPERATURE` unless the options say otherwise."""
     from manyformer.generate import decoding_from_options
 
-    samples, temperature, beam = options.get("samples"), options.get("temperature"), options.get("beam")
+    samples = options.get("samples")
+    temperature = options.get("temperature")
+    beam = options.get("beam")
     if samples == 0:
         raise UserError("--samples is 0, but there must be at least one text")
     choices = {"--greedy": greedy, "--beam": bool(beam), "--temperature 0": temperature == 0}

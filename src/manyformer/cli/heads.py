@@ -67,24 +67,32 @@ def heads(
     measures = _measures(trained, model, ablate, relevance, sentences, importance=importance)
     with status_line(f"reading sentences with {run}") as status:
         try:
-            analysis, refusal = _analyse(trained, model, trees, sentences, status), None
+            analysis = _analyse(trained, model, trees, sentences, status)
+            refusal = None
         except UserError as error:
             # the heads of a model that reads no text can be measured all the same
             if not measures or trees is not None or save:
                 raise
-            analysis, refusal = None, str(error)
+            analysis = None
+            refusal = str(error)
     values: dict[str, dict[str, list[float]]] = {name: json_form(measure()) for name, measure in measures.items()}
     reports = [] if analysis is None else analysis.reports()
     if refusal is not None:
         print_note(refusal)
     if save:
         print_note(f"wrote {write_head_labels(reports, trained.folder)}")
-    counts = {} if analysis is None else {"sentences": analysis.sentences, "trees": analysis.trees}
+    if analysis is None:
+        counts = {}
+    else:
+        counts = {"sentences": analysis.sentences, "trees": analysis.trees}
     # five relations of each head are enough to see how far the best one is ahead
     heads_found = [{**report._asdict(), "syntax": report.syntax[:5]} for report in reports]
     value = {"run": run, **counts, "heads": heads_found, **values}
     # the JSON form has the spectrum of each head in its report
-    spectra = {"spectrum": _by_layer(reports, lambda report: report.spectrum)} if spectrum else {}
+    if spectrum:
+        spectra = {"spectrum": _by_layer(reports, lambda report: report.spectrum)}
+    else:
+        spectra = {}
     grids = _grids(reports, {**values, **spectra})
     return Output(value, _page(grids, reports), out, partial(draw_grids, grids))
 
@@ -106,7 +114,9 @@ def _analyse(
             analysis.read_tree(text, tree)
             status(f"{analysis.sentences:,} sentences, {analysis.trees:,} with trees")
         if not analysis.trees:
-            longest = "" if model.max_length is None else f" of at most {model.max_length:,} tokens"
+            longest = ""
+            if model.max_length is not None:
+                longest = f" of at most {model.max_length:,} tokens"
             raise UserError(f"{trees}: there is no sentence{longest} with a tree in it")
     if frequencies is None:
         print_note(f"{trained.folder} has no prepared training data, so the frequencies of tokens are unknown")
@@ -145,7 +155,10 @@ def _grids(
 
     confidences = _by_layer(reports, lambda report: report.confidence)
     labels = _by_layer(reports, lambda report: ", ".join(report.labels))
-    grids = {"confidence": head_grids(confidences, labels)} if reports else {}
+    if reports:
+        grids = {"confidence": head_grids(confidences, labels)}
+    else:
+        grids = {}
     for name, layers in values.items():
         grids[name] = head_grids(layers, {part: [""] * len(layer) for part, layer in layers.items()})
     return grids
@@ -168,7 +181,8 @@ def _page(grids: "Mapping[str, Sequence[HeadGrid]]", reports: "Sequence[HeadRepo
 
 def _evidence(report: "HeadReport") -> tuple[str, str, str]:
     """The numbers behind the labels of a head."""
-    offset, rare = report.offset, report.rare
+    offset = report.offset
+    rare = report.rare
     score = report.syntax[0] if report.syntax else None
     return (
         "" if offset is None else f"{offset.offset:+d} in {offset.share:.0%}",

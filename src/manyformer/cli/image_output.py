@@ -15,8 +15,13 @@ from manyformer.generate.image_generation import GeneratedImages
 from manyformer.models import Model
 from manyformer.view import draw_completed, draw_rows, draw_samples
 
-SAMPLES, COMPLETED, ENLARGED = "samples.png", "completed.png", "enlarged.png"
-SAMPLE_COUNT, CLASS_COUNT, COMPLETED_COUNT, TRIES = 64, 8, 8, 4
+SAMPLES = "samples.png"
+COMPLETED = "completed.png"
+ENLARGED = "enlarged.png"
+SAMPLE_COUNT = 64
+CLASS_COUNT = 8
+COMPLETED_COUNT = 8
+TRIES = 4
 """The default numbers of new images, of those of each class, of completed ones, and of the completions of each."""
 
 
@@ -41,10 +46,14 @@ def write_images(model: Model, run: str, job: ImageJob, *, stats: bool) -> None:
     source_tokens = image_generation.source_tokens_of(model)
     draw: Callable[..., Iterator[tuple[GeneratedImages, Path]]] = _draw_new
     if source_tokens:
-        draw = _draw_classes if source_tokens == 1 else _draw_enlarged
+        if source_tokens == 1:
+            draw = _draw_classes
+        else:
+            draw = _draw_enlarged
     elif job.classes:
         raise UserError(f"the model in {run} generates images without a class: leave --class out")
-    folder, results = Path(run) if job.out is None else job.out, list[GeneratedImages]()
+    folder = Path(run) if job.out is None else job.out
+    results = list[GeneratedImages]()
     with status_line(f"generating images with {run}") as status:
         options: dict[str, Any] = {
             "temperature": 1.0 if job.temperature is None else job.temperature,
@@ -64,7 +73,10 @@ def _draw_new(
 ) -> Iterator[tuple[GeneratedImages, Path]]:
     """New images, and completed ones."""
     samples = SAMPLE_COUNT if job.samples is None else job.samples
-    completed = COMPLETED_COUNT if job.complete is None else job.complete
+    if job.complete is None:
+        completed = COMPLETED_COUNT
+    else:
+        completed = job.complete
     if not samples and not completed:
         raise UserError("nothing to generate: set --samples or --complete above 0")
     if samples:
@@ -102,7 +114,11 @@ def _draw_enlarged(
     """Held-out images that were made small, made large again, beside the originals."""
     if job.samples is not None or job.classes:
         raise UserError(f"the model in {run} enlarges images, --complete of them: leave out --samples and --class")
-    count, tries = COMPLETED_COUNT if job.complete is None else job.complete, job.tries or TRIES
+    if job.complete is None:
+        count = COMPLETED_COUNT
+    else:
+        count = job.complete
+    tries = job.tries or TRIES
     if not count:
         raise UserError("nothing to generate: set --complete above 0")
     originals = held_images(run, count, data=job.data, log=print_note)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 PIPED_WIDTH = 120
 """The width of the list if the output is not a terminal."""
-PROMISES_WIDTH, COST_WIDTH = 100, 140
+PROMISES_WIDTH = 100
+COST_WIDTH = 140
 """The widths from which on there is room for these columns."""
 
 
@@ -63,7 +64,10 @@ def _page(selected: "list[Recipe]") -> Iterator[Block]:
         "title": [recipe.card.title for recipe in selected],
         "year": [recipe.card.year or "" for recipe in selected],
     }
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPED_WIDTH
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+    else:
+        width = PIPED_WIDTH
     if width >= PROMISES_WIDTH:
         columns["promises"] = [" ".join(recipe.card.promises) for recipe in selected]
     if width >= COST_WIDTH:

@@ -58,7 +58,9 @@ def check_new_folder(name: str) -> None:
 
 def _nearest_runs(name: str) -> str:
     runs = sorted(str(path.parent.parent) for path in Path("runs").rglob("model/config.json"))
-    return suggest_names(name, runs) if runs else "no run in ./runs has a model: train one with `manyformer train`"
+    if runs:
+        return suggest_names(name, runs)
+    return "no run in ./runs has a model: train one with `manyformer train`"
 
 
 def read_keywords(recipe: "Recipe", arguments: list[str] | None) -> dict[str, Any]:
@@ -94,7 +96,11 @@ def resolve_device(device: str | None) -> str:
 
 def data_paths(data: list[str] | None) -> str | list[str] | None:
     """The value of --data: None, one path, or a list of paths."""
-    return None if not data else data[0] if len(data) == 1 else data
+    if not data:
+        return None
+    if len(data) == 1:
+        return data[0]
+    return data
 
 
 def load_model(name: str, device: str | None) -> "Model":

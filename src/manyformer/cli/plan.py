@@ -53,7 +53,8 @@ def plan(
         raise UserError("--mfu states what --calibrate measures; give one of them")
     recipe = get_recipe(name)
     settings = read_keywords(recipe, keywords)
-    device_set, row = parse_devices(devices), parse_quantity(length, "--length")
+    device_set = parse_devices(devices)
+    row = parse_quantity(length, "--length")
     if params is not None:
         settings = keywords_of_size(name, settings, parse_quantity(params, "--params"))
     request = PlanRequest(
@@ -111,7 +112,9 @@ def _memory(plan: "PlannedTraining") -> Iterator[tuple[str, str, str]]:
     yield "logits", format_memory(plan.logits), "" if plan.logits else "the loss is computed in chunks of tokens"
     yield "peak", format_memory(plan.peak), "the most at one time; not all of the above exist together"
     yield "available", format_memory(plan.memory), "it fits" if plan.fits else "IT DOES NOT FIT"
-    largest = f"{plan.largest_batch:,} tokens" if plan.largest_batch else "none"
+    largest = "none"
+    if plan.largest_batch:
+        largest = f"{plan.largest_batch:,} tokens"
     yield "largest batch", largest, "of a step on all devices"
 
 

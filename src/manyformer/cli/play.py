@@ -42,7 +42,8 @@ def play(
     policy = open_policy(run, resolve_device(device))
     environment = policy.make_environment(1, drawn=True)
     torch.manual_seed(seed)
-    select, frames = sample_actions if sample else likeliest_actions, []
+    select = sample_actions if sample else likeliest_actions
+    frames = []
     steps = play_steps(
         environment,
         policy.model,

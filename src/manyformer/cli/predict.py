@@ -72,7 +72,10 @@ def predict(
 def _record(item: "PredictedInput") -> dict[str, Any]:
     labels = [[label._asdict() for label in prediction] for prediction in item.prediction]
     if not item.input.words:
-        expected = {} if item.input.expected is None else {"expected": item.input.expected}
+        if item.input.expected is None:
+            expected = {}
+        else:
+            expected = {"expected": item.input.expected}
         return {"input": item.input.name, **expected, "labels": labels[0]}
     words = [{"word": word, "labels": word_labels} for word, word_labels in zip(item.input.words, labels, strict=True)]
     return {"input": item.input.name, "words": words}

@@ -31,7 +31,8 @@ def read_prompts(prompt: str | None, *, lines: bool) -> list[str]:
     if not prompts:
         raise UserError("standard input has no non-empty line")
     if len(prompts) < len(all_lines):
-        empty, first = len(all_lines) - len(prompts), all_lines.index("") + 1
+        empty = len(all_lines) - len(prompts)
+        first = all_lines.index("") + 1
         print_note(f"{empty:,} empty line{'s' * (empty > 1)} of standard input (first: line {first:,}) left out")
     return prompts
 
@@ -40,7 +41,9 @@ def read_argument(text: str) -> str:
     """A text on the command line, or all of standard input for "-". Raises UserError for bytes that are not UTF-8."""
     from manyformer.data.text_files import without_line_end
 
-    return without_line_end(read_text()) if text == "-" else text
+    if text == "-":
+        return without_line_end(read_text())
+    return text
 
 
 def read_text() -> str:

@@ -31,7 +31,8 @@ def measured_properties(name: str, recipe: "Recipe", arguments: list[str] | None
     Raises UserError for a recipe whose attention no kernel computes, and for keywords with a trained model."""
     model = measured_model(name, recipe, arguments)
     inputs = random_inputs(model, length)
-    layers, change = attention_properties(model, inputs), permutation_change(model, inputs)
+    layers = attention_properties(model, inputs)
+    change = permutation_change(model, inputs)
     if not layers:
         raise UserError(
             f"no kernel computes the attention of {recipe.card.name}, so there are no properties to measure"
@@ -48,7 +49,9 @@ def _properties_page(layers: "Sequence[AttentionProperties]", change: float) -> 
     yield ""
     headers = ("layer", "asymmetry of q.k", "antisymmetric part of W_Q W_K^T", "rank of q.k", "variance of q.k")
     yield PageTable(headers, [_score_row(layer) for layer in layers])
-    meaning = "they do not change with the order" if change <= ROUNDING else "they depend on the order"
+    meaning = "they depend on the order"
+    if change <= ROUNDING:
+        meaning = "they do not change with the order"
     yield f"\npermuted tokens change the predictions of the model by {change:.1%}: {meaning}"
 
 
@@ -63,14 +66,19 @@ def measured_model(name: str, recipe: "Recipe", arguments: list[str] | None) -> 
 
 def describe_measured(name: str, inputs: "Inputs") -> str:
     """The model and the inputs of a measurement, for a person."""
-    weights = "trained weights" if is_folder(name) else "tiny sizes, random weights"
+    weights = "tiny sizes, random weights"
+    if is_folder(name):
+        weights = "trained weights"
     return f"{name}: {weights}, {inputs.tokens.shape[1]} random tokens"
 
 
 def random_inputs(model: "Model", length: int | None) -> "Inputs":
     """Two rows of random tokens, of 64 unless the model's length is fixed or it allows less."""
     task = task_of(model)
-    allowed = PROPERTIES_LENGTH if model.max_length is None else min(PROPERTIES_LENGTH, model.max_length)
+    if model.max_length is None:
+        allowed = PROPERTIES_LENGTH
+    else:
+        allowed = min(PROPERTIES_LENGTH, model.max_length)
     size = task.fixed_length(model) or length or allowed
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(task.token_ids(model), (2, size), generator=generator)
@@ -79,18 +87,27 @@ def random_inputs(model: "Model", length: int | None) -> "Inputs":
 
 def _hull(properties: "AttentionProperties") -> str:
     if not properties.in_convex_hull:
-        return f"no, outside by {max(properties.hull_excess):.2g}" if max(properties.hull_excess) > ROUNDING else "no"
-    return "yes" if properties.convex_weights else "not seen outside"
+        if max(properties.hull_excess) > ROUNDING:
+            return f"no, outside by {max(properties.hull_excess):.2g}"
+        return "no"
+    if properties.convex_weights:
+        return "yes"
+    return "not seen outside"
 
 
 def _change(error: float | None) -> str:
     """How much an order matters: "same" up to rounding."""
-    return "" if error is None else "same" if error <= ROUNDING else f"change by {error:.0%}"
+    if error is None:
+        return ""
+    if error <= ROUNDING:
+        return "same"
+    return f"change by {error:.0%}"
 
 
 def _score_row(properties: "AttentionProperties") -> tuple[str, ...]:
     """Means over heads; the variance with the number of channels that it is compared with."""
-    asymmetry, share = properties.asymmetry, properties.antisymmetric_share
+    asymmetry = properties.asymmetry
+    share = properties.antisymmetric_share
     return (
         properties.part,
         "" if asymmetry is None else f"{statistics.fmean(asymmetry):.2f}",

@@ -46,12 +46,16 @@ def _module_rows(rows: list[ModuleRow], total: int) -> Iterable[tuple[str, str, 
     for part in rows:
         times = f" (x {part.times})" if part.times > 1 else ""
         number = f"{part.parameters:,}" if part.parameters else ""
-        share = f"{part.parameters / total:.1%}" if part.parameters else ""
+        share = ""
+        if part.parameters:
+            share = f"{part.parameters / total:.1%}"
         yield "  " * part.level + part.name + times, part.kind, number, share, part.note
 
 
 def _cost_rows(model: Model, cost: ForwardCost) -> Iterable[tuple[str, str, str]]:
-    sides = ", source and target" if task_of(model).takes_source else ""
+    sides = ""
+    if task_of(model).takes_source:
+        sides = ", source and target"
     yield (
         "forward pass",
         f"{format_count(cost.flops)}FLOP",
@@ -67,4 +71,8 @@ def _cost_rows(model: Model, cost: ForwardCost) -> Iterable[tuple[str, str, str]
 
 
 def _format_default(value: object) -> str:
-    return "null" if value is None else "" if value is inspect.Parameter.empty else str(value)
+    if value is None:
+        return "null"
+    if value is inspect.Parameter.empty:
+        return ""
+    return str(value)

@@ -63,7 +63,10 @@ def copy_run(
 ) -> None:
     """Copy a run file, for changes."""
     source = _path(name)
-    target = Path(source.name) if to is None else to / source.name if to.is_dir() else to
+    if to is None:
+        target = Path(source.name)
+    else:
+        target = to / source.name if to.is_dir() else to
     if target.suffix not in (".yaml", ".yml"):
         raise UserError(f"{target}: a run file's name must end in .yaml")
     if target.exists() and not force:

@@ -51,7 +51,9 @@ def complete_comparisons(context: typer.Context) -> list[str]:
 
 
 def _before_settings(context: typer.Context, names: Iterable[str]) -> list[str]:
-    return [] if context.params.get("arguments") else list(names)
+    if context.params.get("arguments"):
+        return []
+    return list(names)
 
 
 def _run_files() -> list[str]:

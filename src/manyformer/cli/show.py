@@ -112,10 +112,17 @@ def _draw(
     layout, summary_note = _summaries(model, length)
     length += 0 if layout is None else layout.prefix
     for number, (mask, names) in enumerate(masks.items()):
-        path = out if out is None or len(masks) == 1 else out.with_stem(f"{out.stem}-{number + 1}")
-        others_note = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        if out is None or len(masks) == 1:
+            path = out
+        else:
+            path = out.with_stem(f"{out.stem}-{number + 1}")
+        others_note = ""
+        if len(names) > 1:
+            others_note = f" and {len(names) - 1} more"
         axes_note = f"{summary_note}{length} tokens, queries downwards, keys to the right"
-        picture = draw(mask, length, heads=heads, path=path, layout=layout) if path or draw_all or not number else ""
+        picture = ""
+        if path or draw_all or not number:
+            picture = draw(mask, length, heads=heads, path=path, layout=layout)
         if draw_all or not number:
             yield f"{mask!r}\n{names[0]}{others_note}, {axes_note}\n{picture}\n"
         else:
@@ -136,7 +143,9 @@ def _summaries(model: "Model", length: int) -> "tuple[PrefixedLayout | None, str
 def _cost(model: "Model", length: int | None) -> "ForwardCost":
     from manyformer.model_summary import forward_cost
 
-    default_length = 512 if model.max_length is None else min(512, model.max_length)
+    default_length = 512
+    if model.max_length is not None:
+        default_length = min(512, model.max_length)
     return forward_cost(model, default_length if length is None else length)
 
 
@@ -144,7 +153,8 @@ def _record(recipe: "Recipe", model: "Model", cost: "ForwardCost") -> dict[str, 
     from manyformer.config import describe_keywords
     from manyformer.model_summary import count_parameters, module_rows
 
-    values, keywords = model.spec.keywords, describe_keywords(recipe.signature)
+    values = model.spec.keywords
+    keywords = describe_keywords(recipe.signature)
     return {
         **as_record(recipe),
         "doc": recipe.build.__doc__,

@@ -11,7 +11,8 @@ from manyformer.errors import UserError
 
 def split_arguments(arguments: list[str]) -> tuple[str | None, list[str]]:
     """The name or file of a run, and the settings, which are all other arguments; `--key value` takes two arguments."""
-    target, settings = None, []
+    target = None
+    settings = []
     remaining = list(arguments)
     while remaining:
         argument = remaining.pop(0)

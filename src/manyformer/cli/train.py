@@ -113,7 +113,9 @@ def _print_settings(target: str, run: "RunConfig") -> None:
 
 
 def _print_setting(setting: "SettingHelp") -> None:
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 100
+    width = 100
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
     print_result(f"  {setting.key}={setting.default}   ({setting.type})")
     if setting.doc:
         print_result(textwrap.fill(setting.doc, width, initial_indent=" " * 6, subsequent_indent=" " * 6))

@@ -131,7 +131,9 @@ def _reason_against(state: int | None, length: int, memory: int | None) -> str |
         return None
     if state is None:
         return f"it has no state for decoding at length {length:,}"
-    return f"its state takes {state:,} bytes at length {length:,}" if state > memory else None
+    if state > memory:
+        return f"its state takes {state:,} bytes at length {length:,}"
+    return None
 
 
 def _rows(task: TaskRecord, costs: Mapping[str, CaseCosts], states: Mapping[str, int | None]) -> list[AdviceRow]:
@@ -144,7 +146,9 @@ def _rows(task: TaskRecord, costs: Mapping[str, CaseCosts], states: Mapping[str,
         first = _mean([scores[0].get(task.score) for scores in measured if scores])
         if first is None:
             continue
-        last = _mean([scores[-1].get(task.score) for scores in measured if scores]) if len(task.lengths) > 1 else None
+        last = None
+        if len(task.lengths) > 1:
+            last = _mean([scores[-1].get(task.score) for scores in measured if scores])
         is_best = case == column.best or column.p_values.get(case, 0.0) >= SIGNIFICANCE_LEVEL
         rows.append(AdviceRow(task.task, case, cost.recipe, first, last, is_best, states[case], cost.keywords))
     return sorted(rows, key=lambda row: rank_key(row.score, lower_is_better=lower_is_better))
@@ -154,7 +158,9 @@ def _mean(values: Sequence[float | None]) -> float | None:
     numbers = [value for value in values if value is not None]
     if not all(map(is_comparable, numbers)):
         return None
-    return sum(numbers) / len(numbers) if numbers else None
+    if numbers:
+        return sum(numbers) / len(numbers)
+    return None
 
 
 def _limits(suite: SuiteRecord, tasks: Sequence[TaskRecord], length: int) -> list[str]:

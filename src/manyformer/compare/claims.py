@@ -59,7 +59,8 @@ def parse_claim(
     """
     name, _, statement = text.strip().partition(" of ")
     if name not in (*scores, *costs):
-        name, statement = scores[0], text.strip()
+        name = scores[0]
+        statement = text.strip()
     match = _CLAIM.fullmatch(statement)
     if match is None:
         raise UserError(
@@ -91,7 +92,10 @@ def _parse_cell(cell: str, cases: Sequence[str], values: Sequence[Any], text: st
         raise UserError(f"claims: '{text}': there is no case '{case}'; {suggest_names(case, cases)}")
     value_names = [str(sweep_value) for sweep_value in values]
     if bool(separator) != (values[0] is not None):
-        example = f"{case}@{value_names[0]}" if not separator else case
+        if not separator:
+            example = f"{case}@{value_names[0]}"
+        else:
+            example = case
         raise UserError(f"claims: '{text}': write {example}{'' if separator else ', for one value of the sweep'}")
     if separator and value not in value_names:
         raise UserError(f"claims: '{text}': the sweep has no value {value}; {suggest_names(value, value_names)}")

@@ -37,7 +37,9 @@ def read_comparison(target: str | Path, overrides: Sequence[str] = ()) -> Compar
     if errors := list(comparison_errors(comparison)):
         raise UserErrors(dict.fromkeys(errors))
     reference = comparison.file.reference
-    return comparison if reference is None else match_sizes(comparison, reference)
+    if reference is None:
+        return comparison
+    return match_sizes(comparison, reference)
 
 
 def comparison_errors(comparison: Comparison) -> Iterator[str]:
@@ -64,7 +66,9 @@ def comparison_guesses(comparison: Comparison) -> GuessFloors | None:
     """The floors of the first case's data, as it is scored first; None unless it is generated and the main score is
     the accuracy."""
     point = comparison.cases[0].points[0]
-    return guess_floors(point.data) if comparison.file.score[0] == "accuracy" and point is not None else None
+    if comparison.file.score[0] == "accuracy" and point is not None:
+        return guess_floors(point.data)
+    return None
 
 
 @resumable()
@@ -87,7 +91,10 @@ def compare(
     about the current activity, `log` one about each finished training. Raises UserError for invalid settings,
     `TrainingInterrupted` after Ctrl-C or SIGTERM.
     """
-    comparison = target if isinstance(target, Comparison) else read_comparison(target, overrides)
+    if isinstance(target, Comparison):
+        comparison = target
+    else:
+        comparison = read_comparison(target, overrides)
     folder = result_folder(comparison.name, out)
     seed_count = comparison.file.seeds if seeds is None else seeds
     for name, number in (("seeds", seed_count), ("jobs", jobs)):
@@ -108,7 +115,9 @@ def compare(
 
 def result_folder(name: str, out: str | Path | None) -> Path:
     """The folder of the results of a comparison: `out`, or one with its name."""
-    return Path(out) if out is not None else Path(DEFAULT_FOLDER) / name.replace("/", "-")
+    if out is not None:
+        return Path(out)
+    return Path(DEFAULT_FOLDER) / name.replace("/", "-")
 
 
 def move_aside(folder: Path, log: LogFn) -> None:

@@ -57,12 +57,16 @@ class ComparisonResult:
         if any(value is not None and not is_comparable(value) for value in scores):
             return None
         values = self.values(case, score, index)
-        return statistics.fmean(values) if values else None
+        if values:
+            return statistics.fmean(values)
+        return None
 
     def deviation(self, case: str, score: str, index: int = 0) -> float | None:
         """The sample standard deviation over seeds; None for fewer than two."""
         values = self.values(case, score, index)
-        return statistics.stdev(values) if len(values) > 1 else None
+        if len(values) > 1:
+            return statistics.stdev(values)
+        return None
 
     @property
     def cases(self) -> list[str]:
@@ -71,7 +75,8 @@ class ComparisonResult:
     @property
     def verdicts(self) -> list[ClaimVerdict]:
         """Whether each claim holds."""
-        file, values = self.comparison.file, self.comparison.values
+        file = self.comparison.file
+        values = self.comparison.values
         claims = [parse_claim(text, self.cases, values, file.score, file.cost) for text in file.claims]
         return [judge_claim(claim, partial(self._cell_value, claim.score)) for claim in claims]
 
@@ -98,11 +103,16 @@ class ComparisonResult:
     @property
     def notes(self) -> list[str]:
         """Notes on the table: seeds, split, shared weights, and the reasons for missing scores."""
-        seeds = f"mean ± standard deviation over {self.seeds} seeds" if self.seeds > 1 else "one seed"
+        seeds = "one seed"
+        if self.seeds > 1:
+            seeds = f"mean ± standard deviation over {self.seeds} seeds"
         cases = [case for case in self.comparison.cases if case.trained_by]
         shared_weights = [f"{case.name} has the weights of {case.trained_by}" for case in cases]
         trained = [f"{seeds}; scored on the {self.comparison.file.split} data", *self._trial_notes()]
-        floors = [self.guesses.summary_line] if self.guesses is not None else []
+        if self.guesses is not None:
+            floors = [self.guesses.summary_line]
+        else:
+            floors = []
         return [*trained, *floors, *self._size_notes(), *shared_weights, *self.missing_reasons]
 
     @property
@@ -199,7 +209,8 @@ class ComparisonResult:
             yield COST_COLUMNS[cost].title, partial(self._cost_cell, cost)
 
     def _score_cell(self, score: str, index: int, case: str) -> str:
-        mean, deviation = self.mean(case, score, index), self.deviation(case, score, index)
+        mean = self.mean(case, score, index)
+        deviation = self.deviation(case, score, index)
         digits = score_kind(score).digits
         if mean is None:
             return NO_VALUE
@@ -208,30 +219,38 @@ class ComparisonResult:
     def _cost_cell(self, cost: str, case: str) -> str:
         column = COST_COLUMNS[cost]
         value = self._cost(column, case)
-        return NO_VALUE if value is None else f"{value * column.factor:{column.format}}"
+        if value is None:
+            return NO_VALUE
+        return f"{value * column.factor:{column.format}}"
 
     def _cost(self, column: "CostColumn", case: str) -> float | None:
         """The mean over seeds, with that of the case whose weights it starts from if these costs add up."""
         records = [self.steps.get(case)] if column.of_step else self.measurements_of(case)
         values = [value for record in records if (value := getattr(record, column.attribute, None)) is not None]
-        mean, source = statistics.fmean(values) if values else None, self.comparison.case(case).init_from_case
+        mean = statistics.fmean(values) if values else None
+        source = self.comparison.case(case).init_from_case
         if mean is None or source is None or not column.adds_up:
             return mean
         earlier = self._cost(column, source)
-        return None if earlier is None else mean + earlier
+        if earlier is None:
+            return None
+        return mean + earlier
 
     def _cell_value(self, score: str, table_cell: TableCell) -> float | None:
         """The value of a score or cost in a cell, for claims."""
         if score in self.comparison.file.score:
             return self.mean(table_cell.case, score, table_cell.value_index)
         text = self._cost_cell(score, table_cell.case)
-        return None if text == NO_VALUE else float(text.replace(",", ""))
+        if text == NO_VALUE:
+            return None
+        return float(text.replace(",", ""))
 
     def _case_record(self, case: str) -> dict[str, Any]:
         cells = []
         for score in self.comparison.file.score:
             for index, value in enumerate(self.comparison.values):
-                mean, deviation = self.mean(case, score, index), self.deviation(case, score, index)
+                mean = self.mean(case, score, index)
+                deviation = self.deviation(case, score, index)
                 cells.append({"value": value, "score": score, "mean": mean, "deviation": deviation})
         step = self.steps.get(case)
         return {"case": case, "scores": cells, "step": None if step is None else step._asdict()}
@@ -262,5 +281,8 @@ COST_COLUMNS = {
 
 def score_label(score: str) -> str:
     """The display name of a score, with its unit."""
-    name, unit = score.replace("_", " "), score_kind(score).unit
-    return f"{name} ({unit})" if unit else name
+    name = score.replace("_", " ")
+    unit = score_kind(score).unit
+    if unit:
+        return f"{name} ({unit})"
+    return name

@@ -55,7 +55,9 @@ class ProgressMeter:
     def finish_training(self, outcome: str) -> None:
         """Count a training that is finished and scored, and log its outcome."""
         self.completed += 1
-        remaining = f", {self._time_left(0.0)} left" if self.completed < self.total else ""
+        remaining = ""
+        if self.completed < self.total:
+            remaining = f", {self._time_left(0.0)} left"
         self.log(f"{outcome}; {self.completed} of {self.total} trained{remaining}")
 
     def _time_left(self, share: float) -> str:

@@ -18,7 +18,9 @@ from manyformer.files.json_lines import JsonLines
 from manyformer.system.temporary_folders import temporary_folder
 from manyformer.train.step_job import step_of_run
 
-MIN_SECONDS, MIN_STEPS, MAX_STEPS = 1.0, 2, 50
+MIN_SECONDS = 1.0
+MIN_STEPS = 2
+MAX_STEPS = 50
 """Steps are timed for this long, at least and at most so many."""
 
 
@@ -80,7 +82,9 @@ class TrainingPlan:
     def summary_line(self) -> str:
         """The number of trainings and their time, as a sentence."""
         jobs = "1 job" if self.jobs == 1 else f"{self.jobs} jobs"
-        trainings = "1 training" if self.trainings == 1 else f"{self.trainings} trainings"
+        trainings = "1 training"
+        if self.trainings != 1:
+            trainings = f"{self.trainings} trainings"
         return f"this takes {spell_duration(self.seconds)} on {jobs}: {trainings}"
 
 
@@ -152,7 +156,9 @@ def with_budget(
 
     def cost(case: str) -> float:
         timing = timings[comparison.name, case]
-        return timing.step_flops if budget == "operations" else timing.step_seconds
+        if budget == "operations":
+            return timing.step_flops
+        return timing.step_seconds
 
     def changed(case: ComparisonCase) -> ComparisonCase:
         factor = cost(reference) / cost(case.name)
@@ -188,7 +194,8 @@ def time_training(task: TrainingTask, key: str, machine: str) -> TrainingTiming:
         job = step_of_run(run, folder / "run")
         job()
         step_flops = count_flops(job)
-        started, steps = time.perf_counter(), 0
+        started = time.perf_counter()
+        steps = 0
         while steps < MIN_STEPS or (time.perf_counter() - started < MIN_SECONDS and steps < MAX_STEPS):
             job()
             steps += 1

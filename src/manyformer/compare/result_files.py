@@ -66,9 +66,15 @@ def _write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
 def draw_comparison(result: ComparisonResult, path: Path) -> None:
     """Write the figure to `path`, with one panel per score."""
     scores = result.comparison.file.score
-    extra_rows = 0 if result.comparison.setting else max(0, len(result.cases) - 8)
+    if result.comparison.setting:
+        extra_rows = 0
+    else:
+        extra_rows = max(0, len(result.cases) - 8)
     figure, axes = panels(1, len(scores), (PANEL_INCHES[0] * 1.35, PANEL_INCHES[1] * 1.25 + 0.28 * extra_rows))
-    plot = _plot_cases if result.comparison.setting is None else _plot_sweep
+    if result.comparison.setting is None:
+        plot = _plot_cases
+    else:
+        plot = _plot_sweep
     for axis, score in zip(axes, scores):
         plot(axis, result, score)
     figure.suptitle(textwrap.fill(result.comparison.file.title, int(TITLE_CHARACTERS_PER_INCH * figure.get_figwidth())))
@@ -79,7 +85,10 @@ def _plot_sweep(axis: "Axes", result: ComparisonResult, score: str) -> None:
     """Plot a curve per case over the swept values, with standard deviations as error bars and a label at its end."""
     values = result.comparison.values
     numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-    positions = [float(v) for v in numbers] if len(numbers) == len(values) else list(map(float, range(len(values))))
+    if len(numbers) == len(values):
+        positions = [float(v) for v in numbers]
+    else:
+        positions = list(map(float, range(len(values))))
     ends: list[tuple[float, float, str, str]] = []
     for case_index, case in enumerate(result.cases):
         points = [(x, result.mean(case, score, i), result.deviation(case, score, i)) for i, x in enumerate(positions)]
@@ -107,13 +116,15 @@ def _label_curve_ends(axis: "Axes", ends: list[tuple[float, float, str, str]]) -
         for (x, _, name, color), height in zip(labels, heights):
             # an offset in points keeps the name off the marker at any scale
             axis.annotate(name, (x, height), (7, 0), textcoords="offset points", color=color, va="center", size="small")
-        low, high = min(low, heights[0] - gap), max(high, heights[-1] + gap)
+        low = min(low, heights[0] - gap)
+        high = max(high, heights[-1] + gap)
     axis.set_ylim(low, high)
 
 
 def _spread_labels(heights: list[float], gap: float) -> list[float]:
     """Sorted label heights with a gap of at least `gap`: the mean of pushing labels up and pushing them down."""
-    raised, lowered = list(heights), list(heights)
+    raised = list(heights)
+    lowered = list(heights)
     for i in range(1, len(heights)):
         raised[i] = max(raised[i], raised[i - 1] + gap)
         lowered[-i - 1] = min(lowered[-i - 1], lowered[-i] - gap)
@@ -127,10 +138,12 @@ def _plot_cases(axis: "Axes", result: ComparisonResult, score: str) -> None:
         values = result.values(case, score)
         if values:
             axis.plot(values, [case_index] * len(values), ".", color="#999999", ms=5, zorder=2)
-            mean, deviation = result.mean(case, score), result.deviation(case, score)
+            mean = result.mean(case, score)
+            deviation = result.deviation(case, score)
             assert mean is not None
             axis.errorbar([mean], [case_index], xerr=[deviation or 0.0], fmt="o", color=curve_color(0), ms=6, capsize=3)
-            label, place = f"{mean:.{score_kind(score).digits}f}", (mean, case_index)
+            label = f"{mean:.{score_kind(score).digits}f}"
+            place = (mean, case_index)
             axis.annotate(label, place, (0, 7), textcoords="offset points", ha="center", fontsize="x-small")
     axis.set_yticks(range(len(cases)), cases)
     axis.set_ylim(len(cases) - 0.4, -0.6)
@@ -238,14 +251,21 @@ def _marker(index: int) -> dict[str, Any]:
 def _state_bytes(result: SuiteResult, task: TaskResult, case: str) -> float | None:
     """The bytes of the state at the greatest length of the costs."""
     costs = result.costs.get(case)
-    states = [] if costs is None else [cost.state_bytes for cost in costs.lengths if cost.state_bytes]
-    return states[-1] if states else None
+    if costs is None:
+        states = []
+    else:
+        states = [cost.state_bytes for cost in costs.lengths if cost.state_bytes]
+    if states:
+        return states[-1]
+    return None
 
 
 def _step_seconds(result: SuiteResult, task: TaskResult, case: str) -> float | None:
     """The mean seconds of a training."""
     measured = [m.minutes for m in task.results[EQUAL_STEPS].measurements_of(case) if m.minutes]
-    return 60 * math.fsum(measured) / len(measured) if measured else None
+    if measured:
+        return 60 * math.fsum(measured) / len(measured)
+    return None
 
 
 SCATTER_FIGURES = (

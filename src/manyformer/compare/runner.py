@@ -36,7 +36,10 @@ class ComparisonRunner:
     def __init__(
         self, comparison: Comparison, folder: Path, seeds: int, archive: MeasurementArchive | None = None
     ) -> None:
-        self.comparison, self.folder, self.seeds, self.archive = comparison, folder, seeds, archive
+        self.comparison = comparison
+        self.folder = folder
+        self.seeds = seeds
+        self.archive = archive
         self._folders = _folder_names([case.name for case in comparison.cases])
         self._measured: dict[TrainingJob, CaseMeasurement] = {}
         self._missing: set[TrainingJob] = set()
@@ -92,12 +95,16 @@ class ComparisonRunner:
         if seed == 0 and case.trained_by is None:
             return [TrainingJob(case.name, trial, 0) for trial in range(len(case.trials))]
         best = self.best_trial(case)
-        return [] if best is None else [TrainingJob(case.name, best, seed)]
+        if best is None:
+            return []
+        return [TrainingJob(case.name, best, seed)]
 
     def _best_jobs(self, case: ComparisonCase) -> list[TrainingJob]:
         """The jobs of the best trial of a case with all seeds; none before it is known."""
         best = self.best_trial(case)
-        return [] if best is None else [TrainingJob(case.name, best, seed) for seed in range(self.seeds)]
+        if best is None:
+            return []
+        return [TrainingJob(case.name, best, seed) for seed in range(self.seeds)]
 
     def _measured_of(self, jobs: Iterable[TrainingJob]) -> list[CaseMeasurement]:
         """The measurements of jobs, as far as they are there."""
@@ -111,7 +118,9 @@ class ComparisonRunner:
             if self._case(job).init_from_case is not None and self._source(job) is None:
                 return None  # the weights that it starts from are not chosen yet
             task = self.task(job)
-            entry = self.archive.entries.get(task.key) if self.archive else None
+            entry = None
+            if self.archive:
+                entry = self.archive.entries.get(task.key)
             measurement = task.load() or (entry.measurement if entry else None)
             if measurement is None or not task.is_answered_by(measurement):
                 # files are read once: others are only added by `add`
@@ -152,7 +161,8 @@ class ComparisonRunner:
     def check(self) -> None:
         """Raise UserError if a folder contains a training with different settings."""
         for job in self.known_jobs():
-            case, file = self._case(job), self.folder_of(job) / RUN_FILE
+            case = self._case(job)
+            file = self.folder_of(job) / RUN_FILE
             if case.trained_by is not None or not file.is_file():
                 continue
             if training_hash(case, as_run(file)) != training_hash(case, self.run(job)):
@@ -163,10 +173,15 @@ class ComparisonRunner:
 
     def task(self, job: TrainingJob) -> TrainingTask:
         """All that a process needs to carry out the job."""
-        case, run = self._case(job), self.run(job)
-        trained = run if case.trained_by is None else self.run(self._trained(job))
+        case = self._case(job)
+        run = self.run(job)
+        if case.trained_by is None:
+            trained = run
+        else:
+            trained = self.run(self._trained(job))
         points = tuple(None if point is None else self._at_seed(job, point) for point in case.trials[job.trial].points)
-        file, values = self.comparison.file, self.comparison.values
+        file = self.comparison.file
+        values = self.comparison.values
         selects = job.seed == 0 and len(case.trials) > 1 and case.trained_by is None
         label = case.trials[job.trial].label
         key = self._measurement_key(job)
@@ -238,7 +253,9 @@ class ComparisonRunner:
     def _measurement_key(self, job: TrainingJob) -> str:
         """A hash of all that a measurement depends on: the run, its scores and the settings of scoring."""
         case = self._case(job)
-        trained = None if case.trained_by is None else self._training_key(self._trained(job))
+        trained = None
+        if case.trained_by is not None:
+            trained = self._training_key(self._trained(job))
         points = [None if point is None else run_settings(point) for point in case.trials[job.trial].points]
         file = self.comparison.file
         return content_hash([self._training_key(job), trained, points, file.score, file.split])
@@ -249,7 +266,9 @@ class ComparisonRunner:
         run = case.trials[job.trial].run
         key = training_hash(case, run.model_copy(update={"seed": case.run.seed + job.seed}))
         source = self._source(job)
-        return key if source is None else [self._training_key(source), key]
+        if source is None:
+            return key
+        return [self._training_key(source), key]
 
 
 def _slug(name: str, characters: str) -> str:
@@ -262,7 +281,8 @@ def _folder_names(cases: list[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     for case in cases:
         slug = _slug(case, "a-z0-9") or "case"
-        suffix, name = 1, slug
+        suffix = 1
+        name = slug
         while name in names.values():
             suffix, name = suffix + 1, f"{slug}-{suffix + 1}"
         names[case] = name

@@ -67,7 +67,10 @@ class Rescorer:
     """Scores the final model of the run in `folder` under the settings of other runs."""
 
     def __init__(self, folder: Path, trained: RunConfig, names: Sequence[str], split: str) -> None:
-        self.folder, self.trained, self.names, self.split = folder, trained, names, split
+        self.folder = folder
+        self.trained = trained
+        self.names = names
+        self.split = split
         self.device = choose_device(trained.device, SINGLE_PROCESS_GROUP)
         self.model = load(folder)
 
@@ -84,7 +87,8 @@ class Rescorer:
         batch = point.batch.model_copy(update={"tokens": max(length, point.batch.tokens)})
         point = point.model_copy(update={"batch": batch})
         with torch.inference_mode():
-            likelihood, work = self._likelihood_scores(model, point), self._work_scores(model, point)
+            likelihood = self._likelihood_scores(model, point)
+            work = self._work_scores(model, point)
             scores = {name: (likelihood | work).get(name) for name in self.names}
             return RescoreResult(scores | self._task_scores(model, point))
 
@@ -117,7 +121,10 @@ class Rescorer:
     def _held_out(self, point: RunConfig, stack: ExitStack) -> HeldOutBatches:
         # prepared files of the training are never overwritten
         shared = point.data == self.trained.data or kind_of(point.data).cache_is_shared
-        cache = self.folder / "data" if shared else stack.enter_context(temporary_folder())
+        if shared:
+            cache = self.folder / "data"
+        else:
+            cache = stack.enter_context(temporary_folder())
         data = open_data(point.data, data_form(point), batch_tokens=point.batch.tokens, cache=cache, seed=point.seed)
         batches = data.valid if self.split == "valid" else data.test
         if batches is None:

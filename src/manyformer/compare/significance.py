@@ -18,11 +18,14 @@ def paired_t_test(first: Sequence[float], second: Sequence[float]) -> float | No
     differences = [a - b for a, b in zip(first, second, strict=True)]
     if len(differences) < 2:
         return None
-    mean, deviation = statistics.fmean(differences), statistics.stdev(differences)
+    mean = statistics.fmean(differences)
+    deviation = statistics.stdev(differences)
     # differences of decimals such as 0.3 - 0.1 are equal but for the rounding of their last digit
     rounding = 4 * sys.float_info.epsilon * max(map(abs, [*first, *second]))
     if deviation <= rounding:
-        return 1.0 if abs(mean) <= rounding else None
+        if abs(mean) <= rounding:
+            return 1.0
+        return None
     return student_t_tails(mean / (deviation / math.sqrt(len(differences))), len(differences) - 1)
 
 
@@ -31,13 +34,18 @@ def student_t_tails(t: float, degrees: int) -> float:
     if degrees < 1:
         raise ValueError(f"student_t_tails: degrees ({degrees}) must be at least 1")
     angle = math.atan(abs(t) / math.sqrt(degrees))
-    sine, cosine = math.sin(angle), math.cos(angle)
+    sine = math.sin(angle)
+    cosine = math.cos(angle)
     is_odd = degrees % 2
-    term, total = cosine if is_odd else 1.0, 0.0
+    term = cosine if is_odd else 1.0
+    total = 0.0
     for k in range(1 + is_odd, degrees, 2):
         total += term
         term *= k / (k + 1) * cosine**2
-    inside = 2 / math.pi * (angle + sine * total) if is_odd else sine * total
+    if is_odd:
+        inside = 2 / math.pi * (angle + sine * total)
+    else:
+        inside = sine * total
     return max(0.0, 1.0 - inside)
 
 

@@ -80,7 +80,9 @@ def _solve_case(case: ComparisonCase, target: int, reference: str) -> dict[str, 
         return {}
     defaults = get_recipe(case.run.recipe).signature.parameters
     for keyword in SIZE_KEYWORDS:
-        value = _solve_keyword(case.run, keyword, target) if keyword.name in defaults else None
+        value = None
+        if keyword.name in defaults:
+            value = _solve_keyword(case.run, keyword, target)
         if value is not None:
             return {keyword.name: value}
     names = " or ".join(keyword.name for keyword in SIZE_KEYWORDS)
@@ -97,7 +99,9 @@ def _solve_keyword(run: RunConfig, keyword: SizeKeyword, target: int) -> int | N
     step = 2
     if keyword.divisor is not None:
         # an even width of each head, for rotations
-        step = 2 * int(values[keyword.divisor]) if keyword.divisor in values else 1
+        step = 1
+        if keyword.divisor in values:
+            step = 2 * int(values[keyword.divisor])
     # a width that follows from others is usually that of a feed-forward layer
     size = values[keyword.name]
     present = int(4 * values["dim"] if size is None else size)
@@ -107,7 +111,9 @@ def _solve_keyword(run: RunConfig, keyword: SizeKeyword, target: int) -> int | N
 
     try:
         number = nearest_size(count, target, MAX_SIZE // step, start=max(1, present // step))
-        return number * step if is_as_large(count(number), target) else None
+        if is_as_large(count(number), target):
+            return number * step
+        return None
     except ValueError:
         # the recipe refuses some of the values
         return None

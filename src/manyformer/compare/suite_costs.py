@@ -75,7 +75,10 @@ def measure_case_costs(
 def state_bytes_at(recipe: str, keywords: Mapping[str, Any], length: int) -> int | None:
     """The bytes of a model's state after `length` tokens; None if it has none or cannot have that length."""
     parameters = get_recipe(recipe).signature.parameters
-    longer = {"max_length": length} if "max_length" in parameters else {}
+    if "max_length" in parameters:
+        longer = {"max_length": length}
+    else:
+        longer = {}
     try:
         return state_bytes_after(build_on_meta(recipe, {**keywords, **longer}), length)
     except ValueError:

@@ -62,8 +62,13 @@ class TaskResult:
     def best_case(self, cases: Sequence[str], column: str = EQUAL_STEPS) -> str | None:
         """The case with the best mean."""
         means = {case: mean for case in cases if (mean := self.results[column].mean(case, self.score)) is not None}
-        choose = min if score_kind(self.score).lower_is_better else max
-        return choose(means, key=lambda case: means[case]) if means else None
+        if score_kind(self.score).lower_is_better:
+            choose = min
+        else:
+            choose = max
+        if means:
+            return choose(means, key=lambda case: means[case])
+        return None
 
     def p_values(self, cases: Sequence[str], column: str = EQUAL_STEPS) -> dict[str, float]:
         """The adjusted p-value of each other case against the best, paired over seeds, if it has all seeds."""
@@ -74,7 +79,9 @@ class TaskResult:
         """The cases that differ from the best by the same amount with every seed, of which a t-test says nothing."""
         tests = self._tests(cases, column)
         best = self.best_case(cases, column)
-        seeds = len(self.results[column].values(best, self.score)) if best is not None else 0
+        seeds = 0
+        if best is not None:
+            seeds = len(self.results[column].values(best, self.score))
         return [case for case, p_value in tests.items() if p_value is None and seeds > 1]
 
     def _tests(self, cases: Sequence[str], column: str) -> dict[str, float | None]:
@@ -204,12 +211,15 @@ class SuiteResult:
         return Table(title, ["case", *(task.task.name for task in tasks)], rows)
 
     def _cell(self, task: TaskResult, column: str, case: str) -> str:
-        values, mean = task.results[column].values(case, task.score), task.results[column].mean(case, task.score)
+        values = task.results[column].values(case, task.score)
+        mean = task.results[column].mean(case, task.score)
         if mean is None:
             return NO_VALUE
         mark = " *" if self._is_best(task, column, case) else ""
         digits = score_kind(task.score).digits
-        span = f" ({min(values):.{digits}f}-{max(values):.{digits}f})" if len(values) > 1 else ""
+        span = ""
+        if len(values) > 1:
+            span = f" ({min(values):.{digits}f}-{max(values):.{digits}f})"
         return f"{mean:.{digits}f}{span}{mark}"
 
     def _is_best(self, task: TaskResult, column: str, case: str) -> bool:
@@ -220,7 +230,8 @@ class SuiteResult:
     def _task_table(self, task: TaskResult) -> Table:
         """The table of one task: every score at every value of the sweep, the best trial, and the p-value."""
         result = task.results[EQUAL_STEPS]
-        p_values, rows = task.p_values(self.cases), []
+        p_values = task.p_values(self.cases)
+        rows = []
         for case, cells in zip(result.cases, result.rows, strict=True):
             trial = next((m.trial for m in result.measurements_of(case)), "")
             p_value = p_values.get(case)
@@ -249,4 +260,6 @@ def _number(value: float | None) -> str:
     """Three significant digits, or all digits before the point."""
     if value is None:
         return NO_VALUE
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"

@@ -36,7 +36,9 @@ from manyformer.system.stop_signals import resumable
 from manyformer.train.run_folder import recipe_lookup
 from manyformer.type_aliases import LogFn
 
-ARCHIVE_FILE, TIMINGS_FILE, COSTS_FILE = "measurements.jsonl", "timings.jsonl", "costs.jsonl"
+ARCHIVE_FILE = "measurements.jsonl"
+TIMINGS_FILE = "timings.jsonl"
+COSTS_FILE = "costs.jsonl"
 """The files of a suite's folder from which it goes on: they may be copied to another machine."""
 
 ALL = "all"
@@ -95,7 +97,9 @@ def fitting_recipes(suite: Suite) -> list[str]:
 
 
 def _with_equal_sizes(task: SuiteTask, reference: str) -> SuiteTask:
-    pretrained = None if task.pretrained is None else match_sizes(task.pretrained, reference)
+    pretrained = None
+    if task.pretrained is not None:
+        pretrained = match_sizes(task.pretrained, reference)
     return replace(task, comparison=match_sizes(task.comparison, reference), pretrained=pretrained)
 
 
@@ -103,9 +107,15 @@ class SuiteRunner:
     """Plans and carries out the trainings of a suite in a folder."""
 
     def __init__(self, suite: Suite, folder: Path, options: SuiteOptions, on_progress: LogFn, log: LogFn) -> None:
-        self.suite, self.folder, self.options = suite, folder, options
-        self.on_progress, self.log = on_progress, log
-        self.seeds = suite.file.seeds if options.seeds is None else options.seeds
+        self.suite = suite
+        self.folder = folder
+        self.options = options
+        self.on_progress = on_progress
+        self.log = log
+        if options.seeds is None:
+            self.seeds = suite.file.seeds
+        else:
+            self.seeds = options.seeds
         self.archive = open_archive(folder / ARCHIVE_FILE)
         self.timings = JsonLines(folder / TIMINGS_FILE, TrainingTiming, "a line of timings")
         self.costs = JsonLines(folder / COSTS_FILE, CaseCosts, "a line of costs of models")

@@ -65,7 +65,9 @@ class TrainingTask:
             record = MeasurementRecord.read(file)
         except DamagedFile as damage:
             raise DamagedFile(f"{damage}; remove it, and the trained model is measured again") from None
-        return record.measurement if record.key == self.key and self.is_answered_by(record.measurement) else None
+        if record.key == self.key and self.is_answered_by(record.measurement):
+            return record.measurement
+        return None
 
     def is_answered_by(self, measurement: CaseMeasurement) -> bool:
         """Whether a measurement has all that the task asks for; one of a training that diverged has no scores."""
@@ -95,11 +97,15 @@ class TrainingTask:
             # a divergence is a result too: dashes with the reason
             no_scores = dict.fromkeys(self.scores)
             reason = f"seed {self.run.seed}: {error}"
-            results, parameters = [RescoreResult(no_scores, reason)] * len(self.points), None
-        scores, reasons = tuple(result.scores for result in results), tuple(result.reason for result in results)
+            results = [RescoreResult(no_scores, reason)] * len(self.points)
+            parameters = None
+        scores = tuple(result.scores for result in results)
+        reasons = tuple(result.reason for result in results)
         rows = list(read_rows(trained_folder / "metrics.jsonl"))
         last = rows[-1] if rows else {"step": 0, "tokens": 0}
-        minutes = last["seconds"] / 60 if rows and self.trains else None
+        minutes = None
+        if rows and self.trains:
+            minutes = last["seconds"] / 60
         effort = minutes, last["step"], last["tokens"]
         measurement = CaseMeasurement(
             self.case, self.run.seed, scores, reasons, *effort, parameters, self.trial, selection

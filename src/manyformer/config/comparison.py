@@ -130,4 +130,6 @@ class Comparison:
 
     def stage(self, case: ComparisonCase) -> int:
         """The number of cases that must be trained one after the other before this one."""
-        return 0 if case.init_from_case is None else 1 + self.stage(self.case(case.init_from_case))
+        if case.init_from_case is None:
+            return 0
+        return 1 + self.stage(self.case(case.init_from_case))

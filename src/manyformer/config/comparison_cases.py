@@ -62,9 +62,13 @@ class CaseReader:
         if not trials:
             return []
         init_from = trials[0].run.init_from
-        init_from_case = init_from if init_from in self.settings.data else None
+        init_from_case = None
+        if init_from in self.settings.data:
+            init_from_case = init_from
         case = ComparisonCase(name, tuple(trials), trained_by, init_from_case)
-        return [case] if self.file.select == "best" else [_single_trial(case, trial) for trial in trials]
+        if self.file.select == "best":
+            return [case]
+        return [_single_trial(case, trial) for trial in trials]
 
     def _trial_settings(self) -> Iterator[dict[str, Any]]:
         """The combinations of the values of all trials; one empty combination without trials."""
@@ -101,7 +105,8 @@ class CaseReader:
 
     def _check_init_order(self, case: ComparisonCase, by_name: dict[str, ComparisonCase]) -> None:
         """Check that the source of initial weights is a trained case and that there is no cycle."""
-        source, visited = by_name.get(case.init_from_case or ""), {case.name}
+        source = by_name.get(case.init_from_case or "")
+        visited = {case.name}
         while source is not None and source.trained_by is None and source.name not in visited:
             visited.add(source.name)
             source = by_name.get(source.init_from_case or "")
@@ -150,7 +155,9 @@ def _single_trial(case: ComparisonCase, trial: CaseTrial) -> ComparisonCase:
     def renamed(name: str) -> str:
         return f"{name}, {trial.label}"
 
-    trained_by = None if case.trained_by is None else renamed(case.trained_by)
+    trained_by = None
+    if case.trained_by is not None:
+        trained_by = renamed(case.trained_by)
     trial = replace(trial, label="")
     source = None
     if case.init_from_case is not None:

@@ -95,10 +95,14 @@ def _keyword_rows(values: Mapping[str, Any], signature: inspect.Signature | None
     rows = []
     for keyword in describe_keywords(signature) if signature else []:
         value = values.get(keyword.name, keyword.default)
-        default = "required" if value is inspect.Parameter.empty else _default_text(value)
+        default = "required"
+        if value is not inspect.Parameter.empty:
+            default = _default_text(value)
         rows.append(SettingHelp(f"model.{keyword.name}", keyword.type, default, keyword.meaning))
     return rows
 
 
 def _default_text(value: Any) -> str:
-    return value if isinstance(value, str) else format_value(value)
+    if isinstance(value, str):
+        return value
+    return format_value(value)

@@ -29,11 +29,14 @@ InitialModelFn = Callable[[str, str], InitialModel | None]
 
 def find_saved_model(settings: SettingLayer, default_out: str, describe: InitialModelFn | None) -> InitialModel | None:
     """The model that the settings name as `init_from`; None without one, for wrong values and for a recorded run."""
-    path, out = settings.data.get("init_from"), settings.data.get("out") or default_out
+    path = settings.data.get("init_from")
+    out = settings.data.get("out") or default_out
     is_override = bool(settings.location_of(("init_from",)).argument)
     if describe is None or (settings.data.keys() >= RECORDED_SETTINGS and not is_override):
         return None
-    return describe(path, out) if isinstance(path, str) and path and isinstance(out, str) else None
+    if isinstance(path, str) and path and isinstance(out, str):
+        return describe(path, out)
+    return None
 
 
 def with_saved_tokenizer(settings: SettingLayer, saved: InitialModel | None) -> SettingLayer:

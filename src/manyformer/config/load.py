@@ -68,7 +68,9 @@ class RecipeLookup(NamedTuple):
 
     def keywords(self, name: object) -> set[str]:
         """The keywords of a recipe; none if it is unknown."""
-        return set(self.signature_of(name).parameters) if isinstance(name, str) and not self.problem(name) else set()
+        if isinstance(name, str) and not self.problem(name):
+            return set(self.signature_of(name).parameters)
+        return set()
 
 
 class RunTarget(NamedTuple):
@@ -100,16 +102,21 @@ def merge_run(target: RunTarget, overrides: Sequence[str] | Mapping[str, Any], r
     early = stack([*target.layers, _early_overrides(parsed_overrides)])
     imports = import_named(early, recipes.import_modules)
     saved = find_saved_model(early, f"runs/{target.name}", recipes.saved_model)
-    unnamed = {} if saved is None or "recipe" in early.data else {"recipe": saved.recipe}
+    if saved is None or "recipe" in early.data:
+        unnamed = {}
+    else:
+        unnamed = {"recipe": saved.recipe}
     recipe = early.data.get("recipe", unnamed.get("recipe"))
     lower = stack(_fit_keywords_to_recipe(target.layers, recipe, recipes))
-    signature, task = None, None
+    signature = None
+    task = None
     if problem := recipes.problem(recipe) if recipe else "":
         if imports is None and early.data.get("import"):
             problem += "; the run imports modules that may define it: name them with --import"
         override_errors.append(SettingError(early.location_of(("recipe",)), "recipe", problem))
     elif isinstance(recipe, str) and recipe:
-        signature, task = recipes.signature_of(recipe), recipes.task_of(recipe) if recipes.task_of else None
+        signature = recipes.signature_of(recipe)
+        task = recipes.task_of(recipe) if recipes.task_of else None
     defaults = SettingLayer(unnamed | ({} if task is None else _task_defaults(task)))
     base = stack([defaults, lower])
     upper, placement_errors = place_overrides(parsed_overrides, base, signature)
@@ -142,7 +149,8 @@ def import_named(layer: SettingLayer, import_modules: ImportFn | None) -> tuple[
     Raises UserErrors."""
     if import_modules is None:
         return None
-    setting, location = layer.data.get("import", ()), layer.location_of(("import",))
+    setting = layer.data.get("import", ())
+    location = layer.location_of(("import",))
     names = [setting] if isinstance(setting, str) else setting
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         return ()  # validation reports it
@@ -163,7 +171,8 @@ def _early_overrides(overrides: list[SettingOverride]) -> SettingLayer:
 
 def describe_misfits(recipe: str, task: TaskProtocol, kind: str | None, metric: object) -> dict[str, str]:
     """A message for each setting that the task does not have: the kind of data and the metric, None if unset."""
-    messages, kinds = {}, task.data_kinds()
+    messages = {}
+    kinds = task.data_kinds()
     if kind not in (None, *kinds):
         messages["data.kind"] = f"{recipe} ({task.name}) learns from {' or '.join(kinds)}, not from {kind}"
     task = task.variant(kind or kinds[0])
@@ -178,10 +187,13 @@ def _check_recipe_fits(
 ) -> list[SettingError]:
     """Errors of data and schedule that do not fit the recipe."""
     errors = []
-    data, evaluate = selected_member("data", merged.data), merged.data.get("evaluate")
+    data = selected_member("data", merged.data)
+    evaluate = merged.data.get("evaluate")
     if task is not None:
         kind = None if data is None else tag_of(data, "kind")
-        metric = evaluate.get("metric") if isinstance(evaluate, dict) else None
+        metric = None
+        if isinstance(evaluate, dict):
+            metric = evaluate.get("metric")
         errors += [
             SettingError(merged.location_of(tuple(key.split("."))), key, message)
             for key, message in describe_misfits(recipe, task, kind, metric).items()
@@ -196,7 +208,9 @@ def _check_recipe_fits(
 
 def _fit_keywords_to_recipe(layers: list[SettingLayer], recipe: Any, recipes: RecipeLookup) -> list[SettingLayer]:
     """The layers without model keywords that the recipe they were written for has and `recipe` does not have."""
-    fitted, layer_recipe, keywords = [], None, recipes.keywords(recipe)
+    fitted = []
+    layer_recipe = None
+    keywords = recipes.keywords(recipe)
     for layer in layers:
         layer_recipe = layer.data.get("recipe", layer_recipe)
         fitted.append(without_keywords(layer, recipes.keywords(layer_recipe) - keywords if keywords else set()))
@@ -206,7 +220,9 @@ def _fit_keywords_to_recipe(layers: list[SettingLayer], recipe: Any, recipes: Re
 def model_keywords(layer: SettingLayer) -> set[str]:
     """The names of the model keywords that a layer sets."""
     model = layer.data.get("model")
-    return set(model) if isinstance(model, dict) else set()
+    if isinstance(model, dict):
+        return set(model)
+    return set()
 
 
 def without_keywords(layer: SettingLayer, keywords: Container[str]) -> SettingLayer:
@@ -222,7 +238,9 @@ def _sort_key(error: SettingError) -> tuple[bool, str, int, int]:
 
 
 def _resolve_target(target: str | Path, recipes: RecipeLookup) -> RunTarget:
-    name, path, shipped = str(target), Path(target), shipped_runs()
+    name = str(target)
+    path = Path(target)
+    shipped = shipped_runs()
     if path.is_dir() and (path / RUN_FILE).is_file():
         path = path / RUN_FILE
     is_yaml = path.suffix in (".yaml", ".yml")
@@ -247,7 +265,9 @@ def _resolve_target(target: str | Path, recipes: RecipeLookup) -> RunTarget:
 
 
 def _suggestion(text: str) -> str:
-    return f"; {text}" if text.startswith("did") else ""
+    if text.startswith("did"):
+        return f"; {text}"
+    return ""
 
 
 def extends_chain(path: Path) -> tuple[list[SettingLayer], list[SettingError]]:
@@ -269,7 +289,8 @@ def extends_chain(path: Path) -> tuple[list[SettingLayer], list[SettingError]]:
             break
         base, problem = find_base_file(extends, current.parent)
         if base is not None and base.resolve() in visited:
-            base, problem = None, f"{extends} extends this file in turn"
+            base = None
+            problem = f"{extends} extends this file in turn"
         if base is None:
             errors.append(SettingError(layer.location_of(("extends",)), "extends", problem))
         current = base

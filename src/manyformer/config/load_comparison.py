@@ -93,7 +93,8 @@ def read_cases(
 
 def find_comparison(target: str | Path) -> tuple[str, Path]:
     """The name and the file of a comparison. Raises UserError with the most similar names."""
-    shipped, path = shipped_comparisons(), Path(target)
+    shipped = shipped_comparisons()
+    path = Path(target)
     if str(target) in shipped:
         return str(target), shipped[str(target)]
     if path.is_file():
@@ -105,7 +106,8 @@ def find_comparison(target: str | Path) -> tuple[str, Path]:
 
 def take_mapping(layer: SettingLayer, key: str, errors: list[SettingError], *, nested: bool = False) -> SettingLayer:
     """Remove a key from the layer and return its value, which must be a mapping (`nested`: of mappings)."""
-    value, locations = layer.data.pop(key, None), layer.locations_below((key,))
+    value = layer.data.pop(key, None)
+    locations = layer.locations_below((key,))
     parts = {} if value is None else value
     if not isinstance(parts, dict):
         errors.append(SettingError(layer.location_of((key,)), key, f"must be a mapping, not {format_value(parts)}"))

@@ -35,11 +35,14 @@ def parse_overrides(overrides: Sequence[str] | Mapping[str, Any]) -> tuple[list[
         argument = arguments.pop(0)
         key, equals, text = argument.removeprefix("--").partition("=")
         if not equals and argument.startswith("--") and arguments and not arguments[0].startswith("--"):
-            equals, text = "=", arguments.pop(0)
+            equals = "="
+            text = arguments.pop(0)
         if not equals or not key.strip():
             is_option = argument.startswith("--") and key
             needs_value = f"needs a value, as in `{argument} true`"
-            message = needs_value if is_option else "is no setting; write key=value or --key value"
+            message = "is no setting; write key=value or --key value"
+            if is_option:
+                message = needs_value
             errors.append(
                 SettingError(SourceLocation(argument=argument if argument.strip() else repr(argument)), "", message)
             )
@@ -61,7 +64,8 @@ def place_overrides(
     overrides: Sequence[SettingOverride], base: SettingLayer, signature: inspect.Signature | None
 ) -> tuple[SettingLayer, list[SettingError]]:
     """Put all overrides into one layer, later ones over earlier ones; bare keywords go to the model section."""
-    layer, errors = SettingLayer(), list[SettingError]()
+    layer = SettingLayer()
+    errors = list[SettingError]()
     dotted = [override for override in overrides if "." in override.key or override.key in RUN_SETTINGS]
     # Dotted keys select the members of unions, which decides what settings a bare keyword could mean.
     settings = SettingLayer()
@@ -96,7 +100,8 @@ def _expand_key(key: str, valid_names: list[str], signature: inspect.Signature |
 
 
 def _put_override(layer: SettingLayer, key: str, override: SettingOverride) -> None:
-    path, value = tuple(key.split(".")[:2]), override.value
+    path = tuple(key.split(".")[:2])
+    value = override.value
     locations: dict[SettingPath, SourceLocation] = {(): override.location}
     if key in {*SECTIONS, "model"} and isinstance(value, dict | None):
         for name, item in (value or {}).items():
@@ -111,6 +116,9 @@ def _make_override(key: str, value: Any, text: str) -> SettingOverride:
 
 
 def _argument_location(key: str, text: str) -> SourceLocation:
-    quoted = f"'{text}'" if not text or any(character.isspace() for character in text) else text
+    if not text or any(character.isspace() for character in text):
+        quoted = f"'{text}'"
+    else:
+        quoted = text
     key = key.strip()
     return SourceLocation(argument=f"--{key} {quoted}", key=key.replace("-", "_"))

@@ -118,7 +118,9 @@ class RunConfig(ConfigSection):
         if self.schedule.warmup is not None:
             return self.schedule.warmup
         default = DEFAULT_WARMUP[self.schedule.name]
-        return default if self.limits.steps is None else min(default, max(1, self.limits.steps // 10))
+        if self.limits.steps is None:
+            return default
+        return min(default, max(1, self.limits.steps // 10))
 
     @classmethod
     def fill(cls, settings: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +135,8 @@ class RunConfig(ConfigSection):
         if isinstance(self.schedule, NoamSchedule) and self.optim.lr is not None:
             message = "noam sets the learning rate itself; leave optim.lr out or null, and change schedule.scale"
             yield SettingConflict(("optim", "lr"), message, ("schedule.name",))
-        steps, warmup = self.limits.steps, self.schedule.warmup
+        steps = self.limits.steps
+        warmup = self.schedule.warmup
         if steps is not None and warmup is not None and warmup >= steps:
             reason = "the rate would never reach its peak"
             message = f"{warmup} steps of warm-up do not fit in limits.steps {steps}; {reason}"
@@ -194,5 +197,7 @@ def _with_default_lr(optim: Any) -> Any:
     if isinstance(optim, dict) and optim.get("lr") is None:
         name = optim.get("name", AdamWConfig().name)
         # a name that no optimizer has is refused with the section
-        return {**optim, "lr": DEFAULT_LR[name]} if isinstance(name, str) and name in DEFAULT_LR else optim
+        if isinstance(name, str) and name in DEFAULT_LR:
+            return {**optim, "lr": DEFAULT_LR[name]}
+        return optim
     return optim

@@ -34,7 +34,8 @@ def differences(old: RunConfig, new: RunConfig) -> list[str]:
 
     If the member of a union has changed (another optimizer), only that is reported.
     """
-    old_settings, new_settings = _flatten(old), _flatten(new)
+    old_settings = _flatten(old)
+    new_settings = _flatten(new)
     for section, (tag, _) in UNION_TAGS.items():
         if old_settings[f"{section}.{tag}"] != new_settings[f"{section}.{tag}"]:
             old_settings, new_settings = (

@@ -39,7 +39,8 @@ def read_run_file(path: FilePath, errors: list[SettingError]) -> tuple[SettingLa
 
     Raises UserError if the file cannot be read.
     """
-    requirement, example = "a run file names at least a recipe", "`recipe: transformer-lm`"
+    requirement = "a run file names at least a recipe"
+    example = "`recipe: transformer-lm`"
     return split_extends(read_mapping(path, requirement, example, errors), errors)
 
 
@@ -104,7 +105,8 @@ class LocatedYAML:
         """The only document in the text, None if there is none or it is invalid; errors are collected."""
         match = Reader.NON_PRINTABLE.search(text)
         if match:
-            line, column = text.count("\n", 0, match.start()) + 1, match.start() - text.rfind("\n", 0, match.start())
+            line = text.count("\n", 0, match.start()) + 1
+            column = match.start() - text.rfind("\n", 0, match.start())
             message = f"holds a character that does not belong into text (U+{ord(match.group()):04X})"
             self.errors.append(SettingError(SourceLocation(self.file, line, column), "", message))
             return None
@@ -122,7 +124,8 @@ class LocatedYAML:
             return None
 
     def _document(self, events: Iterator[yaml.Event]) -> Any:
-        value, documents = None, 0
+        value = None
+        documents = 0
         for event in events:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
@@ -148,7 +151,9 @@ class LocatedYAML:
         if isinstance(event, yaml.SequenceStartEvent):
             return self._sequence(events, path)
         assert isinstance(event, yaml.ScalarEvent)
-        return event.value if event.style else resolve_scalar(event.value)
+        if event.style:
+            return event.value
+        return resolve_scalar(event.value)
 
     def _mapping(self, events: Iterator[yaml.Event], path: SettingPath) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
@@ -195,7 +200,10 @@ class LocatedYAML:
     def _add_yaml_error(self, error: yaml.MarkedYAMLError) -> None:
         clear_texts = ((text, at_context) for part, text, at_context in _YAML_PROBLEMS if part in str(error.problem))
         message, at_context = next(clear_texts, (f"is not YAML: {error.problem}", False))
-        marks = [error.context_mark, error.problem_mark] if at_context else [error.problem_mark, error.context_mark]
+        if at_context:
+            marks = [error.context_mark, error.problem_mark]
+        else:
+            marks = [error.problem_mark, error.context_mark]
         line, column = next(((mark.line + 1, mark.column + 1) for mark in marks if mark), (1, 1))
         self.errors.append(SettingError(SourceLocation(self.file, line, column), "", message))
 
@@ -211,7 +219,8 @@ def _read_text(path: FilePath) -> str:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         preceding = raw[: error.start].decode("utf-8", errors="replace")
-        line, column = preceding.count("\n") + 1, len(preceding) - preceding.rfind("\n")
+        line = preceding.count("\n") + 1
+        column = len(preceding) - preceding.rfind("\n")
         problem = f"is not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}; save the file as UTF-8"
         raise UserError(f"{path}:{line}:{column}: {problem}") from error
 

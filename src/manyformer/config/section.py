@@ -52,7 +52,9 @@ class ConfigSection(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, settings: Any) -> Any:
-        return cls.fill(dict(settings)) if isinstance(settings, dict) else settings
+        if isinstance(settings, dict):
+            return cls.fill(dict(settings))
+        return settings
 
     @model_validator(mode="after")
     def _check_conflicts(self) -> Self:
@@ -70,7 +72,10 @@ class ConfigSection(BaseModel):
 
 def _int_from_float(value: Any) -> Any:
     # Users type `steps=1e5`, which YAML reads as a float.
-    number = int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, float) and value.is_integer():
+        number = int(value)
+    else:
+        number = value
     if isinstance(number, int) and number > MAX_INT:
         raise PydanticCustomError("forms", "must be {forms}", {"forms": f"at most {MAX_INT}"})
     return number
@@ -78,7 +83,9 @@ def _int_from_float(value: Any) -> Any:
 
 def _tuple_from_list(value: Any) -> Any:
     # YAML has only lists; a frozen model needs tuples.
-    return tuple(value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(value)
+    return value
 
 
 TupleOrText = BeforeValidator(lambda value: (value,) if isinstance(value, str) else _tuple_from_list(value))

@@ -25,7 +25,10 @@ class SourceLocation(NamedTuple):
         prefix = f"{path}: " if path and path != self.key else ""
         if self.argument:
             return f"{self.argument}: {prefix}{message}"
-        source = f"{self.file}:{self.line}:{self.column}: " if self.line else f"{self.file}: " if self.file else ""
+        if self.line:
+            source = f"{self.file}:{self.line}:{self.column}: "
+        else:
+            source = f"{self.file}: " if self.file else ""
         return f"{source}{prefix}{message}"
 
 
@@ -128,5 +131,7 @@ def _selects_other_member(section: str, lower: dict[str, Any], upper: dict[str, 
 
 def _selects_other_variant(lower: dict[str, Any], upper: dict[str, Any]) -> bool:
     kind = lower.get("kind")
-    setting = DATA_SECTIONS[kind].variant_setting if isinstance(kind, str) and kind in DATA_SECTIONS else None
+    setting = None
+    if isinstance(kind, str) and kind in DATA_SECTIONS:
+        setting = DATA_SECTIONS[kind].variant_setting
     return setting is not None and setting in lower and bool(upper.get(setting, lower[setting]) != lower[setting])

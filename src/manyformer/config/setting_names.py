@@ -23,7 +23,9 @@ SECTIONS = frozenset(_MEMBERS)
 
 def section_members(section: str) -> tuple[type[ConfigSection], ...]:
     """The classes of a section: one, or all members of a union; of `data`, all kinds registered so far."""
-    return tuple(DATA_SECTIONS.values()) if section == "data" else _MEMBERS[section]
+    if section == "data":
+        return tuple(DATA_SECTIONS.values())
+    return _MEMBERS[section]
 
 
 RUN_SETTINGS = tuple(field.alias or name for name, field in RunConfig.model_fields.items())
@@ -64,7 +66,10 @@ def selected_member(section: str, data: dict[str, Any]) -> type[ConfigSection] |
         return members[0]
     tag, default = UNION_TAGS[section]
     section_data = data.get(section)
-    tag_value = section_data.get(tag, default) if isinstance(section_data, dict) else default
+    if isinstance(section_data, dict):
+        tag_value = section_data.get(tag, default)
+    else:
+        tag_value = default
     if section == "data":
         return select_section({tag: tag_value, **(section_data if isinstance(section_data, dict) else {})})
     return next((member for member in members if tag_of(member, tag) == tag_value), None)
@@ -96,9 +101,12 @@ def variant_of_setting(data: dict[str, Any], name: str) -> str:
         or name in section.model_fields
     ):
         return ""
-    tag, variants = section.variant_setting, section.variants
+    tag = section.variant_setting
+    variants = section.variants
     owners = [variant for variant, member in variants.items() if name in member.model_fields]
-    return f"is a setting of data.{tag}={' and '.join(owners)}, not of {tag_of(section, tag)}" if owners else ""
+    if owners:
+        return f"is a setting of data.{tag}={' and '.join(owners)}, not of {tag_of(section, tag)}"
+    return ""
 
 
 def leaf(name: str) -> str:
@@ -112,7 +120,10 @@ def suggest_setting(unknown_name: str, valid_names: Sequence[str]) -> str:
     if suggestions:
         return f"did you mean {' or '.join(suggestions[:3])}?"
     section = unknown_name.rpartition(".")[0]
-    section_names = [leaf(name) for name in valid_names if name.rpartition(".")[0] == section] if section else []
+    if section:
+        section_names = [leaf(name) for name in valid_names if name.rpartition(".")[0] == section]
+    else:
+        section_names = []
     if section_names:
         return f"known in {section}: {', '.join(sorted(section_names))}"
     return f"known: {', '.join(dict.fromkeys(name.partition('.')[0] for name in [*valid_names, 'model']))}"
@@ -145,16 +156,16 @@ def _similar_names(unknown_name: str, valid_names: Sequence[str]) -> list[str]:
 
 def _path_similarity(unknown_name: str, name: str) -> float:
     """Similarity of the last parts of two names, lower in different sections unless one is misspelled."""
-    unknown_leaf, valid_leaf = leaf(unknown_name), leaf(name)
+    unknown_leaf = leaf(unknown_name)
+    valid_leaf = leaf(name)
     similarity = _similarity(unknown_leaf, valid_leaf)
     if len(unknown_leaf) > 3 and unknown_leaf in valid_leaf:
         similarity = max(similarity, _MIN_SIMILARITY + 0.1)  # decay, of weight_decay
-    section, name_section = unknown_name.rpartition(".")[0], name.rpartition(".")[0]
-    return (
-        similarity
-        if section == name_section
-        else max(similarity - 0.1, min(similarity, _similarity(section, name_section)))
-    )
+    section = unknown_name.rpartition(".")[0]
+    name_section = name.rpartition(".")[0]
+    if section == name_section:
+        return similarity
+    return max(similarity - 0.1, min(similarity, _similarity(section, name_section)))
 
 
 def _similarity(first: str, second: str) -> float:

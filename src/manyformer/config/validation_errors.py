@@ -103,8 +103,14 @@ def _setting_path(details: ErrorDetails) -> SettingPath:
 
 def _tags(section: str) -> set[str]:
     """The settings that select the member of a section, and the variant of a kind of data."""
-    tags = {UNION_TAGS[section][0]} if section in UNION_TAGS else set()
-    variants = {member.variant_setting for member in DATA_SECTIONS.values()} if section == "data" else set()
+    if section in UNION_TAGS:
+        tags = {UNION_TAGS[section][0]}
+    else:
+        tags = set()
+    if section == "data":
+        variants = {member.variant_setting for member in DATA_SECTIONS.values()}
+    else:
+        variants = set()
     return tags | {setting for setting in variants if setting is not None}
 
 
@@ -153,7 +159,9 @@ def _setting_error(
 
 def error_text(details: ErrorDetails, path: SettingPath, valid_names: list[str]) -> str:
     """Turn pydantic's error into a readable message; `valid_names` are the names of all settings."""
-    kind, value, ctx = details["type"], details["input"], details.get("ctx", {})
+    kind = details["type"]
+    value = details["input"]
+    ctx = details.get("ctx", {})
     if kind == "extra_forbidden":
         return f"no such setting; {suggest_setting(_dotted(path), valid_names)}"
     if kind == "missing":
@@ -172,10 +180,15 @@ def error_text(details: ErrorDetails, path: SettingPath, valid_names: list[str])
         return f"must be {_TYPES[kind]}, got {format_value(value)}"
     if kind in _BOUNDS:
         key, relation = _BOUNDS[kind]
-        bound = ctx[key] if isinstance(ctx[key], int) else f"{ctx[key]:g}"
+        if isinstance(ctx[key], int):
+            bound = ctx[key]
+        else:
+            bound = f"{ctx[key]:g}"
         return f"must be {relation} {bound}, got {format_value(value)}"
     if kind == "string_type":
-        quote = f"; for text write '{value}'" if isinstance(value, int | float) and not isinstance(value, bool) else ""
+        quote = ""
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            quote = f"; for text write '{value}'"
         return f"must be text, got {format_value(value)}{quote}"
     if kind == "string_too_short":
         return "must not be empty"
@@ -183,11 +196,15 @@ def error_text(details: ErrorDetails, path: SettingPath, valid_names: list[str])
 
 
 def _not_a_mapping(value: Any, section: str) -> str:
-    tag = UNION_TAGS[section][0] if section in UNION_TAGS else ""
+    tag = ""
+    if section in UNION_TAGS:
+        tag = UNION_TAGS[section][0]
     message = f"must be a mapping of settings, got {format_value(value)}"
     if section == "data" and isinstance(value, str) and value not in _member_tags(section):
         return f"{message}; did you mean data.path?"
-    return f"{message}; did you mean {section}.{tag}?" if tag and isinstance(value, str) else message
+    if tag and isinstance(value, str):
+        return f"{message}; did you mean {section}.{tag}?"
+    return message
 
 
 def _required_setting_help(path: SettingPath) -> str:

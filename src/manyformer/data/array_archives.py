@@ -145,7 +145,9 @@ def describe_unread(path: Path, members: Collection[str], names: Collection[str]
         return None
     more = ", ..." if len(unread) > 10 else ""
     shown = ", ".join(_short(name) for name in unread[:10])
-    reason = f" (arrays have the names {', '.join(names)})" if names else ""
+    reason = ""
+    if names:
+        reason = f" (arrays have the names {', '.join(names)})"
     return f"{path}: not read: {shown}{more}{reason}"
 
 
@@ -203,7 +205,8 @@ def _read_header(file: IO[bytes], path: Path, name: str) -> ArrayHeader:
     try:
         text = content.decode("utf-8" if version == (3, 0) else "latin-1")
         fields = ast.literal_eval(_PYTHON_2_INTEGER.sub("", text))
-        shape, fortran_order = fields["shape"], fields["fortran_order"]
+        shape = fields["shape"]
+        fortran_order = fields["fortran_order"]
         dtype = np.lib.format.descr_to_dtype(fields["descr"])
     # MemoryError and RecursionError are those of the parser for deep nesting
     except (ValueError, SyntaxError, TypeError, KeyError, IndexError, MemoryError, RecursionError) as error:
@@ -259,4 +262,6 @@ def _check_values(values: NDArray[Any], path: Path, name: str) -> None:
 
 def _short(text: str) -> str:
     """A text for messages, of bounded length and without control characters."""
-    return f"{text[:120]}..." if len(text) > 120 else text
+    if len(text) > 120:
+        return f"{text[:120]}..."
+    return text

@@ -108,7 +108,8 @@ def complete_splits(
         pool = splits.get("train", free)
         drawn = random_generator(FIXED_SEED).permutation(pool)
         count = max(1, round_share(valid, len(pool)))
-        splits["valid"], splits["train"] = np.sort(drawn[:count]), np.sort(drawn[count:])
+        splits["valid"] = np.sort(drawn[:count])
+        splits["train"] = np.sort(drawn[count:])
     splits.setdefault("train", free)
     if not len(splits["train"]):
         raise UserError(f"{path}: there is no label to learn; too few are left when some are held out")

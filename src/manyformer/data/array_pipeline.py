@@ -138,7 +138,9 @@ class ArrayPipeline(DataPipeline[KindSection], Generic[KindSection, ArraysT, Spl
         arrays = self.arrays.to_arrays()
         write_arrays(folder / self.file_name, arrays)
         digest = hash_arrays(arrays)
-        previous = read_record(self.request.cache) if self.request.belongs_to_model else None
+        previous = None
+        if self.request.belongs_to_model:
+            previous = read_record(self.request.cache)
         if previous is not None and previous.sources.get(self.file_name) != digest:
             raise UserError(
                 f"{self.path}: these {self.nouns} are others than those that this run was trained on; "

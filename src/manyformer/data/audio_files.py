@@ -55,14 +55,18 @@ class FolderRecordings(RecordingSource):
     The group is the first folder below the root."""
 
     def __init__(self, name: str, root: Path, files: list[Path], data: AudioData) -> None:
-        self.name, self._root, self._files, self._data = name, root, files, data
+        self.name = name
+        self._root = root
+        self._files = files
+        self._data = data
         if not files:
             suffixes = " ".join(sorted(AUDIO_SUFFIXES))
             raise UserError(f"{root}: this folder has no recordings (searched for {suffixes})")
 
     def check_settings(self) -> None:
         """Raise UserError for columns, which a folder does not have."""
-        data, root = self._data, self._root
+        data = self._data
+        root = self._root
         if data.label is not None:
             raise UserError(f"{root}: data.label is a column of a table; the labels of a folder are its folders' names")
         if data.group not in (None, FOLDER_GROUP):
@@ -74,7 +78,9 @@ class FolderRecordings(RecordingSource):
     def recordings(self, selects: GroupTest = every_group) -> Iterator[Recording]:
         for file in self._files:
             folders = file.relative_to(self._root).parts[:-1]
-            target = name_label(folders[-1], self._data.names, str(file)) if folders else None
+            target = None
+            if folders:
+                target = name_label(folders[-1], self._data.names, str(file))
             group = folders[0] if folders else None
             if selects(group):
                 yield Recording(*read_audio_file(file), target, group, str(file))
@@ -87,8 +93,11 @@ class TableRecordings(RecordingSource):
     The columns of a TSV or CSV are found by `find_columns`; a first row that names a file that exists is no header."""
 
     def __init__(self, path: Path, data: AudioData, target: str) -> None:
-        self.name, self._path, self._names = str(path), path, data.names
-        self._findings, self._header = TableFindings(), data.header
+        self.name = str(path)
+        self._path = path
+        self._names = data.names
+        self._findings = TableFindings()
+        self._header = data.header
         self._columns: list[ColumnKey]
         self._stamp: list[ColumnKey]
         keys = [data.audio, data.label] + ([] if data.group is None else [data.group])
@@ -125,7 +134,8 @@ class TableRecordings(RecordingSource):
         return read_rows(self._path, self._columns, has_header=self._has_header, findings=self._findings)
 
     def stamp(self) -> list[str | int]:
-        hasher, files = hashlib.sha256(), []
+        hasher = hashlib.sha256()
+        files = []
         for row in self._rows():
             files.append(self._file(row))
             facts = files[-1].stat()
@@ -146,13 +156,17 @@ class TableRecordings(RecordingSource):
         if not resolved.is_file():
             is_first = not self._has_header and self._header is None and not is_jsonl(self._path)
             may_be_header = is_first and row.location == f"{self._path}:1"
-            hint = "; if this line names the columns, set data.header=true" if may_be_header else ""
+            hint = ""
+            if may_be_header:
+                hint = "; if this line names the columns, set data.header=true"
             raise UserError(f"{row.location}: there is no recording {resolved}{hint}")
         return resolved
 
     def _resolved(self, name: str) -> Path:
         file = Path(name).expanduser()
-        return file if file.is_absolute() else self._path.parent / file
+        if file.is_absolute():
+            return file
+        return self._path.parent / file
 
 
 @final
@@ -163,7 +177,9 @@ class ArchiveRecordings(RecordingSource):
     axis with a value for each recording are its label or text and its group."""
 
     def __init__(self, path: Path, data: AudioData, target: str) -> None:
-        self.name, self._path, self._data = str(path), path, data
+        self.name = str(path)
+        self._path = path
+        self._data = data
         self._label = target if data.label is None else str(data.label)
         self._members = array_members(path)
 
@@ -171,11 +187,14 @@ class ArchiveRecordings(RecordingSource):
         return [*file_stamp(self._path), self._label, str(self._data.group), str(self._data.archive_rate)]
 
     def recordings(self, selects: GroupTest = every_group) -> Iterator[Recording]:
-        samples, lengths = self._array("samples"), self._array("lengths")
+        samples = self._array("samples")
+        lengths = self._array("lengths")
         bounds = self._bounds(samples, lengths)
         rate = self._rate()
         targets = self._column(self._label, len(lengths))
-        groups = None if self._data.group is None else self._column(str(self._data.group), len(lengths))
+        groups = None
+        if self._data.group is not None:
+            groups = self._column(str(self._data.group), len(lengths))
         for number, (start, stop) in enumerate(pairwise(bounds)):
             location = f"{self.name}: recording {number}"
             target = name_label(str(targets[number]), self._data.names, location)

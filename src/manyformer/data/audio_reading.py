@@ -35,12 +35,15 @@ MAX_SECONDS = 3600
 """The longest recording that is read, in seconds."""
 FORMATS = ("WAV", "WAVEX", "RF64", "W64", "AIFF", "FLAC", "OGG", "MP3")
 """The formats that are read, by content and whatever the name: those of which a file that is cut off is noticed."""
-_RIFF_HEADER, _MAX_OUTER_HEADER = 8, 28
+_RIFF_HEADER = 8
+_MAX_OUTER_HEADER = 28
 # what a program writes that does not know the size yet
 _UNKNOWN_SIZES = frozenset({0, 0xFFFFFFFF})
 _MAX_CHUNKS = 1000
 """The most chunks of a wav file before its samples."""
-_OGG_PAGE, _OGG_END, _MAX_OGG_PAGE = b"OggS", 4, 65_307
+_OGG_PAGE = b"OggS"
+_OGG_END = 4
+_MAX_OGG_PAGE = 65_307
 """How a page of ogg begins, the flag of the last page of a stream, and the bytes of the largest page."""
 
 
@@ -74,8 +77,11 @@ class SelectedRecordings(RecordingSource):
     Reading all of them raises UserError for a value that no recording has."""
 
     def __init__(self, source: RecordingSource, values: tuple[str, ...], *, excluded: bool = False) -> None:
-        self._source, self._values, self._excluded = source, values, excluded
-        self.name, self.notes = source.name, source.notes
+        self._source = source
+        self._values = values
+        self._excluded = excluded
+        self.name = source.name
+        self.notes = source.notes
 
     def found(self) -> Iterator[Finding]:
         return self._source.found()
@@ -104,11 +110,14 @@ class RecordingConverter:
 
     def __init__(self, sample_rate: int) -> None:
         self.sample_rate = sample_rate
-        self._rates, self._changes = defaultdict[int, Tally](Tally), ChangeCounts()
+        self._rates = defaultdict[int, Tally](Tally)
+        self._changes = ChangeCounts()
 
     def convert(self, recording: Recording) -> NDArray[np.int16]:
         """The samples of a recording. Raises UserError for one without samples, or with numbers that are not finite."""
-        samples, rate, location = recording.samples, recording.rate, recording.location
+        samples = recording.samples
+        rate = recording.rate
+        location = recording.location
         if not len(samples):
             raise UserError(f"{location}: this recording has no samples; leave it out")
         invalid = ~np.isfinite(samples).all(1)
@@ -173,7 +182,8 @@ def read_audio_file(path: Path) -> tuple[SampleArray, int]:
             if file.frames > MAX_SECONDS * file.samplerate:
                 raise UserError(f"{path}: this recording takes more than {MAX_SECONDS:,} seconds; split it")
             samples: SampleArray = file.read(dtype="float32", always_2d=True)
-            declared, rate = file.frames, int(file.samplerate)
+            declared = file.frames
+            rate = int(file.samplerate)
     except UserError:
         raise
     except (soundfile.SoundFileError, OSError, MemoryError, ValueError) as error:
@@ -213,18 +223,23 @@ def _declared_size(start: bytes) -> int | None:
     The containers of 32-bit sizes (RIFF of wav, FORM of aiff) and of 64 bits (RF64, W64)."""
     if start.startswith(b"RIFF"):
         size = int.from_bytes(start[4:8], "little")
-        return None if size in _UNKNOWN_SIZES else size + _RIFF_HEADER
+        if size in _UNKNOWN_SIZES:
+            return None
+        return size + _RIFF_HEADER
     if start.startswith(b"FORM"):
         return int.from_bytes(start[4:8], "big") + _RIFF_HEADER
     if start.startswith(b"RF64") and start[12:16] == b"ds64":
         return int.from_bytes(start[20:28], "little") + _RIFF_HEADER
     # the identifier of the container has 16 bytes, and the size counts them
-    return int.from_bytes(start[16:24], "little") if start.startswith(b"riff") else None
+    if start.startswith(b"riff"):
+        return int.from_bytes(start[16:24], "little")
+    return None
 
 
 def _check_wav(file: BinaryIO, path: Path) -> None:
     """Raise UserError for a wav file that has fewer samples than the header of its samples says."""
-    size, position = path.stat().st_size, _RIFF_HEADER + 4
+    size = path.stat().st_size
+    position = _RIFF_HEADER + 4
     for _ in range(_MAX_CHUNKS):
         file.seek(position)
         chunk = file.read(_RIFF_HEADER)

@@ -93,7 +93,9 @@ class BPETokenizer(NativeTokenizer):
 
 def _replace_surrogates(text: str) -> str:
     # Lone surrogates have no UTF-8; the library would raise an obscure TypeError.
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+    if text.isascii():
+        return text
+    return text.encode("utf-8", "replace").decode()
 
 
 @cache

@@ -105,7 +105,9 @@ def load_or_prepare(
 def load_prepared(cache: Path) -> PreparedData | None:
     """Load the data in the cache without its sources; None if there is none. Raises DamagedFile."""
     record = read_record(cache)
-    return None if record is None else _open(cache, record)
+    if record is None:
+        return None
+    return _open(cache, record)
 
 
 def read_record(cache: Path) -> PreparedRecord | None:
@@ -209,7 +211,9 @@ def _load_if_current(cache: Path, key: str, settings: dict[str, Any], log: LogFn
         return None
     if changed := changed_contents(record.made_from, settings):
         if log is not None:
-            others = f" (and {len(changed) - 1:,} more)" if len(changed) > 1 else ""
+            others = ""
+            if len(changed) > 1:
+                others = f" (and {len(changed) - 1:,} more)"
             log(
                 f"{changed[0]}{others}: the content has changed since it was prepared, though sizes and modification "
                 "times have not; preparing the data again"
@@ -219,7 +223,8 @@ def _load_if_current(cache: Path, key: str, settings: dict[str, Any], log: LogFn
 
 
 def _open(cache: Path, record: PreparedRecord) -> PreparedData:
-    files, tokenizers = VerifiedFolder.open(cache), load_tokenizers(cache)
+    files = VerifiedFolder.open(cache)
+    tokenizers = load_tokenizers(cache)
     if tokenizers.fingerprint != record.tokenizers:
         raise DamagedFile(f"{cache / RECORD_FILE} is damaged: the tokenizers beside it are others than those it names")
     shards = {name: open_verified_shard(files, name, facts) for name, facts in record.splits.items()}

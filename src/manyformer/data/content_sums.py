@@ -15,7 +15,9 @@ from manyformer.errors import UserError
 SUM_MARK = "sampled-sum:"
 WHOLE_BYTES = 1 << 16
 """The size up to which a file is read as a whole."""
-_END_BYTES, _BLOCK_BYTES, _BLOCKS = 1 << 14, 1 << 12, 8
+_END_BYTES = 1 << 14
+_BLOCK_BYTES = 1 << 12
+_BLOCKS = 8
 MAX_FILES = 256
 """The files of a folder that are summed: all, or as many evenly among them."""
 
@@ -94,7 +96,8 @@ def _sums_by_place(stamps: Any, place: str = "") -> Iterator[tuple[str, tuple[st
         for key, value in stamps.items():
             yield from _sums_by_place(value, f"{place}/{key}")
     elif isinstance(stamps, list | tuple):
-        path, number = "", 0
+        path = ""
+        number = 0
         for value in stamps:
             if _is_sum(value):
                 yield f"{place}/{number}", (path, value)

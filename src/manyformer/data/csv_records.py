@@ -28,7 +28,9 @@ class Record(NamedTuple):
 
     def location(self, name: str) -> str:
         """The place of the record in the file of that name, for messages."""
-        return f"{name}:{self.first}" if self.first == self.last else f"{name}:{self.first}-{self.last}"
+        if self.first == self.last:
+            return f"{name}:{self.first}"
+        return f"{name}:{self.first}-{self.last}"
 
 
 def is_csv(path: Path) -> bool:
@@ -38,7 +40,9 @@ def is_csv(path: Path) -> bool:
 
 def read_records(path: Path) -> Iterator[Record]:
     """The records of a TSV or CSV file, blank lines too. Raises UserError with the lines of what is no record."""
-    return _read_csv(path) if is_csv(path) else _read_tsv(path)
+    if is_csv(path):
+        return _read_csv(path)
+    return _read_tsv(path)
 
 
 def _read_tsv(path: Path) -> Iterator[Record]:
@@ -64,7 +68,8 @@ def _read_csv(path: Path) -> Iterator[Record]:
             reason = next((text for part, text in _REASONS.items() if part in str(error)), str(error))
             raise UserError(f"{where}: this is no record of CSV: {reason}") from None
         last = reader.line_num
-        source.characters, source.first = 0, last + 1
+        source.characters = 0
+        source.first = last + 1
         if len(cells) == 1 and not cells[0].strip():
             cells = []
         yield Record(cells, first, last)
@@ -75,7 +80,9 @@ class _RecordLines:
     """The lines of a file for `csv.reader`, with their line ends, counting the characters of the current record."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.characters, self.first = path, 0, 1
+        self.path = path
+        self.characters = 0
+        self.first = 1
 
     def lines(self) -> Iterator[str]:
         """The lines. Raises UserError for a record that is too long."""

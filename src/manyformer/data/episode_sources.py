@@ -24,7 +24,9 @@ def read_minari(path: str) -> RecordedEpisodes:
     name = path.removeprefix(MINARI_PREFIX)
     local_names = list(minari.list_local_datasets())
     if name not in local_names:
-        suggestion = suggest_names(name, local_names) if local_names else "there are none on this machine"
+        suggestion = "there are none on this machine"
+        if local_names:
+            suggestion = suggest_names(name, local_names)
         raise UserError(f"{path}: there is no local Minari data set of that name; {suggestion}")
     episodes: list[dict[str, NDArray[Any]]] = []
     try:
@@ -65,14 +67,17 @@ def generate_episodes(path: str, count: int) -> RecordedEpisodes:
         raise UserError(f"{path}: there is no environment of that name with a behaviour; {suggest_names(name, names)}")
     environment = make_environment(name, count)
     assert isinstance(environment, GraphTask)
-    observations, running = environment.reset(row_seeds(GENERATION_SEED, count)), np.ones(count, bool)
-    steps, masks = [], []
+    observations = environment.reset(row_seeds(GENERATION_SEED, count))
+    running = np.ones(count, bool)
+    steps = []
+    masks = []
     while running.any():
         actions = environment.recorded_actions()
         step = environment.step(actions)
         steps.append((observations, actions, step.rewards))
         masks.append(running)
-        observations, running = step.observations, running & ~step.done
+        observations = step.observations
+        running = running & ~step.done
     mask = np.stack(masks, 1)
     observed, acted, rewarded = (np.stack(arrays, 1)[mask] for arrays in zip(*steps))
     return RecordedEpisodes(observed, acted, rewarded, mask.sum(1))

@@ -75,7 +75,9 @@ class HeldOutBatches:
     """
 
     def __init__(self, epoch: Epoch, units: TextUnits | None, share: ProcessShare | None = None) -> None:
-        self._epoch, self.units, self.rows_continue = epoch, units, epoch.rows_continue
+        self._epoch = epoch
+        self.units = units
+        self.rows_continue = epoch.rows_continue
         self._share = share or ProcessShare()
 
     def __len__(self) -> int:

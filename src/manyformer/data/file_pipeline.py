@@ -122,7 +122,8 @@ class FilePipeline(DataPipeline[KindSection], Generic[KindSection, SourceT, Plan
         return {"vocab": self.tokenizers.target.vocab} | ({} if labels is None else {"classes": len(labels)})
 
     def open(self) -> OpenedData:
-        data, cache = self.data, self.request.cache
+        data = self.data
+        cache = self.request.cache
         check_paths(data)
         splits = self.split()
         settings = self.preparation() | {"kind": data.kind, "shares": splits.shares, "stamps": splits.stamps()}

@@ -82,4 +82,6 @@ def change_findings(
 
 def plural(count: int, noun: str) -> str:
     """The noun for so many of it."""
-    return noun if count == 1 else f"{noun}s"
+    if count == 1:
+        return noun
+    return f"{noun}s"

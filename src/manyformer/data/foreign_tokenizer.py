@@ -59,13 +59,15 @@ class ForeignTokenizer(Tokenizer):
         inner.encode_special_tokens = True
         inner.no_truncation()
         inner.no_padding()
-        self._inner, self._special = inner, special
+        self._inner = inner
+        self._special = special
         self._vocab = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         tokens = (*special, *stop_ids, *affixes.before, *affixes.after)
         if not stop_ids or not all(0 <= token < self._vocab for token in tokens):
             raise ValueError(f"its special tokens {tokens} must be tokens, from 0 to {self._vocab - 1}")
         self.pad, self.bos, self.eos, self.unk, self.mask = special
-        self.stop_ids, self._affixes = tuple(stop_ids), affixes
+        self.stop_ids = tuple(stop_ids)
+        self._affixes = affixes
         self.prepends_bos = self.begins_prompts = prepends_bos
         self.pair_separators = _count_separators(inner, self.eos)
 
@@ -93,7 +95,8 @@ class ForeignTokenizer(Tokenizer):
             raise UserError(f"the rules of this model's tokenizer fail on the text {text!r:.60}: {error}") from None
         tokens = TextTokens.of_encoding(encoding)
         before, after = (np.array(ids, dtype=np.int32) for ids in self._affixes)
-        no_start, at_end = np.zeros_like(before), np.full_like(after, len(text))
+        no_start = np.zeros_like(before)
+        at_end = np.full_like(after, len(text))
         starts = np.concatenate([no_start, tokens.starts, at_end])
         stops = np.concatenate([no_start, tokens.stops, at_end])
         return TextTokens(np.concatenate([before, tokens.ids, after]), starts, stops)
@@ -124,7 +127,10 @@ class ForeignTokenizer(Tokenizer):
         """What its decoder reads of a token; None for a token that has no text."""
         if not 0 <= token < self._vocab:
             raise ValueError(f"token id {token} is out of range; this tokenizer has 0 to {self._vocab - 1}")
-        text: str | None = None if token in self._special_added else self._inner.id_to_token(token)
+        if token in self._special_added:
+            text: str | None = None
+        else:
+            text = self._inner.id_to_token(token)
         return text
 
     def token_bytes(self, token: int) -> bytes:
@@ -151,7 +157,9 @@ class ForeignTokenizer(Tokenizer):
     @classmethod
     @without_panics()
     def restore(cls, content: dict[str, Any]) -> "ForeignTokenizer":
-        special, stop_ids, prepends_bos = content["special"], content["stop_ids"], content["prepends_bos"]
+        special = content["special"]
+        stop_ids = content["stop_ids"]
+        prepends_bos = content["prepends_bos"]
         ids = [special[name] for name in SpecialIds._fields]
         affixes = TextAffixes(*(tuple(content.get("affixes", {}).get(name, ())) for name in TextAffixes._fields))
         tokens = (*ids, *stop_ids, *affixes.before, *affixes.after)
@@ -167,8 +175,12 @@ class ForeignTokenizer(Tokenizer):
         encoding = self._inner.encode("a")
         is_special = encoding.special_tokens_mask
         first = is_special.index(0) if 0 in is_special else 0
-        last = len(is_special) - is_special[::-1].index(0) if 0 in is_special else len(is_special)
-        before, after = tuple(encoding.ids[:first]), tuple(encoding.ids[last:]) or self.stop_ids[:1]
+        if 0 in is_special:
+            last = len(is_special) - is_special[::-1].index(0)
+        else:
+            last = len(is_special)
+        before = tuple(encoding.ids[:first])
+        after = tuple(encoding.ids[last:]) or self.stop_ids[:1]
         special = self._special._replace(eos=after[-1])
         affixes = TextAffixes(before, after[:-1])
         return ForeignTokenizer(self._inner, special, self.stop_ids, prepends_bos=False, affixes=affixes)
@@ -180,7 +192,10 @@ class ForeignTokenizer(Tokenizer):
         it, too."""
         special = self._special._replace(bos=start)
         is_special = first is not None and first in {*self._special, *self._special_added}
-        affixes = TextAffixes(before=(first,)) if first is not None and is_special else NO_AFFIXES
+        if first is not None and is_special:
+            affixes = TextAffixes(before=(first,))
+        else:
+            affixes = NO_AFFIXES
         return ForeignTokenizer(self._inner, special, self.stop_ids, prepends_bos=self.prepends_bos, affixes=affixes)
 
     @classmethod
@@ -210,11 +225,14 @@ class _ForeignStreamDecoder(StreamDecoder):
     """The text of tokens as `decode` writes it of all of them, as far as no later token can change it."""
 
     def __init__(self, tokenizer: ForeignTokenizer) -> None:
-        self._tokenizer, self._steps = tokenizer, tokenizer.decoding_steps()
+        self._tokenizer = tokenizer
+        self._steps = tokenizer.decoding_steps()
 
     def push(self, token: SupportsIndex) -> str:
         piece = self._tokenizer.piece(int(token))
-        return "" if piece is None else self._steps.push(piece)
+        if piece is None:
+            return ""
+        return self._steps.push(piece)
 
     def finish(self) -> str:
         return self._steps.finish()
@@ -225,6 +243,11 @@ def _count_separators(inner: tokenizers.Tokenizer, eos: int) -> int:
     encoding = inner.encode("a", "a")
     texts = [index for index, is_special in enumerate(encoding.special_tokens_mask) if not is_special]
     between = encoding.ids[texts[0] : texts[-1]] if texts else []
-    mask = encoding.special_tokens_mask[texts[0] : texts[-1]] if texts else []
+    if texts:
+        mask = encoding.special_tokens_mask[texts[0] : texts[-1]]
+    else:
+        mask = []
     separators = [token for token, is_special in zip(between, mask) if is_special]
-    return len(separators) if separators and set(separators) == {eos} else 1
+    if separators and set(separators) == {eos}:
+        return len(separators)
+    return 1

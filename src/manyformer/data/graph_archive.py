@@ -51,7 +51,8 @@ class GraphArrays(NamedTuple):
         if self.columns is None:
             return arrays | {"features": self.values}
         rows, slots = self.values.nonzero()
-        columns, values = self.columns[rows, slots], self.values[rows, slots]
+        columns = self.columns[rows, slots]
+        values = self.values[rows, slots]
         shape = np.array([len(self.values), self.feature_count])
         return arrays | dict(zip(SPARSE_ARRAYS, (rows, columns, values, shape)))
 
@@ -77,11 +78,14 @@ def read_edge_list(edge_file: Path, node_file: Path) -> GraphArrays:
     Columns are separated by white space, as in Cora's files cora.cites and cora.content; lines that begin with # are
     comments, and the label ? is none. Raises UserError with the line for a defect."""
     index: dict[str, int] = {}
-    features, labels = list[list[float]](), list[str | None]()
+    features = list[list[float]]()
+    labels = list[str | None]()
     for number, cells in _cells_of_lines(node_file):
         location = f"{node_file}:{number}"
         if len(cells) < 3 or (features and len(cells) != len(features[0]) + 2):
-            expected = f"{len(features[0])} features" if features else "features"
+            expected = "features"
+            if features:
+                expected = f"{len(features[0])} features"
             raise UserError(f"{location}: a line must be the name of a node, {expected} and a label, with white space")
         name, *numbers, label = cells
         if index.setdefault(name, len(index)) != len(features):
@@ -113,7 +117,10 @@ def graphs_of_networkx(graphs: Iterable[Any], *, features: str = "features", lab
     nodes without features, and as for archives."""
     graph_list = list(graphs)
     per_graph = any(label in graph.graph for graph in graph_list)
-    rows, names, edges, counts = list[Any](), list[Any](), list[tuple[int, int]](), list[int]()
+    rows = list[Any]()
+    names = list[Any]()
+    edges = list[tuple[int, int]]()
+    counts = list[int]()
     for number, graph in enumerate(graph_list):
         index = {node: len(rows) + position for position, node in enumerate(graph.nodes)}
         for node, attributes in graph.nodes(data=True):
@@ -150,7 +157,10 @@ def check_graphs(arrays: Mapping[str, NDArray[Any]], name: str) -> GraphArrays:
     """Graphs from arrays of a file called `name`, every one compared with the others. Raises UserError."""
     values, columns, feature_count = _read_features(arrays, name)
     nodes = len(values)
-    node_counts = whole_numbers(arrays, "node_counts", (None,), name) if "node_counts" in arrays else np.array([nodes])
+    if "node_counts" in arrays:
+        node_counts = whole_numbers(arrays, "node_counts", (None,), name)
+    else:
+        node_counts = np.array([nodes])
     if (node_counts < 1).any() or node_counts.sum() != nodes:
         raise UserError(
             f"{name}: node_counts sum to {node_counts.sum():,}, and there are features of {nodes:,} nodes; each graph "
@@ -184,7 +194,8 @@ def _read_features(
     rows, columns = (whole_numbers(arrays, key, (None,), name) for key in SPARSE_ARRAYS[:2])
     values = check_numbers(arrays, "feature_values", (len(rows),), name, place=lambda i: f"feature {i}")
     shape = whole_numbers(arrays, "shape", (2,), name)
-    nodes, width = int(shape[0]), int(shape[1])
+    nodes = int(shape[0])
+    width = int(shape[1])
     for key, index, count in (("feature_rows", rows, nodes), ("feature_columns", columns, width)):
         if len(index) != len(values) or (len(index) and not 0 <= index.min() <= index.max() < count):
             raise UserError(f"{name}: {key} must be {len(values):,} numbers from 0 to {count - 1}, as shape says")
@@ -193,7 +204,8 @@ def _read_features(
     slots = np.arange(len(rows)) - np.repeat(counts.cumsum() - counts, counts)
     dense = np.zeros((nodes, max(1, int(counts.max(initial=0)))), dtype=np.float32)
     dense_columns = np.zeros(dense.shape, dtype=np.int64)
-    dense[rows[order], slots], dense_columns[rows[order], slots] = values[order], columns[order]
+    dense[rows[order], slots] = values[order]
+    dense_columns[rows[order], slots] = columns[order]
     return dense, dense_columns, width
 
 

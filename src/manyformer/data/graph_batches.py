@@ -30,24 +30,34 @@ class GraphRows:
     them."""
 
     def __init__(self, graphs: GraphArrays, form: GraphForm, *, directed: bool, laplacian: int = 0) -> None:
-        self.graphs, self.form = graphs, form
+        self.graphs = graphs
+        self.form = form
         self._stops = graphs.node_counts.cumsum()
         self._starts = self._stops - graphs.node_counts
-        edges, edge_features = graphs.edges, graphs.edge_features
+        edges = graphs.edges
+        edge_features = graphs.edge_features
         if not directed:
             edges = np.concatenate([edges, edges[:, ::-1]])
-            edge_features = None if edge_features is None else np.concatenate([edge_features, edge_features])
+            if edge_features is None:
+                edge_features = None
+            else:
+                edge_features = np.concatenate([edge_features, edge_features])
         # sorted by target, and each only once
         self._edges, first = np.unique(edges[:, ::-1], axis=0, return_index=True)
         self._edges = self._edges[:, ::-1]
-        self._edge_features = None if edge_features is None else edge_features[first]
+        if edge_features is None:
+            self._edge_features = None
+        else:
+            self._edge_features = edge_features[first]
         self._edge_bounds = np.searchsorted(self._edges[:, 1], np.append(self._starts, self._stops[-1]))
 
         self._eigenvectors = self._laplacian_positions(laplacian) if laplacian else None
 
     def graphs_of(self, split: NDArray[np.int64]) -> NDArray[np.int64]:
         """The graphs that have an item of the split."""
-        return split if self.form == "graphs" else np.unique(np.searchsorted(self._stops, split, side="right"))
+        if self.form == "graphs":
+            return split
+        return np.unique(np.searchsorted(self._stops, split, side="right"))
 
     def batch(self, rows: Sequence[Sequence[int]], split: NDArray[np.int64]) -> GraphBatch:
         """The batch with these graphs in each row, and the labels of the items of the split as targets."""
@@ -58,7 +68,9 @@ class GraphRows:
             counts = self.graphs.node_counts[list(row)]
             segments[number, : counts.sum()] = np.repeat(np.arange(len(row)), counts)
         edge_rows = [self._row_edges(row) for row in rows]
-        columns, edge_features, eigenvectors = self.graphs.columns, self._edge_features, self._eigenvectors
+        columns = self.graphs.columns
+        edge_features = self._edge_features
+        eigenvectors = self._eigenvectors
         return GraphBatch(
             _pad_rows([self.graphs.values[index] for index in nodes], 0),
             _pad_rows([edges for _, edges in edge_rows], NO_EDGE),
@@ -108,7 +120,8 @@ class GraphEpoch(Epoch):
     """Batches of graphs in the order given: as many as fit into `batch_tokens` nodes, padding counted."""
 
     def __init__(self, rows: GraphRows, split: NDArray[np.int64], order: NDArray[np.int64], batch_tokens: int) -> None:
-        self._rows, self._split = rows, split
+        self._rows = rows
+        self._split = split
         self._batches = _group_graphs(rows, order.tolist(), batch_tokens)
         # a single large graph is the same batch in every step
         self._cached_batch = functools.lru_cache(maxsize=1)(self._make)
@@ -128,7 +141,9 @@ class GraphPlan(EpochPlan):
     """Epochs of all graphs with an item of the split, in shuffled order."""
 
     def __init__(self, rows: GraphRows, split: NDArray[np.int64], batch_tokens: int, fingerprint: str) -> None:
-        self._rows, self._split, self._batch_tokens = rows, split, batch_tokens
+        self._rows = rows
+        self._split = split
+        self._batch_tokens = batch_tokens
         self.fingerprint = f"{fingerprint}-{batch_tokens}"
         self._order = rows.graphs_of(split)
         self._single_epoch = GraphEpoch(rows, split, self._order, batch_tokens) if len(self._order) == 1 else None
@@ -154,7 +169,8 @@ def _group_graphs(rows: GraphRows, order: Sequence[int], batch_tokens: int) -> l
         shares_row = rows.form == "nodes" and last_row_nodes + nodes <= width
         if not batches or (len(batches[-1]) + (not shares_row)) * max(width, nodes) > batch_tokens:
             batches.append([])
-            width, shares_row = nodes, False
+            width = nodes
+            shares_row = False
         if shares_row:
             batches[-1][-1].append(graph)
         else:

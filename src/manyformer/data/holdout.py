@@ -50,7 +50,8 @@ class HoldoutSplitter:
 
     def __init__(self, lengths: NDArray[np.int64], shares: dict[str, float]) -> None:
         assert sum(shares.values()) < 1
-        self._lengths, self._shares = lengths, shares
+        self._lengths = lengths
+        self._shares = shares
         self.names = ["train", *shares]
         self._split_of_document = self._assign_splits()
         none_empty = len(set(self._split_of_document.tolist())) == len(self.names)
@@ -77,7 +78,8 @@ class HoldoutSplitter:
         offset = 0
         for part in parts:
             if part.starts_document:
-                document, offset = document + 1, 0
+                document = document + 1
+                offset = 0
             if self.by_document:
                 yield DocumentPiece(self.names[self._split_of_document[document]], part)
             else:
@@ -89,8 +91,12 @@ class HoldoutSplitter:
         train_share = 1 - sum(map(exact_share, self._shares.values()))
         split_start = 0
         for name, share in zip(self.names, [train_share, *self._shares.values()], strict=True):
-            split_stop = length if name == self.names[-1] else split_start + floor_share(share, length)
-            start, stop = max(split_start, offset), min(split_stop, offset + len(part.text))
+            if name == self.names[-1]:
+                split_stop = length
+            else:
+                split_stop = split_start + floor_share(share, length)
+            start = max(split_start, offset)
+            stop = min(split_stop, offset + len(part.text))
             if start < stop:
                 yield DocumentPiece(
                     name,

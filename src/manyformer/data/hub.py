@@ -48,12 +48,16 @@ class HubDataset:
 
 def _label_text(text: str, names: list[str] | None) -> str:
     # -1 marks a record without a label, as in test sets with hidden labels.
-    return names[int(text)] if names and text.isdecimal() and int(text) < len(names) else text
+    if names and text.isdecimal() and int(text) < len(names):
+        return names[int(text)]
+    return text
 
 
 def _label_names(features: Any, column: ColumnKey) -> list[str] | None:
     names = getattr(features.get(column), "names", None)
-    return list(names) if names else None
+    if names:
+        return list(names)
+    return None
 
 
 def _load_split(name: str, config: str | None, split: str) -> Any:
@@ -85,7 +89,10 @@ def _is_saved_to_disk(folder: Path) -> bool:
 
 def _select_split(saved: Any, config: str | None, split: str, name: str) -> Any:
     """The split of a data set, or of several splits, from a folder."""
-    splits = saved if isinstance(saved, dict) else {"train": saved}
+    if isinstance(saved, dict):
+        splits = saved
+    else:
+        splits = {"train": saved}
     if config is not None:
         raise UserError(f"{HUB_PREFIX}{name}: a folder has no configurations; leave out @{config}")
     if split not in splits:

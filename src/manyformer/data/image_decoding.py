@@ -43,7 +43,8 @@ CHANGES = {
 """What is changed in images, in words for a person that follow their number."""
 
 _ORIENTATION = 0x0112
-_PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0
+_PHOTOMETRIC = 262
+_WHITE_IS_ZERO = 0
 _GRAY_MODES = frozenset({"1", "L", "LA", "La"})
 _COLOR_MODES = frozenset({"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"})
 _PREMULTIPLIED = {"La": "LA", "RGBa": "RGBA"}
@@ -101,10 +102,14 @@ def _decode(opened: Any, path: Path) -> DecodedImage:
     if opened.width * opened.height > MAX_PIXELS:
         raise _too_many_pixels(path)
     is_deep = _is_deep(opened, path)
-    orientation, profile = opened.getexif().get(_ORIENTATION), opened.info.get("icc_profile")
+    orientation = opened.getexif().get(_ORIENTATION)
+    profile = opened.info.get("icc_profile")
     opened.load()
     image = ImageOps.exif_transpose(opened)
-    shallow = _upper_bits(image) if is_deep and image.mode.startswith("I") else image
+    if is_deep and image.mode.startswith("I"):
+        shallow = _upper_bits(image)
+    else:
+        shallow = image
     pixels = np.asarray(shallow.convert("L" if shallow.mode in _GRAY_MODES else "RGB"))
     occurrences = {
         "turned": orientation in range(2, 9),
@@ -120,7 +125,8 @@ def _decode(opened: Any, path: Path) -> DecodedImage:
 
 def _is_deep(opened: Any, path: Path) -> bool:
     """Whether channels have 16 bits. Raises UserError for pixels without a range that says what is white."""
-    mode, raw_modes = opened.mode, [_raw_mode(tile) for tile in opened.tile]
+    mode = opened.mode
+    raw_modes = [_raw_mode(tile) for tile in opened.tile]
     if mode == "I" and opened.format in ("PNG", "PPM"):
         # 16 bits, of which older versions of Pillow make 32
         return True
@@ -143,14 +149,21 @@ def _is_deep(opened: Any, path: Path) -> bool:
 def _raw_mode(tile: Any) -> str:
     """How the pixels of a part of an image are stored, as Pillow calls it."""
     arguments = tile[3]
-    first = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
-    return first if isinstance(first, str) else ""
+    if isinstance(arguments, tuple) and arguments:
+        first = arguments[0]
+    else:
+        first = arguments
+    if isinstance(first, str):
+        return first
+    return ""
 
 
 def _largest_level(tile: Any) -> int:
     """The level of a PPM file that is white, 0 where Pillow need not know it."""
     arguments = tile[3]
-    return max((value for value in arguments if type(value) is int), default=0) if isinstance(arguments, tuple) else 0
+    if isinstance(arguments, tuple):
+        return max((value for value in arguments if type(value) is int), default=0)
+    return 0
 
 
 def _upper_bits(image: Any) -> Any:

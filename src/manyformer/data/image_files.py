@@ -32,7 +32,8 @@ from manyformer.errors import UserError, list_names
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".pbm", ".tif", ".tiff"})
 """Suffixes of the image files that are read from a folder."""
 
-_IMAGE_NAMES, _LABEL_NAMES = frozenset({"x", "images", "image"}), frozenset({"y", "labels", "label"})
+_IMAGE_NAMES = frozenset({"x", "images", "image"})
+_LABEL_NAMES = frozenset({"y", "labels", "label"})
 _UBYTE = 8
 _MAX_IDX_AXES = 4
 
@@ -48,7 +49,9 @@ def open_image_files(path: str) -> dict[ImagePart, ImageSource]:
     resolved = existing_path(path)
     if resolved.is_dir():
         idx_files = _idx_files(resolved)
-        return _idx_images(resolved, idx_files) if idx_files else _folder_images(resolved)
+        if idx_files:
+            return _idx_images(resolved, idx_files)
+        return _folder_images(resolved)
     if content_suffix(resolved) == ".npz":
         return _npz_images(resolved)
     if resolved.suffix.lower() in IMAGE_SUFFIXES:
@@ -75,7 +78,8 @@ class ArrayImages(ImageSource):
         notes: tuple[str, ...] = (),
     ) -> None:
         super().__init__(str(path), part, stamp)
-        self._load, self.notes = load, notes
+        self._load = load
+        self.notes = notes
 
     @cached_property
     def _arrays(self) -> ImageArrays:
@@ -89,7 +93,9 @@ class ArrayImages(ImageSource):
 
     def labels(self) -> set[str]:
         labels = self._arrays[1]
-        return set() if labels is None else {str(label) for label in np.unique(labels)}
+        if labels is None:
+            return set()
+        return {str(label) for label in np.unique(labels)}
 
     def images(self) -> Iterator[ImageRecord]:
         images, labels = self._arrays
@@ -104,7 +110,8 @@ class FolderImages(ImageSource):
 
     def __init__(self, name: str, root: Path, files: list[Path], stamp: list[str | int], part: ImagePart = "") -> None:
         super().__init__(name, part, stamp)
-        self._root, self._files = root, files
+        self._root = root
+        self._files = files
         self.notes = tuple(self._shared_labels())
 
     def labels(self) -> set[str]:
@@ -117,7 +124,9 @@ class FolderImages(ImageSource):
 
     def _label_of(self, file: Path) -> str | None:
         folders = self._folders_of(file)
-        return folders[-1] if folders else None
+        if folders:
+            return folders[-1]
+        return None
 
     def _folders_of(self, file: Path) -> tuple[str, ...]:
         """The folders that a file is in below the root, without that of its split."""
@@ -192,7 +201,9 @@ def _folder_images(folder: Path) -> dict[ImagePart, ImageSource]:
     files: dict[ImagePart, list[Path]] = {}
     for file in folder_image_files(folder):
         parts = file.relative_to(folder).parts
-        part = SPLIT_NAMES.get(parts[0].lower(), "") if len(parts) > 1 else ""
+        part = ""
+        if len(parts) > 1:
+            part = SPLIT_NAMES.get(parts[0].lower(), "")
         files.setdefault(part, []).append(file)
     if not files:
         raise UserError(f"{folder}: this folder has no images (searched for {' '.join(sorted(IMAGE_SUFFIXES))})")
@@ -202,7 +213,8 @@ def _folder_images(folder: Path) -> dict[ImagePart, ImageSource]:
     }
     if len(files) > 1 and "" in files:
         # a split is read from the folder of its name; what is in no such folder belongs to none
-        outside, splits = files[""], ", ".join(part for part in files if part)
+        outside = files[""]
+        splits = ", ".join(part for part in files if part)
         note = (
             f"{folder}: {len(outside):,} images outside the folders of splits ({splits}) are read for splits without a "
             f"folder alone, the first {outside[0]}"

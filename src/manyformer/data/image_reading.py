@@ -40,7 +40,9 @@ class ImageSource(DataSource):
     """The images of one split of a file or folder; `part` is "" if the files name no split."""
 
     def __init__(self, name: str, part: ImagePart, stamp: list[str | int]) -> None:
-        self.name, self.part, self._stamp = name, part, stamp
+        self.name = name
+        self.part = part
+        self._stamp = stamp
 
     @abstractmethod
     def labels(self) -> set[str]:
@@ -73,7 +75,10 @@ class ImageResize(NamedTuple):
         if (target.height, target.width) != (height, width):
             # box averages for shrinking, bilinear interpolation for enlarging
             shrinks = target.height <= height and target.width <= width
-            resample = pil.Resampling.BOX if shrinks else pil.Resampling.BILINEAR
+            if shrinks:
+                resample = pil.Resampling.BOX
+            else:
+                resample = pil.Resampling.BILINEAR
             resized = resized.resize((target.width, target.height), resample)
         changes = list(record.changes)
         if target.height > height or target.width > width:

@@ -35,7 +35,8 @@ def batches_in_order(dataset: SequenceDataset, rows: int, budget: int | None = N
         count = number - start
         if count and (count == rows or (budget is not None and (count + 1) * longest > budget)):
             yield dataset.make_batch(np.arange(start, number))
-            start, longest = number, length
+            start = number
+            longest = length
     if start < len(dataset.lengths):
         yield dataset.make_batch(np.arange(start, len(dataset.lengths)))
 
@@ -53,8 +54,12 @@ class LengthBuckets(EpochPlan):
     """
 
     def __init__(self, examples: SequenceDataset, budget: int, indices: IntArray | None = None) -> None:
-        self.examples, self._budget = examples, budget
-        self.indices = np.arange(len(examples.lengths)) if indices is None else indices
+        self.examples = examples
+        self._budget = budget
+        if indices is None:
+            self.indices = np.arange(len(examples.lengths))
+        else:
+            self.indices = indices
         self.fingerprint = f"{examples.fingerprint}-{len(self.indices)}-{budget}"
 
     @property

@@ -20,7 +20,9 @@ MIN_DEVIATION = 1e-3
 """The least standard deviation of a band: one may be constant in all training data."""
 
 # the scale of Slaney's Auditory Toolbox: linear up to 1,000 Hz, logarithmic above
-_LINEAR_HZ, _LINEAR_LIMIT, _LOG_STEP = 200 / 3, 1000.0, math.log(6.4) / 27
+_LINEAR_HZ = 200 / 3
+_LINEAR_LIMIT = 1000.0
+_LOG_STEP = math.log(6.4) / 27
 
 
 @final
@@ -99,7 +101,9 @@ class LogMelFrontEnd(NativeTokenizer):
     kind = "log-mel"
 
     def __init__(self, settings: FrameSettings, mean: FloatArray, deviation: FloatArray) -> None:
-        self.settings, self.mean, self.deviation = settings, mean, deviation
+        self.settings = settings
+        self.mean = mean
+        self.deviation = deviation
         self._filters = mel_filters(settings).float()
         self._shift, self._scale = (torch.from_numpy(array).float() for array in (mean, 1 / deviation))
 
@@ -144,9 +148,11 @@ class FrameStatistics:
     """The mean and the standard deviation of each band over recordings, one added after another."""
 
     def __init__(self, settings: FrameSettings) -> None:
-        self._settings, self._filters = settings, mel_filters(settings).float()
+        self._settings = settings
+        self._filters = mel_filters(settings).float()
         self._frames = 0
-        self._sum, self._squares = np.zeros(settings.mels), np.zeros(settings.mels)
+        self._sum = np.zeros(settings.mels)
+        self._squares = np.zeros(settings.mels)
 
     def add(self, samples: NDArray[np.float32]) -> None:
         """Add all frames of a recording."""

@@ -76,9 +76,15 @@ def read_modality_archive(path: Path, log: LogFn | None = None) -> ModalityArray
 
 def check_modalities(arrays: Mapping[str, NDArray[Any]], name: str) -> ModalityArrays:
     """Examples from arrays of a file called `name`. Raises UserError."""
-    images = _check_images(arrays["images"], name) if "images" in arrays else None
-    texts = _check_texts(arrays["texts"], name) if "texts" in arrays else None
-    recordings = _check_recordings(arrays, name) if "samples" in arrays else None
+    images = None
+    if "images" in arrays:
+        images = _check_images(arrays["images"], name)
+    texts = None
+    if "texts" in arrays:
+        texts = _check_texts(arrays["texts"], name)
+    recordings = None
+    if "samples" in arrays:
+        recordings = _check_recordings(arrays, name)
     parts = {"image": images, "sound": None if recordings is None else recordings.lengths, "text": texts}
     counts = {part: len(array) for part, array in parts.items() if array is not None}
     if not counts or len(counts) + ("labels" in arrays) < 2:
@@ -87,7 +93,8 @@ def check_modalities(arrays: Mapping[str, NDArray[Any]], name: str) -> ModalityA
         )
     part_index = {part: _read_index(arrays, part, count, name) for part, count in counts.items()}
     examples = len(next(iter(part_index.values())))
-    labels, label_names = np.zeros(examples, dtype=np.int64), tuple[str, ...]()
+    labels = np.zeros(examples, dtype=np.int64)
+    label_names = tuple[str, ...]()
     if "labels" in arrays:
         labels = whole_numbers(arrays, "labels", (None,), name)
         label_names = check_labels(labels, arrays, name)
@@ -112,7 +119,8 @@ def _check_recordings(arrays: Mapping[str, NDArray[Any]], name: str) -> Recordin
     for key in ("lengths", "sample_rate"):
         if key not in arrays:
             raise UserError(f"{name}: samples of recordings need an array {key} beside them")
-    samples, lengths = arrays["samples"], whole_numbers(arrays, "lengths", (None,), name)
+    samples = arrays["samples"]
+    lengths = whole_numbers(arrays, "lengths", (None,), name)
     if samples.ndim != 1 or samples.dtype not in (np.uint8, np.int16):
         raise UserError(
             f"{name}: samples must be mu-law codes (uint8) or 16-bit integers, and is {describe_array(samples)}"

@@ -30,7 +30,8 @@ class FrontEndRecordings:
     """Recordings whose features a front end computes."""
 
     def __init__(self, recordings: RecordingArrays, front_end: LogMelFrontEnd) -> None:
-        self._recordings, self.front_end = recordings, front_end
+        self._recordings = recordings
+        self.front_end = front_end
         self._starts = recordings.lengths.cumsum() - recordings.lengths
         self.frame_counts = front_end.settings.frame_counts(recordings.lengths)
 
@@ -102,7 +103,8 @@ class CaptionReader(ExampleReader):
         return examples[self._present(examples).all(0)]
 
     def batch(self, examples: IntArray, missing: Mapping[str, NDArray[np.bool_]]) -> Seq2SeqBatch:
-        arrays, texts = self.data.arrays, self.data.texts
+        arrays = self.data.arrays
+        texts = self.data.texts
         assert arrays.images is not None
         assert texts is not None
         source = torch.from_numpy(arrays.images[arrays.part_index["image"][examples]])
@@ -124,7 +126,9 @@ class PartsReader(ExampleReader):
             batch = self._with_images(batch, index["image"])
         if "sound" in index:
             batch = self._with_frames(batch, index["sound"])
-        return self._with_texts(batch, index["text"]) if "text" in index else batch
+        if "text" in index:
+            return self._with_texts(batch, index["text"])
+        return batch
 
     def _with_images(self, batch: ModalitiesBatch, index: IntArray) -> ModalitiesBatch:
         images = self.data.arrays.images
@@ -186,8 +190,11 @@ class ExampleEpoch(Epoch):
     def __init__(
         self, reader: ExampleReader, order: IntArray, rows: int, part_dropout: float = 0.0, seeds: tuple[int, ...] = ()
     ) -> None:
-        self._reader, self._order, self._rows = reader, order, rows
-        self._part_dropout, self._seeds = part_dropout, seeds
+        self._reader = reader
+        self._order = order
+        self._rows = rows
+        self._part_dropout = part_dropout
+        self._seeds = seeds
 
     def __len__(self) -> int:
         return -(-len(self._order) // self._rows)
@@ -215,7 +222,9 @@ class ExamplePlan(EpochPlan):
     def __init__(
         self, reader: ExampleReader, examples: IntArray, batch_tokens: int, part_dropout: float, fingerprint: str
     ) -> None:
-        self._reader, self._examples, self._part_dropout = reader, examples, part_dropout
+        self._reader = reader
+        self._examples = examples
+        self._part_dropout = part_dropout
         self._rows = rows_of_batch(reader, examples, batch_tokens)
         self.fingerprint = f"{fingerprint}-{len(examples)}-{self._rows}-{part_dropout}"
 

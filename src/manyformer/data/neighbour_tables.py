@@ -74,7 +74,8 @@ def write_neighbour_table(
             f"{folder} holds neighbours from another search ({note.made}, {note.k} per token); choose another folder"
         )
     path = folder / f"{shard.facts.sha256[:16]}.tokens"
-    shape, dtype = (len(shard.tokens), k), _table_dtype(vocab, _ADDED)
+    shape = (len(shard.tokens), k)
+    dtype = _table_dtype(vocab, _ADDED)
     reserve_file(path, math.prod(shape) * dtype.itemsize)
     table = np.memmap(path, dtype, "r+", shape=shape)
     yield NeighbourWriter(table)
@@ -101,8 +102,12 @@ def open_neighbour_table(folder: str | None, shard: TokenShard, vocab: int) -> N
             f"{folder} holds no neighbours for this text with this tokenizer; compute them with "
             "`manyformer datastore neighbours` and a run that has the same data"
         )
-    name, shape = note.texts[shard.facts.sha256], (len(shard.tokens), note.k)
-    dtype = _table_dtype(vocab, note.added) if note.added else shard.tokens.dtype
+    name = note.texts[shard.facts.sha256]
+    shape = (len(shard.tokens), note.k)
+    if note.added:
+        dtype = _table_dtype(vocab, note.added)
+    else:
+        dtype = shard.tokens.dtype
     size = shape[0] * shape[1] * dtype.itemsize
     if name in note.files and note.files[name].size != size:
         counts = f"{shape[0]:,} tokens with {note.k:,} neighbours take {size:,} bytes"
@@ -124,4 +129,6 @@ def _table_dtype(vocab: int, added: int) -> np.dtype[Any]:
 
 def _read_note(folder: Path) -> NeighbourNote | None:
     """The content of the folder's note file; None if it has none."""
-    return NeighbourNote.read(folder / NOTE_FILE) if (folder / NOTE_FILE).exists() else None
+    if (folder / NOTE_FILE).exists():
+        return NeighbourNote.read(folder / NOTE_FILE)
+    return None

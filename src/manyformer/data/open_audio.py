@@ -53,7 +53,8 @@ from manyformer.errors import UserError
 
 RECORDINGS_PER_BATCH = 16
 """Recordings whose labels or texts are predicted together."""
-_SAMPLE_VALUES, _BYTE_VALUES = 2 * INT16_SCALE, 256
+_SAMPLE_VALUES = 2 * INT16_SCALE
+_BYTE_VALUES = 256
 
 
 class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
@@ -81,7 +82,10 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
         for source in sources:
             if isinstance(source, FolderRecordings):
                 source.check_settings()
-        shares = {"valid": data.valid} if isinstance(data.valid, float) else {}
+        if isinstance(data.valid, float):
+            shares = {"valid": data.valid}
+        else:
+            shares = {}
         by_split = {"train": sources}
         for name, paths in (("valid", data.valid), ("test", data.test)):
             if name in groups:
@@ -109,11 +113,13 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
         data = self.data
         self.request.log(f"preparing recordings: {splits.source_names()}")
         settings = FrameSettings.of_milliseconds(data.sample_rate, data.mels, data.window, data.hop)
-        statistics, converter = FrameStatistics(settings), RecordingConverter(data.sample_rate)
+        statistics = FrameStatistics(settings)
+        converter = RecordingConverter(data.sample_rate)
         facts = ExampleFacts(splits.names)
         folders = folders_of(source.name for source in splits.sources["train"])
         # the targets of the training recordings, and a location of each one elsewhere
-        texts, held_out = list[str](), dict[str, str]()
+        texts = list[str]()
+        held_out = dict[str, str]()
         shard_names = [shard_name for name in splits.names for shard_name in self.shard_names(name)]
         with write_shards(folder, shard_names, _SAMPLE_VALUES) as writers:
             for split, recording in _all_recordings(splits):
@@ -165,7 +171,9 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
         return EvaluationData(path_name(path), HeldOutBatches(plan.fixed_epoch(), None))
 
     def plan(self, shards: Sequence[TokenShard], split: str) -> UtterancePlan:
-        data, archive, budget = self.data, self._archive(shards), self.request.batch_tokens
+        data = self.data
+        archive = self._archive(shards)
+        budget = self.request.batch_tokens
         joined = None
         if data.joined is not None:
             shortest, longest = (round(seconds * self.front_end.settings.sample_rate) for seconds in data.silence)
@@ -203,7 +211,9 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
     def describe(
         self, splits: Splits[RecordingSource], prepared: PreparedData, plans: Mapping[str, UtterancePlan]
     ) -> Iterator[str]:
-        settings, data, counts = self.front_end.settings, self.data, prepared.counts
+        settings = self.front_end.settings
+        data = self.data
+        counts = prepared.counts
         labels = self.tokenizers.labels
         vocabulary = f"{data.tokenizer} tokens, vocabulary {self.tokenizers.target.vocab:,}"
         yield f"recordings: {splits.source_names()}; {vocabulary if labels is None else f'{len(labels):,} labels'}"
@@ -218,7 +228,8 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
     def summarize(
         self, splits: Splits[RecordingSource], prepared: PreparedData, plans: Mapping[str, UtterancePlan]
     ) -> DataSummary:
-        rate, counts = self.front_end.settings.sample_rate, prepared.counts
+        rate = self.front_end.settings.sample_rate
+        counts = prepared.counts
         summary = prepared.summary
         if summary is None:
             # files that earlier versions prepared have the counts alone
@@ -256,7 +267,9 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
         return self.tokenizers.source
 
     def _archive(self, shards: Sequence[TokenShard]) -> RecordingArchive:
-        class_ids = self.tokenizers.class_ids() if self.form == "labelled" else None
+        class_ids = None
+        if self.form == "labelled":
+            class_ids = self.tokenizers.class_ids()
         return RecordingArchive(shards[0], TargetTexts(shards[1], self.tokenizers.target, class_ids), self.front_end)
 
     def _target(self, recording: Recording) -> str:
@@ -287,7 +300,8 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
 
     def _check_training(self, plan: UtterancePlan, samples: TokenShard) -> None:
         """Raise UserError if no training recording is short enough, or if they fill no batch or do not fit one."""
-        budget, count = self.request.batch_tokens, len(plan.recordings)
+        budget = self.request.batch_tokens
+        count = len(plan.recordings)
         if not count:
             raise UserError(f"no training recording is as short as data.max_seconds ({self.data.max_seconds:g})")
         if plan.max_length > budget:
@@ -316,7 +330,9 @@ def unlabelled_recordings(
     data: AudioData, tokenizers: TokenizerPair, path: str, request: OpenRequest
 ) -> UnlabelledData:
     """The recordings of a file, or of files in any format of training data; labels are ignored."""
-    form = "transcribed" if tokenizers.labels is None else "labelled"
+    form = "labelled"
+    if tokenizers.labels is None:
+        form = "transcribed"
     plain = data.model_copy(update={"names": None, "group": None})
     return AudioPipeline(plain, form, request, tokenizers).unlabelled(path)
 

@@ -60,8 +60,10 @@ class RolloutFeed(SeededFeed):
         fingerprint: str,
     ) -> None:
         super().__init__(seed, fingerprint)
-        self.environment, self.settings = environment, settings
-        self._passes, self._parts = passes, -(-environment.rows // batch_rows)
+        self.environment = environment
+        self.settings = settings
+        self._passes = passes
+        self._parts = -(-environment.rows // batch_rows)
         self._collector: RolloutCollector | None = None
         self._rollout: RolloutBatch | None = None
 
@@ -88,7 +90,9 @@ class RolloutFeed(SeededFeed):
         batch: RolloutBatch = tree_map(lambda tensor: tensor[rows], self._rollout)
         self.batch += 1
         if self.batch == self.batches:
-            self.epoch, self.batch, self._rollout = self.epoch + 1, 0, None
+            self.epoch = self.epoch + 1
+            self.batch = 0
+            self._rollout = None
         return batch
 
     def shard(self, rank: int, world_size: int) -> "RolloutFeed":
@@ -117,7 +121,8 @@ class EpisodeEpoch(Epoch):
     """One batch of held-out episodes, whose environment is made once."""
 
     def __init__(self, data: EnvironmentData, split: str) -> None:
-        self._data, self._split = data, split
+        self._data = data
+        self._split = split
         self._make = functools.lru_cache(maxsize=1)(functools.partial(_make, data))
 
     def __len__(self) -> int:
@@ -196,11 +201,20 @@ def _space_keywords(environment: VectorEnvironment) -> dict[str, Any]:
 
 
 def _summary_lines(data: EnvironmentData, environment: VectorEnvironment) -> list[str]:
-    space, actions = environment.observations, environment.actions
-    observed = f"images of {space.keyword}" if isinstance(space, PixelSpace) else f"vectors of {space.size}"
-    chosen = f"vectors of {actions.size} numbers" if isinstance(actions, BoxActions) else f"{actions.size} actions"
+    space = environment.observations
+    actions = environment.actions
+    if isinstance(space, PixelSpace):
+        observed = f"images of {space.keyword}"
+    else:
+        observed = f"vectors of {space.size}"
+    if isinstance(actions, BoxActions):
+        chosen = f"vectors of {actions.size} numbers"
+    else:
+        chosen = f"{actions.size} actions"
     options = "".join(f", {name} {value}" for name, value in data.options.items())
-    longest = "" if environment.longest is None else f"; episodes of at most {environment.longest:,} steps"
+    longest = ""
+    if environment.longest is not None:
+        longest = f"; episodes of at most {environment.longest:,} steps"
     return [
         f"environment: {data.environment}{options}; observations are {observed}, {chosen}{longest}",
         f"rollouts of {data.rows:,} x {data.steps:,} steps, {data.passes} passes over each; held out: {data.valid:,} "

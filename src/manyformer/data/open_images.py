@@ -75,7 +75,9 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
         return splits
 
     def library(self) -> str | None:
-        return None if self.data.size is None and self.data.channels is None else str(pillow().__version__)
+        if self.data.size is None and self.data.channels is None:
+            return None
+        return str(pillow().__version__)
 
     def open(self) -> OpenedData:
         if self.data.block is not None and self.form == "labelled":
@@ -93,7 +95,8 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
                 f"all training images have the label {labels[0]!r}; there must be two labels at least, or none"
             )
         resize = ImageResize(data.size, data.channels)
-        facts, changes = ExampleFacts(splits.names), ChangeCounts()
+        facts = ExampleFacts(splits.names)
+        changes = ChangeCounts()
         folders = folders_of(source.name for source in splits.sources["train"])
         first = next((resize.apply(record) for _, record in _split_images(splits)), None)
         if first is None:
@@ -130,11 +133,15 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
         return self.pixel_tokenizer.levels, max(1, len(self.tokenizers.labels or ()))
 
     def write_file(self, path: EvaluationPath) -> list[TokenShard]:
-        class_ids = self.tokenizers.class_ids() if self.uses_labels else {}
+        if self.uses_labels:
+            class_ids = self.tokenizers.class_ids()
+        else:
+            class_ids = {}
         return self._write_records(self._file_records(path), class_ids)
 
     def plan(self, shards: Sequence[TokenShard], split: str) -> LengthBuckets:
-        shape, batch_tokens = self.pixel_tokenizer.shape, self.request.batch_tokens
+        shape = self.pixel_tokenizer.shape
+        batch_tokens = self.request.batch_tokens
         dataset = self._dataset(shards)
         if split == "train":
             if batch_tokens < shape.values:
@@ -150,10 +157,15 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
     def units(self, shards: Sequence[TokenShard]) -> TextUnits | None:
         """For language models each value counts as one character and one byte."""
         values = shards[0].facts.tokens
-        return None if self.form == "labelled" else TextUnits(values, values, values)
+        if self.form == "labelled":
+            return None
+        return TextUnits(values, values, values)
 
     def required_keywords(self) -> dict[str, int]:
-        vocab = {} if self.form == "labelled" else {"vocab": self.tokenizers.target.vocab}
+        if self.form == "labelled":
+            vocab = {}
+        else:
+            vocab = {"vocab": self.tokenizers.target.vocab}
         if self.form == "levels-of-small":
             return {**vocab, "reduction": self.data.source_reduction}
         if not self.uses_labels:
@@ -166,7 +178,10 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
         """The shape of images, and that of blocks for a language model."""
         tokenizer = self.pixel_tokenizer
         rows, columns = tokenizer.block
-        blocks = {} if self.form == "labelled" else {"block_height": rows, "block_width": columns}
+        if self.form == "labelled":
+            blocks = {}
+        else:
+            blocks = {"block_height": rows, "block_width": columns}
         return tokenizer.shape._asdict() | blocks
 
     def length_limits(self, plans: Mapping[str, LengthBuckets]) -> Iterable[LengthLimit]:
@@ -176,13 +191,16 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
     def describe(
         self, splits: Splits[ImageSource], prepared: PreparedData, plans: Mapping[str, LengthBuckets]
     ) -> Iterator[str]:
-        tokenizer, labels = self.pixel_tokenizer, self.tokenizers.labels
+        tokenizer = self.pixel_tokenizer
+        labels = self.tokenizers.labels
         yield f"images: {splits.source_names()}; {'no' if labels is None else f'{len(labels):,}'} labels"
         for folder in filter(Path.is_dir, map(Path, path_list(self.data.path))):
             yield describe_folder(folder, folder_image_files(folder))
         yield from splits.notes()
         rows, columns = tokenizer.block
-        order = "row by row" if (rows, columns) == (1, tokenizer.shape.width) else f"in blocks of {rows} x {columns}"
+        order = "row by row"
+        if (rows, columns) != (1, tokenizer.shape.width):
+            order = f"in blocks of {rows} x {columns}"
         yield f"values: {tokenizer.shape}, {tokenizer.levels} levels, {order}"
         yield "; ".join(f"{name}: {count:,} images" for name, count in prepared.counts["images"].items())
 
@@ -244,7 +262,8 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
             yield record
 
     def _write_records(self, records: Iterable[ImageRecord], class_ids: Mapping[str, int]) -> list[TokenShard]:
-        folder, changes = self.request.cache, ChangeCounts()
+        folder = self.request.cache
+        changes = ChangeCounts()
         with write_shards(folder, self.sides, max(256, len(class_ids))) as writers:
             for record in records:
                 count_changes(changes, record)

@@ -28,10 +28,12 @@ class LabelsPipeline(TabularTextPipeline[LabelsData]):
     forms = ("labelled",)
     sides = columns = ("text", "label")
     texts = 1
-    title, noun = "texts", "text"
+    title = "texts"
+    noun = "text"
 
     def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> Sequence[int]:
-        tokenizer, class_ids = self.tokenizers.source, self.tokenizers.class_ids()
+        tokenizer = self.tokenizers.source
+        class_ids = self.tokenizers.class_ids()
         limit = max(0, self.data.max_length - 2)
         texts = [row.cells[0] for row in rows]
         token_ids = tokenizer.encode_many(texts)
@@ -106,10 +108,12 @@ class SentencePairsPipeline(TabularTextPipeline[SentencePairsData]):
     sides = ("tokens", "parts", "classes")
     columns = ("first", "second", "label")
     texts = 2
-    title, noun = "sentence pairs", "pair"
+    title = "sentence pairs"
+    noun = "pair"
 
     def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> Sequence[int]:
-        tokenizer, class_ids = self.tokenizers.source, self.tokenizers.class_ids()
+        tokenizer = self.tokenizers.source
+        class_ids = self.tokenizers.class_ids()
         lengths = []
         first_ids, second_ids = (tokenizer.encode_many([row.cells[side] for row in rows]) for side in (0, 1))
         for row, first, second in zip(rows, first_ids, second_ids, strict=True):

@@ -82,7 +82,10 @@ class ModalitiesPipeline(ArrayPipeline[ModalitiesData, ModalityArrays, ExampleSp
         """What reads the examples. Raises UserError for parts that the archive or the form does not have."""
         arrays = self.arrays
         form = self.form
-        parts: tuple[str, ...] = tuple(arrays.part_index) if self.data.parts is None else self.data.parts
+        if self.data.parts is None:
+            parts: tuple[str, ...] = tuple(arrays.part_index)
+        else:
+            parts = self.data.parts
         if form == "captions":
             parts = ("image", "text")
         for part in parts:
@@ -140,7 +143,9 @@ class ModalitiesPipeline(ArrayPipeline[ModalitiesData, ModalityArrays, ExampleSp
     def required_keywords(self, train: ExampleSplit) -> dict[str, int]:
         if self.form == "captions":
             return {"vocab": self.tokenizers.target.vocab}
-        return {"classes": len(self.arrays.label_names)} if self.form == "labelled" else {}
+        if self.form == "labelled":
+            return {"classes": len(self.arrays.label_names)}
+        return {}
 
     def offered_keywords(self) -> dict[str, int | None]:
         """The sizes of the parts that are read, None for those of others."""
@@ -157,7 +162,9 @@ class ModalitiesPipeline(ArrayPipeline[ModalitiesData, ModalityArrays, ExampleSp
 
     def describe(self, splits: Mapping[str, ExampleSplit]) -> Iterator[str]:
         arrays = self.arrays
-        labels = f"; {len(arrays.label_names):,} labels" if arrays.label_names else ""
+        labels = ""
+        if arrays.label_names:
+            labels = f"; {len(arrays.label_names):,} labels"
         yield f"examples of several parts: {self.path}; {len(arrays.labels):,} examples{labels}"
         counts: dict[str, Any] = {part: int((arrays.part_index[part] >= 0).sum()) for part in self.reader.data.parts}
         yield "parts: " + "; ".join(f"{count:,} with {part}" for part, count in counts.items())
@@ -167,7 +174,10 @@ class ModalitiesPipeline(ArrayPipeline[ModalitiesData, ModalityArrays, ExampleSp
         arrays = self.arrays
         train = splits["train"].usable
         is_labelled = self.form == "labelled"
-        labels = arrays.labels if is_labelled else np.zeros_like(arrays.labels)
+        if is_labelled:
+            labels = arrays.labels
+        else:
+            labels = np.zeros_like(arrays.labels)
         lacks_part = np.zeros(len(labels), dtype=bool)
         for split in splits.values():
             lacks_part[np.setdiff1d(split.listed, split.usable)] = True
@@ -175,7 +185,9 @@ class ModalitiesPipeline(ArrayPipeline[ModalitiesData, ModalityArrays, ExampleSp
         reason = f"left out for lack of {(' and ' if is_labelled else ' or ').join(self.reader.data.parts)}"
         facts = ExampleFacts(["train"])
         for example in train:
-            label = arrays.label_names[labels[example]] if is_labelled else None
+            label = None
+            if is_labelled:
+                label = arrays.label_names[labels[example]]
             facts.show(list(self._shown_parts(int(example), label)), label)
         return DataSummary(
             noun="example",

@@ -43,7 +43,9 @@ class PairsPipeline(TablePipeline[PairsData]):
     forms = ("pairs",)
     sides = ("source", "target")
     prepared_settings = ("tokenizer", "vocab", "shared")
-    title, noun, unit = "pairs", "pair", "tokens on a side"
+    title = "pairs"
+    noun = "pair"
+    unit = "tokens on a side"
 
     def open_sources(self, paths: PathOrPaths, split: str) -> list[RowTable]:
         keys = (self.data.source, self.data.target)
@@ -71,10 +73,12 @@ class PairsPipeline(TablePipeline[PairsData]):
 
     def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> Sequence[int]:
         source, target = ([row.cells[side] for row in rows] for side in (0, 1))
-        source_ids, target_ids = self.tokenizers.source.encode_many(source), self.tokenizers.target.encode_many(target)
+        source_ids = self.tokenizers.source.encode_many(source)
+        target_ids = self.tokenizers.target.encode_many(target)
         for text, ids in zip(source, source_ids, strict=True):
             writers[0].add(np.append(ids, self.tokenizers.source.eos), starts_document=True, text=text)
-        bos, eos = self.tokenizers.target.bos, self.tokenizers.target.eos
+        bos = self.tokenizers.target.bos
+        eos = self.tokenizers.target.eos
         for text, ids in zip(target, target_ids, strict=True):
             writers[1].add(np.concatenate([[bos], ids, [eos]]), starts_document=True, text=text)
         return [max(len(first) + 1, len(second) + 1) for first, second in zip(source_ids, target_ids, strict=True)]
@@ -93,7 +97,9 @@ class PairsPipeline(TablePipeline[PairsData]):
 
     def required_keywords(self) -> dict[str, int]:
         keywords = super().required_keywords()
-        return keywords if self.data.shared else {**keywords, "source_vocab": self.tokenizers.source.vocab}
+        if self.data.shared:
+            return keywords
+        return {**keywords, "source_vocab": self.tokenizers.source.vocab}
 
     def held_out(self, split: str | None) -> EvaluationData:
         evaluation = super().held_out(split)

@@ -35,7 +35,8 @@ class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
     sides = ("tokens", "parts", "ends")
     columns = ("document", "question", "answer")
     texts = 2
-    title, noun = "questions", "question"
+    title = "questions"
+    noun = "question"
     required_cells = 2
 
     def open_sources(self, paths: PathOrPaths, split: str) -> list[RowTable]:
@@ -43,7 +44,8 @@ class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
             return super().open_sources(paths, split)
         keys = (self.data.document, self.data.question, self.data.answer, self.data.start)
         names = (*self.columns, "start")
-        cache, header = self.request.cache, self.data.header
+        cache = self.request.cache
+        header = self.data.header
         tables = [open_table(path, keys, names, cache, header=header) for path in path_list(paths)]
         return [table.mapped(_answer_last) for table in tables]
 
@@ -54,7 +56,8 @@ class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
         return max(super().max_vocab(), self.data.max_length)
 
     def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> Sequence[int]:
-        encode, limit = DocumentEncoder(self.tokenizers.source), self.data.max_length
+        encode = DocumentEncoder(self.tokenizers.source)
+        limit = self.data.max_length
         lengths = []
         for row in rows:
             document, question = row.cells[:2]

@@ -64,8 +64,11 @@ class RuleEpoch(Epoch):
         seeds: tuple[int, ...],
         first_sequence: int = 0,
     ) -> None:
-        self._rule, self._form, self._shape = rule, form, shape
-        self._seeds, self._first_sequence = seeds, first_sequence
+        self._rule = rule
+        self._form = form
+        self._shape = shape
+        self._seeds = seeds
+        self._first_sequence = first_sequence
         self.rows_continue = shape.rows_per_sequence > 1
 
     def __len__(self) -> int:
@@ -74,7 +77,9 @@ class RuleEpoch(Epoch):
     def batch(self, number: int) -> CausalLMBatch | ClassificationBatch:
         sequence, part = divmod(number, self._shape.rows_per_sequence)
         rows = self._rule.rows(random_generator(*self._seeds, sequence), self._shape.rows)
-        return labelled_batch(rows) if self._form == LABELLED else self._next_token_batch(rows, sequence, part)
+        if self._form == LABELLED:
+            return labelled_batch(rows)
+        return self._next_token_batch(rows, sequence, part)
 
     def _next_token_batch(self, rows: SyntheticRows, sequence: int, part: int) -> CausalLMBatch:
         targets = np.where(rows.targets < 0, IGNORE_INDEX, rows.targets + len(SPECIALS))
@@ -99,7 +104,9 @@ def labelled_batch(rows: SyntheticRows) -> ClassificationBatch:
     tokens[:, 0] = NativeTokenizer.bos
     np.put_along_axis(tokens, lengths + 1, NativeTokenizer.eos, axis=1)
     padding = np.arange(width) > lengths + 1
-    segments = torch.from_numpy(-padding.astype(np.int64)) if padding.any() else None
+    segments = None
+    if padding.any():
+        segments = torch.from_numpy(-padding.astype(np.int64))
     return ClassificationBatch(torch.from_numpy(tokens), torch.from_numpy(_labels(rows)), segments)
 
 
@@ -114,7 +121,9 @@ class RulePlan(EpochPlan):
     """An endless plan of epochs with newly generated rows."""
 
     def __init__(self, rule: SyntheticRule[Any], form: str, shape: SyntheticShape, fingerprint: str) -> None:
-        self._rule, self._form, self._shape = rule, form, shape
+        self._rule = rule
+        self._form = form
+        self._shape = shape
         self.fingerprint = f"{fingerprint}-{shape.rows}"
 
     def epoch(self, seed: int, number: int) -> RuleEpoch:
@@ -126,14 +135,19 @@ def open_synthetic(data: SyntheticData, form: str, request: OpenRequest) -> Open
     row_length = data.row_length if form == LABELLED else data.length
     check_holds_row(row_length, request.batch_tokens)
     _check_classes(data, form)
-    rule, rows, parts = make_rule(data), request.batch_tokens // row_length, data.rows_per_sequence
+    rule = make_rule(data)
+    rows = request.batch_tokens // row_length
+    parts = data.rows_per_sequence
     # runs from before there was a choice of targets go on
     unused = {"targets"} if data.targets == "rule" else set()
     fingerprint = json_text(data.model_dump(exclude={"valid", "context"} | unused), sort_keys=True, ensure_ascii=True)
     shape = SyntheticShape(max(1, BATCHES_PER_EPOCH // parts) * parts, rows, rule.length, parts)
     held_out = {name: _held_out(rule, form, data, rows, number) for number, name in enumerate(HELD_OUT_SPLITS)}
     tokenizers = _tokenizers(data, form)
-    classes = {"classes": data.classes} if form == LABELLED else {}
+    if form == LABELLED:
+        classes = {"classes": data.classes}
+    else:
+        classes = {}
     return OpenedData(
         tokenizers=tokenizers,
         train=Sampler(RulePlan(rule, form, shape, fingerprint), request.seed),
@@ -158,7 +172,9 @@ def _check_classes(data: SyntheticData, form: str) -> None:
     if data.targets != "rule":
         raise UserError(f"data.targets={data.targets} is for language models: a classifier learns the answer of a row")
     if data.rows_per_sequence > 1 or data.context:
-        setting = "data.rows_per_sequence" if data.rows_per_sequence > 1 else "data.context"
+        setting = "data.context"
+        if data.rows_per_sequence > 1:
+            setting = "data.rows_per_sequence"
         raise UserError(f"{setting} is for language models: a classifier reads each row as a whole")
 
 
@@ -166,13 +182,16 @@ def _tokenizers(data: SyntheticData, form: str) -> TokenizerPair:
     # symbols are letters, so that generated text is readable; beyond 26 they continue with code points from 0x100
     letters = [chr(ord("a") + n if n < 26 else 0x100 + n) for n in range(data.alphabet)]
     tokenizer = CharTokenizer(letters)
-    labels = tuple(map(str, range(data.classes or 0))) if form == LABELLED else None
+    labels = None
+    if form == LABELLED:
+        labels = tuple(map(str, range(data.classes or 0)))
     return TokenizerPair(tokenizer, tokenizer, labels)
 
 
 def held_out_sequences(data: SyntheticData, form: str, request: OpenRequest, split: str | None) -> EvaluationData:
     """The generated sequences of a held-out split, by default test."""
-    opened, name = open_synthetic(data, form, request), split or "test"
+    opened = open_synthetic(data, form, request)
+    name = split or "test"
     batches = opened.valid if name == "valid" else opened.test
     assert batches is not None
     return EvaluationData(name, batches, tuple(_examples(opened, batches)) if form == LABELLED else ())
@@ -221,8 +240,12 @@ def _held_out(rule: SyntheticRule[Any], form: str, data: SyntheticData, rows: in
 
 
 def _summary_lines(data: SyntheticData, rule: SyntheticRule[Any]) -> list[str]:
-    scored = f", the last {rule.length - floor_share(data.context, rule.length)} scored" if data.context else ""
-    parts = f", {data.rows_per_sequence} to a sequence" if data.rows_per_sequence > 1 else ""
+    scored = ""
+    if data.context:
+        scored = f", the last {rule.length - floor_share(data.context, rule.length)} scored"
+    parts = ""
+    if data.rows_per_sequence > 1:
+        parts = f", {data.rows_per_sequence} to a sequence"
     return [
         f"synthetic: {rule.describe()}",
         f"rows of {data.length} tokens{parts}, always new; held out: {format_amount(data.valid, 'tokens')}{scored}",

@@ -57,13 +57,15 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
         return text_sources(paths, self.data.column, self.request.cache)
 
     def split(self) -> Splits[TextSource]:
-        splits, data = super().split(), self.data
+        splits = super().split()
+        data = self.data
         if data.test is None and data.path == "stdlib" and isinstance(data.valid, float):
             splits.shares["test"] = min(data.valid, (1 - data.valid) / 2)
         return splits
 
     def prepare(self, splits: Splits[TextSource], folder: Path) -> PreparationResult:
-        data, unfinished = self.data, UnfinishedText(folder)
+        data = self.data
+        unfinished = UnfinishedText(folder)
         surveys = {name: unfinished.survey(name, sources) for name, sources in splits.sources.items()}
         for name, survey in surveys.items():
             if not survey.lengths.sum():
@@ -73,7 +75,9 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
         self.request.log(f"preparing {format_amount(characters, 'characters')} of text ({describe_tokenizer(data)})")
         texts = (piece.part.text for piece in _split_pieces(splits, holdout, ["train"]) if piece.split == "train")
         # Character vocabularies need all of the text; for byte pairs an evenly spread sample is enough.
-        step = max(1, characters // MAX_BPE_CHARACTERS) if data.tokenizer == "bpe" else 1
+        step = 1
+        if data.tokenizer == "bpe":
+            step = max(1, characters // MAX_BPE_CHARACTERS)
         tokenizer = unfinished.tokenizer(lambda: section_tokenizer(data, islice(texts, 0, None, step)))
         with unfinished.shards(splits.names, tokenizer) as shards:
             if shards.pieces:
@@ -96,27 +100,40 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
         return [write_text_shard(self.data, self.tokenizers.source, path, self.request.cache)]
 
     def plan(self, shards: Sequence[TokenShard], split: str) -> TextPlan:
-        data, batch_tokens, (shard,) = self.data, self.request.batch_tokens, shards
+        data = self.data
+        batch_tokens = self.request.batch_tokens
+        (shard,) = shards
         if split == "train":
             check_holds_row(data.length, batch_tokens)
             check_fills_batch(shard.facts.tokens, batch_tokens, "the training text has", "text")
         if shard.facts.tokens < 2:
             raise UserError(f"data.{split} holds no text; hold out a larger fraction or give a path")
-        masked, tokenizer = self.form == "masked", self.tokenizers.target
-        ends = tokens_that_end_sentences(tokenizer) if data.text_parts == "sentences" else None
+        masked = self.form == "masked"
+        tokenizer = self.tokenizers.target
+        ends = None
+        if data.text_parts == "sentences":
+            ends = tokens_that_end_sentences(tokenizer)
         if masked:
             tokenizer.required_mask("masked language modelling")
-        batch_maker: BatchMaker = MaskedBatches(data.masking, tokenizer, ends) if masked else NextTokenBatches()
+        if masked:
+            batch_maker: BatchMaker = MaskedBatches(data.masking, tokenizer, ends)
+        else:
+            batch_maker = NextTokenBatches()
         windows = self.request.windows
         rows = max(1, batch_tokens // (data.length if windows is None else windows.context))
         layout = make_layout(data, shard, rows, pad=tokenizer.pad, shifted=not masked, windows=windows)
         fingerprint = f"{shard.facts.sha256[:16]}-{data.packing}-{data.length}"
-        neighbours = None if masked else open_neighbour_table(data.neighbours, shard, tokenizer.vocab)
+        if masked:
+            neighbours = None
+        else:
+            neighbours = open_neighbour_table(data.neighbours, shard, tokenizer.vocab)
         return TextPlan(layout, rows, batch_maker, fingerprint, neighbours)
 
     def units(self, shards: Sequence[TokenShard]) -> TextUnits | None:
         # masked tokens do not encode a text
-        return None if self.form == "masked" else shard_units(shards[0])
+        if self.form == "masked":
+            return None
+        return shard_units(shards[0])
 
     def text(self, shards: Sequence[TokenShard]) -> TokenShard:
         return shards[0]
@@ -127,7 +144,9 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
     def describe(
         self, splits: Splits[TextSource], prepared: PreparedData, plans: Mapping[str, TextPlan]
     ) -> Iterator[str]:
-        data, documents, vocab = self.data, prepared.counts["documents"], prepared.tokenizers.target.vocab
+        data = self.data
+        documents = prepared.counts["documents"]
+        vocab = prepared.tokenizers.target.vocab
         names = {"stdlib": f"the source text of Python {python_version()}'s standard library", "-": "standard input"}
         path_text = ", ".join(names.get(path, path) for path in path_list(data.path))
         yield (
@@ -227,14 +246,16 @@ def _group_pieces(pieces: Iterable[DocumentPiece], block_characters: int) -> Ite
         total += len(piece.part.text)
         if total >= block_characters:
             yield block
-            block, total = [], 0
+            block = []
+            total = 0
     yield block
 
 
 def _add_pieces(shards: dict[str, ShardWriter], block: list[DocumentPiece], tokenizer: Tokenizer) -> None:
     for (name, part), ids in zip(block, tokenizer.encode_many([piece.part.text for piece in block]), strict=True):
         if part.starts_document or part.ends_document:
-            bos, eos = [tokenizer.bos] * part.starts_document, [tokenizer.eos] * part.ends_document
+            bos = [tokenizer.bos] * part.starts_document
+            eos = [tokenizer.eos] * part.ends_document
             ids = np.concatenate([np.array(bos, np.int32), ids, np.array(eos, np.int32)])
         shards[name].add(ids, starts_document=part.starts_document, text=part.text)
 

@@ -110,9 +110,11 @@ class TrajectoriesPipeline(ArrayPipeline[TrajectoriesData, RecordedEpisodes, Rec
             return keywords
         if data.actions is not None:
             raise UserError(f"data.actions is {data.actions}, but the recorded actions are continuous; leave it out")
-        low, high = recorded.action_low, recorded.action_high
+        low = recorded.action_low
+        high = recorded.action_high
         if low is None or high is None:
-            low, high = recorded.actions.min(0), recorded.actions.max(0)
+            low = recorded.actions.min(0)
+            high = recorded.actions.max(0)
             is_constant = low == high
             # a component that never varies needs a box, too
             low = np.where(is_constant, low - 1, low)
@@ -157,7 +159,9 @@ class TrajectoriesPipeline(ArrayPipeline[TrajectoriesData, RecordedEpisodes, Rec
         return self.read_archive(existing_path(path), self.request.log)
 
     def _with_rewards(self, episodes: RecordedEpisodes) -> RecordedEpisodes:
-        return delayed_rewards(episodes) if self.data.reward == "last-step" else episodes
+        if self.data.reward == "last-step":
+            return delayed_rewards(episodes)
+        return episodes
 
     def _action_count(self) -> int:
         largest = int(self.arrays.actions.max())
@@ -174,7 +178,10 @@ def _same_form(episodes: RecordedEpisodes, others: RecordedEpisodes) -> bool:
 
 def _join(episodes: RecordedEpisodes, others: RecordedEpisodes) -> RecordedEpisodes:
     """Both one after the other; bounds are those of both together, unknown if those of either are."""
-    low, other_low, high, other_high = episodes.action_low, others.action_low, episodes.action_high, others.action_high
+    low = episodes.action_low
+    other_low = others.action_low
+    high = episodes.action_high
+    other_high = others.action_high
     return RecordedEpisodes(
         np.concatenate([episodes.observations, others.observations]),
         np.concatenate([episodes.actions, others.actions]),
@@ -189,7 +196,8 @@ def _check_environment(name: str, keywords: Mapping[str, Any]) -> None:
     """Raise UserError, before anything is trained, for an environment that the model could not be played in."""
     environment = make_environment(name, 1)
     environment.close()
-    space, continuous = environment.actions, isinstance(environment.actions, BoxActions)
+    space = environment.actions
+    continuous = isinstance(environment.actions, BoxActions)
     problems = (
         (environment.observations != VectorSpace(keywords["observations"]), "observations are of another shape"),
         (continuous != keywords["continuous"], f"actions are {'continuous' if continuous else 'discrete'}"),
@@ -197,7 +205,9 @@ def _check_environment(name: str, keywords: Mapping[str, Any]) -> None:
     )
     for is_problem, reason in problems:
         if is_problem:
-            remedy = "; set data.actions to that" if space.size > keywords["actions"] and not continuous else ""
+            remedy = ""
+            if space.size > keywords["actions"] and not continuous:
+                remedy = "; set data.actions to that"
             raise UserError(
                 f"data.environment is {name}, whose {reason}, unlike those of the recorded episodes{remedy}"
             )

@@ -41,7 +41,8 @@ class TreesPipeline(TablePipeline[TreesData]):
     forms = ("tagged",)
     sides = ("tokens", "classes", "trees")
     prepared_settings = ("tokenizer", "vocab", "label")
-    title, noun = "trees", "sentence"
+    title = "trees"
+    noun = "sentence"
 
     def open_sources(self, paths: PathOrPaths, split: str) -> list[RowTable]:
         return [open_treebank(path, self.data.label, self.request.cache) for path in path_list(paths)]
@@ -60,7 +61,8 @@ class TreesPipeline(TablePipeline[TreesData]):
 
     def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> Sequence[int]:
         # in a shard 0 is no class; a word without a label has a target too, which marks the word's first token
-        class_ids, tokenizer = {UNKNOWN_LABEL: 0} | self.tokenizers.class_ids(), self.tokenizers.source
+        class_ids = {UNKNOWN_LABEL: 0} | self.tokenizers.class_ids()
+        tokenizer = self.tokenizers.source
         reads_text = reads_running_text(self.data, tokenizer)
         lengths = []
         for row in rows:

@@ -203,7 +203,9 @@ def check_holds_row(length: int, batch_tokens: int) -> None:
 
 def path_name(path: EvaluationPath) -> str:
     """The name of a file, or of two files, to score."""
-    return path if isinstance(path, str) else " and ".join(path)
+    if isinstance(path, str):
+        return path
+    return " and ".join(path)
 
 
 def format_amount(number: float, unit: str) -> str:

@@ -24,10 +24,13 @@ class PairDataset(SequenceDataset):
 
     def __init__(self, source: TokenShard, target: TokenShard, *, tokenizers: TokenizerPair) -> None:
         assert source.facts.documents == target.facts.documents
-        self._source, self._target = source, target
-        self._source_pad, self._target_pad = tokenizers.source.pad, tokenizers.target.pad
+        self._source = source
+        self._target = target
+        self._source_pad = tokenizers.source.pad
+        self._target_pad = tokenizers.target.pad
         lengths = np.stack([source.lengths, target.lengths - 1])
-        self.lengths, self.tie_breakers = lengths.max(0), lengths.sum(0)
+        self.lengths = lengths.max(0)
+        self.tie_breakers = lengths.sum(0)
         self.fingerprint = f"{source.facts.sha256[:12]}-{target.facts.sha256[:12]}"
 
     def make_batch(self, indices: IntArray) -> Seq2SeqBatch:
@@ -99,7 +102,9 @@ class QuestionDataset(TokenRows):
 
     def make_batch(self, indices: IntArray) -> AnswerSpanBatch:
         tokens, segments, (parts, ends) = self.rows(indices, PADDING_SEGMENT, 0)
-        roles = first_text_roles(parts) if self._has_global_question else None
+        roles = None
+        if self._has_global_question:
+            roles = first_text_roles(parts)
         return AnswerSpanBatch(tokens, ends, segments, roles, parts)
 
 
@@ -117,7 +122,8 @@ class EncodedTexts:
     def rows(self, texts: IntArray) -> tuple[IntArray, IntArray]:
         """The tokens of texts, padded on the right, and their lengths; text -1 is empty."""
         exists = texts >= 0
-        starts, lengths = self._starts[texts] * exists, self.lengths[texts] * exists
+        starts = self._starts[texts] * exists
+        lengths = self.lengths[texts] * exists
         width = int(lengths.max(initial=0))
         return pad_ragged(self._flat, starts, lengths, width=width, fill=self.tokenizer.pad), lengths
 
@@ -131,7 +137,9 @@ class EncodedTexts:
         ended = np.where(columns == lengths[:, None], self.tokenizer.eos, np.pad(tokens, ((0, 0), (0, 1))))
         is_padding = columns > lengths[:, None]
         targets = torch.from_numpy(np.where(is_padding, IGNORE_INDEX, ended))
-        segments = torch.from_numpy(-is_padding.astype(np.int64)) if is_padding.any() else None
+        segments = None
+        if is_padding.any():
+            segments = torch.from_numpy(-is_padding.astype(np.int64))
         return torch.from_numpy(target), targets, segments
 
 

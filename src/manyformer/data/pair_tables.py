@@ -26,7 +26,10 @@ class RowTable(DataSource):
     """A table of rows; `read` streams all of them in order and counts what else it finds."""
 
     def __init__(self, name: str, read: ReadRows, stamp: list[str | int], notes: tuple[str, ...] = ()) -> None:
-        self.name, self._read, self._stamp, self.notes = name, read, stamp, notes
+        self.name = name
+        self._read = read
+        self._stamp = stamp
+        self.notes = notes
         self._findings = TableFindings()
         self._limit: tuple[int, int] | None = None
 
@@ -34,7 +37,9 @@ class RowTable(DataSource):
         """Stream all rows in order."""
         self._findings = TableFindings()
         rows = self._read(self._findings)
-        return rows if self._limit is None else self._first_rows(rows, *self._limit)
+        if self._limit is None:
+            return rows
+        return self._first_rows(rows, *self._limit)
 
     def found(self) -> Iterator[Finding]:
         return self._findings.found()
@@ -125,7 +130,10 @@ def _open_cells(
     # the stamp of a file that is read by the columns' places is that of earlier versions, which knew no headers
     settings = [number if key is None else key for number, key in enumerate(keys)]
     is_plain = not columns.has_header or (any(isinstance(key, str) for key in keys) and None not in keys)
-    by_header = [] if is_plain else ["header", *(str(index) for index in columns.indices)]
+    if is_plain:
+        by_header = []
+    else:
+        by_header = ["header", *(str(index) for index in columns.indices)]
     return RowTable(str(path), read, [*file_stamp(path), *settings, *by_header], columns.notes)
 
 

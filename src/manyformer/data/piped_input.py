@@ -43,15 +43,19 @@ def stdin_lines() -> Iterator[str]:
 
     Raises UserError if there is no input, for a line that is not UTF-8, and for one that is too long.
     """
-    head, number = b"", 0
+    head = b""
+    number = 0
     with unpacked(_open_stdin(), "standard input") as file:
         while line := file.readline(MAX_LINE_CHARACTERS):
-            head, number = head or line[:HEAD_BYTES], number + 1
+            head = head or line[:HEAD_BYTES]
+            number = number + 1
             location = f"standard input, line {number}"
             if len(line) == MAX_LINE_CHARACTERS:
                 raise UserError(f"{location}: this line has {MAX_LINE_CHARACTERS:,} bytes or more")
             # a byte order mark is one at the beginning alone, as in files
-            mark = "\ufeff" if number > 1 and line.startswith(codecs.BOM_UTF8) else ""
+            mark = ""
+            if number > 1 and line.startswith(codecs.BOM_UTF8):
+                mark = "\ufeff"
             yield mark + without_line_end(decode_text(line, location, "FILE", head))
     if not number:
         raise UserError(_NO_INPUT)

@@ -27,7 +27,9 @@ class ImageShape(NamedTuple):
         return self.height * self.width * self.channels
 
     def __str__(self) -> str:
-        channels = "grey" if self.channels == 1 else f"{self.channels} channels"
+        channels = "grey"
+        if self.channels != 1:
+            channels = f"{self.channels} channels"
         return f"{self.height} x {self.width}, {channels}"
 
 
@@ -43,7 +45,8 @@ class PixelTokenizer(NativeTokenizer):
     kind = "levels"
 
     def __init__(self, levels: int, shape: ImageShape, block: tuple[int, int] | None = None) -> None:
-        self.levels, self.shape = levels, shape
+        self.levels = levels
+        self.shape = shape
         # raster order is the order of blocks of one row
         self.block = (1, shape.width) if block is None else block
         self.order = pixel_order(shape, self.block)

@@ -69,7 +69,9 @@ class StreamLayout(RowLayout):
     """
 
     def __init__(self, shard: TokenShard, length: int, *, shifted: bool) -> None:
-        self._shard, self._length, self._shifted = shard, length, shifted
+        self._shard = shard
+        self._length = length
+        self._shifted = shifted
 
     def arrange(self, random: np.random.Generator | None, epoch: int = 0) -> RowArrangement:
         count = len(self._shard.tokens)
@@ -97,8 +99,10 @@ class WindowArrangement(RowArrangement):
     """Windows over `targets` targets, the first of which follows the token at `start`."""
 
     def __init__(self, shard: TokenShard, start: int, targets: int, length: int) -> None:
-        self._tokens, self._offsets = shard.tokens, np.asarray(shard.offsets)
-        self._start, self._targets = start, targets
+        self._tokens = shard.tokens
+        self._offsets = np.asarray(shard.offsets)
+        self._start = start
+        self._targets = targets
         self.length = min(length, targets)
         self.count = -(-targets // self.length)
 
@@ -107,7 +111,8 @@ class WindowArrangement(RowArrangement):
 
     def rows(self, row_numbers: IntArray) -> TextRows:
         ids = np.asarray(self._tokens[self._stream_indices(row_numbers) % len(self._tokens)], dtype=np.int64)
-        tokens, targets = ids[:, :-1].copy(), ids[:, 1:].copy()
+        tokens = ids[:, :-1].copy()
+        targets = ids[:, 1:].copy()
         is_first_copy = np.arange(self.length) >= self._repeated(row_numbers)[:, None]
         # The start of a document is given, not predicted.
         is_start = starts_document(self._offsets, self._stream_indices(row_numbers)[:, 1:] % len(self._tokens))
@@ -163,7 +168,10 @@ class DocumentLayout(RowLayout, RowArrangement):
     """
 
     def __init__(self, shard: TokenShard, length: int, *, shifted: bool, pad: int) -> None:
-        self._tokens, self.length, self._shifted, self._pad = shard.tokens, length, shifted, pad
+        self._tokens = shard.tokens
+        self.length = length
+        self._shifted = shifted
+        self._pad = pad
         self._packed: PackedRows = pack_documents(np.asarray(shard.offsets), length, unused_tail=int(shifted))
         self.count = len(self._packed.row_offsets) - 1
 
@@ -184,15 +192,19 @@ class DocumentLayout(RowLayout, RowArrangement):
 
     def _locate(self, row_numbers: IntArray) -> tuple[IntArray, IntArray]:
         """The shard index of each token of these rows and the number of its piece in the row, -1 for padding."""
-        packed, shape = self._packed, (len(row_numbers), self.length)
+        packed = self._packed
+        shape = (len(row_numbers), self.length)
         counts = packed.row_offsets[row_numbers + 1] - packed.row_offsets[row_numbers]
         # The pieces of these rows, the row of each, and its first column.
         chosen = packed.pieces[np.repeat(packed.row_offsets[row_numbers], counts) + ragged_arange(counts)]
-        starts, sizes, row = packed.starts[chosen], packed.sizes[chosen], np.repeat(np.arange(len(row_numbers)), counts)
+        starts = packed.starts[chosen]
+        sizes = packed.sizes[chosen]
+        row = np.repeat(np.arange(len(row_numbers)), counts)
         preceding = np.cumsum(sizes) - sizes
         column = preceding - np.repeat(preceding[np.cumsum(counts) - counts], counts)
         destination = (np.repeat(row, sizes), np.repeat(column, sizes) + ragged_arange(sizes))
-        indices, segments = np.full(shape, -1, np.int64), np.full(shape, -1, np.int64)
+        indices = np.full(shape, -1, np.int64)
+        segments = np.full(shape, -1, np.int64)
         indices[destination] = np.repeat(starts, sizes) + ragged_arange(sizes)
         segments[destination] = np.repeat(ragged_arange(counts), sizes)
         return indices, segments
@@ -210,7 +222,8 @@ class PackedRows(NamedTuple):
 def pack_documents(offsets: IntArray, length: int, *, unused_tail: int) -> PackedRows:
     """Cut the documents between `offsets`, without `unused_tail` tokens at their ends, to `length` and pack them."""
     sizes = np.diff(offsets) - unused_tail
-    document_starts, sizes = offsets[:-1][sizes > 0], sizes[sizes > 0]
+    document_starts = offsets[:-1][sizes > 0]
+    sizes = sizes[sizes > 0]
     piece_counts = -(-sizes // length)
     starts = np.repeat(document_starts, piece_counts) + ragged_arange(piece_counts) * length
     piece_sizes = np.minimum(length, np.repeat(document_starts + sizes, piece_counts) - starts)
@@ -235,7 +248,9 @@ def best_fit(sizes: IntArray, length: int) -> IntArray:
         size = int(sizes[piece])
         index = bisect_left(free_sizes, size)
         if index == len(free_sizes):
-            row, free, count = count, length, count + 1
+            row = count
+            free = length
+            count = count + 1
         else:
             free = free_sizes[index]
             row = open_rows[free].pop()
@@ -258,7 +273,8 @@ class LaneLayout(StreamLayout):
 
     def __init__(self, shard: TokenShard, length: int, rows: int, *, shifted: bool, pad: int) -> None:
         super().__init__(shard, length, shifted=shifted)
-        self._rows, self._pad = rows, pad
+        self._rows = rows
+        self._pad = pad
 
     def _arrange_stream(self, start: int, targets: int, epoch: int) -> "LaneArrangement":
         return LaneArrangement(self._shard, start, targets, self._length, self._rows, self._pad, epoch)
@@ -272,8 +288,11 @@ class LaneArrangement(RowArrangement):
     def __init__(
         self, shard: TokenShard, start: int, targets: int, length: int, rows: int, pad: int, epoch: int
     ) -> None:
-        self._tokens, self._document_starts = shard.tokens, np.asarray(shard.offsets[:-1])
-        self._start, self._lanes, self._pad = start, rows, pad
+        self._tokens = shard.tokens
+        self._document_starts = np.asarray(shard.offsets[:-1])
+        self._start = start
+        self._lanes = rows
+        self._pad = pad
         # the bounds of the lanes, counted from `start`
         self._edges = np.arange(rows + 1) * targets // rows
         max_lane_length = int(np.diff(self._edges).max())
@@ -312,18 +331,25 @@ class WindowRows(RowLayout, RowArrangement):
     in_order = True
 
     def __init__(self, shard: TokenShard, windows: ContextWindows, *, pad: int, across_documents: bool = False) -> None:
-        self._tokens, self._offsets, self._pad = shard.tokens, np.asarray(shard.offsets), pad
+        self._tokens = shard.tokens
+        self._offsets = np.asarray(shard.offsets)
+        self._pad = pad
         context, stride = windows
-        offsets = np.array([0, len(shard.tokens)]) if across_documents else np.asarray(shard.offsets)
+        if across_documents:
+            offsets = np.array([0, len(shard.tokens)])
+        else:
+            offsets = np.asarray(shard.offsets)
         # the last token of a document is only a target
         sizes = np.diff(offsets) - 1
-        document_starts, sizes = offsets[:-1][sizes > 0], sizes[sizes > 0]
+        document_starts = offsets[:-1][sizes > 0]
+        sizes = sizes[sizes > 0]
         counts = 1 + -(-np.maximum(sizes - context, 0) // stride)
         number = ragged_arange(counts)
         starts = np.repeat(document_starts, counts) + number * stride
         lengths = np.minimum(context, np.repeat(document_starts + sizes, counts) - starts)
         order = np.argsort(-lengths, kind="stable")
-        self._starts, self._lengths = starts[order], lengths[order]
+        self._starts = starts[order]
+        self._lengths = lengths[order]
         self._scored_from = np.where(number > 0, context - stride, 0)[order]
         self.count = len(order)
 
@@ -331,16 +357,21 @@ class WindowRows(RowLayout, RowArrangement):
         return self
 
     def rows(self, row_numbers: IntArray) -> TextRows:
-        starts, lengths = self._starts[row_numbers], self._lengths[row_numbers]
+        starts = self._starts[row_numbers]
+        lengths = self._lengths[row_numbers]
         width = int(lengths.max())
         tokens = pad_ragged(self._tokens, starts, lengths, width=width, fill=self._pad)
         targets = pad_ragged(self._tokens, starts + 1, lengths, width=width, fill=IGNORE_INDEX)
         column = np.arange(width)
-        in_window, scored = column < lengths[:, None], column >= self._scored_from[row_numbers][:, None]
+        in_window = column < lengths[:, None]
+        scored = column >= self._scored_from[row_numbers][:, None]
         # the start of a document is given, not predicted
         is_start = starts_document(self._offsets, starts[:, None] + 1 + column)
         targets[~scored | is_start] = IGNORE_INDEX
-        segments = None if in_window.all() else np.where(in_window, 0, PADDING_SEGMENT)
+        if in_window.all():
+            segments = None
+        else:
+            segments = np.where(in_window, 0, PADDING_SEGMENT)
         return TextRows(tokens, targets, segments, in_window & scored)
 
     def token_indices(self, row_numbers: IntArray) -> IntArray:

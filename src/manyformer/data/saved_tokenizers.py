@@ -80,7 +80,8 @@ def section_tokenizer(data: EncodedTextData, texts: Iterable[str]) -> Tokenizer:
 def borrowed_tokenizers(run: str) -> TokenizerPair:
     """The tokenizers of a run or of a saved model. Raises UserError for a folder with neither."""
     folder = Path(run)
-    folder = folder / "model" if (folder / "model").is_dir() else folder
+    if (folder / "model").is_dir():
+        folder = folder / "model"
     if not (folder / MANIFEST).is_file():
         raise UserError(
             f"data.tokenizer_of: {run} is neither a run with a final model nor a saved model; "
@@ -91,4 +92,6 @@ def borrowed_tokenizers(run: str) -> TokenizerPair:
 
 def describe_tokenizer(data: EncodedTextData) -> str:
     """What the tokens are, for display: "bpe tokens"."""
-    return f"{data.tokenizer} tokens" if data.tokenizer_of is None else f"the tokens of {data.tokenizer_of}"
+    if data.tokenizer_of is None:
+        return f"{data.tokenizer} tokens"
+    return f"the tokens of {data.tokenizer_of}"

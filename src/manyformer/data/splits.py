@@ -124,4 +124,6 @@ class Splits(NamedTuple, Generic[SourceT]):
 
 def path_list(paths: PathOrPaths) -> Sequence[str]:
     """One or several paths as a sequence."""
-    return [paths] if isinstance(paths, str) else paths
+    if isinstance(paths, str):
+        return [paths]
+    return paths

@@ -16,7 +16,10 @@ MIN_BYTES = 1_000_000
 
 def stdlib_files(folder: Path | None = None) -> list[Path]:
     """The .py files sorted by path. Raises UserError if the library has less than `MIN_BYTES` of source."""
-    root = Path(sysconfig.get_paths()["stdlib"]) if folder is None else folder
+    if folder is None:
+        root = Path(sysconfig.get_paths()["stdlib"])
+    else:
+        root = folder
     paths: list[Path] = []
     for directory, subfolders, names in os.walk(root):
         # Pruned during the walk: site-packages can hold a hundred times as many files.

@@ -47,7 +47,8 @@ class FirstDiffersStep(DecodingStep):
     """A step that changes each piece by itself, the first one in its own way (spaces before words)."""
 
     def __init__(self, decode: Decode) -> None:
-        self._decode, self._is_first = decode, True
+        self._decode = decode
+        self._is_first = True
 
     def push(self, piece: str) -> list[str]:
         before = [] if self._is_first else [""]
@@ -73,14 +74,20 @@ class LastDiffersStep(DecodingStep):
     """A step that changes each piece by itself, the last one in its own way (ends of words)."""
 
     def __init__(self, decode: Decode) -> None:
-        self._decode, self._last = decode, list[str]()
+        self._decode = decode
+        self._last = list[str]()
 
     def push(self, piece: str) -> list[str]:
-        complete, self._last = self._last, [piece]
-        return [self._decode([*complete, ""])] if complete else []
+        complete = self._last
+        self._last = [piece]
+        if complete:
+            return [self._decode([*complete, ""])]
+        return []
 
     def finish(self) -> list[str]:
-        return [self._decode(self._last)] if self._last else []
+        if self._last:
+            return [self._decode(self._last)]
+        return []
 
 
 @final
@@ -92,9 +99,12 @@ class RepeatedStep(DecodingStep):
         self._previous: str | None = None
 
     def push(self, piece: str) -> list[str]:
-        is_repeated, self._previous = piece == self._previous, piece
+        is_repeated = piece == self._previous
+        self._previous = piece
         text = "" if is_repeated else self._decode([piece])
-        return [text] if text else []
+        if text:
+            return [text]
+        return []
 
 
 @final
@@ -104,7 +114,8 @@ class ByteRunStep(DecodingStep):
     What a run says depends on its last byte, so it is held back until another piece ends it."""
 
     def __init__(self, decode: Decode) -> None:
-        self._decode, self._run = decode, list[str]()
+        self._decode = decode
+        self._run = list[str]()
 
     def push(self, piece: str) -> list[str]:
         if _is_byte(piece):
@@ -113,12 +124,15 @@ class ByteRunStep(DecodingStep):
         return [*self.finish(), piece]
 
     def finish(self) -> list[str]:
-        run, self._run = self._run, []
+        run = self._run
+        self._run = []
         if not run:
             return []
         text = self._decode(run)
         # each byte of a run that is no text becomes a piece
-        return list(text) if text == UNKNOWN_TEXT * len(run) else [text]
+        if text == UNKNOWN_TEXT * len(run):
+            return list(text)
+        return [text]
 
 
 @final
@@ -132,7 +146,10 @@ class ByteAlphabetStep(DecodingStep):
     def push(self, piece: str) -> list[str]:
         values = [self._values.get(character) for character in piece]
         # an added token is no sequence of such characters
-        raw = piece.encode() if None in values else bytes(value for value in values if value is not None)
+        if None in values:
+            raw = piece.encode()
+        else:
+            raw = bytes(value for value in values if value is not None)
         return [self._utf8.decode(raw)]
 
     def finish(self) -> list[str]:
@@ -144,14 +161,16 @@ class StrippedStartStep(DecodingStep):
     """Removes at most `count` of a character at the beginning of the text."""
 
     def __init__(self, character: str, count: int) -> None:
-        self._character, self._remaining = character, count
+        self._character = character
+        self._remaining = count
 
     def push(self, piece: str) -> list[str]:
         while self._remaining and piece:
             if piece[0] != self._character:
                 self._remaining = 0
                 break
-            piece, self._remaining = piece[1:], self._remaining - 1
+            piece = piece[1:]
+            self._remaining = self._remaining - 1
         return [piece]
 
 
@@ -169,7 +188,8 @@ class WholeStep(DecodingStep):
 
     def __init__(self, decode: Decode, *, is_one_text: bool) -> None:
         self._is_one_text = is_one_text
-        self._decode, self._pieces = decode, list[str]()
+        self._decode = decode
+        self._pieces = list[str]()
 
     def push(self, piece: str) -> list[str]:
         self._pieces.append(piece)
@@ -211,7 +231,8 @@ def _step_makers(decoder_text: str) -> tuple[Callable[[], DecodingStep], ...]:
     description = json.loads(decoder_text)
     if description is None:
         return (JoinedStep,)
-    makers, is_one_text = [], False
+    makers = []
+    is_one_text = False
     for part in _parts(description):
         makers.append(_text_step_maker(part) if is_one_text else _piece_step_maker(part))
         is_one_text = is_one_text or part["type"] in ("Fuse", "ByteLevel")

@@ -51,7 +51,9 @@ class LengthSummary(NamedTuple):
         title: str = "lengths",
     ) -> "LengthSummary":
         """The summary of some lengths, of which `per_unit` make one unit, such as the samples of a second."""
-        beyond = 0 if limit is None else int((lengths > limit * per_unit).sum())
+        beyond = 0
+        if limit is not None:
+            beyond = int((lengths > limit * per_unit).sum())
         median: int | float = int(np.median(lengths)) if len(lengths) else 0
         largest: int | float = int(lengths.max()) if len(lengths) else 0
         if per_unit > 1:
@@ -86,7 +88,10 @@ class DataSummary(NamedTuple):
     @property
     def all_lengths(self) -> tuple[LengthSummary, ...]:
         """The lengths of everything that has one."""
-        measured = self.other_lengths if self.lengths is None else (self.lengths, *self.other_lengths)
+        if self.lengths is None:
+            measured = self.other_lengths
+        else:
+            measured = (self.lengths, *self.other_lengths)
         return tuple(lengths for lengths in measured if lengths.examples)
 
     def facts(self) -> Iterator[str]:
@@ -97,7 +102,8 @@ class DataSummary(NamedTuple):
         if self.labels is not None:
             yield f"labels: {_label_counts(self.labels)}"
         for lengths in self.all_lengths:
-            median, largest = _number(lengths.median), _number(lengths.largest)
+            median = _number(lengths.median)
+            largest = _number(lengths.largest)
             yield f"{lengths.title}: median {median}, largest {largest} {lengths.unit}"
             if lengths.beyond and lengths.limit is not None:
                 examples = _amount(lengths.examples, self.noun)
@@ -125,7 +131,9 @@ class DataSummary(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """The facts as plain values."""
-        lengths = None if self.lengths is None else self.lengths._asdict()
+        lengths = None
+        if self.lengths is not None:
+            lengths = self.lengths._asdict()
         return {
             **self._asdict(),
             "lengths": lengths,
@@ -141,7 +149,9 @@ def kept_example(cells: Sequence[str]) -> tuple[str, ...]:
 
 def _number(value: float) -> str:
     """A whole number, or one with so many digits as it has, up to six."""
-    return f"{value:,}" if isinstance(value, int) else f"{value:,g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,g}"
 
 
 def _amount(count: int, noun: str) -> str:
@@ -150,16 +160,23 @@ def _amount(count: int, noun: str) -> str:
 
 def _label_counts(labels: Mapping[str, int]) -> str:
     ranked = Counter(labels).most_common()
-    shown = ranked if len(ranked) <= _LABELS_SHOWN else ranked[: _LABELS_SHOWN - 2]
+    if len(ranked) <= _LABELS_SHOWN:
+        shown = ranked
+    else:
+        shown = ranked[: _LABELS_SHOWN - 2]
     text = ", ".join(f"{_shortened(label, 30)} {count:,}" for label, count in shown)
     rest = ranked[len(shown) :]
-    return f"{text}, and {len(rest):,} others, the rarest with {rest[-1][1]:,}" if rest else text
+    if rest:
+        return f"{text}, and {len(rest):,} others, the rarest with {rest[-1][1]:,}"
+    return text
 
 
 def _shortened(text: str, room: int) -> str:
     """The beginning of a text in `room` characters, with escapes for what does not print and for line ends."""
     escaped = "".join(character if character.isprintable() else _escape(character) for character in text[: room + 1])
-    return escaped if len(escaped) <= room and len(text) <= room else f"{escaped[: room - 3]}..."
+    if len(escaped) <= room and len(text) <= room:
+        return escaped
+    return f"{escaped[: room - 3]}..."
 
 
 def _fitted(cells: Sequence[str], room: int) -> list[str]:

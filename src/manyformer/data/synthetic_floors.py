@@ -131,7 +131,9 @@ def _followers(symbols: IntArray, rows: IntArray, columns: IntArray) -> IntArray
     guesses = np.full(len(rows), -1)
     order = np.flatnonzero(np.diff(rows, prepend=-1))
     for start, stop in zip(order, [*order[1:], len(rows)], strict=True):
-        row, last, position = symbols[rows[start]].tolist(), dict[int, int](), 0
+        row = symbols[rows[start]].tolist()
+        last = dict[int, int]()
+        position = 0
         for target in range(start, stop):
             while position < columns[target]:
                 last[row[position]] = position + 1
@@ -143,7 +145,8 @@ def _followers(symbols: IntArray, rows: IntArray, columns: IntArray) -> IntArray
 
 def _neighbour_hits(symbols: IntArray, targets: IntArray, is_counted: BoolArray) -> BoolArray:
     """Which targets are those of the row that differs in the fewest positions."""
-    counted, others = np.flatnonzero(is_counted)[:MAX_NEIGHBOUR_ROWS], np.flatnonzero(~is_counted)[:MAX_NEIGHBOUR_ROWS]
+    counted = np.flatnonzero(is_counted)[:MAX_NEIGHBOUR_ROWS]
+    others = np.flatnonzero(~is_counted)[:MAX_NEIGHBOUR_ROWS]
     hits = [
         targets[counted[(symbols[counted] != symbols[row]).sum(axis=1).argmin()]] == targets[row]
         for row in others.tolist()

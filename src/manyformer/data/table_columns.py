@@ -61,7 +61,10 @@ def find_columns(
     if header is None:
         guess = guess_header(first.cells, [row.cells for row in rows], roles, positions, optional)
     cells = ", ".join(first.cells)
-    names = cells if len(cells) <= _SHOWN else f"{cells[:_SHOWN]}..."
+    if len(cells) <= _SHOWN:
+        names = cells
+    else:
+        names = f"{cells[:_SHOWN]}..."
     if guess is not HeaderGuess.HEADER:
         note = f"{where}: read as a row, and may be a header ({names}): data.header=true reads it as one"
         notes = (note,) if guess is HeaderGuess.MAYBE else ()
@@ -72,7 +75,9 @@ def find_columns(
         for role, index in zip(roles, indices)
         if index is not None and index < len(first.cells)
     )
-    remedy = "" if header else "; data.header=false reads it as a row"
+    remedy = "; data.header=false reads it as a row"
+    if header:
+        remedy = ""
     return TableColumns(indices, has_header=True, notes=(f"{where}: taken as a header ({columns}){remedy}",))
 
 
@@ -125,7 +130,10 @@ def _named_columns(
             column = next(remaining, None)
             # what is optional is not the number or the author of a text
             is_other = column is not None and plain_name(header[column]) in OTHER_NAMES
-            columns[number] = None if number >= required and (is_other or len(header) > len(keys)) else column
+            if number >= required and (is_other or len(header) > len(keys)):
+                columns[number] = None
+            else:
+                columns[number] = column
     for number, column in enumerate(columns[:required]):
         if column is None:
             raise UserError(
@@ -139,7 +147,10 @@ def index_of_column(key: ColumnKey, header: Sequence[str], where: str) -> int:
     """The number of a column, given by number or by name."""
     if isinstance(key, int):
         return key
-    names = list(header) if key in header else [cell.strip() for cell in header]
+    if key in header:
+        names = list(header)
+    else:
+        names = [cell.strip() for cell in header]
     if key not in names:
         raise UserError(f"{where}: the first line has no column {key!r}; {suggest_names(key, names)}")
     if names.count(key) > 1:

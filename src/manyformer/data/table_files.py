@@ -73,7 +73,8 @@ def _raise_unequal_lengths(first: Path, second: Path, common_lines: int) -> None
 def _read_cells(
     path: Path, columns: Sequence[ColumnKey | None], optional: int, findings: TableFindings, *, has_header: bool
 ) -> Iterator[TableRow]:
-    records, name = read_records(path), str(path)
+    records = read_records(path)
+    name = str(path)
     header = Record([], 1, 1)
     if has_header or any(isinstance(column, str) for column in columns):
         header = next((record for record in records if record.cells), header)
@@ -100,11 +101,14 @@ def _read_cells(
 
 
 def _raise_missing_column(path: Path, location: str, column: int, cells: Sequence[str]) -> None:
-    separator, count = "commas" if is_csv(path) else "tabs", len(cells)
+    separator = "commas" if is_csv(path) else "tabs"
+    count = len(cells)
     if elsewhere := [name for sign, name in _SEPARATORS.items() if name != separator and sign in "".join(cells)]:
         hint = f"; it has {elsewhere[0]}, which separate no cells here"
     else:
-        hint = "" if is_csv(path) else "; quotes join no lines in a TSV, as they do in a CSV"
+        hint = "; quotes join no lines in a TSV, as they do in a CSV"
+        if is_csv(path):
+            hint = ""
     raise UserError(
         f"{location}: column {column} (counted from 0) is missing; "
         f"this line has {count} column{'s' * (count > 1)}, separated by {separator}{hint}"

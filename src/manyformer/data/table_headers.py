@@ -95,7 +95,9 @@ class HeaderGuess(Enum):
 
 def plain_name(cell: str) -> str:
     """The name in a cell of a header, as it is compared with names that columns usually have."""
-    return re.sub(r"[ \-]+", "_", cell.strip()).casefold() if cell.strip() else ""
+    if cell.strip():
+        return re.sub(r"[ \-]+", "_", cell.strip()).casefold()
+    return ""
 
 
 def usual_columns(header: Sequence[str], roles: Sequence[str]) -> list[int | None]:
@@ -123,9 +125,13 @@ def guess_header(
     have several words."""
     if not _look_like_names(first):
         return HeaderGuess.ROW
-    label_column = columns[roles.index("label")] if "label" in roles else None
+    label_column = None
+    if "label" in roles:
+        label_column = columns[roles.index("label")]
     labels = Counter(row[label_column] for row in rows if label_column is not None and len(row) > label_column)
-    label = first[label_column] if label_column is not None and label_column < len(first) else None
+    label = None
+    if label_column is not None and label_column < len(first):
+        label = first[label_column]
     text_columns = [column for column in columns if column != label_column and column < len(first)]
     are_texts = _are_texts([row[column] for row in rows for column in text_columns if len(row) > column])
     named = usual_columns(first, roles)
@@ -136,7 +142,9 @@ def guess_header(
         # a name of a file is no column, and a label no label of the rows that follow
         is_certain = has_roles and ("label" in roles or "audio" in roles or has_own_names)
         repeats = label in labels or _repeats_as_cells(first, rows)
-        return HeaderGuess.HEADER if not repeats and (is_certain or are_texts) else HeaderGuess.MAYBE
+        if not repeats and (is_certain or are_texts):
+            return HeaderGuess.HEADER
+        return HeaderGuess.MAYBE
     if label is None or label in labels or len(rows) < _FEWEST_ROWS or 2 * len(labels) > len(rows):
         return HeaderGuess.ROW
     first_texts = [first[column] for column in text_columns]
@@ -144,7 +152,9 @@ def guess_header(
         return HeaderGuess.HEADER
     if all(_NUMBER.fullmatch(other) for other in labels) and not _repeats_as_cells(first, rows):
         return HeaderGuess.HEADER
-    return HeaderGuess.MAYBE if min(labels.values()) > 1 else HeaderGuess.ROW
+    if min(labels.values()) > 1:
+        return HeaderGuess.MAYBE
+    return HeaderGuess.ROW
 
 
 def _look_like_names(cells: Sequence[str]) -> bool:
@@ -178,7 +188,9 @@ def columns_of_table(path: Path) -> int:
     if len(widths) != 1 or len(records) < _FEWEST_RECORDS or all(not cells[0].strip() for cells in records):
         return 0
     width = widths.pop()
-    return width if width > 1 else 0
+    if width > 1:
+        return width
+    return 0
 
 
 def _first_records(path: Path) -> Iterator[list[str]]:
@@ -198,7 +210,9 @@ def describe_tables(paths: Iterable[Path]) -> str:
     if not tables:
         return ""
     path, width = tables[0]
-    more_files = f" (and {len(tables) - 1:,} more)" if len(tables) > 1 else ""
+    more_files = ""
+    if len(tables) > 1:
+        more_files = f" (and {len(tables) - 1:,} more)"
     return (
         f"{path}{more_files} looks like a table of {width} columns, and is read as running text, with separators, "
         f"quotes and labels; `manyformer train transformer-classifier data.path={path}` reads labelled texts, "

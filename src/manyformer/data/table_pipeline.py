@@ -89,7 +89,8 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         self.tokenizers = self.train_tokenizers(splits)
         # a survey may have prepared the same rows before
         self._encoding_tallies.clear()
-        facts, empty = ExampleFacts(splits.names), Tally()
+        facts = ExampleFacts(splits.names)
+        empty = Tally()
         hashers = {name: hashlib.sha256() for name in splits.names}
         shard_names = [shard_name for name in splits.names for shard_name in self.shard_names(name)]
         with ExitStack() as stack:
@@ -118,7 +119,10 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
 
     def _summary(self, splits: Splits[RowTable], facts: ExampleFacts, empty: Tally) -> DataSummary:
         """What a person can check of the rows that were read; `empty` are those left out for an empty cell."""
-        affected = [*facts.lengths] if self.long_rows == "cut" else ["train"]
+        if self.long_rows == "cut":
+            affected = [*facts.lengths]
+        else:
+            affected = ["train"]
         left_out = splits.found()
         if empty.count:
             left_out.append(
@@ -177,7 +181,8 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         return [open_shard(folder, side, facts) for side, facts in writers.facts.items()]
 
     def plan(self, shards: Sequence[TokenShard], split: str) -> LengthBuckets:
-        dataset, batch_tokens = self.dataset(shards), self.request.batch_tokens
+        dataset = self.dataset(shards)
+        batch_tokens = self.request.batch_tokens
         if split != "train":
             return LengthBuckets(dataset, batch_tokens)
         max_length = self.data.max_length
@@ -187,7 +192,9 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         self, splits: Splits[RowTable], prepared: PreparedData, plans: Mapping[str, LengthBuckets]
     ) -> Iterator[str]:
         labels = self.tokenizers.labels
-        label_text = "" if labels is None else f"; {len(labels):,} {self.labels_title()}"
+        label_text = ""
+        if labels is not None:
+            label_text = f"; {len(labels):,} {self.labels_title()}"
         yield f"{self.title}: {splits.source_names()}{label_text}"
         yield f"tokens: {self.tokens_text().removesuffix(' tokens')}, vocabulary {self.vocab_text()}"
         yield "; ".join(f"{name}: {len(plan.indices):,} {self.noun}s" for name, plan in plans.items())

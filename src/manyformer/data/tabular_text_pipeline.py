@@ -47,7 +47,8 @@ class TabularTextPipeline(TablePipeline[TabularT]):
 
     def open_sources(self, paths: PathOrPaths, split: str) -> list[RowTable]:
         keys: list[ColumnKey | None] = [getattr(self.data, column) for column in self.columns]
-        cache, header = self.request.cache, self.data.header
+        cache = self.request.cache
+        header = self.data.header
         return [open_table(path, keys, self.columns, cache, header=header) for path in path_list(paths)]
 
     def train_tokenizers(self, splits: Splits[RowTable]) -> TokenizerPair:
@@ -56,7 +57,9 @@ class TabularTextPipeline(TablePipeline[TabularT]):
         return TokenizerPair(tokenizer, tokenizer, self.label_names(splits))
 
     def labels_of(self, row: TableRow) -> Sequence[str]:
-        return row.cells[-1:] if self.tokenizers.labels is not None else ()
+        if self.tokenizers.labels is not None:
+            return row.cells[-1:]
+        return ()
 
     def label_names(self, splits: Splits[RowTable]) -> tuple[str, ...] | None:
         """The names of the labels, which are in the last column. Raises UserError if there is one alone."""

@@ -78,7 +78,13 @@ def decode_text(data: bytes, location: str, name: str, head: bytes | None = None
 
 def not_text_error(location: str, name: str, head: bytes, position: int, byte: int) -> UserError:
     """The error for a byte that is not UTF-8, or is NUL, in the file `name` that begins with `head`."""
-    problem = f"not UTF-8 at byte {position} (0x{byte:02x})" if byte else f"a NUL byte at byte {position}"
+    if byte:
+        problem = f"not UTF-8 at byte {position} (0x{byte:02x})"
+    else:
+        problem = f"a NUL byte at byte {position}"
     is_late = not byte and 0 not in head
-    meaning = "text has none: the file is damaged or binary data" if is_late else describe_bytes(head, name)
+    if is_late:
+        meaning = "text has none: the file is damaged or binary data"
+    else:
+        meaning = describe_bytes(head, name)
     return UserError(f"{location}: {problem}; {meaning}")

@@ -49,7 +49,9 @@ class MaskedBatches(BatchMaker):
     `sentence_ends`, for each token whether a sentence ends with it, makes sentences the parts of the documents."""
 
     def __init__(self, rate: float, tokenizer: Tokenizer, sentence_ends: NDArray[np.bool_] | None = None) -> None:
-        self._rate, self._tokenizer, self._sentence_ends = rate, tokenizer, sentence_ends
+        self._rate = rate
+        self._tokenizer = tokenizer
+        self._sentence_ends = sentence_ends
         self.name = f"masked-{rate}" + ("" if sentence_ends is None else "-sentences")
 
     def make_batch(self, rows: TextRows, seeds: tuple[int, ...]) -> MaskedLMBatch:
@@ -63,7 +65,9 @@ class MaskedBatches(BatchMaker):
 
 
 def _segments(rows: TextRows) -> torch.Tensor | None:
-    return None if rows.segments is None else torch.from_numpy(rows.segments)
+    if rows.segments is None:
+        return None
+    return torch.from_numpy(rows.segments)
 
 
 @final
@@ -78,7 +82,10 @@ class TextPlan(EpochPlan):
         fingerprint: str,
         neighbours: NeighbourTable | None = None,
     ) -> None:
-        self._layout, self.rows, self.batch_maker, self.neighbours = layout, rows, batch_maker, neighbours
+        self._layout = layout
+        self.rows = rows
+        self.batch_maker = batch_maker
+        self.neighbours = neighbours
         self.fingerprint = f"{fingerprint}-{batch_maker.name}-{rows}" + (f"-{neighbours.origin}" if neighbours else "")
 
     def epoch(self, seed: int, number: int) -> "TextEpoch":
@@ -106,9 +113,15 @@ class TextEpoch(Epoch):
         *,
         held_out: bool = False,
     ) -> None:
-        self._plan, self._arrangement, self._seeds, self._held_out = plan, arrangement, seeds, held_out
+        self._plan = plan
+        self._arrangement = arrangement
+        self._seeds = seeds
+        self._held_out = held_out
         self.rows_continue = arrangement.rows_continue
-        self._order = np.arange(arrangement.count) if arrangement.in_order else random.permutation(arrangement.count)
+        if arrangement.in_order:
+            self._order = np.arange(arrangement.count)
+        else:
+            self._order = random.permutation(arrangement.count)
 
     def __len__(self) -> int:
         return -(-len(self._order) // self._plan.rows)
@@ -159,7 +172,8 @@ def tokens_that_end_sentences(tokenizer: Tokenizer) -> NDArray[np.bool_]:
 
 def number_sentences(tokens: IntArray, segments: IntArray | None, ends: NDArray[np.bool_]) -> IntArray:
     """The number of each token's sentence, from 0 in each document; -1 for padding. `ends` is that of all tokens."""
-    segments = np.zeros_like(tokens) if segments is None else segments
+    if segments is None:
+        segments = np.zeros_like(tokens)
     ended = np.zeros_like(tokens)
     ended[:, 1:] = ends[tokens[:, :-1]]
     starts = np.ones(tokens.shape, dtype=bool)

@@ -63,14 +63,18 @@ def existing_path(path: str | os.PathLike[str]) -> Path:
 
 def content_suffix(path: Path) -> str:
     """The lower-case suffix that names the content type, without .gz: ".txt", ".jsonl", ..."""
-    return Path(path.stem).suffix.lower() if path.suffix.lower() == ".gz" else path.suffix.lower()
+    if path.suffix.lower() == ".gz":
+        return Path(path.stem).suffix.lower()
+    return path.suffix.lower()
 
 
 def file_stamp(path: Path, *, has_sum: bool = True) -> list[str | int]:
     """The path, size and modification time of a file, which differ after any ordinary change, and a sampled sum."""
     facts = path.stat()
     stamp: list[str | int] = [str(path.resolve()), facts.st_size, facts.st_mtime_ns]
-    return [*stamp, content_sum(path)] if has_sum else stamp
+    if has_sum:
+        return [*stamp, content_sum(path)]
+    return stamp
 
 
 def files_stamp(root: Path, files: list[Path]) -> list[str | int]:
@@ -113,7 +117,9 @@ def describe_folder(folder: Path, files: Collection[Path]) -> str:
     read_files = set(files)
     others = [path for path in _visible_paths(folder) if path not in read_files]
     read = f"{len(files):,} file{'s' * (len(files) != 1)} read of {folder} ({_list_names(folder, files)})"
-    return f"{read}, {len(others):,} not read ({_list_names(folder, others)})" if others else f"{read}, all there are"
+    if others:
+        return f"{read}, {len(others):,} not read ({_list_names(folder, others)})"
+    return f"{read}, all there are"
 
 
 def _list_names(folder: Path, files: Collection[Path]) -> str:
@@ -151,7 +157,9 @@ def read_chunks(path: Path, size: int = CHUNK_BYTES) -> Iterator[str]:
 
     Raises UserError for bytes that are not UTF-8, and for NUL, which only binary files and other encodings have."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    bytes_read, at_start, head = 0, True, b""
+    bytes_read = 0
+    at_start = True
+    head = b""
     with open_bytes(path) as file:
         while True:
             chunk = file.read(size)
@@ -166,7 +174,8 @@ def read_chunks(path: Path, size: int = CHUNK_BYTES) -> Iterator[str]:
                 raise not_text_error(str(path), path.name, head, position, error.object[error.start]) from None
             bytes_read += len(chunk)
             if text and at_start:
-                text, at_start = text.removeprefix("\ufeff"), False
+                text = text.removeprefix("\ufeff")
+                at_start = False
             if text:
                 yield text
             if not chunk:
@@ -191,14 +200,18 @@ def read_lines(path: Path) -> Iterator[NumberedLine]:
 
 def without_line_end(text: str) -> str:
     """The text without the line end that it may have, by the rule of `line_blocks`."""
-    return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
+    if text.endswith("\n"):
+        return text.removesuffix("\n").removesuffix("\r")
+    return text
 
 
 def split_lines(text: str) -> list[str]:
     """The lines of a text by the rule of `line_blocks`, without their line ends."""
     *lines, remainder = text.split("\n")
     ended = [line.removesuffix("\r") for line in lines]
-    return [*ended, remainder] if remainder else ended
+    if remainder:
+        return [*ended, remainder]
+    return ended
 
 
 def line_blocks(texts: Iterable[str], name: str) -> Iterator[LineBlock]:

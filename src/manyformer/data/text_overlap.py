@@ -80,9 +80,11 @@ def find_overlap(text: TokenShard, reference: TokenShard, tokenizer: Tokenizer) 
 
 def _contents(shard: TokenShard, tokenizer: Tokenizer) -> tuple[IntArray, IntArray]:
     """The start and the size of each document, without its start and end tokens."""
-    starts, stops = np.asarray(shard.offsets[:-1]), np.asarray(shard.offsets[1:])
+    starts = np.asarray(shard.offsets[:-1])
+    stops = np.asarray(shard.offsets[1:])
     filled = stops > starts
-    has_bos, has_eos = np.zeros_like(filled), np.zeros_like(filled)
+    has_bos = np.zeros_like(filled)
+    has_eos = np.zeros_like(filled)
     has_bos[filled] = shard.tokens[starts[filled]] == tokenizer.bos
     has_eos[filled] = shard.tokens[stops[filled] - 1] == tokenizer.eos
     return starts + has_bos, np.maximum(stops - starts - has_bos - has_eos, 0)
@@ -91,7 +93,8 @@ def _contents(shard: TokenShard, tokenizer: Tokenizer) -> tuple[IntArray, IntArr
 def _cut_passages(starts: IntArray, sizes: IntArray, length: int) -> _Passages:
     """The passages of documents of at least `length` tokens: end to end, and a last one that ends the document."""
     counts = np.where(sizes >= length, -(-sizes // length), 0)
-    documents, index = np.repeat(np.arange(len(sizes)), counts), ragged_arange(counts)
+    documents = np.repeat(np.arange(len(sizes)), counts)
+    index = ragged_arange(counts)
     offsets = np.minimum(index * length, sizes[documents] - length)
     return _Passages(starts[documents] + offsets, documents, np.minimum(length, sizes[documents] - index * length))
 
@@ -112,7 +115,8 @@ def _look_up(hashes: HashArray, reference: TokenShard, length: int) -> tuple[Int
 
 def _hash_windows(tokens: TokenArray, length: int) -> HashArray:
     """A polynomial hash modulo 2^64 of every window of `length` tokens."""
-    values, powers = _token_values(tokens), _powers(_BASE, len(tokens))
+    values = _token_values(tokens)
+    powers = _powers(_BASE, len(tokens))
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(values * powers, dtype=np.uint64)])
     inverse = _powers(pow(_BASE, -1, 1 << 64), len(tokens) - length + 1)
     windows: HashArray = (sums[length:] - sums[:-length]) * inverse

@@ -40,7 +40,9 @@ class PlainTextSource(TextSource):
     """A text file as one document; `has_sum` False leaves the sampled sum of its content out of its stamp."""
 
     def __init__(self, path: Path, *, has_sum: bool = True) -> None:
-        self.path, self.name, self._has_sum = path, str(path), has_sum
+        self.path = path
+        self.name = str(path)
+        self._has_sum = has_sum
         self._characters: int | None = None
 
     def limit(self, records: int, characters: int) -> None:
@@ -66,7 +68,8 @@ class PlainTextSource(TextSource):
                 # Split after a line end where there is one, so that no word is split between two parts.
                 boundary = pending.rfind("\n") + 1 or len(pending)
                 yield TextPart(pending[:boundary], starts_document, ends_document=False)
-                starts_document, pending = False, pending[boundary:]
+                starts_document = False
+                pending = pending[boundary:]
             pending += text
         if pending:
             yield TextPart(pending, starts_document, ends_document=True)
@@ -79,7 +82,8 @@ class RecordSource(TextSource):
     """A table with one document per row."""
 
     def __init__(self, table: RowTable) -> None:
-        self._table, self.name = table, table.name
+        self._table = table
+        self.name = table.name
         self._empty = Tally()
 
     def limit(self, records: int, characters: int) -> None:

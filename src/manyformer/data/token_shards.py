@@ -53,8 +53,12 @@ class ShardWriter:
     """Writes a shard from parts of documents, with at most one part in memory."""
 
     def __init__(self, tokens: BinaryIO, offsets: BinaryIO, vocab: int) -> None:
-        self._tokens, self._offsets = tokens, offsets
-        self._name: TokenDtype = "uint8" if vocab <= 1 << 8 else "uint16" if vocab <= 1 << 16 else "uint32"
+        self._tokens = tokens
+        self._offsets = offsets
+        if vocab <= 1 << 8:
+            self._name: TokenDtype = "uint8"
+        else:
+            self._name = "uint16" if vocab <= 1 << 16 else "uint32"
         self.dtype = np.dtype(self._name).newbyteorder("<")
         self._hash = hashlib.sha256()
         self._count = self._documents = self._characters = self._bytes = self._largest = 0

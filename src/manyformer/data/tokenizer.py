@@ -177,12 +177,16 @@ class NativeTokenizer(Tokenizer):
 
     def token(self, number: SupportsIndex) -> str:
         index = int(number)
-        return SPECIALS[index] if 0 <= index < len(SPECIALS) else super().token(index)
+        if 0 <= index < len(SPECIALS):
+            return SPECIALS[index]
+        return super().token(index)
 
     def _decode_token(self, token: int) -> bytes:
         if token == self.unk:
             return UNKNOWN_TEXT.encode()
-        return b"" if 0 <= token < len(SPECIALS) else super()._decode_token(token)
+        if 0 <= token < len(SPECIALS):
+            return b""
+        return super()._decode_token(token)
 
 
 @final

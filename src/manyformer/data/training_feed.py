@@ -103,7 +103,8 @@ class SeededFeed(TrainingFeed):
             raise UserError(self._changed_data)
         if state["seed"] != self.seed:
             raise UserError(f"this run was started with seed {state['seed']}, but the seed is {self.seed}")
-        self.epoch, self.batch = state["epoch"], state["batch"]
+        self.epoch = state["epoch"]
+        self.batch = state["batch"]
         if self.batch >= self.batches:
             raise UserError(f"the saved position is batch {self.batch} of an epoch of {self.batches}")
 
@@ -140,13 +141,16 @@ class Sampler(SeededFeed):
         batch = read_batch(epoch, self.batch, self._share)
         self.batch += 1
         if self.batch == len(epoch):
-            self.epoch, self.batch, self._cached_epoch = self.epoch + 1, 0, None
+            self.epoch = self.epoch + 1
+            self.batch = 0
+            self._cached_epoch = None
         return batch
 
     def shard(self, rank: int, world_size: int) -> "Sampler":
         assert 0 <= rank < world_size
         sampler = Sampler(self._plan, self.seed, ProcessShare(rank, world_size))
-        sampler.epoch, sampler.batch = self.epoch, self.batch
+        sampler.epoch = self.epoch
+        sampler.batch = self.batch
         return sampler
 
     def load_state_dict(self, state: FeedPosition) -> None:

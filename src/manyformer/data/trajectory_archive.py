@@ -68,14 +68,17 @@ def read_archive(path: Path, log: LogFn | None = None) -> RecordedEpisodes:
     Raises UserError for a defect, with the number of the episode from 0 on."""
     members = array_members(path)
     if missing := [name for name in STEP_ARRAYS if name not in members]:
-        remedy = "; without rewards there are no returns to learn from" if missing[0] == "rewards" else ""
+        remedy = ""
+        if missing[0] == "rewards":
+            remedy = "; without rewards there are no returns to learn from"
         raise UserError(f"{path}: there is no array {missing[0]} in it; {suggest_names(missing[0], members)}{remedy}")
     return check_episodes(read_arrays(path, ARRAYS, log, ignored=NOTES), str(path))
 
 
 def check_episodes(arrays: Mapping[str, NDArray[Any]], name: str) -> RecordedEpisodes:
     """Episodes from arrays of a recording called `name`, every one compared with the others. Raises UserError."""
-    actions, rewards = arrays["actions"], arrays["rewards"]
+    actions = arrays["actions"]
+    rewards = arrays["rewards"]
     lengths = _read_lengths(arrays, rewards.size, name)
     episode_of = np.repeat(np.arange(len(lengths)), lengths)
     steps = len(episode_of)
@@ -127,7 +130,9 @@ def _read_lengths(arrays: Mapping[str, NDArray[Any]], steps: int, name: str) -> 
     total = stops[-1] if len(stops) else 0
     if total != steps:
         beyond = np.flatnonzero(stops > steps)
-        where = f"episode {beyond[0]} ends after step {stops[beyond[0]]:,}" if len(beyond) else "steps are left over"
+        where = "steps are left over"
+        if len(beyond):
+            where = f"episode {beyond[0]} ends after step {stops[beyond[0]]:,}"
         raise UserError(f"{name}: the lengths of its episodes sum to {total:,}, and it has {steps:,} steps; {where}")
     return lengths
 
@@ -144,7 +149,9 @@ def _read_bound(
 
 def _check_actions(episodes: RecordedEpisodes, episode_of: NDArray[np.int64], name: str) -> None:
     """Raise UserError for an action that is out of range."""
-    actions, low, high = episodes.actions, episodes.action_low, episodes.action_high
+    actions = episodes.actions
+    low = episodes.action_low
+    high = episodes.action_high
     invalid: NDArray[np.bool_]
     if actions.ndim == 1:
         invalid = (actions < 0) | (actions >= MAX_DISCRETE_ACTIONS)
@@ -154,7 +161,8 @@ def _check_actions(episodes: RecordedEpisodes, episode_of: NDArray[np.int64], na
     else:
         if not (low < high).all() or not np.isfinite(high - low).all():
             raise UserError(f"{name}: action_low ({low}) must be below action_high ({high}), both finite")
-        invalid, allowed = np.any((actions < low) | (actions > high), axis=1), f"{low} to {high}"
+        invalid = np.any((actions < low) | (actions > high), axis=1)
+        allowed = f"{low} to {high}"
     if invalid.any():
         step = int(invalid.argmax())
         where = _step_name(step, episode_of, episodes.lengths)
@@ -165,7 +173,8 @@ def _check_returns(episodes: RecordedEpisodes, arrays: Mapping[str, NDArray[Any]
     """Raise UserError if recorded returns are others than the sums of the rewards."""
     if "returns" not in arrays:
         return
-    recorded, sums = arrays["returns"], episodes.returns()
+    recorded = arrays["returns"]
+    sums = episodes.returns()
     if recorded.shape != sums.shape or recorded.dtype.kind not in "fiu":
         raise UserError(
             f"{name}: returns must be a number for each of {len(sums):,} episodes: {describe_array(recorded)}"

@@ -58,8 +58,10 @@ class TrajectoryWindows:
     """Makes batches of windows of `length` time steps of some episodes."""
 
     def __init__(self, episodes: RecordedEpisodes, length: int) -> None:
-        self.length, self.steps = length, len(episodes.rewards)
-        self._observations, self._actions = episodes.observations, episodes.actions
+        self.length = length
+        self.steps = len(episodes.rewards)
+        self._observations = episodes.observations
+        self._actions = episodes.actions
         self._returns = returns_to_go(episodes)
         self._starts = np.repeat(episodes.starts, episodes.lengths)
         self._stops = np.repeat(episodes.starts + episodes.lengths, episodes.lengths)
@@ -100,7 +102,8 @@ class WindowPlan(EpochPlan):
     Chen et al. 2021, the released code. An epoch has as many windows as would hold all steps once."""
 
     def __init__(self, windows: TrajectoryWindows, rows: int, fingerprint: str) -> None:
-        self._windows, self._rows = windows, rows
+        self._windows = windows
+        self._rows = rows
         self.fingerprint = f"{fingerprint}-{windows.length}-{rows}"
 
     def epoch(self, seed: int, number: int) -> "RandomWindows":
@@ -112,7 +115,9 @@ class RandomWindows(Epoch):
     """The batches of an epoch, determined by its seeds."""
 
     def __init__(self, windows: TrajectoryWindows, rows: int, seeds: tuple[int, ...]) -> None:
-        self._windows, self._rows, self._seeds = windows, rows, seeds
+        self._windows = windows
+        self._rows = rows
+        self._seeds = seeds
 
     def __len__(self) -> int:
         return -(-self._windows.steps // (self._rows * self._windows.length))
@@ -128,7 +133,9 @@ class EveryStep(Epoch):
     """Windows that hold every step once, always in the same order."""
 
     def __init__(self, windows: TrajectoryWindows, rows: int) -> None:
-        self._windows, self._rows, self._first_steps = windows, rows, windows.every_step()
+        self._windows = windows
+        self._rows = rows
+        self._first_steps = windows.every_step()
 
     def __len__(self) -> int:
         return -(-len(self._first_steps) // self._rows)

@@ -28,9 +28,11 @@ LABEL_READERS: dict[str, Callable[[Any], str | None]] = {
 }
 LABEL_COLUMNS = {"relation": 7, "deprel": 7, "upos": 3, "xpos": 4}
 """The column of each kind of label, counted from 0."""
-SPACE_AFTER, NO_SPACE_AFTER = "1", "0"
+SPACE_AFTER = "1"
+NO_SPACE_AFTER = "0"
 """How a row says of a word whether a space follows it."""
-_MISC, _NO_SPACE = 9, "SpaceAfter=No"
+_MISC = 9
+_NO_SPACE = "SpaceAfter=No"
 """The column of other facts about a word, counted from 0, and the one that says that no space follows it."""
 UNKNOWN_LABEL = "_"
 """The label of a word without one."""
@@ -65,7 +67,9 @@ class TreebankSentence(NamedTuple):
 
     def tokens(self, tokenizer: Tokenizer, *, in_text: bool) -> WordTokens:
         """The tokens of the words, `in_text` as they stand in the text of the sentence, else each word by itself."""
-        return tokens_in_text(self.in_text, tokenizer) if in_text else tokens_of_words(self.forms, tokenizer)
+        if in_text:
+            return tokens_in_text(self.in_text, tokenizer)
+        return tokens_of_words(self.forms, tokenizer)
 
 
 class Treebank(RowTable):
@@ -76,7 +80,8 @@ class Treebank(RowTable):
 
     def __init__(self, path: Path, label: str | None) -> None:
         _import_conllu()
-        self._path, self._label = path, label
+        self._path = path
+        self._label = label
         self._sentences: int | None = None
         super().__init__(str(path), lambda _: iter(self._rows), [*file_stamp(path), label or "", version("conllu")])
 
@@ -119,7 +124,8 @@ def open_treebank(path: str, label: str | None, cache: Path) -> Treebank:
 
 def annotated_lines(lines: Iterable[NumberedLine], column: int, labels: Sequence[str]) -> list[str]:
     """The lines of a sentence, with the label of each word in this column."""
-    remaining, annotated = iter(labels), []
+    remaining = iter(labels)
+    annotated = []
     for line in lines:
         cells = line.text.split(CELL_SEPARATOR)
         if cells[0].isdecimal():
@@ -170,7 +176,9 @@ def _spaces_after(lines: Sequence[NumberedLine], tokens: Sequence[Any]) -> list[
     """Whether a space follows each word in the text.
 
     The words of a multiword token have none between them if they are its letters, as "do" and "n't" are of "don't"."""
-    spaces, forms, ranges = list[bool](), list[str](), list[tuple[int, int, str, bool]]()
+    spaces = list[bool]()
+    forms = list[str]()
+    ranges = list[tuple[int, int, str, bool]]()
     for line, token in zip(lines, tokens, strict=True):
         facts = "".join(line.text.split(CELL_SEPARATOR)[_MISC : _MISC + 1]).split("|")
         has_space = _NO_SPACE not in facts
@@ -187,7 +195,9 @@ def _spaces_after(lines: Sequence[NumberedLine], tokens: Sequence[Any]) -> list[
 
 
 def _label_of(word: Any, label: str | None) -> str:
-    return UNKNOWN_LABEL if label is None else LABEL_READERS[label](word) or UNKNOWN_LABEL
+    if label is None:
+        return UNKNOWN_LABEL
+    return LABEL_READERS[label](word) or UNKNOWN_LABEL
 
 
 def _parse_sentence(block: list[NumberedLine], path: Path) -> tuple[list[Any], str]:

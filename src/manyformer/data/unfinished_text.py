@@ -52,13 +52,15 @@ class UnfinishedText:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._progress = folder, folder / ".progress"
+        self.folder = folder
+        self._progress = folder / ".progress"
         make_folder(self._progress)
 
     def survey(self, split: str, sources: Sequence[TextSource]) -> TextSurvey:
         """The survey of the sources of a split, saved from time to time between two sources."""
         saved_lengths, hashes, saved_sources = self._saved_survey(split)
-        lengths, last_save = array("q", saved_lengths), time.monotonic()
+        lengths = array("q", saved_lengths)
+        last_save = time.monotonic()
         for number, source in enumerate(sources[saved_sources:], start=saved_sources + 1):
             survey = survey_sources([source])
             lengths.frombytes(survey.lengths.tobytes())
@@ -72,7 +74,8 @@ class UnfinishedText:
         """What is saved of the survey of a split: the lengths, the hashes and the number of its first sources."""
         record_path, lengths_path = self._survey_files(split)
         with suppress(UserError, OSError):
-            record, lengths = SurveyRecord.read(record_path), lengths_path.read_bytes()
+            record = SurveyRecord.read(record_path)
+            lengths = lengths_path.read_bytes()
             if hashlib.sha256(lengths).hexdigest() == record.lengths_sha256:
                 return lengths, record.hashes, record.sources
         return b"", {}, 0
@@ -114,7 +117,10 @@ class UnfinishedShards:
     """Shards that are being written: `pieces` of the text are in them, and `facts` are theirs when it is complete."""
 
     def __init__(self, writers: dict[str, ShardWriter], pieces: int, fingerprint: str, path: Path) -> None:
-        self.writers, self.pieces, self._fingerprint, self._path = writers, pieces, fingerprint, path
+        self.writers = writers
+        self.pieces = pieces
+        self._fingerprint = fingerprint
+        self._path = path
         self.facts: dict[str, ShardFacts] = {}
         self._last_save = time.monotonic()
 
@@ -148,7 +154,9 @@ def _read_progress(path: Path, fingerprint: str) -> ProgressRecord | None:
         record = ProgressRecord.read(path) if path.exists() else None
     except UserError:
         return None
-    return record if record and (record.version, record.tokenizer) == (VERSION, fingerprint) else None
+    if record and (record.version, record.tokenizer) == (VERSION, fingerprint):
+        return record
+    return None
 
 
 def _open_shards(

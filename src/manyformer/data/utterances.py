@@ -107,7 +107,9 @@ class TargetTexts:
     """The labels or texts of recordings, which become class ids or tokens when a batch is made."""
 
     def __init__(self, shard: TokenShard, tokenizer: Tokenizer, class_ids: dict[str, int] | None) -> None:
-        self._offsets, self._bytes, self._tokenizer = shard.offsets, shard.tokens, tokenizer
+        self._offsets = shard.offsets
+        self._bytes = shard.tokens
+        self._tokenizer = tokenizer
         self._labels: IntArray | None = None
         if class_ids is not None:
             texts = map(self._text, range(shard.facts.documents))
@@ -142,8 +144,10 @@ class UtteranceDataset(SequenceDataset):
     """Utterances of prepared recordings; the length of each is its number of frames."""
 
     def __init__(self, archive: RecordingArchive, utterances: Utterances) -> None:
-        self._archive, self._utterances = archive, utterances
-        self._levels, self._starts = archive.samples.tokens, archive.samples.offsets
+        self._archive = archive
+        self._utterances = utterances
+        self._levels = archive.samples.tokens
+        self._starts = archive.samples.offsets
         parts = archive.samples.lengths[utterances.recordings] + utterances.silences
         self._samples = np.add.reduceat(parts, utterances.offsets[:-1]) + utterances.tails
         self.lengths = self.tie_breakers = archive.front_end.settings.frame_counts(self._samples)
@@ -181,14 +185,18 @@ class _MaskedEpoch(BucketEpoch):
     def __init__(self, examples: UtteranceDataset, budget: int, masks: SpecAugment, seeds: tuple[int, int]) -> None:
         random = random_generator(*seeds)
         super().__init__(examples, random.permutation(len(examples.lengths)), budget, random)
-        self._masks, self._seeds = masks, seeds
+        self._masks = masks
+        self._seeds = seeds
 
     def batch(self, number: int) -> AudioBatch:
         batch = super().batch(number)
         assert isinstance(batch, AudioBatch)
         random = random_generator(*self._seeds, number, _MASKING_SEED)
         rows, length = batch.features.shape[:2]
-        frames = torch.full((rows,), length) if batch.segments is None else (batch.segments == 0).sum(1)
+        if batch.segments is None:
+            frames = torch.full((rows,), length)
+        else:
+            frames = (batch.segments == 0).sum(1)
         return batch._replace(features=self._masks.apply(batch.features, frames.numpy(), random))
 
 
@@ -208,8 +216,14 @@ class UtterancePlan(EpochPlan):
         masks: SpecAugment = NO_MASKS,
         recordings: IntArray | None = None,
     ) -> None:
-        self._archive, self._budget, self._joined, self._masks = archive, budget, joined, masks
-        self.recordings = np.arange(archive.samples.facts.documents) if recordings is None else recordings
+        self._archive = archive
+        self._budget = budget
+        self._joined = joined
+        self._masks = masks
+        if recordings is None:
+            self.recordings = np.arange(archive.samples.facts.documents)
+        else:
+            self.recordings = recordings
         settings = f"{len(self.recordings)}-{joined}-{masks}-{budget}"
         self.fingerprint = f"{archive.samples.facts.sha256[:12]}-{settings}"
 

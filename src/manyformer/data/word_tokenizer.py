@@ -31,7 +31,10 @@ class WordTokenizer(NativeTokenizer):
         return _FIRST + len(self.vocabulary)
 
     def encode_array(self, text: str) -> TokenIds:
-        ids = [self._ids.get(word, self.unk) for word in text.split(" ")] if text else []
+        if text:
+            ids = [self._ids.get(word, self.unk) for word in text.split(" ")]
+        else:
+            ids = []
         return np.array(ids, dtype=np.int32)
 
     def encode_spans(self, text: str) -> TextTokens:
@@ -50,7 +53,8 @@ class WordTokenizer(NativeTokenizer):
         def bytes_with_separator(token: int) -> bytes:
             nonlocal started
             word = self._decode_token(token)
-            separator, started = b" " if started and word else b"", started or bool(word)
+            separator = b" " if started and word else b""
+            started = started or bool(word)
             return separator + word
 
         return StreamDecoder(bytes_with_separator)

@@ -23,7 +23,10 @@ class WordsInText(NamedTuple):
     @classmethod
     def of_forms(cls, forms: Sequence[str], has_space_after: Sequence[bool]) -> "WordsInText":
         """The words one behind the other, with a space behind those that have one."""
-        pieces, starts, stops, length = [], [], [], 0
+        pieces = []
+        starts = []
+        stops = []
+        length = 0
         for form, has_space in zip(forms, has_space_after, strict=True):
             starts.append(length)
             stops.append(length + len(form))
@@ -75,9 +78,11 @@ def _encode_piece(
 ) -> tuple[IntArray, IntArray, IntArray]:
     """The tokens of a part of the text, with the first and the last word that each has a character of."""
     tokens = tokenizer.encode_spans(sentence.text[start:stop])
-    first, last = [], []
+    first = []
+    last = []
     for begin, end in zip((tokens.starts + start).tolist(), (tokens.stops + start).tolist()):
-        low, high = bisect_right(sentence.stops, begin), bisect_left(sentence.starts, end) - 1
+        low = bisect_right(sentence.stops, begin)
+        high = bisect_left(sentence.starts, end) - 1
         is_within = begin < end and low <= high
         first.append(low if is_within else NO_WORD)
         last.append(high if is_within else NO_WORD)
@@ -90,9 +95,13 @@ def _with_unknown_words(
     """The tokens with an unknown one for each word without any (some tokenizers drop characters)."""
     missing = np.setdiff1d(np.arange(count), word_numbers)
     # a word belongs behind the tokens of the words before it, and behind spaces that precede those
-    reached = np.maximum.accumulate(word_numbers) if len(word_numbers) else word_numbers
+    if len(word_numbers):
+        reached = np.maximum.accumulate(word_numbers)
+    else:
+        reached = word_numbers
     places = np.searchsorted(reached, missing, side="right")
-    ids, word_numbers = np.insert(ids, places, tokenizer.unk), np.insert(word_numbers, places, missing)
+    ids = np.insert(ids, places, tokenizer.unk)
+    word_numbers = np.insert(word_numbers, places, missing)
     # a space belongs to the word behind it, as in tokens that have both
     following = np.where(word_numbers == NO_WORD, count, word_numbers)[::-1]
     word_numbers = np.minimum.accumulate(following)[::-1]

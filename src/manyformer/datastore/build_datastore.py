@@ -120,7 +120,9 @@ def _write_keys(
     """Compute and write the key of every entry; keys that are written again after a resume have the same values."""
     shard = open_shard(folder, TEXT, facts.text)
     keys = np.memmap(folder / KEYS, facts.dtype, "r+", shape=(facts.entries, facts.width))
-    reader, offsets, saved_at = ContextReader(job, shard), np.asarray(shard.offsets), time.monotonic()
+    reader = ContextReader(job, shard)
+    offsets = np.asarray(shard.offsets)
+    saved_at = time.monotonic()
     for batches in range(_resume(reader.carried, folder, progress) + 1, len(reader) + 1):
         text_positions, batch_keys = reader.read(batches - 1)
         keys[entries_at(offsets, text_positions)] = _cast_keys(batch_keys, facts)

@@ -50,20 +50,27 @@ class DatastoreJob:
     @property
     def rows(self) -> int:
         """The number of rows per batch, which is the number of lanes in contiguous packing, as in evaluation."""
-        row_length = self.data.length if self.windows is None else self.windows.context
+        if self.windows is None:
+            row_length = self.data.length
+        else:
+            row_length = self.windows.context
         return max(1, self.run.config.batch.tokens // row_length)
 
     @property
     def piece_length(self) -> int | None:
         """The most tokens that a model with a memory reads of a window at once; None for rows that are no windows."""
-        return None if self.windows is None else self.data.length
+        if self.windows is None:
+            return None
+        return self.data.length
 
     @property
     def source(self) -> str:
         """A description of the text for reports."""
         if self.path is None:
             return f"{self.split} of {self.run.folder}"
-        return self.path if isinstance(self.path, str) else " and ".join(self.path)
+        if isinstance(self.path, str):
+            return self.path
+        return " and ".join(self.path)
 
     def identity(self, scratch_dir: Path) -> dict[str, Any]:
         """The settings that must be equal for a build to be resumed."""
@@ -161,7 +168,9 @@ class ContextReader:
     """Reads the contexts of a text in batches of rows, carrying the model's memory as in evaluation."""
 
     def __init__(self, job: DatastoreJob, shard: TokenShard) -> None:
-        self.rows, self.key_dim, self.piece_length = job.rows, job.extraction.key_dim, job.piece_length
+        self.rows = job.rows
+        self.key_dim = job.extraction.key_dim
+        self.piece_length = job.piece_length
         pad = job.run.tokenizers.target.pad
         layout = make_layout(job.data, shard, job.rows, pad=pad, shifted=True, windows=job.windows)
         self.arrangement = layout.arrange(None)
@@ -189,6 +198,12 @@ def plan(job: DatastoreJob) -> DatastoreFacts:
 
 def default_folder(job: DatastoreJob) -> Path:
     """The default folder of a datastore: inside the folder of its run, named after its text."""
-    path = job.path if isinstance(job.path, str) or job.path is None else job.path[0]
-    name = job.split if path is None else Path(path.removeprefix("hf:")).name.split(".")[0] or "text"
+    if isinstance(job.path, str) or job.path is None:
+        path = job.path
+    else:
+        path = job.path[0]
+    if path is None:
+        name = job.split
+    else:
+        name = Path(path.removeprefix("hf:")).name.split(".")[0] or "text"
     return job.run.folder / "datastores" / str(name)

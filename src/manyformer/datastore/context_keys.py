@@ -31,7 +31,8 @@ class KeyedBody(Layer):
     def __init__(self, body: Layer, layer: nn.Module) -> None:
         super().__init__()
         # in a list, so that it is not registered as a child a second time
-        self.body, self._layer = body, [layer]
+        self.body = body
+        self._layer = [layer]
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         return self.body.init_state(batch, capacity=capacity, device=device, dtype=dtype)
@@ -80,7 +81,8 @@ def read_batch(carried: CarriedState, batch: CausalLMBatch, *, piece_length: int
         out = reader.hidden(moved.tokens, moved.segments, carried.state_for(batch))
         carried.state = out.state
         return out.y[moved.targets != IGNORE_INDEX]
-    outputs, state = list[Tensor](), reader.init_state(len(moved.tokens))
+    outputs = list[Tensor]()
+    state = reader.init_state(len(moved.tokens))
     for piece in moved.in_pieces(piece_length):
         y, state, _ = reader.hidden(piece.tokens, piece.segments, state)
         outputs.append(y)

@@ -49,7 +49,10 @@ class Datastore:
             raise DamagedFile(f"{self.folder / TEXT}.offsets is damaged: a document has no tokens")
         # the entries of document i begin at i and end before i + 1; its first token has no context and is no entry
         self.document_entries: IntArray = self.offsets - np.arange(len(self.offsets))
-        self.index: KeyIndex | None = None if exact else open_index(self.folder / INDEX, shape, probe)
+        if exact:
+            self.index: KeyIndex | None = None
+        else:
+            self.index = open_index(self.folder / INDEX, shape, probe)
         if self.index is None and probe is not None:
             raise UserError(
                 f"probe ({probe}) is for an index, and {self.folder} has none: `manyformer datastore index`"
@@ -67,7 +70,8 @@ class Datastore:
         if not 1 <= k <= len(self):
             raise UserError(f"neighbours ({k}) must be from 1 to {len(self):,}, the entries of {self.folder}")
         queries = queries.detach()
-        queries = queries if queries.dtype == torch.float64 else queries.float()
+        if queries.dtype != torch.float64:
+            queries = queries.float()
         if not len(queries):
             return Neighbours(queries.new_empty(0, k), torch.empty(0, k, dtype=torch.long, device=queries.device))
         if self.index is None:
@@ -101,7 +105,8 @@ class Datastore:
         """
         document = int(self.documents_of(np.array([entry]))[0])
         text_position = entry + document
-        start, stop = int(self.offsets[document]), int(self.offsets[document + 1])
+        start = int(self.offsets[document])
+        stop = int(self.offsets[document + 1])
         first = max(start, text_position + 1 - context_length)
         last = min(stop, text_position + 2 + continuation_length)
         tokens = self.text.tokens[first:last].astype(np.int64).tolist()

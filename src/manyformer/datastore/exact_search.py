@@ -76,7 +76,8 @@ def with_distances(keys: KeyArray, queries: Float[Tensor, "n d"], entries: Int[T
     distances = queries.new_empty(count, k)
     rows = max(1, VALUES_PER_BLOCK // (k * queries.shape[1]))
     for start in range(0, count, rows):
-        query_block, entry_block = queries[start : start + rows], entries[start : start + rows]
+        query_block = queries[start : start + rows]
+        entry_block = entries[start : start + rows]
         key_block = _to_tensor(keys[entry_block.clamp(min=0).cpu().numpy()], queries)
         distances[start : start + rows] = (query_block[:, None] - key_block).square().sum(-1)
     distances = distances.masked_fill(entries < 0, torch.inf)

@@ -16,8 +16,12 @@ from manyformer.errors import UserError
 from manyformer.files.json_records import AS_OBJECT, Count, DamagedFile, FileName, FileRecord, PositiveCount, Sha256
 from manyformer.files.verified_folder import MANIFEST, ContentCheck, FileSum, VerifiedFolder
 
-FACTS, BUILDING, TUNED = "datastore.json", "building.json", "tuned.json"
-KEYS, INDEX, TEXT = "keys", "index.faiss", "text"
+FACTS = "datastore.json"
+BUILDING = "building.json"
+TUNED = "tuned.json"
+KEYS = "keys"
+INDEX = "index.faiss"
+TEXT = "text"
 """Keys are one flat file; the text is a shard as in the data of a run: its tokens and the offsets of documents. The
 manifest lists these files, and is written last."""
 

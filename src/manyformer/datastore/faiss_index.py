@@ -54,7 +54,8 @@ class IVFPQIndex:
 
     def make_empty(self, faiss: Any, keys: KeyArray) -> Any:
         """A new index, trained on `keys` but empty. Raises UserError for settings that do not fit the keys."""
-        num_training, width = min(self.train_keys, len(keys)), keys.shape[1]
+        num_training = min(self.train_keys, len(keys))
+        width = keys.shape[1]
         if len(keys) < MIN_TRAINING_KEYS:
             raise UserError(
                 f"quantization is trained on {MIN_TRAINING_KEYS:,} keys or more, and there are {len(keys):,}; use flat"
@@ -86,7 +87,8 @@ class KeyIndex:
     """An index in a file, memory-mapped where possible; `probe` is the number of lists that a search visits."""
 
     def __init__(self, file: Path, probe: int | None) -> None:
-        faiss, record = faiss_module(), IndexRecord.read(_record_file(file))
+        faiss = faiss_module()
+        record = IndexRecord.read(_record_file(file))
         # faiss would read beyond the end of a truncated mapped file and crash the process
         path = VerifiedFolder(file.parent, {file.name: record.file}).file(file.name)
         try:
@@ -107,7 +109,8 @@ class KeyIndex:
     ) -> Int[Tensor, "n k"]:
         """The `k` nearest entries of each query according to the index; -1 if it finds fewer."""
         query_array = np.ascontiguousarray(queries.float().cpu().numpy())
-        fetch, total = k, int(self._faiss.ntotal)
+        fetch = k
+        total = int(self._faiss.ntotal)
         while True:
             entries = torch.from_numpy(self._faiss.search(query_array, fetch)[1]).to(queries.device)
             if excluded is None:
@@ -170,7 +173,9 @@ def _as_system_error(error: RuntimeError) -> Exception:
     """The error of the system that faiss tells as text, or the error as it is."""
     numbers = (number for number in errno.errorcode if os.strerror(number) in str(error))
     number = next(numbers, None)
-    return error if number is None else OSError(number, os.strerror(number))
+    if number is None:
+        return error
+    return OSError(number, os.strerror(number))
 
 
 def _as_float32(keys: KeyArray) -> Any:

@@ -11,7 +11,8 @@ from manyformer.datastore.knn_head import KNNHead, neighbour_weights
 from manyformer.errors import UserError
 from manyformer.models import LanguageModel
 
-CONTEXT_TOKENS, CONTINUATION_TOKENS = 12, 4
+CONTEXT_TOKENS = 12
+CONTINUATION_TOKENS = 4
 """The number of tokens shown before and after the token that followed a context."""
 
 
@@ -47,7 +48,8 @@ def inspect_prompt(
     model: LanguageModel, prompt: str, *, num_neighbours: int = 10, num_guesses: int = 5
 ) -> PromptNeighbours:
     """The retrieval result of `model`, built by `knn_lm`, for `prompt`. Raises UserError for any other model."""
-    head, tokenizer = model.head, model.tokenizer
+    head = model.head
+    tokenizer = model.tokenizer
     if not isinstance(head, KNNHead):
         raise UserError("this model does not retrieve from a datastore: use knn_lm(model, store)")
     if not isinstance(tokenizer, Tokenizer):

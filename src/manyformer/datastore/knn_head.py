@@ -43,7 +43,10 @@ class KNNHead(OutputHead):
 
     def __init__(self, head: OutputHead, store: Datastore, settings: KNNSettings, stream_dim: int) -> None:
         super().__init__()
-        self.head, self.store, self.settings, self.stream_dim = head, store, settings, stream_dim
+        self.head = head
+        self.store = store
+        self.settings = settings
+        self.stream_dim = stream_dim
         self.classes = head.classes
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
@@ -61,7 +64,8 @@ class KNNHead(OutputHead):
         return interpolate(model_log_probs, neighbour_probs, has_neighbours * self.settings.weight)
 
     def loss(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"], *, label_smoothing: float) -> BatchLoss:
-        x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
+        x = x.reshape(-1, x.shape[-1])
+        targets = targets.reshape(-1)
         # targets of IGNORE_INDEX, torch's default, have no loss
         total = F.cross_entropy(self(x), targets, label_smoothing=label_smoothing, reduction="sum")
         return BatchLoss(total, count_targets(targets))
@@ -107,7 +111,8 @@ def knn_lm(
         )
     reader, stream_dim, _ = check_fits(model, store)
     combined = reader.with_decoder(reader.body, KNNHead(model.head, store, settings, stream_dim), None)
-    combined.max_length, combined.tokenizer = model.max_length, model.tokenizer
+    combined.max_length = model.max_length
+    combined.tokenizer = model.tokenizer
     return combined.eval()
 
 

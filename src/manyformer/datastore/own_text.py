@@ -82,7 +82,8 @@ class OwnTextModel(Model[CausalLMBatch]):
 
     def __init__(self, model: LanguageModel, own_text: OwnText) -> None:
         super().__init__()
-        self.model, self.own_text = model, own_text
+        self.model = model
+        self.own_text = own_text
 
     def init_state(self, batch: int, *, capacity: int | None = None) -> State:
         return self.model.init_state(batch, capacity=capacity)
@@ -98,7 +99,8 @@ class OwnTextModel(Model[CausalLMBatch]):
         (x, next_state, _), targets = self.model.head_inputs(to_device(batch, self.device), state)
         is_scored = targets != IGNORE_INDEX
         positions = batch.text_positions.to(targets.device)[is_scored]
-        nll, correct = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.long, device=x.device)
+        nll = torch.zeros((), dtype=torch.float64)
+        correct = torch.zeros((), dtype=torch.long, device=x.device)
         parts = (torch.split(part, head.score_chunk) for part in (x[is_scored], targets[is_scored], positions))
         for chunk, chunk_targets, chunk_positions in zip(*parts):
             log_probs = head.log_probs(chunk, self.own_text.excluded(chunk_positions.cpu().numpy()))

@@ -50,7 +50,8 @@ def find_neighbours(
         raise UserError(f"the data of {job.run.folder} is missing, so there is nothing to find neighbours for")
     exclusion = "document" if min_distance is None else min_distance
     origin = f"{weights_fingerprint(job.model)[:16]} {store.facts.text.sha256[:16]} {exclusion}"
-    done, total = 0, sum(len(shard.tokens) for shard in prepared.shards.values())
+    done = 0
+    total = sum(len(shard.tokens) for shard in prepared.shards.values())
     for shard in prepared.shards.values():
         exclusion_of = _exclusion(shard, store, prepared.tokenizers.source, min_distance)
         reader = ContextReader(job, shard)
@@ -116,8 +117,12 @@ class RetrievalAugmentedModel(nn.Module):
                 f"the retriever has a vocabulary of {reader.vocab} tokens and the model one of {model.vocab}: they "
                 "must be equal"
             )
-        self.model, self.retriever = as_language_model(model, "use retrieved tokens"), reader
-        self.store, self.k, self.vocab, self.tokenizer = store, k, model.vocab, model.tokenizer
+        self.model = as_language_model(model, "use retrieved tokens")
+        self.retriever = reader
+        self.store = store
+        self.k = k
+        self.vocab = model.vocab
+        self.tokenizer = model.tokenizer
         max_lengths = [length for length in (model.max_length, retriever.max_length) if length is not None]
         self.max_length = min(max_lengths, default=None)
         self.eval()

@@ -62,7 +62,8 @@ def score_datastore(
         f"{run} alone": lambda model: model,
         f"{run} with {store.folder}": combine,
     }
-    evaluations, speeds = list[Evaluation](), list[float]()
+    evaluations = list[Evaluation]()
+    speeds = list[float]()
     score = partial(evaluate, run, split=split, data=data, windows=store.facts.windows, device=device)
     for name, wrap in wrap_by_name.items():
         clock = ThroughputClock(name, wrap, on_status)
@@ -75,7 +76,10 @@ class ThroughputClock:
     """Measures the speed of scoring from its progress, without the time to build the model."""
 
     def __init__(self, name: str, wrap: Callable[[Model], Model], on_status: Callable[[str], None]) -> None:
-        self.name, self._wrap, self.on_status, self.times = name, wrap, on_status, list[tuple[float, float]]()
+        self.name = name
+        self._wrap = wrap
+        self.on_status = on_status
+        self.times = list[tuple[float, float]]()
 
     def wrap(self, model: Model) -> Model:
         """The model to score; the clock starts when it is built."""
@@ -90,5 +94,6 @@ class ThroughputClock:
     @property
     def fraction_per_second(self) -> float:
         """The scored fraction per second; the first batch, which includes reading the text, is excluded if possible."""
-        (first, start_time), (last, end_time) = self.times[1 if len(self.times) > 2 else 0], self.times[-1]
+        first, start_time = self.times[1 if len(self.times) > 2 else 0]
+        last, end_time = self.times[-1]
         return (last - first) / (end_time - start_time)

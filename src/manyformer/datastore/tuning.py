@@ -105,7 +105,8 @@ def read_queries(
 ) -> Iterator[tuple[float, TuningQueries]]:
     """The contexts of a text in chunks for one search each, with the fraction of the text that was read by then."""
     assert material.batches is not None
-    (reader, stream_dim, key_dim), head = extract_keys(job.model, store.facts.keys), job.model.head
+    reader, stream_dim, key_dim = extract_keys(job.model, store.facts.keys)
+    head = job.model.head
     carried = CarriedState(reader.eval(), rows_continue=material.batches.rows_continue)
     for number, batch in enumerate(material.batches, 1):
         assert isinstance(batch, CausalLMBatch)

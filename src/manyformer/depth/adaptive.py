@@ -73,7 +73,9 @@ class AdaptiveComputation(Layer):
             )
         # raises ValueError if the table of step vectors is too short
         timing.steps(halting.max_steps - 1)
-        self.block, self.timing, self.halting = block, timing, halting
+        self.block = block
+        self.timing = timing
+        self.halting = halting
         self.largest_count = halting.max_steps
         self._tokenwise_transition = isinstance(block.transition.inner, FeedForward | GatedFeedForward | ChunkedLayer)
 
@@ -90,7 +92,9 @@ class AdaptiveComputation(Layer):
         halting_state = self.halting.init_state(valid, x)
         position_vectors = self.timing.position_vectors(x, ctx.positions)
         halted_store = HaltedKVStore(self.block, self.timing, ctx.positions, valid)
-        states, output, loss = x, torch.zeros_like(x), torch.zeros((), device=x.device)
+        states = x
+        output = torch.zeros_like(x)
+        loss = torch.zeros((), device=x.device)
         probabilities: list[Tensor] = []
         for step in range(self.halting.max_steps):
             if not (any_running := bool(halting_state.running.any())) and state is None:
@@ -105,13 +109,16 @@ class AdaptiveComputation(Layer):
             halt_probability = group.scatter(torch.zeros_like(halting_state.probability_sum), outputs.halt_probability)
             weights, halting_state = self.halting.weigh(halting_state, halt_probability, step)
             output = self.halting.rule.mix(output, states, weights)
-            attention_states[step], transition_states[step] = outputs.attention_state, outputs.transition_state
+            attention_states[step] = outputs.attention_state
+            transition_states[step] = outputs.transition_state
             cross_state = outputs.cross_state
             probabilities.append(halt_probability)
             loss = loss + outputs.loss
         self._report(ctx, halting_state, probabilities)
         loss = loss + self.halting.loss(halting_state, valid)
-        next_state = None if state is None else UniversalState(attention_states, transition_states, cross_state)
+        next_state = None
+        if state is not None:
+            next_state = UniversalState(attention_states, transition_states, cross_state)
         return LayerOutput(output.to(x.dtype), next_state, loss)
 
     def _select_tokens(self, ctx: Context, halting_state: HaltingState, valid: Bool[Tensor, "b l"]) -> TokenGroup:
@@ -127,8 +134,10 @@ class AdaptiveComputation(Layer):
     ) -> StepOutput:
         x = self.timing.add_signals(group.gather(inputs.states), group.gather(inputs.position_vectors), step)
         halt_probability = self.halting(x)
-        group_ctx, is_subset = group.context(ctx), isinstance(group, TokenSubset)
-        attention_state, cross_state = inputs.attention_state, group.select_rows(inputs.cross_state)
+        group_ctx = group.context(ctx)
+        is_subset = isinstance(group, TokenSubset)
+        attention_state = inputs.attention_state
+        cross_state = group.select_rows(inputs.cross_state)
         if isinstance(group, TokenSubset):
             attention_state = halted_store.state_for_group(attention_state, inputs.states, group, step)
         x, (attention_state, cross_state), loss = self.block.attend(x, group_ctx, (attention_state, cross_state))

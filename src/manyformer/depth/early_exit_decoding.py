@@ -35,7 +35,9 @@ class EarlyExitStep:
     """From embedded tokens (r, 1, d) to the logits of the layers where they exit, and the next state."""
 
     def __init__(self, body: EarlyExit, head: ExitHead) -> None:
-        self.body, self.head, self.forward = body, head, forward_step(body)
+        self.body = body
+        self.head = head
+        self.forward = forward_step(body)
         self.steps, self.final_steps = (list(map(bind_step, layers)) for layers in (body.layers, body.final_layers))
 
     def __call__(self, x: Tensor, ctx: Context, state: EarlyExitState) -> tuple[Tensor, State]:
@@ -44,11 +46,17 @@ class EarlyExitStep:
         if not isinstance(layout, ContiguousLayout) or layout.start != state.columns:
             y, next_state = self.forward(x, ctx, state)
             return self.head(y), next_state
-        rule, column, depth = self.body.rule, state.columns, len(self.steps)
-        plan, rows = rule.init_plan(ctx, x), None
-        states, filled, exits = list(state.layers), list(state.filled), _ExitLogits(self.head)
+        rule = self.body.rule
+        column = state.columns
+        depth = len(self.steps)
+        plan = rule.init_plan(ctx, x)
+        rows = None
+        states = list(state.layers)
+        filled = list(state.filled)
+        exits = _ExitLogits(self.head)
         for number, step in enumerate(self.steps, 1):
-            hidden, filled[number - 1] = x, column + 1
+            hidden = x
+            filled[number - 1] = column + 1
             filled_state = self.body.fill_layer(number - 1, state, ctx)
             if rows is None or ROWS_PER_COPY * len(rows) > len(x):
                 y, states[number - 1] = step(x, ctx, filled_state)
@@ -70,7 +78,9 @@ class EarlyExitStep:
             leaving = decision.exits[:, 0].nonzero()[:, 0]
             if not len(leaving):
                 continue
-            logits = None if decision.logits is None else decision.logits[leaving]
+            logits = None
+            if decision.logits is not None:
+                logits = decision.logits[leaving]
             exits.add(leaving if rows is None else rows[leaving], number, classifier_input[leaving], logits)
             if len(leaving) == len(y):
                 break
@@ -101,7 +111,8 @@ def _pending(state: EarlyExitState) -> Tensor:
 
 def _append_pending(state: EarlyExitState, x: Tensor) -> Tensor:
     """The pending streams with those that the newest tokens leave to the layers above."""
-    column, pending = state.columns, state.pending
+    column = state.columns
+    pending = state.pending
     if pending is None:
         pending = x.new_zeros(x.shape[0], column if state.capacity is None else state.capacity, x.shape[2])
     if state.capacity is None:
@@ -115,7 +126,8 @@ class _ExitLogits:
     """Collects the logits of all rows; rows with the same classifier share one product."""
 
     def __init__(self, head: ExitHead) -> None:
-        self.head, self.last_layer = head, len(head.per_layer) + 1
+        self.head = head
+        self.last_layer = len(head.per_layer) + 1
         self.exits: list[tuple[Tensor | None, Tensor, Tensor | None]] = []
 
     def add(self, rows: Tensor | None, number: int, classifier_input: Tensor, logits: Tensor | None) -> None:

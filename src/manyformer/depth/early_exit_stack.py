@@ -65,9 +65,11 @@ class EarlyExit(LayeredStack):
                 )
         for name, layer in chain.named_children():
             self.add_module(name, layer)
-        self.rule, self.mixed_samples = rule, mixed_samples
+        self.rule = rule
+        self.mixed_samples = mixed_samples
         self.depth = self.largest_count = len(layer_names)
-        self._layer_names, self._final_names = layer_names, [name for name, _ in final_layers]
+        self._layer_names = layer_names
+        self._final_names = [name for name, _ in final_layers]
 
     @property
     def layers(self) -> list[Layer]:
@@ -108,10 +110,14 @@ class EarlyExit(LayeredStack):
         for number, layer in enumerate(self.layers, 1):
             stream, _, loss = layer(stream, ctx)
             outputs.append(LayerOutput(append_exit_layer(self.classifier_input(stream, ctx), number), None, loss))
-        return outputs if self.training else [*outputs, self(x, ctx)._replace(loss=0.0)]
+        if self.training:
+            return outputs
+        return [*outputs, self(x, ctx)._replace(loss=0.0)]
 
     def _run_layers(self, x: Float[Tensor, "b l d"], ctx: Context, state: State, rule: ExitRule) -> LayerOutput:
-        filled_state = None if state is None else self.fill_layers(state, ctx)
+        filled_state = None
+        if state is not None:
+            filled_state = self.fill_layers(state, ctx)
         plan = rule.init_plan(ctx, x)
         depth = torch.full(x.shape[:2], self.depth, device=x.device)
         loss: Tensor | float = 0.0
@@ -123,7 +129,8 @@ class EarlyExit(LayeredStack):
             if number < self.depth:
                 exits, plan, _ = rule(ExitRuleInput(number, y, x, self.classifier_input(y, ctx), position_ids), plan)
                 depth = torch.where(exits & (depth > number), number, depth)
-            x, loss = y, loss + layer_loss
+            x = y
+            loss = loss + layer_loss
             next_states.append(next_state)
         ctx.watch(self, "depth", depth)
         y = torch.cat([self.classifier_input(x, ctx), depth[..., None].to(x.dtype)], dim=-1)
@@ -143,7 +150,9 @@ class EarlyExit(LayeredStack):
 
     def fill_layer(self, index: int, state: EarlyExitState, ctx: Context) -> State:
         """The state of layer number `index`, counted from 0, after its pending tokens."""
-        start, stop, pending = state.filled[index], state.columns, state.pending
+        start = state.filled[index]
+        stop = state.columns
+        pending = state.pending
         if pending is None or start == stop:
             return state.layers[index]
         positions = contiguous_positions(pending.shape[0], start, stop, pending.device)
@@ -152,7 +161,9 @@ class EarlyExit(LayeredStack):
         )
 
     def extra_repr(self) -> str:
-        passes = "" if self.mixed_samples is None else f", {self.mixed_samples} random passes in training"
+        passes = ""
+        if self.mixed_samples is not None:
+            passes = f", {self.mixed_samples} random passes in training"
         return f"{self.depth} layers{passes}"
 
 

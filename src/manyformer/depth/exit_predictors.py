@@ -67,7 +67,8 @@ class SequenceExitRule(LayerClassExitRule):
         """For each target token the mean of the encoder's output over the token's document, without padding."""
         if ctx.memory is None:
             raise ValueError("predicting one exit layer for the entire target needs the output of an encoder")
-        (y, positions), segment_ids = ctx.memory, ctx.positions.segment_ids.expand(ctx.memory.y.shape[0], -1)
+        y, positions = ctx.memory
+        segment_ids = ctx.positions.segment_ids.expand(ctx.memory.y.shape[0], -1)
         valid = (positions.segment_ids != PADDING_SEGMENT)[:, None]
         weights = ((segment_ids[:, :, None] == positions.segment_ids[:, None, :]) & valid).to(y.dtype)
         return weights @ y / weights.sum(-1, keepdim=True).clamp(min=1)

@@ -98,7 +98,9 @@ class ThresholdExitRule(ExitRule):
 
     def __init__(self, values: Sequence[float], *, decay: float | None = None, horizon: int = 1) -> None:
         super().__init__()
-        self.values, self.decay, self.horizon = tuple(values), decay, horizon
+        self.values = tuple(values)
+        self.decay = decay
+        self.horizon = horizon
 
     @abstractmethod
     def confidence(self, inputs: ExitRuleInput) -> tuple[Float[Tensor, "b l"], Float[Tensor, "b l v"] | None]:
@@ -185,7 +187,8 @@ class SaturationExitRule(ThresholdExitRule):
     def confidence(self, inputs: ExitRuleInput) -> tuple[Float[Tensor, "b l"], None]:
         if inputs.number == 1:
             return torch.full_like(inputs.position_ids, -math.inf, dtype=torch.float32), None
-        hidden, previous_hidden = at_least_float32(inputs.hidden), at_least_float32(inputs.previous_hidden)
+        hidden = at_least_float32(inputs.hidden)
+        previous_hidden = at_least_float32(inputs.previous_hidden)
         return F.cosine_similarity(hidden, previous_hidden, dim=-1).clamp(min=0), None
 
 

@@ -25,8 +25,10 @@ class HaltedKVStore:
     def __init__(
         self, block: UniversalBlock, timing: PositionStepSignal, positions: TokenPositions, valid: Bool[Tensor, "b l"]
     ) -> None:
-        self.branch, self.attention = block.attention, block.inner_attention
-        self.timing, self.positions = timing, positions
+        self.branch = block.attention
+        self.attention = block.inner_attention
+        self.timing = timing
+        self.positions = positions
         self.unprojected = self.valid = valid
         # projections that are linear in the stream can be shifted
         bare = self.branch.pre_norm is None and self.attention.pre_norm is None

@@ -36,11 +36,15 @@ class HaltingRule(ABC):
         A token halts when the sum of its probabilities exceeds 1 - `slack`.
         """
         halts_now = last and self.freezes_state
-        reached = torch.ones_like(state.running) if halts_now else state.probability_sum + probability > 1 - slack
+        if halts_now:
+            reached = torch.ones_like(state.running)
+        else:
+            reached = state.probability_sum + probability > 1 - slack
         running = state.running & ~reached
         remainder = torch.where(state.running & reached, 1 - state.probability_sum, 0.0)
         weights = torch.where(running, probability, remainder)
-        probability_sum, steps = state.probability_sum + weights, state.steps + state.running
+        probability_sum = state.probability_sum + weights
+        steps = state.steps + state.running
         return weights, HaltingState(running, probability_sum, steps, state.remainder + remainder)
 
     @abstractmethod
@@ -109,7 +113,9 @@ class HaltingUnit(nn.Module):
         if not 0 <= slack < 1 or ponder_cost < 0:
             raise ValueError(f"HaltingUnit: slack ({slack}) must be in [0, 1), ponder_cost ({ponder_cost}) at least 0")
         self.rule = GravesHalting() if rule is None else rule
-        self.max_steps, self.ponder_cost, self.slack = max_steps, ponder_cost, slack
+        self.max_steps = max_steps
+        self.ponder_cost = ponder_cost
+        self.slack = slack
         self.weight = nn.Parameter(torch.empty(dim))
         self.bias = nn.Parameter(torch.tensor(float(bias)))
         nn.init.normal_(self.weight, std=dim**-0.5)

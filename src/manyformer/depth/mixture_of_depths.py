@@ -54,7 +54,9 @@ class MixtureOfDepths(Layer):
         super().__init__()
         if not 0 < share <= 1:
             raise ValueError(f"MixtureOfDepths: share ({share}) must be above 0 and at most 1")
-        self.block, self.share, self.routing = block, share, routing
+        self.block = block
+        self.share = share
+        self.routing = routing
         self.router = nn.Linear(dim, 1, bias=False)
         self.predictor = nn.Sequential(nn.Linear(dim, dim // 2), nn.GELU(), nn.Linear(dim // 2, 1))
 
@@ -64,7 +66,8 @@ class MixtureOfDepths(Layer):
         return self.block.init_state(batch, capacity=capacity, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        scores, prediction = self.router(x)[..., 0], self.predictor(x.detach())[..., 0]
+        scores = self.router(x)[..., 0]
+        prediction = self.predictor(x.detach())[..., 0]
         uses_top = self.training or self.routing == "top-k"
         if uses_top and state is not None:
             raise ValueError("MixtureOfDepths: the choice of training needs all tokens at once, without a state")
@@ -83,7 +86,10 @@ class MixtureOfDepths(Layer):
             return LayerOutput(x + 0.0 * scores[..., None], state, loss)
         selected = _gather(x, tokens)
         positions = packed_positions(ctx.positions, tokens)
-        watch = ctx.watch if ctx.watch is no_watch or state is not None else _watch_all_tokens(ctx.watch, tokens, x)
+        if ctx.watch is no_watch or state is not None:
+            watch = ctx.watch
+        else:
+            watch = _watch_all_tokens(ctx.watch, tokens, x)
         y, next_state, block_loss = self.block(selected, Context(positions, ctx.memory, watch), state)
         weights = (scores.gather(1, tokens.columns) * tokens.valid)[..., None]
         index = tokens.columns[..., None].expand(selected.shape)
@@ -142,7 +148,8 @@ def packed_positions(positions: TokenPositions, tokens: ChosenTokens) -> TokenPo
 
 def _watch_all_tokens(watch: WatchFn, tokens: ChosenTokens, x: Float[Tensor, "b l d"]) -> WatchFn:
     """`watch` with weights of pairs of chosen tokens as those of all pairs, zero where a token is not chosen."""
-    length, width = x.shape[1], tokens.columns.shape[1]
+    length = x.shape[1]
+    width = tokens.columns.shape[1]
     selection = F.one_hot(tokens.columns, length) * tokens.valid[..., None]
 
     def watch_all(module: nn.Module, name: str, value: Tensor) -> None:

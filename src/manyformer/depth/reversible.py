@@ -114,9 +114,11 @@ class _ReversibleFunction(torch.autograd.Function):
     def forward(
         ctx: Any, call: ReversibleCall, x: Tensor, memory: Tensor | None, *weights: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.call, ctx.passes = call, []
+        ctx.call = call
+        ctx.passes = []
         wide = _to_wide(x)
-        x1, x2 = wide.clone(), wide.clone()
+        x1 = wide.clone()
+        x2 = wide.clone()
         loss = x.new_zeros(())
         for residual in call.branches:
             ctx.passes.append(RecordedPass(x))
@@ -133,7 +135,10 @@ class _ReversibleFunction(torch.autograd.Function):
         x1, x2, memory = ctx.saved_tensors
         # Long-lived tensors are allocated before the loop and written in place: between the short-lived tensors of the
         # branches they would fragment the allocator's memory, which would then grow with depth after all.
-        x1, x2, grad1, grad2 = x1.clone(), x2.clone(), grad1.clone(), grad2.clone()
+        x1 = x1.clone()
+        x2 = x2.clone()
+        grad1 = grad1.clone()
+        grad2 = grad2.clone()
         shared = ctx.call.ctx
         if memory is not None:
             memory = memory.detach().requires_grad_()
@@ -168,7 +173,9 @@ class _GradientSums:
 
     def get(self, tensor: Tensor | None) -> Tensor | None:
         """The sum of the gradients of `tensor`; None if it never received one."""
-        return self._sums[id(tensor)] if id(tensor) in self._received else None
+        if id(tensor) in self._received:
+            return self._sums[id(tensor)]
+        return None
 
 
 def _compute_gradients(outputs: list[tuple[Tensor | float, Tensor]], inputs: list[Tensor]) -> Sequence[Tensor | None]:
@@ -186,7 +193,8 @@ class RecordedPass:
 
     def __init__(self, x: Tensor) -> None:
         self.choices: ChoiceTape = []
-        self.device_type, self.rng_states = x.device.type, [torch.get_rng_state()]
+        self.device_type = x.device.type
+        self.rng_states = [torch.get_rng_state()]
         self.devices = drawing_devices([x.device])
         self.rng_states += [device_generator_state(device) for device in self.devices]
         available = has_autocast(self.device_type)

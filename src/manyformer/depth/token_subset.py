@@ -29,7 +29,9 @@ class TokenGroup(ABC):
 
     def context(self, ctx: Context) -> Context:
         """The context of a call with only the tokens of the group."""
-        memory = None if ctx.memory is None else self._select_memory(ctx.memory)
+        memory = None
+        if ctx.memory is not None:
+            memory = self._select_memory(ctx.memory)
         return Context(self.positions, memory, ctx.watch)
 
     def _select_memory(self, memory: MemorySequence) -> MemorySequence:
@@ -42,7 +44,8 @@ class AllTokens(TokenGroup):
     """All tokens; `scatter` writes only those of the mask `changing`, None for all."""
 
     def __init__(self, positions: TokenPositions, changing: Bool[Tensor, "b l"] | None = None) -> None:
-        self.positions, self.changing = positions, changing
+        self.positions = positions
+        self.changing = changing
 
     def gather(self, x: Tensor) -> Tensor:
         return x
@@ -80,7 +83,9 @@ class TokenSubset(TokenGroup):
             None if x is None else self.gather(x.expand(chosen.shape))
             for x in (positions.position_ids, positions.roles, positions.part_ids)
         ]
-        tree = None if positions.tree is None else type(positions.tree)(*(self.gather(x) for x in positions.tree))
+        tree = None
+        if positions.tree is not None:
+            tree = type(positions.tree)(*(self.gather(x) for x in positions.tree))
         # empty columns become padding
         segment_ids = self.gather(positions.segment_ids.expand(chosen.shape) - PADDING_SEGMENT) + PADDING_SEGMENT
         assert fields[0] is not None

@@ -31,7 +31,9 @@ class UniversalBlock(Layer):
         super().__init__()
         if not isinstance(attention.inner, Attention):
             raise ValueError(f"UniversalBlock: attention must be an Attention, not a {type(attention.inner).__name__}")
-        self.attention, self.cross, self.transition = attention, cross, transition
+        self.attention = attention
+        self.cross = cross
+        self.transition = transition
 
     @property
     def inner_attention(self) -> Attention:
@@ -49,7 +51,9 @@ class UniversalBlock(Layer):
         attention_state, cross_state, transition_state = (None, None, None) if state is None else state
         x, (attention_state, cross_state), loss = self.attend(x, ctx, (attention_state, cross_state))
         y, transition_state, transition_loss = self.transition(x, ctx, transition_state)
-        next_state = None if state is None else [attention_state, cross_state, transition_state]
+        next_state = None
+        if state is not None:
+            next_state = [attention_state, cross_state, transition_state]
         return LayerOutput(y, next_state, loss + transition_loss)
 
     def attend(self, x: Float[Tensor, "b l d"], ctx: Context, state: tuple[State, State]) -> LayerOutput:
@@ -62,7 +66,9 @@ class UniversalBlock(Layer):
 
     def init_cross_state(self, x: Float[Tensor, "b l d"]) -> State:
         """The initial state of cross-attention; with it the source is projected once for all steps."""
-        return None if self.cross is None else self.cross.init_state(len(x), device=x.device, dtype=x.dtype)
+        if self.cross is None:
+            return None
+        return self.cross.init_state(len(x), device=x.device, dtype=x.dtype)
 
 
 def init_step_states(
@@ -70,7 +76,8 @@ def init_step_states(
 ) -> UniversalState:
     """The state before any token of a block that is applied `steps` times."""
     states = [block.init_state(batch, capacity=capacity, device=device, dtype=dtype) for _ in range(steps)]
-    attention_states, transition_states = [first for first, _, _ in states], [last for _, _, last in states]
+    attention_states = [first for first, _, _ in states]
+    transition_states = [last for _, _, last in states]
     return UniversalState(attention_states, transition_states, states[0][1])
 
 
@@ -88,7 +95,9 @@ class FixedSteps(Layer):
             raise ValueError(f"FixedSteps: steps ({steps}) must be at least 1")
         # raises ValueError if the table of step vectors is too short
         timing.steps(steps - 1)
-        self.block, self.timing, self.steps = block, timing, steps
+        self.block = block
+        self.timing = timing
+        self.steps = steps
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         return init_step_states(self.block, self.steps, batch, capacity=capacity, device=device, dtype=dtype)
@@ -102,7 +111,9 @@ class FixedSteps(Layer):
             block_state = [attention_states[step], cross_state, transition_states[step]]
             x, (attention_states[step], cross_state, transition_states[step]), extra = self.block(x, ctx, block_state)
             loss = loss + extra
-        next_state = None if state is None else UniversalState(attention_states, transition_states, cross_state)
+        next_state = None
+        if state is not None:
+            next_state = UniversalState(attention_states, transition_states, cross_state)
         return LayerOutput(x, next_state, loss)
 
     def extra_repr(self) -> str:

@@ -12,10 +12,15 @@ from manyformer.type_aliases import IntArray
 
 RowMask = NDArray[np.bool_]
 
-WHITE, INK, MARK, GOAL = (255, 255, 255), (60, 60, 70), (30, 110, 200), (220, 120, 30)
+WHITE = (255, 255, 255)
+INK = (60, 60, 70)
+MARK = (30, 110, 200)
+GOAL = (220, 120, 30)
 CELL = 16
 """The height and width in pixels of a cell of a map."""
-BAR_HEIGHT, BAR_WIDTH, MARGIN = 48, 32, 8
+BAR_HEIGHT = 48
+BAR_WIDTH = 32
+MARGIN = 8
 
 Picture = NDArray[np.uint8]
 
@@ -39,7 +44,8 @@ class ArrayEnvironment(VectorEnvironment):
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
-        self.row_seeds, self.episodes = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+        self.row_seeds = np.zeros(rows, np.int64)
+        self.episodes = np.zeros(rows, np.int64)
         self.clock = np.zeros(rows, np.int64)
         self._state = self._first_state(self.running_seeds)
 
@@ -97,7 +103,8 @@ def draw_bars(values: NDArray[np.floating]) -> Picture:
     picture = blank(2 * (BAR_HEIGHT + MARGIN), len(values) * BAR_WIDTH + 2 * MARGIN)
     middle = BAR_HEIGHT + MARGIN
     for index, value in enumerate(np.clip(values, -1, 1)):
-        left, height = MARGIN + index * BAR_WIDTH, round(abs(float(value)) * BAR_HEIGHT)
+        left = MARGIN + index * BAR_WIDTH
+        height = round(abs(float(value)) * BAR_HEIGHT)
         top, bottom = (middle - height, middle) if value > 0 else (middle, middle + height)
         picture[top:bottom, left + 4 : left + BAR_WIDTH - 4] = MARK if value > 0 else GOAL
     picture[middle] = INK

@@ -81,4 +81,6 @@ def _make_gymnasium(name: str, rows: int, options: dict[str, Any], *, drawn: boo
 def _suggest_close(name: str, valid_names: Iterable[str]) -> str:
     """The nearest names, or our own tasks if none is near: gymnasium knows too many to list them."""
     suggestion = suggest_names(name, valid_names)
-    return suggestion if suggestion.startswith("did") else suggest_names("", OWN_ENVIRONMENTS)
+    if suggestion.startswith("did"):
+        return suggestion
+    return suggest_names("", OWN_ENVIRONMENTS)

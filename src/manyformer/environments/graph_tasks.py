@@ -29,8 +29,11 @@ class GraphTask(ArrayEnvironment):
     longest: int
 
     def __init__(self, rows: int, successors: IntArray, step_rewards: NDArray[np.float32], longest: int) -> None:
-        self.successors, self.step_rewards, self.longest = successors, step_rewards, longest
-        self.observations, self.actions = VectorSpace(len(successors)), DiscreteActions(successors.shape[1])
+        self.successors = successors
+        self.step_rewards = step_rewards
+        self.longest = longest
+        self.observations = VectorSpace(len(successors))
+        self.actions = DiscreteActions(successors.shape[1])
         super().__init__(rows)
 
     @abstractmethod
@@ -39,7 +42,8 @@ class GraphTask(ArrayEnvironment):
 
     def _advance(self, actions: Array) -> Outcome:
         node = self._state["node"]
-        rewards, following = self.step_rewards[node, actions], self.successors[node, actions]
+        rewards = self.step_rewards[node, actions]
+        following = self.successors[node, actions]
         ended = following == END
         self._state["node"] = np.where(ended, node, following)
         return Outcome(rewards, ended, ~ended & (self.clock + 1 >= self.longest))
@@ -100,13 +104,17 @@ class StitchMaze(GraphTask):
         self.junction = 1 + 2 * length
         self.second_start = 1 + length
         successors = np.repeat(np.arange(1, self.junction + 2)[:, None], 2, axis=1)
-        successors[0, 0], successors[length], successors[self.junction] = END, self.junction, END
+        successors[0, 0] = END
+        successors[length] = self.junction
+        successors[self.junction] = END
         rewards = np.zeros(successors.shape, np.float32)
-        rewards[0, 0], rewards[self.junction, 1] = 1.0, 10.0
+        rewards[0, 0] = 1.0
+        rewards[self.junction, 1] = 10.0
         super().__init__(rows, successors, rewards, length + 2)
 
     def recorded_actions(self) -> IntArray:
-        kinds, node = random_words(self.running_seeds, 0) % np.uint64(3), self._state["node"]
+        kinds = random_words(self.running_seeds, 0) % np.uint64(3)
+        node = self._state["node"]
         to_best = (node == self.junction) & (kinds == 2)
         actions: IntArray = ((node == 0) & (kinds == 1) | to_best).astype(np.int64)
         return actions

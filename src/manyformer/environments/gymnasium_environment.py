@@ -29,7 +29,8 @@ class GymnasiumEnvironment(VectorEnvironment):
     """
 
     def __init__(self, name: str, make: Callable[[], "gymnasium.Env[Any, Any]"], rows: int) -> None:
-        self.name, self.rows = name, rows
+        self.name = name
+        self.rows = rows
         with self._reported("while it was made"):
             self._copies = [make() for _ in range(rows)]
         first = self._copies[0]
@@ -39,7 +40,8 @@ class GymnasiumEnvironment(VectorEnvironment):
         spec = first.spec
         self.longest = None if spec is None else spec.max_episode_steps
         self.success_return = None if spec is None else spec.reward_threshold
-        self.row_seeds, self.episodes = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+        self.row_seeds = np.zeros(rows, np.int64)
+        self.episodes = np.zeros(rows, np.int64)
         self._history: list[list[Array]] = [[] for _ in range(rows)]
         """The actions of the running episode of each row."""
 
@@ -66,7 +68,10 @@ class GymnasiumEnvironment(VectorEnvironment):
         self.row_seeds = check_state_array(arrays, "row_seeds", self.row_seeds).copy()
         self.episodes = check_state_array(arrays, "episodes", self.episodes).copy()
         lengths = check_state_array(arrays, "lengths", self.row_seeds)
-        total = int(lengths.sum()) if lengths.min() >= 0 and lengths.max() <= MAX_REPLAYED_STEPS else -1
+        if lengths.min() >= 0 and lengths.max() <= MAX_REPLAYED_STEPS:
+            total = int(lengths.sum())
+        else:
+            total = -1
         no_actions = self._no_actions()
         actions = check_state_array(
             arrays, "actions", np.empty((max(0, total), *no_actions.shape[1:]), no_actions.dtype)
@@ -168,4 +173,6 @@ def _numbers(values: Array) -> tuple[float, ...]:
 
 def _shorten(space: object) -> str:
     text = " ".join(str(space).split())
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    if len(text) <= 80:
+        return text
+    return f"{text[:77]}..."

@@ -10,8 +10,14 @@ from manyformer.environments.vector_environment import Array, random_fractions
 from manyformer.spaces import DiscreteActions, VectorSpace
 from manyformer.type_aliases import IntArray
 
-GRAVITY, CART_MASS, POLE_MASS, HALF_POLE, FORCE, SECONDS = 9.8, 1.0, 0.1, 0.5, 10.0, 0.02
-MAX_POSITION, MAX_ANGLE = 2.4, 12 * np.pi / 180
+GRAVITY = 9.8
+CART_MASS = 1.0
+POLE_MASS = 0.1
+HALF_POLE = 0.5
+FORCE = 10.0
+SECONDS = 0.02
+MAX_POSITION = 2.4
+MAX_ANGLE = 12 * np.pi / 180
 FIRST_RANGE = 0.05
 """The largest size of a number of the first state."""
 SCALE = 40
@@ -28,7 +34,8 @@ class HiddenVelocityCartPole(ArrayEnvironment):
     """
 
     name = "hidden-velocity-cartpole"
-    observations, actions = VectorSpace(2), DiscreteActions(2)
+    observations = VectorSpace(2)
+    actions = DiscreteActions(2)
 
     def __init__(self, rows: int, *, length: int = 500) -> None:
         self.longest = length
@@ -42,7 +49,9 @@ class HiddenVelocityCartPole(ArrayEnvironment):
     def _advance(self, actions: Array) -> Outcome:
         _, speed, angle, spin = self._state["motion"].T
         force = np.where(actions == 1, FORCE, -FORCE)
-        sine, cosine, mass = np.sin(angle), np.cos(angle), CART_MASS + POLE_MASS
+        sine = np.sin(angle)
+        cosine = np.cos(angle)
+        mass = CART_MASS + POLE_MASS
         push = (force + POLE_MASS * HALF_POLE * spin**2 * sine) / mass
         turn = (GRAVITY * sine - cosine * push) / (HALF_POLE * (4 / 3 - POLE_MASS * cosine**2 / mass))
         acceleration = push - POLE_MASS * HALF_POLE * turn * cosine / mass
@@ -63,7 +72,8 @@ class HiddenVelocityCartPole(ArrayEnvironment):
         picture[100] = INK
         picture[90:100, max(0, column - 15) : column + 15] = INK
         along = np.linspace(0, 2 * HALF_POLE * SCALE * 1.5, 200)
-        rows, columns = (90 - along * np.cos(angle)).astype(int), (column + along * np.sin(angle)).astype(int)
+        rows = (90 - along * np.cos(angle)).astype(int)
+        columns = (column + along * np.sin(angle)).astype(int)
         inside = (columns > 0) & (columns < picture.shape[1] - 2)
         for offset in (0, 1):
             picture[rows[inside], columns[inside] + offset] = MARK

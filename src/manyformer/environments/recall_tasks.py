@@ -11,7 +11,8 @@ from manyformer.errors import UserError
 from manyformer.spaces import DiscreteActions, VectorSpace
 from manyformer.type_aliases import IntArray
 
-SUITS, DECK = 4, 52
+SUITS = 4
+DECK = 52
 
 
 @final
@@ -24,7 +25,8 @@ class MemoryLengthTask(ArrayEnvironment):
     """
 
     name = "memory-length"
-    observations, actions = VectorSpace(3), DiscreteActions(2)
+    observations = VectorSpace(3)
+    actions = DiscreteActions(2)
     success_return = 1.0
 
     def __init__(self, rows: int, *, length: int = 60) -> None:
@@ -57,10 +59,12 @@ class RepeatPrevious(ArrayEnvironment):
     """
 
     name = "repeat-previous"
-    observations, actions = VectorSpace(SUITS), DiscreteActions(SUITS)
+    observations = VectorSpace(SUITS)
+    actions = DiscreteActions(SUITS)
 
     def __init__(self, rows: int, *, lag: int = 4, decks: int = 1) -> None:
-        self.lag, self.cards = lag, DECK * decks
+        self.lag = lag
+        self.cards = DECK * decks
         if lag >= self.cards:
             raise UserError(f"lag is {lag}, but {decks} decks have {self.cards} cards; it must be less")
         self.longest: int = self.cards - 1

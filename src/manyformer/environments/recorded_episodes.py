@@ -75,7 +75,8 @@ def write_data_set(name: str, trajectories: Trajectories, environment: VectorEnv
     from gymnasium.spaces import Box, Discrete, Space
     from minari.data_collector import EpisodeBuffer
 
-    space, actions = environment.observations, environment.actions
+    space = environment.observations
+    actions = environment.actions
     is_image = isinstance(space, PixelSpace)
     low, high = (0, 255) if is_image else (-np.inf, np.inf)
     observation_space = Box(low, high, space.shape, np.uint8 if is_image else np.float32)

@@ -22,7 +22,8 @@ class TMaze(ArrayEnvironment):
     memoryless policy has a return of 0.5 at best. Ni, Ma, Eysenbach and Bacon 2023 (arXiv:2307.03864), section 4.
     """
 
-    observations, actions = VectorSpace(2), DiscreteActions(4)
+    observations = VectorSpace(2)
+    actions = DiscreteActions(4)
     success_return = 0.5
     lead: int
     """The steps from the beginning of an episode to the oracle."""
@@ -35,13 +36,15 @@ class TMaze(ArrayEnvironment):
 
     def _first_state(self, seeds: IntArray) -> dict[str, Array]:
         goals = np.where(random_words(seeds, 0) >> np.uint64(63), 1, -1)
-        x, y = np.full(len(seeds), self.lead), np.zeros(len(seeds), np.int64)
+        x = np.full(len(seeds), self.lead)
+        y = np.zeros(len(seeds), np.int64)
         # -1 before the oracle is visited, then the step of the first visit
         return {"goal": goals, "x": x, "y": y, "oracle_step": np.where(x == 0, 0, -1)}
 
     def _advance(self, actions: Array) -> Outcome:
         state = self._state
-        x, y = state["x"] + _MOVES[actions, 0], state["y"] + _MOVES[actions, 1]
+        x = state["x"] + _MOVES[actions, 0]
+        y = state["y"] + _MOVES[actions, 1]
         # the corridor, or the cells above and below the junction
         allowed = ((y == 0) & (x >= 0) & (x <= self.junction)) | ((x == self.junction) & (abs(y) <= 1))
         state["x"], state["y"] = np.where(allowed, x, state["x"]), np.where(allowed, y, state["y"])

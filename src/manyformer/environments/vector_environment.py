@@ -17,7 +17,8 @@ Words = NDArray[np.uint64]
 """Random bits, 64 for each element."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_FIRST_FACTOR, _SECOND_FACTOR = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_FIRST_FACTOR = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND_FACTOR = np.uint64(0x94D049BB133111EB)
 _SEED_MASK = np.uint64((1 << 31) - 1)
 
 

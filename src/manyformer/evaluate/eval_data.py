@@ -26,7 +26,8 @@ from manyformer.tasks import Task
 from manyformer.train.run_folder import as_run
 from manyformer.type_aliases import LogFn
 
-DEFAULT_ROW, MAX_ROW = 512, 4096
+DEFAULT_ROW = 512
+MAX_ROW = 4096
 """Tokens in a row for a model alone: where it allows any number, and at most."""
 
 
@@ -75,7 +76,8 @@ class TrainedRun(NamedTuple):
         Raises UserError for a model without the data that it was trained on."""
         if not self.holds_data:
             raise UserError(f"{self.folder} holds a model without the data of a run: give a file, as with --data FILE")
-        run, cache = self.config, self.folder / "data"
+        run = self.config
+        cache = self.folder / "data"
         request = OpenRequest(
             run.batch.tokens, cache, run.seed, belongs_to_model=True, tokenizers=self.tokenizers, windows=windows
         )

@@ -71,7 +71,8 @@ def evaluate(
     if split is not None and data is not None:
         raise UserError("give either a split or data to score, not both")
     trained = open_run_or_model(run)
-    config, tokenizers = trained.config, trained.tokenizers
+    config = trained.config
+    tokenizers = trained.tokenizers
     model = wrap(trained.load_model(device, keywords))
     if windows is not None:
         model = window_reader(model, windows, config.data.row_length)
@@ -100,7 +101,11 @@ def score_model(
     on_progress: ProgressFn = lambda share: None,
 ) -> EvaluationResult:
     """Score a model on held-out data with the scores of the run's task, in inference mode."""
-    chosen, task = EvaluationSettings() if settings is None else settings, task_of_run(run)
+    if settings is None:
+        chosen = EvaluationSettings()
+    else:
+        chosen = settings
+    task = task_of_run(run)
     if (chosen.wanted or chosen.environment) and not task.plays_for_returns:
         raise UserError(f"wanted returns and an environment are for models of trajectories; this is {task.title}")
     if chosen.lengths and task.generates != "answer":

@@ -37,8 +37,10 @@ def predict(
     if top < 1:
         raise UserError(f"top is {top}; it must be at least 1")
     trained = open_run_or_model(run)
-    record, tokenizers = trained.config, trained.tokenizers
-    task, read_inputs = task_of_run(record), kind_of(record.data).unlabelled
+    record = trained.config
+    tokenizers = trained.tokenizers
+    task = task_of_run(record)
+    read_inputs = kind_of(record.data).unlabelled
     if task.command != "predict" or read_inputs is None:
         raise UserError(
             f"the run in {run} ({record.recipe}) predicts no labels, it is for {task.title}; "

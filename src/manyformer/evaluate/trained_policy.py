@@ -35,7 +35,8 @@ def open_policy(run: str | Path, device: str | None) -> TrainedPolicy:
         command = task_of_run(trained.config).command
         problem = f"{run} was trained on {data.kind}, not in an environment"
         raise UserError(f"{problem}; `manyformer {command}` uses its model")
-    trained = trained._replace(folder=folder) if is_checkpoint else trained
+    if is_checkpoint:
+        trained = trained._replace(folder=folder)
     # what is trained in an environment is a policy
     model: Any = trained.load_model(device)
     return TrainedPolicy(model, data.environment, data.options)

@@ -70,7 +70,9 @@ def first_recording(trained: TrainedRun, path: str) -> Float[Tensor, "1 f m"]:
         data = _read_recordings(trained, path, scratch_dir)
         batch: Any = next(iter(data.batches or ()))
         frames: Tensor = batch.features[:1]
-        return frames if batch.segments is None else frames[:, batch.segments[0] != PADDING_SEGMENT]
+        if batch.segments is None:
+            return frames
+        return frames[:, batch.segments[0] != PADDING_SEGMENT]
 
 
 def _read_recordings(trained: TrainedRun, path: str, scratch_dir: Path) -> UnlabelledData:
@@ -86,6 +88,7 @@ def _write(trained: TrainedRun, model: Any, batch: Any, beam: int) -> list[tuple
     if task_of_run(trained.config).generates is None:
         transcripts = model.transcribe(batch.features, batch.segments, beam=beam)
         return [(tokenizer.decode(labels), log_probability) for labels, log_probability in transcripts]
-    sources, decoding = SourceBatch(batch.features, batch.segments), decoding_from_options(beam=beam)
+    sources = SourceBatch(batch.features, batch.segments)
+    decoding = decoding_from_options(beam=beam)
     rows = answer_sources(model, sources, tokenizer=(tokenizer, tokenizer), decoding=decoding).rows
     return [(row[0].text or "", row[0].score or 0.0) for row in rows]

@@ -17,10 +17,12 @@ class WindowReader(Model[CausalLMBatch]):
 
     def __init__(self, model: Model[CausalLMBatch], length: int) -> None:
         super().__init__()
-        self.model, self.length = model, length
+        self.model = model
+        self.length = length
 
     def score(self, batch: CausalLMBatch, *, state: State = None) -> BatchScore:
-        scores, state = list[BatchScore](), self.model.init_state(len(batch.tokens))
+        scores = list[BatchScore]()
+        state = self.model.init_state(len(batch.tokens))
         for piece in batch.in_pieces(self.length):
             scores.append(self.model.score(piece, state=state))
             state = scores[-1].state
@@ -33,11 +35,16 @@ def window_reader(model: Model, windows: ContextWindows, row_length: int) -> Mod
     Raises UserError for a context that is longer than the model allows.
     """
     check_context(model, windows, row_length)
-    return WindowReader(model, row_length) if model.carries_state else model
+    if model.carries_state:
+        return WindowReader(model, row_length)
+    return model
 
 
 def check_context(model: Model, windows: ContextWindows, row_length: int) -> None:
     """Raise UserError for a context that is longer than the model, with a memory after `row_length` tokens, allows."""
-    at_once = min(windows.context, row_length) if model.carries_state else windows.context
+    if model.carries_state:
+        at_once = min(windows.context, row_length)
+    else:
+        at_once = windows.context
     if model.max_length is not None and at_once > model.max_length:
         raise UserError(f"the context ({windows.context}) must be at most {model.max_length}, the model's max_length")

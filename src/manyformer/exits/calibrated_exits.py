@@ -24,7 +24,9 @@ def use_calibration(model: Model, file: str | Path, decoding: Decoding) -> None:
             "this one; calibrate this model"
         )
     if difference := _decoding_difference(decoding, calibration.max_new):
-        limit = "as many new tokens as by default" if calibration.max_new is None else f"max_new {calibration.max_new}"
+        limit = "as many new tokens as by default"
+        if calibration.max_new is not None:
+            limit = f"max_new {calibration.max_new}"
         raise UserError(
             f"{path} holds for greedy decoding with {limit}, and this is {difference}: decode greedily with {limit}, "
             "or without the calibration"
@@ -44,4 +46,6 @@ def _decoding_difference(decoding: Decoding, max_new: int | None) -> str | None:
         return f"max_new {'by default' if decoding.max_new is None else decoding.max_new}"
     options = {"processors": (), "stop": (), "stop_ids": None, "ban": None}
     changed = [name for name, default in options.items() if getattr(decoding, name) != default]
-    return f"decoding with {changed[0]} {getattr(decoding, changed[0])}" if changed else None
+    if changed:
+        return f"decoding with {changed[0]} {getattr(decoding, changed[0])}"
+    return None

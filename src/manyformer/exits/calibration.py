@@ -67,7 +67,9 @@ class ThresholdCalibration(FileRecord):
         loss = f"distance (1 - {self.measure}) from the full model's text"
         if self.risk == "quality":
             loss = f"loss against the full model in {self.measure} with the reference"
-        limit = "" if self.max_new is None else f" with at most {self.max_new} new tokens"
+        limit = ""
+        if self.max_new is not None:
+            limit = f" with at most {self.max_new} new tokens"
         return (
             f"with probability at least {self.confidence:g} over the draw of {self.documents:,} documents "
             f"({self.prompts:,} prompt{'s' * (self.prompts > 1)}, from {self.source}), the expected {loss} is at most "

@@ -49,7 +49,10 @@ def exit_threshold(model: Model, threshold: ThresholdValues | None) -> Iterator[
     """
     stack = early_exit_stack(model)
     rule = stack.rule
-    stack.rule = NeverExit() if threshold is None else rule_at_threshold(stack, threshold)
+    if threshold is None:
+        stack.rule = NeverExit()
+    else:
+        stack.rule = rule_at_threshold(stack, threshold)
     try:
         yield
     finally:
@@ -58,7 +61,10 @@ def exit_threshold(model: Model, threshold: ThresholdValues | None) -> Iterator[
 
 def rule_at_threshold(stack: EarlyExit, threshold: ThresholdValues) -> ExitRule:
     """A copy of the stack's exit rule with another threshold and the same weights."""
-    values = (float(threshold),) * (stack.depth - 1) if isinstance(threshold, float | int) else tuple(threshold)
+    if isinstance(threshold, float | int):
+        values = (float(threshold),) * (stack.depth - 1)
+    else:
+        values = tuple(threshold)
     if len(values) != stack.depth - 1:
         raise UserError(f"{len(values)} thresholds for {stack.depth - 1} layers with an exit; give one for each layer")
     return stack.rule.at_thresholds(values)

@@ -17,7 +17,8 @@ from manyformer.evaluate.eval_data import TrainedRun, open_run, task_of_run
 from manyformer.exits.early_decoding import DecodingWorkload
 from manyformer.type_aliases import IntArray
 
-PROMPT_TOKENS, NEW_TOKENS = 32, 32
+PROMPT_TOKENS = 32
+NEW_TOKENS = 32
 """Default lengths for language models: prompt tokens taken from a text, and new tokens to generate."""
 
 
@@ -83,9 +84,15 @@ def load_calibration_prompts(
                 "with data.test"
             )
         prompts = {prompt.document: prompt for prompt in reversed(list(_prompts(trained, held_out)))}
-        dependent = set() if held_out.text is None else _dependent_documents(trained, held_out.text)
+        if held_out.text is None:
+            dependent = set()
+        else:
+            dependent = _dependent_documents(trained, held_out.text)
         independent = [prompt for document, prompt in sorted(prompts.items()) if document not in dependent]
-        source = held_out.name if data is not None else f"test of {trained.folder}"
+        if data is not None:
+            source = held_out.name
+        else:
+            source = f"test of {trained.folder}"
         if left_out := len(prompts) - len(independent):
             source = f"{source}, {left_out:,} left out as they are in other data of the run or copies of others"
         return _prompt_set(trained, independent, count, max_new, rows, device, source)
@@ -105,7 +112,9 @@ def _prompt_set(
     is_translation = task_of_run(trained.config).takes_source
     limit = NEW_TOKENS if max_new is None and not is_translation else max_new
     workload = DecodingWorkload(model, [prompt.text for prompt in chosen], limit, rows)
-    references = [prompt.reference for prompt in chosen] if is_translation else None
+    references = None
+    if is_translation:
+        references = [prompt.reference for prompt in chosen]
     return PromptSet(workload, references, [prompt.document for prompt in chosen], source)
 
 
@@ -119,7 +128,10 @@ def _prompts(trained: TrainedRun, data: EvaluationData) -> Iterator[_Prompt]:
         return
     if task.generates != "continuation" or data.batches is None:
         raise UserError(f"a {trained.config.recipe} does not generate text, so it has no early exits to decode with")
-    texts = _sequences(data.batches) if data.text is None else _documents(data.text)
+    if data.text is None:
+        texts = _sequences(data.batches)
+    else:
+        texts = _documents(data.text)
     for document, tokens in texts:
         for start in range(0, len(tokens), PROMPT_TOKENS + NEW_TOKENS):
             text = trained.tokenizers.source.decode(tokens[start : start + PROMPT_TOKENS])
@@ -151,7 +163,8 @@ def _dependent_documents(trained: TrainedRun, text: TokenShard) -> set[int]:
             f"the data of {trained.folder} is missing, so that nobody knows whether the model has seen these texts: "
             f"repeat the run's train command, or copy {trained.folder / 'data'}"
         )
-    dependent, contents = set[int](), set[bytes]()
+    dependent = set[int]()
+    contents = set[bytes]()
     for document, tokens in _documents(text):
         content = tokens.tobytes()
         if content in contents:

@@ -172,4 +172,6 @@ def _bleu(texts: Sequence[str], references: Sequence[str] | None, tokenize: str 
 
 
 def _quality(point: ThresholdPoint) -> float:
-    return point.consistency if point.bleu is None else point.bleu
+    if point.bleu is None:
+        return point.consistency
+    return point.bleu

@@ -9,13 +9,15 @@ TextDistance = Literal["rouge-l", "token-f1"]
 
 def rouge_l_distance(text: str, reference: str) -> float:
     """1 - ROUGE-L (Lin 2004), where ROUGE-L is the F1 score of the longest common subsequence of words."""
-    a, b = text.split(), reference.split()
+    a = text.split()
+    b = reference.split()
     return _f1_distance(_lcs_length(a, b), len(a), len(b))
 
 
 def token_f1_distance(text: str, reference: str) -> float:
     """1 - F1 of the words that the texts share in any order (Rajpurkar et al. 2016, without their normalization)."""
-    a, b = text.split(), reference.split()
+    a = text.split()
+    b = reference.split()
     return _f1_distance((Counter(a) & Counter(b)).total(), len(a), len(b))
 
 
@@ -27,7 +29,9 @@ DISTANCES: dict[TextDistance, Callable[[str, str], float]] = {
 
 def _f1_distance(common: int, length_a: int, length_b: int) -> float:
     """1 - F1 of `common` items out of two lists of these lengths; 0 for two empty lists."""
-    return 1 - 2 * common / (length_a + length_b) if length_a + length_b else 0.0
+    if length_a + length_b:
+        return 1 - 2 * common / (length_a + length_b)
+    return 0.0
 
 
 def _lcs_length(a: list[str], b: list[str]) -> int:

@@ -53,10 +53,12 @@ class ClampedSwiGLU(nn.Module):
 
     def __init__(self, slope: float = 1.702, limit: float = 7.0) -> None:
         super().__init__()
-        self.slope, self.limit = slope, limit
+        self.slope = slope
+        self.limit = limit
 
     def forward(self, gate: Float[Tensor, "n m"], up: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
-        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        gate = gate.clamp(max=self.limit)
+        up = up.clamp(-self.limit, self.limit)
         return (up + 1) * gate * torch.sigmoid(self.slope * gate)
 
     def extra_repr(self) -> str:

@@ -55,13 +55,19 @@ class MixtureOfExperts(Layer):
             raise ValueError(f"the router has {router.num_experts} experts, and there are {experts.num_experts}")
         if capacity_factor is not None and not capacity_factor > 0:
             raise ValueError(f"MixtureOfExperts: capacity_factor ({capacity_factor}) must be above 0")
-        self.router, self.experts, self.shared = router, experts, shared
-        self.losses, self.capacity_factor = tuple(losses), capacity_factor
+        self.router = router
+        self.experts = experts
+        self.shared = shared
+        self.losses = tuple(losses)
+        self.capacity_factor = capacity_factor
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         ctx.watch(self, "input", x)
         places = _token_places(ctx.positions, x)
-        tokens = x.flatten(0, 1) if places is None else x.flatten(0, 1).index_select(0, places)
+        if places is None:
+            tokens = x.flatten(0, 1)
+        else:
+            tokens = x.flatten(0, 1).index_select(0, places)
         routing = self.router(tokens)
         # the number of a static step's experts is not the host's to read, on whatever device
         host_reads = reads_are_free(x) and not isinstance(ctx.positions.layout, StepLayout)
@@ -99,7 +105,8 @@ class ScalarGate(Layer):
 
     def __init__(self, inner: Layer, dim: int) -> None:
         super().__init__()
-        self.inner, self.gate = inner, nn.Linear(dim, 1, bias=False)
+        self.inner = inner
+        self.gate = nn.Linear(dim, 1, bias=False)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         y, state, loss = self.inner(x, ctx, state)
@@ -111,7 +118,9 @@ def _token_places(positions: TokenPositions, x: Float[Tensor, "b l d"]) -> Int[T
     layout = positions.layout
     if isinstance(layout, ContiguousLayout | StepLayout):
         return None
-    count = layout.token_count if isinstance(layout, PackedLayout) else None
+    count = None
+    if isinstance(layout, PackedLayout):
+        count = layout.token_count
     return places_of((positions.segment_ids != PADDING_SEGMENT).expand(x.shape[:2]).flatten(), count)
 
 

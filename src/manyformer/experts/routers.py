@@ -71,7 +71,10 @@ class SoftmaxRouter(Router):
     ) -> None:
         super().__init__()
         _check_counts(num_experts, per_token, weighting)
-        self.num_experts, self.per_token, self.weighting, self.jitter = num_experts, per_token, weighting, jitter
+        self.num_experts = num_experts
+        self.per_token = per_token
+        self.weighting = weighting
+        self.jitter = jitter
         self.proj = nn.Linear(dim, num_experts, bias=bias)
 
     def forward(self, x: Float[Tensor, "n d"]) -> Routing:
@@ -116,9 +119,14 @@ class SigmoidRouter(Router):
                 f"SigmoidRouter: {per_token} experts must fit into {groups_per_token} groups per token, of {groups} "
                 f"groups of {num_experts // groups} experts"
             )
-        self.num_experts, self.per_token, self.weighting, self.scale = num_experts, per_token, weighting, scale
-        self.groups, self.groups_per_token = groups, groups_per_token
-        self.proj, self.selection_bias = nn.Linear(dim, num_experts, bias=False), selection_bias
+        self.num_experts = num_experts
+        self.per_token = per_token
+        self.weighting = weighting
+        self.scale = scale
+        self.groups = groups
+        self.groups_per_token = groups_per_token
+        self.proj = nn.Linear(dim, num_experts, bias=False)
+        self.selection_bias = selection_bias
 
     def forward(self, x: Float[Tensor, "n d"]) -> Routing:
         logits = _router_logits(self.proj, x)
@@ -139,7 +147,9 @@ class SigmoidRouter(Router):
         return scores.topk(self.per_token).indices
 
     def extra_repr(self) -> str:
-        groups = f", from {self.groups_per_token} of {self.groups} groups" if self.groups > 1 else ""
+        groups = ""
+        if self.groups > 1:
+            groups = f", from {self.groups_per_token} of {self.groups} groups"
         return f"{self.per_token} of {self.num_experts}{groups}, weighting={self.weighting}, scale={self.scale}"
 
 
@@ -155,8 +165,10 @@ class RandomSecondRouter(Router):
         super().__init__()
         if not threshold > 0:
             raise ValueError(f"RandomSecondRouter: threshold ({threshold}) must be above 0")
-        self.inner, self.threshold = inner, threshold
-        self.num_experts, self.per_token = inner.num_experts, inner.per_token
+        self.inner = inner
+        self.threshold = threshold
+        self.num_experts = inner.num_experts
+        self.per_token = inner.per_token
 
     def forward(self, x: Float[Tensor, "n d"]) -> Routing:
         routing = self.inner(x)
@@ -183,7 +195,9 @@ def _router_logits(proj: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _weights(scores: Float[Tensor, "n k"], weighting: ExpertWeighting) -> Float[Tensor, "n k"]:
-    return scores if weighting == "scores" else scores / (scores.sum(-1, keepdim=True) + EPSILON)
+    if weighting == "scores":
+        return scores
+    return scores / (scores.sum(-1, keepdim=True) + EPSILON)
 
 
 def _check_counts(num_experts: int, per_token: int, weighting: ExpertWeighting) -> None:

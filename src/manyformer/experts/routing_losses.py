@@ -36,7 +36,10 @@ class LoadBalanceLoss(RoutingLoss):
 
     def __call__(self, routing: Routing, documents: Int[Tensor, " n"]) -> Float[Tensor, ""]:
         tokens, num_experts = routing.probabilities.shape
-        total = tokens * routing.experts.shape[1] if self.scale == "assignments" else tokens
+        if self.scale == "assignments":
+            total = tokens * routing.experts.shape[1]
+        else:
+            total = tokens
         load = routing.load().to(routing.probabilities.dtype) / total
         return self.weight * num_experts * (load * routing.probabilities.mean(0)).sum()
 
@@ -52,10 +55,15 @@ class SequenceBalanceLoss(RoutingLoss):
     weight: float = 1e-4
 
     def __call__(self, routing: Routing, documents: Int[Tensor, " n"]) -> Float[Tensor, ""]:
-        probabilities, per_token = routing.probabilities, routing.experts.shape[1]
-        num_experts, last = probabilities.shape[1], documents.max()
+        probabilities = routing.probabilities
+        per_token = routing.experts.shape[1]
+        num_experts = probabilities.shape[1]
+        last = documents.max()
         # where reading their number takes long, as many as there could be, of which the others are empty
-        num_documents = int(last) + 1 if reads_are_free(documents) else len(documents)
+        if reads_are_free(documents):
+            num_documents = int(last) + 1
+        else:
+            num_documents = len(documents)
         lengths = count_values(documents, num_documents).clamp(min=1)[:, None].to(probabilities.dtype)
         cells = documents[:, None] * num_experts + routing.experts.clamp(min=0)
         is_assigned = (routing.experts >= 0).to(wide_dtype(cells.device))

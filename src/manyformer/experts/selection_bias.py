@@ -50,7 +50,8 @@ class SelectionBias(nn.Module, PostStepUpdate):
     def after_step(self, step: int) -> None:
         if self._load is None:
             return
-        load, self._load = self._load, None
+        load = self._load
+        self._load = None
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(load)
         self.bias.add_((load.mean() - load).sign(), alpha=self.rate)

@@ -101,7 +101,9 @@ def _error_number(error: OSError | SafetensorError) -> int:
         return error.errno or 0
     # safetensors tells errors of its files as text
     match = re.search(r"os error (\d+)", str(error))
-    return int(match.group(1)) if match else 0
+    if match:
+        return int(match.group(1))
+    return 0
 
 
 def make_folder(folder: Path) -> Path:
@@ -174,7 +176,9 @@ def _draft(path: Path) -> Iterator[Path]:
     with report_not_written(path):
         if path.exists() and not path.is_file():
             # a rename would put a file in the place of a device
-            reason = _OTHER_ERRORS[errno.EISDIR] if path.is_dir() else "there is a device or pipe of that name"
+            reason = "there is a device or pipe of that name"
+            if path.is_dir():
+                reason = _OTHER_ERRORS[errno.EISDIR]
             raise NotWritable(f"{reason}: {path} could not be written", reason)
         draft = draft_path(path)
     try:

@@ -14,4 +14,6 @@ def special_kind(path: Path) -> str | None:
         return None
     if stat.S_ISFIFO(mode):
         return "a pipe, which can be read only once"
-    return "a socket" if stat.S_ISSOCK(mode) else "a device"
+    if stat.S_ISSOCK(mode):
+        return "a socket"
+    return "a device"

@@ -32,7 +32,9 @@ class JsonLines(Generic[RecordT]):
     def __init__(self, path: Path, kind: type[RecordT], title: str) -> None:
         self.path = path
         self.entries: dict[str, RecordT] = {}
-        text = read_bounded(path, MAX_LINES_BYTES) if path.exists() else b""
+        text = b""
+        if path.exists():
+            text = read_bounded(path, MAX_LINES_BYTES)
         complete, _, rest = text.rpartition(b"\n")
         for number, line in enumerate(complete.split(b"\n") if complete else [], start=1):
             location = f"{path}:{number}"

@@ -34,7 +34,9 @@ MAX_INT = (1 << 63) - 1
 NUMBER_ERRORS = {"float_type", "float_parsing", "int_type"}
 """The kinds of validation errors of text in the place of a number."""
 
-VERSION_FIELD, FORMAT_FIELD, SUM_FIELD = "manyformer", "format", "sum"
+VERSION_FIELD = "manyformer"
+FORMAT_FIELD = "format"
+SUM_FIELD = "sum"
 
 
 class DamagedFile(UserError):
@@ -95,9 +97,12 @@ class FileRecord(BaseModel):
             raise DamagedFile(f"{path} is damaged: it is not {cls.title}")
         expected = content.pop(SUM_FIELD, None)
         actual = _content_sum(content)
-        number, version = content.pop(FORMAT_FIELD, None), content.pop(VERSION_FIELD, None)
+        number = content.pop(FORMAT_FIELD, None)
+        version = content.pop(VERSION_FIELD, None)
         if type(number) is not int or number != cls.format_number:
-            by = f" by manyformer {version!r:.40}" if isinstance(version, str) else ""
+            by = ""
+            if isinstance(version, str):
+                by = f" by manyformer {version!r:.40}"
             message = f"{path} was written in format {number!r:.40}{by}"
             raise UserError(f"{message}; this version of manyformer reads format {cls.format_number} of {cls.title}")
         if expected not in (None, actual):
@@ -197,5 +202,10 @@ def _first_problem(error: ValueError) -> str:
     details = error.errors(include_url=False)[0]
     field = ".".join(f"{part:.40}" if isinstance(part, str) else str(part) for part in details["loc"])
     message = details["msg"].removeprefix("Value error, ")
-    shown = "" if isinstance(details["input"], Mapping | list) else f", got {details['input']!r:.60}"
-    return f"{field}: {message[:1].lower()}{message[1:]}{shown}" if field else f"{message}{shown}"
+    if isinstance(details["input"], Mapping | list):
+        shown = ""
+    else:
+        shown = f", got {details['input']!r:.60}"
+    if field:
+        return f"{field}: {message[:1].lower()}{message[1:]}{shown}"
+    return f"{message}{shown}"

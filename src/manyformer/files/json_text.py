@@ -51,13 +51,17 @@ def with_named_numbers(value: Any) -> Any:
 def _name_of(number: float) -> str:
     if math.isnan(number):
         return "NaN"
-    return "Infinity" if number > 0 else "-Infinity"
+    if number > 0:
+        return "Infinity"
+    return "-Infinity"
 
 
 def _replaced(value: Any, replacement: Callable[[float], str | None]) -> Any:
     """A copy of `value` with another value in the place of each number that is not finite."""
     if isinstance(value, float):
-        return value if math.isfinite(value) else replacement(value)
+        if math.isfinite(value):
+            return value
+        return replacement(value)
     if isinstance(value, Mapping):
         return {_replaced(key, _name_of): _replaced(part, replacement) for key, part in value.items()}
     if isinstance(value, list | tuple):

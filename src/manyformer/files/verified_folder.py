@@ -61,7 +61,8 @@ class VerifiedFolder:
     """
 
     def __init__(self, folder: Path, sums: Mapping[str, FileSum]) -> None:
-        self.folder, self.sums = folder, sums
+        self.folder = folder
+        self.sums = sums
 
     @classmethod
     def open(cls, folder: Path) -> "VerifiedFolder":
@@ -71,7 +72,9 @@ class VerifiedFolder:
     @classmethod
     def of(cls, folder: "Path | VerifiedFolder") -> "VerifiedFolder":
         """`open`, and a folder that is open already as it is."""
-        return folder if isinstance(folder, VerifiedFolder) else cls.open(folder)
+        if isinstance(folder, VerifiedFolder):
+            return folder
+        return cls.open(folder)
 
     def __contains__(self, name: str) -> bool:
         return name in self.sums
@@ -104,7 +107,8 @@ class VerifiedFolder:
         remembered = self._remembered()
         original = dict(remembered)
         for name in names:
-            path, (size, digest) = self.folder / name, self.sums[name]
+            path = self.folder / name
+            size, digest = self.sums[name]
             current = _VerifiedFile(_file_state(path, size), digest)
             verified = remembered.get(name, current)
             if name not in remembered or verified[:2] != current[:2]:

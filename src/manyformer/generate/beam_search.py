@@ -41,9 +41,12 @@ class BeamSearch:
     """
 
     def __init__(self, batch: DecodeBatch, settings: BeamSettings, tokenizer: TokenizerProtocol | None) -> None:
-        self.batch, self.settings, self.tokenizer = batch, settings, tokenizer
+        self.batch = batch
+        self.settings = settings
+        self.tokenizer = tokenizer
         prompts, self.prompt_length = batch.tokens.shape
-        device, max_new = batch.tokens.device, max(batch.limits)
+        device = batch.tokens.device
+        max_new = max(batch.limits)
         self.stop_ids = torch.tensor(batch.stop_ids, device=device, dtype=torch.long)
         self.limits = torch.tensor(batch.limits, device=device)
         # the penalty of each length from 0 on, computed once, so that no step moves data to the device
@@ -59,13 +62,15 @@ class BeamSearch:
         self.is_open = torch.ones(prompts, dtype=torch.bool, device=device)
         self.readback_interval = readback_interval(device)
         self.logits_fns: list[LogitsFn] = []
-        self.column, self.is_done = self.prompt_length, False
+        self.column = self.prompt_length
+        self.is_done = False
         self.finished_by_prompt: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self.new_tokens = self.cache_bytes = 0
 
     def advance(self) -> list[StreamPiece]:
         """Extend every unfinished sequence by one token; returns no pieces, as hypotheses are final only at the end."""
-        column, length = self.column, self.column - self.prompt_length + 1
+        column = self.column
+        length = self.column - self.prompt_length + 1
         if length == 1:
             logits, self.logits_fns = self.batch.read_prompts(self.settings.width)
             self.cache_bytes = self.batch.feed.cache_bytes
@@ -98,7 +103,9 @@ class BeamSearch:
     def _hypothesis(self, tokens: list[int], score: float) -> Hypothesis:
         has_stop_id = tokens[-1] in self.batch.stop_ids
         tokens = tokens[:-1] if has_stop_id else tokens
-        text = None if self.tokenizer is None else self.tokenizer.decode(tokens)
+        text = None
+        if self.tokenizer is not None:
+            text = self.tokenizer.decode(tokens)
         return Hypothesis(tokens, text, score, "end" if has_stop_id else "limit")
 
     def _best_continuations(self, logits: Float[Tensor, "r v"], history: Int[Tensor, "r t"]) -> BeamCandidates:
@@ -106,7 +113,8 @@ class BeamSearch:
         log_probs = logits.log_softmax(-1, dtype=torch.float32)
         for process in self.logits_fns:
             log_probs = process(log_probs, history)
-        vocab, width = log_probs.shape[-1], self.settings.width
+        vocab = log_probs.shape[-1]
+        width = self.settings.width
         if self.batch.forced is not None:
             step = history.shape[1] - self.prompt_length + 1
             log_probs = self.batch.forced(log_probs, step, self.limits.repeat_interleave(width))
@@ -131,7 +139,8 @@ class BeamSearch:
         self.finished = FinishedBeams(score, tokens.take_along_dim(order[..., None], 1), lengths.gather(1, order))
 
     def _can_improve(self, length: int) -> Bool[Tensor, " b"]:
-        penalty, final_penalty = self.penalties[length], self.penalties[self.limits]
+        penalty = self.penalties[length]
+        final_penalty = self.penalties[self.limits]
         scores = BeamScores(self.live_scores[:, 0], self.finished.score, self.settings.best, penalty, final_penalty)
         return self.settings.stopping.can_improve(scores)
 

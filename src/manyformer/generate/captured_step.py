@@ -94,14 +94,17 @@ class CapturedStep:
         engine: GraphEngine,
         weights: Iterable[Tensor] = (),
     ) -> None:
-        self.tokens, self.state, self.replays = tokens.clone(), state, 0
+        self.tokens = tokens.clone()
+        self.state = state
+        self.replays = 0
         self.memory = tree_map(lambda tensor: tensor.clone(memory_format=torch.contiguous_format), memory)
         self._step: StaticStepFn | None = step
         with engine.side_stream():
             for _ in range(WARM_UPS):
                 # caches are written at the place that the state names, which stays as it is
                 check_form(self.state, self._run_step()[1])
-        self._graph, outer = engine.graph(), OuterTensors()
+        self._graph = engine.graph()
+        outer = OuterTensors()
         with engine.capture(self._graph), outer:
             self.logits, next_state = self._run_step()
             self._addresses = addresses_of(outer.tensors)
@@ -112,7 +115,9 @@ class CapturedStep:
 
     def __call__(self, tokens: Int[Tensor, "b 1"]) -> Float[Tensor, "b 1 v"]:
         self.tokens.copy_(tokens)
-        expected = self._run_step()[0] if self.replays < CHECKED_REPLAYS else None
+        expected = None
+        if self.replays < CHECKED_REPLAYS:
+            expected = self._run_step()[0]
         logits = self._replay()
         if expected is not None:
             difference = logits_difference(logits, expected)
@@ -146,7 +151,9 @@ class CapturedStep:
         if addresses_of(outer.tensors) != self._addresses:
             return None
         logits = self._replay()
-        return None if logits_difference(logits, expected) else logits
+        if logits_difference(logits, expected):
+            return None
+        return logits
 
     def _run_step(self) -> tuple[Tensor, StaticModelState]:
         assert self._step is not None
@@ -219,17 +226,18 @@ def own_buffers(state: State, in_use: State = None) -> State:
         storage = tensor.untyped_storage().data_ptr()
         is_shared = storage in storages or (tensor.numel() > 1 and 0 in tensor.stride())
         storages.add(storage)
-        return tensor.clone(memory_format=torch.contiguous_format) if is_shared else tensor
+        if is_shared:
+            return tensor.clone(memory_format=torch.contiguous_format)
+        return tensor
 
     return tree_map(own, state)
 
 
 def logits_difference(logits: Tensor, expected: Tensor) -> str:
     """How logits differ by more than rounding, "" if they do not."""
-    difference, largest = float((logits - expected).abs().max()), float(expected.abs().max())
+    difference = float((logits - expected).abs().max())
+    largest = float(expected.abs().max())
     tolerance = max(TOLERANCES.get(tensor.dtype, HALF_TOLERANCE) for tensor in (logits, expected))
-    return (
-        ""
-        if difference <= tolerance * largest
-        else f"logits that are {difference:.1e} apart, the largest being {largest:.1e}"
-    )
+    if difference <= tolerance * largest:
+        return ""
+    return f"logits that are {difference:.1e} apart, the largest being {largest:.1e}"

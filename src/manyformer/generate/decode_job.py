@@ -78,14 +78,23 @@ class DecodeJob:
             raise UserError("stop strings need a tokenizer: give tokenizer=, or stop_ids")
         if streaming and isinstance(decoding.choice, BeamSettings):
             raise UserError("beam search selects its hypotheses only at the end, so there is nothing to stream")
-        self.model, self.prompts, self.decoding, self.batch_size = model, prompts, decoding, batch_size
-        self.limits = prompts.new_token_limits(model, decoding) if limits is None else limits
+        self.model = model
+        self.prompts = prompts
+        self.decoding = decoding
+        self.batch_size = batch_size
+        if limits is None:
+            self.limits = prompts.new_token_limits(model, decoding)
+        else:
+            self.limits = limits
         self.cache_refusal = cache_refusal(model, use_cache=decoding.use_cache)
         self.special = special_tokens(model, tokenizer, decoding)
         self.reading = TextReading(tokenizer, decoding.stop, streaming)
         self.answers: list[tuple[Hypothesis, ...]] = []
         self.seeds: list[int] = []
-        self.seconds, self.new_tokens, self.cache_bytes, self.steps = 0.0, 0, 0, ""
+        self.seconds = 0.0
+        self.new_tokens = 0
+        self.cache_bytes = 0
+        self.steps = ""
         if self.cache_refusal is not None and decoding.step_path in ("static", "graph"):
             raise UserError(f"step_path is {decoding.step_path}, but this model has no cache{self.cache_refusal}")
 
@@ -98,18 +107,25 @@ class DecodeJob:
     @property
     def stats(self) -> GenerationStats:
         steps = f", {self.steps}" if self.steps else ""
-        cache = f"with cache{steps}" if self.cache_refusal is None else f"without cache{self.cache_refusal}"
-        prompts, prompt_tokens = len(self.prompts), self.prompts.token_count
+        if self.cache_refusal is None:
+            cache = f"with cache{steps}"
+        else:
+            cache = f"without cache{self.cache_refusal}"
+        prompts = len(self.prompts)
+        prompt_tokens = self.prompts.token_count
         return GenerationStats(prompts, prompt_tokens, self.new_tokens, self.seconds, self.cache_bytes, cache)
 
     @property
     def _model_name(self) -> str:
         spec: ModelSpec | None = getattr(self.model, "spec", None)
-        return type(self.model).__name__ if spec is None else spec.recipe
+        if spec is None:
+            return type(self.model).__name__
+        return spec.recipe
 
     def _memory_use(self, start: int) -> tuple[str, str]:
         """What the decoding of a batch is called if the memory does not suffice, and what makes it smaller."""
-        rows, limit = min(self.batch_size, len(self.prompts) - start), max(self.limits)
+        rows = min(self.batch_size, len(self.prompts) - start)
+        limit = max(self.limits)
         sequences = getattr(self.decoding.choice, "width", getattr(self.decoding.choice, "samples", 1))
         work = f"in the decoding of {rows} prompts with {sequences} sequences each, of up to {limit:,} new tokens"
         return work, "make the beam, the samples, the batch or max_new smaller"
@@ -141,19 +157,24 @@ class DecodeJob:
 
     def _make_batch(self, batch_rows: slice) -> DecodeBatch:
         """Make the batch of these rows; an encoder-decoder encodes its sources here."""
-        limits, banned_ids = self.limits[batch_rows], self.special.banned_ids
+        limits = self.limits[batch_rows]
+        banned_ids = self.special.banned_ids
         processors = self.decoding.processors
         if banned_ids:
             processors = (BanTokensProcessor(banned_ids), *processors)
         tokens, source = self.prompts.batch(self.model, batch_rows, self.special.bos or 0)
         capacity = tokens.shape[1] + max(limits)
         # beam search copies the state at every step, and a reserved capacity would be copied with it
-        reserved = None if isinstance(self.decoding.choice, BeamSettings) else capacity
-        feed: LogitsFeed = (
-            step_feed(CachedFeed(self.model, source, len(tokens), reserved), capacity, self.decoding.step_path)
-            if self.cache_refusal is None
-            else UncachedFeed(self.model, source)
-        )
+        if isinstance(self.decoding.choice, BeamSettings):
+            reserved = None
+        else:
+            reserved = capacity
+        if self.cache_refusal is None:
+            feed: LogitsFeed = step_feed(
+                CachedFeed(self.model, source, len(tokens), reserved), capacity, self.decoding.step_path
+            )
+        else:
+            feed = UncachedFeed(self.model, source)
         return DecodeBatch(feed, tokens, limits, self.special.stop_ids, processors, self.special.forced)
 
     def _make_decoder(self, batch: DecodeBatch) -> StepwiseDecoder | BeamSearch:

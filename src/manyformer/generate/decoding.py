@@ -69,7 +69,9 @@ class Decoding:
             raise UserError(f"step_path is {self.step_path}, but without a cache there are no steps: leave out one")
         ignored_processors = [type(processor).__name__ for processor in self.processors if processor.sampling]
         if ignored_processors and not isinstance(self.choice, SampledChoice):
-            method = "beam search" if isinstance(self.choice, BeamSettings) else "greedy decoding"
+            method = "greedy decoding"
+            if isinstance(self.choice, BeamSettings):
+                method = "beam search"
             processor = ignored_processors[0]
             raise UserError(f"{method} takes the likeliest tokens, so {processor} would change nothing: leave it out")
 
@@ -133,11 +135,15 @@ def _token_choice(values: dict[str, Any]) -> TokenChoice:
             raise UserError(f"beam search does not sample: leave out {sampling_options[0]}, or leave out beam")
         return BeamSettings(values["beam"], GNMTPenalty(values.get("length_penalty", 0.6)), values.get("best", 1))
     if "length_penalty" in values or values.get("best", 1) != 1:
-        option = "length_penalty" if "length_penalty" in values else "best"
+        option = "best"
+        if "length_penalty" in values:
+            option = "length_penalty"
         raise UserError(f"{option} is for beam search: give beam as well")
     if values.get("temperature") == 0:
         if sampling_options not in ([], ["seed"]):
             message = f"leave out {sampling_options[0]} or raise temperature"
             raise UserError(f"temperature 0 always takes the likeliest token: {message}")
         return GreedyChoice()
-    return SampledChoice(values.get("seed"), values.get("samples", 1)) if sampling_options else GreedyChoice()
+    if sampling_options:
+        return SampledChoice(values.get("seed"), values.get("samples", 1))
+    return GreedyChoice()

@@ -43,7 +43,8 @@ def generate(
     from_options = decoding_from_options(**options)
     if decoding is not None and from_options != decoding_from_options():
         raise UserError("give either decoding= or single settings, not both")
-    decoding, streaming = from_options if decoding is None else decoding, on_piece is not None
+    decoding = from_options if decoding is None else decoding
+    streaming = on_piece is not None
     job = _decode_job(model, prompts, decoding, tokenizer, batch, begin=begin, streaming=streaming)
     for piece in job:
         if on_piece is not None:

@@ -23,7 +23,10 @@ class StaticOperatorsOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        index = args[1] if func.overloadpacket is torch.ops.aten.index else ()
+        if func.overloadpacket is torch.ops.aten.index:
+            index = args[1]
+        else:
+            index = ()
         reads_values = any(tag in func.tags for tag in READS_VALUES) and func.overloadpacket is not torch.ops.aten.index
         if reads_values or any(ids is not None and ids.dtype == torch.bool for ids in index):
             raise NotStaticError(f"the host reads what {func} finds in tensors")
@@ -41,7 +44,8 @@ def module_of(traceback: TracebackType | None) -> str:
     name = ""
     while traceback is not None:
         owner = traceback.tb_frame.f_locals.get("self")
-        name = f"{type(owner).__name__}: " if isinstance(owner, nn.Module) else name
+        if isinstance(owner, nn.Module):
+            name = f"{type(owner).__name__}: "
         traceback = traceback.tb_next
     return name
 

@@ -123,7 +123,9 @@ def pixel_tokenizer_of(model: Model) -> PixelTokenizer:
 def source_tokens_of(model: Model) -> int:
     """The number of tokens of the source from which the model generates images; 0 without a source."""
     source: SourceEmbedding | None = getattr(model, "embed_source", None)
-    return 0 if source is None else source.tokens or 0
+    if source is None:
+        return 0
+    return source.tokens or 0
 
 
 def class_labels_of(model: Model) -> tuple[str, ...]:
@@ -137,7 +139,9 @@ def class_labels_of(model: Model) -> tuple[str, ...]:
 def small_shape_of(model: Model) -> ImageShape:
     """The shape of the images that the model enlarges. Raises UserError for other models."""
     shape = pixel_tokenizer_of(model).shape
-    reduction = 0 if model.spec is None else model.spec.keywords.get("reduction", 0)
+    reduction = 0
+    if model.spec is not None:
+        reduction = model.spec.keywords.get("reduction", 0)
     if source_tokens_of(model) <= 1 or not reduction:
         raise UserError("this model enlarges no images; image-transformer-superresolution does")
     return ImageShape(shape.height // reduction, shape.width // reduction, shape.channels)
@@ -218,7 +222,8 @@ def _decode(
     on_progress: ProgressFn,
 ) -> GeneratedImages:
     """The images of all prompts, each its prefix with at most so many new tokens, batch by batch."""
-    tokenizer, (tries, temperature, seed) = pixel_tokenizer_of(model), sampling
+    tokenizer = pixel_tokenizer_of(model)
+    tries, temperature, seed = sampling
     generative = as_generative(model, "make images")
     processors = () if temperature == 1 else (TemperatureProcessor(temperature),)
     batch_size = max(1, BATCH_SIZE // tries)
@@ -229,7 +234,8 @@ def _decode(
         choice = SampledChoice(None if seed is None else seed + start * tries, tries, seed_stride=tries)
         # special tokens are not pixel values
         decoding = Decoding(choice=choice, processors=processors, stop_ids=(), ban=tuple(range(FIRST_LEVEL_TOKEN)))
-        prompts, new_tokens = make_prompts(batch), limits[batch]
+        prompts = make_prompts(batch)
+        new_tokens = limits[batch]
         job = DecodeJob(generative, prompts, decoding, None, batch_size=len(prompts), limits=new_tokens)
         for count, _ in enumerate(job, 1):
             on_progress((start + len(prompts) * count / (tries * sum(new_tokens))) / len(prefixes))

@@ -33,7 +33,8 @@ class JointRanking:
 
     def _rank_row(self, sources: SourceBatch, row: int, hypotheses: tuple[Hypothesis, ...]) -> tuple[Hypothesis, ...]:
         source, segments = (None if part is None else part[row : row + 1].to(self.model.device) for part in sources)
-        memory, ctc = self.model.encode(source, segments), self.model.ctc
+        memory = self.model.encode(source, segments)
+        ctc = self.model.ctc
         scored = [
             hypothesis._replace(
                 score=ctc.weight * ctc.log_probability(memory, hypothesis.tokens)

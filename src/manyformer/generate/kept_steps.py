@@ -125,7 +125,8 @@ def _tree_form(tree: State) -> Any:
 
 def _numerics(device: torch.device) -> tuple[object, ...]:
     """The settings of torch by which it selects kernels, and the stream on which a graph is replayed."""
-    kind, cuda = device.type, torch.backends.cuda
+    kind = device.type
+    cuda = torch.backends.cuda
     switches: tuple[Callable[[], bool], ...] = (
         cuda.flash_sdp_enabled,
         cuda.mem_efficient_sdp_enabled,
@@ -133,7 +134,9 @@ def _numerics(device: torch.device) -> tuple[object, ...]:
         cuda.cudnn_sdp_enabled,
     )
     fused = tuple(is_enabled() for is_enabled in switches)
-    stream = torch.cuda.current_stream(device).cuda_stream if device_kind(device).captures_graphs else 0
+    stream = 0
+    if device_kind(device).captures_graphs:
+        stream = torch.cuda.current_stream(device).cuda_stream
     return (
         cuda.matmul.fp32_precision,
         torch.backends.cudnn.fp32_precision,

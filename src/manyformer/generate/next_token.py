@@ -72,7 +72,9 @@ class CachedFeed(LogitsFeed):
         self, model: GenerativeModelProtocol, source: SourceBatch | None, batch: int, capacity: int | None
     ) -> None:
         self.model: Any = model
-        self.decode_next, self.length, self.memory = bind_next_token(model), 0, None
+        self.decode_next = bind_next_token(model)
+        self.length = 0
+        self.memory = None
         if source is not None and isinstance(model, TranslatesText):
             self.memory = model.encode(*source)
         self.state = model.init_state(batch, capacity=capacity)
@@ -82,9 +84,13 @@ class CachedFeed(LogitsFeed):
         if self.length or self.memory is not None:
             logits, self.state = self.decode_next(new_tokens, self.state, self.memory)
         else:
-            read = self.model.last_logits if isinstance(self.model, ReadsPrompt) else self.model
+            if isinstance(self.model, ReadsPrompt):
+                read = self.model.last_logits
+            else:
+                read = self.model
             out = read(new_tokens.clamp(min=0), segments_of(new_tokens), self.state)
-            logits, self.state = out.logits, out.state
+            logits = out.logits
+            self.state = out.state
         self.length = end
         return logits[:, -1].float()
 
@@ -115,15 +121,21 @@ class UncachedFeed(LogitsFeed):
             # read once for these rows: a GPU would have to be waited for at every token
             padding = self._padding = self._padding or _left_padding(tokens)
             tokens = tokens[:, padding.shared : end]
-            read = self.model.last_logits if isinstance(self.model, ReadsPrompt) else self.model
-            segments = torch.where(tokens < 0, PADDING_SEGMENT, 0) if padding.is_ragged else None
+            if isinstance(self.model, ReadsPrompt):
+                read = self.model.last_logits
+            else:
+                read = self.model
+            segments = None
+            if padding.is_ragged:
+                segments = torch.where(tokens < 0, PADDING_SEGMENT, 0)
             logits = read(tokens.clamp(min=0), segments).logits
         else:
             logits = self.model(self.source.source, tokens[:, :end], self.source.segments).logits
         return logits[:, -1].float()
 
     def select_rows(self, rows: Int[Tensor, " n"]) -> None:
-        self.source, self._padding = _select_rows(self.source, rows), None
+        self.source = _select_rows(self.source, rows)
+        self._padding = None
 
     def reorder(self, rows: Int[Tensor, " r"]) -> None:
         return

@@ -21,7 +21,9 @@ PromptBatch = Prompt | Sequence[Prompt]
 DEFAULT_MAX_NEW = 256
 """The most new tokens of a language model where neither the caller nor the model sets a limit."""
 
-PAD, BOS, EOS = 0, 1, 2
+PAD = 0
+BOS = 1
+EOS = 2
 """The ids of the padding, start and end tokens in every tokenizer of this library."""
 
 
@@ -43,7 +45,10 @@ def special_tokens(
     defaults = SpecialTokens(None, (), ())
     generation: GenerationSettings | None = getattr(model, "generation", None)
     # a model may have more outputs than the tokenizer has tokens, so that its vocabulary size is rounder
-    outside = set[int]() if tokenizer is None else set(range(tokenizer.vocab, model.vocab))
+    if tokenizer is None:
+        outside = set[int]()
+    else:
+        outside = set(range(tokenizer.vocab, model.vocab))
     if generation is not None:
         forced = ForcedTokens(generation.forced_first, generation.forced_last)
         banned = tuple(sorted(outside.union(generation.banned_ids)))
@@ -53,8 +58,14 @@ def special_tokens(
         defaults = SpecialTokens(tokenizer.bos, tokenizer.stop_ids, banned)
     elif isinstance(model, TranslatesText):
         defaults = SpecialTokens(BOS, (EOS,), (PAD, BOS))
-    stop_ids = defaults.stop_ids if decoding.stop_ids is None else decoding.stop_ids
-    banned = defaults.banned_ids if decoding.ban is None else decoding.ban
+    if decoding.stop_ids is None:
+        stop_ids = defaults.stop_ids
+    else:
+        stop_ids = decoding.stop_ids
+    if decoding.ban is None:
+        banned = defaults.banned_ids
+    else:
+        banned = decoding.ban
     return defaults._replace(stop_ids=stop_ids, banned_ids=banned)
 
 
@@ -94,20 +105,30 @@ def _encode_prompt(
         ids = list(tokenizer.encode(prompt))
         if source:
             return [*ids, tokenizer.eos]
-        begins = tokenizer.begins_prompts if begin is None else begin and tokenizer.prepends_bos
-        return [tokenizer.bos, *ids] if begins or not ids else ids
+        if begin is None:
+            begins = tokenizer.begins_prompts
+        else:
+            begins = begin and tokenizer.prepends_bos
+        if begins or not ids:
+            return [tokenizer.bos, *ids]
+        return ids
     if isinstance(prompt, Tensor) and prompt.ndim == 1 and not prompt.is_floating_point():
         return [int(token) for token in prompt.tolist()]
     if isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):
         return list(prompt)
-    kind = f"tensor of shape {tuple(prompt.shape)}" if isinstance(prompt, Tensor) else type(prompt).__name__
+    if isinstance(prompt, Tensor):
+        kind = f"tensor of shape {tuple(prompt.shape)}"
+    else:
+        kind = type(prompt).__name__
     raise UserError(f"prompt {index} is a {kind}: give a string, a list of token ids or a tensor of one row of them")
 
 
 def read_vocab(model: GenerativeModelProtocol) -> int:
     """The size of the vocabulary that a model reads: that of the source, which an encoder-decoder may have besides."""
     vocab: int | None = getattr(getattr(model, "embed_source", None), "vocab", None)
-    return model.vocab if vocab is None else vocab
+    if vocab is None:
+        return model.vocab
+    return vocab
 
 
 def check_tokens(rows: list[list[int]], vocab: int) -> None:
@@ -126,7 +147,10 @@ def crop_prompts(model: GenerativeModelProtocol, rows: list[list[int]], decoding
         raise UserError("crop is for language models: a translation needs its whole source")
     if model.max_length is None:
         return rows
-    max_new = min(DEFAULT_MAX_NEW, model.max_length // 2) if decoding.max_new is None else decoding.max_new
+    if decoding.max_new is None:
+        max_new = min(DEFAULT_MAX_NEW, model.max_length // 2)
+    else:
+        max_new = decoding.max_new
     capacity = model.max_length - max_new
     if capacity < 1:
         raise UserError(f"max_new is {max_new}, but the model allows {model.max_length} tokens with the prompt")
@@ -144,7 +168,9 @@ def new_token_limits(model: GenerativeModelProtocol, rows: list[list[int]], deco
 
 def _text_limit(index: int, length: int, max_length: int | None, max_new: int | None) -> int:
     if max_length is None:
-        return DEFAULT_MAX_NEW if max_new is None else max_new
+        if max_new is None:
+            return DEFAULT_MAX_NEW
+        return max_new
     capacity = max_length - length
     if capacity < 1:
         raise UserError(
@@ -156,7 +182,9 @@ def _text_limit(index: int, length: int, max_length: int | None, max_new: int | 
             f"prompt {index} has {length} tokens and max_new is {max_new}, but the model allows {max_length} in all: "
             f"ask for at most {capacity}, or leave out its beginning with crop"
         )
-    return min(DEFAULT_MAX_NEW, capacity) if max_new is None else max_new
+    if max_new is None:
+        return min(DEFAULT_MAX_NEW, capacity)
+    return max_new
 
 
 def _target_limit(index: int, length: int, max_length: int | None, decoding: Decoding) -> int:
@@ -234,7 +262,8 @@ class TokenPrompts(DecoderPrompts):
         return new_token_limits(model, self.rows, decoding)
 
     def batch(self, model: GenerativeModelProtocol, rows: slice, start_token: int) -> DecoderBatch:
-        chosen, device = self.rows[rows], model_device(model)
+        chosen = self.rows[rows]
+        device = model_device(model)
         if not isinstance(model, TranslatesText):
             return DecoderBatch(pad_left(chosen, device), None)
         source = pad_right(chosen, device)
@@ -257,7 +286,9 @@ class SourcePrompts(DecoderPrompts):
     @property
     def token_count(self) -> int:
         source, segments = self.sources
-        return source.shape[:2].numel() if segments is None else int((segments != PADDING_SEGMENT).sum())
+        if segments is None:
+            return source.shape[:2].numel()
+        return int((segments != PADDING_SEGMENT).sum())
 
     def new_token_limits(self, model: GenerativeModelProtocol, decoding: Decoding) -> list[int]:
         if isinstance(decoding.max_new, SourceLengthLimit):
@@ -278,4 +309,6 @@ class SourcePrompts(DecoderPrompts):
 def segments_of(tokens: Int[Tensor, "r t"]) -> Int[Tensor, "r t"] | None:
     """Segment ids: 0 for tokens, `PADDING_SEGMENT` for -1; None if there is no padding."""
     padding = tokens < 0
-    return torch.where(padding, PADDING_SEGMENT, 0) if padding.any() else None
+    if padding.any():
+        return torch.where(padding, PADDING_SEGMENT, 0)
+    return None

@@ -115,5 +115,9 @@ class TokenizerProtocol(Protocol):
 
 def model_device(model: GenerativeModelProtocol) -> torch.device:
     """The device of the model's first parameter; the CPU for a model without parameters."""
-    parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-    return torch.device("cpu") if parameter is None else parameter.device
+    parameter = None
+    if isinstance(model, nn.Module):
+        parameter = next(model.parameters(), None)
+    if parameter is None:
+        return torch.device("cpu")
+    return parameter.device

@@ -44,11 +44,15 @@ class GenerationStats:
 
     @property
     def tokens_per_second(self) -> float:
-        return self.new_tokens / self.seconds if self.seconds else 0.0
+        if self.seconds:
+            return self.new_tokens / self.seconds
+        return 0.0
 
     def __str__(self) -> str:
         rate = f"{self.new_tokens} tokens in {self.seconds:.2f} s ({self.tokens_per_second:.0f} tokens/s)"
-        size = f", {self.cache_bytes / 1e6:.1f} MB" if self.cache_bytes else ""
+        size = ""
+        if self.cache_bytes:
+            size = f", {self.cache_bytes / 1e6:.1f} MB"
         return f"{rate} after {self.prompt_tokens} of prompt; {self.cache}{size}"
 
     def __add__(self, added: "GenerationStats") -> "GenerationStats":

@@ -53,7 +53,9 @@ class TextReading(NamedTuple):
 
 def readback_interval(device: torch.device) -> int:
     """The steps between two readbacks where nothing needs every token at once."""
-    return 1 if device.type == "cpu" else READBACK_INTERVAL
+    if device.type == "cpu":
+        return 1
+    return READBACK_INTERVAL
 
 
 def nothing_to_choose(position: str) -> str:
@@ -66,7 +68,9 @@ class DecodedRow:
     """The Python-side record of one row: its tokens and, once it has ended, the reason (`finish`)."""
 
     def __init__(self, prompt_index: int, sample: int, limit: int, reading: TextReading) -> None:
-        self.prompt_index, self.sample, self.limit = prompt_index, sample, limit
+        self.prompt_index = prompt_index
+        self.sample = sample
+        self.limit = limit
         self.tokens: list[int] = []
         self.finish: FinishReason | None = None
         self.text_stream: StopStringStream | None = None
@@ -75,12 +79,15 @@ class DecodedRow:
 
     def push(self, token: int, stop_ids: frozenset[int]) -> StreamPiece:
         """Append one token and return the piece that it adds."""
-        text, is_end = "", token in stop_ids
+        text = ""
+        is_end = token in stop_ids
         if is_end:
             self.finish = "end"
         else:
             self.tokens.append(token)
-            text = "" if self.text_stream is None else self.text_stream.push(token)
+            text = ""
+            if self.text_stream is not None:
+                text = self.text_stream.push(token)
             if self.text_stream is not None and self.text_stream.stopped:
                 self.finish = "stop"
             elif len(self.tokens) == self.limit:
@@ -96,7 +103,9 @@ class DecodedRow:
         if self.text_stream is not None:
             text: str | None = self.text_stream.text
         else:
-            text = None if tokenizer is None else tokenizer.decode(self.tokens)
+            text = None
+            if tokenizer is not None:
+                text = tokenizer.decode(self.tokens)
         return Hypothesis(self.tokens, text, None, self.finish or "limit")
 
 
@@ -105,7 +114,9 @@ class StepwiseDecoder:
     """Decodes one batch with a `StepChoice`: call `advance` until `is_done`, under `torch.inference_mode()`."""
 
     def __init__(self, batch: DecodeBatch, choice: StepChoice, reading: TextReading) -> None:
-        self.batch, self.reading, self.stop_ids = batch, reading, frozenset(batch.stop_ids)
+        self.batch = batch
+        self.reading = reading
+        self.stop_ids = frozenset(batch.stop_ids)
         prompts, self.prompt_length = batch.tokens.shape
         self.seeds = choice.seeds(prompts)
         self.samples = len(self.seeds) // prompts
@@ -126,7 +137,10 @@ class StepwiseDecoder:
         self.logits_fns: list[LogitsFn] = []
         self.column = self.read_column = self.prompt_length
         needs_every_token = reading.streaming or reading.stop_strings
-        self.readback_interval = 1 if needs_every_token else readback_interval(device)
+        if needs_every_token:
+            self.readback_interval = 1
+        else:
+            self.readback_interval = readback_interval(device)
         self.lowest_limit = min(batch.limits)
         self.readback_column = self._next_readback_column()
         self.new_tokens = self.cache_bytes = 0
@@ -152,7 +166,9 @@ class StepwiseDecoder:
         self.tokens[:, column] = chosen[0]
         self.unread.append(chosen)
         self.column = column + 1
-        return self._read_back() if self.column >= self.readback_column else []
+        if self.column >= self.readback_column:
+            return self._read_back()
+        return []
 
     def results(self) -> list[tuple[Hypothesis, ...]]:
         """The hypotheses of each prompt."""
@@ -163,8 +179,14 @@ class StepwiseDecoder:
         """Move the tokens chosen since the last readback to the CPU and return their pieces."""
         tokens, scores = zip(*self.unread)
         # a single step is not stacked: that would cost more than the remainder of this function
-        token_steps = [tokens[0].tolist()] if len(tokens) == 1 else torch.stack(tokens).tolist()
-        score_steps = [scores[0].tolist()] if len(scores) == 1 else torch.stack(scores).tolist()
+        if len(tokens) == 1:
+            token_steps = [tokens[0].tolist()]
+        else:
+            token_steps = torch.stack(tokens).tolist()
+        if len(scores) == 1:
+            score_steps = [scores[0].tolist()]
+        else:
+            score_steps = torch.stack(scores).tolist()
         self.unread, self.read_column = [], self.column
         pieces: list[StreamPiece] = []
         for step_tokens, step_scores in zip(token_steps, score_steps):
@@ -196,5 +218,8 @@ class StepwiseDecoder:
             self.lowest_limit = min(row.limit for row in self.active_rows)
             rows = torch.tensor(active, device=self.tokens.device)
             self.batch.feed.select_rows(rows)
-            self.draws = None if self.draws is None else self.draws.index_select(0, rows.to(self.draws.device))
+            if self.draws is None:
+                self.draws = None
+            else:
+                self.draws = self.draws.index_select(0, rows.to(self.draws.device))
             self.tokens, self.limits = self.tokens.index_select(0, rows), self.limits.index_select(0, rows)

@@ -73,7 +73,10 @@ class StaticFeed(LogitsFeed):
     """
 
     def __init__(self, eager: CachedFeed, capacity: int, engine: GraphEngine | None, *, forced: bool) -> None:
-        self.eager, self.capacity, self.engine, self.forced = eager, capacity, engine, forced
+        self.eager = eager
+        self.capacity = capacity
+        self.engine = engine
+        self.forced = forced
         self.state: StaticModelState | None = None
         self.step: StaticStepFn | None = None
         self.captured: CapturedStep | None = None
@@ -114,7 +117,9 @@ class StaticFeed(LogitsFeed):
 
     @property
     def cache_bytes(self) -> int:
-        return self.eager.cache_bytes if self.state is None else state_bytes((self.eager.memory, self.state))
+        if self.state is None:
+            return self.eager.cache_bytes
+        return state_bytes((self.eager.memory, self.state))
 
     @property
     def steps(self) -> str:
@@ -124,7 +129,9 @@ class StaticFeed(LogitsFeed):
             return ""
         if self.capture_refusal:
             return f"static steps, not captured because {self.capture_refusal}"
-        return "static steps" if self.engine is None else "static steps captured as CUDA graphs"
+        if self.engine is None:
+            return "static steps"
+        return "static steps captured as CUDA graphs"
 
     def _select_state(self, rows: Int[Tensor, " n"]) -> None:
         if self.state is not None:
@@ -140,24 +147,32 @@ class StaticFeed(LogitsFeed):
         try:
             first = self._first_step(tokens[:, :end])
         except ValueError as raised:
-            error, self.refusal = raised, f"{module_of(raised.__traceback__)}{raised}"
+            error = raised
+            self.refusal = f"{module_of(raised.__traceback__)}{raised}"
         except RuntimeError as raised:
             # a state that is arranged by the columns of its cache meets more columns than it knows
             reason = f"it does not serve the columns of static caches ({raised})"
-            error, self.refusal = raised, f"{module_of(raised.__traceback__)}{reason}"
+            error = raised
+            self.refusal = f"{module_of(raised.__traceback__)}{reason}"
         expected = self.eager(tokens, end)
         if first is not None:
             difference = logits_difference(first[0][:, -1], expected)
-            self.refusal = f"static and eager steps give {difference}" if difference else ""
+            if difference:
+                self.refusal = f"static and eager steps give {difference}"
+            else:
+                self.refusal = ""
         if self.refusal and self.forced:
             raise UserError(f"this model has no static step: {self.refusal}") from error
         if first is not None and not self.refusal:
-            self.state, self.eager.state = first[1], None
+            self.state = first[1]
+            self.eager.state = None
         return expected
 
     def _first_step(self, tokens: Int[Tensor, "r t"]) -> tuple[Tensor, StaticModelState]:
         """The first static step, which leaves the eager state as it is, and a trial of the next one."""
-        model, earlier, end = self.eager.model, tokens[:, :-1], tokens.shape[1]
+        model = self.eager.model
+        earlier = tokens[:, :-1]
+        end = tokens.shape[1]
         if not isinstance(model, BindsStaticStep):
             raise NotStaticError(f"a {type(model).__name__} offers none")
         self.step = model.static_next_token(rounded_capacity(self.capacity))
@@ -190,7 +205,8 @@ class StaticFeed(LogitsFeed):
             self.captured = self._capture(self.step, self.engine, tokens, state)
         if self.captured is not None:
             # a step that fails is not kept
-            captured, self.captured = self.captured, None
+            captured = self.captured
+            self.captured = None
             logits = captured(tokens)
             self.captured = captured
             return logits
@@ -201,12 +217,16 @@ class StaticFeed(LogitsFeed):
         self, step: StaticStepFn, tokens: Int[Tensor, "r 1"], state: StaticModelState
     ) -> Float[Tensor, "r 1 v"] | None:
         """The logits by a step that another text has left, which goes on with this one; None without such a step."""
-        model, memory = self.eager.model, self.eager.memory
+        model = self.eager.model
+        memory = self.eager.memory
         self.form = step_form(model, state, memory, rounded_capacity(self.capacity))
         captured = take_step(model, self.form)
-        logits = None if captured is None else captured.resume(step, tokens, state, memory)
+        logits = None
+        if captured is not None:
+            logits = captured.resume(step, tokens, state, memory)
         if captured is not None and logits is not None:
-            self.captured, self.state = captured, captured.state
+            self.captured = captured
+            self.state = captured.state
         return logits
 
     def _capture(
@@ -218,5 +238,6 @@ class StaticFeed(LogitsFeed):
         except (NotStaticError, RuntimeError) as error:
             if self.forced:
                 raise UserError(f"this step cannot be captured as a CUDA graph: {error}") from error
-            self.engine, self.capture_refusal = None, str(error).partition("\n")[0]
+            self.engine = None
+            self.capture_refusal = str(error).partition("\n")[0]
             return None

@@ -10,8 +10,11 @@ class StopStringStream:
     """The text of one row, token by token; `stopped` once it contains a stop string, in front of which it ends."""
 
     def __init__(self, tokenizer: TokenizerProtocol, stop_strings: tuple[str, ...]) -> None:
-        self.decoder, self.stop_strings = tokenizer.stream(), stop_strings
-        self.text, self.emitted, self.stopped = "", 0, False
+        self.decoder = tokenizer.stream()
+        self.stop_strings = stop_strings
+        self.text = ""
+        self.emitted = 0
+        self.stopped = False
 
     def push(self, token: int) -> str:
         """Append one token and return the text that can no longer be part of a stop string."""
@@ -29,13 +32,15 @@ class StopStringStream:
         starts = {stop: self.text.find(stop, max(0, old_length - len(stop) + 1)) for stop in self.stop_strings}
         # the stop string that is complete first, so that the result does not depend on token boundaries
         if matches := [(start + len(stop), start) for stop, start in starts.items() if start >= 0]:
-            self.text, self.stopped = self.text[: min(matches)[1]], True
+            self.text = self.text[: min(matches)[1]]
+            self.stopped = True
             return self._emit(len(self.text))
         held_back = max((_partial_stop_length(self.text, stop) for stop in self.stop_strings), default=0)
         return self._emit(len(self.text) - held_back)
 
     def _emit(self, end: int) -> str:
-        start, self.emitted = self.emitted, max(self.emitted, end)
+        start = self.emitted
+        self.emitted = max(self.emitted, end)
         return self.text[start : self.emitted]
 
 

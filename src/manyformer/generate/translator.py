@@ -34,9 +34,14 @@ class Translator:
     ) -> None:
         if tokens < 1 or window < 1:
             raise UserError(f"tokens and window must be 1 or more, got {tokens} and {window}")
-        self.model, self.tokenizers = model, read_write_tokenizers(tokenizer)
-        self.decoding = Decoding(choice=BeamSettings()) if decoding is None else decoding
-        self.tokens, self.window = tokens, window
+        self.model = model
+        self.tokenizers = read_write_tokenizers(tokenizer)
+        if decoding is None:
+            self.decoding = Decoding(choice=BeamSettings())
+        else:
+            self.decoding = decoding
+        self.tokens = tokens
+        self.window = window
         self.stats = GenerationStats(0, 0, 0, 0.0, 0, "")
         self.lines_read = 0
 
@@ -72,7 +77,9 @@ class Translator:
 
     def _batches(self, rows: dict[int, list[int]]) -> Iterator[dict[int, list[int]]]:
         """Batches of rows of similar length, the longest first, so that a lack of memory shows at once."""
-        width = self.decoding.choice.width if isinstance(self.decoding.choice, BeamSettings) else 1
+        width = 1
+        if isinstance(self.decoding.choice, BeamSettings):
+            width = self.decoding.choice.width
         batch: dict[int, list[int]] = {}
         for index in sorted(rows, key=lambda index: len(rows[index]), reverse=True):
             max_length = len(next(iter(batch.values()), rows[index]))

@@ -26,10 +26,13 @@ def held_out_sentences(trained: TrainedRun, limit: int) -> Iterator[EncodedText]
     """The first `limit` held-out sentences of a run, with their targets; of running text as many pieces, spread evenly.
 
     Raises UserError for data that is no plain text."""
-    data, tokenizers = trained.load_split(None), trained.tokenizers
+    data = trained.load_split(None)
+    tokenizers = trained.tokenizers
     if data.examples:
         for example in data.examples[:limit]:
-            answer = _encode(example.target, tokenizers.target) if task_of_run(trained.config).takes_source else None
+            answer = None
+            if task_of_run(trained.config).takes_source:
+                answer = _encode(example.target, tokenizers.target)
             yield _encode(example.source, tokenizers.source)._replace(answer=answer)
     elif data.text is not None:
         yield from _pieces(data, tokenizers.source, trained.config.data.row_length - SPECIAL_TOKENS, limit)
@@ -44,8 +47,11 @@ def treebank_sentences(
     """The first `limit` sentences of a CoNLL-U file, tokenized as the inputs of a run, with their trees.
 
     Sentences of more than `max_length` tokens are skipped. Raises UserError for a file that is not CoNLL-U."""
-    tokenizers, takes_source = trained.tokenizers, task_of_run(trained.config).takes_source
-    empty_answer = _encode("", tokenizers.target)._replace(ids=[]) if takes_source else None
+    tokenizers = trained.tokenizers
+    takes_source = task_of_run(trained.config).takes_source
+    empty_answer = None
+    if takes_source:
+        empty_answer = _encode("", tokenizers.target)._replace(ids=[])
     tokenizer = tokenizers.source
     rows = open_treebank(str(path), "relation", trained.folder / "data").rows()
     sentences = (TreebankSentence.from_row(row) for row in rows)

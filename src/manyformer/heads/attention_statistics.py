@@ -53,18 +53,24 @@ class AttentionStatistics:
     singular values in their sum, the mean over sentences (Wang et al. 2020, Linformer, section 3.1)."""
 
     def __init__(self, heads: int) -> None:
-        self.heads, self.tokens, self.sentences = heads, 0, 0
-        self._peaks, self._spectra = np.zeros(heads), np.zeros(heads)
+        self.heads = heads
+        self.tokens = 0
+        self.sentences = 0
+        self._peaks = np.zeros(heads)
+        self._spectra = np.zeros(heads)
         self._offset_hits = np.zeros((heads, 2 * MAX_OFFSET + 1), np.int64)
         self._offset_queries = np.zeros(2 * MAX_OFFSET + 1, np.int64)
-        self._rare_hits, self._rare_chances, self._rare_tokens = np.zeros((2, heads)), np.zeros(2), 0
+        self._rare_hits = np.zeros((2, heads))
+        self._rare_chances = np.zeros(2)
+        self._rare_tokens = 0
 
     def add(self, sentence: SentenceWeights) -> None:
         """Add the weights of a sentence."""
         weights, queries, keys, visible, key_counts = sentence
         if not weights.size:
             return
-        peaks, attended = weights.max(-1), weights.argmax(-1)
+        peaks = weights.max(-1)
+        attended = weights.argmax(-1)
         self.tokens += len(queries)
         self.sentences += 1
         self._peaks += peaks.sum(1, dtype=np.float64)
@@ -126,10 +132,8 @@ class AttentionStatistics:
         """How often each head attends to rare tokens; None if their frequencies are unknown."""
         if not self._rare_tokens:
             return [None] * self.heads
-        (least, least_two), (chance, chance_of_two) = (
-            self._rare_hits / self._rare_tokens,
-            self._rare_chances / self._rare_tokens,
-        )
+        least, least_two = self._rare_hits / self._rare_tokens
+        chance, chance_of_two = self._rare_chances / self._rare_tokens
         return [
             RareTokenShares(float(least[head]), float(least_two[head]), float(chance), float(chance_of_two))
             for head in range(self.heads)

@@ -69,7 +69,9 @@ class HeadAnalysis:
     encoders, which have no start token."""
 
     def __init__(self, model: Model, frequencies: TokenFrequencies | None = None) -> None:
-        self._model, self._frequencies, self._task = model, frequencies, task_of(model)
+        self._model = model
+        self._frequencies = frequencies
+        self._task = task_of(model)
         self._attention: dict[str, AttentionStatistics] = {}
         self._syntax: dict[str, SyntaxStatistics] = {}
         self.sentences = self.trees = 0
@@ -101,7 +103,10 @@ class HeadAnalysis:
         reports: list[HeadReport] = []
         for part, statistics in self._attention.items():
             no_scores: list[list[SyntacticScore]] = [[] for _ in range(statistics.heads)]
-            syntax = self._syntax[part].scores() if part in self._syntax else no_scores
+            if part in self._syntax:
+                syntax = self._syntax[part].scores()
+            else:
+                syntax = no_scores
             measures = (statistics.confidences(), statistics.spectra(), statistics.offsets(), statistics.rare_shares())
             rows = [
                 HeadReport(part, head, confidence, spectrum, offset, rare, tuple(scores), ())
@@ -112,21 +117,36 @@ class HeadAnalysis:
         return reports
 
     def _sentence_weights(self, attention: AttentionMap, text_pass: TextPass, text: EncodedText) -> SentenceWeights:
-        is_cross, frequencies = attention.is_cross_attention, self._frequencies
+        is_cross = attention.is_cross_attention
+        frequencies = self._frequencies
         has_source = bool(text_pass.source_tokens)
-        key_tokens = text_pass.source_tokens if is_cross else text_pass.tokens
-        query_text = text.answer if has_source and text.answer is not None else text
+        if is_cross:
+            key_tokens = text_pass.source_tokens
+        else:
+            key_tokens = text_pass.tokens
+        if has_source and text.answer is not None:
+            query_text = text.answer
+        else:
+            query_text = text
         keys = _ordinary_columns(key_tokens, text if is_cross else query_text)
         # in cross-attention each step of the decoder predicts a token, the first one from the start token
-        queries = np.arange(len(text_pass.tokens)) if is_cross else keys
+        if is_cross:
+            queries = np.arange(len(text_pass.tokens))
+        else:
+            queries = keys
         weights = attention.weights.numpy()
         visible = np.ones((len(queries), len(keys)), np.bool_)
         if not is_cross and not np.triu(weights, 1).any():
             visible &= keys[None] <= queries[:, None]
         counts = None
         if frequencies is not None:
-            table = frequencies.answer if has_source and not is_cross else frequencies.text
-            counts = None if table is None else table[np.array(key_tokens)[keys]]
+            if has_source and not is_cross:
+                table = frequencies.answer
+            else:
+                table = frequencies.text
+            counts = None
+            if table is not None:
+                counts = table[np.array(key_tokens)[keys]]
         return SentenceWeights(weights[:, queries][:, :, keys], queries, keys, visible, counts)
 
 
@@ -181,4 +201,6 @@ def read_head_labels(folder: Path) -> dict[str, tuple[str, ...]] | None:
 
     Raises DamagedFile, and UserError for a file of another format."""
     path = folder / HEAD_LABELS_FILE
-    return HeadLabelsRecord.read(path).labels if path.exists() else None
+    if path.exists():
+        return HeadLabelsRecord.read(path).labels
+    return None

@@ -24,7 +24,9 @@ class HeadGrid(NamedTuple):
 def _decimals(values: Iterable[float]) -> int:
     """The decimals that show two digits or more of the largest of the values."""
     largest = max(map(abs, values), default=0.0)
-    return 2 if largest >= 0.1 or largest == 0 else min(12, 1 - math.floor(math.log10(largest)))
+    if largest >= 0.1 or largest == 0:
+        return 2
+    return min(12, 1 - math.floor(math.log10(largest)))
 
 
 def attention_kind(part: str) -> str:
@@ -45,7 +47,8 @@ def head_grids(values: Mapping[str, Sequence[float]], texts: Mapping[str, Sequen
 
 def grid_rows(grid: HeadGrid) -> list[tuple[str, ...]]:
     """A row of a table for each layer: its name, and value and text of each head."""
-    width, decimals = max(map(len, grid.values)), _decimals(value for row in grid.values for value in row)
+    width = max(map(len, grid.values))
+    decimals = _decimals(value for row in grid.values for value in row)
     rows = []
     for part, values, texts in zip(grid.parts, grid.values, grid.texts, strict=True):
         cells = [f"{value:.{decimals}f} {text}".rstrip() for value, text in zip(values, texts, strict=True)]
@@ -60,7 +63,8 @@ def draw_grids(grids: Mapping[str, Sequence[HeadGrid]], path: str | Path) -> Non
     .svg or .pdf). Raises UserError for another one."""
     check_picture(Path(path))
     all_grids = [grid for measure_grids in grids.values() for grid in measure_grids]
-    columns, rows = max(len(row) for grid in all_grids for row in grid.values), max(len(g.parts) for g in all_grids)
+    columns = max(len(row) for grid in all_grids for row in grid.values)
+    rows = max(len(g.parts) for g in all_grids)
     label_inches = 0.09 * max(len(part) for grid in all_grids for part in grid.parts)
     inches = (columns * CELL_INCHES[0] + label_inches + 1.2, rows * CELL_INCHES[1] + 0.9)
     kinds = max(map(len, grids.values()))
@@ -88,6 +92,8 @@ def _draw_grid(axis: Any, grid: HeadGrid, columns: int, scale: tuple[float, floa
     axis.tick_params(length=0, labelsize=8)
     for row, (values, texts) in enumerate(zip(grid.values, grid.texts, strict=True)):
         for column, (value, text) in enumerate(zip(values, texts, strict=True)):
-            color = "white" if value > smallest + 0.6 * (largest - smallest) else "black"
+            color = "black"
+            if value > smallest + 0.6 * (largest - smallest):
+                color = "white"
             label = f"{value:.{decimals}f}\n{text}".rstrip()
             axis.text(column, row, label, ha="center", va="center", fontsize=7, color=color)

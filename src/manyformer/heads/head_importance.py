@@ -36,7 +36,8 @@ def head_importance(model: Model, batches: Iterable[Batch], *, rows_continue: bo
     heads."""
     layers = _layers(model)
     totals = {name: torch.zeros(heads, dtype=torch.float64) for name, heads in layers.items()}
-    rows, carried = 0, CarriedState(model, rows_continue=rows_continue)
+    rows = 0
+    carried = CarriedState(model, rows_continue=rows_continue)
     with eval_mode(model), torch.enable_grad():
         for batch in batches:
             batch = to_device(batch, model.device)

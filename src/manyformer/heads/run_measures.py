@@ -34,7 +34,10 @@ def ablation_in_run(
     """The change of a score without each head: of "loss", or of any score of the evaluation of the run.
 
     The first batches with `rows` held-out rows are read, or `rows` sentences. Raises UserError for an unknown score."""
-    score = _mean_loss if score_name == LOSS else _evaluation_score
+    if score_name == LOSS:
+        score = _mean_loss
+    else:
+        score = _evaluation_score
     compute = score(trained, model, score_name, rows)
     return ablate_heads(model, compute, on_head=on_head)
 
@@ -43,7 +46,9 @@ def relevance_in_run(
     trained: TrainedRun, model: Model, sentences: int, *, on_sentence: Callable[[int], None] = lambda count: None
 ) -> HeadValues:
     """The mean of `layer_relevance` over all predictions for the first held-out sentences. Raises UserError."""
-    task, totals, predictions = task_of_run(trained.config), dict[str, torch.Tensor](), 0
+    task = task_of_run(trained.config)
+    totals = dict[str, torch.Tensor]()
+    predictions = 0
     for count, text in enumerate(held_out_sentences(trained, sentences), 1):
         target = task.text_passes(model, text)[-1]
         tokens, source = (torch.tensor([ids], device=model.device) for ids in (target.tokens, target.source_tokens))
@@ -82,11 +87,14 @@ def _mean_loss(trained: TrainedRun, model: Model, score_name: str, rows: int) ->
     batches = list(_first_rows(held_out, rows))
 
     def mean_loss() -> float:
-        carried, nats, targets = CarriedState(model, rows_continue=held_out.rows_continue), 0.0, 0
+        carried = CarriedState(model, rows_continue=held_out.rows_continue)
+        nats = 0.0
+        targets = 0
         with torch.inference_mode(), eval_mode(model):
             for batch in batches:
                 scored = carried.score(batch)
-                nats, targets = nats + float(scored.nll), targets + int(scored.targets)
+                nats = nats + float(scored.nll)
+                targets = targets + int(scored.targets)
         return nats / max(targets, 1)
 
     return mean_loss

@@ -40,7 +40,9 @@ class AutoClass(NamedTuple):
     @property
     def auto_class(self) -> str:
         """The name of the class that loads such a model."""
-        return f"AutoModelFor{self.suffix}" if self.is_wrapped else "AutoModel"
+        if self.is_wrapped:
+            return f"AutoModelFor{self.suffix}"
+        return "AutoModel"
 
     @property
     def architecture(self) -> str:

@@ -15,7 +15,8 @@ def config_fields(model: Model) -> dict[str, Any]:
     """The content of the config.json of an exported model, without special tokens.
 
     Sizes have the names that other programs look for. Raises UserError for a kind that `transformers` does not have."""
-    kind, keywords = auto_class_of(model), model.spec.keywords
+    kind = auto_class_of(model)
+    keywords = model.spec.keywords
     sizes = {
         "vocab_size": getattr(model, "vocab", keywords.get("vocab")),
         "hidden_size": keywords.get("dim"),
@@ -88,7 +89,10 @@ def generation_of(model: Model) -> GenerationSettings:
     """The settings of an encoder-decoder; those of one from this library are what its tokenizer says."""
     if model.generation is not None:
         return model.generation
-    target = model.tokenizer[1] if isinstance(model.tokenizer, tuple) else model.tokenizer or NativeTokenizer
+    if isinstance(model.tokenizer, tuple):
+        target = model.tokenizer[1]
+    else:
+        target = model.tokenizer or NativeTokenizer
     banned = {target.pad, target.bos} - set(target.stop_ids)
     return GenerationSettings(
         start=target.bos, pad=target.pad, stop_ids=target.stop_ids, banned_ids=tuple(sorted(banned))

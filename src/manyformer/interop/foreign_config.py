@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, TypeVar
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile, read_json
 
-CONFIG, GENERATION = "config.json", "generation_config.json"
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
 
 MODEL_TYPE = "manyformer"
 """The `model_type` of exported models that no class of `transformers` equals."""
@@ -52,7 +53,9 @@ class ForeignConfig(NamedTuple):
     def architecture(self) -> str:
         """The name of the model's class, "none" where the config names none."""
         names = self.content.get("architectures")
-        return str(names[0]) if isinstance(names, list) and names else "none"
+        if isinstance(names, list) and names:
+            return str(names[0])
+        return "none"
 
     @property
     def is_bare(self) -> bool:
@@ -94,7 +97,9 @@ class ForeignConfig(NamedTuple):
 
     def optional_size(self, name: str) -> int | None:
         """A whole number of 1 or more, or None for a missing field and for null."""
-        return None if self.content.get(name) is None else self.size(name)
+        if self.content.get(name) is None:
+            return None
+        return self.size(name)
 
     def number(self, name: str, default: float) -> float:
         """A number of 0 or more."""
@@ -112,7 +117,9 @@ class ForeignConfig(NamedTuple):
 
     def optional_number(self, name: str) -> float | None:
         """A number of 0 or more, or None for a missing field and for null."""
-        return None if self.content.get(name) is None else self.number(name, 0.0)
+        if self.content.get(name) is None:
+            return None
+        return self.number(name, 0.0)
 
     def flag(self, name: str, *, default: bool) -> bool:
         """True or false."""

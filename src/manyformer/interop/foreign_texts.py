@@ -16,7 +16,8 @@ from manyformer.models.generation_settings import GenerationSettings
 from manyformer.models.patch_embedding import MAX_PIXEL_VALUE
 from manyformer.recipes.registry import get_recipe
 
-TOKENIZER, VOCABULARY = "tokenizer.json", "vocab.txt"
+TOKENIZER = "tokenizer.json"
+VOCABULARY = "vocab.txt"
 PIECE_MODELS = ("source.spm", "target.spm")
 """The models of sentencepiece of a Marian, for each language."""
 
@@ -58,7 +59,9 @@ def read_foreign_tokenizers(folder: Path) -> tuple[ForeignTokenizer, ForeignToke
     piece_files = [folder / name for name in PIECE_MODELS]
     if (folder / TOKENIZER).exists() or not all(file.exists() for file in piece_files):
         tokenizer = read_foreign_tokenizer(folder)
-        return None if tokenizer is None else (tokenizer, tokenizer)
+        if tokenizer is None:
+            return None
+        return (tokenizer, tokenizer)
     from manyformer.interop.older_tokenizers import MARIAN_SPECIAL_TOKENS, read_marian_tokenizers
 
     names = {
@@ -93,7 +96,8 @@ def _special_tokens(files: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     for settings in files:
         for their_kind, kind in KINDS.items():
             token = settings.get(f"{their_kind}_token")
-            token = token.get("content") if isinstance(token, dict) else token
+            if isinstance(token, dict):
+                token = token.get("content")
             if isinstance(token, str):
                 names.setdefault(kind, token)
     return names
@@ -101,8 +105,13 @@ def _special_tokens(files: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 def _read_settings(file: Path) -> dict[str, Any]:
     """The object in a JSON file; empty where the file is missing."""
-    content = read_json(file, "settings of a tokenizer") if file.exists() else {}
-    return content if isinstance(content, dict) else {}
+    if file.exists():
+        content = read_json(file, "settings of a tokenizer")
+    else:
+        content = {}
+    if isinstance(content, dict):
+        return content
+    return {}
 
 
 def _stop_ids(settings: dict[str, Any]) -> list[int]:
@@ -144,20 +153,25 @@ def read_text_settings(config: ForeignConfig, family: ModelFamily, keywords: Map
     """The tokenizer of a model with these keywords, the names of its labels, and what begins and ends its texts.
 
     Raises UserError for a tokenizer with more tokens than the model, and for settings that generation does not have."""
-    labels = config.labels() if keywords.get("classes") and not config.is_bare else None
+    labels = None
+    if keywords.get("classes") and not config.is_bare:
+        labels = config.labels()
     if "channels" in keywords:
         shape = ImageShape(*(keywords[name] for name in ("height", "width", "channels")))
         return TextSettings(PixelTokenizer(MAX_PIXEL_VALUE + 1, shape), labels)
     if "vocab" not in keywords:
         return TextSettings(labels=labels)
-    folder, vocab = config.file.parent, keywords["vocab"]
-    tokenizers, generation = read_foreign_tokenizers(folder), ForeignGeneration(folder, vocab)
+    folder = config.file.parent
+    vocab = keywords["vocab"]
+    tokenizers = read_foreign_tokenizers(folder)
+    generation = ForeignGeneration(folder, vocab)
     for tokenizer, size in zip(tokenizers or (), (keywords.get("source_vocab") or vocab, vocab)):
         if tokenizer.vocab > size:
             raise UserError(f"{folder} has a tokenizer of {tokenizer.vocab:,} tokens, but its model has {size:,}")
     task = get_recipe(family.recipe).card.task
     if not task.takes_source:
-        reader, left_out = tokenizers and tokenizers[0], generation.search_options()
+        reader = tokenizers and tokenizers[0]
+        left_out = generation.search_options()
         if task.generates is not None:
             left_out |= generation.settings_without_use(reader)
         return TextSettings(reader, labels, left_out=left_out)
@@ -173,7 +187,8 @@ class ForeignGeneration:
     """What generation_config.json says, and config.json where that says nothing; every method raises UserError."""
 
     def __init__(self, folder: Path, vocab: int) -> None:
-        self._folder, self._vocab = folder, vocab
+        self._folder = folder
+        self._vocab = vocab
         self._contents = {name: _read_generation(folder / name) for name in (GENERATION, CONFIG)}
 
     def search_options(self) -> dict[str, str]:
@@ -187,7 +202,10 @@ class ForeignGeneration:
 
     def settings_without_use(self, tokenizer: Tokenizer | None) -> dict[str, str]:
         """What a language model may not write, or always writes, by name and value, with what is done instead."""
-        never = set() if tokenizer is None else {tokenizer.pad, tokenizer.bos, *range(tokenizer.vocab, self._vocab)}
+        if tokenizer is None:
+            never = set()
+        else:
+            never = {tokenizer.pad, tokenizer.bos, *range(tokenizer.vocab, self._vocab)}
         notes = {}
         for name in ("suppress_tokens", "bad_words_ids", "forced_bos_token_id", "forced_eos_token_id", *REFUSED):
             file, value = self._value(name)
@@ -229,11 +247,16 @@ class ForeignGeneration:
         ids = self._ids(name)
         if len(ids) > 1:
             raise UserError(f"{self._value(name)[0]}: {name} ({list(ids)}) must be one token id")
-        return ids[0] if ids else None
+        if ids:
+            return ids[0]
+        return None
 
     def _ids(self, name: str) -> tuple[int, ...]:
         file, value = self._value(name)
-        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if isinstance(value, list):
+            ids = value
+        else:
+            ids = [] if value is None else [value]
         for token in ids:
             if type(token) is not int or not 0 <= token < self._vocab:
                 raise UserError(f"{file}: {name} ({value!r:.60}) must be a token id from 0 to {self._vocab - 1}")
@@ -252,7 +275,10 @@ class ForeignGeneration:
 
 def _read_generation(file: Path) -> dict[str, Any]:
     """The object in a JSON file; empty where the file is missing."""
-    content = read_json(file, "settings of generation") if file.exists() else {}
+    if file.exists():
+        content = read_json(file, "settings of generation")
+    else:
+        content = {}
     if not isinstance(content, dict):
         raise UserError(f"{file} must hold an object with settings of generation")
     return content

@@ -32,7 +32,9 @@ def hub_card(model: Model, kind: AutoClass, run_card: str | None, *, is_native: 
 
     Without a `run_card` it has the recipe, its paper and the keywords."""
     options = "" if is_native else ", trust_remote_code=True"
-    requirement = "" if is_native else "It is loaded by the package manyformer (`pip install 'manyformer[hf]'`).\n\n"
+    requirement = "It is loaded by the package manyformer (`pip install 'manyformer[hf]'`).\n\n"
+    if is_native:
+        requirement = ""
     return f"""---
 library_name: transformers
 pipeline_tag: {kind.pipeline}

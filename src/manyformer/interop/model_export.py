@@ -90,11 +90,13 @@ def export_model(
     """
     kind = auto_class_of(model)
     try:
-        parts, reason = _native_parts(model, kind, model_type), None
+        parts = _native_parts(model, kind, model_type)
+        reason = None
     except UserError as error:
         if model_type is not None or not kind.is_wrapped:
             raise
-        parts, reason = _wrapped_parts(model), str(error)
+        parts = _wrapped_parts(model)
+        reason = str(error)
     source, target = model.tokenizer if isinstance(model.tokenizer, tuple) else (model.tokenizer, model.tokenizer)
     special_tokens: Keywords = {}
     if kind.suffix != "ImageClassification":
@@ -212,7 +214,10 @@ def _first_config(families: Sequence[ModelFamily], keywords: Keywords) -> tuple[
 def _complete_keywords(model: Model) -> Keywords:
     """The keywords of a model with the id of padding, and the width of feed-forward layers that the recipe chose."""
     keywords = dict(model.spec.keywords)
-    keywords[PAD_ID] = model.tokenizer.pad if isinstance(model.tokenizer, Tokenizer) else 1
+    if isinstance(model.tokenizer, Tokenizer):
+        keywords[PAD_ID] = model.tokenizer.pad
+    else:
+        keywords[PAD_ID] = 1
     if keywords.get("ff_dim", 0) is None:
         weights = model.state_dict()
         names = (".0.ff.inner.up.weight", ".0.ff.inner.experts.up.weight")

@@ -125,7 +125,8 @@ def demanded(owner: str, **values: Any) -> ConfigRule:
 
 TensorMap = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
-WEIGHT, BIAS = ("weight",), ("bias",)
+WEIGHT = ("weight",)
+BIAS = ("bias",)
 PARAMETERS = (*WEIGHT, *BIAS)
 """The kinds of the parameters of most modules."""
 

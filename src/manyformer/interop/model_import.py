@@ -79,7 +79,10 @@ def read_tokenizers(folder: Path) -> TokenizerPair:
     if is_hugging_face(folder):
         texts = read_foreign_description(folder).read_texts()
         if texts.tokenizer is not None:
-            pair = texts.tokenizer if isinstance(texts.tokenizer, tuple) else (texts.tokenizer, texts.tokenizer)
+            if isinstance(texts.tokenizer, tuple):
+                pair = texts.tokenizer
+            else:
+                pair = (texts.tokenizer, texts.tokenizer)
             return TokenizerPair(*pair, texts.labels)
     elif any(name in VerifiedFolder.open(folder) for name in TOKENIZER_FILES):
         return load_tokenizers(folder)
@@ -129,13 +132,18 @@ def import_model(folder: str | Path, *, base: str | Path | None = None) -> Impor
     except ValueError as error:
         raise UserError(f"{config.file}: {error}") from None
     rules = list(family.tensor_rules({**model.spec.keywords, PAD_ID: config.whole_number("pad_token_id", 1)}))
-    new = _parts_of_new_head(rules) if config.is_bare and family.head_is_optional else ()
+    if config.is_bare and family.head_is_optional:
+        new = _parts_of_new_head(rules)
+    else:
+        new = ()
     rules = [rule for rule in rules if not set(rule.ours) & set(new)]
     left_out = _left_over(family, names, rules, weights)
     _fill(model, rules, names, weights, new, Path(folder))
     parameters = sum(weight.numel() for weight in model.parameters())
     tensors = sum(len(rule.theirs) for rule in rules if rule.ours)
-    model.tokenizer, model.labels, model.generation = texts.tokenizer, texts.labels, texts.generation
+    model.tokenizer = texts.tokenizer
+    model.labels = texts.labels
+    model.generation = texts.generation
     left_out |= {**texts.left_out, **config.attention_dropout()}
     report = ImportReport(family.title, family.recipe, model.spec.keywords, tensors, left_out, parameters, new)
     return ImportedModel(model.eval(), report)

@@ -22,12 +22,15 @@ BERT_SPECIAL_TOKENS = {"unk": "[UNK]", "pad": "[PAD]", "bos": "[CLS]", "eos": "[
 
 SETTINGS = "tokenizer_config.json"
 
-PIECE_IDS, TARGET_PIECE_IDS = "vocab.json", "target_vocab.json"
+PIECE_IDS = "vocab.json"
+TARGET_PIECE_IDS = "target_vocab.json"
 
 MARIAN_SPECIAL_TOKENS = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 """The special tokens of Marian by our kinds."""
 
-UNIGRAM, NORMAL, USER_DEFINED = 1, 1, 4
+UNIGRAM = 1
+NORMAL = 1
+USER_DEFINED = 4
 """Numbers in models of sentencepiece: their algorithm, and the kinds of pieces that texts are divided into."""
 
 ABSENT_SCORE = -1e6
@@ -58,7 +61,8 @@ def read_word_pieces(file: Path, names: Mapping[str, str], settings: Mapping[str
         strip_accents=settings.get("strip_accents") if isinstance(settings.get("strip_accents"), bool) else None,
         lowercase=settings.get("do_lower_case") is not False,
     )
-    inner.pre_tokenizer, inner.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    inner.decoder = decoders.WordPiece()
     inner.post_processor = processors.BertProcessing((last, vocabulary[last]), (first, vocabulary[first]))
     inner.add_special_tokens([token for token in names.values() if token in vocabulary])
     content: dict[str, Any] = json.loads(inner.to_str())
@@ -109,11 +113,16 @@ def _package_of(error: ImportError) -> str:
     """The package that an import or a class of `transformers` misses."""
     if error.name == "transformers":
         return "transformers"
-    return "sentencepiece" if "entencepiece" in str(error) else "protobuf"
+    if "entencepiece" in str(error):
+        return "sentencepiece"
+    return "protobuf"
 
 
 def _names_code(file: Path) -> bool:
-    settings = read_json(file, "settings of a tokenizer") if file.exists() else {}
+    if file.exists():
+        settings = read_json(file, "settings of a tokenizer")
+    else:
+        settings = {}
     return isinstance(settings, dict) and bool(settings.get("auto_map"))
 
 
@@ -143,7 +152,10 @@ def _tokenizer_content(pieces: PieceModel, vocabulary: list[str], names: Mapping
     scored = [(piece, pieces.scores.get(piece, ABSENT_SCORE)) for piece in vocabulary]
     inner = tokenizers.Tokenizer(models.Unigram(scored, vocabulary.index(names["unk"]), byte_fallback=False))
     spaces = [normalizers.Strip(left=False, right=True), normalizers.Replace(tokenizers.Regex(" {2,}"), SPACE)]
-    table = [normalizers.Precompiled(pieces.characters)] if pieces.characters else []
+    if pieces.characters:
+        table = [normalizers.Precompiled(pieces.characters)]
+    else:
+        table = []
     inner.normalizer = normalizers.Sequence([*table, *spaces])
     inner.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always")
     inner.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme="always")
@@ -163,7 +175,10 @@ def _read_vocabulary(file: Path, names: Mapping[str, str]) -> list[str]:
     if not file.exists():
         raise UserError(f"{file} is missing, which has the token ids of source.spm and target.spm")
     content = read_json(file, "a vocabulary", max_bytes=MAX_TOKENIZER_BYTES)
-    ids = list(content.values()) if isinstance(content, dict) else []
+    if isinstance(content, dict):
+        ids = list(content.values())
+    else:
+        ids = []
     if not ids or any(type(token) is not int for token in ids) or sorted(ids) != list(range(len(ids))):
         raise DamagedFile(f"{file} is damaged: it must give each piece an id, from 0 on")
     vocabulary = sorted(content, key=content.__getitem__)

@@ -14,9 +14,11 @@ from manyformer.files.json_records import DamagedFile
 from manyformer.interop.foreign_config import ForeignConfig
 from manyformer.interop.weight_files import ADAPTER_CONFIG, WeightFiles
 
-ADAPTER_WEIGHTS, ADAPTER_PICKLE = "adapter_model.safetensors", "adapter_model.bin"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_PICKLE = "adapter_model.bin"
 PREFIX = "base_model.model."
-LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
+LORA_A = ".lora_A.weight"
+LORA_B = ".lora_B.weight"
 
 MAX_ADAPTER_BYTES = 1 << 34
 """The largest file of adapters that is read: all of it is in memory."""
@@ -79,7 +81,8 @@ class AdaptedWeights(WeightFiles):
         a, b = (self._tensors[self._adapted[name] + end].float() for end in (LORA_A, LORA_B))
         is_transposed = self._config.flag("fan_in_fan_out", default=False)
         outputs, inputs = reversed(tensor.shape) if is_transposed else tensor.shape
-        rank, alpha = self._rank(self._adapted[name]), self._config.number("lora_alpha", 8.0)
+        rank = self._rank(self._adapted[name])
+        alpha = self._config.number("lora_alpha", 8.0)
         if a.shape != (rank, inputs) or b.shape != (outputs, rank):
             shapes = f"{tuple(b.shape)} and {tuple(a.shape)}"
             raise UserError(
@@ -91,7 +94,9 @@ class AdaptedWeights(WeightFiles):
 
     def file_of(self, name: str) -> Path:
         """The file that holds a tensor."""
-        return self._file if name in self._replaced else super().file_of(name)
+        if name in self._replaced:
+            return self._file
+        return super().file_of(name)
 
     def _check_kind(self) -> None:
         """Raise UserError for adapters that are not added to the weights of the model as they are."""
@@ -111,11 +116,15 @@ class AdaptedWeights(WeightFiles):
 
     def _rank(self, name: str) -> int:
         shape = self._tensors[name + LORA_A].shape
-        return shape[0] if shape else 0
+        if shape:
+            return shape[0]
+        return 0
 
     def _check_rank(self, name: str) -> None:
         """Raise UserError for an adapter of another rank than the settings give it, which peft does not read."""
-        rank, patterns, ranks = self._rank(name), self._config.part("rank_pattern"), {self._config.size("r", 8)}
+        rank = self._rank(name)
+        patterns = self._config.part("rank_pattern")
+        ranks = {self._config.size("r", 8)}
         by_name = {key: patterns.size(key) for key in patterns.content}
         matching = [key for key in by_name if name == key.removeprefix("^") or name.endswith(f".{key}")]
         if not all(map(_PLAIN_NAME.fullmatch, by_name)):
@@ -142,11 +151,9 @@ class AdaptedWeights(WeightFiles):
     def _read(self) -> dict[str, Tensor]:
         """The tensors of the adapters by the names of the model, without the prefix that peft adds."""
         if not self._file.is_file():
-            pickled = (
-                " (adapter_model.bin is a pickle, which can run code)"
-                if self._file.with_name(ADAPTER_PICKLE).exists()
-                else ""
-            )
+            pickled = ""
+            if self._file.with_name(ADAPTER_PICKLE).exists():
+                pickled = " (adapter_model.bin is a pickle, which can run code)"
             raise UserError(f"{self._file} is missing{pickled}; save_pretrained of peft writes it")
         if self._file.stat().st_size > MAX_ADAPTER_BYTES:
             raise UserError(f"{self._file} is too large for adapters")

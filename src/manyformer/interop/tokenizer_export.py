@@ -57,7 +57,8 @@ def fast_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
 
 def _frame(tokenizer: Tokenizer, names: Mapping[str, str], kind: AutoClass) -> processors.TemplateProcessing:
     """Texts with the start token before them and the end token after each, if the models have them."""
-    begin, end = [names["bos"]] * kind.begins, [names["eos"]] * kind.ends
+    begin = [names["bos"]] * kind.begins
+    end = [names["eos"]] * kind.ends
     return processors.TemplateProcessing(
         single=[*begin, "$A", *end],
         pair=[*begin, "$A", *end, "$B:1", *(f"{name}:1" for name in end)],

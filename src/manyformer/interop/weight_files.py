@@ -13,7 +13,8 @@ from manyformer.files.json_records import DamagedFile, read_json
 from manyformer.interop.foreign_config import CONFIG
 
 ADAPTER_CONFIG = "adapter_config.json"
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 
 REFUSED = {
     "pytorch_model.bin": "a pickle, which can run code when it is read",
@@ -82,7 +83,9 @@ def is_adapter(folder: Path) -> bool:
 def _read_index(file: Path) -> dict[str, str]:
     """The file of each tensor, all in the folder of the index."""
     content = read_json(file, "an index of weights")
-    names = content.get("weight_map") if isinstance(content, dict) else None
+    names = None
+    if isinstance(content, dict):
+        names = content.get("weight_map")
     if not isinstance(names, dict) or not all(type(name) is str for name in names.values()):
         raise DamagedFile(f"{file} is damaged: weight_map must give a file for each tensor")
     for name in names.values():

@@ -29,7 +29,8 @@ def wrapped_family(config: ForeignConfig) -> ModelFamily:
 
     Raises UserError for a recipe that does not exist, and for keywords that are none of it."""
     spec = config.part(SPEC_FIELD)
-    recipe, saved_keywords = spec.content.get("recipe"), spec.part("keywords").content
+    recipe = spec.content.get("recipe")
+    saved_keywords = spec.part("keywords").content
     if not isinstance(recipe, str):
         raise UserError(f"{config.file}: {SPEC_FIELD}.recipe ({recipe!r:.60}) must be the name of a recipe")
     signature = recipe_in_file(recipe, config.file).signature

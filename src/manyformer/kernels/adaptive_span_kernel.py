@@ -46,13 +46,16 @@ class AdaptiveSpanKernel(Kernel):
         super().__init__()
         if span_loss < 0:
             raise ValueError(f"AdaptiveSpanKernel: span_loss ({span_loss}) must be at least 0")
-        self.spans, self.span_loss, self.scale = spans, span_loss, scale
+        self.spans = spans
+        self.span_loss = span_loss
+        self.scale = scale
         self.extra_query_dim = spans.query_dim
         # all preceding keys, without the token itself
         self.cache_mask = self.mask = Window(spans.max_span + 1) & ~Window(1)
 
     def forward(self, call: KernelCall) -> LayerOutput:
-        state, watch = call.state, call.watch
+        state = call.state
+        watch = call.watch
         q, span_queries = torch.split(call.q, [call.q.shape[-1] - self.extra_query_dim, self.extra_query_dim], -1)
         lengths = self.spans(span_queries)
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (call.k, call.v))
@@ -91,13 +94,16 @@ class AdaptiveSpanKernel(Kernel):
         has_vectors_alone = terms is not None and terms.keys is not None and terms.bias is None
         if "score" in call.position.required_seams() and not has_vectors_alone:
             return None
-        query_layout, key_layout = call.query_positions.layout, call.key_positions.layout
+        query_layout = call.query_positions.layout
+        key_layout = call.key_positions.layout
         segments = call.query_positions.segment_ids, call.key_positions.segment_ids
         if isinstance(query_layout, ContiguousLayout) and isinstance(key_layout, ContiguousLayout):
             return SpanRows(query_layout.start - key_layout.start)
         if isinstance(query_layout, AlignedLayout) and isinstance(key_layout, AlignedLayout):
             return SpanRows(query_layout.start - key_layout.start, *segments)
-        return SpanRows(0, *segments) if isinstance(query_layout, PackedLayout) and query_layout == key_layout else None
+        if isinstance(query_layout, PackedLayout) and query_layout == key_layout:
+            return SpanRows(0, *segments)
+        return None
 
     def _distance_vectors(self, position: Position, max_reach: int) -> Float[Tensor, "#h r e"] | None:
         """The vectors that the position adds to keys at the distances `max_reach`, ..., 1."""

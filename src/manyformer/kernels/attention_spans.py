@@ -28,7 +28,9 @@ class AttentionSpans(PerHeadTensors, ABC):
                 f"{type(self).__name__}: max_span ({max_span}) must be at least 1 and ramp ({ramp}) at least 2: "
                 "with a shorter ramp a span of 0 sees no key and gets no gradient"
             )
-        self.heads, self.max_span, self.ramp = heads, max_span, ramp
+        self.heads = heads
+        self.max_span = max_span
+        self.ramp = ramp
 
     @abstractmethod
     def forward(self, span_queries: Float[Tensor, "b h l n"]) -> Float[Tensor, "#b h #l"]:

@@ -61,14 +61,17 @@ class MLPSorting(SortingNetwork, UndecayedParameters):
         super().__init__(heads, key_dim, causal=causal)
         if max_blocks < 1:
             raise ValueError(f"MLPSorting: max_blocks ({max_blocks}) must be at least 1")
-        input_dim, ff_dim = key_dim * (2 if causal else 1), 2 * key_dim if ff_dim is None else ff_dim
-        self.up, self.shift = _init_head_matrices(heads, input_dim, ff_dim), nn.Parameter(torch.zeros(heads, 1, ff_dim))
+        input_dim = key_dim * (2 if causal else 1)
+        ff_dim = 2 * key_dim if ff_dim is None else ff_dim
+        self.up = _init_head_matrices(heads, input_dim, ff_dim)
+        self.shift = nn.Parameter(torch.zeros(heads, 1, ff_dim))
         self.down = _init_head_matrices(heads, ff_dim, max_blocks)
 
     def forward(
         self, k: Float[Tensor, "n h b c e"], present: Bool[Tensor, "n b c"] | None = None
     ) -> Float[Tensor, "n h b b"]:
-        blocks, max_blocks = k.shape[2], self.down.shape[2]
+        blocks = k.shape[2]
+        max_blocks = self.down.shape[2]
         if blocks > max_blocks:
             raise ValueError(f"MLPSorting was built for max_blocks={max_blocks}, got {blocks} blocks")
         hidden = (self.describe_slots(k, present) @ self.up.to(k.dtype) + self.shift.to(k.dtype)).relu()

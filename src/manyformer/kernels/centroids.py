@@ -62,7 +62,8 @@ class KMeansCentroids(PerHeadTensors, PostStepUpdate):
             raise ValueError(
                 f"KMeansCentroids: decay ({decay}) must be in [0, 1), commitment ({commitment}) at least 0"
             )
-        self.decay, self.commitment = decay, commitment
+        self.decay = decay
+        self.commitment = commitment
         mean = F.normalize(torch.randn(heads, clusters, key_dim), dim=-1)
         self.register_buffer("mean", mean)
         # the moving averages before normalization; zero until the first batch
@@ -119,17 +120,22 @@ class KMeansCentroids(PerHeadTensors, PostStepUpdate):
             keys = keys.index_select(1, places_of(valid.flatten(), count))
         if not self._is_started():
             # clusters of these keys for these keys would let a token be routed by later ones
-            self._first_keys = keys if self._first_keys is None else self._first_keys
+            if self._first_keys is None:
+                self._first_keys = keys
+            else:
+                self._first_keys = self._first_keys
             return
         new_sums = centroid_sums(keys, nearest_centroid(keys, self.mean.to(keys.dtype)), self.mean.shape[1])
         pending = self._pending
-        self._pending = (
-            new_sums if pending is None else CentroidSums(pending.sums + new_sums.sums, pending.total + new_sums.total)
-        )
+        if pending is None:
+            self._pending = new_sums
+        else:
+            self._pending = CentroidSums(pending.sums + new_sums.sums, pending.total + new_sums.total)
 
     def _is_started(self) -> bool:
         """`started`, read again only where it was written, loaded or moved: a device would make each step wait."""
-        flag, version = self._read_started, tensor_version(self.started)
+        flag = self._read_started
+        version = tensor_version(self.started)
         if flag is None or version is None or flag.buffer is not self.started or flag.version != version:
             self._read_started = flag = ReadFlag(self.started, version, is_set=bool(self.started))
         return flag.is_set

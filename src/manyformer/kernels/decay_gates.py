@@ -48,7 +48,9 @@ class FixedDecay(DecayGate):
     def log_decay(self) -> Float[Tensor, " h"]:
         """The logarithm of the decay of each head, in the widest dtype of the device."""
         is_exact = device_kind(self.log_decay_bits.device).has_float64
-        return self.log_decay_bits.view(torch.float64) if is_exact else self.rounded_bits.view(torch.float32)
+        if is_exact:
+            return self.log_decay_bits.view(torch.float64)
+        return self.rounded_bits.view(torch.float32)
 
     def forward(self, gate: Float[Tensor, "b h l n"]) -> Float[Tensor, "b h l r"]:
         return self.log_decay.to(gate.dtype)[:, None, None].expand(*gate.shape[:3], 1)
@@ -64,7 +66,8 @@ class SoftplusDecay(DecayGate):
     def __init__(self, heads: int, width: int = 1) -> None:
         super().__init__()
         self.gate_dim = width
-        self.a_log, self.dt_bias = nn.Parameter(torch.empty(heads)), nn.Parameter(torch.empty(heads * width))
+        self.a_log = nn.Parameter(torch.empty(heads))
+        self.dt_bias = nn.Parameter(torch.empty(heads * width))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -98,7 +101,8 @@ class SigmoidDecay(DecayGate):
 
     def __init__(self, width: int, *, root: float = 16.0) -> None:
         super().__init__()
-        self.gate_dim, self.root = width, root
+        self.gate_dim = width
+        self.root = root
 
     def forward(self, gate: Float[Tensor, "b h l n"]) -> Float[Tensor, "b h l r"]:
         return F.logsigmoid(gate) / self.root

@@ -28,8 +28,11 @@ class DifferentialKernel(Kernel):
         super().__init__()
         if inner.recurrent or inner.tied_qk or inner.gate_dim:
             raise ValueError(f"DifferentialKernel cannot wrap {type(inner).__name__}: it needs keys and plain values")
-        self.inner, self.supports, self.cache_mask = inner, inner.supports - {"value"}, inner.cache_mask
-        self.width, self.eps = width, eps
+        self.inner = inner
+        self.supports = inner.supports - {"value"}
+        self.cache_mask = inner.cache_mask
+        self.width = width
+        self.eps = eps
         self.initial_lambda = 0.8 - 0.6 * math.exp(-0.3 * layer)
         self.query_1, self.key_1, self.query_2, self.key_2 = (nn.Parameter(torch.randn(width) * 0.1) for _ in range(4))
 

@@ -45,11 +45,16 @@ def sum_keys(
     sums = []
     for index, document in enumerate(document_ids):
         is_single = isinstance(key_positions.layout, ContiguousLayout)
-        in_document = None if is_single else (key_positions.segment_ids == document)[:, None]
+        if is_single:
+            in_document = None
+        else:
+            in_document = (key_positions.segment_ids == document)[:, None]
         matrix, log_scale = _sum_document(key_features, feature_scale, columns, in_document)
         if index < len(previous_ids):
             assert previous.matrix is not None
-            previous_scale = None if previous.log_scale is None else previous.log_scale[:, index]
+            previous_scale = None
+            if previous.log_scale is not None:
+                previous_scale = previous.log_scale[:, index]
             matrix, log_scale = _merge_sums(previous.matrix[:, index], previous_scale, matrix, log_scale)
         sums.append((matrix, log_scale))
     if not sums:
@@ -91,7 +96,8 @@ def document_sums_reference(
 ) -> tuple[Float[Tensor, "b h l f"], Float[Tensor, "b h l s"]]:
     """Compute outputs and weights by the definition, from all pairs."""
     heads_per_group = query_features.shape[1] // key_features.shape[1]
-    key_features, v = key_features.repeat_interleave(heads_per_group, 1), v.repeat_interleave(heads_per_group, 1)
+    key_features = key_features.repeat_interleave(heads_per_group, 1)
+    v = v.repeat_interleave(heads_per_group, 1)
     visible = AllKeys().dense(query_positions, key_positions, 1)
     pairs = query_features @ key_features.mT
     if feature_scale is not None:
@@ -119,7 +125,8 @@ def _sum_document(
     """The sum over the keys with `in_document`, divided by exp of the returned scale where features have a scale."""
     if feature_scale is None:
         return key_features.mT @ (columns if in_document is None else columns * in_document[..., None]), None
-    feature_scale = feature_scale if in_document is None else feature_scale.masked_fill(~in_document, -torch.inf)
+    if in_document is not None:
+        feature_scale = feature_scale.masked_fill(~in_document, -torch.inf)
     log_scale = feature_scale.detach().amax(-1)
     # the sum of no keys is zero whatever the scale
     scale = (feature_scale - log_scale.masked_fill(log_scale == -torch.inf, 0.0)[..., None]).exp()

@@ -53,7 +53,11 @@ class DynamicRotaryKernel(Kernel):
             raise ValueError(f"DynamicRotaryKernel rotates cached keys, but {name} is recurrent and has none")
         if inner.tied_qk:
             raise ValueError(f"DynamicRotaryKernel rotates keys for each query, but {name} ties queries and keys")
-        self.inner, self.head_dim, self.scaling, self.pairs, self.base = inner, head_dim, scaling, pairs, base
+        self.inner = inner
+        self.head_dim = head_dim
+        self.scaling = scaling
+        self.pairs = pairs
+        self.base = base
         # a position that acts on keys would be applied before the cache, and then be rotated as well
         self.supports = inner.supports - {"query", "key"}
 
@@ -69,7 +73,10 @@ class DynamicRotaryKernel(Kernel):
             if stop - start < call.q.shape[2]:
                 query_positions = call.query_positions.columns(start, stop)
                 chunk = chunk._replace(q=call.q[:, :, start:stop], query_positions=query_positions)
-            rotate_keys = self._rotate_keys_once if shares_rotation else self._rotate_keys_per_query
+            if shares_rotation:
+                rotate_keys = self._rotate_keys_once
+            else:
+                rotate_keys = self._rotate_keys_per_query
             y, state, loss = self.inner(rotate_keys(chunk))
             outputs.append(y if shares_rotation else _merge_query_rows(y, call.q.shape[0]))
             total_loss = total_loss + loss
@@ -91,7 +98,10 @@ class DynamicRotaryKernel(Kernel):
         length = query_positions.position_ids.shape[1]
         beyond = query_positions.position_ids >= self.scaling.original_length
         extrapolated = (beyond & (query_positions.segment_ids != PADDING_SEGMENT)).any(0)
-        num_within = int(extrapolated.int().argmax()) if bool(extrapolated.any()) else length
+        if bool(extrapolated.any()):
+            num_within = int(extrapolated.int().argmax())
+        else:
+            num_within = length
         if num_within or not length:
             yield QueryRange(0, num_within, shares_rotation=True)
         for start in range(num_within, length, MAX_ROTATED_QUERIES):
@@ -106,7 +116,8 @@ class DynamicRotaryKernel(Kernel):
 
     def _rotate_keys_per_query(self, call: KernelCall) -> KernelCall:
         """Make every query a row of the batch, with the keys rotated for it."""
-        rows, queries = call.q.shape[0], call.q.shape[2]
+        rows = call.q.shape[0]
+        queries = call.q.shape[2]
         query_positions = tree_map(lambda t: t.expand(rows, -1).reshape(-1, 1), call.query_positions)
         key_positions = tree_map(
             lambda t: t.expand(rows, -1).repeat_interleave(queries, dim=0), call.key_positions._replace(layout=None)
@@ -123,7 +134,9 @@ class DynamicRotaryKernel(Kernel):
 
     def _rotate(self, x: Tensor, position_ids: Int[Tensor, "b l"], lengths: Int[Tensor, "#b 1"]) -> Tensor:
         rates = self.scaling.frequencies(self.rotated, self.base, lengths)
-        idle = 0 if self.pairs == "halves" else (self.head_dim - self.rotated) // 2
+        idle = 0
+        if self.pairs != "halves":
+            idle = (self.head_dim - self.rotated) // 2
         table = rotation_table(position_ids.to(rates.device)[..., None] * rates, unrotated_pairs=idle)
         table = table.to(torch.promote_types(x.dtype, torch.float32)).to(x.device)
         return rotate(x, table[:, None], self.pairs)

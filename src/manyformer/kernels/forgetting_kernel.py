@@ -55,7 +55,8 @@ class ForgettingKernel(Kernel):
         if path != "auto" and path not in get_args(ForgettingPath):
             choices = ", ".join(get_args(ForgettingPath))
             raise ValueError(f"ForgettingKernel: path '{path}' does not exist; choose from auto, {choices}")
-        self.path, self.forget_gate = path, HeadProjection(dim, kv_heads, 1, bias=True)
+        self.path = path
+        self.forget_gate = HeadProjection(dim, kv_heads, 1, bias=True)
 
     @property
     def gate_projection(self) -> nn.Module | None:
@@ -72,7 +73,10 @@ class ForgettingKernel(Kernel):
         q = call.q / math.sqrt(call.q.shape[-1])
         call = call._replace(q=q, v=v)
         if self._select_path(call) == "fused":
-            attend = _dense_blocks if _has_strong_gates(totals, q) else _fused
+            if _has_strong_gates(totals, q):
+                attend = _dense_blocks
+            else:
+                attend = _fused
             return LayerOutput(attend(call, totals), call.state)
         y, weights = _dense(call, totals)
         call.watch(self, "weights", weights)
@@ -89,7 +93,9 @@ class ForgettingKernel(Kernel):
     def _select_path(self, call: KernelCall) -> ForgettingPath:
         if self.path == "fused" and call.watch is not no_watch:
             raise ValueError("ForgettingKernel: path 'fused' cannot serve this call: its weights are watched")
-        return "fused" if self.path == "fused" or (self.path == "auto" and call.watch is no_watch) else "naive"
+        if self.path == "fused" or (self.path == "auto" and call.watch is no_watch):
+            return "fused"
+        return "naive"
 
 
 def total_log_gates(gates: Float[Tensor, "b g s"], positions: TokenPositions) -> Float[Tensor, "b g s"]:
@@ -106,10 +112,8 @@ def total_log_gates(gates: Float[Tensor, "b g s"], positions: TokenPositions) ->
 
 def _dense(call: KernelCall, totals: Float[Tensor, "b g s"]) -> tuple[Float[Tensor, "b h l f"], Tensor]:
     """Outputs and weights by the definition, for scaled queries that are the last of the keys."""
-    q, (k, v, totals) = (
-        call.q,
-        (x.repeat_interleave(call.q.shape[1] // x.shape[1], 1) for x in (call.k, call.v, totals)),
-    )
+    q = call.q
+    k, v, totals = (x.repeat_interleave(call.q.shape[1] // x.shape[1], 1) for x in (call.k, call.v, totals))
     compute_dtype = torch.promote_types(q.dtype, torch.float32)
     decays = (totals[..., -q.shape[2] :, None] - totals[..., None, :]).to(compute_dtype).to(q.device)
     mask = Causal().dense(call.query_positions, call.key_positions, 1)
@@ -119,7 +123,8 @@ def _dense(call: KernelCall, totals: Float[Tensor, "b g s"]) -> tuple[Float[Tens
 
 def _dense_blocks(call: KernelCall, totals: Float[Tensor, "b g s"]) -> Float[Tensor, "b h l f"]:
     """The definition for `BLOCK` queries at a time, without their weights."""
-    first, outputs = call.k.shape[2] - call.q.shape[2], []
+    first = call.k.shape[2] - call.q.shape[2]
+    outputs = []
     for start in range(0, call.q.shape[2], BLOCK):
         queries = call.q[:, :, start : start + BLOCK]
         stop = first + start + queries.shape[2]
@@ -136,7 +141,9 @@ def _dense_blocks(call: KernelCall, totals: Float[Tensor, "b g s"]) -> Float[Ten
 
 def _part_size(dtype: torch.dtype) -> int:
     """The queries of a fused call that share an origin of sums."""
-    return BLOCK if torch.finfo(dtype).bits < 32 else max(BLOCK // ORIGINS, 1)
+    if torch.finfo(dtype).bits < 32:
+        return BLOCK
+    return max(BLOCK // ORIGINS, 1)
 
 
 def _has_strong_gates(totals: Float[Tensor, "b g s"], q: Float[Tensor, "b h l e"]) -> bool:
@@ -155,7 +162,9 @@ def _fused(call: KernelCall, totals: Float[Tensor, "b g s"]) -> Float[Tensor, "b
     """Attention by torch's fused kernel, for scaled queries; a row's own sum of gates cancels in its softmax."""
     q, k, v, query_positions, key_positions, *_ = call
     is_contiguous = all(isinstance(x.layout, ContiguousLayout) for x in (query_positions, key_positions))
-    first, size, outputs = k.shape[2] - q.shape[2], _part_size(q.dtype), []
+    first = k.shape[2] - q.shape[2]
+    size = _part_size(q.dtype)
+    outputs = []
     for start in range(0, q.shape[2], BLOCK):
         queries = q[:, :, start : start + BLOCK]
         # the queries are the last keys, so no query of the block attends to keys behind it
@@ -169,7 +178,10 @@ def _fused(call: KernelCall, totals: Float[Tensor, "b g s"]) -> Float[Tensor, "b
         queries = torch.cat([queries, chosen.to(q.dtype).expand(*queries.shape[:2], -1, -1)], -1)
         aligned = is_contiguous and stop == queries.shape[2]
         positions = query_positions.columns(start, start + BLOCK), key_positions.columns(0, stop)
-        mask = None if aligned or (is_contiguous and queries.shape[2] == 1) else Causal().dense(*positions, 1)
+        if aligned or (is_contiguous and queries.shape[2] == 1):
+            mask = None
+        else:
+            mask = Causal().dense(*positions, 1)
         outputs.append(ops.fused_attention(queries, keys, v[:, :, :stop], mask, causal=aligned, scale=1.0))
     return torch.cat(outputs, 2)
 
@@ -178,7 +190,8 @@ def _split_precision(x: Float[Tensor, "b g s n"], dtype: torch.dtype) -> Float[T
     """`x` as channels of `dtype` whose sums are `x` to the digits of float32: one each, or several of 16 bits."""
     if torch.promote_types(dtype, torch.float32) == dtype:
         return x.to(dtype)
-    remainder, parts = x.clamp(-MAX_LOW_PRECISION, MAX_LOW_PRECISION), []
+    remainder = x.clamp(-MAX_LOW_PRECISION, MAX_LOW_PRECISION)
+    parts = []
     for _ in range(LOW_PRECISION_PARTS):
         parts.append(remainder.to(dtype))
         remainder = remainder - parts[-1].double()

@@ -26,7 +26,8 @@ class GeneralizedDeltaRule(MemoryRule):
         self, tokens: TokenFeatures, memory: RecurrentMemory, *, form: RecurrenceForm, chunk: int, floor: float
     ) -> MemoryResult:
         decay, removal_key, rate = gates_of(tokens).chunk(3, -1)
-        decay, key = mask_padding(decay, tokens.valid), mask_padding(tokens.key_features, tokens.valid)
+        decay = mask_padding(decay, tokens.valid)
+        key = mask_padding(tokens.key_features, tokens.valid)
         removed = mask_padding(rate * removal_key, tokens.valid)
         removal = Removal(removal_key, removed)
         inputs = tokens.query_features, key, tokens.v, decay, tokens.run, memory.matrix

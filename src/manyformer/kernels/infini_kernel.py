@@ -71,7 +71,9 @@ class InfiniKernel(Kernel, PerHeadTensors):
         self.position = NoPosition() if position is None else position
         if seams := self.position.required_seams() - {"query", "key"}:
             raise ValueError(f"InfiniKernel does not support {sorted(seams)}, which {self.position} needs")
-        self.segment, self.update, self.beta = segment, update, nn.Parameter(torch.zeros(heads))
+        self.segment = segment
+        self.update = update
+        self.beta = nn.Parameter(torch.zeros(heads))
 
     def forward(self, call: KernelCall) -> LayerOutput:
         length = call.q.shape[2]
@@ -106,7 +108,8 @@ class InfiniKernel(Kernel, PerHeadTensors):
         return f"segment={self.segment}, update={self.update}"
 
     def _empty_state(self, call: KernelCall) -> InfiniState:
-        (batch, groups, _, width), value_width = call.k.shape, call.v.shape[-1]
+        batch, groups, _, width = call.k.shape
+        value_width = call.v.shape[-1]
         wide_dtype = torch.promote_types(call.v.dtype, torch.float32)
         matrix = torch.zeros(batch, groups, width, value_width, device=call.v.device, dtype=wide_dtype)
         k, v = (call.v.new_zeros(batch, groups, self.segment, size) for size in (width, value_width))
@@ -114,7 +117,10 @@ class InfiniKernel(Kernel, PerHeadTensors):
 
     def _attend_one(self, call: KernelCall, column: int) -> LayerOutput:
         """Attention of the next token of each row, in this column of its segment: nothing has to be moved or masked."""
-        q, k, v, (memory, *earlier) = call.q, call.k, call.v, call.state
+        q = call.q
+        k = call.k
+        v = call.v
+        (memory, *earlier) = call.state
         k, v = (torch.cat([cached[:, :, :column].to(new.dtype), new], 2) for cached, new in zip(earlier, (k, v)))
         turned_q = self.position.query(q, contiguous_positions(len(q), column, column + 1, q.device))
         turned_k = self.position.key(k, contiguous_positions(len(k), 0, column + 1, k.device))
@@ -139,7 +145,8 @@ class InfiniKernel(Kernel, PerHeadTensors):
         """Causal softmax attention inside each segment; without `present` only the last columns may be empty."""
         # inside a segment only distances count, so that positions may begin anywhere
         positions = contiguous_positions(len(q), 0, q.shape[2], q.device)
-        q, k = self.position.query(q, positions), self.position.key(k, positions)
+        q = self.position.query(q, positions)
+        k = self.position.key(k, positions)
         segment = min(self.segment, q.shape[2])
         q, k, v = (x.unflatten(2, (-1, segment)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # type: ignore[no-untyped-call]
         mask = None
@@ -157,7 +164,8 @@ class InfiniKernel(Kernel, PerHeadTensors):
         self, q: Tensor, k: Tensor, v: Tensor, present: Bool[Tensor, "n p"], memory: SegmentMemory
     ) -> tuple[Float[Tensor, "n h p f"], SegmentMemory]:
         """What the memory of the segments before a query returns, and the memory after all complete segments."""
-        dtype, group = memory.matrix.dtype, q.shape[1] // k.shape[1]
+        dtype = memory.matrix.dtype
+        group = q.shape[1] // k.shape[1]
         query_features = elu_plus_one(q.to(dtype))
         key_features = elu_plus_one(k.to(dtype)) * present[:, None, :, None]
         parts = (torch.split(x, self.segment, 2) for x in (query_features, key_features, v.to(dtype)))
@@ -165,7 +173,8 @@ class InfiniKernel(Kernel, PerHeadTensors):
         for features, keys, values, is_present in zip(*parts, torch.split(present, self.segment, 1), strict=True):
             outputs.append(memory.of_heads(group).read(features))
             # a segment is complete with its last token
-            is_complete, longer = is_present[:, -1], self._add_segment(memory, keys, values)
+            is_complete = is_present[:, -1]
+            longer = self._add_segment(memory, keys, values)
             memory = SegmentMemory(*(_select(is_complete, new, old) for new, old in zip(longer, memory)))
         return torch.cat(outputs, 2), memory
 
@@ -173,7 +182,10 @@ class InfiniKernel(Kernel, PerHeadTensors):
         self, memory: SegmentMemory, keys: Float[Tensor, "n g p e"], values: Float[Tensor, "n g p f"]
     ) -> SegmentMemory:
         """The memory after a segment with these features of keys."""
-        written = values - memory.read(keys) if self.update == "delta" else values
+        if self.update == "delta":
+            written = values - memory.read(keys)
+        else:
+            written = values
         return SegmentMemory(memory.matrix + keys.mT @ written, memory.normalizer + keys.sum(2))
 
     def _next_state(

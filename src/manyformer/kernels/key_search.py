@@ -57,7 +57,8 @@ class FaissSearch(KeySearch):
     ) -> TopProducts:
         if masked is not None or not k.shape[1] or not q.shape[1]:
             return top_products(q, k, count, masked)
-        products, columns = [], []
+        products = []
+        columns = []
         for queries, keys in zip(*(x.detach().float().cpu().contiguous().numpy() for x in (q, k))):
             nearest = self._faiss.knn(queries, keys, min(count, len(keys)), metric=self._faiss.METRIC_INNER_PRODUCT)
             products.append(torch.from_numpy(nearest[0]))

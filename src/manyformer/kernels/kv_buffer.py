@@ -37,8 +37,10 @@ class KVBuffer(NamedTuple):
     def used(self) -> "KVBuffer":
         """The used columns as views."""
         columns = slice(self.start, self.stop)
-        k, v = self.k[:, :, columns], self.v[:, :, columns]
-        position_ids, segment_ids = self.position_ids[:, columns], self.segment_ids[:, columns]
+        k = self.k[:, :, columns]
+        v = self.v[:, :, columns]
+        position_ids = self.position_ids[:, columns]
+        segment_ids = self.segment_ids[:, columns]
         return KVBuffer(k, v, position_ids, segment_ids, 0, self.stop - self.start)
 
 
@@ -101,7 +103,8 @@ def shared_key_ranges(
 
 
 def _ranges_of_rows(history: BlockHistory, query_positions: TokenPositions, keys: int) -> Iterator[SharedKeyRange]:
-    position_ids, segment_ids = query_positions.position_ids.numpy(), query_positions.segment_ids.numpy()
+    position_ids = query_positions.position_ids.numpy()
+    segment_ids = query_positions.segment_ids.numpy()
     for row in range(len(segment_ids)):
         cuts = [0, *(np.flatnonzero(np.diff(segment_ids[row])) + 1).tolist(), segment_ids.shape[1]]
         for start, stop in itertools.pairwise(cuts):
@@ -116,7 +119,8 @@ def _ranges_of_document(
     """The ranges of one document, given as its first query column, its stop column and its first position."""
     start, stop, first_position = document
     # the key column of the document's token at position 0
-    origin, shift = keys - queries + start - first_position, start - first_position
+    origin = keys - queries + start - first_position
+    shift = start - first_position
     for block_start in range(first_position // history.block * history.block, stop - shift, history.block):
         query_columns = slice(max(start, block_start + shift), min(stop, block_start + history.block + shift))
         key_columns = slice(max(origin + max(0, block_start - history.size), 0), origin + block_start)
@@ -179,7 +183,8 @@ def _reallocate(buffer: KVBuffer, count: int, keep: int) -> KVBuffer:
         return resized
 
     k, v = (copy_field(part, 2, 0) for part in (buffer.k, buffer.v))
-    position_ids, segment_ids = copy_field(buffer.position_ids, 1, 0), copy_field(buffer.segment_ids, 1, UNUSED_SEGMENT)
+    position_ids = copy_field(buffer.position_ids, 1, 0)
+    segment_ids = copy_field(buffer.segment_ids, 1, UNUSED_SEGMENT)
     return KVBuffer(k, v, position_ids, segment_ids, 0, length)
 
 

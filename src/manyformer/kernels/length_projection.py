@@ -33,7 +33,8 @@ class LengthProjection(nn.Module, ABC):
                 raise ValueError(f"{type(self).__name__}: {name} ({value}) must be at least 1")
         if slots > max_length:
             raise ValueError(f"{type(self).__name__}: slots ({slots}) must not exceed max_length ({max_length})")
-        self.max_length, self.slots = max_length, slots
+        self.max_length = max_length
+        self.slots = slots
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "n g p e"], count: Int[Tensor, "n p"] | None = None) -> ProjectedSlots: ...
@@ -122,9 +123,12 @@ def _split_windows(
     if count is None:
         count = torch.ones(1, x.shape[2], dtype=torch.long, device=x.device).expand(x.shape[0], -1)
     padding = -x.shape[2] % width
-    x, count = F.pad(x, (0, 0, 0, padding)), F.pad(count, (0, padding))
+    x = F.pad(x, (0, 0, 0, padding))
+    count = F.pad(count, (0, padding))
     return x.reshape(*x.shape[:2], -1, width, x.shape[3]), count.reshape(count.shape[0], -1, width)
 
 
 def _filled_or_none(filled: Tensor, count: Tensor | None) -> Tensor | None:
-    return None if count is None else filled
+    if count is None:
+        return None
+    return filled

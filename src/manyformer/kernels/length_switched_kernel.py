@@ -21,7 +21,8 @@ class LengthSwitchedKernel(Kernel):
     def __init__(self, mask: Mask, full_length: int) -> None:
         super().__init__()
         self.full_length = full_length
-        self.full, self.sparse = SoftmaxKernel(), SoftmaxKernel(mask)
+        self.full = SoftmaxKernel()
+        self.sparse = SoftmaxKernel(mask)
 
     def forward(self, call: KernelCall) -> LayerOutput:
         output: LayerOutput = self._kernel_for(call)(call)
@@ -34,4 +35,6 @@ class LengthSwitchedKernel(Kernel):
         return f"full_length={self.full_length}"
 
     def _kernel_for(self, call: KernelCall) -> SoftmaxKernel:
-        return self.full if call.k.shape[2] <= self.full_length else self.sparse
+        if call.k.shape[2] <= self.full_length:
+            return self.full
+        return self.sparse

@@ -96,33 +96,49 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
     ) -> None:
         super().__init__()
         self.mask = AllKeys() if mask is None else mask
-        self.features, self.key_features = features, key_features
+        self.features = features
+        self.key_features = key_features
         self.rule = SumRule() if rule is None else rule
-        self.chunk, self.floor, self.path, self.carries_across_batches = chunk, floor, path, carried
+        self.chunk = chunk
+        self.floor = floor
+        self.path = path
+        self.carries_across_batches = carried
         self.gate_dim, self._causal = self.rule.gate_dim, self.mask == Causal()
         if not self._causal and self.mask != AllKeys():
             raise ValueError(f"LinearKernel sums over keys, so mask {mask!r} must be Causal(), AllKeys() or None")
         if not self._causal and not isinstance(self.rule, SumRule):
             raise ValueError(f"{type(self.rule).__name__} updates its memory token by token: it needs mask Causal()")
-        maps = [features] if key_features is None else [features, key_features]
+        if key_features is None:
+            maps = [features]
+        else:
+            maps = [features, key_features]
         if (signed := next((each for each in maps if each.signed), None)) and isinstance(self.rule, DeltaRule):
             raise ValueError(f"DeltaRule divides features by their sum, which may be 0 for {type(signed).__name__}")
         if carried and (not self._causal or any(getattr(each, "redraw", None) is not None for each in maps)):
             raise ValueError("LinearKernel: a carried memory needs mask Causal() and features that are never redrawn")
         if chunk < 1:
             raise ValueError(f"LinearKernel: chunk ({chunk}) must be at least 1 token")
-        self._paths: frozenset[LinearPath] = self.rule.forms if self._causal else frozenset({"quadratic", "summed"})
+        if self._causal:
+            self._paths: frozenset[LinearPath] = self.rule.forms
+        else:
+            self._paths = frozenset({"quadratic", "summed"})
         if path != "auto" and path not in self._paths:
             raise ValueError(
                 f"LinearKernel: path '{path}' must be auto or one of {', '.join(sorted(self._paths))} here"
             )
 
     def init_state(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> State:
-        return LinearState() if self._causal else DocumentSums()
+        if self._causal:
+            return LinearState()
+        return DocumentSums()
 
     def forward(self, call: KernelCall) -> LayerOutput:
-        (path, _), compute_dtype = self._select_path(call), torch.promote_types(call.v.dtype, torch.float32)
-        compute = self._compute_causal if self._causal else self._compute_all_keys
+        path, _ = self._select_path(call)
+        compute_dtype = torch.promote_types(call.v.dtype, torch.float32)
+        if self._causal:
+            compute = self._compute_causal
+        else:
+            compute = self._compute_all_keys
         with autocast_disabled(call.q.device):
             query_features = self.features(call.q.to(compute_dtype), call.query_positions).y
             key_features = self._key_map(call.k.to(compute_dtype), call.key_positions)
@@ -133,7 +149,9 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
         return LayerOutput(y.to(call.v.dtype), None if call.state is None else state)
 
     def column_obstacle(self) -> str | None:
-        return None if self._causal else "its linear attention is not causal"
+        if self._causal:
+            return None
+        return "its linear attention is not causal"
 
     def share_columns(self, ring: TokenRing) -> None:
         attend = self.forward
@@ -167,11 +185,14 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
 
     @property
     def _key_map(self) -> FeatureMap:
-        return self.features if self.key_features is None else self.key_features
+        if self.key_features is None:
+            return self.features
+        return self.key_features
 
     def _select_path(self, call: KernelCall) -> tuple[LinearPath, str]:
         """The path of this call and the reason for it."""
-        queries, keys = call.q.shape[2], call.k.shape[2]
+        queries = call.q.shape[2]
+        keys = call.k.shape[2]
         if self._causal and queries != keys:
             raise ValueError(
                 f"LinearKernel with Causal() needs a key for each query, got {keys} keys, {queries} queries; "
@@ -195,7 +216,9 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
         if "fla" not in self._paths or not compiles_attention(call.q.device):
             return "chunked", chunks
         refusal = self._fla_refusal(call)
-        return ("fla", "causal, by the kernels of fla-core") if refusal is None else ("chunked", f"{chunks}; {refusal}")
+        if refusal is None:
+            return ("fla", "causal, by the kernels of fla-core")
+        return ("chunked", f"{chunks}; {refusal}")
 
     def _fla_refusal(self, call: KernelCall) -> str | None:
         return fla_recurrence.fla_refusal(
@@ -259,7 +282,8 @@ def _track_segments(
         # padding on the right comes after all valid tokens
         return None, None if positions.layout.right_padded else segment_ids != PADDING_SEGMENT, None
     last_ids = previous.segment_ids
-    last_ids = segment_ids.new_full(segment_ids.shape[:1], NO_SEGMENT) if last_ids is None else last_ids
+    if last_ids is None:
+        last_ids = segment_ids.new_full(segment_ids.shape[:1], NO_SEGMENT)
     run, valid, last_segment = segment_runs(segment_ids, last_ids)
     return run, valid, last_segment.clone()
 

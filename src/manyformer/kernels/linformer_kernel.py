@@ -54,12 +54,17 @@ class LinformerKernel(Kernel):
             raise ValueError(
                 f"LinformerKernel: keys have {keys.slots} slots, so values need as many, not {values.slots}"
             )
-        self.keys, self.values = keys, keys if values is None else values
+        self.keys = keys
+        self.values = keys if values is None else values
         self.scale = scale
 
     def forward(self, call: KernelCall) -> LayerOutput:
-        (k, v, mask), q = self._project(call), call.q
-        scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
+        k, v, mask = self._project(call)
+        q = call.q
+        if self.scale is None:
+            scale = 1 / math.sqrt(q.shape[-1])
+        else:
+            scale = self.scale
         if call.watch is no_watch:
             return LayerOutput(ops.fused_attention(q, k, v, mask, causal=False, scale=scale), call.state)
         if mask is None:
@@ -74,7 +79,9 @@ class LinformerKernel(Kernel):
         return f"sdpa: {self.keys.slots} slots in place of {call.k.shape[2]} keys"
 
     def _project(self, call: KernelCall) -> _ProjectedKV:
-        k, v, key_positions = call.k, call.v, call.key_positions
+        k = call.k
+        v = call.v
+        key_positions = call.key_positions
         if isinstance(key_positions.layout, ContiguousLayout):
             self._check_length(k.shape[2])
             return _ProjectedKV(self.keys(k).x, self.values(v).x, None)
@@ -106,7 +113,8 @@ def _join_slots(x: Float[Tensor, "bn g k e"], rows: int) -> Float[Tensor, "b g n
 
 def _group_by_segment(key_positions: TokenPositions) -> tuple[DocumentGrid, Int[Tensor, " n"]]:
     """A grid with one line for each row and segment id, and these segment ids, the same for every row."""
-    segment_ids, layout = key_positions.segment_ids, key_positions.layout
+    segment_ids = key_positions.segment_ids
+    layout = key_positions.layout
     valid = segment_ids != PADDING_SEGMENT
     if isinstance(layout, PackedLayout) and layout.distinct_ids is not None:
         segments = send(torch.tensor(layout.distinct_ids, dtype=torch.long, device="cpu"), segment_ids.device)
@@ -115,7 +123,10 @@ def _group_by_segment(key_positions: TokenPositions) -> tuple[DocumentGrid, Int[
         segments = torch.unique(segment_ids[valid])
         longest = None
     # if all tokens are padding: one document without tokens
-    segments = segments if segments.numel() else segments.new_zeros(1)
+    if segments.numel():
+        segments = segments
+    else:
+        segments = segments.new_zeros(1)
     batch = len(segment_ids)
     row = torch.arange(batch, device=segments.device)[:, None]
     grid_rows = row * len(segments) + torch.searchsorted(segments, segment_ids.contiguous())

@@ -73,7 +73,10 @@ class LolcatsKernel(Kernel, PerHeadTensors):
             raise ValueError(f"LolcatsKernel: window ({window}) must be at least 1 token")
         if path != "auto" and path not in get_args(LolcatsPath):
             raise ValueError(f"LolcatsKernel: path '{path}' does not exist; choose from auto, naive, windows")
-        self.window, self.floor, self.path, self._scale = window, floor, path, 1 / math.sqrt(head_dim)
+        self.window = window
+        self.floor = floor
+        self.path = path
+        self._scale = 1 / math.sqrt(head_dim)
         self.features, self.key_features = (HedgehogFeatures(head_dim, heads=n) for n in (heads, kv_heads))
         self.window_factor = nn.Parameter(torch.zeros(heads))
 
@@ -81,7 +84,8 @@ class LolcatsKernel(Kernel, PerHeadTensors):
         return LolcatsState()
 
     def forward(self, call: KernelCall) -> LayerOutput:
-        path, dtype = self._select_path(call), call.v.dtype
+        path = self._select_path(call)
+        dtype = call.v.dtype
         compute_dtype = torch.promote_types(dtype, torch.float32)
         with autocast_disabled(call.q.device):
             call = call._replace(**{name: getattr(call, name).to(compute_dtype) for name in ("q", "k", "v")})
@@ -111,7 +115,9 @@ class LolcatsKernel(Kernel, PerHeadTensors):
         if self.path == "naive" and not has_all_keys:
             raise ValueError("LolcatsKernel: path 'naive' needs all keys, but the state holds only their sum")
         is_watched = call.watch is not no_watch and has_all_keys and self.path == "auto"
-        return "naive" if is_watched or self.path == "naive" else "windows"
+        if is_watched or self.path == "naive":
+            return "naive"
+        return "windows"
 
     def _attend_to_pairs(self, call: KernelCall) -> tuple[Float[Tensor, "b h l f"], Float[Tensor, "b h l s"]]:
         """The definition, and its weights."""
@@ -136,7 +142,10 @@ class LolcatsKernel(Kernel, PerHeadTensors):
     def _attend(self, stream: _Stream, state: LolcatsState | None) -> tuple[Float[Tensor, "b h l f"], LolcatsState]:
         """Outputs of the call's tokens, in windows of queries, and the state after them."""
         groups = stream.q.shape[1] // stream.k.shape[1]
-        matrix = None if state is None or state.matrix is None else state.matrix.repeat_interleave(groups, 1)
+        if state is None or state.matrix is None:
+            matrix = None
+        else:
+            matrix = state.matrix.repeat_interleave(groups, 1)
         beyond, matrix = self._attend_beyond(stream, groups, matrix)
         total = self._attend_to_window(stream, groups) + beyond
         y = linear_attention.divide_by_normalizer(total, self.floor)
@@ -149,7 +158,8 @@ class LolcatsKernel(Kernel, PerHeadTensors):
 
     def _attend_to_window(self, stream: _Stream, groups: int) -> Float[Tensor, "b h l fp1"]:
         """Sums over the window of weights times values, and of the weights, which are the last channel."""
-        window, length = self.window, stream.q.shape[2]
+        window = self.window
+        length = stream.q.shape[2]
         block = min(window, length)
         missing = -length % block
         q = F.pad(stream.q, (0, 0, 0, missing)).unfold(2, block, block).mT
@@ -170,7 +180,8 @@ class LolcatsKernel(Kernel, PerHeadTensors):
     ) -> tuple[Float[Tensor, "b h l fp1"], Float[Tensor, "b h r fp1"]]:
         """The same sums over the tokens before the window: each query adds the one that has just left it."""
         length = stream.q.shape[2]
-        documents, query_documents = stream.documents[:, :length], stream.documents[:, self.window :]
+        documents = stream.documents[:, :length]
+        query_documents = stream.documents[:, self.window :]
         counts = (documents == query_documents) & (stream.segment_ids[:, :length] != PADDING_SEGMENT)
         columns = F.pad(stream.v[:, :, :length], (0, 1), value=1.0) * counts[:, None, :, None]
         key_features = self._key_features(stream.k[:, :, :length], groups)
@@ -188,16 +199,20 @@ class LolcatsKernel(Kernel, PerHeadTensors):
             k, v = (F.pad(x, (0, 0, self.window, 0)) for x in (call.k, call.v))
             segment_ids = F.pad(segment_ids, (self.window, 0), value=PADDING_SEGMENT)
         else:
-            k, v = torch.cat([state.k, call.k], 2), torch.cat([state.v, call.v], 2)
+            k = torch.cat([state.k, call.k], 2)
+            v = torch.cat([state.v, call.v], 2)
             segment_ids = torch.cat([state.segment_ids, segment_ids], 1)
-        q, places, last = call.q, None, segment_ids.new_full((len(segment_ids), 1), self.window - 1)
+        q = call.q
+        places = None
+        last = segment_ids.new_full((len(segment_ids), 1), self.window - 1)
         if not isinstance(call.key_positions.layout, ContiguousLayout):
             order = (segment_ids != PADDING_SEGMENT).byte().argsort(stable=True, dim=1)
             segment_ids = segment_ids.gather(1, order)
             k, v = (x.gather(2, order[:, None, :, None].expand_as(x)) for x in (k, v))
             # where each token of the call has gone among the last ones; below 0 for padding
             columns = order.argsort(1)
-            places, last = columns[:, self.window :] - self.window, columns[:, self.window - 1, None]
+            places = columns[:, self.window :] - self.window
+            last = columns[:, self.window - 1, None]
             new = (order[:, self.window :] - self.window).clamp(min=0)
             q = q.gather(2, new[:, None, :, None].expand_as(q))
         changes = F.pad(segment_ids[:, 1:] != segment_ids[:, :-1], (1, 0)).cumsum(1)

@@ -90,10 +90,16 @@ class LSHKernel(Kernel, PerHeadTensors, PostStepUpdate):
             raise ValueError(
                 f"LSHKernel: chunks_after ({chunks_after}) must be 0 in the variant 'strict', which is causal"
             )
-        self.factors, self.num_buckets = lsh_hashing.bucket_factors(num_buckets), num_buckets
-        self.chunk_length, self.num_hashes = chunk_length, num_hashes
-        self.chunks_before, self.chunks_after = chunks_before, chunks_after
-        self.variant, self.redraw, self.scale, self.path = variant, redraw, scale, path
+        self.factors = lsh_hashing.bucket_factors(num_buckets)
+        self.num_buckets = num_buckets
+        self.chunk_length = chunk_length
+        self.num_hashes = num_hashes
+        self.chunks_before = chunks_before
+        self.chunks_after = chunks_after
+        self.variant = variant
+        self.redraw = redraw
+        self.scale = scale
+        self.path = path
         seed = torch.empty((), dtype=torch.long, device="cpu").random_(2**40)
         self.register_buffer("seed", seed.to(torch.empty(0).device))
         self.register_buffer("number", torch.zeros((), dtype=torch.long))
@@ -128,7 +134,9 @@ class LSHKernel(Kernel, PerHeadTensors, PostStepUpdate):
 
     def _select_path(self, call: KernelCall) -> tuple[LSHPath, str]:
         """The path of this call and the reason for it."""
-        queries, keys, state = call.q.shape[2], call.k.shape[2], call.state
+        queries = call.q.shape[2]
+        keys = call.k.shape[2]
+        state = call.state
         if state is not None and self.variant != "strict":
             raise ValueError(
                 f"LSHKernel: the variant '{self.variant}' cannot continue from a state, because later tokens move its "
@@ -159,7 +167,9 @@ class LSHKernel(Kernel, PerHeadTensors, PostStepUpdate):
             mask = self._visible_keys(chunk_ids[..., -q.shape[2] :], chunk_ids, query_positions, key_positions)
             return LayerOutput(call.softmax_reference(mask, scale=self.scale)[0], LSHState(chunk_ids))
         chunks_per_round = tuple(self._sort_into_chunks(key_positions, round_buckets) for round_buckets in buckets)
-        new_state = None if state is None else LSHState(_pack_chunk_ids(buckets, chunks_per_round, self.chunk_length))
+        new_state = None
+        if state is not None:
+            new_state = LSHState(_pack_chunk_ids(buckets, chunks_per_round, self.chunk_length))
         if path == "sorted":
             return LayerOutput(self._attend_sorted(q, k, v, chunks_per_round), new_state)
         all_chunk_ids = torch.stack([_by_head(chunks.mark, buckets) for chunks in chunks_per_round], 2)
@@ -180,7 +190,9 @@ class LSHKernel(Kernel, PerHeadTensors, PostStepUpdate):
                 rotations = tuple(directions[:, heads] for directions in rotations)
             buckets = lsh_hashing.buckets(vectors, rotations)
         # int32, because the choice is stored for recomputation
-        return q.new_zeros(self.num_hashes, *q.shape[:3], dtype=torch.int32) if buckets is None else buckets.int()
+        if buckets is None:
+            return q.new_zeros(self.num_hashes, *q.shape[:3], dtype=torch.int32)
+        return buckets.int()
 
     def _sort_into_chunks(self, key_positions: TokenPositions, buckets: Int[Tensor, "b h l"]) -> BucketChunks:
         """Sort the tokens of one hash round into chunks, all heads of all rows one after the other."""
@@ -213,7 +225,8 @@ class LSHKernel(Kernel, PerHeadTensors, PostStepUpdate):
         key_positions: TokenPositions,
     ) -> Bool[Tensor, "b h l s"]:
         """The keys that each query attends to: those that share a chunk with it in any round, or itself alone."""
-        query_ids, key_ids = query_positions.position_ids[:, None, :, None], key_positions.position_ids[:, None, None]
+        query_ids = query_positions.position_ids[:, None, :, None]
+        key_ids = key_positions.position_ids[:, None, None]
         same_segment = query_positions.same_document(key_positions)[:, None]
         allowed = same_segment & (query_ids != key_ids if self.chunks_after else query_ids > key_ids)
         in_shared_round = torch.zeros_like(allowed)

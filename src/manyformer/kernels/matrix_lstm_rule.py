@@ -32,16 +32,21 @@ class MatrixLSTMRule(MemoryRule, PerHeadTensors):
 
     def __init__(self, heads: int, gate_projection: GateProjections, *, gate_cap: float | None = 15.0) -> None:
         super().__init__()
-        self.gate_projection, self.gate_cap = gate_projection, gate_cap
+        self.gate_projection = gate_projection
+        self.gate_cap = gate_cap
         self.input_bias = nn.Parameter(torch.full((heads,), -10.0))
         self.forget_bias = nn.Parameter(torch.linspace(3.0, 6.0, heads))
 
     def forward(
         self, tokens: TokenFeatures, memory: RecurrentMemory, *, form: RecurrenceForm, chunk: int, floor: float
     ) -> MemoryResult:
-        gate, v = gates_of(tokens), tokens.v
+        gate = gates_of(tokens)
+        v = tokens.v
         input_gate, decay = self._gates(gate, tokens.valid)
-        before = v.new_zeros(v.shape[:2]) if memory.log_scale is None else memory.log_scale
+        if memory.log_scale is None:
+            before = v.new_zeros(v.shape[:2])
+        else:
+            before = memory.log_scale
         # the level cancels, so that it needs no gradient
         level = decayed_running_max(input_gate.detach(), decay.detach(), tokens.run, before)
         scale = (input_gate - level).exp()[..., None]
@@ -51,15 +56,22 @@ class MatrixLSTMRule(MemoryRule, PerHeadTensors):
         columns = F.pad(v, (0, 1), value=1.0) * scale
         y, memory, weights = decayed_sum(tokens._replace(v=columns), decay, memory, form=form, chunk=chunk)
         divisor = y[..., -1:].abs().maximum((-level).exp()[..., None]) + EPSILON
-        weights = None if weights is None else weights * scale.mT / divisor
+        if weights is None:
+            weights = None
+        else:
+            weights = weights * scale.mT / divisor
         # a copy: a view would keep the levels of all tokens alive
         return MemoryResult(y[..., :-1] / divisor, RecurrentMemory(memory.matrix, level[..., -1].clone()), weights)
 
     def _gates(self, gate: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """The logarithms (b, h, l) of the input gate and of the forget gate; padding neither writes nor decays."""
         biases = torch.stack([self.input_bias, self.forget_bias], -1)[:, None]
-        gate = gate + biases if self.gate_cap is None else capped(gate + biases, self.gate_cap)
-        input_gate, decay = gate[..., 0], F.logsigmoid(gate[..., 1])
+        if self.gate_cap is None:
+            gate = gate + biases
+        else:
+            gate = capped(gate + biases, self.gate_cap)
+        input_gate = gate[..., 0]
+        decay = F.logsigmoid(gate[..., 1])
         if valid is None:
             return input_gate, decay
         return input_gate.masked_fill(~valid[:, None], -torch.inf), decay.masked_fill(~valid[:, None], 0.0)

@@ -94,7 +94,8 @@ class JointSoftmaxCombiner(MemoryCombiner):
         inner, (q, k, v, query_positions, key_positions, position, _, watch) = local
         local_scores = position.score(q @ k.mT * local.scale, q, k, query_positions, key_positions)
         local_mask = inner.mask.dense(query_positions, key_positions, q.shape[1]).expand(local_scores.shape)
-        scores, mask = torch.cat([retrieved.scores, local_scores], -1), torch.cat([retrieved.visible, local_mask], -1)
+        scores = torch.cat([retrieved.scores, local_scores], -1)
+        mask = torch.cat([retrieved.visible, local_mask], -1)
         weights = masked_softmax(scores, mask).to(v.dtype)
         memory_weights, local_weights = torch.split(weights, [retrieved.scores.shape[-1], k.shape[2]], -1)
         watch(inner, "weights", local_weights)
@@ -136,7 +137,10 @@ class MemorizingKernel(Kernel, PerHeadTensors, StatefulAcrossBatches):
             raise ValueError(
                 f"MemorizingKernel: size ({size}), neighbours ({neighbours}) and block ({block}) must be at least 1"
             )
-        self.inner, self.heads, self.head_dim, self.neighbours = inner, heads, head_dim, neighbours
+        self.inner = inner
+        self.heads = heads
+        self.head_dim = head_dim
+        self.neighbours = neighbours
         self.history = BlockHistory(size, block)
         self.combine = GatedCombiner(heads) if combine is None else combine
         self.search = ExactSearch() if search is None else search
@@ -145,8 +149,13 @@ class MemorizingKernel(Kernel, PerHeadTensors, StatefulAcrossBatches):
         return empty_buffer(batch, self.heads, self.head_dim, self.head_dim, device=device, dtype=dtype)
 
     def forward(self, call: KernelCall) -> LayerOutput:
-        q, k, v, query_positions, state = call.q, call.k, call.v, call.query_positions, call.state
-        num_cached, keep = k.shape[2] - q.shape[2], self.history.required_tokens
+        q = call.q
+        k = call.k
+        v = call.v
+        query_positions = call.query_positions
+        state = call.state
+        num_cached = k.shape[2] - q.shape[2]
+        keep = self.history.required_tokens
         position_ids, segment_ids = (x.expand(q.shape[0], -1) for x in query_positions[:2])
         positions = query_positions._replace(position_ids=position_ids, segment_ids=segment_ids)
         new_pairs = k.detach()[:, :, num_cached:], v.detach()[:, :, num_cached:]
@@ -155,7 +164,8 @@ class MemorizingKernel(Kernel, PerHeadTensors, StatefulAcrossBatches):
             buffer = append(state, *new_pairs, positions, keep)
         recorder = ValueRecorder(self.inner, "weights", call.watch)
         watch = call.watch if call.watch is no_watch else recorder
-        local, retrieved = LocalAttentionCall(self.inner, call._replace(state=None, watch=watch)), None
+        local = LocalAttentionCall(self.inner, call._replace(state=None, watch=watch))
+        retrieved = None
         if not self.history.has_no_visible_keys(query_positions):
             retrieved = self._retrieve(q, buffer, positions, local.scale)
         if retrieved is not None and call.watch is not no_watch:
@@ -168,10 +178,13 @@ class MemorizingKernel(Kernel, PerHeadTensors, StatefulAcrossBatches):
         return LayerOutput(y, None if state is None else trim(buffer, query_positions, keep))
 
     def explain(self, call: KernelCall) -> str:
-        local_path, state = self.inner.explain(call._replace(state=None)), call.state
+        local_path = self.inner.explain(call._replace(state=None))
+        state = call.state
         num_pairs = (0 if state is None else state.stop - state.start) + call.q.shape[2]
         has_ranges = shared_key_ranges(self.history, call.query_positions, num_pairs) is not None
-        masking = "in contiguous ranges" if has_ranges else "masked key by key in torch"
+        masking = "masked key by key in torch"
+        if has_ranges:
+            masking = "in contiguous ranges"
         return f"{local_path}; {self.neighbours} of {num_pairs} pairs looked up by {self.search.name}, {masking}"
 
     def extra_repr(self) -> str:
@@ -213,7 +226,9 @@ class MemorizingKernel(Kernel, PerHeadTensors, StatefulAcrossBatches):
             target = rows, slice(None), queries, slice(nearest.columns.shape[-1])
             products[target] = nearest.products.view(*range_queries.shape[:3], -1)
             index[target] = nearest.columns.view(*range_queries.shape[:3], -1) + keys.start
-        return TopProducts(products, index) if has_ranges else None
+        if has_ranges:
+            return TopProducts(products, index)
+        return None
 
 
 def _weighted_values(weights: Float[Tensor, "b h l n"], v: Float[Tensor, "b h l n f"]) -> Float[Tensor, "b h l f"]:
@@ -224,8 +239,12 @@ def _region_masses(
     weights: Float[Tensor, "b h l s"], memory_share: Float[Tensor, "b h l 1"] | None, query_positions: TokenPositions
 ) -> Float[Tensor, "3"]:
     """The shares of the memory, of cached local keys and of the current segment, given the local weights."""
-    memory_share = weights.new_zeros(1) if memory_share is None else memory_share.detach()
-    memory_share, queries = memory_share.expand(*weights.shape[:3], 1), weights.shape[2]
+    if memory_share is None:
+        memory_share = weights.new_zeros(1)
+    else:
+        memory_share = memory_share.detach()
+    memory_share = memory_share.expand(*weights.shape[:3], 1)
+    queries = weights.shape[2]
     total = weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
     all_weights = torch.cat([memory_share, weights / total * (1 - memory_share)], -1)
     valid = query_positions.segment_ids != PADDING_SEGMENT

@@ -162,15 +162,25 @@ def _weighted_mean(
     if token_scale is not None:
         scale, scale_decay, log_scale = _rescale(token_scale, valid, run, log_scale)
         weight = scale if weight is None else weight * scale
-        decay = scale_decay[..., None] if decay is None else decay + scale_decay[..., None]
+        if decay is None:
+            decay = scale_decay[..., None]
+        else:
+            decay = decay + scale_decay[..., None]
     if valid is not None:
-        weight = valid[:, None].to(v.dtype) if weight is None else weight.masked_fill(~valid[:, None], 0.0)
+        if weight is None:
+            weight = valid[:, None].to(v.dtype)
+        else:
+            weight = weight.masked_fill(~valid[:, None], 0.0)
     columns = F.pad(v, (0, 1), value=1.0)
-    columns = columns if weight is None else columns * weight[..., None]
+    if weight is not None:
+        columns = columns * weight[..., None]
     if form == "quadratic":
         assert memory.matrix is None
         y, matrix, pairs = linear_attention.quadratic(query_features, key_features, columns, decay, run)
-        weights = pairs if weight is None else pairs * weight[:, :, None]
+        if weight is None:
+            weights = pairs
+        else:
+            weights = pairs * weight[:, :, None]
         shares = weights / weights.sum(-1, keepdim=True).clamp(min=floor)
         return MemoryResult(divide_by_normalizer(y, floor), RecurrentMemory(matrix, log_scale), shares)
     inputs = query_features, key_features, columns, decay, run, memory.matrix
@@ -189,8 +199,12 @@ def _rescale(
     The maximum is over earlier tokens only, as in an online softmax, so that no later token can change an earlier
     output even by rounding. It cancels between numerator and denominator of every mean, so it needs no gradient.
     """
-    detached = token_scale.detach() if valid is None else token_scale.detach().masked_fill(~valid[:, None], -torch.inf)
-    previous = torch.full_like(detached[..., 0], -torch.inf) if previous is None else previous
+    if valid is None:
+        detached = token_scale.detach()
+    else:
+        detached = token_scale.detach().masked_fill(~valid[:, None], -torch.inf)
+    if previous is None:
+        previous = torch.full_like(detached[..., 0], -torch.inf)
     log_scale = running_max(detached, run, previous)
     earlier = torch.cat([previous[..., None], log_scale[..., :-1]], dim=-1)
     # at the first token of a document there is no memory to decay

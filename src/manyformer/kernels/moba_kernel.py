@@ -52,7 +52,9 @@ class MoBAKernel(Kernel):
             raise ValueError(f"MoBAKernel: block ({block}) and count ({count}) must be at least 1")
         if path != "auto" and path not in get_args(MoBAPath):
             raise ValueError(f"MoBAKernel: path '{path}' does not exist; choose from auto, naive, blocks")
-        self.block, self.count, self.path = block, count, path
+        self.block = block
+        self.count = count
+        self.path = path
 
     def forward(self, call: KernelCall) -> LayerOutput:
         scale = 1 / math.sqrt(call.q.shape[-1])
@@ -81,8 +83,11 @@ class MoBAKernel(Kernel):
 
     def visible(self, call: KernelCall) -> Bool[Tensor, "b h l s"]:
         """The keys that each query sees, for tokens at any positions: the definition."""
-        query_positions, key_positions, heads = call.query_positions, call.key_positions, call.q.shape[1]
-        layout, k = query_positions.layout, call.k.detach()
+        query_positions = call.query_positions
+        key_positions = call.key_positions
+        heads = call.q.shape[1]
+        layout = query_positions.layout
+        k = call.k.detach()
         is_step = isinstance(layout, StepLayout)
         if isinstance(layout, StepLayout):
             blocks = self._step_block_means(k, query_positions, key_positions, layout.position_limit)
@@ -104,13 +109,16 @@ class MoBAKernel(Kernel):
         return by_key & Causal().dense(query_positions, key_positions, 1)
 
     def _select_path(self, call: KernelCall) -> MoBAPath:
-        layout, key_layout = call.query_positions.layout, call.key_positions.layout
+        layout = call.query_positions.layout
+        key_layout = call.key_positions.layout
         are_whole = call.q.shape[2] == call.k.shape[2] and (
             layout == key_layout == ContiguousLayout() or (isinstance(layout, PackedLayout) and layout is key_layout)
         )
         if self.path == "blocks" and (call.watch is not no_watch or not are_whole):
             raise ValueError("MoBAKernel: path 'blocks' needs whole documents whose weights are not watched")
-        return "blocks" if self.path != "naive" and are_whole and call.watch is no_watch else "naive"
+        if self.path != "naive" and are_whole and call.watch is no_watch:
+            return "blocks"
+        return "naive"
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Float[Tensor, "b h l f"]:
         """The outputs of rows that are one document each."""
@@ -143,14 +151,16 @@ class MoBAKernel(Kernel):
     ) -> BlockMeans:
         """The blocks of the document of each row's one query, as many as positions allow; the last one of a row is for
         all other keys."""
-        rows, count = len(k), -(-position_limit // self.block) + 1
+        rows = len(k)
+        count = -(-position_limit // self.block) + 1
         number = torch.where(query.same_document(keys)[:, 0], keys.position_ids // self.block, count - 1)
         index = number + count * torch.arange(rows, device=k.device)[:, None]
         flat_keys = k.to(torch.promote_types(k.dtype, torch.float32)).transpose(1, 2).flatten(0, 1)
         sums = flat_keys.new_zeros(rows * count, *flat_keys.shape[1:]).index_add(0, index.flatten(), flat_keys)
         sizes = index.new_zeros(rows * count).index_add(0, index.flatten(), torch.ones_like(index).flatten())
         block = torch.arange(rows * count, device=k.device)
-        row, block_number = block // count, block % count
+        row = block // count
+        block_number = block % count
         means = sums / sizes.clamp(min=1)[:, None, None]
         is_complete = (sizes == self.block) & (block_number < count - 1)
         return BlockMeans(means, index, row, query.segment_ids[:, 0][row], block_number, is_complete)

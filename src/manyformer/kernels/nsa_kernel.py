@@ -77,7 +77,8 @@ class BlockCompression(nn.Module, UndecayedParameters):
     def __init__(self, length: int, width: int) -> None:
         super().__init__()
         self.places = nn.Parameter(torch.empty(length, width).normal_(std=width**-0.5))
-        self.up, self.down = nn.Linear(length * width, width), nn.Linear(width, width)
+        self.up = nn.Linear(length * width, width)
+        self.down = nn.Linear(width, width)
 
     def forward(self, blocks: Float[Tensor, "b g c n e"]) -> Float[Tensor, "b g c e"]:
         y: Tensor = self.down(F.gelu(self.up((blocks + self.places).flatten(-2))))
@@ -115,7 +116,10 @@ class NSAKernel(Kernel):
         super().__init__()
         if path != "auto" and path not in get_args(NSAPath):
             raise ValueError(f"NSAKernel: path '{path}' does not exist; choose from auto, naive, blocks")
-        self.sizes, self.path, self.kv_heads, self.head_dim = sizes or NSASizes(), path, kv_heads, head_dim
+        self.sizes = sizes or NSASizes()
+        self.path = path
+        self.kv_heads = kv_heads
+        self.head_dim = head_dim
         self.sizes.check()
         self.gate_dim = 4 * head_dim
         self.further_keys_values = HeadProjection(dim, kv_heads, self.gate_dim)
@@ -139,9 +143,13 @@ class NSAKernel(Kernel):
         branches[2] = call.position.key(branches[2], call.key_positions)
         rows = document_rows(call.query_positions, call.key_positions, q.shape[2])
         scale = 1 / math.sqrt(self.head_dim)
-        q, (keys, values, selected_keys, selected_values) = rows.queries(q), [rows.keys(x) for x in branches]
-        layout, cached = call.query_positions.layout, call.state if rows.is_contiguous else None
-        start = layout.start if isinstance(layout, ContiguousLayout) else 0
+        q = rows.queries(q)
+        keys, values, selected_keys, selected_values = [rows.keys(x) for x in branches]
+        layout = call.query_positions.layout
+        cached = call.state if rows.is_contiguous else None
+        start = 0
+        if isinstance(layout, ContiguousLayout):
+            start = layout.start
         blocks = self._compress(keys, values, cached, start, call.position)
         weights = self._compressed_weights(q, blocks.k, rows.positions, scale)
         chosen = choose_once(lambda: self._choose(weights.detach(), rows.positions, keys.shape[2]))
@@ -153,7 +161,8 @@ class NSAKernel(Kernel):
             visible = choice_mask(chosen, self.sizes.block, rows.positions, keys.shape[2])
             scores = q @ self._by_head(selected_keys, q).mT * scale
             selected = masked_softmax(scores, visible).to(q.dtype) @ self._by_head(selected_values, q)
-        compressed, selected = rows.gather(compressed), rows.gather(selected)
+        compressed = rows.gather(compressed)
+        selected = rows.gather(selected)
         y = shares[..., :1] * compressed + shares[..., 1:2] * selected + shares[..., 2:] * window
         return LayerOutput(y, None if call.state is None else blocks if rows.is_contiguous else call.state)
 
@@ -169,7 +178,9 @@ class NSAKernel(Kernel):
     def _select_path(self, *, is_whole: bool) -> NSAPath:
         if self.path == "blocks" and not is_whole:
             raise ValueError("NSAKernel: path 'blocks' needs whole documents")
-        return "blocks" if self.path != "naive" and is_whole else "naive"
+        if self.path != "naive" and is_whole:
+            return "blocks"
+        return "naive"
 
     def _compress(
         self,
@@ -182,15 +193,21 @@ class NSAKernel(Kernel):
         """The complete blocks of rows of one document; `cached` are those of the first `start` tokens, if all are."""
         length, stride, *_ = self.sizes
         is_cached = cached is not None and cached.k.shape[2] == self.sizes.complete_blocks(start)
-        first = self.sizes.complete_blocks(start) if is_cached else 0
+        first = 0
+        if is_cached:
+            first = self.sizes.complete_blocks(start)
         count = self.sizes.complete_blocks(k.shape[2])
         if first == count:
-            return cached if cached is not None and is_cached else CompressedBlocks(k[:, :, :0], v[:, :, :0])
+            if cached is not None and is_cached:
+                return cached
+            return CompressedBlocks(k[:, :, :0], v[:, :, :0])
         k, v = (x[:, :, first * stride :].unfold(2, length, stride).mT for x in (k, v))
         ends = torch.arange(first, count, device=k.device) * stride + length - 1
         positions = TokenPositions(ends.expand(len(k), -1), torch.zeros_like(ends).expand(len(k), -1))
         new = CompressedBlocks(position.key(self.compress_keys(k), positions), self.compress_values(v))
-        return cached.append(new) if cached is not None and is_cached else new
+        if cached is not None and is_cached:
+            return cached.append(new)
+        return new
 
     def _compressed_weights(
         self, q: Float[Tensor, "n h l e"], k: Float[Tensor, "n g c e"], positions: Int[Tensor, "#n l"], scale: float
@@ -216,7 +233,9 @@ class NSAKernel(Kernel):
 
         A compressed block counts once for each stride that both share (equation 9)."""
         compressed_length, stride, block, *_ = self.sizes
-        per_compressed, per_block, count = compressed_length // stride, block // stride, -(-length // block)
+        per_compressed = compressed_length // stride
+        per_block = block // stride
+        count = -(-length // block)
         padded = F.pad(weights, (per_compressed - 1, count * per_block - weights.shape[-1]))
         width = per_compressed + per_block - 1
         windows = padded.unfold(-1, width, per_block)

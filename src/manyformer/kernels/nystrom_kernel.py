@@ -39,7 +39,8 @@ class NystromKernel(Kernel, PerHeadTensors):
             raise ValueError(f"NystromKernel: landmarks ({landmarks}) and iterations ({iterations}) must be at least 1")
         if convolution is not None and convolution % 2 == 0:
             raise ValueError(f"NystromKernel: convolution ({convolution}) must be an odd number of tokens")
-        self.landmarks, self.iterations = landmarks, iterations
+        self.landmarks = landmarks
+        self.iterations = iterations
         self.weight: nn.Parameter | None = None
         if convolution is not None:
             limit = convolution**-0.5
@@ -50,7 +51,10 @@ class NystromKernel(Kernel, PerHeadTensors):
             super().keep_heads(selection)
 
     def forward(self, call: KernelCall) -> LayerOutput:
-        q, k, v, key_positions = call.q, call.k, call.v, call.key_positions
+        q = call.q
+        k = call.k
+        v = call.v
+        key_positions = call.key_positions
         if q.shape[2] != k.shape[2]:
             raise ValueError(f"NystromKernel needs queries and keys of the same tokens, got {q.shape[2]}, {k.shape[2]}")
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
@@ -69,7 +73,9 @@ class NystromKernel(Kernel, PerHeadTensors):
         return f"landmarks: {self.landmarks} in place of {call.k.shape[2]} keys, {self.iterations} steps of inversion"
 
     def extra_repr(self) -> str:
-        convolution = None if self.weight is None else self.weight.shape[1]
+        convolution = None
+        if self.weight is not None:
+            convolution = self.weight.shape[1]
         return f"landmarks={self.landmarks}, iterations={self.iterations}, convolution={convolution}"
 
     def _attend(
@@ -84,7 +90,9 @@ class NystromKernel(Kernel, PerHeadTensors):
         """The outputs of rows of one document each, of `lengths` tokens; all if None.
 
         `has_short` says whether one has no more tokens than there are landmarks; None where that is not known."""
-        length, scale, short = q.shape[2], 1 / math.sqrt(q.shape[-1]), min(q.shape[2], self.landmarks)
+        length = q.shape[2]
+        scale = 1 / math.sqrt(q.shape[-1])
+        short = min(q.shape[2], self.landmarks)
         # without reading values where there is nothing to read: a device would wait, and costs are counted without any
         if lengths is None:
             has_short = length == short
@@ -93,11 +101,10 @@ class NystromKernel(Kernel, PerHeadTensors):
         has_padding = lengths is not None
         if lengths is None:
             lengths = torch.full(q.shape[:1], length, device=q.device)
-        y = (
-            torch.zeros_like(v)
-            if length == short
-            else self._approximate(q, k, v, lengths, scale, has_padding=has_padding)
-        )
+        if length == short:
+            y = torch.zeros_like(v)
+        else:
+            y = self._approximate(q, k, v, lengths, scale, has_padding=has_padding)
         if has_short:
             q_short, k_short, v_short = (x[:, :, :short] for x in (q, k, v))
             mask = (torch.arange(short, device=q.device) < lengths[:, None])[:, None, None].expand(-1, -1, short, -1)
@@ -125,7 +132,9 @@ class NystromKernel(Kernel, PerHeadTensors):
         valid = torch.arange(q.shape[2], device=q.device) < lengths[:, None]
         shares = self._run_shares(valid, lengths).to(q.dtype)
         q_landmarks, k_landmarks = (shares[:, None] @ x for x in (q, k))
-        mask = valid[:, None, None].expand(-1, -1, self.landmarks, -1) if has_padding else None
+        mask = None
+        if has_padding:
+            mask = valid[:, None, None].expand(-1, -1, self.landmarks, -1)
         values = ops.fused_attention(q_landmarks, k, v, mask, causal=False, scale=scale)
         compute_dtype = torch.promote_types(q.dtype, torch.float32)
         with autocast_disabled(q.device):
@@ -143,7 +152,8 @@ class NystromKernel(Kernel, PerHeadTensors):
 
     def _landmark_weights(self, q: Tensor, k: Tensor) -> Float[Tensor, "b h l m"]:
         """The weights of the landmarks of each query in rows of one document, or of its keys where they are fewer."""
-        scale, length = 1 / math.sqrt(q.shape[-1]), q.shape[2]
+        scale = 1 / math.sqrt(q.shape[-1])
+        length = q.shape[2]
         if length > self.landmarks:
             valid = torch.ones(len(q), length, dtype=torch.bool, device=q.device)
             k = self._run_shares(valid, valid.sum(-1)).to(k.dtype)[:, None] @ k

@@ -34,7 +34,10 @@ class PairwiseKernel(Kernel):
         self.scores_at_most_zero = self.score.at_most_zero
 
     def forward(self, call: KernelCall) -> LayerOutput:
-        q, query_positions, key_positions, position = call.q, call.query_positions, call.key_positions, call.position
+        q = call.q
+        query_positions = call.query_positions
+        key_positions = call.key_positions
+        position = call.position
         compute_dtype = torch.promote_types(q.dtype, torch.float32)
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (call.k, call.v))
         with autocast_disabled(q.device):
@@ -82,6 +85,7 @@ def leave_one_out(
 def _pair_weights(
     x: Tensor, query: Tensor, visible: Tensor, kernel: PairScore | None, weights: WeightFunction | None
 ) -> Tensor:
-    kernel = GaussianScore(1.0, learned=False).to(x) if kernel is None else kernel
+    if kernel is None:
+        kernel = GaussianScore(1.0, learned=False).to(x)
     pair_weights: Tensor = (SoftmaxWeights() if weights is None else weights)(kernel(query, x), visible)
     return pair_weights

@@ -59,7 +59,8 @@ class PaTHKernel(Kernel):
         super().__init__()
         if rank < 1 or chunk < 1:
             raise ValueError(f"PaTHKernel: rank ({rank}) and chunk ({chunk}) must be at least 1")
-        self.chunk, self.gate_dim = chunk, head_dim + 1
+        self.chunk = chunk
+        self.gate_dim = head_dim + 1
         self.reflection = _ReflectionProjection(dim, kv_heads, head_dim, rank)
 
     @property
@@ -101,11 +102,15 @@ class PaTHKernel(Kernel):
         """Outputs, the state after all tokens, and the weights of all keys so far."""
         positions = [ids.expand(len(q), -1) for ids in call.key_positions[:2]]
         if isinstance(call.state, PaTHState):
-            turned, all_v = call.state.k.to(k.dtype), torch.cat([call.state.v.to(v.dtype), v], 2)
+            turned = call.state.k.to(k.dtype)
+            all_v = torch.cat([call.state.v.to(v.dtype), v], 2)
             positions = [torch.cat(pair, 1) for pair in zip(call.state[2:], positions)]
         else:
-            turned, all_v = k[:, :, :0], v
-        past, group, weights = turned.shape[2], q.shape[1] // k.shape[1], []
+            turned = k[:, :, :0]
+            all_v = v
+        past = turned.shape[2]
+        group = q.shape[1] // k.shape[1]
+        weights = []
         for start in range(0, q.shape[2], self.chunk):
             tokens = slice(start, start + self.chunk)
             # queries of a group share the reflections of its key head

@@ -28,7 +28,9 @@ class QKNormKernel(Kernel, PerHeadTensors):
         if inner.recurrent or inner.tied_qk or inner.gate_dim:
             reason = "is recurrent, ties queries and keys, or needs gates"
             raise ValueError(f"QKNormKernel cannot wrap {type(inner).__name__}, which {reason}")
-        self.inner, self.supports, self.cache_mask = inner, inner.supports, inner.cache_mask
+        self.inner = inner
+        self.supports = inner.supports
+        self.cache_mask = inner.cache_mask
         self.scale = nn.Parameter(torch.ones(heads))
 
     def init_state(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> State:

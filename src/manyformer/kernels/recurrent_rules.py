@@ -43,7 +43,9 @@ class DecayRule(MemoryRule):
         value_activation: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self.decay, self.gate_projection, self.value_activation = decay, gate_projection, value_activation
+        self.decay = decay
+        self.gate_projection = gate_projection
+        self.value_activation = value_activation
         self.gate_dim = decay.gate_dim
 
     @property
@@ -53,8 +55,12 @@ class DecayRule(MemoryRule):
     def forward(
         self, tokens: TokenFeatures, memory: RecurrentMemory, *, form: RecurrenceForm, chunk: int, floor: float
     ) -> MemoryResult:
-        v = tokens.v if self.value_activation is None else self.value_activation(tokens.v)
-        decay, v = mask_padding(self.decay(gates_of(tokens)), tokens.valid), mask_padding(v, tokens.valid)
+        if self.value_activation is None:
+            v = tokens.v
+        else:
+            v = self.value_activation(tokens.v)
+        decay = mask_padding(self.decay(gates_of(tokens)), tokens.valid)
+        v = mask_padding(v, tokens.valid)
         return decayed_sum(tokens._replace(v=v), decay, memory, form=form, chunk=chunk)
 
 
@@ -71,7 +77,9 @@ class GatedDeltaRule(MemoryRule):
 
     def __init__(self, decay: DecayGate | None, gate_projection: GateProjections, *, max_strength: float = 1.0) -> None:
         super().__init__()
-        self.decay, self.gate_projection, self.max_strength = decay, gate_projection, max_strength
+        self.decay = decay
+        self.gate_projection = gate_projection
+        self.max_strength = max_strength
         self.gate_dim = 1 if decay is None else decay.gate_dim + 1
 
     @property
@@ -83,7 +91,9 @@ class GatedDeltaRule(MemoryRule):
     ) -> MemoryResult:
         gate = gates_of(tokens)
         decay_gate, strength_gate = torch.split(gate, [self.gate_dim - 1, 1], -1)
-        decay = None if self.decay is None else mask_padding(self.decay(decay_gate), tokens.valid)
+        decay = None
+        if self.decay is not None:
+            decay = mask_padding(self.decay(decay_gate), tokens.valid)
         strength = mask_padding(self.max_strength * torch.sigmoid(strength_gate), tokens.valid)[..., 0]
         inputs = tokens.query_features, tokens.key_features, tokens.v, decay, tokens.run, memory.matrix
         if form == "fla":
@@ -107,7 +117,9 @@ def decayed_sum(
     chunk: int,
 ) -> MemoryResult:
     """Outputs of a decayed sum in this form; values of padding must be 0, and their decays too."""
-    q, k, v = tokens.query_features, tokens.key_features, tokens.v
+    q = tokens.query_features
+    k = tokens.key_features
+    v = tokens.v
     if form == "quadratic":
         y, matrix, weights = linear_attention.quadratic(q, k, v, decay, tokens.run)
         return MemoryResult(y, RecurrentMemory(matrix), weights)
@@ -122,9 +134,13 @@ def decayed_sum(
 
 def gates_of(tokens: TokenFeatures) -> Float[Tensor, "b h l n"]:
     """The gates of the tokens; no channels where the rule has none."""
-    return tokens.v[..., :0] if tokens.gate is None else tokens.gate
+    if tokens.gate is None:
+        return tokens.v[..., :0]
+    return tokens.gate
 
 
 def mask_padding(x: Float[Tensor, "b h l n"], valid: Tensor | None) -> Float[Tensor, "b h l n"]:
     """Zeros at padding, which must change no memory."""
-    return x if valid is None else x.masked_fill(~valid[:, None, :, None], 0.0)
+    if valid is None:
+        return x
+    return x.masked_fill(~valid[:, None, :, None], 0.0)

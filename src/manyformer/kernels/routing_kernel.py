@@ -106,7 +106,9 @@ class BalancedMembership(ClusterMembership):
         return RoutingResult(documents.gather(y, k.shape[2]))
 
     def describe(self, tokens: int, state: RoutingState | None, *, return_weights: bool) -> str:
-        share = "its share of each document" if self.size is None else f"{self.size} tokens of each document"
+        share = "its share of each document"
+        if self.size is not None:
+            share = f"{self.size} tokens of each document"
         return f"balanced: every cluster takes {share}"
 
     def _select_members(
@@ -114,9 +116,11 @@ class BalancedMembership(ClusterMembership):
     ) -> Int[Tensor, "b h k w"]:
         """Select the members of each cluster; `lengths` are those of the documents if they differ."""
         length, clusters = cosines.shape[2:]
-        size, limits = self.size, None
+        size = self.size
+        limits = None
         if size is None:
-            size, limits = -(-length // clusters), None if lengths is None else -(-lengths // clusters)
+            size = -(-length // clusters)
+            limits = None if lengths is None else -(-lengths // clusters)
         return choose_once(lambda: cluster_attention.top_members(cosines.detach(), size, limits))
 
 
@@ -155,7 +159,9 @@ class NearestMembership(ClusterMembership):
         ranks = cluster_attention.ranks(group_ids, count)
         if state is not None and state.ranks is not None:
             ranks = torch.cat([state.ranks, ranks], dim=-1)
-        new_state = None if state is None else RoutingState(group_ids, ranks)
+        new_state = None
+        if state is not None:
+            new_state = RoutingState(group_ids, ranks)
         visible = cluster_attention.visible_members(group_ids, ranks, self.size, count)
         if not return_weights:
             return RoutingResult(ops.fused_attention(q, k, v, visible, causal=False, scale=scale), new_state)
@@ -212,7 +218,9 @@ class RoutingKernel(Kernel):
         self, centroids: KMeansCentroids, membership: ClusterMembership, *, scale: float | None = None
     ) -> None:
         super().__init__()
-        self.centroids, self.membership, self.scale = centroids, membership, scale
+        self.centroids = centroids
+        self.membership = membership
+        self.scale = scale
 
     def init_state(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> State:
         if not self.membership.is_causal:
@@ -222,12 +230,24 @@ class RoutingKernel(Kernel):
         return RoutingState()
 
     def forward(self, call: KernelCall) -> LayerOutput:
-        q, k, v, query_positions = call.q, call.k, call.v, call.query_positions
+        q = call.q
+        k = call.k
+        v = call.v
+        query_positions = call.query_positions
         compute_dtype = torch.promote_types(v.dtype, torch.float32)
-        scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
-        is_contiguous, return_weights = isinstance(query_positions.layout, ContiguousLayout), call.watch is not no_watch
-        valid = None if is_contiguous else (query_positions.segment_ids != PADDING_SEGMENT).expand(len(q), -1)
-        count = query_positions.layout.token_count if isinstance(query_positions.layout, PackedLayout) else None
+        if self.scale is None:
+            scale = 1 / math.sqrt(q.shape[-1])
+        else:
+            scale = self.scale
+        is_contiguous = isinstance(query_positions.layout, ContiguousLayout)
+        return_weights = call.watch is not no_watch
+        if is_contiguous:
+            valid = None
+        else:
+            valid = (query_positions.segment_ids != PADDING_SEGMENT).expand(len(q), -1)
+        count = None
+        if isinstance(query_positions.layout, PackedLayout):
+            count = query_positions.layout.token_count
         with autocast_disabled(q.device):
             keys = F.layer_norm(k.to(compute_dtype), k.shape[-1:])
             new_keys = keys[:, :, k.shape[2] - q.shape[2] :]

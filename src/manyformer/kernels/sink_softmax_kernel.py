@@ -34,7 +34,10 @@ class SinkSoftmaxKernel(Kernel, PerHeadTensors):
     def forward(self, call: KernelCall) -> LayerOutput:
         q, k, v, query_positions, key_positions, _, state, _ = call
         mask = self.mask.dense(query_positions, key_positions, q.shape[1])
-        scale = q.shape[-1] ** -0.5 if self.scale is None else self.scale
+        if self.scale is None:
+            scale = q.shape[-1] ** -0.5
+        else:
+            scale = self.scale
         if call.watch is no_watch:
             return LayerOutput(sink_attention(q, k, v, self.sinks, mask, scale=scale), state)
         y, weights = sink_attention_reference(q, k, v, self.sinks, mask, scale=scale)

@@ -75,8 +75,13 @@ class SinkhornKernel(Kernel):
             raise ValueError(
                 f"SinkhornKernel: temperature ({temperature}) must be above 0, gumbel_noise ({gumbel_noise}) at least 0"
             )
-        self.sorting, self.block, self.temperature, self.iterations = sorting, block, temperature, iterations or 0
-        self.gumbel_noise, self.sortcut_blocks, self.scale = gumbel_noise, sortcut_blocks, scale
+        self.sorting = sorting
+        self.block = block
+        self.temperature = temperature
+        self.iterations = iterations or 0
+        self.gumbel_noise = gumbel_noise
+        self.sortcut_blocks = sortcut_blocks
+        self.scale = scale
 
     def init_state(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> State:
         if not self.causal:
@@ -86,7 +91,9 @@ class SinkhornKernel(Kernel):
         return ()
 
     def forward(self, call: KernelCall) -> LayerOutput:
-        q, k, v = call.q, call.k, call.v
+        q = call.q
+        k = call.k
+        v = call.v
         if not self.causal and q.shape[2] != k.shape[2]:
             raise ValueError(
                 "SinkhornKernel without Causal() needs as many keys as queries: for cross-attention use SoftmaxKernel"
@@ -98,7 +105,10 @@ class SinkhornKernel(Kernel):
             blocks = self._split_documents(q, k, v, call.key_positions)
         sort_matrix = self._sort_matrix(blocks, v.dtype)
         call.watch(self, "sort", sort_matrix)
-        scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
+        if self.scale is None:
+            scale = 1 / math.sqrt(q.shape[-1])
+        else:
+            scale = self.scale
         if self.sortcut_blocks is not None:
             sort_matrix = sort_matrix[:, :, : self.sortcut_blocks]
             y = ops.sortcut_attention(*blocks[:3], sort_matrix, scale=scale, present=blocks.present)
@@ -109,7 +119,9 @@ class SinkhornKernel(Kernel):
         return LayerOutput(self._collect_outputs(y, blocks, q.shape[2], k.shape[2]), call.state)
 
     def explain(self, call: KernelCall) -> str:
-        visible = f"{self.sortcut_blocks} sorted blocks" if self.sortcut_blocks else "itself and a sorted block"
+        visible = "itself and a sorted block"
+        if self.sortcut_blocks:
+            visible = f"{self.sortcut_blocks} sorted blocks"
         return f"blocks: each block of {self.block} tokens sees {visible}, {call.k.shape[2]} tokens in each row"
 
     def extra_repr(self) -> str:
@@ -131,12 +143,14 @@ class SinkhornKernel(Kernel):
             return ops.balance(logits / self.temperature, steps=self.iterations, causal=self.causal, valid=valid)
 
     def _split_contiguous(self, q: Tensor, k: Tensor, v: Tensor) -> DocumentBlocks:
-        length, size = k.shape[2], self.block
+        length = k.shape[2]
+        size = self.block
         first_block = (length - q.shape[2]) // size
         padding = -length % size
         query_padding = length - q.shape[2] - first_block * size
         k, v = (F.pad(x, (0, 0, 0, padding)) if padding else x for x in (k, v))
-        q = F.pad(q, (0, 0, query_padding, padding)) if query_padding or padding else q
+        if query_padding or padding:
+            q = F.pad(q, (0, 0, query_padding, padding))
         present = None
         if padding and not self.causal:
             is_token = torch.arange(length + padding, device=k.device) < length
@@ -146,7 +160,8 @@ class SinkhornKernel(Kernel):
 
     def _split_documents(self, q: Tensor, k: Tensor, v: Tensor, key_positions: TokenPositions) -> DocumentBlocks:
         documents = grid_by_run(key_positions)
-        size, columns = self.block, documents.present.shape[1]
+        size = self.block
+        columns = documents.present.shape[1]
         padding = -columns % size
         blocks = [_split_blocks(F.pad(documents.scatter(x), (0, 0, 0, padding)), size) for x in (q, k, v)]
         first_block = 0
@@ -164,7 +179,8 @@ class SinkhornKernel(Kernel):
         self, y: Float[Tensor, "n h m c f"], blocks: DocumentBlocks, queries: int, keys: int
     ) -> Tensor:
         """Collect the outputs in the order of the queries."""
-        start, y = blocks.first_query_block * self.block, y.flatten(2, 3)
+        start = blocks.first_query_block * self.block
+        y = y.flatten(2, 3)
         if blocks.grid is None:
             return y.narrow(2, keys - queries - start, queries)
         y = F.pad(y, (0, 0, start, 0))[:, :, : blocks.grid.present.shape[1]]

@@ -108,7 +108,9 @@ class SoftmaxCall:
         layout = self.call.query_positions.layout
         if not isinstance(layout, PackedLayout) or layout is not self.call.key_positions.layout:
             return None
-        return layout if layout.documents else None
+        if layout.documents:
+            return layout
+        return None
 
     @property
     def packing(self) -> str:
@@ -159,7 +161,9 @@ class SoftmaxCall:
     def seams(self) -> str:
         """The position in words."""
         seams = sorted(self.call.position.required_seams() & {"score", "value"})
-        acts = f"acts on the {' and '.join(seams)} of each pair" if seams else "does not change scores"
+        acts = "does not change scores"
+        if seams:
+            acts = f"acts on the {' and '.join(seams)} of each pair"
         return f"{self.position_name} {acts}"
 
     @property
@@ -168,7 +172,9 @@ class SoftmaxCall:
         form = self.distance_form
         if form.packed_layout is not None:
             return f", one call for each of {len(form.packed_layout.documents)} documents"
-        return ", in rows of contiguous tokens" if form.shares_rows else ""
+        if form.shares_rows:
+            return ", in rows of contiguous tokens"
+        return ""
 
 
 def _find_distance_form(softmax: SoftmaxCall) -> DistanceForm:
@@ -209,11 +215,16 @@ def _find_offset(softmax: SoftmaxCall) -> tuple[QueryOffset | None, PackedLayout
     """The offset of queries against keys, and the documents to compute separately, if the mask is by distance alone."""
     if not softmax.has_plain_mask:
         return None, None
-    query_layout, key_layout = softmax.call.query_positions.layout, softmax.call.key_positions.layout
-    queries, keys, causal = softmax.queries, softmax.call.k.shape[2], softmax.is_causal
+    query_layout = softmax.call.query_positions.layout
+    key_layout = softmax.call.key_positions.layout
+    queries = softmax.queries
+    keys = softmax.call.k.shape[2]
+    causal = softmax.is_causal
     if isinstance(query_layout, ContiguousLayout) and isinstance(key_layout, ContiguousLayout):
         offset = query_layout.start - key_layout.start
-        return (QueryOffset(offset, causal), None) if 0 <= offset <= keys - queries else (None, None)
+        if 0 <= offset <= keys - queries:
+            return (QueryOffset(offset, causal), None)
+        return (None, None)
     if not isinstance(query_layout, PackedLayout) or query_layout != key_layout or not query_layout.documents:
         return None, None
     # no valid token of a causal row sees padding on the right
@@ -221,13 +232,17 @@ def _find_offset(softmax: SoftmaxCall) -> tuple[QueryOffset | None, PackedLayout
         return QueryOffset(0, causal), None
     tokens = sum(end - begin for _, begin, end in query_layout.documents)
     are_short = tokens < MIN_DOCUMENT_LENGTH * len(query_layout.documents)
-    return (None, None) if are_short else (QueryOffset(0, causal), query_layout)
+    if are_short:
+        return (None, None)
+    return (QueryOffset(0, causal), query_layout)
 
 
 def _find_aligned_offset(softmax: SoftmaxCall) -> QueryOffset | None:
     """The offset of queries against keys in rows of contiguous tokens, whose positions may differ between rows."""
-    query_positions, key_positions = softmax.call.query_positions, softmax.call.key_positions
-    query_layout, key_layout = query_positions.layout, key_positions.layout
+    query_positions = softmax.call.query_positions
+    key_positions = softmax.call.key_positions
+    query_layout = query_positions.layout
+    key_layout = key_positions.layout
     aligned_layouts = ContiguousLayout, AlignedLayout
     if not isinstance(query_layout, aligned_layouts) or not isinstance(key_layout, aligned_layouts):
         return None
@@ -235,12 +250,15 @@ def _find_aligned_offset(softmax: SoftmaxCall) -> QueryOffset | None:
         return None
     offset = query_layout.start - key_layout.start
     max_offset = key_positions.segment_ids.shape[1] - query_positions.segment_ids.shape[1]
-    return QueryOffset(offset, softmax.is_causal) if 0 <= offset <= max_offset else None
+    if 0 <= offset <= max_offset:
+        return QueryOffset(offset, softmax.is_causal)
+    return None
 
 
 def _segment_pair(softmax: SoftmaxCall) -> SegmentPair | None:
     """The segment ids of queries and keys; None if their values show that each row has a single document."""
-    query_segments, key_segments = softmax.call.query_positions.segment_ids, softmax.call.key_positions.segment_ids
+    query_segments = softmax.call.query_positions.segment_ids
+    key_segments = softmax.call.key_positions.segment_ids
     first_segment = key_segments[:, :1]
     if (
         is_readable(key_segments)
@@ -360,10 +378,15 @@ def by_distance(softmax: SoftmaxCall) -> Tensor:
 
 
 def _distance_vectors(softmax: SoftmaxCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    form, queries, keys = softmax.distance_form, q.shape[2], k.shape[2]
+    form = softmax.distance_form
+    queries = q.shape[2]
+    keys = k.shape[2]
     assert form.offset is not None
     # a causal call masks keys ahead, but within a block their scores are computed
-    max_ahead = distance_vector_attention.BLOCK if form.offset.causal else keys - 1 - form.offset.offset
+    if form.offset.causal:
+        max_ahead = distance_vector_attention.BLOCK
+    else:
+        max_ahead = keys - 1 - form.offset.offset
     terms = softmax.call.position.distance_terms(form.offset.offset + queries - 1, max_ahead)
     assert terms is not None
     assert terms.keys is not None
@@ -382,7 +405,8 @@ def _distance_vectors(softmax: SoftmaxCall, q: Tensor, k: Tensor, v: Tensor) -> 
 
 
 def _distance_terms(softmax: SoftmaxCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    form, scale = softmax.distance_form, softmax.scale
+    form = softmax.distance_form
+    scale = softmax.scale
     assert form.offset is not None
     terms = _query_terms(softmax.call.position, form.offset, q.shape[2], k.shape[2])
     if form.kind == "bias":
@@ -410,15 +434,22 @@ def blocks_of_queries(softmax: SoftmaxCall) -> Tensor:
 
     Scores and weights are computed again for the gradient, block by block.
     """
-    call, mask, scale, dropout = softmax.call, softmax.mask, softmax.scale, softmax.dropout
-    query_positions, key_positions, num_keys = call.query_positions, call.key_positions, call.k.shape[2]
-    query_layout, key_layout = query_positions.layout, key_positions.layout
+    call = softmax.call
+    mask = softmax.mask
+    scale = softmax.scale
+    dropout = softmax.dropout
+    query_positions = call.query_positions
+    key_positions = call.key_positions
+    num_keys = call.k.shape[2]
+    query_layout = query_positions.layout
+    key_layout = key_positions.layout
     offset = None
     if isinstance(query_layout, ContiguousLayout) and isinstance(key_layout, ContiguousLayout):
         offset = query_layout.start - key_layout.start
 
     def block(q: Tensor, k: Tensor, v: Tensor, begin: int) -> Tensor:
-        queries, keys = query_positions.columns(begin, begin + q.shape[2]), key_positions.columns(0, k.shape[2])
+        queries = query_positions.columns(begin, begin + q.shape[2])
+        keys = key_positions.columns(0, k.shape[2])
         block_call = call._replace(q=q, k=k, v=v, query_positions=queries, key_positions=keys)
         return block_call.softmax_reference(mask.dense(queries, keys, q.shape[1]), scale=scale, dropout=dropout)[0]
 
@@ -429,7 +460,8 @@ def blocks_of_queries(softmax: SoftmaxCall) -> Tensor:
         if offset is not None and mask.causal:
             # no query of the block attends to later keys
             stop = min(max(begin + q.shape[2] + offset, 1), num_keys)
-        k, v = call.k[:, :, :stop], call.v[:, :, :stop]
+        k = call.k[:, :, :stop]
+        v = call.v[:, :, :stop]
         parts.append(recompute_for_gradient(block, q, k, v, begin, dropout=dropout))
     return torch.cat(parts, dim=2)
 
@@ -442,11 +474,13 @@ def _dense_mask(
     if isinstance(layout, ContiguousLayout) and isinstance(key_positions.layout, RingLayout):
         return visible_in_ring(mask, heads, key_positions)
     if isinstance(layout, StepLayout) and key_positions is layout.keys:
-        masks, key = layout.masks, (mask, heads)
+        masks = layout.masks
+        key = (mask, heads)
         if key not in masks:
             masks[key] = mask.dense(query_positions, key_positions, heads)
         return masks[key]
-    queries, keys = query_positions.position_ids.shape[1], key_positions.position_ids.shape[1]
+    queries = query_positions.position_ids.shape[1]
+    keys = key_positions.position_ids.shape[1]
     is_small = queries * keys <= MAX_CACHED_MASK_PAIRS and query_positions.position_ids.device.type == "cpu"
     is_complete = is_small and layout_is_complete(query_positions) and layout_is_complete(key_positions)
     if is_complete and not torch.compiler.is_compiling():
@@ -468,7 +502,10 @@ def _cached_dense_mask(
 
 def _query_terms(position: Position, offset: QueryOffset, queries: int, keys: int) -> DistanceTerms:
     """The distance terms of all distances in this call, with at least one on either side."""
-    lookahead = 0 if offset.causal else max(1, keys - 1 - offset.offset)
+    if offset.causal:
+        lookahead = 0
+    else:
+        lookahead = max(1, keys - 1 - offset.offset)
     terms = position.distance_terms(max(1, offset.offset + queries - 1), lookahead)
     assert terms is not None
     return terms

@@ -59,7 +59,9 @@ class SoftmaxKernel(Kernel):
         return True
 
     def column_obstacle(self) -> str | None:
-        return "attention_dropout needs the weights of all keys" if self.dropout else None
+        if self.dropout:
+            return "attention_dropout needs the weights of all keys"
+        return None
 
     def share_columns(self, ring: TokenRing) -> None:
         def forward(call: KernelCall) -> LayerOutput:
@@ -80,4 +82,6 @@ class SoftmaxKernel(Kernel):
 
     def score_scale(self, head_dim: int) -> float:
         """What scores are multiplied by."""
-        return 1 / math.sqrt(head_dim) if self.scale is None else self.scale
+        if self.scale is None:
+            return 1 / math.sqrt(head_dim)
+        return self.scale

@@ -96,7 +96,10 @@ def _has_few_pairs(softmax: SoftmaxCall) -> bool:
         return False
     kind = softmax.distance_form.kind
     # that of vectors has a hand-written gradient and is faster than the definition for any number of pairs
-    max_pairs = 0 if kind == "vector" and softmax.is_on_cpu else MAX_REFERENCE_PAIRS
+    if kind == "vector" and softmax.is_on_cpu:
+        max_pairs = 0
+    else:
+        max_pairs = MAX_REFERENCE_PAIRS
     max_queries = BLOCK if kind is None else MAX_REFERENCE_QUERIES
     return softmax.queries <= max_queries or softmax.pairs <= max_pairs
 
@@ -117,7 +120,8 @@ def _repays_planning(softmax: SoftmaxCall) -> bool:
 
 def _starts(softmax: SoftmaxCall) -> tuple[int, int] | None:
     """The first positions of queries and keys that are contiguous in every row."""
-    query_layout, key_layout = softmax.call.query_positions.layout, softmax.call.key_positions.layout
+    query_layout = softmax.call.query_positions.layout
+    key_layout = softmax.call.key_positions.layout
     if isinstance(query_layout, ContiguousLayout) and isinstance(key_layout, ContiguousLayout):
         return query_layout.start, key_layout.start
     return None

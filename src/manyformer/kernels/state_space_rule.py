@@ -24,7 +24,8 @@ class StateSpaceRule(MemoryRule, PerHeadTensors):
 
     def __init__(self, heads: int, gate_projection: HeadProjection) -> None:
         super().__init__()
-        self.gate_projection, self.decay = gate_projection, SoftplusDecay(heads)
+        self.gate_projection = gate_projection
+        self.decay = SoftplusDecay(heads)
         self.skip = nn.Parameter(torch.ones(heads))
 
     @property

@@ -32,15 +32,23 @@ class SumKernel(Kernel):
         return [kernel.init_state(batch, device=device, dtype=dtype) for kernel in self._kernel_list()]
 
     def forward(self, call: KernelCall) -> LayerOutput:
-        states = [None] * len(self.kernels) if call.state is None else call.state
+        if call.state is None:
+            states = [None] * len(self.kernels)
+        else:
+            states = call.state
         outputs = [kernel(call._replace(state=state)) for kernel, state in zip(self._kernel_list(), states)]
-        y, loss = outputs[0].y, outputs[0].loss
+        y = outputs[0].y
+        loss = outputs[0].loss
         for output in outputs[1:]:
-            y, loss = y + output.y, loss + output.loss
+            y = y + output.y
+            loss = loss + output.loss
         return LayerOutput(y, None if call.state is None else [output.state for output in outputs], loss)
 
     def explain(self, call: KernelCall) -> str:
-        states = [None] * len(self.kernels) if call.state is None else call.state
+        if call.state is None:
+            states = [None] * len(self.kernels)
+        else:
+            states = call.state
         kernels = zip(self._kernel_list(), states)
         return "; and ".join(kernel.explain(call._replace(state=state)) for kernel, state in kernels)
 

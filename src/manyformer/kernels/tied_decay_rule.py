@@ -41,7 +41,8 @@ class TiedDecayRule(MemoryRule):
 
     def __init__(self, bounds: DecayBounds, number: int) -> None:
         super().__init__()
-        self.bounds, self.number = bounds, number
+        self.bounds = bounds
+        self.number = number
 
     def forward(
         self, tokens: TokenFeatures, memory: RecurrentMemory, *, form: RecurrenceForm, chunk: int, floor: float

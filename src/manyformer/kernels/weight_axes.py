@@ -22,7 +22,9 @@ class ReportedWeights(NamedTuple):
     @property
     def remembered(self) -> int:
         """The number of leading columns that are no queries of this call: the keys of a stream end with these."""
-        return self.weights.shape[-1] - self.weights.shape[-2] if self.axes == WeightAxes() else 0
+        if self.axes == WeightAxes():
+            return self.weights.shape[-1] - self.weights.shape[-2]
+        return 0
 
 
 class WeightReports:

@@ -36,7 +36,8 @@ class ReluWeights(WeightFunction):
         super().__init__()
         if power < 1:
             raise ValueError(f"ReluWeights: power ({power}) must be at least 1")
-        self.power, self.floor = power, floor
+        self.power = power
+        self.floor = floor
 
     def forward(self, scores: Float[Tensor, "*b l s"], visible: Bool[Tensor, "*#b l s"]) -> Float[Tensor, "*b l s"]:
         weights = scores.relu().pow(self.power).masked_fill(~visible, 0.0)

@@ -88,7 +88,8 @@ def silence_transformers() -> Iterator[None]:
         yield
         return
     reports = library.utils.logging
-    level, had_progress_bars = reports.get_verbosity(), reports.is_progress_bar_enabled()
+    level = reports.get_verbosity()
+    had_progress_bars = reports.is_progress_bar_enabled()
     reports.set_verbosity_error()
     reports.disable_progress_bar()
     try:

@@ -90,9 +90,12 @@ def _without_input() -> Iterator[None]:
     In other threads the process keeps its own: the main thread may be reading it."""
     with _shared.lock:
         if not _shared.silent_calls:
-            _shared.stdin, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO())
+            _shared.stdin = sys.stdin
+            sys.stdin = io.TextIOWrapper(io.BytesIO())
         _shared.silent_calls += 1
-    saved = _replace_descriptor() if threading.current_thread() is threading.main_thread() else None
+    saved = None
+    if threading.current_thread() is threading.main_thread():
+        saved = _replace_descriptor()
     try:
         yield
     finally:
@@ -102,7 +105,8 @@ def _without_input() -> Iterator[None]:
         with _shared.lock:
             _shared.silent_calls -= 1
             if not _shared.silent_calls:
-                sys.stdin, _shared.stdin = _shared.stdin, None
+                sys.stdin = _shared.stdin
+                _shared.stdin = None
 
 
 def _replace_descriptor() -> int | None:

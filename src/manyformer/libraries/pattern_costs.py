@@ -42,7 +42,8 @@ class _PatternReader:
     """Reads a pattern from left to right; what it does not understand counts as characters."""
 
     def __init__(self, pattern: str) -> None:
-        self.pattern, self.place = pattern, 0
+        self.pattern = pattern
+        self.place = 0
 
     def alternatives(self, depth: int) -> PatternPart:
         """Everything up to the end of a group."""
@@ -58,10 +59,14 @@ class _PatternReader:
         return PatternPart(width, is_ambiguous or any(branch.repeats for branch in branches), firsts[0])
 
     def _sequence(self, depth: int) -> PatternPart:
-        width, repeats, first = 0, False, ""
+        width = 0
+        repeats = False
+        first = ""
         while self.place < len(self.pattern) and self.pattern[self.place] not in "|)":
             part = self._quantified(self._atom(depth))
-            width, repeats, first = width + part.width, repeats or part.repeats, first or part.first
+            width = width + part.width
+            repeats = repeats or part.repeats
+            first = first or part.first
         return PatternPart(width, repeats, first)
 
     def _quantified(self, part: PatternPart) -> PatternPart:
@@ -127,7 +132,9 @@ class _PatternReader:
             return PatternPart(0)
         if rest.startswith("?~"):
             return PatternPart(0, repeats=True)
-        return inner._replace(repeats=False) if rest.startswith("?>") else inner
+        if rest.startswith("?>"):
+            return inner._replace(repeats=False)
+        return inner
 
     def _escape(self, start: int) -> PatternPart:
         sign = self.pattern[self.place : self.place + 1]
@@ -157,7 +164,9 @@ class _PatternReader:
 
     def _after(self, mark: str) -> int:
         end = self.pattern.find(mark, self.place)
-        return len(self.pattern) if end < 0 else end + 1
+        if end < 0:
+            return len(self.pattern)
+        return end + 1
 
     def _take(self, mark: str) -> bool:
         is_next = self.pattern.startswith(mark, self.place)

@@ -118,11 +118,17 @@ class _Growth:
                 return self._looked_up(rule)
             case "BertNormalizer":
                 # it puts spaces around each Chinese character
-                return 3.0 if self.contents or "BertNormalizer" in self.tables else self._first("BertNormalizer")
+                if self.contents or "BertNormalizer" in self.tables:
+                    return 3.0
+                return self._first("BertNormalizer")
             case "BPEDecoder":
-                return 2.0 if settings.get("suffix") == "" else 1.0
+                if settings.get("suffix") == "":
+                    return 2.0
+                return 1.0
             case "CTC":
-                return 2.0 if settings.get("word_delimiter_token") == "" else 1.0
+                if settings.get("word_delimiter_token") == "":
+                    return 2.0
+                return 1.0
             case "FixedLength" if settings.get("length") == 0:
                 raise ValueError(f"the rule {rule.place} (FixedLength) divides texts into parts of length 0")
             case "Split":
@@ -140,7 +146,9 @@ class _Growth:
         self.contents.append(content)
         width = _width(rule)
         # nothing is replaced before, between and after all characters
-        return max(1.0, len(content) / width) if width else len(content) + 1.0
+        if width:
+            return max(1.0, len(content) / width)
+        return len(content) + 1.0
 
     def _prepended(self, rule: Rule) -> float:
         text = rule.settings.get("prepend")
@@ -156,7 +164,10 @@ class _Growth:
 
     def _longest(self, rewrite: Callable[[str], str]) -> float:
         """The growth of the characters that rules before have put in, by a table of Unicode."""
-        characters = set().union(*self.contents) if self.contents else set()
+        if self.contents:
+            characters = set().union(*self.contents)
+        else:
+            characters = set()
         grown = {character: rewrite(character) for character in characters}
         self.contents += [text for character, text in grown.items() if text != character]
         return max((float(len(text)) for text in grown.values()), default=1.0) or 1.0
@@ -165,7 +176,9 @@ class _Growth:
         longest = _longest_entry(rule)
         is_first = not self.contents and "Precompiled" not in self.tables
         self.tables.add("Precompiled")
-        return max(1.0, longest / UNICODE_GROWTH) if is_first else float(max(1, longest))
+        if is_first:
+            return max(1.0, longest / UNICODE_GROWTH)
+        return float(max(1, longest))
 
 
 def _check_growth(rules: Iterable[Rule]) -> None:
@@ -178,20 +191,25 @@ def _width(rule: Rule) -> int:
     """The fewest characters that a rule's pattern matches. Raises ValueError for a costly one."""
     pattern = rule.settings.get("pattern")
     pattern = pattern if isinstance(pattern, dict) else {}
-    text, expression = pattern.get("String"), pattern.get("Regex")
+    text = pattern.get("String")
+    expression = pattern.get("Regex")
     if isinstance(expression, str):
         try:
             return pattern_width(expression)
         except CostlyPattern as error:
             raise ValueError(f"the pattern {expression!r:.60} of the rule {rule.place} {error}") from None
-    return len(text) if isinstance(text, str) else 1
+    if isinstance(text, str):
+        return len(text)
+    return 1
 
 
 def _longest_entry(rule: Rule) -> int:
     """The number of characters in the longest text of a compiled table, whose trie of characters comes first."""
     packed = rule.settings.get("precompiled_charsmap")
     try:
-        table = base64.b64decode(packed) if isinstance(packed, str) else b""
+        table = b""
+        if isinstance(packed, str):
+            table = base64.b64decode(packed)
         (size,) = struct.unpack_from("<I", table)
     except (binascii.Error, ValueError, struct.error):
         return 1
@@ -200,7 +218,8 @@ def _longest_entry(rule: Rule) -> int:
 
 def _check_templates(rules: Iterable[Rule]) -> None:
     """Templates that put a text in several times, or many tokens around it."""
-    copies, added = 1, 0
+    copies = 1
+    added = 0
     for rule in rules:
         if rule.kind != "TemplateProcessing":
             continue
@@ -208,7 +227,10 @@ def _check_templates(rules: Iterable[Rule]) -> None:
         special = special if isinstance(special, dict) else {}
         for template in ("single", "pair"):
             pieces = rule.settings.get(template)
-            pieces = [piece for piece in pieces if isinstance(piece, dict)] if isinstance(pieces, list) else []
+            if isinstance(pieces, list):
+                pieces = [piece for piece in pieces if isinstance(piece, dict)]
+            else:
+                pieces = []
             texts = [piece["Sequence"].get("id") for piece in pieces if isinstance(piece.get("Sequence"), dict)]
             names = [piece["SpecialToken"].get("id") for piece in pieces if isinstance(piece.get("SpecialToken"), dict)]
             copies *= max((texts.count(text) for text in ("A", "B")), default=1) or 1
@@ -221,8 +243,12 @@ def _check_templates(rules: Iterable[Rule]) -> None:
 
 
 def _token_count(special: Any) -> int:
-    ids = special.get("ids") if isinstance(special, dict) else None
-    return len(ids) if isinstance(ids, list) else 1
+    ids = None
+    if isinstance(special, dict):
+        ids = special.get("ids")
+    if isinstance(ids, list):
+        return len(ids)
+    return 1
 
 
 def _check_model(model: Any) -> None:

@@ -33,7 +33,8 @@ class LocalBlocks(Mask):
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         block_start = q.position_ids // self.size * self.size
-        first, stop = block_start - self.lookback, block_start + self.size + self.lookahead
+        first = block_start - self.lookback
+        stop = block_start + self.size + self.lookahead
         return (k.position_ids >= first) & (k.position_ids < stop)
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
@@ -47,7 +48,9 @@ class LocalBlocks(Mask):
         return self.lookback + self.size - 1
 
     def __repr__(self) -> str:
-        options = f", lookback={self.lookback}" if self.lookback else ""
+        options = ""
+        if self.lookback:
+            options = f", lookback={self.lookback}"
         return f"LocalBlocks({self.size}{options}{f', lookahead={self.lookahead}' if self.lookahead else ''})"
 
 
@@ -132,13 +135,16 @@ class Local2D(Mask):
         # only the lowest rows of a block are visible from below; as a separate mask they cover few blocks
         same_block = simplify_and(Causal(), LocalBlocks(self.rows * self.columns))
         left_margin = (replace(self, above=0),) if self.margin else ()
-        return (same_block, *left_margin, RowsAbove2D(self)) if self.above else (same_block, *left_margin)
+        if self.above:
+            return (same_block, *left_margin, RowsAbove2D(self))
+        return (same_block, *left_margin)
 
     @property
     def max_lookback(self) -> int:
         # from the last pixel of a block to the first pixel of the farthest visible block, above and to the left
         blocks_per_row = self.width // self.columns
-        strips_above, blocks_left = -(-self.above // self.rows), -(-self.margin // self.columns)
+        strips_above = -(-self.above // self.rows)
+        blocks_left = -(-self.margin // self.columns)
         farthest_block = strips_above * blocks_per_row + min(blocks_left, blocks_per_row - 1)
         return (farthest_block + 1) * self.rows * self.columns - 1
 
@@ -151,17 +157,20 @@ class Local2D(Mask):
 
     def block_corner(self, position_ids: Int[Tensor, "..."]) -> tuple[Tensor, Tensor]:
         """The top row and the left column of the block of each pixel."""
-        block_index, blocks_per_row = position_ids // (self.rows * self.columns), self.width // self.columns
+        block_index = position_ids // (self.rows * self.columns)
+        blocks_per_row = self.width // self.columns
         return block_index // blocks_per_row * self.rows, block_index % blocks_per_row * self.columns
 
     def pixel_coordinates(self, position_ids: Int[Tensor, "..."]) -> tuple[Tensor, Tensor]:
         """The row and column of each pixel."""
-        (top, left), within_block = self.block_corner(position_ids), position_ids % (self.rows * self.columns)
+        top, left = self.block_corner(position_ids)
+        within_block = position_ids % (self.rows * self.columns)
         return top + within_block // self.columns, left + within_block % self.columns
 
     def block_bounds(self, tokens: TokenBounds) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Bounds of rows and columns; columns cover the full width if the pixels lie in several strips of blocks."""
-        (top, left), (bottom, right) = self.block_corner(tokens.first), self.block_corner(tokens.last)
+        top, left = self.block_corner(tokens.first)
+        bottom, right = self.block_corner(tokens.last)
         one_strip = top == bottom
         right_edge = torch.where(one_strip, right + self.columns - 1, self.width - 1)
         return top, bottom + self.rows - 1, torch.where(one_strip, left, 0), right_edge

@@ -25,7 +25,8 @@ def never_evicted(mask: Mask, position_ids: Int[Tensor, "*n"]) -> Bool[Tensor, "
     and no parts.
     """
     assert mask.max_lookback is not None
-    zeros, forever = torch.zeros_like(position_ids), torch.full_like(position_ids, FOREVER)
+    zeros = torch.zeros_like(position_ids)
+    forever = torch.full_like(position_ids, FOREVER)
     keys = TokenBounds(position_ids, position_ids, (zeros, zeros), (zeros, zeros), (zeros, zeros), {})
     queries = keys._replace(first=position_ids + mask.max_lookback + 1, last=forever)
     return mask.bounds(queries, keys).any_visible.expand(position_ids.shape)

@@ -37,7 +37,8 @@ class SameDocument(Mask):
         return q.segment_ids == k.segment_ids
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
-        (q_low, q_high), (k_low, k_high) = q.segments, k.segments
+        q_low, q_high = q.segments
+        k_low, k_high = k.segments
         overlaps = (q_low <= k_high) & (k_low <= q_high)
         return VisibilityBounds(overlaps, overlaps & (q_low == q_high) & (k_low == k_high))
 
@@ -50,11 +51,13 @@ class SamePart(Mask):
     max_lookback = 0
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
-        query_parts, key_parts = part_ids_of(q), part_ids_of(k)
+        query_parts = part_ids_of(q)
+        key_parts = part_ids_of(k)
         return (query_parts == key_parts) & (query_parts >= 0)
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
-        (q_low, q_high), (k_low, k_high) = q.parts, k.parts
+        q_low, q_high = q.parts
+        k_low, k_high = k.parts
         overlaps = (q_low <= k_high) & (k_low <= q_high) & (q_high >= 0) & (k_high >= 0)
         return VisibilityBounds(overlaps, (q_low == q_high) & (k_low == k_high) & (q_low == k_low) & (q_low >= 0))
 
@@ -79,11 +82,15 @@ class Window(Mask):
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         distance = q.position_ids - k.position_ids
         visible = (distance <= (self.size - 1) * self.dilation) & (distance >= -self.lookahead * self.dilation)
-        return visible if self.dilation == 1 else visible & (distance % self.dilation == 0)
+        if self.dilation == 1:
+            return visible
+        return visible & (distance % self.dilation == 0)
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
-        min_distance, max_distance = q.first - k.last, q.last - k.first
-        max_visible, min_visible = (self.size - 1) * self.dilation, -self.lookahead * self.dilation
+        min_distance = q.first - k.last
+        max_distance = q.last - k.first
+        max_visible = (self.size - 1) * self.dilation
+        min_visible = -self.lookahead * self.dilation
         any_visible = (min_distance <= max_visible) & (max_distance >= min_visible)
         all_visible = (max_distance <= max_visible) & (min_distance >= min_visible)
         if self.dilation == 1:
@@ -101,10 +108,14 @@ class Window(Mask):
 
     @property
     def periods(self) -> frozenset[int]:
-        return frozenset() if self.dilation == 1 else frozenset({self.dilation})
+        if self.dilation == 1:
+            return frozenset()
+        return frozenset({self.dilation})
 
     def __repr__(self) -> str:
-        options = f", lookahead={self.lookahead}" if self.lookahead else ""
+        options = ""
+        if self.lookahead:
+            options = f", lookahead={self.lookahead}"
         options += f", dilation={self.dilation}" if self.dilation > 1 else ""
         return f"Window({self.size}{options})"
 
@@ -125,7 +136,8 @@ class Stride(Mask):
         return (q.position_ids - k.position_ids) % self.step == 0
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
-        (q_low, q_high), (k_low, k_high) = q.residue_bounds(self.step), k.residue_bounds(self.step)
+        q_low, q_high = q.residue_bounds(self.step)
+        k_low, k_high = k.residue_bounds(self.step)
         overlaps = (q_low <= k_high) & (k_low <= q_high)
         return VisibilityBounds(overlaps, overlaps & (q_low == q_high) & (k_low == k_high))
 

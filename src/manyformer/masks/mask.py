@@ -90,9 +90,13 @@ class Mask(ABC):
 
         The head axis has size 1 if the mask does not depend on the head.
         """
-        q, k = broadcast_tokens(query_positions, query=True), broadcast_tokens(key_positions, query=False)
+        q = broadcast_tokens(query_positions, query=True)
+        k = broadcast_tokens(key_positions, query=False)
         # head by head, so that no mask has to inspect `h`
-        head_masks = [self.for_head(head) for head in range(heads)] if self.per_head else [self]
+        if self.per_head:
+            head_masks = [self.for_head(head) for head in range(heads)]
+        else:
+            head_masks = [self]
         head_ids = torch.arange(len(head_masks), device=query_positions.position_ids.device)
         same_segment = (q.segment_ids == k.segment_ids) & (k.segment_ids != PADDING_SEGMENT)
         if same_segment.device.type == "meta":
@@ -189,7 +193,8 @@ class AndMask(BinaryMask):
         return simplify_and(self.left.for_head(head), self.right.for_head(head))
 
     def disjuncts(self) -> tuple[Mask, ...]:
-        left, right = self.left.disjuncts(), self.right.disjuncts()
+        left = self.left.disjuncts()
+        right = self.right.disjuncts()
         if len(left) == len(right) == 1 or len(left) * len(right) > MAX_DISJUNCTS:
             return (self,)
         return tuple(simplify_and(a, b) for a in left for b in right)
@@ -220,10 +225,15 @@ class OrMask(BinaryMask):
         return self.left.causal and self.right.causal
 
     def for_head(self, head: int) -> Mask:
-        left, right = self.left.for_head(head), self.right.for_head(head)
+        left = self.left.for_head(head)
+        right = self.right.for_head(head)
         if NoKeys() in (left, right):
-            return right if left == NoKeys() else left
-        return AllKeys() if AllKeys() in (left, right) else OrMask(left, right)
+            if left == NoKeys():
+                return right
+            return left
+        if AllKeys() in (left, right):
+            return AllKeys()
+        return OrMask(left, right)
 
     def disjuncts(self) -> tuple[Mask, ...]:
         return self.left.disjuncts() + self.right.disjuncts()
@@ -283,18 +293,24 @@ def simplify_and(left: Mask, right: Mask) -> Mask:
     if NoKeys() in (left, right):
         return NoKeys()
     if AllKeys() in (left, right):
-        return right if left == AllKeys() else left
+        if left == AllKeys():
+            return right
+        return left
     return AndMask(left, right)
 
 
 def roles_of(positions: TokenPositions) -> Int[Tensor, "..."]:
     """The roles of tokens, 0 if there are none."""
-    return torch.zeros_like(positions.position_ids) if positions.roles is None else positions.roles
+    if positions.roles is None:
+        return torch.zeros_like(positions.position_ids)
+    return positions.roles
 
 
 def part_ids_of(positions: TokenPositions) -> Int[Tensor, "..."]:
     """The part ids of tokens, -1 if there are none."""
-    return torch.full_like(positions.position_ids, -1) if positions.part_ids is None else positions.part_ids
+    if positions.part_ids is None:
+        return torch.full_like(positions.position_ids, -1)
+    return positions.part_ids
 
 
 def any_node(expression: Any, predicate: Callable[[Any], bool]) -> bool:
@@ -327,4 +343,6 @@ def _operand(mask: Mask, weaker_classes: object) -> str:
 def widest_lookback(*masks: Mask) -> int | None:
     """The largest `max_lookback` of several masks; None if that of one is unknown."""
     lookbacks = [mask.max_lookback for mask in masks]
-    return None if None in lookbacks else max(lookback for lookback in lookbacks if lookback is not None)
+    if None in lookbacks:
+        return None
+    return max(lookback for lookback in lookbacks if lookback is not None)

@@ -52,7 +52,8 @@ def four_piece_pattern(
 
     `g2l` is for global queries and local keys, and so on; None allows all pairs of that piece.
     """
-    from_global, to_global = AttendsToAll(tokens), VisibleToAll(tokens)
+    from_global = AttendsToAll(tokens)
+    to_global = VisibleToAll(tokens)
     pieces = (
         (from_global, to_global, g2g),
         (from_global, NotMask(to_global), g2l),

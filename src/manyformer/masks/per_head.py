@@ -40,7 +40,8 @@ class PerHead(Mask):
         any_visible, all_visible = self.default.bounds(q, k)
         for _, mask in self.masks:
             head_bounds = mask.bounds(q, k)
-            any_visible, all_visible = any_visible | head_bounds.any_visible, all_visible & head_bounds.all_visible
+            any_visible = any_visible | head_bounds.any_visible
+            all_visible = all_visible & head_bounds.all_visible
         return VisibilityBounds(any_visible, all_visible)
 
     def in_head(self, head: int, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:

@@ -37,7 +37,8 @@ class BlockTable(NamedTuple):
 
     def shows(self, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
         """Whether the block of each key is one that the query's block sees."""
-        query_block, key_block = q.position_ids // self.size, k.position_ids // self.size
+        query_block = q.position_ids // self.size
+        key_block = k.position_ids // self.size
         visible = torch.zeros((), dtype=torch.bool, device=query_block.device)
         row = query_block.clamp(max=self.num_rows - 1)
         for targets in self.targets.unbind(0):
@@ -51,7 +52,9 @@ class BlockTable(NamedTuple):
         steps = MAX_QUERY_BLOCKS
         # fewer steps, where reading their number does not make a device wait or end a graph
         if is_readable(q_low):
-            steps = int((q_high - q_low).masked_fill(is_wide, 0).amax()) + 1 if q_low.numel() else 1
+            steps = 1
+            if q_low.numel():
+                steps = int((q_high - q_low).masked_fill(is_wide, 0).amax()) + 1
         # two leading axes: the blocks of the queries, and the key blocks that each of them sees
         row = q_low + torch.arange(steps, device=q_low.device).view(-1, *[1] * len(pair_shape(q, k)))
         target = self.targets[:, row.clamp(max=self.num_rows - 1)]
@@ -183,7 +186,10 @@ def _draw_rows(head: int, mask: RandomBlocks) -> BlockRows:
     for row in range(mask.num_blocks):
         # a generator for each row, so that a longer list begins with the rows of a shorter one
         generator = random.Random(f"{mask.seed} {head} {row}")
-        stop = row - mask.local_blocks if mask.past_only else mask.num_blocks - mask.skip_last
+        if mask.past_only:
+            stop = row - mask.local_blocks
+        else:
+            stop = mask.num_blocks - mask.skip_last
         candidates = [block for block in range(mask.skip_first, stop) if abs(block - row) > mask.local_blocks]
         rows.append(tuple(sorted(generator.sample(candidates, min(mask.count, len(candidates))))))
     return tuple(rows)

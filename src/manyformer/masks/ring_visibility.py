@@ -22,7 +22,8 @@ def visible_in_ring(mask: Mask, heads: int, keys: TokenPositions) -> Bool[Tensor
     assert isinstance(layout, RingLayout)
     # never-evicted keys are the first so many of the document, so that their number identifies them
     stored = keys.position_ids.shape[1] - layout.slots
-    position_ids, block = keys.position_ids, layout.position // LOOKAHEAD
+    position_ids = keys.position_ids
+    block = layout.position // LOOKAHEAD
     rows = _visible_to_block(mask, heads, layout.slots, stored, block, position_ids.device)
     return rows[layout.position % LOOKAHEAD]
 
@@ -43,7 +44,10 @@ def _visible_to_block(
     key_ids = torch.cat([in_ring, after_ring], -1)
     valid = torch.cat([is_used, torch.ones_like(after_ring, dtype=torch.bool)], -1)
     queries, keys = (TokenPositions(ids, torch.zeros_like(ids)) for ids in (query, key_ids))
-    masks = [mask.for_head(head) for head in range(heads)] if mask.per_head else [mask]
+    if mask.per_head:
+        masks = [mask.for_head(head) for head in range(heads)]
+    else:
+        masks = [mask]
     head_ids = torch.arange(len(masks), device=device)
     visible = [each(head, queries, keys).expand(key_ids.shape) & valid for each, head in zip(masks, head_ids)]
     return torch.split(torch.cat(visible, 1), 1, dim=2)

@@ -138,7 +138,8 @@ class TokenUnion(TokenSet):
         return self.left(positions) | self.right(positions)
 
     def bounds(self, tokens: TokenBounds) -> VisibilityBounds:
-        left, right = self.left.bounds(tokens), self.right.bounds(tokens)
+        left = self.left.bounds(tokens)
+        right = self.right.bounds(tokens)
         return VisibilityBounds(left.any_visible | right.any_visible, left.all_visible | right.all_visible)
 
     def __repr__(self) -> str:

@@ -45,13 +45,20 @@ class CollaborativeAttention(MultiHeadLayer):
             raise ValueError(f"dim ({dim}) must be a multiple of heads ({heads})")
         if shared < 1:
             raise ValueError(f"shared ({shared}) must be at least 1 dimension")
-        self.heads, self.shared = heads, shared
+        self.heads = heads
+        self.shared = shared
         self.kernel = SoftmaxKernel(mask, scale=(heads / shared) ** 0.5)
-        self.source, self.position = default_source(self.kernel) if source is None else source, NoPosition()
+        if source is None:
+            self.source = default_source(self.kernel)
+        else:
+            self.source = source
+        self.position = NoPosition()
         self.key_origin = self.source.key_origin
-        self.q_proj, self.k_proj = nn.Linear(dim, shared, bias=False), nn.Linear(dim, shared, bias=False)
+        self.q_proj = nn.Linear(dim, shared, bias=False)
+        self.k_proj = nn.Linear(dim, shared, bias=False)
         self.key_bias = nn.Linear(dim, heads, bias=False)
-        self.v_proj, self.out_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.v_proj = nn.Linear(dim, dim)
+        self.out_proj = nn.Linear(dim, dim)
         self.mixing = nn.Parameter(torch.empty(heads, shared))
         self.reset_parameters()
 
@@ -75,7 +82,10 @@ class CollaborativeAttention(MultiHeadLayer):
         return AttentionState(source_state, self.kernel.init_state(batch, device=device, dtype=dtype))
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        attention_state = AttentionState(None, None) if state is None else state
+        if state is None:
+            attention_state = AttentionState(None, None)
+        else:
+            attention_state = state
         keys = self.source(x, ctx, self._project, attention_state.source)
         v = split_heads(keys.v[:, 0], self.heads)
         k = keys.k.expand(-1, self.heads, -1, -1)
@@ -133,7 +143,9 @@ def _with_shared_dims(layer: MultiHeadLayer, shared: int) -> CollaborativeAttent
     Raises ValueError, with the reason, where heads cannot share the dimensions of queries and keys."""
     if not isinstance(layer, Attention):
         raise ValueError(f"it is a {type(layer).__name__}")
-    kernel, dim, (heads, _, value_dim) = layer.kernel, layer.kv_proj.in_features, layer.kv_shape
+    kernel = layer.kernel
+    dim = layer.kv_proj.in_features
+    heads, _, value_dim = layer.kv_shape
     if not isinstance(kernel, SoftmaxKernel):
         raise ValueError(f"its kernel is {type(kernel).__name__}, which is no softmax of products")
     if layer.position.required_seams() - {"embed"}:

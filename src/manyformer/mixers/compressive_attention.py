@@ -74,8 +74,12 @@ class CompressiveAttention(Layer, StatefulAcrossBatches):
                 f"CompressiveAttention: memory_length ({memory_length}) and compressed_length ({compressed_length}) "
                 "must be at least 1"
             )
-        self.attention, self.compression, self.teacher = attention, compression, teacher
-        self.memory_length, self.compressed_length, self.block = memory_length, compressed_length, block
+        self.attention = attention
+        self.compression = compression
+        self.teacher = teacher
+        self.memory_length = memory_length
+        self.compressed_length = compressed_length
+        self.block = block
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         x = torch.zeros(batch, 0, self.attention.kv_proj.in_features, device=device, dtype=dtype)
@@ -84,8 +88,12 @@ class CompressiveAttention(Layer, StatefulAcrossBatches):
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         batch = x.shape[0]
-        previous: CompressiveState = self.init_state(batch, device=x.device, dtype=x.dtype) if state is None else state
-        slots, memory_length = self._slots(previous), previous.memory.x.shape[1]
+        if state is None:
+            previous: CompressiveState = self.init_state(batch, device=x.device, dtype=x.dtype)
+        else:
+            previous = state
+        slots = self._slots(previous)
+        memory_length = previous.memory.x.shape[1]
         memories = slots.append(previous.memory)
         prefix = MemorySequence(memories.x.to(x.dtype), _preceding_positions(memories.segment_ids, ctx.positions))
         # the oldest tokens beyond the memory, in complete blocks
@@ -96,18 +104,23 @@ class CompressiveAttention(Layer, StatefulAcrossBatches):
         recorder = ValueRecorder(self.attention.kernel, "weights", ctx.watch)
         watch = recorder if needs_weights or ctx.watch is not no_watch else no_watch
         y, _, loss = self.attention(x, replace(ctx, memory=prefix, watch=watch), None)
-        weights = recorder.values[-1].detach() if recorder.values else None
+        weights = None
+        if recorder.values:
+            weights = recorder.values[-1].detach()
         self._report(weights, ctx, slots.x.shape[1], memory_length)
         if state is None and not trains_compression:
             return LayerOutput(y, None, loss)
         inputs = MemorySlots(x.detach(), ctx.positions.segment_ids.expand(batch, -1))
         tokens = previous.memory._replace(x=previous.memory.x.to(x.dtype)).append(inputs)
-        evicted, remaining = tokens.columns(slice(evicted_count)), tokens.columns(slice(evicted_count, None))
+        evicted = tokens.columns(slice(evicted_count))
+        remaining = tokens.columns(slice(evicted_count, None))
         received = None
         if needs_weights and weights is not None:
             # the mean attention that each token to compress got, over heads and queries
             received = weights[..., slots.x.shape[1] : slots.x.shape[1] + evicted_count].mean((1, 2))
-        new_slots = self.compression(evicted, received) if evicted_count else None
+        new_slots = None
+        if evicted_count:
+            new_slots = self.compression(evicted, received)
         if new_slots is not None and self.teacher is not None and trains_compression:
             loss = loss + self.teacher(self.attention, inputs, evicted, new_slots)
         if state is None:

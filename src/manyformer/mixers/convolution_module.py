@@ -46,8 +46,10 @@ class ConvolutionModule(Layer):
             raise UserError(
                 f"kernel_size ({size}) must be at least 1, and odd unless causal: it is centred on a position"
             )
-        self.size, self.causal = size, causal
-        self.gate_and_up, self.down = nn.Linear(dim, 2 * dim, bias=False), nn.Linear(dim, dim, bias=False)
+        self.size = size
+        self.causal = causal
+        self.gate_and_up = nn.Linear(dim, 2 * dim, bias=False)
+        self.down = nn.Linear(dim, dim, bias=False)
         self.depthwise = nn.Parameter(torch.randn(size, dim) / size**0.5)
         self.norm = nn.BatchNorm1d(dim) if norm == "batch" else nn.LayerNorm(dim)
         init_glorot(self.gate_and_up, self.down)
@@ -57,7 +59,9 @@ class ConvolutionModule(Layer):
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         gated = F.glu(self.gate_and_up(x), -1)
-        rows = None if state is not None else one_document_rows(gated, ctx.positions)
+        rows = None
+        if state is None:
+            rows = one_document_rows(gated, ctx.positions)
         if rows is None:
             y, state = convolve_neighbours(gated, self.depthwise, ctx.positions, state, causal=self.causal)
         else:
@@ -69,8 +73,11 @@ class ConvolutionModule(Layer):
             normed: Tensor = self.norm(y.flatten(0, 1)).view_as(y)
             return normed
         valid = (positions.segment_ids != PADDING_SEGMENT).expand(y.shape[:2])
-        count = positions.layout.token_count if isinstance(positions.layout, PackedLayout) else None
-        places, tokens = places_of(valid.flatten(), count), y.flatten(0, 1)
+        count = None
+        if isinstance(positions.layout, PackedLayout):
+            count = positions.layout.token_count
+        places = places_of(valid.flatten(), count)
+        tokens = y.flatten(0, 1)
         return torch.zeros_like(tokens).index_copy(0, places, self.norm(tokens.index_select(0, places))).view_as(y)
 
     def extra_repr(self) -> str:

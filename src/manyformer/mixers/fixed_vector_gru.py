@@ -19,12 +19,14 @@ class ForwardGRU(Layer):
 
     def __init__(self, width: int, dim: int) -> None:
         super().__init__()
-        self.dim, self.gru = dim, GRUWeights(width, dim)
+        self.dim = dim
+        self.gru = GRUWeights(width, dim)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         if state is not None:
             raise ValueError("ForwardGRU encodes whole documents, so it continues from no state")
-        gates, candidate = self.gru.gates.weight.mT[None], self.gru.candidate.weight.mT[None]
+        gates = self.gru.gates.weight.mT[None]
+        candidate = self.gru.candidate.weight.mT[None]
         inputs = project_inputs(self.gru, x)[None]
         with autocast_disabled(x.device):
             initial_state = inputs.new_zeros(1, x.shape[0], self.dim)
@@ -49,9 +51,11 @@ class FixedVectorGRU(Layer):
     def __init__(self, width: int, dim: int, memory_dim: int, *, out_dim: int, dropout: float) -> None:
         super().__init__()
         self.dim = dim
-        self.gru, self.context_proj = GRUWeights(width, dim), nn.Linear(memory_dim, 3 * dim, bias=False)
+        self.gru = GRUWeights(width, dim)
+        self.context_proj = nn.Linear(memory_dim, 3 * dim, bias=False)
         self.initial_proj = nn.Linear(memory_dim, dim)
-        self.readout, self.dropout = nn.Linear(dim + width + memory_dim, 2 * out_dim), Dropout(dropout)
+        self.readout = nn.Linear(dim + width + memory_dim, 2 * out_dim)
+        self.dropout = Dropout(dropout)
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         wide_dtype = torch.promote_types(dtype, torch.float32)
@@ -69,7 +73,8 @@ class FixedVectorGRU(Layer):
         vectors = source_vectors(ctx.positions, memory)
         inputs = (project_inputs(self.gru, x) + self.context_proj(vectors).transpose(0, 1))[None]
         initial_state, resets = initial_states(ctx.positions, document_states, None if state is None else state.hidden)
-        gates, candidate = self.gru.gates.weight.mT[None], self.gru.candidate.weight.mT[None]
+        gates = self.gru.gates.weight.mT[None]
+        candidate = self.gru.candidate.weight.mT[None]
         with autocast_disabled(x.device):
             result = gru_scan(inputs, gates, candidate, initial_state[None], None, resets)
         features = torch.cat([result.states_in[0].transpose(0, 1).to(x), x, vectors.to(x)], dim=-1)

@@ -45,8 +45,11 @@ class GlobalLocalAttention(MultiHeadLayer):
         if dim % heads:
             raise ValueError(f"dim ({dim}) must be a multiple of heads ({heads})")
         self.heads = heads
-        self.q_proj, self.kv_proj, self.out_proj = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
-        self.global_q_proj, self.global_kv_proj = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
+        self.q_proj = nn.Linear(dim, dim)
+        self.kv_proj = nn.Linear(dim, 2 * dim)
+        self.out_proj = nn.Linear(dim, dim)
+        self.global_q_proj = nn.Linear(dim, dim)
+        self.global_kv_proj = nn.Linear(dim, 2 * dim)
         self.tokens = tokens
         # each query has visible keys in one of the two kernels, and gets zeros from the other
         local_queries = (local_mask | VisibleToAll(tokens)) & NotMask(AttendsToAll(tokens))
@@ -76,7 +79,8 @@ class GlobalLocalAttention(MultiHeadLayer):
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         if state:
             raise ValueError("GlobalLocalAttention is bidirectional: it cannot continue from a state")
-        q, (k, v) = self.q_proj(x), self.kv_proj(x).chunk(2, dim=-1)
+        q = self.q_proj(x)
+        k, v = self.kv_proj(x).chunk(2, dim=-1)
         q, k, v = (split_heads(projected, self.heads) for projected in (q, k, v))
         y = self.local_kernel(KernelCall(q, k, v, ctx.positions, ctx.positions, NoPosition(), None, ctx.watch)).y
         y = y + self._global_outputs(x, ctx)
@@ -84,8 +88,11 @@ class GlobalLocalAttention(MultiHeadLayer):
 
     def _global_outputs(self, x: Float[Tensor, "b l d"], ctx: Context) -> Float[Tensor, "b h l e"]:
         """The attention outputs of global tokens, and zeros for all others."""
-        indices = None if ctx.watch is not no_watch else self._global_indices(ctx.positions)
-        queries_in, query_positions = x, ctx.positions
+        indices = None
+        if ctx.watch is no_watch:
+            indices = self._global_indices(ctx.positions)
+        queries_in = x
+        query_positions = ctx.positions
         if indices is not None:
             rows = torch.arange(len(indices), device=indices.device)[:, None]
             queries_in = x.gather(1, indices[..., None].expand(-1, -1, x.shape[-1]))
@@ -124,13 +131,16 @@ class GlobalLocalAttention(MultiHeadLayer):
 
     def _global_indices(self, positions: TokenPositions) -> Int[Tensor, "b g"] | None:
         """The columns of the global tokens of each row, padded with other tokens; None if they cannot be computed."""
-        layout, (batch, length) = positions.layout, positions.position_ids.shape
+        layout = positions.layout
+        batch, length = positions.position_ids.shape
         if torch.compiler.is_compiling():
             return None
         if isinstance(layout, ContiguousLayout | PrefixedLayout) and layout_is_complete(positions):
             return _layout_indices(self.tokens, layout, length, positions.position_ids.device).expand(batch, -1)
         # a GPU would have to be waited for, in each layer, to learn how many there are
-        return _find_indices(self.tokens, positions) if is_readable(positions.position_ids) else None
+        if is_readable(positions.position_ids):
+            return _find_indices(self.tokens, positions)
+        return None
 
 
 @lru_cache(maxsize=64)
@@ -156,9 +166,12 @@ class SideProjections(nn.Module):
 
     def __init__(self, dim: int, mask: Mask, position: Position) -> None:
         super().__init__()
-        self.q_proj, self.out_proj = nn.Linear(dim, dim), nn.Linear(dim, dim)
-        self.summary_kv_proj, self.text_kv_proj = nn.Linear(dim, 2 * dim), nn.Linear(dim, 2 * dim)
-        self.kernel, self.position = SoftmaxKernel(mask), position
+        self.q_proj = nn.Linear(dim, dim)
+        self.out_proj = nn.Linear(dim, dim)
+        self.summary_kv_proj = nn.Linear(dim, 2 * dim)
+        self.text_kv_proj = nn.Linear(dim, 2 * dim)
+        self.kernel = SoftmaxKernel(mask)
+        self.position = position
         for layer in (self.q_proj, self.out_proj, self.summary_kv_proj, self.text_kv_proj):
             nn.init.zeros_(layer.bias)
             for weight in torch.split(layer.weight.data, dim):
@@ -201,7 +214,8 @@ class FourPieceAttention(MultiHeadLayer):
         positions = ctx.positions
         if not isinstance(positions.layout, PrefixedLayout):
             raise ValueError("FourPieceAttention needs summaries before the text: wrap it in a SummaryPrefixedLayer")
-        parts, sides = x.tensor_split([positions.layout.prefix], 1), (self.summaries, self.text)
+        parts = x.tensor_split([positions.layout.prefix], 1)
+        sides = (self.summaries, self.text)
         q = torch.cat([side.q_proj(part) for side, part in zip(sides, parts)], 1)
         y = torch.zeros((), dtype=x.dtype, device=x.device)
         for side in sides:

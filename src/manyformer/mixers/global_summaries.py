@@ -74,7 +74,9 @@ class PartSummaries(SummaryTokens):
         return PrefixedLayout(-(-length // self.part_length), ContiguousLayout(), self.part_length)
 
     def part_ids_of(self, positions: TokenPositions) -> Int[Tensor, "b l"]:
-        return positions.position_ids // self.part_length if positions.part_ids is None else positions.part_ids
+        if positions.part_ids is None:
+            return positions.position_ids // self.part_length
+        return positions.part_ids
 
     def list_summaries(self, segment_ids: Int[Tensor, " l"], part_ids: Int[Tensor, " l"]) -> Int[Tensor, "n 3"]:
         summaries = torch.stack([segment_ids, part_ids, part_ids], -1)[part_ids >= 0]
@@ -92,7 +94,8 @@ class PartSummaries(SummaryTokens):
         ranks = (is_first.cumsum(1) - 1).clamp(max=count)
         listed = torch.full((len(keys), count + 1), NO_PART, device=keys.device).scatter_(1, ranks, keys)[:, :count]
         is_there = listed != NO_PART
-        segments, parts = torch.where(is_there, listed // MAX_PARTS, PADDING_SEGMENT), listed % MAX_PARTS
+        segments = torch.where(is_there, listed // MAX_PARTS, PADDING_SEGMENT)
+        parts = listed % MAX_PARTS
         return torch.stack([segments, torch.where(is_there, parts, 0), torch.where(is_there, parts, -1)])
 
 
@@ -121,7 +124,8 @@ class LeadingSummaries(SummaryTokens):
     def list_summaries(self, segment_ids: Int[Tensor, " l"], part_ids: Int[Tensor, " l"]) -> Int[Tensor, "n 3"]:
         indices = torch.arange(self.count)
         documents = torch.unique(segment_ids)
-        segments, positions = documents.repeat_interleave(self.count), indices.repeat(len(documents))
+        segments = documents.repeat_interleave(self.count)
+        positions = indices.repeat(len(documents))
         return torch.stack([segments, positions, torch.full_like(positions, -1)], -1)
 
 
@@ -144,7 +148,8 @@ class SummaryPrefixedLayer(Layer, MakesStream, UndecayedParameters):
 
     def __init__(self, inner: Layer, dim: int, summaries: SummaryTokens) -> None:
         super().__init__()
-        self.inner, self.summary_tokens = inner, summaries
+        self.inner = inner
+        self.summary_tokens = summaries
         # input tokens are normalized, so embeddings have unit variance
         self.vectors = nn.Parameter(torch.randn(summaries.vector_count, dim))
 
@@ -197,8 +202,11 @@ class SummaryPrefixedLayer(Layer, MakesStream, UndecayedParameters):
     # the number of summaries depends on tensor values
     @compiler_disabled
     def _list_summaries(self, text: TokenPositions, part_ids: Int[Tensor, "b l"]) -> Int[Tensor, "3 b n"]:
-        layout, segment_ids = text.layout, text.segment_ids
-        known = layout.ids_of_rows(len(segment_ids)) if isinstance(layout, PackedLayout) else None
+        layout = text.layout
+        segment_ids = text.segment_ids
+        known = None
+        if isinstance(layout, PackedLayout):
+            known = layout.ids_of_rows(len(segment_ids))
         rows = []
         if known is not None and isinstance(self.summary_tokens, LeadingSummaries):
             for ids in known:

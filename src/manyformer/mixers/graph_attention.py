@@ -48,7 +48,8 @@ class AdditiveScores(EdgeScores):
     def forward(
         self, x: Float[Tensor, "nodes h width"], edges: GraphEdges
     ) -> tuple[Float[Tensor, "edges h"], Float[Tensor, "nodes h e"]]:
-        source_scores, target_scores = (x * self.source).sum(-1), (x * self.target).sum(-1)
+        source_scores = (x * self.source).sum(-1)
+        target_scores = (x * self.target).sum(-1)
         sums = source_scores.index_select(0, edges.sources) + target_scores.index_select(0, edges.targets)
         return F.leaky_relu(sums, NEGATIVE_SLOPE), x
 
@@ -87,7 +88,9 @@ class GraphAttention(Layer):
         self, heads: int, head_dim: int, scores: EdgeScores, *, merge: HeadMerge = "concat", dropout: float = 0.0
     ) -> None:
         super().__init__()
-        self.heads, self.merge, self.scores = heads, merge, scores
+        self.heads = heads
+        self.merge = merge
+        self.scores = scores
         self.bias = nn.Parameter(torch.zeros(heads * head_dim if merge == "concat" else head_dim))
         self.dropout = Dropout(dropout)
 
@@ -98,7 +101,10 @@ class GraphAttention(Layer):
         weights = edge_softmax(scores, edges)
         watch_edge_weights(ctx, self, weights, edges)
         y = sum_over_edges(self.dropout(weights), self.dropout(values), edges)
-        merged = y.flatten(1) if self.merge == "concat" else y.mean(1)
+        if self.merge == "concat":
+            merged = y.flatten(1)
+        else:
+            merged = y.mean(1)
         return LayerOutput((merged + self.bias).view(rows, length, -1))
 
 

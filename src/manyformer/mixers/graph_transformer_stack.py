@@ -38,7 +38,9 @@ class GraphTransformerStack(Layer):
         )
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        edges, nodes, stream = edges_of(ctx.positions), x.flatten(0, 1), None
+        edges = edges_of(ctx.positions)
+        nodes = x.flatten(0, 1)
+        stream = None
         if self.edge_embed is not None:
             if edges.features is None:
                 raise ValueError("this model reads features of edges, and the edges have none")
@@ -84,7 +86,8 @@ class _StreamUpdate(nn.Module):
         super().__init__()
         self.out_proj = nn.Linear(dim, dim)
         self.ff = nn.Sequential(nn.Linear(dim, ff_dim), nn.ReLU(), Dropout(dropout), nn.Linear(ff_dim, dim))
-        self.norm, self.ff_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.norm = nn.LayerNorm(dim)
+        self.ff_norm = nn.LayerNorm(dim)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "n d"], attended: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:

@@ -36,7 +36,8 @@ class GRUWeights(nn.Module):
     def __init__(self, width: int, dim: int) -> None:
         super().__init__()
         self.input_proj = nn.Linear(width, 3 * dim)
-        self.gates, self.candidate = nn.Linear(dim, 2 * dim, bias=False), nn.Linear(dim, dim, bias=False)
+        self.gates = nn.Linear(dim, 2 * dim, bias=False)
+        self.candidate = nn.Linear(dim, dim, bias=False)
 
 
 @final
@@ -48,7 +49,9 @@ class BidirectionalGRU(Layer):
 
     def __init__(self, width: int, dim: int) -> None:
         super().__init__()
-        self.dim, self.forward_gru, self.backward_gru = dim, GRUWeights(width, dim), GRUWeights(width, dim)
+        self.dim = dim
+        self.forward_gru = GRUWeights(width, dim)
+        self.backward_gru = GRUWeights(width, dim)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         if state is not None:
@@ -90,11 +93,14 @@ class AttendingGRU(Layer):
 
     def __init__(self, width: int, dim: int, memory_dim: int, *, align_dim: int, out_dim: int, dropout: float) -> None:
         super().__init__()
-        self.dim, self.backward_dim = dim, memory_dim // 2
-        self.gru, self.context_proj = GRUWeights(width, dim), nn.Linear(memory_dim, 3 * dim, bias=False)
+        self.dim = dim
+        self.backward_dim = memory_dim // 2
+        self.gru = GRUWeights(width, dim)
+        self.context_proj = nn.Linear(memory_dim, 3 * dim, bias=False)
         self.score = AdditiveScore(dim, align_dim, key_dim=memory_dim)
         self.initial_proj = nn.Linear(self.backward_dim, dim)
-        self.readout, self.dropout = nn.Linear(dim + width + memory_dim, 2 * out_dim), Dropout(dropout)
+        self.readout = nn.Linear(dim + width + memory_dim, 2 * out_dim)
+        self.dropout = Dropout(dropout)
         self.mask = AllKeys()
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
@@ -107,13 +113,15 @@ class AttendingGRU(Layer):
         memory, memory_positions = ctx.memory
         keys, values = (None, None) if state is None else state[1:]
         if keys is None or values is None:
-            keys, values = self.score.key(memory), self.context_proj(memory)
+            keys = self.score.key(memory)
+            values = self.context_proj(memory)
         mask = self._dense_mask(ctx.positions, memory_positions)
         attention = StepAttention(self.score.query.weight.mT, keys, values, self.score.energy.weight[0], mask)
         hidden = None if state is None else state.hidden
         document_states = partial(self._document_states, memory=ctx.memory)
         initial_state, resets = initial_states(ctx.positions, document_states, hidden)
-        gates, candidate = self.gru.gates.weight.mT[None], self.gru.candidate.weight.mT[None]
+        gates = self.gru.gates.weight.mT[None]
+        candidate = self.gru.candidate.weight.mT[None]
         inputs = project_inputs(self.gru, x)[None]
         with autocast_disabled(x.device):
             result = gru_scan(inputs, gates, candidate, initial_state[None], attention, resets)
@@ -159,7 +167,10 @@ def initial_states(
     if resets is None:
         return document_states(positions.columns(0, 1))[:, 0], None
     starts = document_states(positions)
-    initial_state = torch.zeros_like(starts[:, 0]) if hidden is None else hidden.to(starts)
+    if hidden is None:
+        initial_state = torch.zeros_like(starts[:, 0])
+    else:
+        initial_state = hidden.to(starts)
     return initial_state, resets._replace(starts=starts.transpose(0, 1)[None])
 
 

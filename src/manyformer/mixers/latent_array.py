@@ -53,7 +53,8 @@ class LatentArrayEncoder(Layer, MakesStream, UndecayedParameters):
         super().__init__()
         if count < 1:
             raise ValueError(f"LatentArrayEncoder: count ({count}) must be at least 1")
-        self.inner, self.input_norm = inner, input_norm
+        self.inner = inner
+        self.input_norm = input_norm
         self.latents = nn.Parameter(torch.empty(count, dim).normal_(std=LATENT_STD))
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
@@ -77,7 +78,8 @@ class LatentArrayEncoder(Layer, MakesStream, UndecayedParameters):
 
     def latent_positions(self, positions: TokenPositions, rows: int) -> TokenPositions:
         """The latents of the documents of each row, one document after the other."""
-        count, device = len(self.latents), positions.segment_ids.device
+        count = len(self.latents)
+        device = positions.segment_ids.device
         if isinstance(positions.layout, ContiguousLayout):
             return contiguous_positions(rows, 0, count, device)
         documents = _list_documents(positions, rows)
@@ -97,7 +99,9 @@ class LatentArrayLayer(Layer, MakesStream):
 
     def __init__(self, encoder: LatentArrayEncoder, decoder: Layer, *, queries: LearnedPosition) -> None:
         super().__init__()
-        self.encoder, self.decoder, self.queries = encoder, decoder, queries
+        self.encoder = encoder
+        self.decoder = decoder
+        self.queries = queries
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         if state:
@@ -109,15 +113,20 @@ class LatentArrayLayer(Layer, MakesStream):
 
     def outer_axes(self, axes: WeightAxes) -> WeightAxes:
         # the encoder has no source any more: its latents are that of the decoder
-        return axes._replace(keys="latents") if axes.keys == "source" else axes
+        if axes.keys == "source":
+            return axes._replace(keys="latents")
+        return axes
 
 
 # the number of documents depends on tensor values
 @compiler_disabled
 def _list_documents(positions: TokenPositions, rows: int) -> Int[Tensor, "b m"]:
     """The segment ids of the documents of each row, in their order; `PADDING_SEGMENT` fills rows with fewer."""
-    segment_ids, layout = positions.segment_ids, positions.layout
-    known = layout.ids_of_rows(rows) if isinstance(layout, PackedLayout) else None
+    segment_ids = positions.segment_ids
+    layout = positions.layout
+    known = None
+    if isinstance(layout, PackedLayout):
+        known = layout.ids_of_rows(rows)
     if known is None:
         ids = [torch.unique(row[row != PADDING_SEGMENT]) for row in segment_ids.expand(rows, -1).cpu()]
     else:

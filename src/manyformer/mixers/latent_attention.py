@@ -83,12 +83,22 @@ class LatentAttention(MultiHeadLayer):
         if indexer is not None and query_latent_dim is None:
             raise ValueError("LatentAttention: an indexer reads the latent of queries, and query_latent_dim is None")
         self.indexer = indexer
-        self.heads, self.latent_dim, self.rotary_dim, self.path = heads, latent_dim, rotary_dim, path
-        self.head_dim, self.value_dim = head_dim, value_dim
+        self.heads = heads
+        self.latent_dim = latent_dim
+        self.rotary_dim = rotary_dim
+        self.path = path
+        self.head_dim = head_dim
+        self.value_dim = value_dim
         self.kernel = SoftmaxKernel(mask, scale=(head_dim + rotary_dim) ** -0.5 if scale is None else scale)
         self.source = default_source(self.kernel)
-        self.q_down_proj = None if query_latent_dim is None else nn.Linear(dim, query_latent_dim, bias=bias)
-        self.q_norm = None if query_latent_dim is None else RMSNorm(query_latent_dim, norm_eps)
+        if query_latent_dim is None:
+            self.q_down_proj = None
+        else:
+            self.q_down_proj = nn.Linear(dim, query_latent_dim, bias=bias)
+        if query_latent_dim is None:
+            self.q_norm = None
+        else:
+            self.q_norm = RMSNorm(query_latent_dim, norm_eps)
         self.q_proj = nn.Linear(query_latent_dim or dim, heads * (head_dim + rotary_dim), bias=False)
         self.kv_down_proj = nn.Linear(dim, latent_dim + rotary_dim, bias=bias)
         self.kv_norm = RMSNorm(latent_dim, norm_eps)
@@ -116,7 +126,9 @@ class LatentAttention(MultiHeadLayer):
         is_absorbed = is_gathered or self.form(q.shape[2], cached.shape[2]) == "absorbed"
         to_keys, to_values = self._matrices_by_head()
         if is_absorbed:
-            q, k, v = torch.einsum("bhle,hec->bhlc", q, to_keys), cached, cached[..., : self.latent_dim]
+            q = torch.einsum("bhle,hec->bhlc", q, to_keys)
+            k = cached
+            v = cached[..., : self.latent_dim]
         else:
             k, v = self._expand(cached)
         q = torch.cat([q, rotary], -1)
@@ -135,7 +147,8 @@ class LatentAttention(MultiHeadLayer):
         self, x: Tensor, latent: Tensor, index_keys: Tensor, key_positions: TokenPositions, ctx: Context
     ) -> "_TokenChoice | None":
         """The chosen tokens; None without an indexer, and where all are, unless the indexer learns from them."""
-        indexer, keys = self.indexer, index_keys.shape[2]
+        indexer = self.indexer
+        keys = index_keys.shape[2]
         if indexer is None or (keys <= indexer.count and not torch.is_grad_enabled()):
             return None
         queries = indexer.queries(x, latent, ctx.positions)
@@ -147,7 +160,8 @@ class LatentAttention(MultiHeadLayer):
     def _attend_to_chosen(self, call: KernelCall, choice: "_TokenChoice") -> tuple[Tensor, Tensor | float]:
         """The outputs (b, h, l, f), and the loss of the indexer where gradients are computed."""
         chosen, queries, index_keys, is_dense = choice
-        indexer, scale = self.indexer, self.kernel.scale
+        indexer = self.indexer
+        scale = self.kernel.scale
         assert indexer is not None
         assert scale is not None
         if is_dense:
@@ -167,12 +181,16 @@ class LatentAttention(MultiHeadLayer):
         if self.path != "auto":
             return self.path
         absorbed, expanded = self._products(queries, keys)
-        return "absorbed" if absorbed < expanded else "expanded"
+        if absorbed < expanded:
+            return "absorbed"
+        return "expanded"
 
     def explain(self, queries: int, keys: int) -> str:
         """One sentence: the form for a call with so many queries and keys, and the reason."""
         absorbed, expanded = self._products(queries, keys)
-        reason = "forced" if self.path != "auto" else f"{absorbed:,} products a head absorbed, {expanded:,} expanded"
+        reason = "forced"
+        if self.path == "auto":
+            reason = f"{absorbed:,} products a head absorbed, {expanded:,} expanded"
         return f"{self.form(queries, keys)}: {reason}"
 
     def project_latent(self, x: Float[Tensor, "b s d"], positions: TokenPositions) -> tuple[Tensor, Tensor]:

@@ -39,7 +39,10 @@ class LightningIndexer(nn.Module):
         for name, size in {"heads": heads, "head_dim": head_dim, "count": count}.items():
             if size < 1:
                 raise ValueError(f"LightningIndexer: {name} ({size}) must be at least 1")
-        self.heads, self.head_dim, self.count, self.position = heads, head_dim, count, position
+        self.heads = heads
+        self.head_dim = head_dim
+        self.count = count
+        self.position = position
         self.scale = (head_dim * heads) ** -0.5
         self.q_proj = nn.Linear(query_latent_dim, heads * head_dim, bias=False)
         self.k_proj = nn.Linear(dim, head_dim, bias=False)

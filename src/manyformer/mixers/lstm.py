@@ -62,7 +62,8 @@ def find_runs(positions: TokenPositions, batch: int) -> DocumentRuns:
     is_first = position_ids[rows, columns] == 0
     is_first[:1] = True
     is_first[1:] |= rows[1:] != rows[:-1]
-    run, starts = is_first.cumsum(0) - 1, is_first.nonzero()[:, 0]
+    run = is_first.cumsum(0) - 1
+    starts = is_first.nonzero()[:, 0]
     rank = torch.arange(len(run), device=run.device) - starts[run]
     return DocumentRuns(rows, columns, run, rank, starts, _last_of_rows(rows[starts]), run.bincount().cpu())
 
@@ -95,7 +96,8 @@ class LSTM(Layer):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.dim, self.cells = dim, nn.LSTM(dim, dim, batch_first=True)
+        self.dim = dim
+        self.cells = nn.LSTM(dim, dim, batch_first=True)
         for name, weight in self.cells.named_parameters():
             nn.init.xavier_uniform_(weight) if name.startswith("weight") else nn.init.zeros_(weight)
         # torch's order of gates is input, forget, cell, output
@@ -110,12 +112,16 @@ class LSTM(Layer):
         return LSTMState(*torch.zeros(2, batch, self.dim, device=device, dtype=dtype))
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        weights, layout = self._weights, ctx.positions.layout
+        weights = self._weights
+        layout = ctx.positions.layout
         dtype = weights[0].dtype
         if state is not None and self._is_one_token(ctx.positions):
             y, next_state = _read_token(x.to(dtype), ctx.positions, state, weights)
             return LayerOutput(y.to(x), next_state)
-        earlier = self.init_state(x.shape[0], device=x.device, dtype=dtype) if state is None else state
+        if state is None:
+            earlier = self.init_state(x.shape[0], device=x.device, dtype=dtype)
+        else:
+            earlier = state
         # on the meta device documents cannot be told apart, and cost the same
         if x.is_meta or isinstance(layout, ContiguousLayout):
             begins = isinstance(layout, ContiguousLayout) and layout.start == 0
@@ -123,7 +129,8 @@ class LSTM(Layer):
                 y, next_state = self._read_rows(x.to(dtype), earlier, begins=begins)
             return LayerOutput(y.to(x), None if state is None else next_state)
         runs = find_runs(ctx.positions, x.shape[0])
-        y, next_state = torch.zeros_like(x, dtype=dtype), earlier
+        y = torch.zeros_like(x, dtype=dtype)
+        next_state = earlier
         if len(runs.lengths):
             with autocast_disabled(x.device):
                 outputs, next_state = self._read_runs(x.to(dtype), runs, ctx.positions, earlier)
@@ -165,7 +172,8 @@ class LSTM(Layer):
         """The outputs for the tokens of all runs, and the state after the last run of each row."""
         sequences = x.new_zeros(len(runs.lengths), int(runs.lengths.max()), self.dim)
         sequences = sequences.index_put((runs.run, runs.rank), x[runs.rows, runs.columns])
-        rows, columns = runs.rows[runs.starts], runs.columns[runs.starts]
+        rows = runs.rows[runs.starts]
+        columns = runs.columns[runs.starts]
         # a run that does not begin a document continues the one of the row's state
         continues = positions.position_ids.expand(x.shape[:2])[rows, columns, None] != 0
         initial = [torch.where(continues, part.detach().to(x)[rows], 0.0)[None] for part in earlier]

@@ -31,7 +31,8 @@ class StepProjection(nn.Module):
 
     def __init__(self, rank: int, channels: int) -> None:
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.empty(channels, rank)), nn.Parameter(torch.empty(channels))
+        self.weight = nn.Parameter(torch.empty(channels, rank))
+        self.bias = nn.Parameter(torch.empty(channels))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -55,7 +56,9 @@ class MambaMixer(Layer):
 
     def __init__(self, dim: int, channels: int, *, state_dim: int, rank: int, conv_size: int = 4) -> None:
         super().__init__()
-        self.state_dim, self.rank, self.channels = state_dim, rank, channels
+        self.state_dim = state_dim
+        self.rank = rank
+        self.channels = channels
         self.in_proj = nn.Linear(dim, 2 * channels, bias=False)
         self.short_convolution = ShortConvolution(channels, conv_size, bias=True)
         self.x_proj = nn.Linear(channels, rank + 2 * state_dim, bias=False)
@@ -93,13 +96,19 @@ class MambaMixer(Layer):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """What the memories return, with the skip, the last memories, and the last segment ids."""
         dtype = torch.promote_types(self.a_log.dtype, torch.float32)
-        previous = self.init_state(len(x), device=x.device, dtype=dtype) if state is None else state
+        if state is None:
+            previous = self.init_state(len(x), device=x.device, dtype=dtype)
+        else:
+            previous = state
         x, rank, writes, reads = (part.to(dtype) for part in (x, rank, writes, reads))
-        steps, starts, segment_ids = self.dt_proj(rank), None, positions.segment_ids[:, -1].expand(len(x))
+        steps = self.dt_proj(rank)
+        starts = None
+        segment_ids = positions.segment_ids[:, -1].expand(len(x))
         if not isinstance(positions.layout, ContiguousLayout):
             runs = segment_runs(positions.segment_ids, previous.segment_ids)
             starts = runs.run_ids.diff(prepend=torch.zeros_like(runs.run_ids[:, :1])) > 0
-            steps, segment_ids = steps.masked_fill(~runs.valid[..., None], 0.0), runs.last_segment
+            steps = steps.masked_fill(~runs.valid[..., None], 0.0)
+            segment_ids = runs.last_segment
         rates = -self.a_log.to(dtype).exp().view(self.channels, self.state_dim)
         y, memory = selective_scan(x, steps, rates, writes, reads, previous.memory.to(dtype), starts)
         return y + self.skip * x, memory, segment_ids.clone()

@@ -110,7 +110,8 @@ class BottleneckFusion(Fusion, UndecayedParameters):
         self.layers = nn.ModuleList(
             nn.ModuleDict({name: make_layer(number) for name in names}) for number in range(depth)
         )
-        self.bottleneck, self.first = nn.Parameter(torch.randn(tokens, dim) * 0.02), first
+        self.bottleneck = nn.Parameter(torch.randn(tokens, dim) * 0.02)
+        self.first = first
 
     def forward(self, sequences: Sequences, watch: WatchFn) -> dict[str, LayerOutput]:
         outputs = {name: LayerOutput(sequence.y) for name, sequence in sequences.items()}
@@ -148,7 +149,9 @@ def has_tokens(positions: TokenPositions) -> Bool[Tensor, " b"]:
 
 def _apply_layer(layer: Layer, x: MemorySequence, memory: MemorySequence | None, watch: WatchFn) -> LayerOutput:
     """The layer's output for a sequence; many operations refuse one without any token, which stays as it is."""
-    return layer(x.y, Context(x.positions, memory, watch)) if x.y.numel() else LayerOutput(x.y)
+    if x.y.numel():
+        return layer(x.y, Context(x.positions, memory, watch))
+    return LayerOutput(x.y)
 
 
 def _present_shares(sequences: Sequences, dtype: torch.dtype) -> dict[str, Float[Tensor, "b 1 1"]]:

@@ -16,9 +16,14 @@ class ParallelLayers(NamedLayers):
     """
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        states = [None] * len(self._modules) if state is None else state
+        if state is None:
+            states = [None] * len(self._modules)
+        else:
+            states = state
         outs = [layer(x, ctx, layer_state) for layer, layer_state in zip(self.in_order(), states)]
-        y, loss = outs[0].y, outs[0].loss
+        y = outs[0].y
+        loss = outs[0].loss
         for out in outs[1:]:
-            y, loss = y + out.y, loss + out.loss
+            y = y + out.y
+            loss = loss + out.loss
         return LayerOutput(y, None if state is None else [out.state for out in outs], loss)

@@ -21,7 +21,8 @@ class PositionPairs(PerHeadTensors, ABC):
         for argument, value in (("max_length", max_length), ("heads", heads)):
             if value < 1:
                 raise ValueError(f"{type(self).__name__}: {argument} ({value}) must be at least 1")
-        self.max_length, self.heads = max_length, heads
+        self.max_length = max_length
+        self.heads = heads
 
     @abstractmethod
     def forward(self, query_positions: TokenPositions, key_positions: TokenPositions) -> Float[Tensor, "#b h l s"]:
@@ -110,7 +111,8 @@ def position_index(positions: TokenPositions, max_length: int) -> slice | Int[Te
     if isinstance(positions.layout, StepLayout):
         return positions.position_ids
     if isinstance(positions.layout, ContiguousLayout):
-        start, stop = positions.layout.start, positions.layout.start + positions.position_ids.shape[1]
+        start = positions.layout.start
+        stop = positions.layout.start + positions.position_ids.shape[1]
         _check_position(stop - 1, max_length)
         return slice(start, stop)
     if is_readable(positions.position_ids) and positions.position_ids.numel():

@@ -37,14 +37,17 @@ class LowRankProjection(nn.Module):
         self, dim: int, rank: int, bias: Tensor | None = None, activation: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         super().__init__()
-        self.reduce, self.expand = nn.Linear(dim, rank, bias=False), nn.Linear(rank, dim, bias=False)
+        self.reduce = nn.Linear(dim, rank, bias=False)
+        self.expand = nn.Linear(rank, dim, bias=False)
         self.bias = None if bias is None else nn.Parameter(bias)
         self.activation = activation
 
     def forward(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
         reduced = self.reduce(x)
         y: Tensor = self.expand(reduced if self.activation is None else self.activation(reduced))
-        return y if self.bias is None else y + self.bias
+        if self.bias is None:
+            return y
+        return y + self.bias
 
 
 class TimeMixingState(NamedTuple):
@@ -71,7 +74,8 @@ class RWKVTimeMixing(nn.Module):
 
     def __init__(self, dim: int, head_dim: int, number: int, depth: int) -> None:
         super().__init__()
-        heads, share = dim // head_dim, number / max(depth - 1, 1)
+        heads = dim // head_dim
+        share = number / max(depth - 1, 1)
         self.head_dim = head_dim
         powers = [power * (1 - number / depth) for power in MIXTURE_POWERS.values()]
         self.shift = TokenShift(torch.stack([initial_mixture(dim, power) for power in powers]))
@@ -102,7 +106,9 @@ class RWKVTimeMixing(nn.Module):
         shift_state, memory = (None, None) if state is None else state
         mixtures, shift_state = self.shift(x, ctx.positions, shift_state)
         r_input, decay_input, k_input, v_input, rate_input, gate_input = mixtures
-        r, k, v = self.r_proj(r_input), self.k_proj(k_input), self.v_proj(v_input)
+        r = self.r_proj(r_input)
+        k = self.k_proj(k_input)
+        v = self.v_proj(v_input)
         if self.value_mix is not None and first_values is not None:
             v = v + (first_values - v) * torch.sigmoid(self.value_mix(v_input))
         log_decay = -MAX_DECAY * torch.sigmoid(self.decay(decay_input))
@@ -111,13 +117,16 @@ class RWKVTimeMixing(nn.Module):
         k = k * torch.addcmul(1 - self.rate_share, rate, self.rate_share)
         # under autocast, parameters are wider than projections
         written = torch.cat([self._heads(v), self._heads(log_decay), removal_key, self._heads(rate)], -1).to(v.dtype)
-        q, key = self._heads(r), self._heads(k.to(r.dtype))
+        q = self._heads(r)
+        key = self._heads(k.to(r.dtype))
         call = KernelCall(q, key, written, ctx.positions, ctx.positions, NoPosition(), memory, ctx.watch)
         y, memory, _ = self.kernel(call)
         # what a token itself adds, which no norm scales
         y = self.norm(y) + self._heads(r * k * self.bonus).sum(-1, keepdim=True) * self._heads(v)
         gated = y.transpose(1, 2).flatten(2) * self.gate(gate_input)
-        next_state = None if state is None else TimeMixingState(shift_state, memory)
+        next_state = None
+        if state is not None:
+            next_state = TimeMixingState(shift_state, memory)
         return TimeMixingResult(self.out_proj(gated.to(v.dtype)), v, next_state)
 
     def _heads(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b h l e"]:
@@ -135,7 +144,10 @@ class RWKVLayer(Layer):
 
     def __init__(self, time_mixing: RWKVTimeMixing, norm: nn.Module, ff: Layer, dropout: nn.Module) -> None:
         super().__init__()
-        self.norm, self.time_mixing, self.ff, self.dropout = norm, time_mixing, ff, dropout
+        self.norm = norm
+        self.time_mixing = time_mixing
+        self.ff = ff
+        self.dropout = dropout
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         mixing = self.time_mixing.init_state(batch, device=device, dtype=dtype)
@@ -163,7 +175,9 @@ class RWKVStack(NamedLayers, LayeredStack):
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         outputs = self._outputs(x, ctx, state)
-        next_states = None if state is None else [output.state for output in outputs]
+        next_states = None
+        if state is not None:
+            next_states = [output.state for output in outputs]
         return LayerOutput(outputs[-1].y if outputs else x, next_states, sum((output.loss for output in outputs), 0.0))
 
     def layer_outputs(self, x: Float[Tensor, "b l d"], ctx: Context) -> list[LayerOutput]:

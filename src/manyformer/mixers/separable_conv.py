@@ -23,7 +23,8 @@ class SeparableConv(Layer):
         super().__init__()
         if size < 1 or (not causal and size % 2 == 0):
             raise ValueError(f"SeparableConv: size ({size}) must be at least 1, and odd unless causal")
-        self.size, self.causal = size, causal
+        self.size = size
+        self.causal = causal
         self.depthwise = nn.Parameter(torch.randn(size, dim) / size**0.5)
         self.pointwise = nn.Linear(dim, out_dim)
         init_glorot(self.pointwise)

@@ -19,5 +19,6 @@ class SourceVector(Layer):
             raise ValueError("SourceVector adds the source of an encoder-decoder, and there is none")
         vectors, positions = ctx.memory
         is_token = (positions.segment_ids != PADDING_SEGMENT)[..., None].to(vectors.dtype)
-        total, count = (vectors * is_token).sum(1, keepdim=True), is_token.sum(1, keepdim=True)
+        total = (vectors * is_token).sum(1, keepdim=True)
+        count = is_token.sum(1, keepdim=True)
         return LayerOutput(x + total / count.clamp(min=1), state)

@@ -50,10 +50,14 @@ class SpatialGate(Layer):
         if weights.heads != 1:
             raise ValueError(f"SpatialGate shares weights over channels: they must have 1 head, not {weights.heads}")
         self.mask = AllKeys() if mask is None else mask
-        self.up, self.down = nn.Linear(dim, ff_dim), nn.Linear(ff_dim // 2, dim)
-        self.activation, self.norm = nn.GELU(), nn.LayerNorm(ff_dim // 2)
-        self.weights, self.bias = weights, nn.Parameter(torch.ones(weights.max_length))
-        self.attention, self.source = attention, SelfSource()
+        self.up = nn.Linear(dim, ff_dim)
+        self.down = nn.Linear(ff_dim // 2, dim)
+        self.activation = nn.GELU()
+        self.norm = nn.LayerNorm(ff_dim // 2)
+        self.weights = weights
+        self.bias = nn.Parameter(torch.ones(weights.max_length))
+        self.attention = attention
+        self.source = SelfSource()
         init_glorot(self.up, self.down)
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
@@ -73,7 +77,9 @@ class SpatialGate(Layer):
         if self.attention is not None:
             attention_gate, attention_state, loss = self.attention(x, ctx, attention_state)
             gate = gate + attention_gate
-        next_state = None if state is None else GateState(keys.state, attention_state)
+        next_state = None
+        if state is not None:
+            next_state = GateState(keys.state, attention_state)
         return LayerOutput(self.down(z1 * gate), next_state, loss)
 
     def extra_repr(self) -> str:
@@ -100,7 +106,9 @@ class SpatialGate(Layer):
 
     def _bias(self, positions: TokenPositions) -> Float[Tensor, "#b l 1"]:
         bias = self.bias[position_index(positions, self.weights.max_length)]
-        return bias[None, :, None] if bias.ndim == 1 else bias[..., None]
+        if bias.ndim == 1:
+            return bias[None, :, None]
+        return bias[..., None]
 
 
 def dense_mask(mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int) -> Tensor:

@@ -85,7 +85,8 @@ class DenseScores(QueryScores):
         super().__init__(dim, heads, max_length, max_length)
 
     def forward(self, inputs: ScoreInputs) -> Float[Tensor, "b h l s"]:
-        hidden, key_positions = self.hidden(inputs.x), inputs.key_positions
+        hidden = self.hidden(inputs.x)
+        key_positions = inputs.key_positions
         if isinstance(key_positions.layout, ContiguousLayout):
             index = position_index(key_positions, self.max_length)
             return hidden @ self.weight[..., index] + self.bias[..., index]
@@ -101,17 +102,21 @@ class FactorizedDenseScores(QueryScores):
     """
 
     def __init__(self, dim: int, heads: int, max_length: int, *, remainders: int | None = None) -> None:
-        remainders = math.isqrt(max_length - 1) + 1 if remainders is None else remainders
+        if remainders is None:
+            remainders = math.isqrt(max_length - 1) + 1
         quotients = -(-max_length // remainders)
         super().__init__(dim, heads, max_length, remainders + quotients)
-        self.remainders, self.quotients = remainders, quotients
+        self.remainders = remainders
+        self.quotients = quotients
 
     def forward(self, inputs: ScoreInputs) -> Float[Tensor, "b h l s"]:
         factors = self.hidden(inputs.x) @ self.weight + self.bias
         a, b = torch.split(factors, [self.remainders, self.quotients], dim=-1)
         scores = (b[..., :, None] * a[..., None, :]).flatten(-2)
         index = position_index(inputs.key_positions, self.max_length)
-        return scores[..., index] if isinstance(index, slice) else gather_key_scores(scores, inputs.key_positions)
+        if isinstance(index, slice):
+            return scores[..., index]
+        return gather_key_scores(scores, inputs.key_positions)
 
 
 @final
@@ -121,7 +126,8 @@ class DotProductScores(SynthesizerScores):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__(heads)
         self.key_width = dim // heads
-        self.q_proj, self.k_proj = _linear(dim, dim), _linear(dim, dim)
+        self.q_proj = _linear(dim, dim)
+        self.k_proj = _linear(dim, dim)
 
     def keep_heads(self, selection: HeadSelection) -> None:
         super().keep_heads(selection)

@@ -21,7 +21,8 @@ class TokenMLP(Layer):
     def __init__(self, tokens: int, ff_dim: int, *, activation: nn.Module | None = None) -> None:
         super().__init__()
         self.tokens = tokens
-        self.up, self.down = nn.Linear(tokens, ff_dim), nn.Linear(ff_dim, tokens)
+        self.up = nn.Linear(tokens, ff_dim)
+        self.down = nn.Linear(ff_dim, tokens)
         self.activation = nn.GELU() if activation is None else activation
         init_glorot(self.up, self.down)
 

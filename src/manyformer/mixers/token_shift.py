@@ -35,7 +35,9 @@ class TokenShift(nn.Module, UndecayedParameters):
         self, x: Float[Tensor, "b l d"], positions: TokenPositions, state: ConvolutionTokens | None
     ) -> tuple[Sequence[Tensor], ConvolutionTokens | None]:
         """The mixtures; a `state` is continued and the next one returned."""
-        rows = None if state is not None else one_document_rows(x, positions)
+        rows = None
+        if state is None:
+            rows = one_document_rows(x, positions)
         if rows is None:
             taps = F.pad(x.new_ones(1, x.shape[2]), (0, 0, 0, 1))
             previous, state = convolve_neighbours(x, taps, positions, state, causal=True)
@@ -54,7 +56,8 @@ class ShiftedFeedForward(Layer):
         super().__init__()
         ff_dim = 4 * dim if ff_dim is None else ff_dim
         self.shift = TokenShift(initial_mixture(dim, power)[None])
-        self.up, self.down = nn.Linear(dim, ff_dim, bias=False), nn.Linear(ff_dim, dim, bias=False)
+        self.up = nn.Linear(dim, ff_dim, bias=False)
+        self.down = nn.Linear(ff_dim, dim, bias=False)
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         return self.shift.init_state(batch, device=device, dtype=dtype)

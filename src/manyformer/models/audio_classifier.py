@@ -20,7 +20,9 @@ class AudioClassifier(Model[AudioClassificationBatch]):
 
     def __init__(self, embed: FrameEmbedding | TemporalResNet, body: Layer, head: ClassHead) -> None:
         super().__init__()
-        self.embed, self.body, self.head = embed, body, head
+        self.embed = embed
+        self.body = body
+        self.head = head
         self.max_length = embed.max_length
         self._max_tokens = max_length_of(body)
 

@@ -85,7 +85,8 @@ class LayerwiseNextTokenLoss(AuxiliaryLoss, TracksProgress):
         total = self.AHEAD_WEIGHT * loss(self.ahead[-1], streams[-1], second_targets)
         active = self.active_layers()
         for index in range(self.depth - 1):
-            heads, x = (self.next[index], self.ahead[index]), streams[index]
+            heads = (self.next[index], self.ahead[index])
+            x = streams[index]
             if index in active:
                 total = total + loss(heads[0], x, inputs.targets)
                 total = total + self.AHEAD_WEIGHT * loss(heads[1], x, second_targets)

@@ -32,14 +32,16 @@ class BoundedActionHead(OutputHead):
 
     def __init__(self, dim: int, actions: int, low: Bounds | None = None, high: Bounds | None = None) -> None:
         super().__init__()
-        lowest, highest = [-1.0] * actions if low is None else low, [1.0] * actions if high is None else high
+        lowest = [-1.0] * actions if low is None else low
+        highest = [1.0] * actions if high is None else high
         if len(lowest) != actions or len(highest) != actions:
             raise UserError(f"action_low ({low}) and action_high ({high}) must have a number for each of {actions}")
         if not all(-MAX_BOUND < lower < upper < MAX_BOUND for lower, upper in zip(lowest, highest)):
             raise UserError(
                 f"action_low ({low}) must be below action_high ({high}) in every number, all of them finite"
             )
-        self.classes, self.project = actions, nn.Linear(dim, actions)
+        self.classes = actions
+        self.project = nn.Linear(dim, actions)
         self.register_buffer("low", torch.tensor(lowest))
         self.register_buffer("high", torch.tensor(highest))
 

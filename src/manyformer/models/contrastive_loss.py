@@ -48,7 +48,8 @@ class PartContrastiveLoss:
         """The output of `body` for the text with masked parts, and the loss, to be added to a mean token loss."""
         prefixed = body.prefixed_positions(positions, len(batch.tokens))
         assert isinstance(prefixed.layout, PrefixedLayout)
-        device, prefix = prefixed.position_ids.device, prefixed.layout.prefix
+        device = prefixed.position_ids.device
+        prefix = prefixed.layout.prefix
         if device.type == "meta":
             # beside shapes, numbers of the host may stay there
             device = torch.device("cpu")
@@ -56,7 +57,8 @@ class PartContrastiveLoss:
             # the layout says what the tensors say, and the host then knows what it chooses
             on_host = materialize(prefixed.layout, prefixed.position_ids.shape[1], torch.device("cpu"))
             prefixed = TokenPositions(*(_expand(field, len(batch.tokens)) for field in on_host))
-        summaries, text = prefixed.columns(0, prefix), prefixed.columns(prefix, prefixed.position_ids.shape[1])
+        summaries = prefixed.columns(0, prefix)
+        text = prefixed.columns(prefix, prefixed.position_ids.shape[1])
         chosen = self._choose_parts(summaries)
         same_document = text.segment_ids[:, :, None] == summaries.segment_ids[:, None]
         belongs = same_document & (part_ids_of(text)[:, :, None] == part_ids_of(summaries)[:, None])
@@ -89,7 +91,9 @@ class PartContrastiveLoss:
 
 
 def _expand(field: Any, rows: int) -> Any:
-    return field.expand(rows, -1) if isinstance(field, Tensor) else field
+    if isinstance(field, Tensor):
+        return field.expand(rows, -1)
+    return field
 
 
 def _columns_of_parts(belongs: Bool[Tensor, "n l"]) -> tuple[Int[Tensor, "n m"], Bool[Tensor, "n m"]]:

@@ -57,7 +57,8 @@ class TrajectoryEmbedding(nn.Module):
         dropout: float,
     ) -> None:
         super().__init__()
-        self.actions, self.return_scale = actions, return_scale
+        self.actions = actions
+        self.return_scale = return_scale
         self.register_buffer("mean", statistics[0].clone())
         self.register_buffer("std", statistics[1].clone())
         self.timestep = nn.Embedding(max_episode_length, dim)
@@ -69,7 +70,9 @@ class TrajectoryEmbedding(nn.Module):
 
     @property
     def tokens_per_step(self) -> int:
-        return 2 if self.embed_return is None else 3
+        if self.embed_return is None:
+            return 2
+        return 3
 
     def forward(self, steps: Trajectory, timesteps: Int[Tensor, "b l"]) -> Float[Tensor, "b tokens d"]:
         """The tokens of all steps in the order return, observation, action; actions are vectors here."""
@@ -123,10 +126,16 @@ class DecisionTransformer(Model[TrajectoryBatch]):
         decodes_incrementally: bool = True,
     ) -> None:
         super().__init__()
-        self.embed, self.body, self.head = embed, body, head
-        self.window, self.decodes_incrementally = window, decodes_incrementally
+        self.embed = embed
+        self.body = body
+        self.head = head
+        self.window = window
+        self.decodes_incrementally = decodes_incrementally
         max_tokens = max_length_of(body)
-        self.max_length = None if max_tokens is None else max_tokens // embed.tokens_per_step
+        if max_tokens is None:
+            self.max_length = None
+        else:
+            self.max_length = max_tokens // embed.tokens_per_step
         if self.max_length is not None and window > self.max_length:
             raise UserError(
                 f"window ({window}) must be at most {self.max_length}: the body allows {max_tokens} tokens, "
@@ -154,7 +163,9 @@ class DecisionTransformer(Model[TrajectoryBatch]):
 
     def init_state(self, batch: int, *, capacity: int | None = None) -> ModelState:
         """The state before any time step; `capacity` preallocates buffers for as many steps."""
-        tokens = None if capacity is None else capacity * self.embed.tokens_per_step
+        tokens = None
+        if capacity is not None:
+            tokens = capacity * self.embed.tokens_per_step
         device = self.device
         body = self.body.init_state(batch, capacity=tokens, device=device, dtype=self.state_dtype)
         return ModelState(body, empty_tail(batch, device))
@@ -200,7 +211,8 @@ class DecisionTransformer(Model[TrajectoryBatch]):
         watch: WatchFn = no_watch,
     ) -> LayerOutput:
         """The hidden states of the observations' tokens (b, l, d)."""
-        width, (rows, length) = self.embed.tokens_per_step, steps.returns.shape
+        width = self.embed.tokens_per_step
+        rows, length = steps.returns.shape
         self.check_length(length)
         self._check_form(steps)
         token_segments = None if segments is None else segments.repeat_interleave(width, 1)
@@ -214,7 +226,8 @@ class DecisionTransformer(Model[TrajectoryBatch]):
 
     def _check_form(self, steps: Trajectory) -> None:
         """Raise UserError for observations and actions that the model was not built for."""
-        observed, has_vectors = steps.observations.shape[-1], steps.actions.is_floating_point()
+        observed = steps.observations.shape[-1]
+        has_vectors = steps.actions.is_floating_point()
         if observed != len(self.embed.mean):
             raise UserError(f"an observation has {observed} numbers, and this model reads {len(self.embed.mean)}")
         if has_vectors != self.has_bounded_actions:
@@ -248,7 +261,10 @@ def observation_statistics(
     """The mean and standard deviation of observations, 0 and 1 by default. Raises UserError for others than numbers."""
     rows = []
     for name, values, default in (("observation_mean", mean, 0.0), ("observation_std", std, 1.0)):
-        row = [default] * observations if values is None else list(values)
+        if values is None:
+            row = [default] * observations
+        else:
+            row = list(values)
         if len(row) != observations:
             raise UserError(f"{name} has {len(row)} numbers, and there are {observations} observations")
         if not all(map(math.isfinite, row)) or (name == "observation_std" and min(row) <= 0):

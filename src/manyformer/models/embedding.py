@@ -40,8 +40,12 @@ class TokenEmbedding(SourceEmbedding):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.position, self.types = NoPosition() if position is None else position, types
-        self.vocab, self.tables, self.scale, self.norm = vocab, tables, scale, norm
+        self.position = NoPosition() if position is None else position
+        self.types = types
+        self.vocab = vocab
+        self.tables = tables
+        self.scale = scale
+        self.norm = norm
         self.dropout = Dropout(dropout)
         self.token = nn.Embedding(tables * vocab, dim)
         nn.init.normal_(self.token.weight, std=1 / math.sqrt(dim) if std is None else std)

@@ -21,13 +21,16 @@ class EncoderCTC(nn.Module):
 
     def __init__(self, dim: int, vocab: int, weight: float) -> None:
         super().__init__()
-        self.head, self.weight = nn.Linear(dim, vocab), weight
+        self.head = nn.Linear(dim, vocab)
+        self.weight = weight
 
     def extra_loss(
         self, memory: MemorySequence, target: Int[Tensor, "b t"], targets: Int[Tensor, "b t"]
     ) -> Float[Tensor, ""]:
         """What is added to the cross entropy per target; a text without an alignment only has a cross entropy."""
-        scored, lengths, labels = (targets != IGNORE_INDEX).sum(1), _lengths(memory), target[:, 1:]
+        scored = (targets != IGNORE_INDEX).sum(1)
+        lengths = _lengths(memory)
+        labels = target[:, 1:]
         counts = (scored - 1).clamp(min=0)
         is_alignable = (scored > 0) & (needed_positions(labels, counts) <= lengths)
         losses = ctc_losses(self.head(memory.y), lengths, labels, counts * is_alignable)
@@ -39,7 +42,8 @@ class EncoderCTC(nn.Module):
         if BLANK in labels:
             return float("-inf")
         lengths = _lengths(memory)
-        target, count = lengths.new_tensor([list(labels)]), lengths.new_tensor([len(labels)])
+        target = lengths.new_tensor([list(labels)])
+        count = lengths.new_tensor([len(labels)])
         if bool((needed_positions(target, count) > lengths).any()):
             return float("-inf")
         return -ctc_losses(self.head(memory.y), lengths, target, count).item()

@@ -26,7 +26,9 @@ class EncoderModel(Model[B]):
 
     def __init__(self, embed: TokenEmbedding, body: Layer, head: ClassHead) -> None:
         super().__init__()
-        self.embed, self.body, self.head = embed, body, head
+        self.embed = embed
+        self.body = body
+        self.head = head
         self.max_length = max_length_of(embed, body)
         masks = tuple(kernel.cache_mask for kernel in named_kernels(body).values())
         self.uses_roles = any_node(masks, lambda part: isinstance(part, WithRole) and part.role != SUMMARY_ROLE)
@@ -37,12 +39,16 @@ class EncoderModel(Model[B]):
     @property
     def summary_tokens(self) -> SummaryTokens | None:
         """What places summary tokens before a text; None for a body without them."""
-        return None if self.summary_layer is None else self.summary_layer.summary_tokens
+        if self.summary_layer is None:
+            return None
+        return self.summary_layer.summary_tokens
 
     @property
     def summary_layer(self) -> SummaryPrefixedLayer | None:
         """The body, if it puts summary tokens before a text."""
-        return self.body if isinstance(self.body, SummaryPrefixedLayer) else None
+        if isinstance(self.body, SummaryPrefixedLayer):
+            return self.body
+        return None
 
     @property
     def dim(self) -> int:

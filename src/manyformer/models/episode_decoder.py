@@ -22,8 +22,12 @@ class EpisodeDecoder:
     window is computed again. For use without gradients, in evaluation mode."""
 
     def __init__(self, model: DecisionTransformer, rows: int) -> None:
-        self._model, self._num_steps = model, 0
-        self._state: ModelState | None = model.init_state(rows) if model.decodes_incrementally else None
+        self._model = model
+        self._num_steps = 0
+        if model.decodes_incrementally:
+            self._state: ModelState | None = model.init_state(rows)
+        else:
+            self._state = None
         self._returns = deque[Tensor](maxlen=model.window)
         self._observations = deque[Tensor](maxlen=model.window)
         self._actions = deque[Tensor](maxlen=model.window)
@@ -54,7 +58,9 @@ class EpisodeDecoder:
         previous_actions: Tensor | None,
     ) -> Float[Tensor, "b n"]:
         """The logits from the tokens that are new: the previous action, the return and the observation."""
-        model, embed, rows = self._model, self._model.embed, len(returns)
+        model = self._model
+        embed = self._model.embed
+        rows = len(returns)
         tokens = embed.observed(returns, observations, embed.time_vectors(self._timesteps(rows, 1)))
         if previous_actions is not None:
             previous_time = embed.time_vectors(self._timesteps(rows, 1) - 1)
@@ -66,8 +72,10 @@ class EpisodeDecoder:
 
     def _recompute(self) -> Float[Tensor, "b n"]:
         """The logits from all steps of the window; no output depends on the action that is still unknown."""
-        model, length = self._model, len(self._returns)
-        returns, observations = torch.stack(tuple(self._returns), 1), torch.stack(tuple(self._observations), 1)
+        model = self._model
+        length = len(self._returns)
+        returns = torch.stack(tuple(self._returns), 1)
+        observations = torch.stack(tuple(self._observations), 1)
         actions = list(self._actions)[len(self._actions) - length + 1 :]
         actions.append(model.no_actions(len(returns)))
         timesteps = self._timesteps(len(returns), length)

@@ -25,7 +25,9 @@ class ExitClassifiers(OutputHead, WrapsLoadedModule):
 
     def __init__(self, shared: OutputHead, per_layer: Sequence[OutputHead] = (), *, aligned: bool = False) -> None:
         super().__init__()
-        self.shared, self.classes, self.aligned = shared, shared.classes, aligned
+        self.shared = shared
+        self.classes = shared.classes
+        self.aligned = aligned
         self.per_layer = PerLayerClassifiers(per_layer)
 
     def forward(self, x: Float[Tensor, "*b m"]) -> Float[Tensor, "*b v"]:
@@ -61,7 +63,9 @@ class ExitClassifiers(OutputHead, WrapsLoadedModule):
         return _sum_losses(groups, targets.flatten(), label_smoothing=label_smoothing)
 
     def score(self, x: Float[Tensor, "*b m"], targets: Int[Tensor, "*b"]) -> BatchScore:
-        return super().score(x, targets) if len(self.per_layer) else self.shared.score(split_exit_layer(x)[0], targets)
+        if len(self.per_layer):
+            return super().score(x, targets)
+        return self.shared.score(split_exit_layer(x)[0], targets)
 
     def _group_by_layer(
         self, y: Float[Tensor, "n d"], depth: Int[Tensor, " n"]

@@ -53,11 +53,15 @@ class OraclePredictionLoss(ExitRuleLoss):
         super().__init__()
         # in a tuple, so that the rule is registered as a child of the stack only
         self._rule = (rule,)
-        self.oracle, self.layer_penalty, self.weight = oracle, layer_penalty, weight
+        self.oracle = oracle
+        self.layer_penalty = layer_penalty
+        self.weight = weight
         self.smoothing = math.inf if rule.per_sequence else smoothing
 
     def forward(self, streams: ExitStreams, inputs: LossInputs) -> Float[Tensor, ""]:
-        (rule,), positions, scored = self._rule, inputs.ctx.positions, inputs.targets != IGNORE_INDEX
+        (rule,) = self._rule
+        positions = inputs.ctx.positions
+        scored = inputs.targets != IGNORE_INDEX
         scores = layer_scores(self.oracle, streams, inputs.head, inputs.targets)
         target_layers = best_layers(
             scores, positions, scored, smoothing=self.smoothing, layer_penalty=self.layer_penalty
@@ -84,7 +88,8 @@ class AgreementLoss(ExitRuleLoss, RequiresPretrained):
 
     def forward(self, streams: ExitStreams, inputs: LossInputs) -> Float[Tensor, ""]:
         (rule,) = self._rule
-        logits, labels = rule.logits(drop_exit_layer(streams)), agreement(streams, inputs.head)
+        logits = rule.logits(drop_exit_layer(streams))
+        labels = agreement(streams, inputs.head)
         cost = F.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(-1)
         return mean_where(cost, inputs.targets != IGNORE_INDEX)
 
@@ -100,11 +105,16 @@ class ExitLoss(AuxiliaryLoss):
 
     def __init__(self, depth: int, weights: ExitLossWeights | None, rule_loss: ExitRuleLoss | None = None) -> None:
         super().__init__()
-        self.depth, self.weights, self.rule_loss = depth, weights, rule_loss
+        self.depth = depth
+        self.weights = weights
+        self.rule_loss = rule_loss
 
     def forward(self, streams: ExitStreams, inputs: LossInputs) -> Tensor:
         # in evaluation mode the streams of all layers are followed by that of the model's own output
-        exits = streams[: self.depth] if len(streams) > self.depth else streams
+        if len(streams) > self.depth:
+            exits = streams[: self.depth]
+        else:
+            exits = streams
         extra = torch.zeros_like(inputs.loss.total)
         if self.weights is not None:
             final_loss = divide_by_targets(inputs.loss)

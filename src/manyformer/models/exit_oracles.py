@@ -66,12 +66,16 @@ def smoothing_kernel(
 ) -> Float[Tensor, "b l s"]:
     """The weight of the score of each token s in the smoothed score of each token l of the same document."""
     rows = like.shape[1]
-    position_ids, segment_ids = positions.position_ids.expand(rows, -1), positions.segment_ids.expand(rows, -1)
+    position_ids = positions.position_ids.expand(rows, -1)
+    segment_ids = positions.segment_ids.expand(rows, -1)
     same_document = segment_ids[:, :, None] == segment_ids[:, None, :]
     if math.isinf(smoothing):
         return same_document.to(like.dtype)
     squared_distance = (position_ids[:, :, None] - position_ids[:, None, :]).to(like.dtype) ** 2
-    weights = torch.exp(-squared_distance / smoothing) if smoothing else (squared_distance == 0).to(like.dtype)
+    if smoothing:
+        weights = torch.exp(-squared_distance / smoothing)
+    else:
+        weights = (squared_distance == 0).to(like.dtype)
     return torch.where(same_document, weights, 0.0)
 
 

@@ -21,7 +21,9 @@ class FeatureEmbedding(nn.Module):
 
     def __init__(self, features: int, dim: int, *, dropout: float = 0.0, bias: bool = False) -> None:
         super().__init__()
-        self.features, self.dim, self.dropout = features, dim, Dropout(dropout)
+        self.features = features
+        self.dim = dim
+        self.dropout = Dropout(dropout)
         self.weight = nn.Parameter(torch.empty(features, dim))
         self.bias = nn.Parameter(torch.zeros(dim)) if bias else None
         nn.init.xavier_uniform_(self.weight)
@@ -38,17 +40,21 @@ class FeatureEmbedding(nn.Module):
             y = values @ self.weight
         else:
             check_columns(columns, self.features)
-            flat_columns, flat_values = columns.reshape(-1, width), values.reshape(-1, width)
+            flat_columns = columns.reshape(-1, width)
+            flat_values = values.reshape(-1, width)
             y = sparse_product(flat_values, flat_columns, self.weight)
             y = y.view(rows, length, self.dim)
-        return y if self.bias is None else y + self.bias
+        if self.bias is None:
+            return y
+        return y + self.bias
 
 
 def check_columns(columns: Int[Tensor, "b l k"], features: int) -> None:
     """Raise UserError for a column that is none of the features; on other devices than a CPU torch itself does."""
     if columns.device.type != "cpu" or not columns.numel():
         return
-    lowest, highest = int(columns.min()), int(columns.max())
+    lowest = int(columns.min())
+    highest = int(columns.max())
     if lowest < 0 or highest >= features:
         raise UserError(
             f"the columns of sparse features are {lowest} to {highest}, but this model was built with "

@@ -20,7 +20,9 @@ class FixedLengthSource(SourceEmbedding):
 
     def __init__(self, embed: TokenEmbedding, tokens: int) -> None:
         super().__init__()
-        self.embed, self.vocab, self.tokens = embed, embed.vocab, tokens
+        self.embed = embed
+        self.vocab = embed.vocab
+        self.tokens = tokens
 
     def read_source(
         self, source: Int[Tensor, "b s"], segments: Int[Tensor, "b s"] | None, layout: SegmentLayout = None

@@ -46,7 +46,8 @@ class FrameEmbedding(SourceEmbedding):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.mels, self.halvings = mels, halvings
+        self.mels = mels
+        self.halvings = halvings
         self.position = NoPosition() if position is None else position
         width = dim if channels is None else channels
         self.convolutions = nn.ModuleList(
@@ -60,7 +61,9 @@ class FrameEmbedding(SourceEmbedding):
     @property
     def max_length(self) -> int | None:
         """The maximum number of frames; None for no limit."""
-        return None if self.position.max_length is None else self.position.max_length << self.halvings
+        if self.position.max_length is None:
+            return None
+        return self.position.max_length << self.halvings
 
     def read_source(
         self, source: Shaped[Tensor, "b f m"], segments: Int[Tensor, "b s"] | None, layout: SegmentLayout = None
@@ -69,11 +72,14 @@ class FrameEmbedding(SourceEmbedding):
 
     def init_state(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> FrameState:
         """The state before any frame: what lies before a recording is zero."""
-        columns, channels, bands = list[Tensor](), 1, self.mels
+        columns = list[Tensor]()
+        channels = 1
+        bands = self.mels
         for convolution in self.convolutions:
             assert isinstance(convolution, nn.Conv2d)
             columns.append(torch.zeros(batch, channels, bands, device=device, dtype=dtype))
-            channels, bands = convolution.out_channels, -(-bands // 2)
+            channels = convolution.out_channels
+            bands = -(-bands // 2)
         return FrameState(columns, empty_tail(batch, device))
 
     def read_piece(
@@ -89,13 +95,17 @@ class FrameEmbedding(SourceEmbedding):
                 f"pieces have a multiple of them; zeros may fill the last one"
             )
         source, segments = move_padding(source, segments)
-        x, columns = source[:, None].to(self.project.weight.dtype), list[Tensor]()
+        x = source[:, None].to(self.project.weight.dtype)
+        columns = list[Tensor]()
         for number, convolution in enumerate(self.convolutions):
             x = _without_padding(x, segments)
             before = None if state is None else state.columns[number]
             if before is not None:
                 columns.append(_last_frames(x, segments, before))
-            x = torch.relu(_convolve(x, convolution, before)) if x.numel() else _halved(x, convolution)
+            if x.numel():
+                x = torch.relu(_convolve(x, convolution, before))
+            else:
+                x = _halved(x, convolution)
             segments = None if segments is None else segments[:, ::2]
         x = _without_padding(x, segments).transpose(1, 2).flatten(2)
         tokens = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
@@ -139,7 +149,9 @@ def is_frame(segments: Int[Tensor, "b f"]) -> Bool[Tensor, "b f"]:
 
 
 def _without_padding(x: Float[Tensor, "b c f m"], segments: Int[Tensor, "b f"] | None) -> Float[Tensor, "b c f m"]:
-    return x if segments is None else x * is_frame(segments)[:, None, :, None]
+    if segments is None:
+        return x
+    return x * is_frame(segments)[:, None, :, None]
 
 
 def _halved(x: Float[Tensor, "b c f m"], convolution: nn.Module) -> Float[Tensor, "b k h n"]:

@@ -89,11 +89,14 @@ class GenerativeModel(Model[B]):
         stack = self.decoder_stack
         if auxiliary is not None and not isinstance(stack, LayeredStack):
             raise ValueError(f"auxiliary losses need the layers of a Chain, and a {type(stack).__name__} has none")
-        self.head, self.auxiliary, self.vocab = head, auxiliary, head.classes
+        self.head = head
+        self.auxiliary = auxiliary
+        self.vocab = head.classes
 
     def init_state(self, batch: int, *, capacity: int | None = None) -> ModelState:
         """The decoding state before any token; `capacity` preallocates buffers, for use in `torch.no_grad()`."""
-        device, dtype = self.device, self.state_dtype
+        device = self.device
+        dtype = self.state_dtype
         body = self.decoder_stack.init_state(batch, capacity=capacity, device=device, dtype=dtype)
         return ModelState(body, empty_tail(batch, device))
 
@@ -132,7 +135,8 @@ class GenerativeModel(Model[B]):
         tokens, segments, memory, targets, layout = self.decoder_input(batch)
         self.check_length(tokens.shape[1])
         positions, _ = positions_of(tokens, segments, None, layout)
-        stack, ctx = self.decoder_stack, Context(positions, memory)
+        stack = self.decoder_stack
+        ctx = Context(positions, memory)
         assert isinstance(stack, LayeredStack)
         outputs = stack.layer_outputs(self.decoder_embed(tokens, positions), ctx)
         final_loss = self.head.loss(outputs[-1].y, targets, label_smoothing=label_smoothing)
@@ -152,12 +156,14 @@ class GenerativeModel(Model[B]):
         layout: SegmentLayout = None,
     ) -> LayerOutput:
         """The hidden states before the head (b, l, d), with the next state and auxiliary losses."""
-        embed, stack = self.decoder_embed, self.decoder_stack
+        embed = self.decoder_embed
+        stack = self.decoder_stack
         positions, tail = positions_of(tokens, segments, None if state is None else state.tail, layout)
         check_length(tokens.shape[1], self.max_length)
         if self.column_span is not None:
             begin, end = self.column_span(tokens.shape[1])
-            tokens, positions = tokens[:, begin:end], positions.columns(begin, end)
+            tokens = tokens[:, begin:end]
+            positions = positions.columns(begin, end)
         ctx = Context(positions, memory, watch)
         x = embed(tokens, positions)
         y, body, loss = apply_layer(stack, x, ctx, state and state.body)
@@ -180,7 +186,9 @@ class LanguageModel(GenerativeModel[CausalLMBatch]):
         self, embed: TokenEmbedding, body: Layer, head: OutputHead, *, auxiliary: AuxiliaryLoss | None = None
     ) -> None:
         super().__init__()
-        self.embed, self.body, self.max_length = embed, body, max_length_of(embed, body)
+        self.embed = embed
+        self.body = body
+        self.max_length = max_length_of(embed, body)
         self.set_head(head, auxiliary)
 
     def forward(

@@ -45,13 +45,19 @@ def sort_edges(
     if places is not None:
         chosen = places.links if self_loops else torch.cat(places)
         numbered = numbered.index_select(0, chosen)
-        edge_features = None if edge_features is None else edge_features.index_select(0, chosen)
+        if edge_features is None:
+            edge_features = None
+        else:
+            edge_features = edge_features.index_select(0, chosen)
     elif not edges.is_meta:
         valid = edges[..., 0].flatten() != NO_EDGE
         if self_loops:
             valid &= numbered[:, 0] != numbered[:, 1]
         numbered = numbered[valid]
-        edge_features = None if edge_features is None else edge_features[valid]
+        if edge_features is None:
+            edge_features = None
+        else:
+            edge_features = edge_features[valid]
     if self_loops:
         loops = torch.arange(nodes, device=edges.device)[:, None].expand(-1, 2)
         numbered = torch.cat([numbered, loops])
@@ -59,7 +65,9 @@ def sort_edges(
     sources = numbered[:, 0].index_select(0, order)
     bounds = torch.arange(nodes + 1, device=edges.device)
     row_starts = torch.searchsorted(targets, bounds)
-    sorted_features = None if edge_features is None else edge_features.index_select(0, order)
+    sorted_features = None
+    if edge_features is not None:
+        sorted_features = edge_features.index_select(0, order)
     return GraphEdges(sources, targets, row_starts, sorted_features)
 
 

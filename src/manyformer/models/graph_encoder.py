@@ -48,8 +48,13 @@ class GraphEncoder(Model[GraphBatch], MakesStream):
         encoding: GraphormerEncoding | None = None,
     ) -> None:
         super().__init__()
-        self.embed, self.body, self.head, self.positions, self.encoding = embed, body, head, positions, encoding
-        self.self_loops, self.edge_features = self_loops, edge_features
+        self.embed = embed
+        self.body = body
+        self.head = head
+        self.positions = positions
+        self.encoding = encoding
+        self.self_loops = self_loops
+        self.edge_features = edge_features
 
     def forward(
         self,
@@ -73,13 +78,17 @@ class GraphEncoder(Model[GraphBatch], MakesStream):
 
     def encode(self, batch: GraphBatch, watch: WatchFn = no_watch) -> LayerOutput:
         """What the head reads."""
-        laplacian = 0 if self.positions is None else self.positions.count
+        laplacian = 0
+        if self.positions is not None:
+            laplacian = self.positions.count
         _check_width(batch.edge_features, self.edge_features, "edge_features")
         _check_width(batch.eigenvectors, laplacian, "laplacian")
         nodes = torch.zeros(batch.features.shape[:2], dtype=torch.long, device=batch.features.device)
         positions, _ = positions_of(nodes, batch.segments, None, batch.layout)
         segments = positions.segment_ids
-        places = EdgePlaces(batch.links, batch.loops) if batch.links is not None and batch.loops is not None else None
+        places = None
+        if batch.links is not None and batch.loops is not None:
+            places = EdgePlaces(batch.links, batch.loops)
         edges = sort_edges(batch.edges, segments, batch.edge_features, self_loops=self.self_loops, places=places)
         ctx = Context(positions._replace(edges=edges), watch=watch)
         x = self.embed(batch.features, batch.columns)
@@ -91,7 +100,9 @@ class GraphEncoder(Model[GraphBatch], MakesStream):
 
     def outer_axes(self, axes: WeightAxes) -> WeightAxes:
         has_virtual_node = self.encoding is not None and self.encoding.virtual_node is not None
-        return axes.with_summaries() if has_virtual_node else axes
+        if has_virtual_node:
+            return axes.with_summaries()
+        return axes
 
 
 @final

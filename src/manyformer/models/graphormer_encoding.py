@@ -36,7 +36,8 @@ class GraphormerEncoding(nn.Module, UndecayedParameters):
         super().__init__()
         if max_distance < 1:
             raise ValueError(f"max_distance ({max_distance}) must be at least 1 edge")
-        self.max_degree, self.max_distance = max_degree, max_distance
+        self.max_degree = max_degree
+        self.max_distance = max_distance
         self.in_degree, self.out_degree = (nn.Embedding(max_degree + 1, dim) for _ in range(2))
         self.distance = nn.Embedding(max_distance + 2, heads)
         for table in (self.in_degree, self.out_degree, self.distance):

@@ -77,7 +77,8 @@ class OutputHead(nn.Module, ABC):
 
     def score(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"]) -> BatchScore:
         """Negative log-likelihood and accuracy, computed in chunks of tokens."""
-        x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
+        x = x.reshape(-1, x.shape[-1])
+        targets = targets.reshape(-1)
         nll = torch.zeros((), dtype=torch.float64, device="cpu")
         correct = torch.zeros((), dtype=torch.long, device=x.device)
         for chunk, chunk_targets in zip(torch.split(x, self.score_chunk), torch.split(targets, self.score_chunk)):
@@ -121,7 +122,8 @@ class ClassHead(OutputHead):
 
     def loss(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"], *, label_smoothing: float) -> BatchLoss:
         x = x if self.transform is None else self.transform(x)
-        x, targets = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
+        x = x.reshape(-1, x.shape[-1])
+        targets = targets.reshape(-1)
         count = count_targets(targets)
         tokens_per_chunk = self._tokens_per_chunk(x)
         if x.shape[0] <= tokens_per_chunk:
@@ -138,7 +140,9 @@ class ClassHead(OutputHead):
         # shapes without a device are those of a plan, which is held to measurements on a CPU
         if x.device.type not in ("cpu", "meta"):
             return LOGITS_ELSEWHERE // self.classes
-        return x.shape[0] if self.classes < MIN_CHUNKED_CLASSES else TOKENS_PER_CHUNK
+        if self.classes < MIN_CHUNKED_CLASSES:
+            return x.shape[0]
+        return TOKENS_PER_CHUNK
 
 
 @final
@@ -158,7 +162,8 @@ class CappedClassHead(OutputHead):
         return capped(F.linear(x, self.weight), self.cap)
 
     def loss(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"], *, label_smoothing: float) -> BatchLoss:
-        logits, targets = self(x).reshape(-1, self.classes), targets.reshape(-1)
+        logits = self(x).reshape(-1, self.classes)
+        targets = targets.reshape(-1)
         total = F.cross_entropy(
             logits, targets, ignore_index=IGNORE_INDEX, label_smoothing=label_smoothing, reduction="sum"
         )
@@ -177,7 +182,8 @@ class LogitsHead(OutputHead):
         return x
 
     def loss(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"], *, label_smoothing: float) -> BatchLoss:
-        logits, targets = x.reshape(-1, self.classes), targets.reshape(-1)
+        logits = x.reshape(-1, self.classes)
+        targets = targets.reshape(-1)
         total = F.cross_entropy(
             logits, targets, ignore_index=IGNORE_INDEX, label_smoothing=label_smoothing, reduction="sum"
         )

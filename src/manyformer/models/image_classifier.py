@@ -27,7 +27,9 @@ class ImageClassifier(Model[ImageClassificationBatch]):
         super().__init__()
         if pool != "mean" and embed.leading is None:
             raise ValueError(f"pool='{pool}' needs a class token: PatchEmbedding(..., leading=1)")
-        self.embed, self.body, self.head = embed, body, head
+        self.embed = embed
+        self.body = body
+        self.head = head
         self.pool: Pooling = pool
         self.max_length = math.prod(embed.shape)
 
@@ -46,5 +48,8 @@ class ImageClassifier(Model[ImageClassificationBatch]):
     def _pool_tokens(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b e"]:
         if self.pool == "mean":
             return x.mean(1)
-        leading = 1 if self.embed.leading is None or self.pool == "first" else len(self.embed.leading)
+        if self.embed.leading is None or self.pool == "first":
+            leading = 1
+        else:
+            leading = len(self.embed.leading)
         return x[:, :leading].flatten(1)

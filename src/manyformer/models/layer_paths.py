@@ -102,7 +102,10 @@ def _layer_paths(model: nn.Module, paths: _PhasePaths) -> Iterator[LayerPath]:
         step = ""
         if layer in decoding_layers:
             is_by_forward = any(f"{name}.".startswith(f"{other}.") for other in by_forward)
-            step = paths.step.get(path_name, default) if is_by_forward else OWN_STEP
+            if is_by_forward:
+                step = paths.step.get(path_name, default)
+            else:
+                step = OWN_STEP
         yield LayerPath(
             name,
             type(computing).__name__,
@@ -125,8 +128,10 @@ def _phase_paths(model: nn.Module, inputs: Sequence[Any]) -> _PhasePaths:
     if len(arguments) != sequences:
         return _PhasePaths(training, {}, {}, decodes=False, undecoded="the inputs are more than the tokens of a text")
     tokens = arguments[-1]
-    prompt, last = tokens[:, : max(1, tokens.shape[1] - 1)], tokens[:, -1:]
-    state, memory = None, None
+    prompt = tokens[:, : max(1, tokens.shape[1] - 1)]
+    last = tokens[:, -1:]
+    state = None
+    memory = None
 
     def read_prompt() -> None:
         nonlocal state, memory
@@ -187,4 +192,6 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
 def _file_of(module: nn.Module) -> str:
     """The file of a module's class, from the folder of the package where it is one of ours."""
     path = Path(inspect.getfile(type(module)))
-    return str(path.relative_to(PACKAGE)) if path.is_relative_to(PACKAGE) else str(path)
+    if path.is_relative_to(PACKAGE):
+        return str(path.relative_to(PACKAGE))
+    return str(path)

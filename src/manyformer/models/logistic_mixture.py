@@ -35,7 +35,9 @@ class LogisticMixture(OutputHead):
 
     def __init__(self, dim: int, classes: int, mixtures: int, *, first: int) -> None:
         super().__init__()
-        self.classes, self.first, self.levels = classes, first, classes - first
+        self.classes = classes
+        self.first = first
+        self.levels = classes - first
         if self.levels < 2 or mixtures < 1:
             raise ValueError(
                 f"LogisticMixture: {classes} classes from {first} on are {self.levels} levels, and there must be at "
@@ -57,7 +59,8 @@ class LogisticMixture(OutputHead):
         count = count_targets(targets)
         if label_smoothing:
             # label smoothing needs the log-probabilities of all levels
-            logits, target_ids = self(x).flatten(0, -2), targets.flatten()
+            logits = self(x).flatten(0, -2)
+            target_ids = targets.flatten()
             total = F.cross_entropy(
                 logits, target_ids, ignore_index=IGNORE_INDEX, label_smoothing=label_smoothing, reduction="sum"
             )

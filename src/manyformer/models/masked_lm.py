@@ -40,11 +40,16 @@ class MaskedLM(TextEncoderModel[MaskedLMBatch]):
         positions = self._batch_positions(batch)
         hidden, contrastive_loss = self.contrast(self.embed, self.summary_layer, batch, positions)
         # in training both losses share one pass, in which the contrastive loss masks additional tokens
-        hidden = hidden if self.training else self._encode(batch.tokens, positions, no_watch)
+        if self.training:
+            hidden = hidden
+        else:
+            hidden = self._encode(batch.tokens, positions, no_watch)
         scored_hidden, targets = select_targets(hidden, batch.targets, batch.scored)
         loss = self.head.loss(scored_hidden.y, targets, label_smoothing=label_smoothing)
         return BatchLoss(loss.total, loss.targets, hidden.loss + contrastive_loss)
 
     def _batch_positions(self, batch: MaskedLMBatch) -> TokenPositions:
-        roles, parts, layout = batch.roles, batch.parts, batch.layout
+        roles = batch.roles
+        parts = batch.parts
+        layout = batch.layout
         return self._token_positions(batch.tokens, batch.segments, roles=roles, parts=parts, layout=layout)

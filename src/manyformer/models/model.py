@@ -34,7 +34,9 @@ class ModelOutput(NamedTuple):
 
 def apply_layer(layer: Layer, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
     """`layer(x, ctx, state)`; a batch without any token stays as it is: many operations refuse empty tensors."""
-    return layer(x, ctx, state) if x.numel() else LayerOutput(x, state)
+    if x.numel():
+        return layer(x, ctx, state)
+    return LayerOutput(x, state)
 
 
 def apply_head(head: OutputHead | nn.Linear, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
@@ -177,7 +179,9 @@ class Model(nn.Module, ABC, Generic[B]):
 
 def model_name(model: nn.Module) -> str:
     """The recipe of a model, or the class of one that no recipe built."""
-    return model.spec.recipe if isinstance(model, Model) and hasattr(model, "spec") else type(model).__name__
+    if isinstance(model, Model) and hasattr(model, "spec"):
+        return model.spec.recipe
+    return type(model).__name__
 
 
 def max_length_of(*parts: nn.Module) -> int | None:

@@ -37,7 +37,10 @@ from manyformer.torch_internals import tensor_norms
 
 def local_tensor(tensor: Tensor) -> Tensor:
     """The tensor itself, or the shard of it in this process."""
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    if hasattr(tensor, "to_local"):
+        local: Tensor = tensor.to_local()
+    else:
+        local = tensor
     return local
 
 
@@ -82,13 +85,16 @@ def warn_non_finite_tensors(tensors: Mapping[str, Tensor], source: object) -> No
 
 
 def _warn(bad_names: list[str], total: int, source: object) -> None:
-    count = "a tensor" if len(bad_names) == 1 else f"{len(bad_names):,} of {total:,} tensors"
+    count = "a tensor"
+    if len(bad_names) != 1:
+        count = f"{len(bad_names):,} of {total:,} tensors"
     verb, first = ("is", bad_names[0]) if len(bad_names) == 1 else ("are", f"the first is {bad_names[0]}")
     sentence = f"{source}: {count} of the weights {verb} not finite ({first}); what the model computes is no number"
     warnings.warn(sentence, NonFiniteWeights, stacklevel=4)
 
 
-CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
 
 
 class ModelSpec(NamedTuple):
@@ -185,7 +191,9 @@ def open_saved_model(path: Path) -> tuple[ModelSpec, VerifiedFolder]:
 def is_hugging_face(path: Path) -> bool:
     """Whether the folder holds a model that Hugging Face's `transformers` wrote."""
     file = path / CONFIG_FILE
-    content = read_json(file, "the description of a model") if file.exists() else None
+    content = None
+    if file.exists():
+        content = read_json(file, "the description of a model")
     return (
         isinstance(content, dict)
         and "recipe" not in content
@@ -201,7 +209,10 @@ def read_weights(model: nn.Module, folder: Path | VerifiedFolder) -> None:
 
 def read_tensors(folder: Path | VerifiedFolder, name: str = WEIGHTS_FILE) -> dict[str, Tensor]:
     """The tensors in a file of a folder, by default its weights. Raises DamagedFile."""
-    path = folder if isinstance(folder, Path) else folder.folder
+    if isinstance(folder, Path):
+        path = folder
+    else:
+        path = folder.folder
     if not (path / name).exists():
         raise DamagedFile(f"{path} holds no weights: {name} is missing")
     file = VerifiedFolder.of(folder).file(name)

@@ -21,7 +21,9 @@ class MultimodalClassifier(ModalitiesModel):
 
     def __init__(self, embed: PartEmbedding, fusion: Fusion, head: ClassHead) -> None:
         super().__init__()
-        self.embed, self.fusion, self.head = embed, fusion, head
+        self.embed = embed
+        self.fusion = fusion
+        self.head = head
 
     def output(self, batch: ModalitiesBatch, watch: WatchFn) -> ModelOutput:
         """The logits (b, classes) of examples."""

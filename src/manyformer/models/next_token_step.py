@@ -25,7 +25,9 @@ POSITIONS_PER_TABLE = 256
 
 def next_token_step(embed: TokenEmbedding, body: Layer, head: OutputHead, forward: NextTokenFn) -> NextTokenFn:
     """The step of a model with these parts; `forward` serves calls with gradients or with several tokens."""
-    embed_step, step, positions_at = callable_of(embed), _logits_step(body, head), _PositionTable()
+    embed_step = callable_of(embed)
+    step = _logits_step(body, head)
+    positions_at = _PositionTable()
 
     def next_token(tokens: Tensor, state: State, memory: MemorySequence | None) -> tuple[Tensor, State]:
         rows, length = tokens.shape
@@ -57,7 +59,8 @@ def _logits_step(body: Layer, head: OutputHead) -> DecodeStep:
     """`body` and `head` as one step, whose output are the logits."""
     if isinstance(body, EarlyExit) and isinstance(head, ExitClassifiers) and not (has_hooks(body) or has_hooks(head)):
         return EarlyExitStep(body, head)
-    layer_step, logits = bind_step(body), callable_of(head)
+    layer_step = bind_step(body)
+    logits = callable_of(head)
 
     def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
         y, next_state = layer_step(x, ctx, state)

@@ -39,7 +39,10 @@ class ObservationEmbedding(nn.Module):
         self.action: nn.Module | None = None
         self.reward: nn.Linear | None = None
         if previous_inputs:
-            self.action = nn.Linear(actions, dim, bias=False) if continuous else nn.Embedding(actions + 1, dim)
+            if continuous:
+                self.action = nn.Linear(actions, dim, bias=False)
+            else:
+                self.action = nn.Embedding(actions + 1, dim)
             self.reward = nn.Linear(1, dim, bias=False)
             nn.init.normal_(self.action.weight, std=dim**-0.5)
 
@@ -63,20 +66,27 @@ class ObservationEmbedding(nn.Module):
             return x
         if previous_actions is None or previous_rewards is None:
             raise ValueError("this policy also reads the previous actions and rewards, which are None")
-        action_inputs = previous_actions.to(dtype) if self.continuous else previous_actions + 1
+        if self.continuous:
+            action_inputs = previous_actions.to(dtype)
+        else:
+            action_inputs = previous_actions + 1
         embedded: Tensor = x + self.action(action_inputs) + self.reward(previous_rewards.to(dtype)[..., None])
         return embedded
 
     def bind_step(self) -> EmbedStep:
         """The embedding of one step of each row, bound to its current parameters; `forward` serves pixels."""
-        action, reward, observation = self.action, self.reward, self.observation
+        action = self.action
+        reward = self.reward
+        observation = self.observation
         if not isinstance(observation, nn.Linear) or any(map(has_hooks, self.modules())):
             return self._forward_step
-        project, dtype = bind_rows(observation.weight, observation.bias), self.observation_dtype
+        project = bind_rows(observation.weight, observation.bias)
+        dtype = self.observation_dtype
         if action is None or reward is None:
             return lambda observations, actions, rewards: project(observations.to(dtype))
         reward_weight = reward.weight[:, 0]
-        is_projected, table = isinstance(action, nn.Linear), next(action.parameters())
+        is_projected = isinstance(action, nn.Linear)
+        table = next(action.parameters())
         project_action = bind_rows(table, None)
 
         def embed(observations: Tensor, actions: Tensor | None, rewards: Tensor | None) -> Tensor:
@@ -102,8 +112,12 @@ class ObservationEmbedding(nn.Module):
 def _pixel_projection(space: PixelSpace, dim: int) -> nn.Sequential:
     """Three convolutions, and a linear layer that maps what they give to `dim` channels."""
     layers: list[nn.Module] = []
-    channels, height, width = space.channels, space.height, space.width
+    channels = space.channels
+    height = space.height
+    width = space.width
     for out_channels in PIXEL_CHANNELS:
         layers += [nn.Conv2d(channels, out_channels, 3, stride=2, padding=1), nn.ReLU()]
-        channels, height, width = out_channels, (height + 1) // 2, (width + 1) // 2
+        channels = out_channels
+        height = (height + 1) // 2
+        width = (width + 1) // 2
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width, dim))

@@ -55,7 +55,8 @@ class PatchEmbedding(SourceEmbedding, UndecayedParameters):
             raise ValueError(f"pixel_scaling='imagenet' is for 3 channels, and images have {shape[2]}")
         self.pixel_scaling = pixel_scaling
         self.tokens = leading + count_patches(shape, patch)
-        self.shape, self.patch = shape, patch
+        self.shape = shape
+        self.patch = patch
         self.position = NoPosition() if position is None else position
         if self.position.max_length is not None and self.position.max_length < self.tokens:
             raise ValueError(

@@ -36,12 +36,16 @@ class PolicyActor:
         value_head: nn.Linear,
         state: ModelState,
     ) -> None:
-        self._embed, self._step = embed.bind_step(), bind_step(body)
+        self._embed = embed.bind_step()
+        self._step = bind_step(body)
         weights, biases = zip(*((head.weight, head.bias) for head in (policy_head, value_head)))
         self._heads = bind_rows(torch.cat(weights), torch.cat(biases))
-        self._body_state, tail = state.body, materialize_tail(state.tail)
+        self._body_state = state.body
+        tail = materialize_tail(state.tail)
         self._tail = tail
-        self._position_ids, self._segment_ids, self._columns = tail.position_ids, tail.segment_ids, tail.columns
+        self._position_ids = tail.position_ids
+        self._segment_ids = tail.segment_ids
+        self._columns = tail.columns
 
     @torch.no_grad()
     def act(
@@ -90,7 +94,9 @@ class PolicyActor:
         previous_rewards: Tensor | None,
     ) -> tuple[Float[Tensor, "b n"], State]:
         """The outputs of both heads, and the next state of the layers."""
-        layout = AlignedLayout(self._columns) if self._tail.aligned else None
+        layout = None
+        if self._tail.aligned:
+            layout = AlignedLayout(self._columns)
         positions = TokenPositions(position_ids[:, None], segments[:, None], layout)
         x = self._embed(observations, previous_actions, previous_rewards)
         y, body_state = self._step(x[:, None], Context(positions), self._body_state)

@@ -46,9 +46,12 @@ class PolicyModel(Model[RolloutBatch]):
 
     def __init__(self, embed: ObservationEmbedding, body: Layer, actions: int, *, continuous: bool) -> None:
         super().__init__()
-        self.embed, self.body = embed, body
-        self.actions, self.continuous = actions, continuous
-        self.policy_head, self.value_head = nn.Linear(embed.dim, actions), nn.Linear(embed.dim, 1)
+        self.embed = embed
+        self.body = body
+        self.actions = actions
+        self.continuous = continuous
+        self.policy_head = nn.Linear(embed.dim, actions)
+        self.value_head = nn.Linear(embed.dim, 1)
         nn.init.normal_(self.policy_head.weight, std=POLICY_HEAD_STD * embed.dim**-0.5)
         nn.init.normal_(self.value_head.weight, std=embed.dim**-0.5)
         for head in (self.policy_head, self.value_head):
@@ -106,7 +109,8 @@ class PolicyModel(Model[RolloutBatch]):
         """The objective of the batch, summed over its steps. Raises UserError for label smoothing."""
         if label_smoothing:
             raise UserError(f"loss.label_smoothing ({label_smoothing}) must be 0: a policy has no labels")
-        output, valid = self._outputs(batch), batch.segments != PADDING_SEGMENT
+        output = self._outputs(batch)
+        valid = batch.segments != PADDING_SEGMENT
         total = torch.where(valid, self._step_losses(batch, output, valid).total(batch.objective), 0.0).sum()
         return BatchLoss(total, valid.sum(), output.loss)
 
@@ -118,7 +122,8 @@ class PolicyModel(Model[RolloutBatch]):
         if isinstance(batch, EpisodeBatch):
             zero = torch.zeros(())
             return BatchScore(zero, torch.tensor(len(batch.seeds)), zero, others=batch.score_sums(self))
-        output, valid = self._outputs(batch), batch.segments != PADDING_SEGMENT
+        output = self._outputs(batch)
+        valid = batch.segments != PADDING_SEGMENT
         nll = -torch.where(valid, self._log_probs(output.logits, batch.actions), 0.0).sum()
         is_best = output.logits.argmax(-1) == batch.actions if self.log_std is None else torch.zeros_like(valid)
         return BatchScore(nll.cpu().double(), valid.sum(), (valid & is_best).sum())

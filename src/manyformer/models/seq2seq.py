@@ -48,7 +48,10 @@ class EncoderDecoder(GenerativeModel[Seq2SeqBatch | TranscriptionBatch], Generic
         if auxiliary is not None and ctc is not None:
             raise ValueError("losses of intermediate layers cannot be combined with CTC of the encoder")
         self.ctc = ctc
-        self.embed_source, self.encoder, self.embed_target, self.decoder = embed_source, encoder, embed_target, decoder
+        self.embed_source = embed_source
+        self.encoder = encoder
+        self.embed_target = embed_target
+        self.decoder = decoder
         self.max_source_length = max_length_of(encoder)
         limits = (embed_source.max_length, self.max_source_length, max_length_of(embed_target, decoder))
         self.max_length = min((limit for limit in limits if limit is not None), default=None)

@@ -42,7 +42,9 @@ class SpeechRecognizer(Model[TranscriptionBatch]):
 
     def __init__(self, embed: FrameEmbedding, body: Layer, head: ClassHead) -> None:
         super().__init__()
-        self.embed, self.body, self.head = embed, body, head
+        self.embed = embed
+        self.body = body
+        self.head = head
 
     def forward(
         self,
@@ -53,13 +55,15 @@ class SpeechRecognizer(Model[TranscriptionBatch]):
         watch: WatchFn = no_watch,
     ) -> ModelOutput:
         embedded, frames = self.embed.read_piece(features, segments, None if state is None else state.frames)
-        ctx, body_state = Context(embedded.positions, watch=watch), None if state is None else state.body
+        ctx = Context(embedded.positions, watch=watch)
+        body_state = None if state is None else state.body
         y, body, loss = apply_layer(self.body, embedded.x, ctx, body_state)
         return ModelOutput(apply_head(self.head, y), None if frames is None else RecognizerState(frames, body), loss)
 
     def init_state(self, batch: int, *, capacity: int | None = None) -> RecognizerState:
         """The state before any frame; `capacity`, in tokens, preallocates buffers, for use in `torch.no_grad()`."""
-        device, dtype = self.device, self.state_dtype
+        device = self.device
+        dtype = self.state_dtype
         body = self.body.init_state(batch, capacity=capacity, device=device, dtype=dtype)
         return RecognizerState(self.embed.init_state(batch, device=device, dtype=dtype), body)
 

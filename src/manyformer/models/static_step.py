@@ -70,7 +70,8 @@ def static_token_step(embed: TokenEmbedding, body: Layer, head: OutputHead, posi
 
     def step(tokens: Tensor, state: StaticModelState, memory: MemorySequence | None) -> tuple[Tensor, StaticModelState]:
         tail = state.tail
-        position_ids, column = tail.position_ids + 1, tail.column + 1
+        position_ids = tail.position_ids + 1
+        column = tail.column + 1
         for ids, new in ((tail.key_position_ids, position_ids), (tail.key_segment_ids, tail.segment_ids)):
             ids.index_copy_(1, column[:1], new[:, None])
         layout = StepLayout(column, TokenPositions(tail.key_position_ids, tail.key_segment_ids), position_limit)

@@ -13,7 +13,8 @@ from manyformer.models.frame_embedding import check_frames, is_frame, move_paddi
 from manyformer.models.source_embedding import EmbeddedSource, SourceEmbedding
 from manyformer.models.token_positions import positions_of
 
-FIRST_KERNEL, KERNEL = 3, 9
+FIRST_KERNEL = 3
+KERNEL = 9
 
 
 @final
@@ -56,16 +57,22 @@ class _TemporalBlock(nn.Module):
         self.stride = 2 if is_wider else 1
         self.conv_in = nn.Conv1d(before, width, KERNEL, stride=self.stride, padding=KERNEL // 2, bias=False)
         self.conv_out = nn.Conv1d(width, width, KERNEL, padding=KERNEL // 2, bias=False)
-        self.norm_in, self.norm_out = GlobalLayerNorm(width), GlobalLayerNorm(width)
+        self.norm_in = GlobalLayerNorm(width)
+        self.norm_out = GlobalLayerNorm(width)
         self.shortcut = _Shortcut(before, width) if is_wider else None
 
     def forward(
         self, x: Float[Tensor, "b f c"], segments: Int[Tensor, "b f"] | None
     ) -> tuple[Float[Tensor, "b g d"], Int[Tensor, "b g"] | None]:
-        shortened = None if segments is None else segments[:, :: self.stride]
+        shortened = None
+        if segments is not None:
+            shortened = segments[:, :: self.stride]
         y = torch.relu(self.norm_in(_convolve(self.conv_in, x, segments), shortened))
         y = self.norm_out(_convolve(self.conv_out, y, shortened), shortened)
-        shortcut = x if self.shortcut is None else self.shortcut(x, shortened)
+        if self.shortcut is None:
+            shortcut = x
+        else:
+            shortcut = self.shortcut(x, shortened)
         return torch.relu(y + shortcut), shortened
 
 
@@ -74,7 +81,8 @@ class _Shortcut(nn.Module):
 
     def __init__(self, before: int, width: int) -> None:
         super().__init__()
-        self.project, self.norm = nn.Linear(before, width, bias=False), GlobalLayerNorm(width)
+        self.project = nn.Linear(before, width, bias=False)
+        self.norm = GlobalLayerNorm(width)
 
     def forward(self, x: Float[Tensor, "b f c"], segments: Int[Tensor, "b g"] | None) -> Float[Tensor, "b g d"]:
         return torch.relu(self.norm(self.project(x[:, ::2]), segments))
@@ -88,10 +96,15 @@ class GlobalLayerNorm(nn.Module):
 
     def __init__(self, dim: int, *, eps: float = 1e-5) -> None:
         super().__init__()
-        self.weight, self.bias, self.eps = nn.Parameter(torch.ones(dim)), nn.Parameter(torch.zeros(dim)), eps
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim))
+        self.eps = eps
 
     def forward(self, x: Float[Tensor, "b f c"], segments: Int[Tensor, "b f"] | None) -> Float[Tensor, "b f c"]:
-        valid = x.new_ones(x.shape[:2]) if segments is None else is_frame(segments).to(x.dtype)
+        if segments is None:
+            valid = x.new_ones(x.shape[:2])
+        else:
+            valid = is_frame(segments).to(x.dtype)
         valid = valid[..., None]
         count = valid.sum((1, 2), keepdim=True).clamp(min=1) * x.shape[2]
         centered = (x - (x * valid).sum((1, 2), keepdim=True) / count) * valid

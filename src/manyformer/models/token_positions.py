@@ -96,7 +96,10 @@ def positions_of(
         raise ValueError(f"segments {tuple(segments.shape)} must have the shape of the tokens {tuple(tokens.shape)}")
     contiguous_length = 0 if tail is None else tail.contiguous_length
     # a layout counts from the first column of a stream
-    layout = segment_layout(segments, layout) if segments is not None and contiguous_length == 0 else None
+    if segments is not None and contiguous_length == 0:
+        layout = segment_layout(segments, layout)
+    else:
+        layout = None
     if contiguous_length is not None and (segments is None or isinstance(layout, ContiguousLayout)):
         end = contiguous_length + length
         positions = contiguous_positions(batch, contiguous_length, end, tokens.device)
@@ -160,7 +163,8 @@ def _is_aligned(segments: Int[Tensor, "b l"], start_tail: StreamTail) -> bool:
     """
     if not is_readable(segments) or not segments.numel():
         return False
-    ids, last = segments.numpy(), start_tail.segment_ids.numpy()
+    ids = segments.numpy()
+    last = start_tail.segment_ids.numpy()
     if (ids[:, 1:] < ids[:, :-1]).any() or (ids[:, 0] < last).any():
         return False
     # padding may have split earlier documents, but not new ones

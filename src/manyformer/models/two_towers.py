@@ -17,7 +17,8 @@ from manyformer.models.modalities_model import ModalitiesModel
 from manyformer.models.model import ModelOutput, apply_layer
 from manyformer.models.part_embedding import PartEmbedding
 
-INITIAL_SCALE, MAX_SCALE = 1 / 0.07, 100.0
+INITIAL_SCALE = 1 / 0.07
+MAX_SCALE = 100.0
 """The initial inverse temperature, and the largest one (Radford et al. 2021, section 2.5)."""
 
 
@@ -50,7 +51,8 @@ class TwoTowers(ModalitiesModel):
         super().__init__()
         if len(towers) != 2 or embed.parts.keys() != towers.keys():
             raise UserError(f"two towers read two parts of an image, sound and a text, and these are {list(towers)}")
-        self.embed, self.towers = embed, nn.ModuleDict(towers)
+        self.embed = embed
+        self.towers = nn.ModuleDict(towers)
         self.projections = nn.ModuleDict({name: nn.Linear(dim, shared_dim, bias=False) for name in towers})
         for projection in self.projections.values():
             nn.init.normal_(projection.weight, std=dim**-0.5)  # type: ignore[arg-type]
@@ -81,7 +83,10 @@ class TwoTowers(ModalitiesModel):
     def score(self, batch: ModalitiesBatch, *, state: State = None) -> BatchScore:
         logits = self._logits(batch).float()
         count = torch.full((), len(logits), device=logits.device)
-        correct = (logits.argmax(-1) == torch.arange(len(logits), device=logits.device)).sum() if len(logits) else count
+        if len(logits):
+            correct = (logits.argmax(-1) == torch.arange(len(logits), device=logits.device)).sum()
+        else:
+            correct = count
         return BatchScore(pair_loss(logits).cpu().double(), count, correct)
 
     def _logits(self, batch: ModalitiesBatch) -> Float[Tensor, "n n"]:
@@ -89,7 +94,8 @@ class TwoTowers(ModalitiesModel):
         first, second = self.embeddings(batch)
         if batch.scored is None:
             is_scored = batch.labels != IGNORE_INDEX
-            first, second = first[is_scored], second[is_scored]
+            first = first[is_scored]
+            second = second[is_scored]
         else:
             first, second = (part.index_select(0, batch.scored) for part in (first, second))
         logits: Tensor = self.similarity(first, second)

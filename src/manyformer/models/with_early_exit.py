@@ -113,7 +113,9 @@ def early_exit(
     wrapped = with_early_exit(model, config)
     spec: ModelSpec | None = getattr(model, "spec", None)
     if spec is not None:
-        recipe = "early-exit-lm" if isinstance(model, LanguageModel) else "early-exit-seq2seq"
+        recipe = "early-exit-seq2seq"
+        if isinstance(model, LanguageModel):
+            recipe = "early-exit-lm"
         wrapped.spec = _build_spec(spec, recipe, config)
     return wrapped
 
@@ -124,14 +126,22 @@ def with_early_exit(model: M, config: EarlyExitConfig) -> M:
     generative = as_generative(model, "have early exits")
     if find_early_exits(model) is not None:
         raise UserError("this model has early exits already; mf.load(folder, keywords=...) changes its threshold")
-    body, head = _check_stack(generative.decoder_stack), model.head
+    body = _check_stack(generative.decoder_stack)
+    head = model.head
     depth = sum(name.isdigit() for name, _ in body.named_children())
-    copies = [copy.deepcopy(head) for _ in range(depth - 1)] if config.classifier_sharing == "per-layer" else []
+    if config.classifier_sharing == "per-layer":
+        copies = [copy.deepcopy(head) for _ in range(depth - 1)]
+    else:
+        copies = []
     exits = ExitClassifiers(head, copies, aligned=config.exit_training != "mixed")
     rule = _build_rule(config, generative, exits, depth)
-    mixed_samples = config.mixed_samples if config.exit_training == "mixed" else None
+    mixed_samples = None
+    if config.exit_training == "mixed":
+        mixed_samples = config.mixed_samples
     # in its separate training stage only the confidence classifier is trained
-    weights = None if config.rule == "classifier" else "even" if mixed_samples else config.layer_weights
+    weights = None
+    if config.rule != "classifier":
+        weights = "even" if mixed_samples else config.layer_weights
     loss = ExitLoss(depth, weights, _build_rule_loss(config, rule))
     wrapped = cast(M, generative.with_decoder(EarlyExit(body, rule, mixed_samples=mixed_samples), exits, loss))
     if config.rule == "classifier":
@@ -142,8 +152,12 @@ def with_early_exit(model: M, config: EarlyExitConfig) -> M:
 
 def find_early_exits(model: Model) -> EarlyExit | None:
     """The stack of a model with early exits; None for all others."""
-    stack = model.decoder_stack if isinstance(model, GenerativeModel) else None
-    return stack if isinstance(stack, EarlyExit) else None
+    stack = None
+    if isinstance(model, GenerativeModel):
+        stack = model.decoder_stack
+    if isinstance(stack, EarlyExit):
+        return stack
+    return None
 
 
 def _check_stack(body: Layer) -> Chain:
@@ -187,7 +201,9 @@ def _build_rule_loss(config: EarlyExitConfig, rule: ExitRule) -> ExitRuleLoss | 
         return AgreementLoss(rule)
     if not isinstance(rule, LearnedExitRule):
         return None
-    oracle, smoothing, penalty = ORACLES[config.oracle], config.smoothing, config.layer_penalty
+    oracle = ORACLES[config.oracle]
+    smoothing = config.smoothing
+    penalty = config.layer_penalty
     return OraclePredictionLoss(rule, oracle, smoothing=smoothing, layer_penalty=penalty, weight=config.exit_weight)
 
 

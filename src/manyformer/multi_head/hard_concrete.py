@@ -15,7 +15,8 @@ from manyformer.training_hooks import AddsPenalty, OwnLearningRate, TracksProgre
 
 GATES_FILE = "gates.json"
 
-TEMPERATURE, STRETCH = 0.33, 0.1
+TEMPERATURE = 0.33
+STRETCH = 0.1
 """beta, and the width by which the distribution exceeds [0, 1] on either side (Voita et al. 2019, section 6.1)."""
 
 INITIAL_LOG_ALPHA = 2.0
@@ -36,7 +37,9 @@ class HardConcreteGates(nn.Module, TracksProgress, AddsPenalty, OwnLearningRate)
 
     def __init__(self, groups: int, *, group: int = 1, weight: float, lr_scale: float) -> None:
         super().__init__()
-        self.group, self.weight, self.lr_scale = group, weight, lr_scale
+        self.group = group
+        self.weight = weight
+        self.lr_scale = lr_scale
         self.log_alpha = nn.Parameter(torch.full((groups,), INITIAL_LOG_ALPHA))
         self.register_buffer("noise", torch.full((groups,), 0.5), persistent=False)
         self.noise: Tensor

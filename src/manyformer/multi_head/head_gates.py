@@ -81,7 +81,8 @@ class HeadlessLayer(Layer):
 
     def __init__(self, out_proj: nn.Linear) -> None:
         super().__init__()
-        self.dim, self.bias = out_proj.out_features, out_proj.bias
+        self.dim = out_proj.out_features
+        self.bias = out_proj.bias
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         zeros = x.new_zeros(*x.shape[:2], self.dim)
@@ -96,7 +97,8 @@ class ConstantGates(nn.Module):
 
     def __init__(self, gates: Float[Tensor, "... h"], inner: nn.Module | None = None) -> None:
         super().__init__()
-        self.gates, self.inner = gates, inner
+        self.gates = gates
+        self.inner = inner
 
     def forward(self, y: Float[Tensor, "b h l f"]) -> Float[Tensor, "b h l f"]:
         return (y if self.inner is None else self.inner(y)) * self.gates[..., None, None].to(y)

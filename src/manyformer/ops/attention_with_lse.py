@@ -37,7 +37,8 @@ def attention_forward(
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # type: ignore[no-any-return]
             q, k, v, 0.0, causal, attn_mask=bias, scale=scale
         )
-    ys, lses = [], []
+    ys = []
+    lses = []
     for begin in range(0, q.shape[2], BLOCK):
         scores = _scores(q, k, bias, begin, scale=scale, causal=causal)
         lse = scores.logsumexp(-1)
@@ -64,7 +65,9 @@ def attention_backward(
             grad_y, q, k, v, y, lse, 0.0, causal, attn_mask=bias, scale=scale
         )
     delta = (grad_y * y).sum(-1)
-    grad_q, grad_k, grad_v = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    grad_q = torch.zeros_like(q)
+    grad_k = torch.zeros_like(k)
+    grad_v = torch.zeros_like(v)
     for begin in range(0, q.shape[2], BLOCK):
         rows = slice(begin, begin + BLOCK)
         scores = _scores(q, k, bias, begin, scale=scale, causal=causal)
@@ -96,7 +99,8 @@ def _scores(
     q: Tensor, k: Tensor, bias: Tensor | None, begin: int, *, scale: float, causal: bool
 ) -> Float[Tensor, "b h l s"]:
     """The scores of the block of queries from `begin` on, in float32 at least."""
-    rows, compute_dtype = slice(begin, begin + BLOCK), torch.promote_types(q.dtype, torch.float32)
+    rows = slice(begin, begin + BLOCK)
+    compute_dtype = torch.promote_types(q.dtype, torch.float32)
     scores = (q[:, :, rows] @ k.mT).to(compute_dtype) * scale
     if bias is not None:
         scores = scores + bias[:, :, rows]

@@ -71,7 +71,8 @@ def band_weighted_sum_transposed(
         rows[:, :, piece : piece + band.num_blocks, : piece_products.shape[3]] += piece_products
     # row 0 is key `first_offset`
     padded = rows.flatten(2, 3)
-    left, right = band.first_offset, band.num_keys - band.first_offset - padded.shape[2]
+    left = band.first_offset
+    right = band.num_keys - band.first_offset - padded.shape[2]
     return F.pad(padded, (0, 0, left, right))
 
 

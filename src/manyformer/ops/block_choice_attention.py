@@ -41,7 +41,8 @@ def block_choice_attention(
     """Softmax attention under `choice_mask`, with work linear in the number of pairs of a query and a chosen block.
 
     `chosen` are different earlier blocks of each query, -1 for none."""
-    length, padding = q.shape[2], -q.shape[2] % block
+    length = q.shape[2]
+    padding = -q.shape[2] % block
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     q_blocks, k_blocks, v_blocks = (
         F.pad(x, (0, 0, 0, padding)).unflatten(2, (-1, block)).flatten(0, 2)  # type: ignore[no-untyped-call]
@@ -50,7 +51,8 @@ def block_choice_attention(
     causal = torch.ones(block, block, dtype=torch.bool, device=q.device).tril()
     own_y, own_lse = _attend(q_blocks, k_blocks, v_blocks, scale, causal)
     shape = (*q.shape[:2], length + padding)
-    own_y, own_lse = own_y.view(*shape, -1)[:, :, :length], own_lse.view(shape)[:, :, :length]
+    own_y = own_y.view(*shape, -1)[:, :, :length]
+    own_lse = own_lse.view(shape)[:, :, :length]
     chunks = _chunk_pairs(chosen, len(k_blocks) // (q.shape[0] * q.shape[1]), min(block, MAX_CHUNK))
     queries = q.flatten(0, 2)[chunks.queries]
     y, lse = _attend(queries, k_blocks[chunks.blocks], v_blocks[chunks.blocks], scale)
@@ -80,7 +82,9 @@ class _PairChunks(NamedTuple):
 
 
 def _chunk_pairs(chosen: Int[Tensor, "b h l c"], block_count: int, size: int) -> _PairChunks:
-    rows, choices, device = chosen.shape[0] * chosen.shape[1], chosen.shape[3], chosen.device
+    rows = chosen.shape[0] * chosen.shape[1]
+    choices = chosen.shape[3]
+    device = chosen.device
     row_starts = torch.arange(rows, device=device)[:, None] * block_count
     flat_blocks = torch.where(chosen.flatten(0, 1) < 0, -1, chosen.flatten(0, 1) + row_starts[..., None]).flatten()
     if not reads_are_free(chosen):
@@ -103,7 +107,8 @@ def _chunk_uncounted_pairs(flat_blocks: Int[Tensor, " n"], block_count: int, cho
     """The chunks of all choices, those of no block last, in as many chunks as there could be.
 
     `flat_blocks` are the blocks of the choices among `block_count` of all rows."""
-    device, pair_count = flat_blocks.device, len(flat_blocks)
+    device = flat_blocks.device
+    pair_count = len(flat_blocks)
     chunk_limit = min(pair_count, (pair_count + block_count * (size - 1)) // size)
     blocks, pairs = flat_blocks.where(flat_blocks >= 0, block_count).sort(stable=True)
     is_pair = blocks < block_count
@@ -115,7 +120,8 @@ def _chunk_uncounted_pairs(flat_blocks: Int[Tensor, " n"], block_count: int, cho
     chunk_blocks = torch.searchsorted(chunk_ends, torch.arange(chunk_limit, device=device), right=True)
     queries = torch.zeros(chunk_limit * size + 1, dtype=torch.long, device=device)
     queries = queries.index_copy(0, slots, pairs // choices)[:-1]
-    blocks_of_chunks, slots = chunk_blocks.clamp(max=block_count - 1), slots.clamp(max=chunk_limit * size - 1)
+    blocks_of_chunks = chunk_blocks.clamp(max=block_count - 1)
+    slots = slots.clamp(max=chunk_limit * size - 1)
     return _PairChunks(queries.view(-1, size), blocks_of_chunks, pairs, slots, is_pair)
 
 

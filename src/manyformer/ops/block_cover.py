@@ -78,7 +78,10 @@ def order_into_blocks(
 ) -> BlockOrder:
     """Split the chosen tokens, or all, into blocks; with `period`, sorted by document and position modulo `period`."""
     length = positions.position_ids.shape[0]
-    tokens = torch.arange(length) if chosen is None else chosen.nonzero()[:, 0]
+    if chosen is None:
+        tokens = torch.arange(length)
+    else:
+        tokens = chosen.nonzero()[:, 0]
     if period is not None:
         tokens = tokens[positions.position_ids[tokens].argsort(stable=True)]
         tokens = tokens[(positions.position_ids[tokens] % period).argsort(stable=True)]
@@ -102,7 +105,8 @@ def cover_blocks(mask: Mask, q: TokenBounds, k: TokenBounds) -> BlockCover:
     """All block pairs that `mask` does not exclude, searched from coarse to fine in time linear in their number."""
     levels = [(q, k)]
     while max(len(q.first), len(k.first)) > COARSENING:
-        q, k = _coarsen(q), _coarsen(k)
+        q = _coarsen(q)
+        k = _coarsen(k)
         levels.append((q, k))
     rows, columns = (
         axis.flatten() for axis in torch.meshgrid(*map(torch.arange, (len(q.first), len(k.first))), indexing="ij")
@@ -111,9 +115,11 @@ def cover_blocks(mask: Mask, q: TokenBounds, k: TokenBounds) -> BlockCover:
         if level:
             rows, columns = _children(rows, columns, len(q.first), len(k.first))
         any_visible = mask.bounds(q.select(rows), k.select(columns)).any_visible
-        rows, columns = rows[any_visible], columns[any_visible]
+        rows = rows[any_visible]
+        columns = columns[any_visible]
     order = (rows * len(k.first) + columns).argsort()
-    rows, columns = rows[order], columns[order]
+    rows = rows[order]
+    columns = columns[order]
     return BlockCover(rows, columns, mask.bounds(q.select(rows), k.select(columns)).all_visible)
 
 
@@ -148,7 +154,8 @@ def _merge_padded(groups: list[BlockRowGroup]) -> tuple[BlockRowGroup, list[Bloc
 
     `groups` are sorted by their number of key blocks, descending. Returns the merged group and the remaining ones.
     """
-    widest, padding = groups[0].columns.shape[1], 0
+    widest = groups[0].columns.shape[1]
+    padding = 0
     for count, group in enumerate(groups):
         padding += len(group.rows) * (widest - group.columns.shape[1])
         if padding > MAX_PADDING_SHARE * sum(merged.columns.numel() for merged in groups[: count + 1]):
@@ -160,12 +167,15 @@ def _pad_and_concatenate(groups: list[BlockRowGroup]) -> BlockRowGroup:
     """Concatenate groups into one, with rows in order and their key blocks padded to the widest group."""
     if len(groups) == 1:
         return groups[0]
-    widest, rows = groups[0].columns.shape[1], torch.cat([group.rows for group in groups])
+    widest = groups[0].columns.shape[1]
+    rows = torch.cat([group.rows for group in groups])
     widths = torch.cat([torch.full_like(group.rows, group.columns.shape[1]) for group in groups])
     padding = [[0, widest - group.columns.shape[1]] for group in groups]
     columns = [F.pad(group.columns[None], pad, mode="replicate")[0] for group, pad in zip(groups, padding)]
     order = rows.argsort()
-    rows, widths, padded = rows[order], widths[order], torch.cat(columns)[order]
+    rows = rows[order]
+    widths = widths[order]
+    padded = torch.cat(columns)[order]
     shorter_rows = tuple((int(row), int(widths[row])) for row in (widths < widest).nonzero()[:, 0])
     return BlockRowGroup(rows, padded, None, needs_inner_mask=False, shorter_rows=shorter_rows)
 
@@ -188,7 +198,8 @@ def reachable_tokens(
         tokens = torch.arange(positions.position_ids.shape[0])
         return [block_bounds(positions, index, mask.periods) for index in (tokens[:, None], tokens[None])]
 
-    (q, all_q), (k, all_k) = of_each_and_all(query_positions), of_each_and_all(key_positions)
+    q, all_q = of_each_and_all(query_positions)
+    k, all_k = of_each_and_all(key_positions)
     return mask.bounds(q, all_k).any_visible, mask.bounds(all_q, k).any_visible
 
 

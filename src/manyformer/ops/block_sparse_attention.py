@@ -39,7 +39,8 @@ def block_sparse_attention(
     scale: float,
 ) -> Float[Tensor, "b h l f"]:
     """Softmax attention over the pairs in `plan`, in float32 at least; a query that sees no key gets zeros."""
-    dtype, compute_dtype = v.dtype, torch.promote_types(v.dtype, torch.float32)
+    dtype = v.dtype
+    compute_dtype = torch.promote_types(v.dtype, torch.float32)
     y: Tensor = _BlockSparseAttention.apply(*(x.to(compute_dtype) for x in (q, k, v)), plan, scale)  # type: ignore[no-untyped-call]
     return y.to(dtype)
 
@@ -51,7 +52,8 @@ class _BlockSparseAttention(torch.autograd.Function):
         batch, heads, length, _ = q.shape
         y = q.new_zeros(batch, heads, length, v.shape[-1])
         lse = q.new_full((batch, heads, length), -torch.inf)
-        pairs, gathered = plan.num_pairs(batch), plan.num_gathered(batch) * (k.shape[-1] + v.shape[-1])
+        pairs = plan.num_pairs(batch)
+        gathered = plan.num_gathered(batch) * (k.shape[-1] + v.shape[-1])
         saves_weights = any(ctx.needs_input_grad) and pairs <= MAX_SAVED_WEIGHTS
         saves_tiles = gathered <= MAX_SAVED_KEYS_VALUES
         runner = _PartRunner(scale, ScratchBuffer(q), saves_weights=saves_weights, saves_tiles=saves_tiles)
@@ -66,14 +68,16 @@ class _BlockSparseAttention(torch.autograd.Function):
         y = _to_token_major(y)
         ctx.save_for_backward(q, k, v, y, lse)
         runner.scratch.clear()
-        ctx.plan, ctx.runner = plan, runner
+        ctx.plan = plan
+        ctx.runner = runner
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, y, lse = ctx.saved_tensors
-        delta, grad_y = (grad_y * y).sum(-1, keepdim=True), grad_y.contiguous()
+        delta = (grad_y * y).sum(-1, keepdim=True)
+        grad_y = grad_y.contiguous()
         # queries without keys get zero weights in every part
         lse = lse.masked_fill(lse == -torch.inf, torch.inf)
         grads = [torch.zeros_like(x) for x in (q, k, v)]
@@ -105,27 +109,43 @@ class _PartRunner:
     """
 
     def __init__(self, scale: float, scratch: ScratchBuffer, *, saves_weights: bool, saves_tiles: bool) -> None:
-        self.scale, self.scratch, self.saves_weights, self.saves_tiles = scale, scratch, saves_weights, saves_tiles
+        self.scale = scale
+        self.scratch = scratch
+        self.saves_weights = saves_weights
+        self.saves_tiles = saves_tiles
         self.saved: list[tuple[TileCall | None, Tensor]] = []
         self.lses: list[Tensor | None] = []
 
     def for_backward(self) -> "_PartRunner":
         """A runner for the backward pass, which pops saved tensors in forward order."""
         runner = _PartRunner(self.scale, self.scratch, saves_weights=self.saves_weights, saves_tiles=self.saves_tiles)
-        runner.saved, runner.lses = self.saved[::-1], self.lses[::-1]
+        runner.saved = self.saved[::-1]
+        runner.lses = self.lses[::-1]
         return runner
 
     def forward(self, inputs: list[Tensor], outputs: list[Tensor], part: MaskPart, *, is_first: bool) -> None:
         """Merge attention to the part's keys into `outputs`, the outputs and log-sum-exps of all queries."""
         q, k, v = (_to_blocks(x, order) for x, order in zip(inputs, (part.q, part.k, part.k)))
         direct = (is_first or part.is_exclusive) and part.q.is_view
-        y = _block_view(outputs[0], part.q) if direct else q.new_zeros(*q.shape[:3], v.shape[-1])
-        lse = None if part.is_exclusive else q.new_full(q.shape[:3], -torch.inf)
+        if direct:
+            y = _block_view(outputs[0], part.q)
+        else:
+            y = q.new_zeros(*q.shape[:3], v.shape[-1])
+        if part.is_exclusive:
+            lse = None
+        else:
+            lse = q.new_full(q.shape[:3], -torch.inf)
         for step in make_steps(part, q.shape[0], q):
             call = _make_call(step, q, k, v)
-            tile_weights = q.new_empty(call.shape) if self.saves_weights else self.scratch("weights", *call.shape)
+            if self.saves_weights:
+                tile_weights = q.new_empty(call.shape)
+            else:
+                tile_weights = self.scratch("weights", *call.shape)
             # writing to a second buffer costs most
-            scores = tile_weights if lse is None else self.scratch("scores", *call.shape)
+            if lse is None:
+                scores = tile_weights
+            else:
+                scores = self.scratch("scores", *call.shape)
             tile_softmax.compute_weights(call, self.scale, scores, tile_weights)
             step.write_product(tile_weights, call.v, y)
             if lse is not None:
@@ -146,7 +166,8 @@ class _PartRunner:
         lse = self.lses.pop()
         if lse is not None:
             share = (lse - total_lse).exp_()[..., None]
-            grad_y, delta = grad_y * share, delta * share
+            grad_y = grad_y * share
+            delta = delta * share
         part_grads = [
             _block_view(grad, order) if order.is_view else x.new_zeros(x.shape)
             for grad, order, x in zip(grads, orders, (q, k, v))
@@ -174,7 +195,9 @@ class _PartRunner:
 def _to_token_major(x: Float[Tensor, "b h l e"], scale: float = 1.0) -> Float[Tensor, "b h l e"]:
     """`x` times `scale` with the heads of a token adjacent in memory, the layout of the output projection."""
     out = x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
-    return out.copy_(x) if scale == 1.0 else torch.mul(x, scale, out=out)
+    if scale == 1.0:
+        return out.copy_(x)
+    return torch.mul(x, scale, out=out)
 
 
 def _scatter_add(total: Float[Tensor, "h l e"], order: BlockOrder, update: Float[Tensor, "h t e"]) -> None:
@@ -203,7 +226,8 @@ def _merge_outputs(outputs: list[Tensor], part: MaskPart, y: Tensor, lse: Tensor
         return
     lse = lse.flatten(1, 2)[:, : part.q.num_tokens]
     if is_first:
-        outputs[0][:, tokens], outputs[1][:, tokens] = y, lse
+        outputs[0][:, tokens] = y
+        outputs[1][:, tokens] = lse
     else:
         merged = (outputs[0][:, tokens], outputs[1][:, tokens])
         attention_with_lse.merge_lse(merged[0], merged[1], y, lse)

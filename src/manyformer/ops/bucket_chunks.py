@@ -59,7 +59,10 @@ def sort_into_chunks(
     document = document.gather(1, order)
     valid = document != torch.iinfo(torch.int32).max
     bucket_starts = _run_starts(sort_key)
-    unit_starts = bucket_starts if unit == "bucket" else _run_starts(document)
+    if unit == "bucket":
+        unit_starts = bucket_starts
+    else:
+        unit_starts = _run_starts(document)
     rank = column - torch.where(unit_starts, column, 0).cummax(1).values
     starts = (rank % size == 0) & valid
     chunk = starts.flatten().cumsum(0) - 1
@@ -85,7 +88,9 @@ def units_per_row(positions: TokenPositions, unit: ChunkUnit, buckets: int) -> i
         documents = max(Counter(row for row, _, _ in positions.layout.documents).values(), default=0)
     else:
         return None
-    return documents * buckets if unit == "bucket" else documents
+    if unit == "bucket":
+        return documents * buckets
+    return documents
 
 
 def _chunk_count(chunk: Int[Tensor, "n l"], size: int, max_units: int | None) -> int:

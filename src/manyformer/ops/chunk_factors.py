@@ -44,29 +44,41 @@ class DecayedChunks(NamedTuple):
 
     def leave(self, columns: Float[Tensor, "b h n c r"]) -> Float[Tensor, "b h n c r"]:
         """Keys with the decay after them; zeros for those of earlier documents than the last token's."""
-        return columns if self.leaving is None else columns * self.leaving
+        if self.leaving is None:
+            return columns
+        return columns * self.leaving
 
     def remove(self, columns: Float[Tensor, "b h n c r"]) -> Float[Tensor, "b h n c r"]:
         """`leave` with the opposite sign."""
-        return -columns if self.leaving is None else columns * -self.leaving
+        if self.leaving is None:
+            return -columns
+        return columns * -self.leaving
 
     def pairs(
         self, rows: Float[Tensor, "b h n c r"], columns: Float[Tensor, "b h n c r"]
     ) -> Float[Tensor, "b h n c c"]:
         """The decayed products of each reader with all keys up to its token, of the same document."""
         pairs = self.system(rows, columns)
-        return pairs.tril() if self.table is None else pairs
+        if self.table is None:
+            return pairs.tril()
+        return pairs
 
     def system(
         self, rows: Float[Tensor, "b h n c r"], columns: Float[Tensor, "b h n c r"]
     ) -> Float[Tensor, "b h n c c"]:
         """`pairs` for a triangular system, which reads only what is below its diagonal."""
-        pairs = rows @ columns.mT if self.pair_decay is None else halved_pairs(rows, columns, self.pair_decay, 0)
-        return pairs if self.table is None else pairs * self.table
+        if self.pair_decay is None:
+            pairs = rows @ columns.mT
+        else:
+            pairs = halved_pairs(rows, columns, self.pair_decay, 0)
+        if self.table is None:
+            return pairs
+        return pairs * self.table
 
     def pair_blocks(self) -> PairBlocks:
         """All pairs of queries and early readers with keys and u, in one product, faster than four small ones."""
-        rows, columns = torch.stack(list(self.rows), 3), torch.stack(list(self.columns), 3)
+        rows = torch.stack(list(self.rows), 3)
+        columns = torch.stack(list(self.columns), 3)
         length = rows.shape[-2]
         if self.pair_decay is None:
             products = rows.flatten(3, 4) @ columns.flatten(3, 4).mT
@@ -107,17 +119,21 @@ def decayed_chunks(
         chunks = DecayedChunks(rows, rows, scales.keys, leaving=scales.end, retention=scales.end.mT)
     else:
         sums, leaving = sum_decays(decay)
-        before, entering = sums.before(), sums.total().exp()
+        before = sums.before()
+        entering = sums.total().exp()
         entered = [*(x * entering for x in readers), *(x * before.total().exp() for x in early_readers)]
         chunks = DecayedChunks(rows, entered, keys, leaving=leaving, retention=entering[..., -1:, :].mT)
         table = None if is_exact else _DecayTable.apply(*sums)  # type: ignore[no-untyped-call]
         chunks = chunks._replace(table=table, pair_decay=decay if is_exact else None)
-    return chunks if runs is None else _separate_documents(chunks, runs)
+    if runs is None:
+        return chunks
+    return _separate_documents(chunks, runs)
 
 
 def _separate_documents(chunks: DecayedChunks, runs: Int[Tensor, "b 1 n c"]) -> DecayedChunks:
     # the memory at the start of a chunk belongs to the last run of the previous chunk
-    previous, last = F.pad(runs[:, :, :-1, -1:], (0, 0, 1, 0)), runs[..., -1:]
+    previous = F.pad(runs[:, :, :-1, -1:], (0, 0, 1, 0))
+    last = runs[..., -1:]
     dtype = chunks.rows[0].dtype
     same = (runs[..., :, None] == runs[..., None, :]).tril().to(dtype)
     is_entered, is_left = ((runs == end)[..., None].to(dtype) for end in (previous, last))

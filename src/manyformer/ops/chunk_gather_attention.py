@@ -29,7 +29,8 @@ PAIRS_PER_CALL_ELSEWHERE = 1 << 26
 MASK_BIAS = -1e30
 """Added to the score of a pair for each reason to exclude it: finite, so that no result is nan."""
 
-EMPTY_KEY_MARK, EMPTY_QUERY_MARK = -(1 << 22), -(1 << 21)
+EMPTY_KEY_MARK = -(1 << 22)
+EMPTY_QUERY_MARK = -(1 << 21)
 """Marks of an empty slot as key and as query, far from each other and from the marks of all tokens."""
 
 BUCKET_ID_BITS = (1 << 20) - 1
@@ -68,7 +69,8 @@ def chunk_gather_attention(
     scale: float,
 ) -> Float[Tensor, "n f"]:
     """Outputs for the concatenated tokens of all rows, in float32 at least; those of padding are undefined."""
-    dtype, compute_dtype = v.dtype, torch.promote_types(v.dtype, torch.float32)
+    dtype = v.dtype
+    compute_dtype = torch.promote_types(v.dtype, torch.float32)
     y: Tensor = _ChunkGatherAttention.apply(*(x.to(compute_dtype) for x in (q, k, v)), visibility, scale)  # type: ignore[no-untyped-call]
     return y.to(dtype)
 
@@ -96,23 +98,33 @@ class _ChunkGatherAttention(torch.autograd.Function):
         torch.where(isolated[:, None], v, y, out=y)
         slots, saved_weights = ([], []) if runner.saved is None else runner.saved
         ctx.save_for_backward(q, k, v, y, lse, isolated, *round_lses, *slots, *saved_weights)
-        ctx.visibility, ctx.scale, ctx.cuts = visibility, scale, (len(round_lses), len(round_lses) + len(slots))
+        ctx.visibility = visibility
+        ctx.scale = scale
+        ctx.cuts = (len(round_lses), len(round_lses) + len(slots))
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, y, lse, isolated, *saved = ctx.saved_tensors
-        round_lses, slots, saved_weights = saved[: ctx.cuts[0]], saved[ctx.cuts[0] : ctx.cuts[1]], saved[ctx.cuts[1] :]
-        saved_rounds = SavedRounds(slots[::-1], saved_weights[::-1]) if slots else None
+        round_lses = saved[: ctx.cuts[0]]
+        slots = saved[ctx.cuts[0] : ctx.cuts[1]]
+        saved_weights = saved[ctx.cuts[1] :]
+        saved_rounds = None
+        if slots:
+            saved_rounds = SavedRounds(slots[::-1], saved_weights[::-1])
         runner = _RoundRunner(q, k, v, ctx.visibility, ctx.scale, saved_rounds)
         # a token that attends only to itself has no weight in any round
-        delta, lse = (grad_y * y).sum(-1), lse.masked_fill(isolated, torch.inf)
+        delta = (grad_y * y).sum(-1)
+        lse = lse.masked_fill(isolated, torch.inf)
         grads: list[Tensor] = []
         with autocast_disabled(q.device):
             for round_index, round_lse in zip(runner.round_indices, round_lses):
                 round_grads = runner.backward(round_index, grad_y, delta, (round_lse - lse).exp_())
-                grads = [total.add_(grad) for total, grad in zip(grads, round_grads)] if grads else round_grads
+                if grads:
+                    grads = [total.add_(grad) for total, grad in zip(grads, round_grads)]
+                else:
+                    grads = round_grads
         grads = grads or [torch.zeros_like(x) for x in (q, k, v)]
         grads[2].addcmul_(grad_y, isolated[:, None].to(grad_y.dtype))
         return *grads, None, None
@@ -124,13 +136,19 @@ class _RoundRunner:
     def __init__(
         self, q: Tensor, k: Tensor, v: Tensor, visibility: ChunkVisibility, scale: float, saved: SavedRounds | None
     ) -> None:
-        self.q, self.k, self.v, self.visibility, self.scale, self.saved = q, k, v, visibility, scale, saved
+        self.q = q
+        self.k = k
+        self.v = v
+        self.visibility = visibility
+        self.scale = scale
+        self.saved = saved
         self.round_indices = [index for index, chunks in enumerate(visibility.rounds) if len(chunks.tokens)]
         self.scratch = ScratchBuffer(q)
 
     def forward(self, round_index: int) -> tuple[Float[Tensor, "n f"], Float[Tensor, " n"]]:
         """Outputs and log-sum-exps over the pairs whose first occurrence is in this round."""
-        chunks, slots = self.visibility.rounds[round_index], self._fill_slots(round_index)
+        chunks = self.visibility.rounds[round_index]
+        slots = self._fill_slots(round_index)
         q, k, v = self._gather_windows(slots)
         if self.saved is not None:
             self.saved.slots.extend(slots)
@@ -138,11 +156,15 @@ class _RoundRunner:
         y, lse = (v.new_empty(chunks.tokens.numel() + 1, *extra_shape) for extra_shape in (v.shape[-1:], ()))
         y[-1].zero_()
         lse[-1].fill_(-torch.inf)
-        outputs, slot_lse = y[:-1].view(*chunks.tokens.shape, -1), lse[:-1].view(chunks.tokens.shape)
+        outputs = y[:-1].view(*chunks.tokens.shape, -1)
+        slot_lse = lse[:-1].view(chunks.tokens.shape)
         mask_bias = _RoundMaskBias(self.visibility, round_index, q)
         for chunk_slice in self._chunk_slices(chunks):
             call = TileCall(q[chunk_slice], k[chunk_slice], v[chunk_slice], mask_bias(chunk_slice, self.scratch), None)
-            tile_weights = self.scratch("weights", *call.shape) if self.saved is None else q.new_empty(call.shape)
+            if self.saved is None:
+                tile_weights = self.scratch("weights", *call.shape)
+            else:
+                tile_weights = q.new_empty(call.shape)
             scores = self.scratch("scores", *call.shape)
             tile_softmax.compute_weights(call, self.scale, scores, tile_weights)
             torch.bmm(tile_weights, call.v, out=outputs[chunk_slice])
@@ -154,8 +176,12 @@ class _RoundRunner:
 
     def backward(self, round_index: int, grad_y: Tensor, delta: Tensor, share: Tensor) -> list[Tensor]:
         """Gradients of q, k and v from the pairs of this round."""
-        chunks, lookback = self.visibility.rounds[round_index], self.visibility.lookback
-        slots = self._fill_slots(round_index) if self.saved is None else [self.saved.slots.pop() for _ in range(3)]
+        chunks = self.visibility.rounds[round_index]
+        lookback = self.visibility.lookback
+        if self.saved is None:
+            slots = self._fill_slots(round_index)
+        else:
+            slots = [self.saved.slots.pop() for _ in range(3)]
         q, k, v = self._gather_windows(slots)
         # an empty slot holds a copy of the first token and must not contribute a gradient
         shares = _gather_slots(share, chunks.tokens).masked_fill_(chunks.tokens < 0, 0.0)
@@ -167,16 +193,20 @@ class _RoundRunner:
         totals = [x.new_empty(num_framed, size, x.shape[-1]) for x in (q, k, v)]
         for total in totals:
             # chunks that are no window's last chunk
-            total[: self.visibility.window_chunks - 1], total[lookback + count :] = 0.0, 0.0
-        mask_bias = None if self.saved is not None else _RoundMaskBias(self.visibility, round_index, q)
+            total[: self.visibility.window_chunks - 1] = 0.0
+            total[lookback + count :] = 0.0
+        mask_bias = None
+        if self.saved is None:
+            mask_bias = _RoundMaskBias(self.visibility, round_index, q)
         for chunk_slice in self._chunk_slices(chunks):
-            bias = None if mask_bias is None else mask_bias(chunk_slice, self.scratch)
+            bias = None
+            if mask_bias is not None:
+                bias = mask_bias(chunk_slice, self.scratch)
             call = TileCall(q[chunk_slice], k[chunk_slice], v[chunk_slice], bias, None)
-            tile_weights = (
-                tile_softmax.recompute_weights(call, self.scale, self.scratch)
-                if self.saved is None
-                else self.saved.weights.pop()
-            )
+            if self.saved is None:
+                tile_weights = tile_softmax.recompute_weights(call, self.scale, self.scratch)
+            else:
+                tile_weights = self.saved.weights.pop()
             grad_q = totals[0][chunk_slice.start + lookback : chunk_slice.stop + lookback]
             grads_kv = [self.scratch(name, *x.shape) for name, x in (("to_k", call.k), ("to_v", call.v))]
             output_gradient = OutputGradient(slot_grad_y[chunk_slice], slot_delta[chunk_slice])
@@ -196,10 +226,14 @@ class _RoundRunner:
         """Queries in slots, and keys and values in slots with empty chunks at both ends."""
         chunks = self.visibility.rounds[round_index]
         framed = _pad_chunks(chunks, self.visibility)
-        keys, values = _gather_slots(self.k, framed), _gather_slots(self.v, framed)
+        keys = _gather_slots(self.k, framed)
+        values = _gather_slots(self.v, framed)
         # shared queries and keys are gathered already
         lookback = self.visibility.lookback
-        q = keys[lookback : lookback + len(chunks.tokens)] if self.q is self.k else _gather_slots(self.q, chunks.tokens)
+        if self.q is self.k:
+            q = keys[lookback : lookback + len(chunks.tokens)]
+        else:
+            q = _gather_slots(self.q, chunks.tokens)
         return [q, keys, values]
 
     def _gather_windows(
@@ -213,7 +247,10 @@ class _RoundRunner:
         """Slices of chunks, each for one call."""
         count, size = chunks.tokens.shape
         threads = torch.get_num_threads()
-        max_pairs = PAIRS_PER_CALL["cpu"] * threads if self.q.device.type == "cpu" else PAIRS_PER_CALL_ELSEWHERE
+        if self.q.device.type == "cpu":
+            max_pairs = PAIRS_PER_CALL["cpu"] * threads
+        else:
+            max_pairs = PAIRS_PER_CALL_ELSEWHERE
         step = max(max_pairs // (size * size * self.visibility.window_chunks), 1)
         return (slice(begin, min(begin + step, count)) for begin in range(0, count, step))
 
@@ -226,7 +263,8 @@ class _RoundMaskBias:
     """
 
     def __init__(self, visibility: ChunkVisibility, round_index: int, like: Tensor) -> None:
-        self._visibility, self._chunks = visibility, visibility.rounds[round_index]
+        self._visibility = visibility
+        self._chunks = visibility.rounds[round_index]
         # adjacent buckets of sorted tokens differ in the low bits
         bucket = (self._chunks.bucket & BUCKET_ID_BITS).to(like.dtype)
         self._bucket = self._values_of_slots(bucket, bucket)
@@ -240,7 +278,8 @@ class _RoundMaskBias:
     def __call__(self, chunk_slice: slice, scratch: ScratchBuffer) -> Float[Tensor, "p m s"]:
         """The additive mask for some chunks; valid until the next call."""
         shape = (chunk_slice.stop - chunk_slice.start, *self._excluded.shape)
-        bias, comparison = scratch("bias", *shape), scratch("other", *shape)
+        bias = scratch("bias", *shape)
+        comparison = scratch("other", *shape)
         query_values, key_values = self._bucket
         torch.ne(query_values[chunk_slice, :, None], key_values[chunk_slice, None], out=comparison)
         torch.add(self._excluded, comparison, alpha=MASK_BIAS, out=bias)
@@ -254,7 +293,8 @@ class _RoundMaskBias:
     ) -> tuple[Float[Tensor, "c m"], Float[Tensor, "c s"]]:
         """A value per token for query slots and for key windows; empty slots get values far from all others."""
         framed = _pad_chunks(self._chunks, self._visibility)
-        queries, keys = _gather_slots(query_values, self._chunks.tokens), _gather_slots(key_values, framed)
+        queries = _gather_slots(query_values, self._chunks.tokens)
+        keys = _gather_slots(key_values, framed)
         queries.masked_fill_(self._chunks.tokens < 0, EMPTY_QUERY_MARK)
         return queries, _window_view(keys.masked_fill_(framed < 0, EMPTY_KEY_MARK), self._visibility)
 
@@ -271,7 +311,8 @@ def _pad_chunks(chunks: BucketChunks, visibility: ChunkVisibility) -> Int[Tensor
 
 def _window_view(x: Shaped[Tensor, "k m *e"], visibility: ChunkVisibility) -> Shaped[Tensor, "c s *e"]:
     """The window of each chunk, as overlapping views of the padded chunks."""
-    count, width = len(x) - visibility.window_chunks + 1, visibility.window_chunks * x.shape[1]
+    count = len(x) - visibility.window_chunks + 1
+    width = visibility.window_chunks * x.shape[1]
     return x.as_strided((count, width, *x.shape[2:]), x.stride())
 
 
@@ -279,4 +320,6 @@ def _self_or_future(visibility: ChunkVisibility, size: int, device: torch.device
     """Excluded slot pairs: a slot itself and, if causal, later slots; a bucket's tokens are in document order."""
     query_slots = torch.arange(size, device=device)[:, None] + visibility.lookback * size
     key_slots = torch.arange(visibility.window_chunks * size, device=device)
-    return key_slots >= query_slots if visibility.causal else key_slots == query_slots
+    if visibility.causal:
+        return key_slots >= query_slots
+    return key_slots == query_slots

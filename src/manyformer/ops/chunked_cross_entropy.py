@@ -32,7 +32,10 @@ def chunked_cross_entropy(
     Under autocast the products take its precision; sums of exponentials and of gradients are at least of float32. In
     float16 only the logits do: gradients are formed here before any scale of the loss reaches them."""
     is_cast = torch.is_autocast_enabled(x.device.type)
-    dtype = torch.get_autocast_dtype(x.device.type) if is_cast else x.dtype
+    if is_cast:
+        dtype = torch.get_autocast_dtype(x.device.type)
+    else:
+        dtype = x.dtype
     total: Tensor = _ChunkedCrossEntropy.apply(x, weight, bias, targets, options, dtype)  # type: ignore[no-untyped-call]
     return total
 
@@ -59,8 +62,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             offset = None if bias is None else bias.to(dtype)
             total = x.new_zeros((), dtype=sum_dtype)
             x_grad = torch.empty_like(x) if needs_x else None
-            weight_grad = torch.zeros_like(weight, dtype=sum_dtype) if needs_weight else None
-            bias_grad = torch.zeros_like(bias, dtype=sum_dtype) if needs_bias and bias is not None else None
+            weight_grad = None
+            if needs_weight:
+                weight_grad = torch.zeros_like(weight, dtype=sum_dtype)
+            bias_grad = None
+            if needs_bias and bias is not None:
+                bias_grad = torch.zeros_like(bias, dtype=sum_dtype)
             # on a CPU new memory for each chunk takes as long as a product
             memory = x.new_empty(min(options.tokens_per_chunk, x.shape[0]), weight.shape[0], dtype=dtype)
             for begin in range(0, x.shape[0], options.tokens_per_chunk):

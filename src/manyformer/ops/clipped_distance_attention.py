@@ -64,7 +64,8 @@ class _ClippedDistanceAttention(torch.autograd.Function):
         distances: ClippedDistances,
         scale: float,
     ) -> Tensor:
-        band, sides = _band(q, k, distances), _far_sides(q, k, distances)
+        band = _band(q, k, distances)
+        sides = _far_sides(q, k, distances)
         far_results = [_far_attention(q, k, v, side, scale) for side in sides]
         shifted_lses = [lse + terms[..., -side.reversed] for (_, lse), side in zip(far_results, sides)]
         near_scores = bands.band_products(q * scale, k, band).to(terms.dtype) + terms[..., 1 : 1 + band.width]
@@ -79,14 +80,19 @@ class _ClippedDistanceAttention(torch.autograd.Function):
             y = y + _join_rows(masses).to(v.dtype) @ values
         # the gradient of a side's term follows from that side's output, or is minus the sum of all others
         ctx.save_for_backward(q, k, v, terms, values, y, lse, *masses, *(far_y for far_y, _ in far_results[1:]))
-        ctx.band, ctx.sides, ctx.scale = band, sides, scale
+        ctx.band = band
+        ctx.sides = sides
+        ctx.scale = scale
         return y
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor) -> Any:
         q, k, v, terms, values, y, lse, weights, *saved = ctx.saved_tensors
-        band, sides, scale = ctx.band, ctx.sides, ctx.scale
-        masses, far_ys = [weights, *saved[: len(sides)]], saved[len(sides) :]
+        band = ctx.band
+        sides = ctx.sides
+        scale = ctx.scale
+        masses = [weights, *saved[: len(sides)]]
+        far_ys = saved[len(sides) :]
         delta = (grad_y * y).sum(-1, keepdim=True)
         grad_weights = bands.band_products(grad_y, v, band)
         if values is not None:
@@ -98,7 +104,10 @@ class _ClippedDistanceAttention(torch.autograd.Function):
         grad_v = bands.band_weighted_sum_transposed(weights.to(v.dtype), grad_y, band)
         for side in sides:
             # the term's value vector is part of every far key's value: subtracted, so that delta is right
-            side_y = y if values is None else y - values[:, -side.reversed, None]
+            if values is None:
+                side_y = y
+            else:
+                side_y = y - values[:, -side.reversed, None]
             side_lse = lse - terms[..., -side.reversed]
             _far_backward(grad_y, q, k, v, side_y, side_lse, side, scale, (grad_q, grad_k, grad_v))
         grad_terms = grad_values = None
@@ -184,5 +193,8 @@ def _far_backward(
         )
         for total, grad, token_range in zip(totals, range_grads, (rows, keys, keys)):
             length = total.shape[2]
-            target = slice(length - token_range.stop, length - token_range.start) if side.reversed else token_range
+            if side.reversed:
+                target = slice(length - token_range.stop, length - token_range.start)
+            else:
+                target = token_range
             total[:, :, target] += grad.flip(2) if side.reversed else grad

@@ -27,7 +27,8 @@ def visible_members(
     A token sees earlier tokens of its chunk and of the previous one, or its own key where there are none.
     """
     start = group.shape[-1] - last
-    same_group, chunk = group[..., start:, None] == group[..., None, :], rank // size
+    same_group = group[..., start:, None] == group[..., None, :]
+    chunk = rank // size
     chunk_distance = chunk[..., start:, None] - chunk[..., None, :]
     earlier = same_group & (rank[..., None, :] < rank[..., start:, None]) & (chunk_distance <= 1)
     return fall_back_to_self(earlier, torch.eye(group.shape[-1], dtype=torch.bool, device=group.device)[start:])
@@ -45,7 +46,8 @@ def balanced_attention(
 
     The members of a group are sorted; the index `s` stands for no token and comes last. Tokens in no group get zeros.
     """
-    size, length = members.shape[3], k.shape[2]
+    size = members.shape[3]
+    length = k.shape[2]
     row = torch.arange(k.shape[0] * k.shape[1], device=k.device).view(*k.shape[:2], 1, 1)
     # index s reads the last token, which no member sees, and writes to an extra row that is dropped
     index = (row * length + members.clamp(max=length - 1)).flatten()

@@ -47,7 +47,8 @@ class _ComposeCorrectedChunks(torch.autograd.Function):
         system, values, readers, query_pairs, queries, writers, retention, additions = CorrectedChunks(*inputs)  # type: ignore[arg-type]
         identity = torch.eye(system.shape[-1], dtype=system.dtype, device=system.device).expand_as(system)
         inverse = torch.linalg.solve_triangular(system, identity, upper=False, unitriangular=True)
-        read, corrected = inverse @ readers, inverse @ values
+        read = inverse @ readers
+        corrected = inverse @ values
         memories = memory.new_empty(*system.shape[:3], *memory.shape[2:])
         last = torch.empty_like(memory, memory_format=torch.contiguous_format)
         before = _chunk_list(memories)
@@ -69,7 +70,8 @@ class _ComposeCorrectedChunks(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
         readers, query_pairs, queries, writers, retention, inverse, corrected, memories = ctx.saved_tensors
         # with the gradient D of the memory after a chunk: dZ = P^T dY + L D, and (I + A)^T dB = dZ
-        dvalues, dmemories = inverse.mT @ (query_pairs.mT @ dy), queries.mT @ dy
+        dvalues = inverse.mT @ (query_pairs.mT @ dy)
+        dmemories = queries.mT @ dy
         solved_writers = inverse.mT @ writers
         chunks = zip(
             *(_chunk_list(x) for x in (dvalues, dmemories, solved_writers, readers)), _chunk_list(retention, memories)
@@ -99,7 +101,10 @@ def _chunk_list(x: Float[Tensor, "b #h n *c"] | None, like: Tensor | None = None
     if x is None:
         assert like is not None
         return [None] * like.shape[2]
-    heads = x if like is None else x.expand(-1, like.shape[1], *x.shape[2:])
+    if like is None:
+        heads = x
+    else:
+        heads = x.expand(-1, like.shape[1], *x.shape[2:])
     return heads.flatten(0, 1).unbind(1)
 
 
@@ -107,5 +112,9 @@ def _pass_memory(memory: Tensor, factor: Tensor | None, addition: Tensor | None,
     """`memory` times `factor`, plus `addition`, each of which may be missing."""
     # torch.compile ends a graph at the `out` of an operation that is not one piece of memory
     if factor is None:
-        return out.copy_(memory) if addition is None else out.copy_(memory).add_(addition)
-    return out.copy_(memory).mul_(factor) if addition is None else out.copy_(addition).addcmul_(memory, factor)
+        if addition is None:
+            return out.copy_(memory)
+        return out.copy_(memory).add_(addition)
+    if addition is None:
+        return out.copy_(memory).mul_(factor)
+    return out.copy_(addition).addcmul_(memory, factor)

@@ -36,9 +36,13 @@ def ctc_losses(
     rows = torch.stack([lengths, counts, needed_positions(targets, counts)])
     row_lengths, row_counts, needed = rows.tolist()
     check_alignable(row_lengths, row_counts, needed)
-    log_probs = logits.float().log_softmax(-1) if logits.dtype != torch.float64 else logits.log_softmax(-1)
+    if logits.dtype != torch.float64:
+        log_probs = logits.float().log_softmax(-1)
+    else:
+        log_probs = logits.log_softmax(-1)
     if not device_kind(logits.device).has_ctc_loss:
-        log_probs, targets = log_probs.cpu(), targets.cpu()
+        log_probs = log_probs.cpu()
+        targets = targets.cpu()
     losses: Tensor = F.ctc_loss(
         log_probs.transpose(0, 1), targets, row_lengths, row_counts, blank=BLANK, reduction="none"
     )
@@ -50,7 +54,9 @@ def check_alignable(lengths: Sequence[int], counts: Sequence[int], needed: Seque
     for row, (length, count, positions) in enumerate(zip(lengths, counts, needed, strict=True)):
         if positions <= length:
             continue
-        blanks = f" and {positions - count} blanks between equal neighbours" if positions > count else ""
+        blanks = ""
+        if positions > count:
+            blanks = f" and {positions - count} blanks between equal neighbours"
         raise UserError(
             f"row {row} of the batch has {count} labels{blanks}, but only {length} positions of sound: no "
             f"alignment exists; its text is too long for the recording, or subsampling is too coarse"
@@ -129,5 +135,8 @@ def _add(
 
 def _log_add(a: float, b: float) -> float:
     """log(exp(a) + exp(b))."""
-    high, low = max(a, b), min(a, b)
-    return high if low == -math.inf else high + math.log1p(math.exp(low - high))
+    high = max(a, b)
+    low = min(a, b)
+    if low == -math.inf:
+        return high
+    return high + math.log1p(math.exp(low - high))

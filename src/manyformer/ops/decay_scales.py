@@ -77,5 +77,8 @@ class _ScaleByDecays(torch.autograd.Function):
 
 
 def _factors(entering: Tensor, inverse: Tensor, readers: int, early_readers: int, features: int) -> list[Tensor]:
-    before = [F.pad(entering[..., :-1, :], (0, 0, 1, 0), value=1.0)] * early_readers if early_readers else []
+    if early_readers:
+        before = [F.pad(entering[..., :-1, :], (0, 0, 1, 0), value=1.0)] * early_readers
+    else:
+        before = []
     return [entering] * readers + before + [inverse] * (features - readers - early_readers)

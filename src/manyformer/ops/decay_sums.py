@@ -94,7 +94,9 @@ def sum_along_tokens(x: Float[Tensor, "*b c r"], *, reverse: bool = False) -> Fl
         # like that on `meta`
         ones = x.new_ones(x.shape[-2], x.shape[-2])
         return (ones.triu() if reverse else ones.tril()) @ x
-    return x.flip(-2).cumsum(-2).flip(-2) if reverse else x.cumsum(-2)
+    if reverse:
+        return x.flip(-2).cumsum(-2).flip(-2)
+    return x.cumsum(-2)
 
 
 def _step(length: int, dtype: torch.dtype) -> float:

@@ -37,7 +37,8 @@ def distance_vector_attention(
     are recomputed for the gradient, and so are weights where there are many.
     """
     if not dropout and q.device.type in ("cpu", "meta"):
-        dtype, compute_dtype = v.dtype, torch.promote_types(v.dtype, torch.float32)
+        dtype = v.dtype
+        compute_dtype = torch.promote_types(v.dtype, torch.float32)
         inputs = (None if x is None else x.to(compute_dtype) for x in (q, query_bias, k, v, vectors))
         y: Tensor = ShiftedAttentionFunction.apply(*inputs, back, query_offset, scale, segments)  # type: ignore[no-untyped-call]
         return y.to(dtype)
@@ -51,7 +52,8 @@ def distance_vector_attention(
         compute_dtype = torch.promote_types(logits.dtype, torch.float32)
         return drop(logits.softmax(-1, dtype=compute_dtype).to(v.dtype), dropout) @ v
 
-    biased_q, parts = q if query_bias is None else q + query_bias[:, None], []
+    biased_q = q if query_bias is None else q + query_bias[:, None]
+    parts = []
     for begin in range(0, q.shape[2], BLOCK):
         end = min(begin + BLOCK, q.shape[2])
         rows, num_keys = distances_met(back, query_offset, begin, end, k.shape[2])

@@ -34,7 +34,10 @@ class SegmentPair(NamedTuple):
 
 def distances_met(back: int, query_offset: QueryOffset, begin: int, end: int, keys: int) -> tuple[slice, int]:
     """Rows of the distance vectors that queries `begin` to `end` - 1 use, and the number of keys they attend to."""
-    num_keys = min(end + query_offset.offset, keys) if query_offset.causal else keys
+    if query_offset.causal:
+        num_keys = min(end + query_offset.offset, keys)
+    else:
+        num_keys = keys
     first = back - (query_offset.offset + end - 1)
     return slice(first, first + num_keys + end - begin - 1), num_keys
 
@@ -56,7 +59,9 @@ def hidden_keys(
     if segments is None:
         return ahead
     other_document = segments.query_segments[batch, queries, None] != segments.key_segments[batch, None, :num_keys]
-    return other_document if ahead is None else other_document | ahead
+    if ahead is None:
+        return other_document
+    return other_document | ahead
 
 
 class ShiftedBlock(NamedTuple):
@@ -117,12 +122,17 @@ class ShiftedAttentionFunction(torch.autograd.Function):
         buffers = ShiftedBuffers(inputs, query_bias, vectors, ctx.call)
         buffers.saved_weights = saved_weights
         delta = (grad_y * y).sum(-1, keepdim=True)
-        grad_query_bias = None if query_bias is None else torch.zeros_like(query_bias)
+        grad_query_bias = None
+        if query_bias is not None:
+            grad_query_bias = torch.zeros_like(query_bias)
         zeros = (torch.zeros_like(x) for x in (buffers.k, buffers.v, vectors))
         grads = ShiftedGradients(torch.empty_like(buffers.q), grad_query_bias, *zeros)
         with autocast_disabled(grad_y.device):
             for block in buffers.blocks():
-                weights = buffers.saved_block_weights(block) if len(saved_weights) else buffers.weights(block)
+                if len(saved_weights):
+                    weights = buffers.saved_block_weights(block)
+                else:
+                    weights = buffers.weights(block)
                 buffers.add_gradients(block, weights, grad_y, delta, grads)
         grad_q, grad_k, grad_v = (_by_row(x, ctx.call.num_rows) for x in (grads.q, grads.k, grads.v))
         return grad_q, grads.query_bias, grad_k, grad_v, grads.vectors, None, None, None, None
@@ -161,10 +171,12 @@ class ShiftedBuffers:
 
     def __init__(self, inputs: list[Tensor], query_bias: Tensor | None, vectors: Tensor, call: ShiftedCall) -> None:
         self.q, self.k, self.v = inputs
-        self.query_bias, self.vectors = query_bias, vectors
+        self.query_bias = query_bias
+        self.vectors = vectors
         self.num_rows, self.back, self.query_offset, self.scale, self.segments = call
         rows = call.num_rows
-        queries, keys = self.q.shape[1], self.k.shape[1]
+        queries = self.q.shape[1]
+        keys = self.k.shape[1]
         self.block = min(MAX_BLOCK_QUERIES, queries)
         # (head, row) pairs per block: some rows of a head, or all rows of some heads
         cached = SCORES_PER_THREAD * torch.get_num_threads()
@@ -185,7 +197,9 @@ class ShiftedBuffers:
 
     def blocks(self) -> Iterator[ShiftedBlock]:
         """All blocks, in order."""
-        queries, count, num_rows = self.q.shape[1], 0, self.num_rows
+        queries = self.q.shape[1]
+        count = 0
+        num_rows = self.num_rows
         for head in range(0, len(self.vectors), self.heads_per_block):
             heads = slice(head, min(head + self.heads_per_block, len(self.vectors)))
             for first_row in range(0, num_rows, self.rows_per_block):
@@ -209,7 +223,8 @@ class ShiftedBuffers:
         by_distance = self.scratch(BUFFERS[0], *block.shape, vectors.shape[1])
         torch.bmm(self._biased_queries(block), vectors.mT, out=by_distance.view(len(vectors), -1, vectors.shape[1]))
         scores = self.scratch(BUFFERS[1], *block.shape, block.num_keys)
-        q, k = self.q[block.pairs, block.queries], self.k[block.pairs, : block.num_keys]
+        q = self.q[block.pairs, block.queries]
+        k = self.k[block.pairs, : block.num_keys]
         torch.baddbmm(toeplitz_view(by_distance, block.num_keys), q, k.mT, alpha=self.scale, out=scores)
         self._mask_scores(scores, block)
         if len(self.saved_weights):
@@ -220,7 +235,8 @@ class ShiftedBuffers:
         self, block: ShiftedBlock, weights: Tensor, grad_y: Tensor, delta: Tensor, grads: ShiftedGradients
     ) -> None:
         """Add a block's contribution to the gradients."""
-        queries, keys = (block.pairs, block.queries), (block.pairs, slice(0, block.num_keys))
+        queries = (block.pairs, block.queries)
+        keys = (block.pairs, slice(0, block.num_keys))
         vectors = self.vectors[block.heads, block.met_rows]
         padded_grad = self.scratch(BUFFERS[1], *block.shape, vectors.shape[1])
         # columns that the shifted view leaves unwritten: a triangle on either side
@@ -242,7 +258,9 @@ class ShiftedBuffers:
     def _biased_queries(self, block: ShiftedBlock) -> Float[Tensor, "h n e"]:
         """The queries plus `query_bias`, with the rows of each head concatenated."""
         q = self.q[block.pairs, block.queries].reshape(block.heads.stop - block.heads.start, -1, self.q.shape[-1])
-        return q if self.query_bias is None else q + self.query_bias[block.heads, None]
+        if self.query_bias is None:
+            return q
+        return q + self.query_bias[block.heads, None]
 
     def _mask_scores(self, scores: Float[Tensor, "p c s"], block: ShiftedBlock) -> None:
         if self.segments is not None:

@@ -55,7 +55,8 @@ def make_grid(
 
 def grid_by_run(key_positions: TokenPositions) -> DocumentGrid:
     """The grid with one row per run of one segment id, without padding; every batch row gets equally many."""
-    segment_ids, layout = key_positions.segment_ids, key_positions.layout
+    segment_ids = key_positions.segment_ids
+    layout = key_positions.layout
     batch = segment_ids.shape[0]
     number, valid, _ = segment_runs(segment_ids, segment_ids.new_full((batch,), NO_SEGMENT))
     if isinstance(layout, PackedLayout):

@@ -29,20 +29,27 @@ class DocumentRows(NamedTuple):
 
     def keys(self, x: Float[Tensor, "b g s e"]) -> Float[Tensor, "n g p e"]:
         """What belongs to keys, in the rows of documents."""
-        return x if self.key_grid is None else self.key_grid.scatter(x)
+        if self.key_grid is None:
+            return x
+        return self.key_grid.scatter(x)
 
     def queries(self, x: Float[Tensor, "b h l e"]) -> Float[Tensor, "n h m e"]:
         """What belongs to queries, in the rows of documents."""
-        return x if self.query_grid is None else self.query_grid.scatter(x)
+        if self.query_grid is None:
+            return x
+        return self.query_grid.scatter(x)
 
     def gather(self, y: Float[Tensor, "n h m f"]) -> Float[Tensor, "b h l f"]:
         """The inverse of `queries`; zeros for padding."""
-        return y if self.query_grid is None else self.query_grid.gather(y, self.length)
+        if self.query_grid is None:
+            return y
+        return self.query_grid.gather(y, self.length)
 
 
 def document_rows(query_positions: TokenPositions, key_positions: TokenPositions, length: int) -> DocumentRows:
     """The rows of documents whose last `length` tokens in each row of the call are queries."""
-    query_layout, key_layout = query_positions.layout, key_positions.layout
+    query_layout = query_positions.layout
+    key_layout = key_positions.layout
     device = query_positions.position_ids.device
     if isinstance(query_layout, ContiguousLayout) and key_layout == ContiguousLayout():
         start = query_layout.start
@@ -55,7 +62,8 @@ def document_rows(query_positions: TokenPositions, key_positions: TokenPositions
         return DocumentRows(keys, keys, torch.arange(columns, device=device)[None], length, is_whole=True)
     slots = keys.slots[:, keys.slots.shape[1] - length :]
     valid = slots < rows * columns
-    row, position = (slots // columns).clamp(max=rows - 1), slots % columns
+    row = (slots // columns).clamp(max=rows - 1)
+    position = slots % columns
     first = torch.full((rows,), columns, device=device).scatter_reduce(0, row[valid], position[valid], "amin")
     queries = make_grid(row, position - first[row], valid, rows)
     positions = first[:, None] + torch.arange(queries.present.shape[1], device=device)

@@ -7,7 +7,8 @@ def edit_distance(sequence: Sequence[object], reference: Sequence[object]) -> in
     """The least number of items to insert, delete or replace to turn one into the other (Levenshtein 1966)."""
     distances = list(range(len(reference) + 1))
     for row, item in enumerate(sequence, 1):
-        diagonal, distances[0] = distances[0], row
+        diagonal = distances[0]
+        distances[0] = row
         for column, other in enumerate(reference, 1):
             replaced = diagonal + (item != other)
             diagonal = distances[column]

@@ -107,7 +107,8 @@ def dispatch_in_blocks(
 
     With no more assignments than experts, as in decoding, each is a block."""
     assigned = experts.flatten()
-    pairs, size = len(assigned), -(-len(assigned) // num_experts)
+    pairs = len(assigned)
+    size = -(-len(assigned) // num_experts)
     blocks = min(pairs, (pairs + num_experts * (size - 1)) // size)
     # what is not carried out is sorted last, and has no slot
     keys = assigned.where(assigned >= 0, num_experts)

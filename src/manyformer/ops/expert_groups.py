@@ -52,7 +52,9 @@ class CountedGroups(ExpertGroups):
         parts = zip(torch.split(x, self.counts), weights, biases, self.counts, strict=True)
         outputs = [F.linear(rows, weight, bias) for rows, weight, bias, count in parts if count]
         # no row at all: a product without rows, so that the result depends on the weights like any other
-        return torch.cat(outputs) if outputs else F.linear(x, weights[0], biases[0])
+        if outputs:
+            return torch.cat(outputs)
+        return F.linear(x, weights[0], biases[0])
 
 
 @final
@@ -70,12 +72,17 @@ class GroupedRows(ExpertGroups):
     ) -> Float[Tensor, "n o"]:
         x, weight, bias = _cast_by_autocast(x, weight, bias)
         y = F.grouped_mm(x, weight.mT, offs=self.ends)
-        return y if bias is None else y + bias.index_select(0, self.experts)
+        if bias is None:
+            return y
+        return y + bias.index_select(0, self.experts)
 
     @staticmethod
     def can_project(x: Tensor, weights: Sequence[Tensor]) -> bool:
         """Whether torch has a kernel for such rows and weights that reads nothing; its other ways loop on the host."""
-        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+        if torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)
+        else:
+            dtype = x.dtype
         if dtype != torch.bfloat16 or device_kind(x.device).capability(x.device) < GROUPED_CAPABILITY:
             return False
         return all(side % GROUPED_ALIGNMENT == 0 for weight in weights for side in weight.shape[1:])
@@ -113,7 +120,9 @@ class _BlockProduct(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, experts = ctx.saved_tensors
-        grad_x = grad @ weight.index_select(0, experts) if ctx.needs_input_grad[0] else None
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_x = grad @ weight.index_select(0, experts)
         grad_weight = None
         if ctx.needs_input_grad[1]:
             grad_weight = torch.zeros_like(weight).index_add_(0, experts, grad.mT @ x)

@@ -93,10 +93,14 @@ def is_installed() -> bool:
 def operator_name(decay_dim: int | None, *, corrects: bool) -> str:
     """The operator for decays of so many channels (None: no decay), with the delta rule or without."""
     if not corrects:
-        return "chunk_gla" if decay_dim is not None and decay_dim > 1 else "chunk_simple_gla"
+        if decay_dim is not None and decay_dim > 1:
+            return "chunk_gla"
+        return "chunk_simple_gla"
     if decay_dim is None:
         return "chunk_delta_rule"
-    return "chunk_gated_delta_rule" if decay_dim == 1 else "chunk_kda"
+    if decay_dim == 1:
+        return "chunk_gated_delta_rule"
+    return "chunk_kda"
 
 
 def load_operator(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -145,7 +149,8 @@ def document_starts(run: Int[Tensor, "b l"]) -> DocumentStarts:
     rows, length = run.shape
     begins = F.pad(run.diff(dim=1) != 0, (1, 0), value=True)
     offsets = begins.flatten().nonzero()[:, 0]
-    row_of_run, count = offsets // length, begins.sum(1)
+    row_of_run = offsets // length
+    count = begins.sum(1)
     continues = (run.flatten()[offsets] == 0) & (offsets % length == 0)
     return DocumentStarts(
         F.pad(offsets, (0, 1), value=rows * length), continues.float(), row_of_run, count.cumsum(0) - 1

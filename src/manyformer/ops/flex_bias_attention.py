@@ -54,7 +54,8 @@ def flex_bias_attention(
     """Softmax of scale q_i k_j + terms[i, r_ij] over keys j; row 0 of the terms is for keys at least `back` before."""
     blocks = None
     if query_offset.causal:
-        starts, lengths = (query_offset.offset, 0), (q.shape[2], k.shape[2])
+        starts = (query_offset.offset, 0)
+        lengths = (q.shape[2], k.shape[2])
         blocks = contiguous_block_mask(CAUSAL, q.shape[1], starts, lengths, q.device)
     modify_score = score_mod(terms.expand(-1, q.shape[1], -1, -1), back, ahead, query_offset.offset)
     return fused_flex_attention(q, k, v, score_mod=modify_score, block_mask=blocks, scale=scale)

@@ -33,7 +33,8 @@ MAX_COMPILED_MASKS = 64
 
 def block_mask(mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int) -> BlockMask:
     """The 128 x 128 blocks that are partly visible and those that are fully visible; cached like plans."""
-    query_layout, key_layout = query_positions.layout, key_positions.layout
+    query_layout = query_positions.layout
+    key_layout = key_positions.layout
     if (
         isinstance(query_layout, ContiguousLayout)
         and isinstance(key_layout, ContiguousLayout)
@@ -78,10 +79,12 @@ def _token_block_mask(
     mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int
 ) -> BlockMask:
     """The block mask of tokens whose positions and documents only tensors know."""
-    queries, keys = _seen_by_masks(query_positions), _seen_by_masks(key_positions)
+    queries = _seen_by_masks(query_positions)
+    keys = _seen_by_masks(key_positions)
 
     def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        query, key = _token_at(queries, b, q), _token_at(keys, b, k)
+        query = _token_at(queries, b, q)
+        key = _token_at(keys, b, k)
         same_document = (query.segment_ids == key.segment_ids) & (key.segment_ids != PADDING_SEGMENT)
         return same_document & _visible(mask, heads, h, query, key)
 
@@ -103,7 +106,8 @@ def _token_at(positions: TokenPositions, row: Tensor, column: Tensor) -> TokenPo
             return None
         return field[row if field.shape[0] > 1 else torch.zeros_like(row), column]
 
-    position_ids, segment_ids = entry(positions.position_ids), entry(positions.segment_ids)
+    position_ids = entry(positions.position_ids)
+    segment_ids = entry(positions.segment_ids)
     assert position_ids is not None
     assert segment_ids is not None
     return TokenPositions(position_ids, segment_ids, roles=entry(positions.roles), part_ids=entry(positions.part_ids))
@@ -128,7 +132,8 @@ def _assemble_block_mask(
 ) -> BlockMask:
     q, k = (_bounds_of_blocks(positions, mask.periods) for positions in (query_positions, key_positions))
     # every block of queries meets every block of keys
-    q, k = q.select((..., None)), k.select((..., None, slice(None)))
+    q = q.select((..., None))
+    k = k.select((..., None, slice(None)))
     pair = q.in_shared_documents(k), k.in_shared_documents(q)
     in_document = IN_DOCUMENT.bounds(*pair)
     by_head = [mask.bounds_in_head(head, *pair).both(in_document) for head in range(heads if mask.per_head else 1)]
@@ -167,7 +172,8 @@ class BlockBounds(NamedTuple):
 
     def in_shared_documents(self, right: "BlockBounds") -> TokenBounds:
         """Bounds of the tokens whose document may have tokens in the other block, too."""
-        (low, high), (other_low, other_high) = self.tokens.segments, right.tokens.segments
+        low, high = self.tokens.segments
+        other_low, other_high = right.tokens.segments
         first, last = (
             torch.where(other_high == low, of_lowest, torch.where(other_low == high, of_highest, of_all))
             for of_all, of_lowest, of_highest in zip(self.tokens[:2], self.lowest, self.highest, strict=True)
@@ -177,10 +183,12 @@ class BlockBounds(NamedTuple):
 
 def _bounds_of_blocks(positions: TokenPositions, periods: frozenset[int]) -> BlockBounds:
     """Bounds of each block of each row; the last one may be shorter."""
-    length, device = positions.position_ids.shape[1], positions.position_ids.device
+    length = positions.position_ids.shape[1]
+    device = positions.position_ids.device
     padded = -(-length // BLOCK) * BLOCK
     index = torch.arange(padded, device=device).clamp(max=length - 1).view(-1, BLOCK)
-    segment_ids, position_ids = positions.segment_ids[:, index], positions.position_ids[:, index]
+    segment_ids = positions.segment_ids[:, index]
+    position_ids = positions.position_ids[:, index]
     is_padding = segment_ids == PADDING_SEGMENT
     lowest = segment_ids.masked_fill(is_padding, UNREACHED).amin(-1)
     highest = segment_ids.amax(-1)

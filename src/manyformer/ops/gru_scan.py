@@ -111,9 +111,13 @@ def _steps(
     size = state.shape[-1]
     for i, x in enumerate(token_inputs.unbind(1)):
         if resets is not None:
-            start_state = state.new_zeros(()) if resets.starts is None else resets.starts[:, i]
+            if resets.starts is None:
+                start_state = state.new_zeros(())
+            else:
+                start_state = resets.starts[:, i]
             state = torch.where(resets.reset[i, :, None], start_state, state)
-        query, weights = None, None
+        query = None
+        weights = None
         if attention is not None:
             query = state[0] @ attention.query
             weights = _attention_weights(attention, query, i, scratch)
@@ -154,11 +158,16 @@ class _GRUScan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         token_inputs, gates, candidate, state = arguments[:4]
-        attention, resets = _attention_of(arguments), _resets_of(arguments)
-        scratch = None if attention is None else torch.empty_like(attention.keys)
+        attention = _attention_of(arguments)
+        resets = _resets_of(arguments)
+        scratch = None
+        if attention is not None:
+            scratch = torch.empty_like(attention.keys)
         steps = list(_steps(token_inputs, gates, candidate, state, attention, resets, scratch))
         gate_values, candidates = (torch.stack(x, 1) for x in zip(*((step.gates, step.candidate) for step in steps)))
-        queries = None if attention is None else torch.stack([step.query for step in steps if step.query is not None])
+        queries = None
+        if attention is not None:
+            queries = torch.stack([step.query for step in steps if step.query is not None])
         result = _stack_steps(steps)
         ctx.save_for_backward(*arguments, result.states_in, gate_values, candidates, queries, result.weights)
         ctx.set_materialize_grads(False)
@@ -167,8 +176,10 @@ class _GRUScan(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        arguments, saved = ctx.saved_tensors[:12], ctx.saved_tensors[12:]
-        attention, resets = _attention_of(arguments), _resets_of(arguments)
+        arguments = ctx.saved_tensors[:12]
+        saved = ctx.saved_tensors[12:]
+        attention = _attention_of(arguments)
+        resets = _resets_of(arguments)
         token_inputs, gates, candidate, state = arguments[:4]
         states_in, gate_values, candidates, queries, weights = saved
         attention_gradient: _AttentionGradient | None = None
@@ -176,11 +187,16 @@ class _GRUScan(torch.autograd.Function):
         if attention is not None:
             attention_gradient = _AttentionGradient(attention, queries, weights, output_grads[2])
         grad_inputs = torch.empty_like(token_inputs)
-        grad_starts = None if resets is None or resets.starts is None else torch.zeros_like(resets.starts)
+        if resets is None or resets.starts is None:
+            grad_starts = None
+        else:
+            grad_starts = torch.zeros_like(resets.starts)
         grad_state = torch.zeros_like(state)
         for i in reversed(range(token_inputs.shape[1])):
-            grad_state = grad_state if output_grads[1] is None else grad_state + output_grads[1][:, i]
-            state_in, skipped_grad = states_in[:, i], None
+            if output_grads[1] is not None:
+                grad_state = grad_state + output_grads[1][:, i]
+            state_in = states_in[:, i]
+            skipped_grad = None
             if resets is not None and resets.valid is not None:
                 skipped_grad = grad_state.masked_fill(resets.valid[i, :, None], 0.0)
                 grad_state = grad_state - skipped_grad
@@ -198,7 +214,8 @@ class _GRUScan(torch.autograd.Function):
                 if grad_starts is not None:
                     grad_starts[:, i] = grad_state.masked_fill(~is_reset, 0.0)
                 grad_state = grad_state.masked_fill(is_reset, 0.0)
-        flat_states, flat_grads = states_in.flatten(1, 2), grad_inputs.flatten(1, 2)
+        flat_states = states_in.flatten(1, 2)
+        flat_grads = grad_inputs.flatten(1, 2)
         size = state.shape[-1]
         grad_gates = flat_states.mT @ flat_grads[..., : 2 * size]
         grad_candidate = (gate_values[..., size:] * states_in).flatten(1, 2).mT @ flat_grads[..., 2 * size :]
@@ -217,7 +234,8 @@ def _backward_step(
 ) -> Tensor:
     """Gradient of a step's input state through interpolation and candidate; writes those of x to `grad_inputs`."""
     size = state_in.shape[-1]
-    update, reset = gate_values[..., :size], gate_values[..., size:]
+    update = gate_values[..., :size]
+    reset = gate_values[..., size:]
     grad_new = grad_state * update
     torch.addcmul(grad_new, grad_new * candidate_values, candidate_values, value=-1, out=grad_inputs[..., 2 * size :])
     grad_reset_state = grad_inputs[..., 2 * size :] @ candidate.mT
@@ -231,7 +249,10 @@ class _AttentionGradient:
     """Gradient of the attention: `state_gradient` for each step in reverse, then `shared_gradients` over all steps."""
 
     def __init__(self, attention: StepAttention, queries: Tensor, weights: Tensor, weight_grads: Tensor | None) -> None:
-        self.attention, self.queries, self.weights, self.weight_grads = attention, queries, weights, weight_grads
+        self.attention = attention
+        self.queries = queries
+        self.weights = weights
+        self.weight_grads = weight_grads
         self.grad_queries = torch.empty_like(queries)
         self.grad_energy = torch.zeros_like(attention.energy)
         self.grad_scores = torch.zeros_like(attention.keys[..., 0])
@@ -240,9 +261,11 @@ class _AttentionGradient:
 
     def state_gradient(self, i: int, grad_inputs: Float[Tensor, "b i"]) -> Float[Tensor, "b n"]:
         """Gradient of the state before step i, where `grad_inputs` is that of the attention's output."""
-        attention, weights = self.attention, self.weights[i]
+        attention = self.attention
+        weights = self.weights[i]
         grad_score = (attention.values @ grad_inputs[:, :, None])[..., 0]
-        grad_score = grad_score if self.weight_grads is None else grad_score + self.weight_grads[i]
+        if self.weight_grads is not None:
+            grad_score = grad_score + self.weight_grads[i]
         grad_score = weights * (grad_score - (weights * grad_score).sum(-1, keepdim=True))
         pairs = _pair_features(attention, self.queries[i], self.scratch)
         self.grad_energy += pairs.flatten(0, 1).mT @ grad_score.flatten()
@@ -264,8 +287,12 @@ class _AttentionGradient:
 
 
 def _attention_of(arguments: tuple[Any, ...]) -> StepAttention | None:
-    return None if arguments[4] is None else StepAttention(*arguments[4:9])
+    if arguments[4] is None:
+        return None
+    return StepAttention(*arguments[4:9])
 
 
 def _resets_of(arguments: tuple[Any, ...]) -> StateResets | None:
-    return None if arguments[9] is None else StateResets(*arguments[9:12])
+    if arguments[9] is None:
+        return None
+    return StateResets(*arguments[9:12])

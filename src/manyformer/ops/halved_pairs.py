@@ -28,7 +28,9 @@ def halved_pairs(
     if missing:
         rows, columns, decay = (F.pad(x, (0, 0, 0, missing)) for x in (rows, columns, decay))
     pairs: Tensor = _HalvedPairs.apply(rows, columns, decay, lag)  # type: ignore[no-untyped-call]
-    return pairs[..., :length, :length] if missing else pairs
+    if missing:
+        return pairs[..., :length, :length]
+    return pairs
 
 
 class _Halves(NamedTuple):
@@ -80,12 +82,15 @@ class _HalvedPairs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dpairs: Tensor) -> tuple[Tensor | None, ...]:
         rows, columns, decay = ctx.saved_tensors
-        lag, length = ctx.lag, rows.shape[-2]
+        lag = ctx.lag
+        length = rows.shape[-2]
         if lag:
-            drows, dcolumns = torch.zeros_like(rows), torch.zeros_like(columns)
+            drows = torch.zeros_like(rows)
+            dcolumns = torch.zeros_like(columns)
         else:
             diagonal = dpairs.diagonal(dim1=-2, dim2=-1)[..., None]
-            drows, dcolumns = diagonal * columns, diagonal * rows
+            drows = diagonal * columns
+            dcolumns = diagonal * rows
         ddecay = torch.zeros_like(decay)
         size = 1
         while size < length:

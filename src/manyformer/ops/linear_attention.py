@@ -75,8 +75,14 @@ def chunked(
     chunk = min(chunk, length)
     if padding := -length % chunk:
         a, c, v = (torch.nn.functional.pad(x, (0, 0, 0, padding)) for x in (a, c, v))
-        decay = None if decay is None else torch.nn.functional.pad(decay, (0, 0, 0, padding))
-        run = None if run is None else torch.cat([run, run[:, -1:].expand(-1, padding)], dim=1)
+        if decay is None:
+            decay = None
+        else:
+            decay = torch.nn.functional.pad(decay, (0, 0, 0, padding))
+        if run is None:
+            run = None
+        else:
+            run = torch.cat([run, run[:, -1:].expand(-1, padding)], dim=1)
     memory = zero_memory(c, v) if memory is None else memory
     scalar_decay = None if decay is None else decay[..., 0]
     y, memory = _ChunkedLinearAttention.apply(a, c, v, scalar_decay, run, memory, chunk)  # type: ignore[no-untyped-call]
@@ -152,7 +158,10 @@ def _chunk_gates(decay: Tensor | None, run: Tensor | None, chunk: int, like: Ten
         last = run[..., -1:]
         pairs = (run[..., :, None] == run[..., None, :]).tril()
         same = [pairs, (run == previous)[..., None], (run == last)[..., None], (last == previous)[..., None]]
-        parts = [p * s for p, s in zip(parts, same)] if parts else [s.to(like.dtype) for s in same]
+        if parts:
+            parts = [p * s for p, s in zip(parts, same)]
+        else:
+            parts = [s.to(like.dtype) for s in same]
     return _ChunkGates(*parts)
 
 
@@ -179,7 +188,8 @@ class _ChunkedLinearAttention(torch.autograd.Function):
         a, c, v, decay, run, pairs, memories = ctx.saved_tensors
         dy, dlast = grads
         dy = torch.zeros_like(v) if dy is None else dy
-        dlast = torch.zeros_like(memories[:, :, 0]) if dlast is None else dlast
+        if dlast is None:
+            dlast = torch.zeros_like(memories[:, :, 0])
         gates = _chunk_gates(decay, run, ctx.chunk, a)
         A, C, V, dY = (x.unflatten(2, (-1, ctx.chunk)) for x in (a, c, v, dy))
         entered = _apply_gate(dY, gates.enter)
@@ -187,7 +197,9 @@ class _ChunkedLinearAttention(torch.autograd.Function):
         grad_memories, dmemory = _sum_over_chunks(A.mT @ entered, dlast, gates, order)
         dpairs = dY @ V.mT
         # most decays are constants
-        dsums = gradient_of_sums(pairs * dpairs) if ctx.needs_input_grad[3] else None
+        dsums = None
+        if ctx.needs_input_grad[3]:
+            dsums = gradient_of_sums(pairs * dpairs)
         dpairs = _apply_pair_gate(dpairs, gates)
         da = entered @ memories.mT
         del entered
@@ -195,7 +207,9 @@ class _ChunkedLinearAttention(torch.autograd.Function):
             dsums += (A * da).sum(-1, keepdim=True)
         da = _add_product(dpairs, C, da).flatten(2, 3)
         dc = _apply_gate(V, gates.leave) @ grad_memories.mT
-        dleaving = None if dsums is None else (C * dc).sum(-1, keepdim=True)
+        dleaving = None
+        if dsums is not None:
+            dleaving = (C * dc).sum(-1, keepdim=True)
         dc = _add_product(dpairs.mT, A, dc).flatten(2, 3)
         dv = _add_product(pairs.mT, dY, _apply_gate_in_place(C @ grad_memories, gates.leave)).flatten(2, 3)
         ddecay = None
@@ -208,7 +222,9 @@ class _ChunkedLinearAttention(torch.autograd.Function):
 
 def _apply_pair_gate(pairs: Tensor, gates: _ChunkGates) -> Tensor:
     """Products of all pairs within a chunk, times their decay and causal mask, in place."""
-    return pairs.tril_() if gates.inside is None else pairs.mul_(gates.inside)
+    if gates.inside is None:
+        return pairs.tril_()
+    return pairs.mul_(gates.inside)
 
 
 def _add_product(pairs: Tensor, x: Tensor, added: Tensor) -> Tensor:
@@ -219,12 +235,16 @@ def _add_product(pairs: Tensor, x: Tensor, added: Tensor) -> Tensor:
 
 
 def _apply_gate(x: Tensor, gate: Tensor | None) -> Tensor:
-    return x if gate is None else x * gate
+    if gate is None:
+        return x
+    return x * gate
 
 
 def _apply_gate_in_place(x: Tensor, gate: Tensor | None) -> Tensor:
     """`_apply_gate` for what is not needed without the gate."""
-    return x if gate is None else x.mul_(gate)
+    if gate is None:
+        return x
+    return x.mul_(gate)
 
 
 def _sum_over_chunks(sums: Tensor, memory: Tensor, gates: _ChunkGates, order: Iterable[int]) -> tuple[Tensor, Tensor]:
@@ -235,7 +255,10 @@ def _sum_over_chunks(sums: Tensor, memory: Tensor, gates: _ChunkGates, order: It
     # a loop over chunks: on a CPU half the time of torch's cumsum, which also has no decay
     for i in order:
         chunk_sum = sums[:, :, i]
-        total = chunk_sum + memory if gates.keep is None else torch.addcmul(chunk_sum, memory, gates.keep[:, :, i])
+        if gates.keep is None:
+            total = chunk_sum + memory
+        else:
+            total = torch.addcmul(chunk_sum, memory, gates.keep[:, :, i])
         chunk_sum.copy_(memory)
         memory = total
     return sums, memory

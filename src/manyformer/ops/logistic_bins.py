@@ -30,8 +30,10 @@ def log_level(
     mean: Float[Tensor, "*b k"], log_scale: Float[Tensor, "*b k"], level: Int[Tensor, "*b"], levels: int
 ) -> Float[Tensor, "*b k"]:
     """The log-probability of one level for each row, as training needs it."""
-    number, rate = level[..., None].to(mean.dtype), torch.exp(-log_scale)
-    lowest, highest = number == 0, number == levels - 1
+    number = level[..., None].to(mean.dtype)
+    rate = torch.exp(-log_scale)
+    lowest = number == 0
+    highest = number == levels - 1
     below = F.logsigmoid((_upper_edge(number, levels) - mean) * rate).masked_fill(highest, 0.0)
     above = F.logsigmoid((mean - _upper_edge(number - 1, levels)) * rate).masked_fill(lowest, 0.0)
     return below + above + _log_bin_width(log_scale, levels).masked_fill(lowest | highest, 0.0)

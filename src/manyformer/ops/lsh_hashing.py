@@ -31,7 +31,8 @@ def rotations(
 
     Drawn from the normal distribution, as in the released code: only approximately rotations.
     """
-    base_seed, directions = counter_random.splitmix64(seed), []
+    base_seed = counter_random.splitmix64(seed)
+    directions = []
     for number, factor in enumerate(factors):
         directions.append(counter_random.counter_normal(base_seed + number, rounds, heads, head_dim, factor // 2))
     return tuple(directions)
@@ -44,7 +45,8 @@ def buckets(
 
     With two rotations, the second counts in units of the first one's buckets.
     """
-    bucket, unit = None, 1
+    bucket = None
+    unit = 1
     for directions in rotations:
         rotated = torch.einsum("bhle,rhef->rbhlf", x, directions.to(x.dtype))
         nearest = rotated.abs().argmax(-1, keepdim=True)

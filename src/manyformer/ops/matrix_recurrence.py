@@ -55,7 +55,8 @@ def recurrent(
 ) -> RecurrenceResult:
     """The definition: a loop over tokens, also used for decoding; `strength` (b) selects the delta rule."""
     memory = zero_memory(k, v) if memory is None else memory
-    outputs, current = [], 0
+    outputs = []
+    current = 0
     for i in range(q.shape[2]):
         if run is not None:
             same = run[:, i] == (run[:, i - 1] if i else current)
@@ -90,25 +91,33 @@ def chunked(
     """Chunks in parallel: what they write is an affine function of the memory before them, and a loop composes these.
 
     Within a chunk the corrections of all tokens solve one triangular system (`corrected_chunks`)."""
-    length, memory = q.shape[2], zero_memory(k, v) if memory is None else memory
+    length = q.shape[2]
+    memory = zero_memory(k, v) if memory is None else memory
     if removal is not None and decay is not None:
         decay = decay.expand_as(k)
     chunk, is_exact = _select_chunk(min(chunk, length), decay)
     queries, keys, values = (_split_chunks(x, chunk) for x in (q, k, v))
-    decays = None if decay is None else _split_chunks(decay, chunk)
+    decays = None
+    if decay is not None:
+        decays = _split_chunks(decay, chunk)
     runs = None if run is None else _split_runs(run, chunk)
     if strength is not None:
         b = _split_chunks(strength[..., None], chunk)
         chunks = decayed_chunks([queries, b * keys], [keys], decays, runs, is_exact=is_exact)
-        (rows, readers), (entered, entered_readers), (columns,) = chunks.rows, chunks.entered, chunks.columns
-        system, query_pairs = chunks.system(readers, columns), chunks.pairs(rows, columns)
-        left, retention = chunks.leave(columns), chunks.retention
+        rows, readers = chunks.rows
+        entered, entered_readers = chunks.entered
+        (columns,) = chunks.columns
+        system = chunks.system(readers, columns)
+        query_pairs = chunks.pairs(rows, columns)
+        left = chunks.leave(columns)
+        retention = chunks.retention
         terms = CorrectedChunks(system, b * values, -entered_readers, query_pairs, entered, left, retention)
         y, memory = compose_corrected_chunks(terms, memory)
     elif removal is not None:
         w, u = (_split_chunks(x, chunk) for x in removal)
         chunks = decayed_chunks([queries], [keys, u], decays, runs, is_exact=is_exact, early_readers=[w])
-        (entered, entered_readers), (columns, removed) = chunks.entered, chunks.columns
+        entered, entered_readers = chunks.entered
+        columns, removed = chunks.columns
         blocks = chunks.pair_blocks()
         terms = CorrectedChunks(
             blocks.system,
@@ -124,7 +133,9 @@ def chunked(
         y = y + blocks.queries_of_keys @ values
     else:
         chunks = decayed_chunks([queries], [keys], decays, runs, is_exact=is_exact)
-        (rows,), (entered,), (columns,) = chunks.rows, chunks.entered, chunks.columns
+        (rows,) = chunks.rows
+        (entered,) = chunks.entered
+        (columns,) = chunks.columns
         memories, memory = _compose(chunks.leave(columns).mT @ values, chunks.retention, memory)
         y = chunks.pairs(rows, columns) @ values + entered @ memories
     return RecurrenceResult(y.flatten(2, 3)[:, :, :length], memory)
@@ -142,7 +153,10 @@ def _split_chunks(x: Float[Tensor, "b h l e"], chunk: int) -> Float[Tensor, "b h
 
 
 def _view_chunks(x: Float[Tensor, "b h l e"], chunk: int) -> Float[Tensor, "b h n c e"]:
-    padded = F.pad(x, (0, 0, 0, -x.shape[2] % chunk)) if x.shape[2] % chunk else x
+    if x.shape[2] % chunk:
+        padded = F.pad(x, (0, 0, 0, -x.shape[2] % chunk))
+    else:
+        padded = x
     return padded.unflatten(2, (-1, chunk))  # type: ignore[no-untyped-call,no-any-return]
 
 
@@ -171,7 +185,8 @@ def _compose(
     additions: Float[Tensor, "b h n r f"], retention: Float[Tensor, "b #h n #r 1"] | None, memory: Tensor
 ) -> tuple[Float[Tensor, "b h n r f"], Float[Tensor, "b h r f"]]:
     """The memories before each chunk, S_(n+1) = retention_n S_n + additions_n, and the last one."""
-    retention = additions.new_ones(()).expand(*additions.shape[:3], 1, 1) if retention is None else retention
+    if retention is None:
+        retention = additions.new_ones(()).expand(*additions.shape[:3], 1, 1)
     memories, last = _ComposeChunks.apply(additions, retention, memory)  # type: ignore[no-untyped-call]
     return memories, last
 
@@ -194,5 +209,7 @@ class _ComposeChunks(torch.autograd.Function):
         for i in reversed(range(memories.shape[2])):
             dadditions[:, :, i] = dlast
             dlast = torch.addcmul(dmemories[:, :, i], dlast, retention[:, :, i])
-        dretention = (dadditions * memories).sum_to_size(retention.shape) if ctx.needs_input_grad[1] else None
+        dretention = None
+        if ctx.needs_input_grad[1]:
+            dretention = (dadditions * memories).sum_to_size(retention.shape)
         return dadditions, dretention, dlast

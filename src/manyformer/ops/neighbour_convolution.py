@@ -59,7 +59,8 @@ def convolve_neighbours(
         ids = (torch.cat([old[:, 1:], new.expand(len(x), 1)], 1) for old, new in zip(state[1:], positions[:2]))
         return (near * weight).sum(1, keepdim=True), ConvolutionTokens(near[:, 1:], *ids)
     position_ids, segment_ids = (ids.expand(x.shape[:2]) for ids in positions[:2])
-    tokens, order = ConvolutionTokens(x, position_ids, segment_ids), None
+    tokens = ConvolutionTokens(x, position_ids, segment_ids)
+    order = None
     is_aligned = isinstance(positions.layout, AlignedLayout) and (state is None or x.shape[1] == 1)
     if not is_aligned and not isinstance(positions.layout, ContiguousLayout):
         # padding must neither separate tokens of a document nor precede the last ones of a row: move it to the end
@@ -80,12 +81,14 @@ def _convolve_tokens(
     tokens: ConvolutionTokens, context: ConvolutionTokens, weight: Float[Tensor, "n d"], first_offset: int
 ) -> Float[Tensor, "b l d"]:
     """The convolution at `tokens`, which are the last columns of `context`, found by position ids, tap by tap."""
-    x, length = context.x, tokens.x.shape[1]
+    x = context.x
+    length = tokens.x.shape[1]
     prefix = x.shape[1] - length
     y = x.new_zeros(x.shape[0], length, x.shape[2])
     for tap, offset in enumerate(range(first_offset, first_offset + len(weight))):
         # columns [start, stop) are those of the neighbours of tokens `rows`
-        start, stop = max(0, prefix + offset), min(x.shape[1], prefix + offset + length)
+        start = max(0, prefix + offset)
+        stop = min(x.shape[1], prefix + offset + length)
         rows = slice(start - prefix - offset, stop - prefix - offset)
         if start < stop:
             is_next = context.position_ids[:, start:stop] == tokens.position_ids[:, rows] + offset

@@ -44,7 +44,8 @@ class _ReceiveState(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, ring: TokenRing, *like: Tensor) -> tuple[Tensor, ...]:
         tensors = ring.receive(like, ring.rank - 1)
-        ctx.ring, ctx.is_float = ring, [tensor.is_floating_point() for tensor in tensors]
+        ctx.ring = ring
+        ctx.is_float = [tensor.is_floating_point() for tensor in tensors]
         ctx.mark_non_differentiable(*(tensor for tensor in tensors if not tensor.is_floating_point()))
         return tuple(tensors)
 

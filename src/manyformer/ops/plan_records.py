@@ -90,7 +90,9 @@ class SparsePlan(NamedTuple):
 
     def describe(self) -> str:
         """One sentence on what is computed."""
-        group = self.rows[0][0] if self.rows and self.rows[0] else None
+        group = None
+        if self.rows and self.rows[0]:
+            group = self.rows[0][0]
         if group is None:
             return "nothing is visible"
         parts = " + ".join(_describe_part(part) for part in group.parts)

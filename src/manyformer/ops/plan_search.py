@@ -57,8 +57,10 @@ class PlanSearch:
     def __init__(
         self, query_positions: TokenPositions, key_positions: TokenPositions, sizes: tuple[int, ...], common: set[Mask]
     ) -> None:
-        self.query_positions, self.key_positions = query_positions, key_positions
-        self.sizes, self.common = sizes, common
+        self.query_positions = query_positions
+        self.key_positions = key_positions
+        self.sizes = sizes
+        self.common = common
         # all tokens of one document
         segment_ids = torch.cat([query_positions.segment_ids, key_positions.segment_ids])
         self.single_document = bool((segment_ids == segment_ids[0]).all())
@@ -75,7 +77,8 @@ class PlanSearch:
 
     def candidates(self, mask: Mask, parts: PartChoice) -> list[PlanCandidate]:
         """The non-empty parts of a mask, each without the pairs of earlier parts."""
-        terms, part_masks = mask.disjuncts(), []
+        terms = mask.disjuncts()
+        part_masks = []
         covered_terms: list[Mask] = []
         for part in parts:
             part_terms = [terms[number] for number in part]
@@ -96,28 +99,39 @@ class PlanSearch:
         tokens do not: later parts would keep almost all of their blocks.
         """
         num_tokens = min(int(_all_if_nearly_all(tokens).sum()) for tokens in self.reachable(term))
-        rank = num_tokens if num_tokens >= min(PAIR_RATES) else self.query_positions.position_ids.shape[0]
+        if num_tokens >= min(PAIR_RATES):
+            rank = num_tokens
+        else:
+            rank = self.query_positions.position_ids.shape[0]
         return term not in self.common, rank
 
     def _make_candidate(self, mask: Mask) -> PlanCandidate | None:
         """The candidate with the cheapest token order and block size; None where no pair is visible."""
-        query_positions, key_positions = self.query_positions, self.key_positions
+        query_positions = self.query_positions
+        key_positions = self.key_positions
         queries, keys = (
             _all_if_nearly_all(reachable & (positions.segment_ids != PADDING_SEGMENT))
             for reachable, positions in zip(self.reachable(mask), (query_positions, key_positions))
         )
         if not queries.any() or not keys.any():
             return None
-        segment_mask = mask if self.single_document else simplify_and(mask, SameDocument())
+        if self.single_document:
+            segment_mask = mask
+        else:
+            segment_mask = simplify_and(mask, SameDocument())
         cuts = itertools.product((None, *sorted(mask.periods)), self.sizes)
         arguments = segment_mask, query_positions, key_positions, queries, keys
         cheapest = min((_cover_candidate(*arguments, *cut) for cut in cuts), key=lambda candidate: candidate.cost)
-        return cheapest if len(cheapest.cover.rows) else None
+        if len(cheapest.cover.rows):
+            return cheapest
+        return None
 
 
 def _all_if_nearly_all(selected: Bool[Tensor, " l"]) -> Bool[Tensor, " l"]:
     """The mask `selected`, or all tokens where it selects almost all."""
-    return torch.ones_like(selected) if selected.sum() > CHOSEN * len(selected) else selected
+    if selected.sum() > CHOSEN * len(selected):
+        return torch.ones_like(selected)
+    return selected
 
 
 def _cover_candidate(

@@ -56,7 +56,8 @@ class _RingAttention(torch.autograd.Function):
         q, k, v, position_ids, segment_ids, mask, ring, scale = inputs
         y: Tensor = q.new_zeros(*q.shape[:3], v.shape[-1])
         lse = q.new_full(q.shape[:3], -torch.inf)
-        queries, block = TokenPositions(position_ids, segment_ids), [k, v, position_ids, segment_ids]
+        queries = TokenPositions(position_ids, segment_ids)
+        block = [k, v, position_ids, segment_ids]
         for step in range(ring.size):
             visible = _visible_pairs(mask, queries, TokenPositions(*block[2:]), q)
             if visible is not None:
@@ -64,7 +65,9 @@ class _RingAttention(torch.autograd.Function):
             if step + 1 < ring.size:
                 block = ring.pass_on(block)
         ctx.save_for_backward(q, k, v, position_ids, segment_ids, y, lse)
-        ctx.mask, ctx.ring, ctx.scale = mask, ring, scale
+        ctx.mask = mask
+        ctx.ring = ring
+        ctx.scale = scale
         return y
 
     @staticmethod
@@ -72,8 +75,10 @@ class _RingAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, position_ids, segment_ids, y, lse = ctx.saved_tensors
         # queries without keys get zero weights in every block
-        lse, grad_y = lse.masked_fill(lse == -torch.inf, torch.inf), grad_y.contiguous()
-        queries, grad_q = TokenPositions(position_ids, segment_ids), torch.zeros_like(q)
+        lse = lse.masked_fill(lse == -torch.inf, torch.inf)
+        grad_y = grad_y.contiguous()
+        queries = TokenPositions(position_ids, segment_ids)
+        grad_q = torch.zeros_like(q)
         block = [k, v, position_ids, segment_ids, torch.zeros_like(k), torch.zeros_like(v)]
         for _ in range(ctx.ring.size):
             visible = _visible_pairs(ctx.mask, queries, TokenPositions(*block[2:4]), q)

@@ -63,7 +63,8 @@ def _blocks(x: Float[Tensor, "b l d"]) -> Iterator[_Block]:
     """Blocks of which all taps are summed before they leave the caches of a CPU."""
     rows, length, channels = x.shape
     limit = block_elements(x)
-    row_step, step = max(1, limit // max(1, length * channels)), max(1, limit // max(1, channels))
+    row_step = max(1, limit // max(1, length * channels))
+    step = max(1, limit // max(1, channels))
     for row in range(0, rows, row_step):
         for start in range(0, length, step):
             yield _Block(slice(row, row + row_step), start, min(length, start + step))
@@ -91,4 +92,6 @@ def _sum_products(x: Float[Tensor, "b l d"], dy: Float[Tensor, "b l d"], shift: 
         _, tokens, shifted = block.overlap(x.shape[1], shift)
         block_x = x[block.rows, shifted]
         sums[: len(block_x), : block_x.shape[1]].addcmul_(block_x, dy[block.rows, tokens])
-    return x.new_zeros(x.shape[2]) if sums is None else sums.sum((0, 1))
+    if sums is None:
+        return x.new_zeros(x.shape[2])
+    return sums.sum((0, 1))

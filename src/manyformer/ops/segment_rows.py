@@ -38,12 +38,20 @@ class SegmentRows(NamedTuple):
 
     def shortened(self, length: int, segment: int) -> "SegmentRows":
         """The rows of a call of `length` tokens, where a single segment ends with the last token of the longest."""
-        used = self.offset + length if self.grid is None else self.grid.present.shape[1]
-        return self._replace(columns=used) if used <= segment else self
+        if self.grid is None:
+            used = self.offset + length
+        else:
+            used = self.grid.present.shape[1]
+        if used <= segment:
+            return self._replace(columns=used)
+        return self
 
     def scatter(self, x: Float[Tensor, "b g l e"]) -> Float[Tensor, "n g p e"]:
         """The tokens in the rows of documents, zeros elsewhere."""
-        y = F.pad(x, (0, 0, self.offset, 0)) if self.grid is None else self.grid.scatter(x)
+        if self.grid is None:
+            y = F.pad(x, (0, 0, self.offset, 0))
+        else:
+            y = self.grid.scatter(x)
         return F.pad(y, (0, 0, 0, self.columns - y.shape[2]))
 
     def gather(self, y: Float[Tensor, "n h p f"], length: int) -> Float[Tensor, "b h l f"]:
@@ -56,9 +64,12 @@ class SegmentRows(NamedTuple):
 def segment_rows(positions: TokenPositions, batch: int, length: int, segment: int) -> SegmentRows:
     """The rows of `batch` rows of `length` tokens, with a whole number of segments of `segment` tokens each."""
     if isinstance(positions.layout, ContiguousLayout):
-        start, device = positions.layout.start, positions.segment_ids.device
-        rows, offset = torch.arange(batch, device=device), start % segment
-        first, count = torch.full_like(rows, offset), torch.full_like(rows, length)
+        start = positions.layout.start
+        device = positions.segment_ids.device
+        rows = torch.arange(batch, device=device)
+        offset = start % segment
+        first = torch.full_like(rows, offset)
+        count = torch.full_like(rows, length)
         columns = -(-(offset + length) // segment) * segment
         return SegmentRows(None, offset, first, count, rows, torch.full_like(rows, start > 0).bool(), rows, columns)
     position_ids, segment_ids = (ids.expand(batch, -1) for ids in positions[:2])
@@ -66,9 +77,12 @@ def segment_rows(positions: TokenPositions, batch: int, length: int, segment: in
     layout = positions.layout
     # documents of a known layout begin here, each at position 0
     max_runs = max(layout.most_in_row if isinstance(layout, PackedLayout) else int(number.max()), 1)
-    longest = max(layout.longest, 1) if isinstance(layout, PackedLayout) else None
+    longest = None
+    if isinstance(layout, PackedLayout):
+        longest = max(layout.longest, 1)
     rows = torch.arange(batch, device=number.device)
-    line, documents = rows[:, None] * max_runs + (number - 1).clamp(min=0), batch * max_runs
+    line = rows[:, None] * max_runs + (number - 1).clamp(min=0)
+    documents = batch * max_runs
     # padding goes to one extra document, which is dropped
     document = torch.where(valid, line, documents).flatten()
     begin = position_ids.new_full((documents + 1,), torch.iinfo(torch.long).max)

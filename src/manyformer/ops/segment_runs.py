@@ -57,12 +57,14 @@ def decayed_running_max(
     if run is not None:
         is_first = (run != torch.nn.functional.pad(run[:, :-1], (1, 0)))[:, None]
         # what is before the first token of a run reaches none of its tokens
-        x, decay = torch.where(is_first, x.maximum(decay), x), decay.masked_fill(is_first, -torch.inf)
+        x = torch.where(is_first, x.maximum(decay), x)
+        decay = decay.masked_fill(is_first, -torch.inf)
     x = torch.cat([x[..., :1].maximum(initial[..., None] + decay[..., :1]), x[..., 1:]], dim=-1)
     # doubling: the maximum over the last 1, 2, 4, ... tokens, and the sum of their decays
     shift = 1
     while shift < x.shape[-1]:
         reached = torch.cat([x[..., :shift], x[..., shift:].maximum(x[..., :-shift] + decay[..., shift:])], dim=-1)
         decay = torch.cat([decay[..., :shift], decay[..., shift:] + decay[..., :-shift]], dim=-1)
-        x, shift = reached, 2 * shift
+        x = reached
+        shift = 2 * shift
     return x

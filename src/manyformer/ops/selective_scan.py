@@ -139,7 +139,10 @@ class _Rows(NamedTuple):
     ) -> "_Rows":
         """The rows at this slice of tensors whose first axis is that of rows."""
         by_time = _ScanTokens(*(part[rows].transpose(0, 1).contiguous() for part in tokens))
-        keep_mask = None if keep_mask is None else keep_mask[rows].mT[..., None, None]
+        if keep_mask is None:
+            keep_mask = None
+        else:
+            keep_mask = keep_mask[rows].mT[..., None, None]
         return cls(by_time, rates, keep_mask, chunk, scratch)
 
     @property
@@ -163,7 +166,8 @@ class _Rows(NamedTuple):
 
     def scan(self, memory: Float[Tensor, "b n s"]) -> tuple[Tensor, Tensor, list[Tensor]]:
         """The outputs, the last memory, and the memories before the chunks."""
-        y, initial = torch.empty_like(self.tokens.x), []
+        y = torch.empty_like(self.tokens.x)
+        initial = []
         for columns in self.chunks:
             initial.append(memory)
             part = self.chunk_at(columns, memory)
@@ -173,7 +177,8 @@ class _Rows(NamedTuple):
 
     def gradients(self, initial: Sequence[Tensor], dy: Tensor, dmemory: Tensor) -> tuple[Tensor, ...]:
         """The gradients of x, steps, writes, reads, rates, and of the memory before the first token."""
-        token_grads, drates = [torch.empty_like(part) for part in self.tokens], torch.zeros_like(self.rates)
+        token_grads = [torch.empty_like(part) for part in self.tokens]
+        drates = torch.zeros_like(self.rates)
         for columns, memory in reversed(list(zip(self.chunks, initial, strict=True))):
             part = self.chunk_at(columns, memory)
             dmemories, decayed = (self.scratch(name, *part.memories.shape) for name in ("dmemories", "decayed"))
@@ -202,20 +207,25 @@ class _SelectiveScan(torch.autograd.Function):
         row_groups: list[slice],
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        tokens, scratch = _ScanTokens(x, steps, writes, reads), ScratchBuffer(x)
+        tokens = _ScanTokens(x, steps, writes, reads)
+        scratch = ScratchBuffer(x)
         results = [_Rows.of(tokens, keep_mask, rows, rates, chunk, scratch).scan(memory[rows]) for rows in row_groups]
         outputs, memories, initial = zip(*results)
         ctx.save_for_backward(*tokens, rates, keep_mask, *itertools.chain(*initial))
-        ctx.row_groups, ctx.chunk = row_groups, chunk
+        ctx.row_groups = row_groups
+        ctx.chunk = chunk
         return torch.cat(outputs, 1).transpose(0, 1), torch.cat(memories)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, dmemory: Tensor) -> tuple[Tensor | None, ...]:
         x, steps, writes, reads, rates, keep_mask, *initial = ctx.saved_tensors
-        tokens, scratch, results = _ScanTokens(x, steps, writes, reads), ScratchBuffer(x), []
+        tokens = _ScanTokens(x, steps, writes, reads)
+        scratch = ScratchBuffer(x)
+        results = []
         for i, rows in enumerate(ctx.row_groups):
-            group, by_time = _Rows.of(tokens, keep_mask, rows, rates, ctx.chunk, scratch), dy[rows].transpose(0, 1)
+            group = _Rows.of(tokens, keep_mask, rows, rates, ctx.chunk, scratch)
+            by_time = dy[rows].transpose(0, 1)
             count = len(group.chunks)
             results.append(group.gradients(initial[i * count : (i + 1) * count], by_time, dmemory[rows]))
         *token_grads, drates, dmemories = zip(*results)

@@ -31,7 +31,9 @@ def balance(
         valid = earlier if valid is None else valid & earlier
 
     def mask_invalid(x: Tensor) -> Tensor:
-        return x if valid is None else x.masked_fill(~valid, MASK_BIAS)
+        if valid is None:
+            return x
+        return x.masked_fill(~valid, MASK_BIAS)
 
     x = mask_invalid(logits)
     x = mask_invalid(x - x.logsumexp(-1, keepdim=True))
@@ -61,7 +63,10 @@ def sinkhorn_attention(
     Queries may be those of the last blocks only. Keys and values of absent tokens are zeros. A slot that received only
     a share of present tokens is a key with that share of the weight.
     """
-    blocks, size, mask, bias = q.shape[2], q.shape[3], None, None
+    blocks = q.shape[2]
+    size = q.shape[3]
+    mask = None
+    bias = None
     if present is None:
         keys, values = (_pair_with_sorted(sort, x) for x in (k, v))
     else:
@@ -90,7 +95,8 @@ def sinkhorn_attention_reference(
     scale: float,
 ) -> Float[Tensor, "n h m c f"]:
     """The definition without absent tokens: a softmax over the sorted block and the block itself."""
-    size, ahead = q.shape[3], k.shape[2] - q.shape[2]
+    size = q.shape[3]
+    ahead = k.shape[2] - q.shape[2]
     ys = []
     for block in range(q.shape[2]):
         sorted_blocks = [torch.einsum("nhb,nhbce->nhce", sort[:, :, block], x) for x in (k, v)]
@@ -138,11 +144,15 @@ class _PairWithSorted(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, sort: Tensor, x: Tensor) -> Tensor:
-        (rows, heads, blocks, size, width), queries = x.shape, sort.shape[2]
+        rows, heads, blocks, size, width = x.shape
+        queries = sort.shape[2]
         y = x.new_empty(heads, rows, queries, 2, size, width)
         y[:, :, :, 0] = x[:, :, blocks - queries :].transpose(0, 1)
         own_blocks, sorted_blocks = y.flatten(4).flatten(0, 1).unbind(2)
-        all_blocks = own_blocks if queries == blocks else x.transpose(0, 1).reshape(heads * rows, blocks, -1)
+        if queries == blocks:
+            all_blocks = own_blocks
+        else:
+            all_blocks = x.transpose(0, 1).reshape(heads * rows, blocks, -1)
         weights = sort.transpose(0, 1).flatten(0, 1)
         torch.bmm(weights, all_blocks, out=sorted_blocks)
         ctx.save_for_backward(weights, all_blocks)
@@ -154,7 +164,8 @@ class _PairWithSorted(torch.autograd.Function):
         weights, all_blocks = ctx.saved_tensors
         rows, heads, queries, pair_size, width = grad_y.shape
         grad_own, grad_sorted = grad_y.transpose(0, 1).reshape(heads * rows, queries, 2, -1).unbind(2)
-        grad_sort, grad_x = torch.bmm(grad_sorted, all_blocks.mT), torch.bmm(weights.mT, grad_sorted)
+        grad_sort = torch.bmm(grad_sorted, all_blocks.mT)
+        grad_x = torch.bmm(weights.mT, grad_sorted)
         grad_x[:, -queries:] += grad_own
         grad_sort, grad_x = (x.view(heads, rows, *x.shape[1:]).transpose(0, 1) for x in (grad_sort, grad_x))
         return grad_sort, grad_x.view(*grad_x.shape[:3], pair_size // 2, width)

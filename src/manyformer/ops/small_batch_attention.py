@@ -38,7 +38,9 @@ def small_batch_attention(
     if q.device.type != "cpu":
         return sdpa_attention(q, k, v, scale=scale, mask=mask, bias=bias)
     compute_dtype = torch.promote_types(q.dtype, torch.float32)
-    mask_bias = None if mask is None else _mask_to_bias(mask, compute_dtype)
+    mask_bias = None
+    if mask is not None:
+        mask_bias = _mask_to_bias(mask, compute_dtype)
     bias = None if bias is None else bias.to(compute_dtype)
     y = _apply_attention(q.to(compute_dtype), k.to(compute_dtype), v.to(compute_dtype), mask_bias, bias, scale)
     return y.to(q.dtype)
@@ -54,7 +56,10 @@ def sdpa_attention(
     bias: Float[Tensor, "r #h s"] | None = None,
 ) -> Float[Tensor, "r h c f"]:
     """`small_batch_attention` by torch's `scaled_dot_product_attention`."""
-    mask_bias = torch.zeros((), dtype=q.dtype, device=q.device) if mask is None else _mask_to_bias(mask, q.dtype)
+    if mask is None:
+        mask_bias = torch.zeros((), dtype=q.dtype, device=q.device)
+    else:
+        mask_bias = _mask_to_bias(mask, q.dtype)
     if bias is not None:
         mask_bias = mask_bias + bias.detach().to(q.dtype)[:, :, None]
     y: Tensor = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_bias if mask_bias.dim() else None, scale=scale)
@@ -98,7 +103,10 @@ class _SmallBatchAttention(torch.autograd.Function):
         with autocast_disabled(q.device):
             for row_slice, head in runner.batch_slices():
                 call = runner.call(row_slice, head)
-                tile_weights = q.new_empty(call.shape) if saves_weights else runner.scratch("scores", *call.shape)
+                if saves_weights:
+                    tile_weights = q.new_empty(call.shape)
+                else:
+                    tile_weights = runner.scratch("scores", *call.shape)
                 tile_softmax.compute_weights(call, scale, runner.scratch("scores", *call.shape), tile_weights)
                 tile_y = runner.scratch("y", *call.shape[:2], v.shape[-1])
                 y[row_slice, head] = torch.bmm(tile_weights, call.v, out=tile_y)
@@ -112,13 +120,20 @@ class _SmallBatchAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, y, mask, bias, *saved = ctx.saved_tensors
-        runner = _BatchRunner(q, k, v) if saved else _BatchRunner(q, k, v, mask, bias)
-        delta, saved = (grad_y * y).sum(-1, keepdim=True), saved[::-1]
+        if saved:
+            runner = _BatchRunner(q, k, v)
+        else:
+            runner = _BatchRunner(q, k, v, mask, bias)
+        delta = (grad_y * y).sum(-1, keepdim=True)
+        saved = saved[::-1]
         grad_q, grad_k, grad_v = (torch.empty_like(x) for x in (q, k, v))
         with autocast_disabled(q.device):
             for row_slice, head in runner.batch_slices():
                 call = runner.call(row_slice, head)
-                tile_weights = saved.pop() if saved else tile_softmax.recompute_weights(call, ctx.scale, runner.scratch)
+                if saved:
+                    tile_weights = saved.pop()
+                else:
+                    tile_weights = tile_softmax.recompute_weights(call, ctx.scale, runner.scratch)
                 tile_grad_y = runner.contiguous("up", grad_y[row_slice, head])
                 output_gradient = OutputGradient(tile_grad_y, delta[row_slice, head])
                 tile_grads = [runner.scratch("to_q", *call.q.shape), grad_k[row_slice, head], grad_v[row_slice, head]]
@@ -133,10 +148,17 @@ class _BatchRunner:
     """Iterates over slices of rows of one call's tensors; mask and bias are not needed where weights were saved."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, bias: Tensor | None = None) -> None:
-        self.q, self.k, self.v, self.mask, self.bias = q, k, v, mask, bias
+        self.q = q
+        self.k = k
+        self.v = v
+        self.mask = mask
+        self.bias = bias
         self.scratch = ScratchBuffer(q)
         # often most rows have no bias
-        self.has_bias = [False] * len(q) if bias is None else (bias != 0).flatten(1).any(1).tolist()
+        if bias is None:
+            self.has_bias = [False] * len(q)
+        else:
+            self.has_bias = (bias != 0).flatten(1).any(1).tolist()
 
     def batch_slices(self) -> Iterator[tuple[slice, int]]:
         """Slices of rows for each head, and the head."""
@@ -157,4 +179,6 @@ class _BatchRunner:
 
     def contiguous(self, name: str, x: Float[Tensor, "r c e"]) -> Float[Tensor, "r c e"]:
         """`x` in contiguous memory: products of widely strided rows take longer than copying them."""
-        return x if x.is_contiguous() else self.scratch(name, *x.shape).copy_(x)
+        if x.is_contiguous():
+            return x
+        return self.scratch(name, *x.shape).copy_(x)

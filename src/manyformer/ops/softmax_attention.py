@@ -53,7 +53,8 @@ def fused_attention(
     """`torch.nn.functional.scaled_dot_product_attention`; `causal` aligns the first query with the first key.
 
     A query that sees no key gets zeros; a single query on a GPU must see one."""
-    width_gap, width = q.shape[-1] - v.shape[-1], v.shape[-1]
+    width_gap = q.shape[-1] - v.shape[-1]
+    width = v.shape[-1]
     # on a CPU torch materializes all pairs unless keys and values are equally wide; a single query has few; "meta"
     # tensors are used to estimate CPU costs
     if width_gap and q.device.type in ("cpu", "meta") and q.shape[2] > 1:
@@ -66,9 +67,12 @@ def fused_attention(
     y = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
-    y = y if has_key is None else y.masked_fill(~has_key, 0.0)
+    if has_key is not None:
+        y = y.masked_fill(~has_key, 0.0)
     padded = y.shape[-1] - width
-    return torch.split(y, [width, padded], dim=-1)[0] if padded else y
+    if padded:
+        return torch.split(y, [width, padded], dim=-1)[0]
+    return y
 
 
 def needs_a_key(q: Float[Tensor, "b h l e"]) -> bool:
@@ -88,7 +92,8 @@ def map_documents(
     All rows are concatenated and split into documents and gaps, because the gradient of one split is a single
     concatenation, where that of many slices would be as many tensors of full size.
     """
-    rows, length = q.shape[0], q.shape[2]
+    rows = q.shape[0]
+    length = q.shape[2]
     sizes, is_document = _document_cuts(layout, rows, length)
     parts = [torch.split(x.transpose(1, 2).flatten(0, 1), sizes) for x in (q, k, v)]
     width = (q.shape[1], v.shape[-1])
@@ -104,7 +109,9 @@ def map_documents(
 
 def _document_cuts(layout: PackedLayout, rows: int, length: int) -> tuple[list[int], list[bool]]:
     """Sizes of documents and of gaps between them in concatenated rows, and which of them are documents."""
-    sizes, is_document, offset = [], [], 0
+    sizes = []
+    is_document = []
+    offset = 0
     for row, begin, end in layout.documents:
         if gap := row * length + begin - offset:
             sizes.append(gap)

@@ -121,20 +121,24 @@ class _SpanAttention(torch.autograd.Function):
             unramped = scores.sub_(lse.masked_fill_(lse == -torch.inf, 0.0)).exp_()
             y = bands.band_weighted_sum(unramped * ramp, v, band)
         ctx.save_for_backward(q, k, v, ramp, table, unramped, y)
-        ctx.band, ctx.scale = band, scale
+        ctx.band = band
+        ctx.scale = scale
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> Any:
         q, k, v, ramp, table, unramped, y = ctx.saved_tensors
-        band, scale = ctx.band, ctx.scale
+        band = ctx.band
+        scale = ctx.scale
         with autocast_disabled(q.device):
             delta = (grad_y * y).sum(-1, keepdim=True)
             # gradient of each key's ramp factor; times that factor, the gradient of its score
             grad_ramp = unramped * (bands.band_products(grad_y, v, band) - delta)
-            grad_scores, weights = grad_ramp * ramp, unramped * ramp
-            grad_q, grad_table = bands.band_weighted_sum(grad_scores, k, band) * scale, None
+            grad_scores = grad_ramp * ramp
+            weights = unramped * ramp
+            grad_q = bands.band_weighted_sum(grad_scores, k, band) * scale
+            grad_table = None
             if table is not None:
                 grad_q = grad_q + grad_scores @ table
                 grad_table = torch.einsum("bhlr,bhle->hre", grad_scores, q).sum_to_size(table.shape)

@@ -59,7 +59,8 @@ def _shared_layouts(
     mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions
 ) -> tuple[ContiguousLayout | PrefixedLayout, ContiguousLayout | PrefixedLayout] | None:
     """The layouts of queries and keys for which one plan serves all rows; None if each row needs its own."""
-    layout, key_layout = query_positions.layout, key_positions.layout
+    layout = query_positions.layout
+    key_layout = key_positions.layout
     if layout_is_complete(query_positions) and layout_is_complete(key_positions):
         assert isinstance(layout, ContiguousLayout | PrefixedLayout)
         assert isinstance(key_layout, ContiguousLayout | PrefixedLayout)
@@ -81,7 +82,9 @@ def _plan_for_layouts(
     keys: int,
 ) -> SparsePlan:
     # the cheapest recipe for a length is also used for slightly shorter documents
-    padding = -queries % BLOCK if query_layout == key_layout and queries == keys else 0
+    padding = 0
+    if query_layout == key_layout and queries == keys:
+        padding = -queries % BLOCK
     recipe = _recipe_for_layouts(mask, heads, query_layout, key_layout, queries + padding, keys + padding)
     positions = _one_row(query_layout, queries), _one_row(key_layout, keys)
     groups, cost = _head_groups(_make_search(mask, *positions, heads, recipe.sizes), mask, heads, recipe.parts)
@@ -148,7 +151,8 @@ def _head_groups(
     search: PlanSearch, mask: Mask, heads: int, parts: tuple[PartChoice, ...]
 ) -> tuple[tuple[HeadGroup, ...], float]:
     """The calls for the chosen parts of each distinct head mask, and their cost."""
-    query_positions, key_positions = search.query_positions, search.key_positions
+    query_positions = search.query_positions
+    key_positions = search.key_positions
     sharing: dict[int, tuple[PlanCandidate, list[int]]] = {}
     total = 0.0
     for (head_mask, heads_of_part), choice in zip(_heads_by_mask(mask, heads).items(), parts):
@@ -182,7 +186,10 @@ def _parts_per_query(candidates: list[tuple[PlanCandidate, list[int]]], heads: i
 
 def _written_queries(candidate: PlanCandidate) -> Int[Tensor, " t"]:
     """The tokens whose outputs a part writes."""
-    written = candidate.q.blocks[candidate.cover.rows] if candidate.q.is_view else candidate.q.tokens
+    if candidate.q.is_view:
+        written = candidate.q.blocks[candidate.cover.rows]
+    else:
+        written = candidate.q.tokens
     return torch.unique(written)  # type: ignore[no-any-return]
 
 
@@ -190,10 +197,15 @@ def _make_tiles(
     candidate: PlanCandidate, query_positions: TokenPositions, key_positions: TokenPositions
 ) -> Iterator[BlockTiles]:
     for rows, columns, step, needs_inner_mask, shorter_rows in group_rows(candidate.cover, len(candidate.q.blocks)):
-        inner = _inner_mask(candidate, query_positions, key_positions, rows, columns) if needs_inner_mask else None
+        inner = None
+        if needs_inner_mask:
+            inner = _inner_mask(candidate, query_positions, key_positions, rows, columns)
         if inner is not None and not inner.any():
             continue
-        rows_without_keys = None if inner is None or inner.any(-1).all() else ~inner.any(-1)
+        if inner is None or inner.any(-1).all():
+            rows_without_keys = None
+        else:
+            rows_without_keys = ~inner.any(-1)
         are_adjacent = bool((rows.diff() == 1).all())
         yield BlockTiles(rows, columns, step, inner, rows_without_keys, shorter_rows, rows_adjacent=are_adjacent)
 
@@ -206,7 +218,8 @@ def _inner_mask(
     columns: Tensor,
 ) -> Bool[Tensor, "r c s"]:
     """The mask within the blocks; a single row's where all rows have the same."""
-    q, k = candidate.q, candidate.k
+    q = candidate.q
+    k = candidate.k
     valid = (torch.arange(k.blocks.numel()) < k.num_tokens).view_as(k.blocks)
     chunk = max(PAIRS_PER_MASK // (q.size * columns.shape[1] * k.size), 1)
     pieces: list[Tensor] = []
@@ -217,4 +230,6 @@ def _inner_mask(
         block_visible = block_visible & valid[column].flatten(1)[:, None, :]
         is_uniform = is_uniform and bool((block_visible == (pieces[0][:1] if pieces else block_visible[:1])).all())
         pieces.append(block_visible)
-    return pieces[0][:1].clone() if is_uniform else torch.cat(pieces)
+    if is_uniform:
+        return pieces[0][:1].clone()
+    return torch.cat(pieces)

@@ -61,7 +61,9 @@ def log_sum_exps(
 ) -> Float[Tensor, "n c"]:
     """Log-sum-exps of the scores: the largest score minus the logarithm of its weight."""
     lse = scores.amax(-1) - tile_weights.amax(-1).log()
-    return lse if call.rows_without_keys is None else lse.masked_fill_(call.rows_without_keys, -torch.inf)
+    if call.rows_without_keys is None:
+        return lse
+    return lse.masked_fill_(call.rows_without_keys, -torch.inf)
 
 
 class OutputGradient(NamedTuple):

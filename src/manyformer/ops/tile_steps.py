@@ -42,7 +42,9 @@ class TileStep(NamedTuple):
         if self.first_query_block is None:
             return x[self.heads].index_select(0, self._row_index(x))
         selected = x[self.heads, self.first_query_block : self.first_query_block + self.rows.stop - self.rows.start]
-        return selected.flatten(1, 2) if isinstance(self.heads, slice) else selected
+        if isinstance(self.heads, slice):
+            return selected.flatten(1, 2)
+        return selected
 
     def write_queries(self, new: Float[Tensor, "r _c *e"], out: Float[Tensor, "h n c *e"]) -> None:
         """Write `new` to the query blocks of `out`."""
@@ -71,15 +73,18 @@ class TileStep(NamedTuple):
 
     def select_keys(self, x: Float[Tensor, "h n c e"]) -> Float[Tensor, "r s e"]:
         """The key blocks of each row, concatenated; overlapping views where they are contiguous."""
-        head_blocks, num_keys = x[self.heads], self.tiles.columns.shape[1] * x.shape[2]
+        head_blocks = x[self.heads]
+        num_keys = self.tiles.columns.shape[1] * x.shape[2]
         if self.tiles.step is None:
             gathered = head_blocks.index_select(1 if isinstance(self.heads, slice) else 0, self._column_index(x))
             return gathered.view(-1, num_keys, x.shape[-1])
         head, block, token, channel = x.stride()
         if isinstance(self.heads, slice):
-            count, stride = len(head_blocks), head
+            count = len(head_blocks)
+            stride = head
         else:
-            count, stride = self.rows.stop - self.rows.start, self.tiles.step * block
+            count = self.rows.stop - self.rows.start
+            stride = self.tiles.step * block
         offset = head_blocks.storage_offset() + self._first_key_block * block
         return head_blocks.as_strided((count, num_keys, x.shape[-1]), (stride, token, channel), offset)
 
@@ -91,7 +96,9 @@ class TileStep(NamedTuple):
         scratch: ScratchBuffer,
     ) -> None:
         """Add the product of `left`^T and `right`, by key, to the key blocks of `out`."""
-        step, num_columns, head_blocks = self.tiles.step, self.tiles.columns.shape[1], out[self.heads]
+        step = self.tiles.step
+        num_columns = self.tiles.columns.shape[1]
+        head_blocks = out[self.heads]
         if step is None:
             new = torch.bmm(left.mT, right, out=scratch("to_keys", len(left), left.shape[-1], right.shape[-1]))
             parts = new.view(len(new), num_columns, -1, new.shape[-1])
@@ -134,7 +141,9 @@ def make_steps(part: MaskPart, heads: int, like: Tensor) -> Iterator[TileStep]:
         for begin in range(0, count, size):
             rows = slice(begin, min(begin + size, count))
             bias, rows_without_keys = _mask_bias(tiles, rows, like)
-            first_query_block = int(tiles.rows[begin]) if across or tiles.rows_adjacent else None
+            first_query_block = None
+            if across or tiles.rows_adjacent:
+                first_query_block = int(tiles.rows[begin])
             heads_per_step = max(max_rows // (rows.stop - begin), 1)
             starts = range(0, heads, heads_per_step)
             slices = (slice(head, min(head + heads_per_step, heads)) for head in starts) if across else range(heads)
@@ -149,7 +158,8 @@ def _mask_bias(tiles: BlockTiles, rows: slice, like: Tensor) -> tuple[Tensor | N
     """
     if tiles.inner is None:
         return None, None
-    inner, rows_without_keys = tiles.inner, tiles.rows_without_keys
+    inner = tiles.inner
+    rows_without_keys = tiles.rows_without_keys
     inner = inner if len(inner) == 1 else inner[rows]
     if rows_without_keys is not None and len(rows_without_keys) > 1:
         rows_without_keys = rows_without_keys[rows]

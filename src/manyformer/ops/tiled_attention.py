@@ -96,7 +96,8 @@ def _block_attention(
     q: Tensor, k: Tensor, v: Tensor, tiles: BlockTiles, part: MaskPart, seams: PositionSeams
 ) -> tuple[Float[Tensor, "b h t f"], Float[Tensor, "b h t"]]:
     """Outputs and log-sum-exps of some rows of blocks."""
-    query_index, key_index = part.q.blocks[tiles.rows], part.k.blocks[tiles.columns].flatten(1)
+    query_index = part.q.blocks[tiles.rows]
+    key_index = part.k.blocks[tiles.columns].flatten(1)
     rows, keys, values = (_gather_blocks(x, index) for x, index in ((q, query_index), (k, key_index), (v, key_index)))
     query_positions = _gather_positions(seams.query_positions, query_index, q.shape[0])
     key_positions = _gather_positions(seams.key_positions, key_index, q.shape[0])
@@ -150,7 +151,10 @@ def _split_tiles(tiles: BlockTiles, part: MaskPart, heads: int) -> Iterator[Bloc
     chunk = max(SCORES_PER_PIECE // max(scores_per_row, 1), 1)
     for begin in range(0, len(tiles.rows), chunk):
         piece_rows = slice(begin, begin + chunk)
-        inner = tiles.inner if tiles.inner is None or len(tiles.inner) == 1 else tiles.inner[piece_rows]
+        if tiles.inner is None or len(tiles.inner) == 1:
+            inner = tiles.inner
+        else:
+            inner = tiles.inner[piece_rows]
         shorter_rows = tuple(
             (row - begin, num_columns) for row, num_columns in tiles.shorter_rows if begin <= row < begin + chunk
         )

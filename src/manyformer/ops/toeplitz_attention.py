@@ -67,21 +67,26 @@ class _ToeplitzAttention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, index_bias: Tensor, teams: list[TeamOfHeads], scale: float
     ) -> Tensor:
-        k, v = k.flip(2), v.flip(2)
-        y, lse = q.new_empty(*q.shape[:3], v.shape[3]), index_bias.new_empty(q.shape[:3])
+        k = k.flip(2)
+        v = v.flip(2)
+        y = q.new_empty(*q.shape[:3], v.shape[3])
+        lse = index_bias.new_empty(q.shape[:3])
         for rows, key_index, bias in _blocks(q, k, index_bias, teams):
             y[rows], lse[rows] = attention_with_lse.attention_forward(
                 q[rows], k[key_index], v[key_index], scale=scale, bias=bias
             )
         ctx.save_for_backward(q, k, v, index_bias, y, lse)
-        ctx.teams, ctx.scale = teams, scale
+        ctx.teams = teams
+        ctx.scale = scale
         return y
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor) -> Any:
         q, k, v, index_bias, y, lse = ctx.saved_tensors
         grad_y, size = _normalize_gradient(grad_y)
-        grad_q, grad_k, grad_v = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        grad_q = torch.empty_like(q)
+        grad_k = torch.zeros_like(k)
+        grad_v = torch.zeros_like(v)
         for rows, key_index, bias in _blocks(q, k, index_bias, ctx.teams):
             grad_ys, qs, ys, lses = (x[rows] for x in (grad_y, q, y, lse))
             grads = attention_with_lse.attention_backward(
@@ -114,12 +119,14 @@ def _teams(index_bias: Float[Tensor, "h n"], size: int) -> list[TeamOfHeads]:
 
 def _blocks(q: Tensor, k: Tensor, index_bias: Tensor, teams: list[TeamOfHeads]) -> Iterator[ToeplitzBlock]:
     """Yield blocks that cover every query of every head once."""
-    length, keys = q.shape[2], k.shape[2]
+    length = q.shape[2]
+    keys = k.shape[2]
     all_rows = slice(None)
     for heads, first, last in teams:
         for begin in range(0, length, BLOCK):
             end = min(begin + BLOCK, length)
-            low, high = max(0, first - end + 1), min(keys, last - begin + 1)
+            low = max(0, first - end + 1)
+            high = min(keys, last - begin + 1)
             team_bias = index_bias[heads]
             shape = (1, team_bias.shape[0], end - begin, high - low)
             offset = team_bias.storage_offset() + begin + low
@@ -133,7 +140,9 @@ def _bias_by_index_sum(
     """The bias by query index plus key index, keys counted from the end; -inf for hidden keys."""
     ahead = keys - 1 - query_offset.offset - torch.arange(length + keys - 1, device=bias.device)
     index_bias = bias[:, (ahead + back).clamp(0, bias.shape[1] - 1)]
-    return index_bias.masked_fill(ahead > 0, -torch.inf) if query_offset.causal else index_bias
+    if query_offset.causal:
+        return index_bias.masked_fill(ahead > 0, -torch.inf)
+    return index_bias
 
 
 def _mask_negligible(

@@ -32,8 +32,10 @@ class _MixTokens(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *dmixtures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         difference, shares = ctx.saved_tensors
-        dx, dother = torch.zeros_like(difference), torch.zeros_like(difference)
-        dshares, rests = torch.zeros_like(shares), 1 - shares
+        dx = torch.zeros_like(difference)
+        dother = torch.zeros_like(difference)
+        dshares = torch.zeros_like(shares)
+        rests = 1 - shares
         width = shares.shape[1]
         tensors = (difference, dx, dother, *dmixtures)
         rows = max(1, block_elements(difference) // width)

@@ -10,7 +10,8 @@ class TokenRing(ABC):
     """Process `rank` of `size`, in the order of their columns."""
 
     def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+        self.rank = rank
+        self.size = size
 
     @abstractmethod
     def send(self, tensors: Sequence[Tensor], rank: int) -> None:

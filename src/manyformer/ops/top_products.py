@@ -47,7 +47,8 @@ def top_products(
 
     `hidden` pairs have the product -inf. Of equal products any may be chosen.
     """
-    (pairs, queries, _), keys = q.shape, k.shape[1]
+    pairs, queries, _ = q.shape
+    keys = k.shape[1]
     count = min(count, keys)
     result = TopProducts(q.new_empty(pairs, queries, count), q.new_empty(pairs, queries, count, dtype=torch.long))
     if not result.columns.numel():
@@ -75,7 +76,8 @@ def _best_of_block(
     scratch: Float[Tensor, " r"],
 ) -> tuple[Tensor, Tensor]:
     """The largest products of a block of queries, from the candidates of every `width` keys."""
-    products, index = [], []
+    products = []
+    index = []
     for begin in range(0, k.shape[1], width):
         end = min(begin + width, k.shape[1])
         block_products = scratch[: q.shape[0] * q.shape[1] * (end - begin)].view(q.shape[0], q.shape[1], end - begin)
@@ -99,7 +101,8 @@ def _candidates(products: Float[Tensor, "p c s"], count: int) -> tuple[Tensor, T
         best = products.topk(count, -1, sorted=False)
         return best.values, best.indices
     # a group is every `groups`-th key, so that maxima are vectorized; leftover keys are all candidates
-    grouped, leftover = products[..., : groups * size], products[..., groups * size :]
+    grouped = products[..., : groups * size]
+    leftover = products[..., groups * size :]
     tops = grouped.view(*grouped.shape[:-1], size, groups).amax(-2).topk(count, -1, sorted=False).indices
     members = torch.arange(0, groups * size, groups, device=products.device)
     columns = (tops[..., None, :] + members[:, None]).flatten(-2)

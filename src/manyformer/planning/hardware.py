@@ -20,8 +20,10 @@ MAX_QUANTITY = 1e15
 MAX_DEVICE_COUNT = 100_000
 CPU = "cpu"
 
-WARM_UP, STEPS = 2, 10
-GEMM_SIZE, GEMM_ROUNDS = 1024, 7
+WARM_UP = 2
+STEPS = 10
+GEMM_SIZE = 1024
+GEMM_ROUNDS = 7
 CPU_SHARE = 0.5
 """Of a CPU's products of large matrices, what a training step reached where it was measured (50 to 58 per cent)."""
 
@@ -72,7 +74,9 @@ def find_accelerator(device_name: str) -> Accelerator | None:
 def parse_quantity(text: str, option: str) -> int:
     """The number that `1.3B` or `500M` stands for. Raises UserError."""
     match = _QUANTITY.fullmatch(text.strip().replace(",", "").replace("_", ""))
-    number = float(match[1]) * _UNITS[match[2].lower()] if match else 0.0
+    number = 0.0
+    if match:
+        number = float(match[1]) * _UNITS[match[2].lower()]
     if not 1 <= number <= MAX_QUANTITY:
         raise UserError(f"{option} '{text}' must be a number from 1 to 1,000T, such as 1.3B, 500M or 20k")
     return round(number)
@@ -93,7 +97,9 @@ class DeviceSet:
     @property
     def memory(self) -> float:
         """Bytes of each device; of a CPU those that this process may use."""
-        return device_memory(torch.device(CPU)) if self.accelerator is None else self.accelerator.memory
+        if self.accelerator is None:
+            return device_memory(torch.device(CPU))
+        return self.accelerator.memory
 
 
 def parse_devices(text: str) -> DeviceSet:
@@ -130,9 +136,12 @@ def calibrate(
     with report_out_of_memory("while calibrating", SMALLER_WORK), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = build(recipe, **keywords).to(device).train()
-        autocast = torch.bfloat16 if bfloat16 and model.allows_autocast else None
+        autocast = None
+        if bfloat16 and model.allows_autocast:
+            autocast = torch.bfloat16
         step = StepRehearsal(model, rows, length, autocast)
-        flops, job = step.flops(), step.as_job()
+        flops = step.flops()
+        job = step.as_job()
         for _ in range(WARM_UP):
             job()
         return flops / statistics.median(time_job(job, device) for _ in range(STEPS))

@@ -26,7 +26,8 @@ from manyformer.train.step_job import StepJob, own_engine
 MAX_REAL_PARAMETERS = 100_000_000
 """The largest model that is built with weights where shapes alone do not decide its operations."""
 
-BY_SHAPES, BY_RUNNING = "counted from shapes", "counted in a step of real weights"
+BY_SHAPES = "counted from shapes"
+BY_RUNNING = "counted in a step of real weights"
 
 
 @final
@@ -119,7 +120,9 @@ def step_cost(
     model.check_length(length)
     if checkpointing:
         checkpoint_activations(model)
-    autocast = torch.bfloat16 if bfloat16 and model.allows_autocast else None
+    autocast = None
+    if bfloat16 and model.allows_autocast:
+        autocast = torch.bfloat16
     if not is_content_based(model):
         try:
             return _counted(model, rows, length, autocast, BY_SHAPES)
@@ -144,7 +147,8 @@ def step_cost(
 def _counted(model: Model, rows: int, length: int, autocast: torch.dtype | None, method: str) -> RehearsedCost:
     step = StepRehearsal(model, rows, length, autocast)
     flops = step.flops()
-    memory, doubled = step.memory(), StepRehearsal(model, 2 * rows, length, autocast).memory()
+    memory = step.memory()
+    doubled = StepRehearsal(model, 2 * rows, length, autocast).memory()
     row_peak = max(0, doubled.peak - memory.peak) // rows
     sizes = memory.activations, memory.logits, memory.peak
     return RehearsedCost(rows, step.length, count_parameters(model), flops, *sizes, row_peak, method)
@@ -154,8 +158,10 @@ class StepRehearsal:
     """A training step on random tokens, on the device of the model: `meta` for its shapes alone."""
 
     def __init__(self, model: Model, rows: int, length: int, autocast: torch.dtype | None) -> None:
-        self.model, self.autocast = model, autocast
-        task, generator = task_of(model), torch.Generator().manual_seed(0)
+        self.model = model
+        self.autocast = autocast
+        task = task_of(model)
+        generator = torch.Generator().manual_seed(0)
         self.length = task.fixed_length(model) or length
         tokens = torch.randint(task.token_ids(model), (rows, self.length), generator=generator)
         inputs = task.example(model, tokens)
@@ -181,7 +187,8 @@ class StepRehearsal:
             classes = self._logits().shape[-1]
             with LiveMemoryMode(_tensors(self.model), classes=classes) as mode:
                 loss = self._loss()
-                activations, logits = mode.live, mode.live_logits
+                activations = mode.live
+                logits = mode.live_logits
                 loss.backward()  # type: ignore[no-untyped-call]
         self.model.zero_grad(set_to_none=True)
         return StepMemory(activations - logits, logits, mode.peak)

@@ -29,7 +29,8 @@ class ShapeRules:
     """
 
     def __init__(self, *, selected: float = 1.0, autocast: torch.dtype | None = None) -> None:
-        self.selected, self.autocast = selected, autocast
+        self.selected = selected
+        self.autocast = autocast
 
     def __enter__(self) -> Self:
         self._modes = ExitStack()
@@ -81,7 +82,9 @@ class _Autocast(TorchFunctionMode):
 
 
 def _widen(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+    if isinstance(value, Tensor) and value.is_floating_point():
+        return value.float()
+    return value
 
 
 _SDPA = F.scaled_dot_product_attention
@@ -111,7 +114,9 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,  # noqa: FBT001, FBT002
 ) -> Tensor:
-    q, k, v = query, key, value
+    q = query
+    k = key
+    v = value
     has_bias_gradient = attn_mask is not None and attn_mask.requires_grad
     if q.device.type != "meta" or q.ndim != 4 or dropout_p or has_bias_gradient or q.shape[-1] != v.shape[-1]:
         options: dict[str, Any] = {

@@ -16,7 +16,9 @@ TOKENS_PER_PARAMETER = 20
 UTILIZATION = 0.35
 """Of an accelerator's published peak: torchtitan reports 33 to 39 per cent for 8 billion parameters on H100s."""
 
-WEIGHT_BYTES, GRADIENT_BYTES, MOMENT_BYTES = 4, 4, 8
+WEIGHT_BYTES = 4
+GRADIENT_BYTES = 4
+MOMENT_BYTES = 8
 """For each parameter: training holds weights in float32 and the two running means of AdamW."""
 
 HEAD_WIDTH = 64
@@ -112,7 +114,8 @@ def plan_training(recipe: str, keywords: dict[str, Any], request: PlanRequest) -
     rate, source = _rate(recipe, keywords, request, cost, bfloat16=bfloat16)
     seconds = steps * cost.flops / rate
     hours = seconds * devices.count / 3600
-    save, token_bytes = SaveConfig(), _token_bytes(recipe, keywords)
+    save = SaveConfig()
+    token_bytes = _token_bytes(recipe, keywords)
     checkpoint = (WEIGHT_BYTES + MOMENT_BYTES) * cost.parameters
     return PlannedTraining(
         recipe=recipe,
@@ -155,7 +158,10 @@ def keywords_of_size(recipe: str, keywords: dict[str, Any], parameters: int) -> 
 
     def sized(number: int) -> dict[str, Any]:
         dim = WIDTHS[number - 1]
-        heads = {"heads": dim // HEAD_WIDTH} if "heads" in names else {}
+        if "heads" in names:
+            heads = {"heads": dim // HEAD_WIDTH}
+        else:
+            heads = {}
         return {**keywords, "dim": dim, "depth": depth_of(dim), **heads}
 
     def count(number: int) -> int:
@@ -176,14 +182,20 @@ def depth_of(dim: int) -> int:
 def _with_length(recipe: str, keywords: dict[str, Any], length: int) -> dict[str, Any]:
     """The keywords with the length of the rows as `max_length`, where the recipe has one that is not given."""
     has_limit = "max_length" in get_recipe(recipe).signature.parameters and "max_length" not in keywords
-    return {**keywords, "max_length": length} if has_limit else keywords
+    if has_limit:
+        return {**keywords, "max_length": length}
+    return keywords
 
 
 def _token_bytes(recipe: str, keywords: dict[str, Any]) -> int:
     """Bytes of a stored token."""
     parameter = get_recipe(recipe).signature.parameters.get("vocab")
     vocab = keywords.get("vocab", 1 << 8 if parameter is None else parameter.default)
-    return 1 if vocab <= 1 << 8 else 2 if vocab <= 1 << 16 else 4
+    if vocab <= 1 << 8:
+        return 1
+    if vocab <= 1 << 16:
+        return 2
+    return 4
 
 
 def _rate(
@@ -195,9 +207,15 @@ def _rate(
         rate = calibrate(recipe, keywords, devices, rows=cost.rows, length=request.length, bfloat16=bfloat16)
         return rate, "ten steps of this model on this machine"
     if devices.accelerator is not None:
-        share = UTILIZATION if request.utilization is None else request.utilization
+        if request.utilization is None:
+            share = UTILIZATION
+        else:
+            share = request.utilization
         return share * devices.accelerator.flops, f"{share:.0%} of the published peak; --mfu changes it"
-    share = CPU_SHARE if request.utilization is None else request.utilization
+    if request.utilization is None:
+        share = CPU_SHARE
+    else:
+        share = request.utilization
     return share * matmul_rate(), f"{share:.0%} of this machine's products of matrices; --calibrate measures it"
 
 

@@ -48,7 +48,8 @@ class SinusoidalPosition(AbsolutePosition):
     def __init__(self, dim: int, *, layout: SinusoidLayout = "interleaved", base: float = DEFAULT_BASE) -> None:
         super().__init__()
         check_sinusoid(dim, layout, "SinusoidalPosition", base=base)
-        self.dim, self.base = dim, base
+        self.dim = dim
+        self.base = base
         self.layout: SinusoidLayout = layout
         table = sinusoid_table(torch.arange(512), dim, layout, base=base)
         self.register_buffer("table", table, persistent=False)
@@ -61,7 +62,8 @@ class SinusoidalPosition(AbsolutePosition):
     def embed(self, x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
         # the table is one of float32, whatever the model has become
         if isinstance(positions.layout, ContiguousLayout) and x.dtype != torch.float64:
-            start, stop = positions.layout.start, positions.layout.start + x.shape[1]
+            start = positions.layout.start
+            stop = positions.layout.start + x.shape[1]
             if stop > self.table.shape[0]:
                 self.table = self.rows(torch.arange(2 * stop, device=self.table.device))
             return x + self.table[start:stop].to(x.dtype)
@@ -95,7 +97,8 @@ class LearnedPosition(AbsolutePosition):
 
     def embed(self, x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
         if isinstance(positions.layout, ContiguousLayout):
-            start, stop = positions.layout.start, positions.layout.start + x.shape[1]
+            start = positions.layout.start
+            stop = positions.layout.start + x.shape[1]
             self._check_last(stop - 1)
             return x + self.weight[start:stop]
         return super().embed(x, positions)
@@ -109,4 +112,6 @@ class LearnedPosition(AbsolutePosition):
 
 def last_position(position_ids: Int[Tensor, "*p"]) -> int:
     """The largest position, or -1 if there is none or it cannot be read at no cost."""
-    return int(position_ids.max()) if is_readable(position_ids) and position_ids.numel() else -1
+    if is_readable(position_ids) and position_ids.numel():
+        return int(position_ids.max())
+    return -1

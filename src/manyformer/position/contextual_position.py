@@ -37,7 +37,8 @@ class ContextualPosition(Position):
         # summed from the query back, so that the sums of near keys are exact whatever came before them
         position = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=len(self.vectors) - 1)
         lower = position.detach().floor()
-        share, index = (position - lower).to(logits.dtype), lower.long()
+        share = (position - lower).to(logits.dtype)
+        index = lower.long()
         terms = q @ self.vectors.T.to(q.dtype)
         next_terms = terms.gather(-1, (index + 1).clamp(max=len(self.vectors) - 1))
         return logits + torch.lerp(terms.gather(-1, index), next_terms, share)

@@ -36,11 +36,14 @@ def evaluate_distances(
     function: Callable[[Tensor], Tensor], query_positions: TokenPositions, key_positions: TokenPositions
 ) -> Float[Tensor, "#b h l s"]:
     """`function` of the signed distances of all pairs; it maps distances (*p) to a number for each head, (h, *p)."""
-    query_layout, key_layout = query_positions.layout, key_positions.layout
+    query_layout = query_positions.layout
+    key_layout = key_positions.layout
     if isinstance(query_layout, ContiguousLayout) and isinstance(key_layout, ContiguousLayout):
         # evaluated once per distance, of which there are fewer than pairs
-        start_difference, query_count = key_layout.start - query_layout.start, query_positions.position_ids.shape[1]
-        first, stop = start_difference - query_count + 1, start_difference + key_positions.position_ids.shape[1]
+        start_difference = key_layout.start - query_layout.start
+        query_count = query_positions.position_ids.shape[1]
+        first = start_difference - query_count + 1
+        stop = start_difference + key_positions.position_ids.shape[1]
         distances = torch.arange(first, stop, device=key_positions.position_ids.device)
         return broadcast_pairs(function(distances), query_count)[None]
     return function(signed_distances(query_positions, key_positions)).transpose(0, 1)

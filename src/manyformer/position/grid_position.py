@@ -37,7 +37,8 @@ class GridPosition(AbsolutePosition):
                 raise ValueError(
                     f"axis {axis_index} has {size} steps, but its position has max_length={axis.max_length}"
                 )
-        self.shape, self.prefix_tokens = tuple(shape), prefix_tokens
+        self.shape = tuple(shape)
+        self.prefix_tokens = prefix_tokens
         self.max_length: int = prefix_tokens + math.prod(shape)
         if order is not None and sorted(order) != list(range(math.prod(shape))):
             raise ValueError(f"{type(self).__name__}: order must name each of the {math.prod(shape)} cells once")

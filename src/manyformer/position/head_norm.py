@@ -20,7 +20,8 @@ class HeadNorm(Position):
 
     def __init__(self, width: int, *, eps: float = 1e-6) -> None:
         super().__init__()
-        self.query_norm, self.key_norm = RMSNorm(width, eps), RMSNorm(width, eps)
+        self.query_norm = RMSNorm(width, eps)
+        self.key_norm = RMSNorm(width, eps)
 
     def query(self, q: Float[Tensor, "b h l e"], positions: TokenPositions) -> Float[Tensor, "b h l e"]:
         return _normalized(q, self.query_norm)

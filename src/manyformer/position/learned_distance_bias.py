@@ -83,7 +83,8 @@ class FirePosition(Position, PerHeadTensors):
         if heads < 1 or width < 1 or length <= 0:
             raise ValueError(f"FirePosition: heads ({heads}), width ({width}) and length ({length}) must be above 0")
         self.length = length
-        self.c, self.length_factor = nn.Parameter(torch.tensor(0.1)), nn.Parameter(torch.tensor(1.0))
+        self.c = nn.Parameter(torch.tensor(0.1))
+        self.length_factor = nn.Parameter(torch.tensor(1.0))
         self.hidden = nn.Linear(1, width)
         self.output = nn.Parameter(torch.empty(heads, width).uniform_(-1, 1) / math.sqrt(width))
 
@@ -93,7 +94,10 @@ class FirePosition(Position, PerHeadTensors):
         compute_dtype = torch.promote_types(self.c.dtype, torch.float32)
         distances = signed_distances(query_positions, key_positions).abs()
         are_contiguous = all(isinstance(x.layout, ContiguousLayout) for x in (query_positions, key_positions))
-        query_ids = query_positions.position_ids[:1] if are_contiguous else query_positions.position_ids
+        if are_contiguous:
+            query_ids = query_positions.position_ids[:1]
+        else:
+            query_ids = query_positions.position_ids
         longest = torch.maximum(query_ids.to(compute_dtype), self.length * self.length_factor.abs().to(compute_dtype))
         share = self._psi(distances.to(compute_dtype)) / (self._psi(longest) + self.epsilon)[..., None]
         hidden = self.hidden(share[..., None].to(self.hidden.weight.dtype)).relu()

@@ -65,7 +65,8 @@ class ShawPosition(Position, PerHeadTensors):
         return y + value_output_terms(weights, self.values, rows)
 
     def distance_terms(self, lookback: int, lookahead: int) -> DistanceTerms:
-        lookback, lookahead = min(lookback, self.clip), min(lookahead, 0 if self.direction == "past" else self.clip)
+        lookback = min(lookback, self.clip)
+        lookahead = min(lookahead, 0 if self.direction == "past" else self.clip)
         rows = slice(self.clip - lookback, self.clip + lookahead + 1)
         keys, values = (table.view(-1, *table.shape[-2:])[:, rows] for table in (self.keys, self.values))
         return DistanceTerms(lookback, lookahead, keys=keys * keys.shape[-1] ** -0.5, values=values)

@@ -31,7 +31,8 @@ class RelativeLabelPosition(Position, PerHeadTensors):
             raise ValueError(
                 f"RelativeLabelPosition: clip ({clip}) must be at least 1; all larger distances share a label"
             )
-        self.clip, self.cross_labels = clip, cross_labels
+        self.clip = clip
+        self.cross_labels = cross_labels
         label_count = 2 * clip + 1 + cross_labels
         self.keys = nn.Parameter(torch.empty(heads, label_count, width))
         self.bias = nn.Parameter(torch.zeros(heads, label_count))
@@ -47,7 +48,8 @@ class RelativeLabelPosition(Position, PerHeadTensors):
         is_cross_pair = is_summary[0][:, :, None] != is_summary[1][:, None, :]
         cross_label = torch.full((), 2 * self.clip + 1, device=distance_labels.device)
         if self.cross_labels == 2 and query_positions.part_ids is not None and key_positions.part_ids is not None:
-            query_parts, key_parts = query_positions.part_ids[:, :, None], key_positions.part_ids[:, None, :]
+            query_parts = query_positions.part_ids[:, :, None]
+            key_parts = key_positions.part_ids[:, None, :]
             cross_label = cross_label + ((query_parts != key_parts) | (query_parts < 0))
         return torch.where(is_cross_pair, cross_label, distance_labels)
 

@@ -135,11 +135,16 @@ class YaRNRotaryScaling(RotaryScaling):
 
     @property
     def attention_factor(self) -> float:
-        return yarn_temperature(self.factor) if self.magnitude is None else self.magnitude
+        if self.magnitude is None:
+            return yarn_temperature(self.factor)
+        return self.magnitude
 
     def frequencies(self, width: int, base: float) -> Float64[Tensor, " p"]:
         unscaled = rotary_frequencies(width, base)
-        interpolation = self._ramp_by_turns(unscaled) if self.ramp == "turns" else self._ramp_by_pairs(width, base)
+        if self.ramp == "turns":
+            interpolation = self._ramp_by_turns(unscaled)
+        else:
+            interpolation = self._ramp_by_pairs(width, base)
         return unscaled * (1 - interpolation) + unscaled / self.factor * interpolation
 
     def _ramp_by_turns(self, unscaled: Float64[Tensor, " p"]) -> Float64[Tensor, " p"]:
@@ -151,10 +156,13 @@ class YaRNRotaryScaling(RotaryScaling):
             """The fractional index of the pair with this number of rotations within `original_length` tokens."""
             return width * math.log(self.original_length / (2 * math.pi * turns)) / (2 * math.log(base))
 
-        ramp_start, ramp_stop = pair_of(self.beta_fast), pair_of(self.beta_slow)
+        ramp_start = pair_of(self.beta_fast)
+        ramp_stop = pair_of(self.beta_slow)
         if self.ramp == "pairs":
-            ramp_start, ramp_stop = math.floor(ramp_start), math.ceil(ramp_stop)
-        ramp_start, ramp_stop = max(0, ramp_start), min(width - 1, ramp_stop)
+            ramp_start = math.floor(ramp_start)
+            ramp_stop = math.ceil(ramp_stop)
+        ramp_start = max(0, ramp_start)
+        ramp_stop = min(width - 1, ramp_stop)
         # if both fall on one pair the ramp is a step, of the same width as in the authors' code
         ramp_width = ramp_stop - ramp_start or 0.001
         pair = torch.arange(width // 2, dtype=torch.float64, device="cpu")
@@ -218,7 +226,9 @@ class LongRoPERotaryScaling(RotaryScaling):
 
     @property
     def longest(self) -> int | None:
-        return self.original_length if self.is_original else None
+        if self.is_original:
+            return self.original_length
+        return None
 
     def frequencies(self, width: int, base: float) -> Float64[Tensor, " p"]:
         unscaled = rotary_frequencies(width, base)
@@ -278,9 +288,16 @@ class RotaryPosition(Position):
                 "RotaryPosition rotates keys before they are cached, but DynamicNTKRotaryScaling changes their angles "
                 "with every later query; use DynamicRotaryKernel instead"
             )
-        self.width, self.rotated, self.pairs, self.base, self.scaling = width, rotated, pairs, base, scaling
+        self.width = width
+        self.rotated = rotated
+        self.pairs = pairs
+        self.base = base
+        self.scaling = scaling
         self.max_length = None if scaling is None else scaling.longest
-        frequencies = rotary_frequencies(rotated, base) if scaling is None else scaling.frequencies(rotated, base)
+        if scaling is None:
+            frequencies = rotary_frequencies(rotated, base)
+        else:
+            frequencies = scaling.frequencies(rotated, base)
         self._frequencies = ConstantTensor(tuple(frequencies.tolist()), torch.float64)
         # no buffer: converting the model to another dtype must not round the table
         self._table: Tensor | None = None
@@ -302,10 +319,13 @@ class RotaryPosition(Position):
             )
         dtype = torch.promote_types(x.dtype, torch.float32)
         if isinstance(positions.layout, ContiguousLayout):
-            start, stop = positions.layout.start, positions.layout.start + x.shape[2]
+            start = positions.layout.start
+            stop = positions.layout.start + x.shape[2]
             self._check_length(stop)
             table = self._table_up_to(stop, x.device, dtype)
-            return self._compute_table(positions.position_ids[:1], dtype)[0] if table is None else table[start:stop]
+            if table is None:
+                return self._compute_table(positions.position_ids[:1], dtype)[0]
+            return table[start:stop]
         if isinstance(positions.layout, StepLayout):
             table = self._table_up_to(positions.layout.position_limit, x.device, dtype)
             if table is not None:
@@ -342,8 +362,12 @@ class RotaryPosition(Position):
         device = position_ids.device
         position_ids = position_ids.to(float64_device(device))
         frequencies = self._frequencies.on(position_ids.device)
-        attention_factor = 1.0 if self.scaling is None else self.scaling.attention_factor
-        unrotated_pairs = 0 if self.pairs == "halves" else (self.width - self.rotated) // 2
+        attention_factor = 1.0
+        if self.scaling is not None:
+            attention_factor = self.scaling.attention_factor
+        unrotated_pairs = 0
+        if self.pairs != "halves":
+            unrotated_pairs = (self.width - self.rotated) // 2
         table = rotation_table(
             position_ids[..., None] * frequencies, attention_factor=attention_factor, unrotated_pairs=unrotated_pairs
         )
@@ -384,7 +408,10 @@ def rotate(
     if pairs == "halves":
         return _rotate_halves(upcast, table).to(x.dtype)
     # compilers fuse the sums but cannot generate code for complex numbers; in eager mode these take a single pass
-    y = _rotate_interleaved(upcast, table) if torch.compiler.is_compiling() else _rotate_complex(upcast, table)
+    if torch.compiler.is_compiling():
+        y = _rotate_interleaved(upcast, table)
+    else:
+        y = _rotate_complex(upcast, table)
     return y.to(x.dtype)
 
 
@@ -396,7 +423,8 @@ def _rotate_complex(x: Tensor, table: Tensor) -> Tensor:
 
 
 def _rotate_interleaved(x: Tensor, table: Tensor) -> Tensor:
-    (a, b), (cos, sin) = x.view(*x.shape[:-1], -1, 2).unbind(-1), table.unbind(-1)
+    a, b = x.view(*x.shape[:-1], -1, 2).unbind(-1)
+    cos, sin = table.unbind(-1)
     return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
 
 
@@ -423,6 +451,9 @@ def convert_pairs(
     by_head = rows.view(heads, width, *rows.shape[1:])
     rotated_rows, unrotated_rows = torch.split(by_head, [rotated, width - rotated], dim=1)
     # interleaved is a table of pairs x 2 read row by row, halves the same table read column by column
-    shape = (rotated // 2, 2) if to == "halves" else (2, rotated // 2)
+    if to == "halves":
+        shape = (rotated // 2, 2)
+    else:
+        shape = (2, rotated // 2)
     reordered = rotated_rows.reshape(heads, *shape, *rows.shape[1:]).transpose(1, 2).flatten(1, 2)
     return torch.cat([reordered, unrotated_rows], dim=1).flatten(0, 1)

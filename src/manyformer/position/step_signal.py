@@ -31,7 +31,8 @@ class SinusoidalStepSignal(StepSignal):
     def __init__(self, dim: int, *, layout: SinusoidLayout = "interleaved", first_step: int = 1) -> None:
         super().__init__()
         check_sinusoid(dim, layout, "SinusoidalStepSignal")
-        self.dim, self.first_step = dim, first_step
+        self.dim = dim
+        self.first_step = first_step
         self.layout: SinusoidLayout = layout
         # gives the device and the precision of the model, which has no parameter here
         self.register_buffer("model_marker", torch.zeros(()), persistent=False)
@@ -89,7 +90,8 @@ class PositionStepSignal(nn.Module):
 
     def __init__(self, position: AbsolutePosition, steps: StepSignal) -> None:
         super().__init__()
-        self.position, self.steps = position, steps
+        self.position = position
+        self.steps = steps
         self.max_length = position.max_length
 
     def forward(self, x: Float[Tensor, "b l d"], positions: TokenPositions, step: int) -> Float[Tensor, "b l d"]:

@@ -66,8 +66,13 @@ class TransformerXLPosition(Position, PerHeadTensors):
                 f"TransformerXLPosition: biases of shape {tuple(biases.u.shape)} do not fit {heads} heads "
                 f"of width {width}"
             )
-        self.dim, self.heads, self.clamp = dim, heads, clamp
-        self.biases = TransformerXLBiases(heads, width) if biases is None else biases
+        self.dim = dim
+        self.heads = heads
+        self.clamp = clamp
+        if biases is None:
+            self.biases = TransformerXLBiases(heads, width)
+        else:
+            self.biases = biases
         self.r_proj = nn.Linear(dim, heads * width, bias=False)
         self.dropout = nn.Dropout(dropout)
         nn.init.normal_(self.r_proj.weight, std=0.02)
@@ -99,7 +104,8 @@ class TransformerXLPosition(Position, PerHeadTensors):
 
     def distance_vectors(self, lookback: int, lookahead: int) -> Float[Tensor, "h r e"]:
         """W R for keys from `lookback` before to `lookahead` after their query, the earliest key first."""
-        weight, device_type = self.r_proj.weight, self.r_proj.weight.device.type
+        weight = self.r_proj.weight
+        device_type = self.r_proj.weight.device.type
         # weights created in inference mode have no version counter that shows a change
         may_change = torch.is_grad_enabled() or torch.compiler.is_compiling() or weight.is_inference()
         if may_change or (self.training and self.dropout.p):
@@ -122,7 +128,8 @@ class TransformerXLPosition(Position, PerHeadTensors):
 
     def _sinusoids(self, lookback: int, lookahead: int) -> Float[Tensor, "r d"]:
         """R for these distances, from a table up to `MAX_TABLE_DISTANCE`: sines take longer than the projection."""
-        device, dtype = self.r_proj.weight.device, table_dtype(self.r_proj.weight.dtype)
+        device = self.r_proj.weight.device
+        dtype = table_dtype(self.r_proj.weight.dtype)
         distances = torch.arange(-lookback, lookahead + 1, device=device)
         if self.clamp is not None:
             distances = distances.clamp(-self.clamp, self.clamp)
@@ -165,9 +172,12 @@ def _pair_distances(
     Pairs of different documents or with padding, which never attend, get distance 0. With `has_all_keys` no key
     between two others has been evicted, as in training: their number then bounds distances, and no GPU is read.
     """
-    query_layout, key_layout, aligned = query_positions.layout, key_positions.layout, (ContiguousLayout, AlignedLayout)
+    query_layout = query_positions.layout
+    key_layout = key_positions.layout
+    aligned = (ContiguousLayout, AlignedLayout)
     if isinstance(query_layout, aligned) and isinstance(key_layout, aligned):
-        queries, keys = query_positions.position_ids.shape[1], key_positions.position_ids.shape[1]
+        queries = query_positions.position_ids.shape[1]
+        keys = key_positions.position_ids.shape[1]
         start_difference = key_layout.start - query_layout.start
         return None, queries - 1 - start_difference, start_difference + keys - 1
     same_document = query_positions.same_document(key_positions)

@@ -75,11 +75,14 @@ def tree_offsets(query_positions: TokenPositions, key_positions: TokenPositions)
     right of its key. By its definition a sum may equal a difference: at depth 1 a sibling has the offset of a
     grandchild.
     """
-    query, key = tree_of(query_positions), tree_of(key_positions)
-    query_order, key_order = query.preorder[:, :, None], key.preorder[:, None, :]
+    query = tree_of(query_positions)
+    key = tree_of(key_positions)
+    query_order = query.preorder[:, :, None]
+    key_order = key.preorder[:, None, :]
     key_is_ancestor = _in_range(query_order, key_order, key.last_descendant[:, None, :])
     key_is_descendant = _in_range(key_order, query_order, query.last_descendant[:, :, None])
-    query_depth, key_depth = query.depth[:, :, None], key.depth[:, None, :]
+    query_depth = query.depth[:, :, None]
+    key_depth = key.depth[:, None, :]
     sign = (key_positions.position_ids[:, None, :] - query_positions.position_ids[:, :, None]).sign()
     return torch.where(key_is_ancestor | key_is_descendant, key_depth - query_depth, sign * (key_depth + query_depth))
 

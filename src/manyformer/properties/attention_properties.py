@@ -100,8 +100,10 @@ def _in_float64(model: Model, inputs: Inputs) -> tuple[Model, Inputs]:
 
 def _measure(part: str, layer: Attention, call: KernelCall, y: Tensor, *, seed: int) -> AttentionProperties:
     generator = torch.Generator().manual_seed(seed)
-    queries, keys = call.q.shape[2], call.k.shape[2]
-    scores, is_square = dot_products(call.q, call.k), queries == keys
+    queries = call.q.shape[2]
+    keys = call.k.shape[2]
+    scores = dot_products(call.q, call.k)
+    is_square = queries == keys
     order = torch.randperm(keys, generator=generator)
     has_own_keys = is_square and layer.key_origin == "stream"
     # a recurrent kernel has a mask, but no cache to evict keys from
@@ -124,7 +126,8 @@ def _measure(part: str, layer: Attention, call: KernelCall, y: Tensor, *, seed: 
 
 
 def _antisymmetric_share(layer: Attention) -> tuple[float, ...]:
-    groups, head_dim = layer.key_heads, layer.kv_shape.head_dim
+    groups = layer.key_heads
+    head_dim = layer.kv_shape.head_dim
     k_weight = layer.kv_proj.weight[: groups * head_dim].unflatten(0, (groups, head_dim))  # type: ignore[no-untyped-call]
     q_weight = k_weight
     if layer.q_proj is not None:

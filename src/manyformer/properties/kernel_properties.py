@@ -23,8 +23,12 @@ def convex_hull_excess(
     weighted means of the values."""
     v = v[..., : y.shape[-1]].repeat_interleave(y.shape[1] // v.shape[1], dim=1)
     directions = torch.randn(y.shape[-1], DIRECTIONS, generator=generator, dtype=torch.float64).to(y)
-    values, outputs = v @ directions, y @ directions
-    largest = values.cummax(2).values if causal else values.amax(2, keepdim=True)
+    values = v @ directions
+    outputs = y @ directions
+    if causal:
+        largest = values.cummax(2).values
+    else:
+        largest = values.amax(2, keepdim=True)
     scale = values.abs().amax((0, 2, 3)).clamp(min=torch.finfo(y.dtype).tiny)
     return (outputs - largest).clamp(min=0).amax((0, 2, 3)) / scale
 

@@ -83,12 +83,16 @@ def gate_training(trained: TrainedRun, ranking: GateRanking, part: str | None, o
 
     It makes a fifth of the steps, unless `ranking` has another number. With a `part` such as "encoder", all other
     parts are frozen, as in the paper."""
-    steps, settings = ranking.steps, trained.config.model_dump(mode="json", by_alias=True)
+    steps = ranking.steps
+    settings = trained.config.model_dump(mode="json", by_alias=True)
     if steps is None and not (trained.folder / RESULT_FILE).exists():
         raise UserError(f"{trained.folder} has not been trained itself, so the number of steps for gates must be given")
     if steps is None:
         steps = max(1, ResultRecord.read(trained.folder / RESULT_FILE).step // TRAINING_SHARE)
-    frozen = [] if part is None else _other_parts(trained.load_model("cpu"), part)
+    if part is None:
+        frozen = []
+    else:
+        frozen = _other_parts(trained.load_model("cpu"), part)
     settings.update(
         init_from=str(trained.folder),
         out=str(out),

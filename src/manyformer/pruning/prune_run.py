@@ -48,7 +48,8 @@ from manyformer.training_hooks import eval_mode
 from manyformer.type_aliases import LogFn
 from manyformer.view.figures import panels, write_picture
 
-CURVE_FILE, CURVE_PICTURE = "pruning.json", "pruning.png"
+CURVE_FILE = "pruning.json"
+CURVE_PICTURE = "pruning.png"
 
 
 class PruningPoint(NamedTuple):
@@ -119,7 +120,8 @@ def prune_run(
     validation data after each step; `on_point` is called with each score, `log` with a line for what people should
     know. Raises UserError if there are not more heads
     than that, and if `out` exists and is not what an interruption of the same call left, which goes on."""
-    trained, folder = open_run(run), Path(out)
+    trained = open_run(run)
+    folder = Path(out)
     where = "" if part is None else f" in {part}"
     work = f"prune {trained.folder} to {keep} heads{where} by {ranking.name}"
     if check_unfinished(folder, work):
@@ -136,7 +138,8 @@ def prune_run(
         if weights != trained.folder:
             model = open_run(weights).load_model(device)
         steps = _PruningSteps(model, removable, importance, held_out_scores(trained), keep)
-        removed, points = list[HeadUnit](), [steps.score(())]
+        removed = list[HeadUnit]()
+        points = [steps.score(())]
         on_point(points[0])
         while units := steps.next_units(removed):
             removed += units

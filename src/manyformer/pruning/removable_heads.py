@@ -82,7 +82,8 @@ def heads_by_layer(units: Sequence[HeadUnit]) -> dict[str, tuple[int, ...]]:
 
 def closed_gates(model: nn.Module, units: Sequence[HeadUnit]) -> dict[str, Float[Tensor, " h"]]:
     """Gates for `gated_heads` that switch the heads of these units off."""
-    layers, gates = attention_heads(model), dict[str, Tensor]()
+    layers = attention_heads(model)
+    gates = dict[str, Tensor]()
     for name, heads in heads_by_layer(units).items():
         gates[name] = torch.ones(layers[name].heads)
         gates[name][list(heads)] = 0

@@ -167,7 +167,9 @@ MASKED_KERNELS: dict[str, Callable[[AttentionSizes, Mask], Kernel]] = {
 def causal_window(size: int, sinks: int) -> Mask:
     """The last `size` tokens, and the first `sinks` of the document, which keep attention stable in long texts (Xiao et
     al. 2024, Efficient Streaming Language Models with Attention Sinks, arXiv:2309.17453, section 3.2)."""
-    return Causal() & (Window(size) | VisibleToAll(FirstTokens(sinks))) if sinks else Window(size)
+    if sinks:
+        return Causal() & (Window(size) | VisibleToAll(FirstTokens(sinks)))
+    return Window(size)
 
 
 def causal_kernel(name: str, sizes: AttentionSizes) -> Kernel:
@@ -236,7 +238,8 @@ ATTENTION_LAYERS: dict[str, MaskedLayer] = {
 _PAST_ONLY = "its pattern is one of earlier tokens, for decoders"
 _TOKEN_BY_TOKEN = "its memory is updated token by token, in the order of generation"
 _ONE_SEQUENCE = "its pattern compares positions within one sequence, and source and target have different ones"
-_PAST_PATTERNS, _RECURRENT = ("strided", "fixed", "random-blocks", "moba"), ("delta", "rfa-gate", "lolcats")
+_PAST_PATTERNS = ("strided", "fixed", "random-blocks", "moba")
+_RECURRENT = ("delta", "rfa-gate", "lolcats")
 
 
 class AttentionRole(NamedTuple):

@@ -10,7 +10,8 @@ from manyformer.mixers.collaborative_attention import share_query_key_dims
 from manyformer.multi_head.head_gates import parse_heads, remove_heads
 from manyformer.recipes.keywords import Default, PositiveSize, SharedKeywords
 
-REMOVED_HEADS, SHARED_QK_DIM = "removed_heads", "shared_qk_dim"
+REMOVED_HEADS = "removed_heads"
+SHARED_QK_DIM = "shared_qk_dim"
 
 
 class AttentionOptions(TypedDict, total=False):

@@ -276,6 +276,7 @@ def encoder_decoder(
         embeddings = embed if source_vocab is None else embedding(source_vocab), embed
     embed_source, embed = embeddings
     make_stack = partial(stack, order=norm_order, norm=norm, dropout=dropout, streams=streams)
-    encoder, decoder = make_stack(depth, encoder_layer), make_stack(decoder_depth or depth, decoder_layer)
+    encoder = make_stack(depth, encoder_layer)
+    decoder = make_stack(decoder_depth or depth, decoder_layer)
     head = ClassHead(dim, vocab, tied=embed.token, bias=output_bias)
     return EncoderDecoder(embed_source, encoder, embed, decoder, head)

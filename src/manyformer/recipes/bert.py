@@ -88,9 +88,14 @@ def masked_encoder(
     """BERT with attention from `make_attention`, given the layer's number from 0; without `max_length`, no positions.
 
     `sentence_types` is the number of vectors of sentences; `summaries` are prefixed to each text in all layers."""
-    norm, std = partial(nn.LayerNorm, dim, eps=norm_eps), init_std(dim)
-    position = None if max_length is None else LearnedPosition(dim, max_length, std=std)
-    types = None if sentence_types is None else SentenceTypePosition(dim, sentence_types, std=std)
+    norm = partial(nn.LayerNorm, dim, eps=norm_eps)
+    std = init_std(dim)
+    position = None
+    if max_length is not None:
+        position = LearnedPosition(dim, max_length, std=std)
+    types = None
+    if sentence_types is not None:
+        types = SentenceTypePosition(dim, sentence_types, std=std)
     embed = TokenEmbedding(vocab, dim, position=position, types=types, std=std, norm=norm(), dropout=dropout)
     make_attention = make_attention or (lambda number: Attention(dim, heads, SoftmaxKernel()))
     return masked_lm(

@@ -87,7 +87,9 @@ def bigbird(
     random) block tokens."""
 
     def make_kernel(mask: Mask) -> Kernel:
-        return SoftmaxKernel(mask) if full_length is None else LengthSwitchedKernel(mask, full_length)
+        if full_length is None:
+            return SoftmaxKernel(mask)
+        return LengthSwitchedKernel(mask, full_length)
 
     return masked_encoder(
         vocab,
@@ -203,7 +205,8 @@ def _attention(
     make_kernel: Callable[[Mask], Kernel] = SoftmaxKernel,
 ) -> Callable[[int], Layer]:
     """A function from a layer's number to its attention, with other random blocks in each layer."""
-    block, random = options["block"], options["random"] or 0
+    block = options["block"]
+    random = options["random"] or 0
     num_blocks = _count_blocks(options["max_length"], block)
     return lambda number: Attention(dim, heads, make_kernel(pattern(block, random, num_blocks, number)))
 
@@ -211,7 +214,9 @@ def _attention(
 def bidirectional_pattern(block: int, random: int, num_blocks: int, seed: int) -> Mask:
     """The mask of an encoder: neighbouring blocks, the first block in both directions, and random blocks."""
     local_mask = LocalBlocks(block, lookback=block, lookahead=block) | GlobalTokens(FirstTokens(block) | WithRole())
-    return local_mask | RandomBlocks(block, random, num_blocks, seed=seed, skip_first=1) if random else local_mask
+    if random:
+        return local_mask | RandomBlocks(block, random, num_blocks, seed=seed, skip_first=1)
+    return local_mask
 
 
 def causal_pattern(block: int, random: int, num_blocks: int, seed: int) -> Mask:

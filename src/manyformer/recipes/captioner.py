@@ -39,7 +39,9 @@ def captioner(
 
     Both sides are pre-norm with GELU; the decoder has sinusoidal positions, so captions have any length, and its
     embedding is also the output matrix. Different from captioners of large data, nothing is trained beforehand."""
-    shape, norm, std = (height, width, channels), partial(nn.LayerNorm, dim, eps=1e-6), init_std(dim)
+    shape = (height, width, channels)
+    norm = partial(nn.LayerNorm, dim, eps=1e-6)
+    std = init_std(dim)
 
     position = patch_positions(positions, shape, patch, dim, 0)
     embed_source = PatchEmbedding(shape, patch, dim, position=position, dropout=dropout)

@@ -94,4 +94,6 @@ def collaborative_encoder(
 
 def default_shared_dim(dim: int, shared_dim: int | None) -> int:
     """The shared width: a quarter of `dim` unless given."""
-    return max(1, dim // 4) if shared_dim is None else shared_dim
+    if shared_dim is None:
+        return max(1, dim // 4)
+    return shared_dim

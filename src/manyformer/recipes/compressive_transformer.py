@@ -89,7 +89,9 @@ def compressive_transformer(
     with `packing: contiguous`; without a state a sequence is one segment of any length."""
     if teacher != "usual" and compression not in LEARNED_COMPRESSIONS:
         raise UserError(f"compression '{compression}' has no weights to train; leave teacher out")
-    make_loss = COMPRESSION_LOSSES[teacher] if compression in LEARNED_COMPRESSIONS else None
+    make_loss = None
+    if compression in LEARNED_COMPRESSIONS:
+        make_loss = COMPRESSION_LOSSES[teacher]
 
     def attention(number: int, make_attention: XLAttentionMaker) -> Layer:
         return CompressiveAttention(

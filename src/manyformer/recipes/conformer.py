@@ -129,7 +129,10 @@ def conformer_layer(
     causal = mask is not None and mask.causal
 
     def layer() -> Layer:
-        position: Position = TransformerXLPosition(dim, heads) if positions == "xl" else NoPosition()
+        if positions == "xl":
+            position: Position = TransformerXLPosition(dim, heads)
+        else:
+            position = NoPosition()
         branch = partial(_branch, dim, dropout)
         return Chain(
             first_ff=branch(FeedForward(dim, ff_dim, activation=nn.SiLU()), scale=0.5),

@@ -120,7 +120,8 @@ def _gpt2_layers(dim: int, depth: int, heads: int, ff_dim: int | None, dropout: 
 
 def _body_of(name: str, keywords: dict[str, Any], sizes: dict[str, Any]) -> Layer:
     """The layers of a causal language model's recipe. Raises UserError for a recipe that has none."""
-    card, parameters = get_recipe(name).card, get_recipe(name).signature.parameters
+    card = get_recipe(name).card
+    parameters = get_recipe(name).signature.parameters
     if misplaced := sorted(sizes.keys() & keywords.keys() - {"max_length"}):
         raise UserError(f"body_keywords.{misplaced[0]} ({keywords[misplaced[0]]}) must be given as {misplaced[0]}")
     if "causal" not in card.promises:

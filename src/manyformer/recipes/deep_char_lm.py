@@ -42,7 +42,8 @@ def deep_char_lm(
     until a layer-dependent fraction of training and are not used for prediction; the last layer keeps its classifier of
     the token after the next. The paper's dropout is 0.55, inside attention and feed-forward layers; here it is applied
     to their outputs."""
-    layer_norm, std = partial(nn.LayerNorm, dim), init_std(dim)
+    layer_norm = partial(nn.LayerNorm, dim)
+    std = init_std(dim)
 
     residual = partial(branch, order=norm_order, norm=layer_norm, dropout=dropout)
 
@@ -50,7 +51,10 @@ def deep_char_lm(
         attention = residual(Attention(dim, heads, SoftmaxKernel(Causal())))
         ff = residual(FeedForward(dim, ff_dim))
         # the positions of the first layer are in the embedding
-        positions = {"position": PositionLayer(LearnedPosition(dim, max_length, std=std))} if number else {}
+        if number:
+            positions = {"position": PositionLayer(LearnedPosition(dim, max_length, std=std))}
+        else:
+            positions = {}
         return Chain(**positions, attention=attention, ff=ff)
 
     body = stack(depth, layer, order=norm_order, norm=layer_norm, dropout=dropout)

@@ -105,7 +105,9 @@ def deepseek(
     for experts, groups and widths that do not fit, and for an indexer without a latent of queries."""
     if rotary_dim % 2:
         raise UserError(f"rotary_dim ({rotary_dim}) must be even: its channels are rotated in pairs")
-    scaling = YaRNRotaryScaling(rope_factor, original_length, magnitude=1.0) if rope_factor > 1 else None
+    scaling = None
+    if rope_factor > 1:
+        scaling = YaRNRotaryScaling(rope_factor, original_length, magnitude=1.0)
     position = RotaryPosition(rotary_dim, pairs=rope_pairs, base=rope_base, scaling=scaling)
     if indexed_tokens is not None and (query_latent_dim is None or indexer_dim < rotary_dim):
         raise UserError(
@@ -114,7 +116,10 @@ def deepseek(
         )
     # the temperature of YaRN acts on all channels, not on rotated ones alone
     score_scale = yarn_temperature(rope_factor) ** 2 * (head_dim + rotary_dim) ** -0.5
-    losses = [SequenceBalanceLoss(balance_weight)] if balance_weight else []
+    if balance_weight:
+        losses = [SequenceBalanceLoss(balance_weight)]
+    else:
+        losses = []
 
     def feedforward(number: int) -> Layer:
         if number < dense_layers:

@@ -84,7 +84,8 @@ def _wrap_base(
     expected: str,
 ) -> GenerativeT:
     """The model of the recipe `base_recipe` with early exit; data keywords that it does not have are dropped."""
-    keywords, parameters = dict(base_keywords or {}), get_recipe(base_recipe).signature.parameters
+    keywords = dict(base_keywords or {})
+    parameters = get_recipe(base_recipe).signature.parameters
     if misplaced := [name for name in DATA_KEYWORDS if name in keywords]:
         raise UserError(
             f"base_keywords.{misplaced[0]} ({keywords[misplaced[0]]}) must be given as the keyword {misplaced[0]}"

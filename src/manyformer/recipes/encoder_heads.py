@@ -11,7 +11,8 @@ from manyformer.tasks import Task
 from manyformer.tasks.encoder_task import ENCODER_HEADS, EncoderHeadSettings, EncoderTask
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 
-HEAD, CLASSES = "head", "classes"
+HEAD = "head"
+CLASSES = "classes"
 
 
 class HeadOptions(TypedDict, total=False):

@@ -76,7 +76,9 @@ def etc(
         return Attention(dim, heads, SoftmaxKernel(mask), position=labels())
 
     summaries = PartSummaries(part_length)
-    contrast = None if contrast_weight is None else PartContrastiveLoss(loss_fraction=contrast_weight)
+    contrast = None
+    if contrast_weight is not None:
+        contrast = PartContrastiveLoss(loss_fraction=contrast_weight)
     return masked_encoder(
         vocab, dim, depth, heads, ff_dim, dropout, make_attention=attention, summaries=summaries, contrast=contrast
     )

@@ -61,7 +61,9 @@ def fnet(
     position = LearnedPosition(dim, max_length, std=std)
     # the projection follows the norm, as in the published code, where embeddings may be narrower than the stream
     embedding_projection = nn.Sequential(norm(), nn.Linear(dim, dim))
-    types = None if sentence_types is None else SentenceTypePosition(dim, sentence_types, std=std)
+    types = None
+    if sentence_types is not None:
+        types = SentenceTypePosition(dim, sentence_types, std=std)
     embed = TokenEmbedding(
         vocab, dim, position=position, types=types, std=std, norm=embedding_projection, dropout=dropout
     )

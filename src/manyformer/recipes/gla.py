@@ -42,7 +42,10 @@ def gla(
 
     `head_dim` is the width of keys, dim / (2 heads) unless given; values have dim / heads."""
     sizes = RecurrentSizes.of(dim, heads, None)
-    key_dim = max(1, sizes.value_dim // 2) if head_dim is None else head_dim
+    if head_dim is None:
+        key_dim = max(1, sizes.value_dim // 2)
+    else:
+        key_dim = head_dim
 
     def layer(number: int) -> dict[str, Layer]:
         rule = DecayRule(SigmoidDecay(key_dim), HeadProjection(dim, heads, key_dim, rank=gate_rank, bias=True))

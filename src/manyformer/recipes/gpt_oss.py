@@ -73,9 +73,14 @@ def gpt_oss(
         raise UserError(f"experts_per_token ({experts_per_token}) must be from 2 to num_experts ({num_experts})")
     width = head_width(dim, heads, head_dim)
     ff_width = default_gated_dim(dim) if ff_dim is None else ff_dim
-    scaling = YaRNRotaryScaling(rope_factor, original_length, ramp="unrounded-pairs") if rope_factor > 1 else None
+    scaling = None
+    if rope_factor > 1:
+        scaling = YaRNRotaryScaling(rope_factor, original_length, ramp="unrounded-pairs")
     rotary = RotaryPosition(width, pairs="halves", base=rope_base, scaling=scaling)
-    losses = [LoadBalanceLoss(balance_weight)] if balance_weight else []
+    if balance_weight:
+        losses = [LoadBalanceLoss(balance_weight)]
+    else:
+        losses = []
 
     def layer(number: int, mask: Mask) -> dict[str, Layer]:
         attention = Attention(

@@ -54,7 +54,9 @@ def graph_transformer(
     The features of nodes have the dropout of the layers. The last layer does not update edges, which nothing reads."""
     embed = FeatureEmbedding(features, dim, dropout=dropout, bias=True)
     body = _layers(depth, dim, heads, edge_features, ff_dim, dropout)
-    positions = LaplacianEmbedding(laplacian, dim) if laplacian else None
+    positions = None
+    if laplacian:
+        positions = LaplacianEmbedding(laplacian, dim)
     head = ClassHead(dim, classes, bias=True)
     return NodeClassifier(embed, body, head, self_loops=False, edge_features=edge_features, positions=positions)
 
@@ -83,7 +85,9 @@ def graph_transformer_classifier(
     """`graph-transformer` with one projection of the mean over nodes; the paper has three layers there."""
     embed = FeatureEmbedding(features, dim, dropout=dropout, bias=True)
     body = _layers(depth, dim, heads, edge_features, ff_dim, dropout)
-    positions = LaplacianEmbedding(laplacian, dim) if laplacian else None
+    positions = None
+    if laplacian:
+        positions = LaplacianEmbedding(laplacian, dim)
     head = ClassHead(dim, classes, bias=True)
     return GraphClassifier(embed, body, head, self_loops=False, edge_features=edge_features, positions=positions)
 

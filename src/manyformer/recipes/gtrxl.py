@@ -70,7 +70,8 @@ def gtrxl(
     holds the unnormalized inputs of the layers. There is no final norm. Heads have width dim / heads, the paper's 64;
     its training algorithm is V-MPO, ours PPO."""
     check_heads(dim, heads)
-    norm, biases = partial(nn.LayerNorm, dim), TransformerXLBiases(heads, dim // heads)
+    norm = partial(nn.LayerNorm, dim)
+    biases = TransformerXLBiases(heads, dim // heads)
 
     def branch(inner: Layer) -> Residual:
         join = make_join(gate, dim, gate_bias=gate_bias)

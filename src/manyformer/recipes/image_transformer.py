@@ -173,4 +173,6 @@ def pixels_around(
 
 def level_output(vocab: int, dim: int, mixtures: int | None) -> OutputHead:
     """The output of the levels: a class for each, or a mixture of logistic distributions."""
-    return ClassHead(dim, vocab) if mixtures is None else LogisticMixture(dim, vocab, mixtures, first=SPECIALS)
+    if mixtures is None:
+        return ClassHead(dim, vocab)
+    return LogisticMixture(dim, vocab, mixtures, first=SPECIALS)

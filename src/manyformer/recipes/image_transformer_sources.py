@@ -74,7 +74,8 @@ def image_transformer_classes(
     shape = (height, width, channels)
     decoder = _decoder(shape, dim, depth, heads, options, has_cross_attention=False)
     embed_class = TokenEmbedding(classes, dim, scale=dim**0.5)
-    embed, head = _embedding(vocab, dim, shape, options), level_output(vocab, dim, options["logistic_mixtures"])
+    embed = _embedding(vocab, dim, shape, options)
+    head = level_output(vocab, dim, options["logistic_mixtures"])
     body = Chain(source=SourceVector(), layers=decoder)
     return EncoderDecoder(FixedLengthSource(embed_class, 1), Chain(), embed, body, head)
 
@@ -109,8 +110,10 @@ def image_transformer_superresolution(
     local attention in one dimension."""
     if height % reduction or width % reduction:
         raise UserError(f"reduction ({reduction}) must divide the image of {height} x {width}")
-    shape, small = (height, width, channels), (height // reduction, width // reduction, channels)
-    dropout, ff_dim = options["dropout"], options["ff_dim"]
+    shape = (height, width, channels)
+    small = (height // reduction, width // reduction, channels)
+    dropout = options["dropout"]
+    ff_dim = options["ff_dim"]
 
     def encoder_layer(number: int) -> dict[str, Layer]:
         return {"attention": Attention(dim, heads, SoftmaxKernel()), "ff": FeedForward(dim, ff_dim)}
@@ -121,7 +124,8 @@ def image_transformer_superresolution(
     norm = partial(nn.LayerNorm, dim)
     encoder = stack(encoder_depth, encoder_layer, order=options["norm_order"], norm=norm, dropout=dropout)
     decoder = _decoder(shape, dim, depth, heads, options, has_cross_attention=True)
-    embed, head = _embedding(vocab, dim, shape, options), level_output(vocab, dim, options["logistic_mixtures"])
+    embed = _embedding(vocab, dim, shape, options)
+    head = level_output(vocab, dim, options["logistic_mixtures"])
     return EncoderDecoder(source, encoder, embed, decoder, head)
 
 

@@ -67,7 +67,10 @@ def linformer(
     same frame, for comparison."""
     if projected_length is None and top_projected_length is not None:
         raise UserError(f"top_projected_length ({top_projected_length}) needs a projected_length in the lowest layer")
-    top_length = projected_length if top_projected_length is None else top_projected_length
+    if top_projected_length is None:
+        top_length = projected_length
+    else:
+        top_length = top_projected_length
     if projection_sharing == "layers" and top_length != projected_length:
         raise ValueError(
             f"projection_sharing='layers' is one projection for all layers: they cannot have projected lengths from "
@@ -77,9 +80,9 @@ def linformer(
         raise ValueError(f"projection='{projection}' has no weights to share: projection_sharing must be 'layers'")
     embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
     make_projection = _projection_maker(projection, max_length, heads, dim // heads, projection_sharing)
-    shared_projection = (
-        make_projection(projected_length) if projected_length is not None and projection_sharing == "layers" else None
-    )
+    shared_projection = None
+    if projected_length is not None and projection_sharing == "layers":
+        shared_projection = make_projection(projected_length)
 
     def kernel(number: int) -> Kernel:
         if projected_length is None or top_length is None:

@@ -162,7 +162,9 @@ def llama(
         position = (rotary if sees_all else window_rotary) if is_rotated else NoPosition()
         before = [HeadNorm(width, eps=norm_eps)] if qk_norm else []
         after = [] if score_cap is None else [ScoreCap(score_cap)]
-        return ComposedPosition(*before, position, *after) if before or after else position
+        if before or after:
+            return ComposedPosition(*before, position, *after)
+        return position
 
     def make_kernel() -> Kernel:
         if kernel != "softmax":
@@ -240,4 +242,6 @@ def _rotary_scaling(kind: str, factor: float, original_length: int) -> RotarySca
         return NTKRotaryScaling(factor)
     if kind == "llama3":
         return Llama3RotaryScaling(factor, original_length)
-    return YaRNRotaryScaling(factor, original_length) if kind == "yarn" else None
+    if kind == "yarn":
+        return YaRNRotaryScaling(factor, original_length)
+    return None

@@ -44,7 +44,10 @@ def mamba(
     Sections 3.2 to 3.4. The smallest of the published models has dim=768 and depth=24, the largest 2560 and 64."""
 
     def layer(number: int) -> dict[str, Layer]:
-        rank = default_rank(dim) if step_rank is None else step_rank
+        if step_rank is None:
+            rank = default_rank(dim)
+        else:
+            rank = step_rank
         return {"mixer": MambaMixer(dim, expansion * dim, state_dim=state_dim, rank=rank, conv_size=conv_size)}
 
     return rms_decoder(vocab, dim, depth, layer, dropout=dropout, norm_eps=norm_eps, tied=tied)

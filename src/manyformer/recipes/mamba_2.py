@@ -51,7 +51,8 @@ def mamba_2(
 
     def layer(number: int) -> dict[str, Layer]:
         rule = StateSpaceRule(heads, HeadProjection(dim, heads, 1))
-        norm, gate = HeadGroupNorm(heads, value_dim, groups), HeadProjection(dim, heads, value_dim)
+        norm = HeadGroupNorm(heads, value_dim, groups)
+        gate = HeadProjection(dim, heads, value_dim)
         attention = Attention(
             dim,
             heads,

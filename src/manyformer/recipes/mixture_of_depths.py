@@ -51,7 +51,8 @@ def mixture_of_depths(
     What training sees, `manyformer check mixture-of-depths routing=top-k` shows: the choice of a token depends on later
     ones. The predictor that replaces it for generation learns the choice from single tokens (section 3.5)."""
     check_heads(dim, heads)
-    position, norm = RotaryPosition(dim // heads), partial(nn.LayerNorm, dim)
+    position = RotaryPosition(dim // heads)
+    norm = partial(nn.LayerNorm, dim)
 
     def layer(number: int) -> dict[str, Layer]:
         kernel = SoftmaxKernel(Causal())

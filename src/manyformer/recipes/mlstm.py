@@ -52,7 +52,10 @@ def mlstm(
     `head_dim` is the width of keys, dim / (2 heads) unless given; values have dim / heads. Matrices of the gates begin
     like all others instead of at 0. The sLSTM, whose gates read its last output, is not built."""
     sizes = RecurrentSizes.of(dim, heads, None)
-    key_dim = max(1, sizes.value_dim // 2) if head_dim is None else head_dim
+    if head_dim is None:
+        key_dim = max(1, sizes.value_dim // 2)
+    else:
+        key_dim = head_dim
 
     def layer(number: int) -> dict[str, Layer]:
         gates = GateProjections(input=HeadProjection(dim, heads, 1), forget=HeadProjection(dim, heads, 1))

@@ -74,7 +74,8 @@ def multimodal_transformer(
         raise UserError(f"fusion_layer ({fusion_layer}) is for fusion=bottleneck, and fusion is {fusion}: leave it out")
     image = (height, width, channels)
     embed = part_embedding(dim, vocab=vocab, image=image, patch=patch, mels=mels, halvings=halvings, dropout=dropout)
-    names, norm = list(embed.parts), partial(nn.LayerNorm, dim, eps=1e-6)
+    names = list(embed.parts)
+    norm = partial(nn.LayerNorm, dim, eps=1e-6)
 
     def self_attention() -> dict[str, Layer]:
         ff = FeedForward(dim, ff_dim, activation=nn.GELU())
@@ -94,7 +95,10 @@ def multimodal_transformer(
     elif fusion == "cross":
         fused = CrossFusion(names, depth, lambda number: layer_of(cross_attention))
     else:
-        first = 2 * depth // 3 if fusion_layer is None else fusion_layer
+        if fusion_layer is None:
+            first = 2 * depth // 3
+        else:
+            first = fusion_layer
         fused = BottleneckFusion(
             names, depth, lambda number: layer_of(self_attention), dim=dim, tokens=bottleneck_tokens, first=first
         )

@@ -149,8 +149,10 @@ def latent_encoder(
     dropout: float,
 ) -> LatentArrayEncoder:
     """Latents that attend to a sequence of width `dim`, and to one another in `depth` layers, `loops` times."""
-    head_dim, value_dim = head_dim or latent_dim // heads, latent_dim // heads
-    norm, std = partial(nn.LayerNorm, latent_dim), init_std(latent_dim)
+    head_dim = head_dim or latent_dim // heads
+    value_dim = latent_dim // heads
+    norm = partial(nn.LayerNorm, latent_dim)
+    std = init_std(latent_dim)
 
     def layer(number: int) -> dict[str, Layer]:
         attention = Attention(latent_dim, heads, SoftmaxKernel(), head_dim=head_dim, value_dim=value_dim)

@@ -100,12 +100,18 @@ def qwen3_next(
     if delta_heads % delta_key_heads:
         raise UserError(f"delta_heads ({delta_heads}) must be a multiple of delta_key_heads ({delta_key_heads})")
     width = head_width(dim, heads, head_dim)
-    rotated = max(2, width // 8 * 2) if rotated_dim is None else rotated_dim
+    if rotated_dim is None:
+        rotated = max(2, width // 8 * 2)
+    else:
+        rotated = rotated_dim
     if rotated % 2 or rotated > width:
         raise UserError(f"rotated_dim ({rotated}) must be even and at most the width of a head ({width})")
     rotary = RotaryPosition(width, rotated=rotated, pairs="halves", base=rope_base)
     delta_sizes = RecurrentSizes(dim, delta_heads, delta_head_dim, delta_value_dim, delta_key_heads)
-    losses = [LoadBalanceLoss(balance_weight)] if balance_weight else []
+    if balance_weight:
+        losses = [LoadBalanceLoss(balance_weight)]
+    else:
+        losses = []
 
     def full_attention() -> Attention:
         return Attention(

@@ -67,7 +67,8 @@ def delta_attention(
     else:
         projections = GateProjections(decay=decay[1], strength=strength)
         rule = GatedDeltaRule(decay[0], projections, max_strength=max_strength)
-    features, key_features = UnitLengthFeatures(sizes.head_dim**-0.5), UnitLengthFeatures()
+    features = UnitLengthFeatures(sizes.head_dim**-0.5)
+    key_features = UnitLengthFeatures()
     return Attention(
         sizes.dim,
         sizes.heads,

@@ -112,7 +112,8 @@ def reformer(
     if axial_rows is None:
         embed = _embedding(vocab, dim, options)
     else:
-        columns, row_dim = options["max_length"] // axial_rows, axial_row_dim or dim // 2
+        columns = options["max_length"] // axial_rows
+        row_dim = axial_row_dim or dim // 2
         if options["position"] != "axial" or axial_rows * columns != options["max_length"] or not row_dim < dim:
             raise UserError(
                 f"axial_rows ({axial_rows}) needs position=axial, and must divide max_length "
@@ -121,7 +122,9 @@ def reformer(
         dims = (row_dim, dim - row_dim)
         embed = grid_of_vectors(vocab, (axial_rows, columns), dims, dropout=options["dropout"])
     layer = _layers(dim, heads, ff_dim, num_buckets, options, variant="published", head_dim=head_dim)
-    dropout, streams, norm = options["dropout"], options["residual_streams"], partial(nn.LayerNorm, dim, eps=norm_eps)
+    dropout = options["dropout"]
+    streams = options["residual_streams"]
+    norm = partial(nn.LayerNorm, dim, eps=norm_eps)
     if output == "tied":
         if output_bias:
             raise UserError("output_bias is true, and an output tied to the embedding has none: use output=concat")
@@ -195,7 +198,8 @@ def reformer_encoder(
 
 
 def _embedding(vocab: int, dim: int, options: ReformerOptions) -> TokenEmbedding:
-    position, sizes = options["position"], (vocab, dim, options["max_length"])
+    position = options["position"]
+    sizes = (vocab, dim, options["max_length"])
     if position == "axial":
         return axial_embedding(*sizes, dropout=options["dropout"])
     return embedding_with(position, *sizes, dropout=options["dropout"])

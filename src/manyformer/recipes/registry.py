@@ -74,7 +74,9 @@ class RecipeCard:
     def year(self) -> int | None:
         """The year of the first paper that it names."""
         match = re.search(r"\b(19|20)\d\d\b", self.paper)
-        return int(match[0]) if match else None
+        if match:
+            return int(match[0])
+        return None
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,9 @@ def with_choices(annotation: Any) -> Any:
     choices: Any = Literal.__getitem__(tuple(dict.fromkeys(name for table in tables for name in table)))
     choices = choices if inner is str else choices | None
     meanings = [item for item in metadata if isinstance(item, str)]
-    return Annotated[choices, *meanings] if meanings else choices
+    if meanings:
+        return Annotated[choices, *meanings]
+    return choices
 
 
 SHARED_KEYWORDS = (HEAD_KEYWORDS, ATTENTION_KEYWORDS)
@@ -216,7 +220,9 @@ def modules_to_import(name: str) -> tuple[str, ...]:
     """The module that another process must import to know a recipe; none if it is ours or an installed package's."""
     module = get_recipe(name).module
     is_offered = name in entry_points(RECIPE_GROUP) or module == "__main__"
-    return (module,) if is_external(module) and not is_offered else ()
+    if is_external(module) and not is_offered:
+        return (module,)
+    return ()
 
 
 def all_recipes() -> dict[str, Recipe]:
@@ -272,8 +278,11 @@ def card_of(spec: ModelSpec) -> RecipeCard | None:
     if spec.recipe not in RECIPES:
         return None
     base_name = spec.keywords.get("base_recipe") or spec.keywords.get("body") or ""
-    card, base = RECIPES[spec.recipe].card, RECIPES.get(base_name)
-    return card if base is None else replace(card, reasons={**base.card.reasons, **card.reasons})
+    card = RECIPES[spec.recipe].card
+    base = RECIPES.get(base_name)
+    if base is None:
+        return card
+    return replace(card, reasons={**base.card.reasons, **card.reasons})
 
 
 def build(name: str, **keywords: Any) -> Model:

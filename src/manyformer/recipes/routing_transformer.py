@@ -118,8 +118,14 @@ def _model(
     membership: ClusterMembership,
     options: RoutingOptions,
 ) -> LanguageModel:
-    local_heads = heads // 2 if options["local_heads"] is None else options["local_heads"]
-    routing_layers = depth if options["routing_layers"] is None else options["routing_layers"]
+    if options["local_heads"] is None:
+        local_heads = heads // 2
+    else:
+        local_heads = options["local_heads"]
+    if options["routing_layers"] is None:
+        routing_layers = depth
+    else:
+        routing_layers = options["routing_layers"]
     if local_heads >= heads:
         raise UserError(f"local_heads ({local_heads}) must be fewer than heads ({heads}): no head would route")
     if routing_layers > depth:
@@ -133,7 +139,8 @@ def _model(
         return Attention(dim, local_heads, kernel, head_dim=head_dim, value_dim=head_dim, position=rotary)
 
     def routing_attention(routing_heads: int) -> Layer:
-        decay, commitment = options["centroid_decay"], options["commitment"]
+        decay = options["centroid_decay"]
+        commitment = options["commitment"]
         centroids = KMeansCentroids(routing_heads, options["clusters"], head_dim, decay=decay, commitment=commitment)
         kernel = RoutingKernel(centroids, membership)
         return Attention(dim, routing_heads, kernel, head_dim=head_dim, value_dim=head_dim)
@@ -142,7 +149,9 @@ def _model(
         if number < depth - routing_layers:
             return local_attention(heads)
         routing = routing_attention(heads - local_heads)
-        return ParallelLayers(local=local_attention(local_heads), routing=routing) if local_heads else routing
+        if local_heads:
+            return ParallelLayers(local=local_attention(local_heads), routing=routing)
+        return routing
 
     dropout = options["dropout"]
     embed = embedding_with(options["position"], vocab, dim, options["max_length"], dropout=dropout)

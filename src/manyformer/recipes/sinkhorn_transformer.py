@@ -119,7 +119,10 @@ def sinkhorn_encoder(
 
 def _embedding(vocab: int, dim: int, dropout: float, options: SinkhornOptions) -> TokenEmbedding:
     """Learned positions for a sorting network, which is limited to a number of blocks; products allow any length."""
-    position: AddedPosition = "learned" if options["sorting"] == "network" else "sinusoid"
+    if options["sorting"] == "network":
+        position: AddedPosition = "learned"
+    else:
+        position = "sinusoid"
     return embedding_with(position, vocab, dim, options["max_length"], dropout=dropout)
 
 
@@ -133,14 +136,14 @@ def _layers(
     sortcut_blocks: int | None = None,
 ) -> LayerMaker:
     """Layers with Sinkhorn attention, or its sum with standard attention."""
-    block, causal = options["block"], mask == Causal()
+    block = options["block"]
+    causal = mask == Causal()
 
     def kernel(number: int) -> Kernel:
-        sorting: SortingNetwork = (
-            MLPSorting(heads, dim // heads, -(-options["max_length"] // block), causal=causal)
-            if options["sorting"] == "network"
-            else BilinearSorting(heads, dim // heads, causal=causal)
-        )
+        if options["sorting"] == "network":
+            sorting: SortingNetwork = MLPSorting(heads, dim // heads, -(-options["max_length"] // block), causal=causal)
+        else:
+            sorting = BilinearSorting(heads, dim // heads, causal=causal)
         sinkhorn = SinkhornKernel(
             sorting,
             block,
@@ -150,6 +153,8 @@ def _layers(
             gumbel_noise=options["gumbel_noise"],
             sortcut_blocks=sortcut_blocks,
         )
-        return sinkhorn if options["mix_with"] == "none" else SumKernel(sinkhorn, SoftmaxKernel(mask))
+        if options["mix_with"] == "none":
+            return sinkhorn
+        return SumKernel(sinkhorn, SoftmaxKernel(mask))
 
     return attention_layers(dim, heads, ff_dim, kernel)

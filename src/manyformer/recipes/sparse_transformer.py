@@ -92,7 +92,9 @@ def masks_by_layer(
     if pattern == "strided":
         pairs: list[tuple[Mask, Mask]] = [strided_pattern(stride)]
     else:
-        num_verses = max(min(heads // 2, stride // summary), 1) if pattern_use == "heads" else 1
+        num_verses = 1
+        if pattern_use == "heads":
+            num_verses = max(min(heads // 2, stride // summary), 1)
         pairs = [fixed_pattern(stride, summary, part_index=verse) for verse in range(num_verses)]
     if pattern_use == "heads":
         mask = alternate_heads([pattern_mask for pair in pairs for pattern_mask in pair], heads)

@@ -51,7 +51,8 @@ def speech_transformer(
     Hybrid CTC/Attention Architecture for End-to-End Speech Recognition), which teaches it sooner where words are;
     `transcribe` and `evaluate` then rank what beam search finds by both, with the same weight (section II-D)."""
     check_heads(dim, heads)
-    norm, std = partial(nn.LayerNorm, dim), init_std(dim)
+    norm = partial(nn.LayerNorm, dim)
+    std = init_std(dim)
 
     encoder_layer = attention_layers(dim, heads, ff_dim, lambda number: SoftmaxKernel(), make_activation=nn.ReLU)
     decoder_layer = decoder_layers(dim, heads, ff_dim, make_activation=nn.ReLU)
@@ -62,5 +63,7 @@ def speech_transformer(
     encoder = stack(depth, encoder_layer, order=norm_order, norm=norm, dropout=dropout, std=std)
     decoder = stack(decoder_depth or depth, decoder_layer, order=norm_order, norm=norm, dropout=dropout, std=std)
     head = ClassHead(dim, vocab, tied=embed_target.token)
-    ctc = EncoderCTC(dim, vocab, ctc_weight) if ctc_weight else None
+    ctc = None
+    if ctc_weight:
+        ctc = EncoderCTC(dim, vocab, ctc_weight)
     return EncoderDecoder(embed_source, encoder, embed_target, decoder, head, ctc=ctc)

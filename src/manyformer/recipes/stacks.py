@@ -33,7 +33,8 @@ def branch(
     """`inner` as a residual branch, normalized after the sum, before the branch, or before and after the branch.
 
     `join` takes the place of the sum after `dropout`."""
-    join = AddJoin(dropout=dropout) if dropout and join is None else join
+    if dropout and join is None:
+        join = AddJoin(dropout=dropout)
     if order == "post":
         return Residual(inner, post_norm=norm(), join=join)
     if order == "pre":
@@ -80,7 +81,10 @@ def stack(
     makers = [layer] if callable(layer) else layer
     made = [complete(makers[number % len(makers)](number)) for number in range(depth)]
     layers = {str(number): part for number, part in enumerate(made * loops)}
-    body: dict[str, Layer] = {"layers": ReversibleStack(**layers)} if streams == "reversible" else layers
+    if streams == "reversible":
+        body: dict[str, Layer] = {"layers": ReversibleStack(**layers)}
+    else:
+        body = layers
     if order != "post":
         body["norm"] = Pointwise(norm())
     chain = Chain(**body)

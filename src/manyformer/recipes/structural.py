@@ -76,5 +76,6 @@ def structural(
     }
 
     sizes = (vocab, classes, dim, depth, heads, ff_dim, dropout, norm_order)
-    position, make_relative_position = absolute_positions[absolute](), relative_positions[relative]
+    position = absolute_positions[absolute]()
+    make_relative_position = relative_positions[relative]
     return encoder(Tagger, *sizes, position=position, make_relative_position=make_relative_position)

@@ -86,7 +86,10 @@ def t5(
         is_decoder = direction == "past"
 
         def layer(number: int) -> dict[str, Layer]:
-            cross = {"cross": attention(None, None, CrossAttentionSource())} if is_decoder else {}
+            if is_decoder:
+                cross = {"cross": attention(None, None, CrossAttentionSource())}
+            else:
+                cross = {}
             return {
                 "attention": attention(Causal() if is_decoder else None, position, None),
                 **cross,
@@ -96,7 +99,8 @@ def t5(
         layers = (decoder_depth or depth) if is_decoder else depth
         return stack(layers, layer, order="pre", norm=partial(RMSNorm, dim, eps=norm_eps), dropout=dropout)
 
-    encoder, decoder = side("both"), side("past")
+    encoder = side("both")
+    decoder = side("past")
     for part in (encoder, decoder):
         init_t5(part, head_dim)
     scale = 1.0 if output == "tied-unscaled" else dim**0.5

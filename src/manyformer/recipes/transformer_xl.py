@@ -83,7 +83,9 @@ def transformer_xl(
     mask = Causal() if context == "growing" or memory_length is None else Window(memory_length)
 
     def attention(number: int, make_attention: XLAttentionMaker) -> Layer:
-        source = None if memory_length is None else SegmentMemorySource(memory_length, dim)
+        source = None
+        if memory_length is not None:
+            source = SegmentMemorySource(memory_length, dim)
         return make_attention(SoftmaxKernel(mask), source)
 
     positions = xl_positions(dim, heads, clamp_length, bias_sharing, dropout)
@@ -96,7 +98,9 @@ def xl_positions(
 ) -> Callable[[], Position]:
     """A function that makes the position of each layer in turn."""
     check_heads(dim, heads)
-    shared_biases = TransformerXLBiases(heads, dim // heads) if bias_sharing == "all-layers" else None
+    shared_biases = None
+    if bias_sharing == "all-layers":
+        shared_biases = TransformerXLBiases(heads, dim // heads)
     return lambda: TransformerXLPosition(dim, heads, biases=shared_biases, clamp=clamp_length, dropout=dropout)
 
 
@@ -118,10 +122,12 @@ def xl_model(
     with a position from `make_position`. With norm orders other than post-norm the attention normalizes its own input,
     so that its memory holds the unnormalized stream."""
     check_heads(dim, heads)
-    layer_norm, std = partial(nn.LayerNorm, dim, eps=details.norm_eps), init_std(dim)
+    layer_norm = partial(nn.LayerNorm, dim, eps=details.norm_eps)
+    std = init_std(dim)
 
     def layer(number: int) -> dict[str, Layer]:
-        position, pre_norm = make_position(), None if norm_order == "post" else layer_norm()
+        position = make_position()
+        pre_norm = None if norm_order == "post" else layer_norm()
 
         def make_attention(kernel: Kernel, source: KVSource | None) -> Attention:
             return Attention(dim, heads, kernel, position=position, source=source, pre_norm=pre_norm, bias=False)

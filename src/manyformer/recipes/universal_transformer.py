@@ -89,7 +89,9 @@ class UniversalConfig(NamedTuple):
         """The repeated layer with its halting, and the final norm."""
         order = self.options["norm_order"]
         residual = partial(branch, order=order, norm=partial(nn.LayerNorm, self.dim), dropout=self.dropout)
-        source = HaltedTokenSource() if self.options["halting"] != "fixed" else None
+        source = None
+        if self.options["halting"] != "fixed":
+            source = HaltedTokenSource()
         attention = residual(Attention(self.dim, self.heads, SoftmaxKernel(mask), source=source))
         cross_attention = None
         if cross:
@@ -97,13 +99,17 @@ class UniversalConfig(NamedTuple):
         transition = residual(self._make_transition(causal=mask is not None))
         block = UniversalBlock(attention, transition, cross=cross_attention)
         body = self._repeat(block, PositionStepSignal(SinusoidalPosition(self.dim), self._make_step_signal()))
-        return body if order == "post" else Chain(steps=body, norm=Pointwise(nn.LayerNorm(self.dim)))
+        if order == "post":
+            return body
+        return Chain(steps=body, norm=Pointwise(nn.LayerNorm(self.dim)))
 
     def _make_step_signal(self) -> StepSignal:
         kind = self.options["step_signal"]
         if kind == "learned":
             return LearnedStepSignal(self.dim, self.depth)
-        return NoStepSignal(self.dim) if kind == "none" else SinusoidalStepSignal(self.dim)
+        if kind == "none":
+            return NoStepSignal(self.dim)
+        return SinusoidalStepSignal(self.dim)
 
     def _repeat(self, block: UniversalBlock, timing: PositionStepSignal) -> Layer:
         if self.options["halting"] == "fixed":
@@ -147,8 +153,12 @@ def universal_transformer(
     Tensor2Tensor's variant. The released model allows 12 steps where a fixed model takes 6."""
     config = UniversalConfig(dim, depth, heads, ff_dim, dropout, options)
     embed = config.embedding(vocab)
-    embed_source = embed if source_vocab is None else config.embedding(source_vocab)
-    encoder, decoder = config.body(None, cross=False), config.body(Causal(), cross=True)
+    if source_vocab is None:
+        embed_source = embed
+    else:
+        embed_source = config.embedding(source_vocab)
+    encoder = config.body(None, cross=False)
+    decoder = config.body(Causal(), cross=True)
     return EncoderDecoder(embed_source, encoder, embed, decoder, ClassHead(dim, vocab, tied=embed.token))
 
 

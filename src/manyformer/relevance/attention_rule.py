@@ -45,13 +45,15 @@ def _query_relevance(
     deviations = v[:, :, None] - (weights @ v)[:, :, :, None]
     # a (v - y), split by sign: (b h l s f)
     effects = weights[..., None] * deviations
-    effects_above, effects_below = effects.clamp(min=0), effects.clamp(max=0)
+    effects_above = effects.clamp(min=0)
+    effects_below = effects.clamp(max=0)
     (q_above, q_below), (k_above, k_below) = ((x.clamp(min=0), x.clamp(max=0)) for x in (q, k))
     # the sums over e of the positive and of the negative products q k scale: (b h l s)
     products_above = (q_above @ k_above.mT + q_below @ k_below.mT) * scale
     products_below = (q_above @ k_below.mT + q_below @ k_above.mT) * scale
     query_impacts = q[..., None, :] * torch.einsum("bhlsf,bhse->bhlfe", effects, k) * scale
-    queries_above, queries_below = query_impacts.clamp(min=0), query_impacts.clamp(max=0)
+    queries_above = query_impacts.clamp(min=0)
+    queries_below = query_impacts.clamp(max=0)
     sums = []
     for sign, first, second, query_part in (
         (1, products_above, products_below, queries_above),

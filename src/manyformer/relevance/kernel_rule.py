@@ -105,7 +105,8 @@ def kernel_relevance(
     count = sum(x[0].numel() for x in inputs)
     with torch.no_grad():
         offset = run([torch.zeros_like(x)[None] for x in inputs])[0].flatten(1) / count
-    flat, totals = relevance.flatten(3)[:, 0], [relevance.new_zeros(len(relevance), *x.shape) for x in inputs]
+    flat = relevance.flatten(3)[:, 0]
+    totals = [relevance.new_zeros(len(relevance), *x.shape) for x in inputs]
     size = max(1, MAX_IMPACTS // (heads * max(count, length * call.k.shape[2])))
     for outputs in torch.split(torch.arange(length * width), size):
         impacts = torch.cat([part.flatten(2) for part in _impacts(run, inputs, outputs, width)], dim=2)

@@ -40,12 +40,15 @@ def linear_relevance(
     """The relevance of inputs of a map with this Jacobian at each token and the value `offset` at 0, or 0 for None.
 
     Impacts are computed for a few tokens at a time, and only for outputs that have any relevance."""
-    flat, inputs = relevance.reshape(relevance.shape[0], -1, relevance.shape[-1]), x.reshape(-1, x.shape[-1])
+    flat = relevance.reshape(relevance.shape[0], -1, relevance.shape[-1])
+    inputs = x.reshape(-1, x.shape[-1])
     jacobians = jacobian.expand(*x.shape[:-1], *jacobian.shape[-2:]).reshape(-1, *jacobian.shape[-2:])
     if jacobian.ndim == 2:
         # a view, because a copy for each token would not fit
         jacobians = jacobian.expand(len(inputs), *jacobian.shape)
-    offsets = None if offset is None else offset.expand(*x.shape[:-1], -1).reshape(-1, offset.shape[-1])
+    offsets = None
+    if offset is not None:
+        offsets = offset.expand(*x.shape[:-1], -1).reshape(-1, offset.shape[-1])
     active_outputs = flat.ne(0).flatten(0, 1).any(0).nonzero()[:, 0]
     active_tokens = flat.ne(0).any(-1).any(0).nonzero()[:, 0]
     result = relevance.new_zeros(*flat.shape[:2], inputs.shape[-1])
@@ -80,7 +83,8 @@ def term_relevance(relevance: Float[Tensor, "t *b d"], impacts: list[Float[Tenso
 
 def pooled_relevance(relevance: Float[Tensor, "t b d"], x: Float[Tensor, "b s d"]) -> Float[Tensor, "t b s d"]:
     """The relevance of the terms of a sum over all tokens of a row, which is one sample."""
-    above, below = x.clamp(min=0), x.clamp(max=0)
+    above = x.clamp(min=0)
+    below = x.clamp(max=0)
     by_positive = relevance / (above.sum(1) + EPSILON) / 2
     by_negative = relevance / (below.sum(1) - EPSILON) / 2
     shares = by_positive[:, :, None] * above + by_negative[:, :, None] * below

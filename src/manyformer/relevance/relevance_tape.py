@@ -99,7 +99,10 @@ class RelevanceTape(TorchFunctionMode):
             received = [relevances.get(id(x), x.new_zeros(len(relevance), *x.shape)) for x in outputs]
             for x, part in zip(inputs, propagate(received), strict=True):
                 # streams of reversible layers are wider than their branches
-                relevances[id(x)] = relevances[id(x)] + part if id(x) in relevances else part.to(x.dtype)
+                if id(x) in relevances:
+                    relevances[id(x)] = relevances[id(x)] + part
+                else:
+                    relevances[id(x)] = part.to(x.dtype)
         return relevances
 
 
@@ -124,7 +127,10 @@ def _rule(
     if name in ("mul", "div", "truediv") and not kwargs and inputs[0] is args[0]:
         return _product_rule(name, result, inputs)
     if name in ("sum", "mean") and inputs[0].ndim == 3 and (*args[1:], *kwargs.values()) == (1,):
-        terms = inputs[0] if name == "sum" else inputs[0] / inputs[0].shape[1]
+        if name == "sum":
+            terms = inputs[0]
+        else:
+            terms = inputs[0] / inputs[0].shape[1]
         return lambda relevances: [pooled_relevance(relevances[0], terms)]
     if name == "scaled_dot_product_attention":
         return _attention_rule(args, kwargs, inputs)
@@ -134,7 +140,9 @@ def _rule(
 def _operation_name(func: Any) -> str:
     name: str = getattr(func, "__name__", str(func))
     # the getter of a property, such as x.mT
-    return str(func.__self__.__name__) if name == "__get__" else name
+    if name == "__get__":
+        return str(func.__self__.__name__)
+    return name
 
 
 def _norm_rule(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Propagate:
@@ -209,7 +217,10 @@ def _attention_rule(args: Sequence[Any], kwargs: dict[str, Any], inputs: tuple[T
 
     def propagate(relevances: Sequence[Tensor]) -> list[Tensor]:
         keys, values = (x.repeat_interleave(groups, dim=1) for x in (k, v))
-        used_scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+        if scale is None:
+            used_scale = 1 / math.sqrt(q.shape[-1])
+        else:
+            used_scale = scale
         q_part, *shared = attention_relevance(relevances[0], q, keys, values, bias, scale=used_scale)
         parts = [q_part, *(torch.unflatten(part, 2, (-1, groups)).sum(3) for part in shared)]
         return [part for x, part in zip((q, k, v), parts) if any(x is tracked for tracked in inputs)]

@@ -27,7 +27,8 @@ class GatedJoin(ResidualJoin):
 
     def __init__(self, dim: int, *, dropout: float = 0.0) -> None:
         super().__init__()
-        self.dim, self.dropout = dim, Dropout(dropout)
+        self.dim = dim
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "b l d"], branch: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
         gate = self.bind_gate(Tensor.t)
@@ -66,7 +67,8 @@ class OutputGate(GatedJoin):
         self.weight, self.bias = self._matrix(), self._gate_bias(gate_bias)
 
     def bind_gate(self, transpose: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-        weight, bias = transpose(self.weight), -self.bias
+        weight = transpose(self.weight)
+        bias = -self.bias
         return lambda x, y: _add_product(x, torch.sigmoid(torch.addmm(bias, x, weight)), y)
 
 
@@ -79,7 +81,8 @@ class HighwayGate(GatedJoin):
         self.weight, self.bias = self._matrix(), self._gate_bias(gate_bias)
 
     def bind_gate(self, transpose: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-        weight, bias = transpose(self.weight), self.bias
+        weight = transpose(self.weight)
+        bias = self.bias
         return lambda x, y: _interpolate(y, x, torch.sigmoid(torch.addmm(bias, x, weight)))
 
 
@@ -93,7 +96,8 @@ class SigmoidTanhGate(GatedJoin):
         self.bias = self._gate_bias(gate_bias)
 
     def bind_gate(self, transpose: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-        weight, bias = transpose(self.branch_weight), F.pad(-self.bias, (0, self.dim))
+        weight = transpose(self.branch_weight)
+        bias = F.pad(-self.bias, (0, self.dim))
 
         def gate(x: Tensor, y: Tensor) -> Tensor:
             gate_input, candidate = torch.addmm(bias, y, weight).chunk(2, -1)
@@ -120,7 +124,8 @@ class GRUGate(GatedJoin):
         weights = (self.branch_weight, self.stream_weight, self.candidate_weight)
         branch_weight, stream_weight, candidate_weight = map(transpose, weights)
         # of the three products of the branch, that for the update gate has the bias -b
-        dim, bias = self.dim, F.pad(-self.bias, (self.dim, self.dim))
+        dim = self.dim
+        bias = F.pad(-self.bias, (self.dim, self.dim))
 
         def gate(x: Tensor, y: Tensor) -> Tensor:
             gate_inputs, candidate = torch.addmm(bias, y, branch_weight).split_with_sizes([2 * dim, dim], -1)
@@ -133,12 +138,16 @@ class GRUGate(GatedJoin):
 def _add_product(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """x + first * second, in one operation unless autocast has given them different dtypes."""
     is_mixed = not x.dtype == first.dtype == second.dtype
-    return x + first * second if is_mixed else torch.addcmul(x, first, second)
+    if is_mixed:
+        return x + first * second
+    return torch.addcmul(x, first, second)
 
 
 def _interpolate(x: Tensor, y: Tensor, share: Tensor) -> Tensor:
     """(1 - share) * x + share * y, in one operation unless autocast has given them different dtypes."""
-    return x + share * (y - x) if not x.dtype == y.dtype == share.dtype else torch.lerp(x, y, share)
+    if not x.dtype == y.dtype == share.dtype:
+        return x + share * (y - x)
+    return torch.lerp(x, y, share)
 
 
 _GATES: dict[str, Callable[..., GatedJoin]] = {
@@ -154,7 +163,9 @@ def make_join(
 ) -> ResidualJoin | None:
     """A new join of this kind: a gate, or the sum, which is None without dropout. Raises UserError."""
     if gate == "residual":
-        return AddJoin(dropout=dropout) if dropout else None
+        if dropout:
+            return AddJoin(dropout=dropout)
+        return None
     if gate == "input":
         return InputGate(dim, dropout=dropout)
     if gate not in _GATES:

@@ -26,7 +26,8 @@ class AddJoin(ResidualJoin):
 
     def __init__(self, *, dropout: float, scale: float = 1.0) -> None:
         super().__init__()
-        self.dropout, self.scale = Dropout(dropout), scale
+        self.dropout = Dropout(dropout)
+        self.scale = scale
 
     def forward(self, x: Float[Tensor, "b l d"], branch: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
         return x + self.summand(branch)
@@ -34,7 +35,9 @@ class AddJoin(ResidualJoin):
     def summand(self, branch: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]:
         """What is added to the stream."""
         dropped: Tensor = self.dropout(branch)
-        return dropped if self.scale == 1.0 else dropped * self.scale
+        if self.scale == 1.0:
+            return dropped
+        return dropped * self.scale
 
 
 @final
@@ -54,16 +57,24 @@ class Residual(Layer):
         join: ResidualJoin | None = None,
     ) -> None:
         super().__init__()
-        self.inner, self.pre_norm, self.inner_norm, self.post_norm = inner, pre_norm, inner_norm, post_norm
-        self.join, self.keeps_tokens = join, inner.keeps_tokens
+        self.inner = inner
+        self.pre_norm = pre_norm
+        self.inner_norm = inner_norm
+        self.post_norm = post_norm
+        self.join = join
+        self.keeps_tokens = inner.keeps_tokens
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         return self.inner.init_state(batch, capacity=capacity, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         branch, state, loss = self.inner(x if self.pre_norm is None else self.pre_norm(x), ctx, state)
-        branch = branch if self.inner_norm is None else self.inner_norm(branch)
-        y = x + branch if self.join is None else self.join(x, branch)
+        if self.inner_norm is not None:
+            branch = self.inner_norm(branch)
+        if self.join is None:
+            y = x + branch
+        else:
+            y = self.join(x, branch)
         return LayerOutput(y if self.post_norm is None else self.post_norm(y), state, loss)
 
     @property
@@ -74,7 +85,8 @@ class Residual(Layer):
     def summand(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         """What a branch that only adds adds to the stream."""
         branch, state, loss = self.inner(x if self.pre_norm is None else self.pre_norm(x), ctx, state)
-        branch = branch if self.inner_norm is None else self.inner_norm(branch)
+        if self.inner_norm is not None:
+            branch = self.inner_norm(branch)
         return LayerOutput(self.join.summand(branch) if isinstance(self.join, AddJoin) else branch, state, loss)
 
     def extend_state(self, x: Float[Tensor, "b l d"], ctx: Context, state: State) -> State:

@@ -134,7 +134,8 @@ class ActingLoop:
         actions = actions.cpu()
         environment_actions = self._to_environment(actions)
         result = self.environment.step(environment_actions)
-        rewards, done = torch.from_numpy(result.rewards), torch.from_numpy(result.done)
+        rewards = torch.from_numpy(result.rewards)
+        done = torch.from_numpy(result.done)
         previous = actions if self._box is None else actions.tanh()
         final = PolicyInputs(torch.from_numpy(result.final_observations), inputs.segments, previous, rewards)
         first = self.first_inputs(result.observations)
@@ -160,6 +161,7 @@ class ActingLoop:
         if self._box is None:
             numbers: NDArray[Any] = actions.numpy()
             return numbers
-        low, high = np.array(self._box.low, np.float32), np.array(self._box.high, np.float32)
+        low = np.array(self._box.low, np.float32)
+        high = np.array(self._box.high, np.float32)
         scaled: NDArray[Any] = low + (actions.tanh().numpy() + 1) / 2 * (high - low)
         return scaled.clip(low, high)

@@ -43,7 +43,8 @@ def play_steps(
     training = policy.training
     policy.eval()
     device = next(policy.parameters(), torch.empty(0)).device
-    loop, running = ActingLoop(environment, policy, select), np.ones(environment.rows, bool)
+    loop = ActingLoop(environment, policy, select)
+    running = np.ones(environment.rows, bool)
     loop.reset(seeds)
     actor = policy.begin_acting(policy.init_state(environment.rows))
     try:
@@ -66,7 +67,8 @@ def play_episodes(
     environment: VectorEnvironment, policy: ActingPolicy, seeds: IntArray, select: SelectFn = likeliest_actions
 ) -> PlayedEpisodes:
     """The results of the first episode of each row."""
-    returns, lengths = np.zeros(environment.rows), np.zeros(environment.rows, np.int64)
+    returns = np.zeros(environment.rows)
+    lengths = np.zeros(environment.rows, np.int64)
     for step, running in play_steps(environment, policy, seeds, select):
         returns += step.result.rewards * running
         lengths += running

@@ -19,7 +19,8 @@ def record_episodes(
     environment: VectorEnvironment, policy: ActingPolicy, seeds: IntArray, select: SelectFn, *, source: str
 ) -> Trajectories:
     """The first episode of each row, one after the other; `source` says who acted."""
-    steps, running = list[ActedStep](), list[Any]()
+    steps = list[ActedStep]()
+    running = list[Any]()
     for step, rows in play_steps(environment, policy, seeds, select):
         steps.append(step)
         running.append(rows)

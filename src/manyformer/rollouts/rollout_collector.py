@@ -50,7 +50,9 @@ class RolloutCollector:
 
     def __init__(self, environment: VectorEnvironment, policy: ActingPolicy, settings: RolloutSettings) -> None:
         assert isinstance(policy, nn.Module)
-        self.environment, self.policy, self.settings = environment, policy, settings
+        self.environment = environment
+        self.policy = policy
+        self.settings = settings
         self._module: nn.Module = policy
         self.loop = ActingLoop(environment, policy, sample_actions)
         self.state: State = policy.init_state(environment.rows)
@@ -68,8 +70,10 @@ class RolloutCollector:
         self._module.eval()
         try:
             device = next(self._module.parameters()).device
-            first_state, actor = self.state, self.policy.begin_acting(self.state)
-            steps, next_values = list[ActedStep](), list[Tensor]()
+            first_state = self.state
+            actor = self.policy.begin_acting(self.state)
+            steps = list[ActedStep]()
+            next_values = list[Tensor]()
             for _ in range(self.settings.steps):
                 step = self.loop.step(actor, device)
                 if steps:
@@ -114,14 +118,17 @@ class RolloutCollector:
         )
 
     def _count_episodes(self, steps: list[ActedStep]) -> None:
-        ended_returns, ended_lengths = list[Tensor](), list[Tensor]()
+        ended_returns = list[Tensor]()
+        ended_lengths = list[Tensor]()
         returns, lengths = self.progress
         for step in steps:
-            returns, lengths = returns + torch.from_numpy(step.result.rewards), lengths + 1
+            returns = returns + torch.from_numpy(step.result.rewards)
+            lengths = lengths + 1
             done = torch.from_numpy(step.result.done)
             ended_returns.append(returns[done])
             ended_lengths.append(lengths[done])
-            returns, lengths = returns.masked_fill(done, 0), lengths.masked_fill(done, 0)
+            returns = returns.masked_fill(done, 0)
+            lengths = lengths.masked_fill(done, 0)
         self.progress = EpisodeProgress(returns, lengths)
         all_returns = torch.cat(ended_returns)
         if len(all_returns):

@@ -18,7 +18,8 @@ from manyformer.rollouts.acting_loop import PolicyInputs
 from manyformer.rollouts.rollout_collector import EpisodeProgress, RolloutCollector, check_scores
 from manyformer.torch_internals import tree_leaves, tree_structure, tree_unflatten
 
-TENSOR_FILE, SCORE_FILE = "rollout.safetensors", "rollout.json"
+TENSOR_FILE = "rollout.safetensors"
+SCORE_FILE = "rollout.json"
 _ROLLOUT_FIELDS = tuple(name for name in RolloutBatch._fields if name not in ("state", "objective", "layout"))
 
 
@@ -48,7 +49,8 @@ def write_collector(collector: RolloutCollector, rollout: RolloutBatch | None, f
 
 def read_collector(collector: RolloutCollector, files: VerifiedFolder) -> RolloutBatch | None:
     """Restore what `write_collector` wrote, and return the rollout. Raises DamagedFile."""
-    file, score_file = files.file(TENSOR_FILE), files.file(SCORE_FILE)
+    file = files.file(TENSOR_FILE)
+    score_file = files.file(SCORE_FILE)
     record = RolloutScores.read(score_file)
     try:
         with safe_open(file, "pt") as handle:
@@ -57,14 +59,17 @@ def read_collector(collector: RolloutCollector, files: VerifiedFolder) -> Rollou
         _restore_running(collector, tensors)
         collector.state = _read_state(collector, tensors, "state")
         collector.scores = check_scores(record.scores)
-        return _read_rollout(collector, tensors) if record.has_rollout else None
+        if record.has_rollout:
+            return _read_rollout(collector, tensors)
+        return None
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise DamagedFile(f"{file} is damaged: it holds no rollout of this run ({error})") from error
 
 
 def _restore_running(collector: RolloutCollector, tensors: dict[str, Tensor]) -> None:
     """Restore the environment, the inputs of the next step and the sums of the running episodes."""
-    environment, loop = collector.environment, collector.loop
+    environment = collector.environment
+    loop = collector.loop
     prefix = "environment."
     arrays = {name.removeprefix(prefix): tensor.numpy() for name, tensor in tensors.items() if name.startswith(prefix)}
     loop.inputs = loop.first_inputs(environment.restore(arrays))
@@ -80,7 +85,8 @@ def _restore_running(collector: RolloutCollector, tensors: dict[str, Tensor]) ->
 
 def _read_rollout(collector: RolloutCollector, tensors: dict[str, Tensor]) -> RolloutBatch:
     assert collector.loop.inputs is not None
-    inputs, steps = collector.loop.inputs, collector.settings.steps
+    inputs = collector.loop.inputs
+    steps = collector.settings.steps
     actions = inputs.previous_actions
     like = dict.fromkeys(_ROLLOUT_FIELDS, inputs.previous_rewards)
     like |= {"actions": actions, "previous_actions": actions, "observations": inputs.observations}
@@ -124,11 +130,14 @@ def restore_state(template: State, tensors: list[Tensor]) -> State:
     forms = [(tensor.dtype, tensor.ndim) for tensor in tensors]
     if forms != [(tensor.dtype, tensor.ndim) for tensor in initial] or len(tensors[-1]) != len(initial[-1]):
         raise ValueError("these tensors are not those of a state of this form")
-    remaining, numbers = iter(tensors), iter(tensors[-1].tolist())
+    remaining = iter(tensors)
+    numbers = iter(tensors[-1].tolist())
 
     def restored(leaf: object) -> object:
         if isinstance(leaf, Tensor):
             return next(remaining)
-        return type(leaf)(next(numbers)) if isinstance(leaf, int) else leaf
+        if isinstance(leaf, int):
+            return type(leaf)(next(numbers))
+        return leaf
 
     return tree_unflatten([restored(leaf) for leaf in tree_leaves(template)], tree_structure(template))

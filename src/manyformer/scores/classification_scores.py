@@ -33,11 +33,15 @@ def f1(
     check_pairs(predictions, references, "predictions")
     if average not in ("macro", "micro"):
         raise UserError(f"average must be 'macro' or 'micro', got '{average}'")
-    names = sorted({*predictions, *references}, key=str) if classes is None else list(classes)
+    if classes is None:
+        names = sorted({*predictions, *references}, key=str)
+    else:
+        names = list(classes)
     if not names:
         raise UserError("there are no classes to score")
     correct = Counter(a for a, b in zip(predictions, references) if a == b)
-    predicted, actual = Counter(predictions), Counter(references)
+    predicted = Counter(predictions)
+    actual = Counter(references)
     parts = {str(name): _f1(correct[name], predicted[name], actual[name]) for name in names}
     if average == "macro":
         value = sum(parts.values()) / len(parts)
@@ -49,4 +53,6 @@ def f1(
 
 
 def _f1(correct: int, predicted: int, actual: int) -> float:
-    return 100 * 2 * correct / (predicted + actual) if predicted + actual else 0.0
+    if predicted + actual:
+        return 100 * 2 * correct / (predicted + actual)
+    return 0.0

@@ -12,4 +12,6 @@ def rank_key(score: float | None, *, lower_is_better: bool = True) -> float:
     """The number by which scores are sorted, best first: what cannot be compared comes last, whatever it is."""
     if score is None or not math.isfinite(score):
         return math.inf
-    return score if lower_is_better else -score
+    if lower_is_better:
+        return score
+    return -score

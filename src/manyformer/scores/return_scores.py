@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from manyformer.errors import UserError
 from manyformer.scores.record import ScoreRecord
 
-RESAMPLES, BOOTSTRAP_SEED = 10_000, 12345
+RESAMPLES = 10_000
+BOOTSTRAP_SEED = 12345
 NORMAL_QUANTILE = 1.959964
 """The 97.5 % quantile of the normal distribution."""
 
@@ -18,7 +19,8 @@ def mean_return(returns: NDArray[np.floating]) -> ScoreRecord:
 
     Raises UserError without episodes."""
     check_episodes(returns)
-    generator, count = np.random.default_rng(BOOTSTRAP_SEED), len(returns)
+    generator = np.random.default_rng(BOOTSTRAP_SEED)
+    count = len(returns)
     # in chunks, so that many episodes do not fill the memory
     chunk = max(1, min(RESAMPLES, (1 << 22) // count))
     means = np.concatenate(
@@ -33,10 +35,13 @@ def success_rate(successes: NDArray[np.bool_]) -> ScoreRecord:
 
     Raises UserError without episodes."""
     check_episodes(successes)
-    count, share, z = len(successes), float(successes.mean()), NORMAL_QUANTILE
+    count = len(successes)
+    share = float(successes.mean())
+    z = NORMAL_QUANTILE
     center = (share + z**2 / (2 * count)) / (1 + z**2 / count)
     half = z / (1 + z**2 / count) * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
-    low, high = max(0.0, center - half), min(1.0, center + half)
+    low = max(0.0, center - half)
+    high = min(1.0, center + half)
     return _interval_score("success", 100 * share, 100 * low, 100 * high, f"Wilson|episodes:{count}", 1)
 
 

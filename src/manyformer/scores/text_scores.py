@@ -81,7 +81,10 @@ def _sacrebleu(metric: str) -> Any:
 
 def _corpus_score(name: str, metric: "Metric", texts: Sequence[str], references: References) -> ScoreRecord:
     single = [reference for reference in references if isinstance(reference, str)]
-    sets = [single] if len(single) == len(references) else [list(reference_set) for reference_set in references]
+    if len(single) == len(references):
+        sets = [single]
+    else:
+        sets = [list(reference_set) for reference_set in references]
     for reference_set in sets:
         check_pairs(texts, reference_set, "texts")
     result = metric.corpus_score(list(texts), sets)

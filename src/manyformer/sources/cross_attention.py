@@ -38,7 +38,10 @@ class CrossAttentionSource(KVSource):
             return KeysValues(*project(y, positions), positions)
         if state.k is None:
             k, v = project(y, positions)
-            cached = (k[:, :, :0].clone(), v[:, :, :0].clone()) if state.recurrent else (k, v)
+            if state.recurrent:
+                cached = (k[:, :, :0].clone(), v[:, :, :0].clone())
+            else:
+                cached = (k, v)
             return KeysValues(k, v, positions, ProjectedMemory(*cached, state.recurrent))
         if state.recurrent:
             # the state of the kernel already contains these keys

@@ -46,7 +46,8 @@ class HaltedTokenSource(KVSource):
         if not isinstance(state, HaltedKV):
             return self.self_source(x, ctx, project, state)
         new_k, new_v = project(x, ctx.positions)
-        k, v = _insert_active(state.k, new_k, state), _insert_active(state.v, new_v, state)
+        k = _insert_active(state.k, new_k, state)
+        v = _insert_active(state.v, new_v, state)
         keys = self.update_cache(x, Context(state.positions), k, v, state.state)
         if len(state.row_index) == k.shape[0]:
             return keys

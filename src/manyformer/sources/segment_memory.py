@@ -72,7 +72,10 @@ class SegmentMemorySource(KVSource, StatefulAcrossBatches):
         super().__init__()
         if size < 1:
             raise ValueError(f"SegmentMemorySource: size ({size}) must be at least 1; for no memory use no source")
-        self.size, self.dim, self.evaluation_state, self.reach = size, dim, evaluation_state, reach
+        self.size = size
+        self.dim = dim
+        self.evaluation_state = evaluation_state
+        self.reach = reach
 
     def init_state(self, spec: CacheSpec) -> State:
         if spec.recurrent:
@@ -81,7 +84,10 @@ class SegmentMemorySource(KVSource, StatefulAcrossBatches):
             )
         # twice the memory, so that it is copied to the front only once every `size` tokens
         keeps_inputs = self.training or (spec.capacity is None and self.evaluation_state == "inputs")
-        columns = 0 if keeps_inputs or spec.capacity is None else min(spec.capacity, 2 * self.size)
+        if keeps_inputs or spec.capacity is None:
+            columns = 0
+        else:
+            columns = min(spec.capacity, 2 * self.size)
         position_ids = torch.zeros(spec.batch, columns, dtype=torch.long, device=spec.device)
         if keeps_inputs:
             inputs = torch.zeros(spec.batch, 0, self.dim, device=spec.device, dtype=spec.dtype)
@@ -115,21 +121,28 @@ class SegmentMemorySource(KVSource, StatefulAcrossBatches):
         size = state.position_ids.shape[1]
         # without padding, this many new tokens replace the whole memory
         fills_memory = x.shape[1] >= self.size and isinstance(all_positions.layout, ContiguousLayout | AlignedLayout)
-        tokens = x.detach() if fills_memory else torch.cat([state.x.to(x.dtype), x.detach()], 1)
+        if fills_memory:
+            tokens = x.detach()
+        else:
+            tokens = torch.cat([state.x.to(x.dtype), x.detach()], 1)
         (inputs,), position_ids, segment_ids = last_tokens([tokens], all_positions, self.size)
         k, v = project(x, positions)
-        hidden = 0 if self.reach is None else max(0, size - self.reach.max_reach())
+        hidden = 0
+        if self.reach is not None:
+            hidden = max(0, size - self.reach.max_reach())
         if hidden:
             all_positions = all_positions.columns(hidden, size + x.shape[1])
         if size > hidden:
             # projected separately, so that no gradient of the remembered inputs is computed
             old = project(state.x[:, hidden:].detach().to(x.dtype), all_positions.columns(0, size - hidden))
-            k, v = _concatenate_heads_first(old[0], k), _concatenate_heads_first(old[1], v)
+            k = _concatenate_heads_first(old[0], k)
+            v = _concatenate_heads_first(old[1], v)
         return KeysValues(k, v, all_positions, RememberedInputs(inputs, position_ids, segment_ids))
 
     def _write_in_place(self, buffer: RememberedBuffer, k: Tensor, v: Tensor, positions: TokenPositions) -> KeysValues:
         require_no_grad()
-        count, start = k.shape[2], buffer.stop
+        count = k.shape[2]
+        start = buffer.stop
         if start + count > buffer.position_ids.shape[1]:
             buffer = self._reallocate(buffer, count)
             start = buffer.stop
@@ -139,8 +152,10 @@ class SegmentMemorySource(KVSource, StatefulAcrossBatches):
         buffer.position_ids.narrow(1, start, count).copy_(positions.position_ids)
         buffer.segment_ids.narrow(1, start, count).copy_(positions.segment_ids)
         used = buffer.start, stop - buffer.start
-        k, v = buffer.k.narrow(2, *used), buffer.v.narrow(2, *used)
-        position_ids, segment_ids = buffer.position_ids.narrow(1, *used), buffer.segment_ids.narrow(1, *used)
+        k = buffer.k.narrow(2, *used)
+        v = buffer.v.narrow(2, *used)
+        position_ids = buffer.position_ids.narrow(1, *used)
+        segment_ids = buffer.segment_ids.narrow(1, *used)
         all_positions = TokenPositions(position_ids, segment_ids, _joined_layout(positions, start - buffer.start))
         if not isinstance(all_positions.layout, ContiguousLayout | AlignedLayout):
             # padding columns do not count towards the memory
@@ -194,7 +209,9 @@ def _joined_layout(
     if isinstance(layout, ContiguousLayout | AlignedLayout):
         return type(layout)(layout.start - num_columns)
     # packed layouts start at the first column of a stream
-    return layout if not num_columns and isinstance(layout, PackedLayout) else None
+    if not num_columns and isinstance(layout, PackedLayout):
+        return layout
+    return None
 
 
 def last_tokens(

@@ -109,7 +109,8 @@ def _concatenate(cache: KVCache, k: Tensor, v: Tensor, positions: TokenPositions
 
 
 def _write_in_place(cache: KVCache, k: Tensor, v: Tensor, positions: TokenPositions) -> KVCache:
-    start, stop = cache.length, cache.length + k.shape[2]
+    start = cache.length
+    stop = cache.length + k.shape[2]
     assert cache.capacity is not None
     if stop > cache.capacity:
         raise ValueError(f"the cache was created with capacity={cache.capacity}, but {stop} tokens need space")
@@ -119,7 +120,8 @@ def _write_in_place(cache: KVCache, k: Tensor, v: Tensor, positions: TokenPositi
     if _stays_contiguous(cache, positions):
         return KVCache(cache.k, cache.v, cache.position_ids, cache.segment_ids, stop, cache.capacity)
     # ids are copied before they differ from a contiguous document's, so that earlier states stay valid
-    position_ids, segment_ids = cache.position_ids.clone(), cache.segment_ids.clone()
+    position_ids = cache.position_ids.clone()
+    segment_ids = cache.segment_ids.clone()
     position_ids[:, start:stop] = positions.position_ids
     segment_ids[:, start:stop] = positions.segment_ids
     return KVCache(cache.k, cache.v, position_ids, segment_ids, stop, cache.capacity, is_contiguous=False)

@@ -32,7 +32,8 @@ class SpanCacheSource(KVSource):
 
     def __init__(self, span_reach: SpanReach) -> None:
         super().__init__()
-        self.span_reach, self.self_source = span_reach, SelfSource()
+        self.span_reach = span_reach
+        self.self_source = SelfSource()
 
     def init_state(self, spec: CacheSpec) -> State:
         return _window_source(self.span_reach.max_reach() + 1).init_state(spec)

@@ -28,7 +28,10 @@ class StaticKVCache(NamedTuple):
     def store(self, k: Tensor, v: Tensor, layout: StepLayout) -> "StaticKVCache":
         """Write one token, to a larger copy where the layout has more columns than the cache."""
         missing = layout.keys.position_ids.shape[1] - self.k.shape[2]
-        cache = StaticKVCache(*(F.pad(field, (0, 0, 0, missing)) for field in self)) if missing else self
+        if missing:
+            cache = StaticKVCache(*(F.pad(field, (0, 0, 0, missing)) for field in self))
+        else:
+            cache = self
         for field, new in zip(cache, (k, v)):
             # one column for all rows
             field.index_copy_(2, layout.column[:1], new.to(field.dtype))
@@ -51,7 +54,10 @@ class StaticRing(NamedTuple):
         """Write tokens in place, of which no two of a row have one slot; padding to any slot."""
         index = self.slots.gather(1, positions.position_ids)
         for field, new, axis in zip(self, (k, v, *positions[:2]), TOKEN_AXES):
-            indices = index if axis == 1 else index[:, None, :, None].expand_as(new)
+            if axis == 1:
+                indices = index
+            else:
+                indices = index[:, None, :, None].expand_as(new)
             field.scatter_(axis, indices, new.to(field.dtype))
         return self
 
@@ -60,7 +66,8 @@ def static_cache(
     k: Float[Tensor, "b g s e"], v: Float[Tensor, "b g s f"], positions: TokenPositions, layout: StepLayout
 ) -> StaticKVCache:
     """A cache of all columns with these earlier tokens. Raises NotStaticError unless they are those of the stream."""
-    length, columns = k.shape[2], layout.keys.position_ids.shape[1]
+    length = k.shape[2]
+    columns = layout.keys.position_ids.shape[1]
     position_ids, segment_ids = (ids[:, :length] for ids in layout.keys[:2])
     # the positions of padding have no meaning
     same_positions = (positions.position_ids == position_ids) | (segment_ids == PADDING_SEGMENT)
@@ -79,7 +86,8 @@ def static_ring(
 ) -> StaticRing:
     """A ring for this mask, with a slot for every key that is never evicted, that holds these earlier tokens."""
     assert mask.max_lookback is not None
-    rows, ring = k.shape[0], mask.max_lookback + 1
+    rows = k.shape[0]
+    ring = mask.max_lookback + 1
     all_positions = torch.arange(layout.position_limit, device=k.device)
     retained = never_evicted(mask, all_positions)
     slots = torch.where(retained, ring - 1 + retained.cumsum(0), all_positions % ring)
@@ -91,7 +99,10 @@ def static_ring(
     for field, axis, fill in zip((k, v, *positions[:2]), TOKEN_AXES, (0, 0, 0, PADDING_SEGMENT)):
         shape = list(field.shape)
         shape[axis] = columns + 1
-        indices = index if axis == 1 else index[:, None, :, None].expand_as(field)
+        if axis == 1:
+            indices = index
+        else:
+            indices = index[:, None, :, None].expand_as(field)
         fields.append(field.new_full(shape, fill).scatter_(axis, indices, field).narrow(axis, 0, columns).contiguous())
     k, v, position_ids, segment_ids = fields
     return StaticRing(k, v, position_ids, segment_ids, slots.repeat(rows, 1))

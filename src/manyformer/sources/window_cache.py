@@ -56,14 +56,17 @@ class WindowSource(KVSource):
         if not can_evict(mask):
             raise ValueError(f"WindowSource: {mask!r} may show every key to later queries, so no key can be evicted")
         assert mask.max_lookback is not None
-        self.mask, self.slots, self.self_source = mask, mask.max_lookback + 1, SelfSource()
+        self.mask = mask
+        self.slots = mask.max_lookback + 1
+        self.self_source = SelfSource()
 
     def init_state(self, spec: CacheSpec) -> State:
         if spec.recurrent or (spec.capacity is not None and spec.capacity <= self.slots):
             # a ring would never wrap around
             return self.self_source.init_state(spec)
         position_ids = torch.zeros(spec.batch, self.slots, dtype=torch.long, device=spec.device)
-        segment_ids, reserved = torch.full_like(position_ids, PADDING_SEGMENT), spec.capacity is not None
+        segment_ids = torch.full_like(position_ids, PADDING_SEGMENT)
+        reserved = spec.capacity is not None
         return RingCache(*spec.zeros(self.slots), position_ids, segment_ids, reserved=reserved)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State) -> KeysValues:
@@ -83,7 +86,9 @@ class WindowSource(KVSource):
         ring = self._update_ring(state, new, ctx.positions.layout)
         if x.shape[1] == 1:
             # the key that it overwrites is outside the window of this token
-            layout = None if ring.length is None else RingLayout(ring.length - 1, self.slots)
+            layout = None
+            if ring.length is not None:
+                layout = RingLayout(ring.length - 1, self.slots)
             return KeysValues(ring.k, ring.v, TokenPositions(ring.position_ids, ring.segment_ids, layout), ring)
         k, v, position_ids, segment_ids = _append(state, new)
         return KeysValues(k, v, TokenPositions(position_ids, segment_ids), ring)
@@ -98,7 +103,8 @@ class WindowSource(KVSource):
 
     def _update_ring(self, ring: RingCache, new: Sequence[Tensor], layout: object) -> RingCache:
         """Add the fields of tokens to the ring; `ring` itself is not changed by several tokens at once."""
-        start, count = ring.length, new[0].shape[2]
+        start = ring.length
+        count = new[0].shape[2]
         if start is not None and isinstance(layout, ContiguousLayout) and layout.start == start:
             if count == 1 and not is_never_evicted(self.mask, start):
                 return self._write_one(ring, new, start)
@@ -133,7 +139,8 @@ class WindowSource(KVSource):
     def _overwrite(self, ring: RingCache, new: Sequence[Tensor], in_window: Tensor, start: int) -> RingCache:
         """Write several tokens at the same slots of all rows."""
         columns = in_window.nonzero()[:, 0].to(ring.k.device)
-        slots, values = (columns + start) % self.slots, _take_columns(new, columns)
+        slots = (columns + start) % self.slots
+        values = _take_columns(new, columns)
         # to a copy, because they may overwrite keys that the first of them still sees in an earlier state
         fields = (field.index_copy(axis, slots, value) for field, value, axis in zip(ring[:4], values, TOKEN_AXES))
         return ring.with_fields(fields, start + len(in_window), ring.columns + len(in_window))
@@ -149,7 +156,10 @@ class WindowSource(KVSource):
         slots = torch.where(in_window, position_ids % self.slots, ring.position_ids.shape[1])
         fields = []
         for field, value, axis in zip(ring[:4], new, TOKEN_AXES):
-            index = slots if axis == 1 else slots[:, None, :, None].expand_as(value)
+            if axis == 1:
+                index = slots
+            else:
+                index = slots[:, None, :, None].expand_as(value)
             padded = torch.cat([field, field.narrow(axis, 0, 1)], axis)
             fields.append(padded.scatter(axis, index, value).narrow(axis, 0, field.shape[axis]))
         return ring.with_fields(fields, None, ring.columns + valid.shape[1])

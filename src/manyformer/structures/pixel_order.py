@@ -13,7 +13,8 @@ def pixel_order(shape: tuple[int, int, int], block: tuple[int, int]) -> NDArray[
     (rows, columns), and so are blocks within the image (Parmar et al. 2018, section 3.3); blocks of one complete row
     give raster order. Raises UserError if the blocks do not divide the image.
     """
-    (height, width, channels), (rows, columns) = shape, block
+    height, width, channels = shape
+    rows, columns = block
     if min(block) < 1 or height % rows or width % columns:
         raise UserError(f"an image of {height} x {width} cannot be cut into blocks of {rows} x {columns}")
     indices = np.arange(height * width * channels)

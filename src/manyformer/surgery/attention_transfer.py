@@ -70,7 +70,8 @@ def transfer_attention(
     in neither. Raises UserError where no new kernel has anything to learn, and for a loss that is not finite.
     """
     assert config.steps is not None
-    teacher, pairs = pair.source, attention_pairs(pair, config)
+    teacher = pair.source
+    pairs = attention_pairs(pair, config)
     assert isinstance(teacher, Model)
     scored = list(islice(batches, SCORED_BATCHES))
     with torch.enable_grad(), eval_mode(teacher), eval_mode(pair.target), _trains_only(pair.target, pairs):
@@ -117,7 +118,10 @@ def attention_pairs(pair: ModelPair, config: TransferConfig) -> list[AttentionPa
 def describe_transfer(layers: Sequence[LayerTransfer], config: TransferConfig) -> str:
     """A sentence on the first and the last layer's loss before and after."""
     losses = [f"{layer.name} {layer.before:.3g} -> {layer.after:.3g}" for layer in layers]
-    shown = losses if len(losses) < 5 else [*losses[:2], "...", *losses[-2:]]
+    if len(losses) < 5:
+        shown = losses
+    else:
+        shown = [*losses[:2], "...", *losses[-2:]]
     return f"attention transfer, {config.steps} steps, {MATCH_LABELS[config.match]}: {', '.join(shown)}"
 
 
@@ -132,7 +136,10 @@ def _mean_losses(
 
 def _layer_losses(teacher: Model, pairs: list[AttentionPair], batch: Batch, config: TransferConfig) -> list[Tensor]:
     calls = _teacher_calls(teacher, pairs, batch)
-    match = _match_outputs if config.match == "outputs" else _match_weights
+    if config.match == "outputs":
+        match = _match_outputs
+    else:
+        match = _match_weights
     return [match(each, calls[each.name]) for each in pairs]
 
 

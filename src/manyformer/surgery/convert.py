@@ -132,10 +132,13 @@ def _report(
     model: Model, filled: _FilledModel, conversion: RecipeConversion | None, swapped: str | None
 ) -> ConversionReport:
     """What became of a model; `swapped` is the kernel that was asked for."""
-    spec, new_spec, warnings = model.spec, filled.model.spec, list[str]()
+    spec = model.spec
+    new_spec = filled.model.spec
+    warnings = list[str]()
     paper, finding = KERNEL_FINDINGS.get(swapped or "", ("", ""))
     if conversion is not None:
-        paper, finding = conversion.paper, conversion.finding
+        paper = conversion.paper
+        finding = conversion.finding
         warnings = conversion.warnings(spec.keywords, new_spec.keywords)
     return ConversionReport(
         source=spec.recipe,
@@ -157,7 +160,9 @@ def _find_conversion(model: Model, target: str, keywords: RecipeKeywords) -> Rec
     """The conversion to a recipe, or to shared heads of the same; None where keywords alone change."""
     if target != model.spec.recipe:
         return conversion_between(model.spec.recipe, target)
-    return SHARED_HEADS if keywords.get(SHARED_QK_DIM) and not model.spec.keywords.get(SHARED_QK_DIM) else None
+    if keywords.get(SHARED_QK_DIM) and not model.spec.keywords.get(SHARED_QK_DIM):
+        return SHARED_HEADS
+    return None
 
 
 def conversion_between(source: str, target: str) -> RecipeConversion:
@@ -168,7 +173,9 @@ def conversion_between(source: str, target: str) -> RecipeConversion:
             return CONVERSIONS[pair]
     targets = sorted({target for start, target in CONVERSIONS if start in (source, ANY_RECIPE)})
     sources = sorted({start for start, end in CONVERSIONS if end == target})
-    others = f"; {target} is made of {', '.join(sources)}" if sources else ""
+    others = ""
+    if sources:
+        others = f"; {target} is made of {', '.join(sources)}"
     raise UserError(f"no conversion makes a {target} of a {source}; {suggest_names(target, targets)}{others}")
 
 
@@ -178,7 +185,8 @@ def logit_difference(model: Model, new_model: Model) -> float | None:
     task = task_of(model)
     if task_of(new_model) is not task:
         return None
-    fixed_length, new_fixed_length = task.fixed_length(model), task.fixed_length(new_model)
+    fixed_length = task.fixed_length(model)
+    new_fixed_length = task.fixed_length(new_model)
     if fixed_length != new_fixed_length:
         return None
     limits = [limit for each in (model, new_model) if (limit := each.max_length) is not None]
@@ -188,12 +196,15 @@ def logit_difference(model: Model, new_model: Model) -> float | None:
     for each in (model, new_model):
         with eval_mode(each):
             outputs.append(task.call(each, task.example(each, tokens.to(each.device))).logits.float())
-    return float((outputs[0] - outputs[1]).abs().max()) if outputs[0].shape == outputs[1].shape else None
+    if outputs[0].shape == outputs[1].shape:
+        return float((outputs[0] - outputs[1]).abs().max())
+    return None
 
 
 def _build_target(model: Model, target: str, asked: RecipeKeywords, conversion: RecipeConversion | None) -> Model:
     """A new model of the target recipe, on the device and of the dtype of `model`."""
-    recipe, saved = get_recipe(target), model.spec.keywords
+    recipe = get_recipe(target)
+    saved = model.spec.keywords
     valid_names = recipe.signature.parameters
     check_names(target, asked, valid_names)
     chosen = asked | ({} if conversion is None else conversion.keywords(saved, asked))
@@ -212,7 +223,9 @@ def _build_target(model: Model, target: str, asked: RecipeKeywords, conversion: 
 
 def _compare_tensors(model: Model, transformed: TransformedModel) -> tuple[list[TensorOrigin], dict[str, str]]:
     """The origins of the tensors of a model that a function made, and the tensors that it has no longer."""
-    old, new, origins = model.state_dict(), transformed.model.state_dict(), list[TensorOrigin]()
+    old = model.state_dict()
+    new = transformed.model.state_dict()
+    origins = list[TensorOrigin]()
     for name, value in new.items():
         how = next((text for prefix, text in transformed.derivations.items() if name.startswith(prefix)), None)
         if name in old and old[name].shape == value.shape and torch.equal(old[name], value):
@@ -231,9 +244,12 @@ def transfer_batches(model: Model, path: str | Path) -> Iterator[Iterator[Batch]
     """The batches of a text file in order, again and again; prepared files are removed at the end.
 
     Raises UserError for a model without a tokenizer or of a task that reads no text, and for a file that holds none."""
-    tokenizer, form = model.tokenizer, task_of(model).data_forms.get("text")
+    tokenizer = model.tokenizer
+    form = task_of(model).data_forms.get("text")
     if form is None or not isinstance(tokenizer, Tokenizer):
-        lacks = "has no tokenizer" if form is not None else "reads no plain text"
+        lacks = "reads no plain text"
+        if form is not None:
+            lacks = "has no tokenizer"
         raise UserError(f"this {model.spec.recipe} {lacks}, so attention cannot be transferred on the text of {path}")
     data = TextData(length=min(ROW_TOKENS, model.max_length or ROW_TOKENS), packing="concat")
     with temporary_folder() as scratch_dir:

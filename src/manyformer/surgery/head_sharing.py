@@ -49,7 +49,8 @@ def collaborate(
     as the model has the result is exact; with fewer, tensorly is needed. Raises UserError for a model whose heads
     cannot share, and for too many dimensions."""
     counterpart = _build_counterpart(model, recipe or model.spec.recipe, shared)
-    errors, converted = dict[str, float](), set[Attention]()
+    errors = dict[str, float]()
+    converted = set[Attention]()
     copied_weights = dict(model.state_dict())
     for name, layer in model.named_modules(remove_duplicate=False):
         if isinstance(layer, Attention):
@@ -72,12 +73,14 @@ def share_dimensions(layer: Attention, target: CollaborativeAttention, *, rounds
 
     Query biases become the content bias of the keys, which is exact; key biases add the same number to all keys of a
     query, which the softmax ignores."""
-    kernel, heads = layer.kernel, layer.heads
+    kernel = layer.kernel
+    heads = layer.heads
     assert isinstance(kernel, SoftmaxKernel)
     assert target.kernel.scale is not None
     assert layer.q_proj is not None
     key = layer.kv_shape.head_dim
-    q, k = layer.q_proj.weight, layer.kv_proj.weight[: heads * key]
+    q = layer.q_proj.weight
+    k = layer.kv_proj.weight[: heads * key]
     factors = factorize(
         _rows_by_head(q, heads), _rows_by_head(k, heads), target.shared, rounds=rounds, starts=starts, seed=seed
     )

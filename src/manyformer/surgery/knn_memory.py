@@ -52,7 +52,10 @@ def memorize(
     parameter = next(model.parameters())
     memorizing = build(MEMORIZING_RECIPE, **keywords).to(device=parameter.device, dtype=parameter.dtype)
     load_result = memorizing.load_state_dict(model.state_dict(), strict=False)
-    new_weights = set() if has_memory else {name for name in memorizing.state_dict() if ".combine." in name}
+    if has_memory:
+        new_weights = set()
+    else:
+        new_weights = {name for name in memorizing.state_dict() if ".combine." in name}
     assert set(load_result.missing_keys) == new_weights
     assert not load_result.unexpected_keys
     memorizing.tokenizer = model.tokenizer

@@ -26,7 +26,10 @@ class LoraLinear(nn.Module):
 
     def __init__(self, base: nn.Linear, rank: int, sizes: Sequence[int], *, alpha: float, dropout: float = 0.0) -> None:
         super().__init__()
-        self.base, self.rank, self.scale, self.sizes = base, rank, alpha / rank, list(sizes)
+        self.base = base
+        self.rank = rank
+        self.scale = alpha / rank
+        self.sizes = list(sizes)
         self.dropout = nn.Dropout(dropout)
         self.lora_a = nn.Parameter(base.weight.new_empty(len(self.sizes) * self.rank, base.in_features))
         self.lora_b = nn.Parameter(base.weight.new_zeros(base.out_features, self.rank))

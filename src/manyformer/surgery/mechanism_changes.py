@@ -29,7 +29,8 @@ def describe_changes(saved: nn.Module, model: nn.Module, new_part: str | None = 
     """A sentence for each kind of module, such as a kernel, a position or an activation, that computes another thing.
 
     Weights are not compared, nor what has an effect in training alone, nor the modules of a part that is new."""
-    saved_modules, places = dict(saved.named_modules()), dict[tuple[str, str], list[str]]()
+    saved_modules = dict(saved.named_modules())
+    places = dict[tuple[str, str], list[str]]()
     left_out = tuple(f"{name}." for name, part in model.named_modules() if _is_mechanism(part))
     left_out += () if new_part is None else (new_part,)
     for name, module in model.named_modules():
@@ -56,4 +57,6 @@ def _is_mechanism(module: nn.Module) -> bool:
 
 def abbreviate(names: list[str]) -> list[str]:
     """Names as they are, or the first and how many others there are."""
-    return names if len(names) < 4 else [f"{names[0]}", f"{len(names) - 1} others like it"]
+    if len(names) < 4:
+        return names
+    return [f"{names[0]}", f"{len(names) - 1} others like it"]

@@ -68,9 +68,13 @@ class ModelPair:
     ) -> "ModelPair":
         """The pair of these models. Raises UserError for depths between which there is no conversion."""
         options = ConversionOptions() if options is None else options
-        old_depth, depth = _depth(source), _depth(target)
+        old_depth = _depth(source)
+        depth = _depth(target)
         is_resized = old_depth and depth and old_depth != depth
-        layers = _copied_layers(old_depth, depth, options.growth) if is_resized else []
+        if is_resized:
+            layers = _copied_layers(old_depth, depth, options.growth)
+        else:
+            layers = []
         tensors = source.state_dict() if tensors is None else tensors
         return cls(source, target, options, tensors, target.state_dict(), _modules(source), _modules(target), layers)
 
@@ -97,7 +101,9 @@ class ModelPair:
         layer = self.new_modules[match[0]]
         others = [other for path in self.new_modules if (other := _LAYER.fullmatch(path)) and other[1] == match[1]]
         places = sorted(int(other[2]) for other in others if self.new_modules[other[0]] is layer)
-        return places if len(places) > 1 else []
+        if len(places) > 1:
+            return places
+        return []
 
     def is_silent(self, name: str) -> bool:
         """Whether a tensor belongs to an inserted layer that writes nothing at first."""

@@ -55,7 +55,9 @@ def register(conversion: RecipeConversion) -> RecipeConversion:
 
 def _check_repeated_positions(reach: str, source: RecipeKeywords, target: RecipeKeywords) -> list[str]:
     """A warning where a token sees two tokens with the same position."""
-    old, new, distance = source["max_length"], target["max_length"], target[reach]
+    old = source["max_length"]
+    new = target["max_length"]
+    distance = target[reach]
     if new <= old or 2 * distance <= old:
         return []
     return [

@@ -27,18 +27,22 @@ def repeated_positions(pair: ModelPair, name: str) -> DerivedTensor | None:
 
 def pooled_key_heads(pair: ModelPair, name: str) -> DerivedTensor | None:
     """Fewer heads of keys and values: the mean, or the first, of those that each new one replaces."""
-    rows, layer = pair.trained(name), _projecting_attention(name, pair.new_modules)
+    rows = pair.trained(name)
+    layer = _projecting_attention(name, pair.new_modules)
     old_layer = _projecting_attention(pair.old_name(name), pair.modules)
     if rows is None or layer is None or old_layer is None:
         return None
-    (heads, *widths), (old_heads, *old_widths) = layer.kv_shape, old_layer.kv_shape
+    (heads, *widths) = layer.kv_shape
+    (old_heads, *old_widths) = old_layer.kv_shape
     if heads == old_heads or widths != old_widths:
         return None
     if old_heads % heads:
         raise UserError(f"kv_heads ({heads}) must divide the {old_heads} heads of keys and values of the model")
     parts = torch.split(rows, [old_heads * width for width in widths])
     pooled = torch.cat([_pool(part, heads, old_heads, pair.options.pooling) for part in parts])
-    chosen = "the mean" if pair.options.pooling == "mean" else "the first"
+    chosen = "the first"
+    if pair.options.pooling == "mean":
+        chosen = "the mean"
     return DerivedTensor(pooled, f"{chosen} of every {old_heads // heads} heads of keys and values")
 
 
@@ -48,12 +52,15 @@ def copied_global_projections(pair: ModelPair, name: str) -> DerivedTensor | Non
     if not mark or not isinstance(pair.target.get_submodule(path), GlobalLocalAttention):
         return None
     projection = pair.trained(f"{path}.{part}")
-    return None if projection is None else DerivedTensor(projection, "copies of the projections of all tokens")
+    if projection is None:
+        return None
+    return DerivedTensor(projection, "copies of the projections of all tokens")
 
 
 def added_gate_rows(pair: ModelPair, name: str) -> DerivedTensor | None:
     """A projection of keys and values with new rows: the gates of a kernel that has them, the last of each head."""
-    loaded, layer = pair.trained(name), _projecting_attention(name, pair.new_modules)
+    loaded = pair.trained(name)
+    layer = _projecting_attention(name, pair.new_modules)
     if loaded is None or layer is None or not layer.kernel.gate_dim or layer.kernel.gate_projection is not None:
         return None
     heads, key_dim, value_dim = layer.kv_shape
@@ -67,7 +74,9 @@ def added_gate_rows(pair: ModelPair, name: str) -> DerivedTensor | None:
 def _projecting_attention(name: str, modules: Mapping[str, nn.Module]) -> Attention | None:
     """The attention whose projection of keys and values has the tensor `name`; None for other tensors."""
     layer = modules.get(name.rpartition(".kv_proj.")[0])
-    return layer if isinstance(layer, Attention) else None
+    if isinstance(layer, Attention):
+        return layer
+    return None
 
 
 def shared_layers(pair: ModelPair, name: str) -> DerivedTensor | None:
@@ -96,9 +105,9 @@ def silent_layers(pair: ModelPair, name: str) -> DerivedTensor | None:
     is_last = (isinstance(module, Attention) and part == "out_proj") or (
         isinstance(module, FeedForward | GatedFeedForward) and part == "down"
     )
-    return (
-        DerivedTensor(torch.zeros_like(pair.initial[name]), "0, so that new layers write nothing") if is_last else None
-    )
+    if is_last:
+        return DerivedTensor(torch.zeros_like(pair.initial[name]), "0, so that new layers write nothing")
+    return None
 
 
 SHAPE_RULES = (repeated_positions, added_gate_rows, pooled_key_heads)

@@ -30,7 +30,8 @@ class WeightTransfer(NamedTuple):
 
 def transfer_weights(pair: ModelPair, conversion: RecipeConversion | None = None) -> WeightTransfer:
     """Derive all tensors of the new model of a pair. Raises UserError for one that nothing explains."""
-    values, origins = dict[str, Tensor](), list[TensorOrigin]()
+    values = dict[str, Tensor]()
+    origins = list[TensorOrigin]()
     names_of_storage: dict[int, list[str]] = {}
     for name, tensor in pair.target.state_dict(keep_vars=True).items():
         names_of_storage.setdefault(id(tensor), []).append(name)
@@ -66,7 +67,8 @@ def _derive(pair: ModelPair, conversion: RecipeConversion | None, name: str) -> 
     value, origin = _derive_if_known(pair, conversion, name)
     if value is not None:
         return value, origin
-    trained, shape = pair.trained(name), tuple(pair.initial[name].shape)
+    trained = pair.trained(name)
+    shape = tuple(pair.initial[name].shape)
     if trained is None:
         raise UserError(f"nothing in the model becomes {name}, which the new one has")
     shapes = f"{tuple(trained.shape)} in the model and {shape} in the new one"
@@ -77,7 +79,8 @@ def _derive_if_known(
     pair: ModelPair, conversion: RecipeConversion | None, name: str
 ) -> tuple[Tensor | None, TensorOrigin]:
     """The value of a tensor and its origin, None if nothing explains it."""
-    initial, trained = pair.initial[name], pair.trained(name)
+    initial = pair.initial[name]
+    trained = pair.trained(name)
     if is_of_new_kernel(pair, name):
         return initial, TensorOrigin(name, "new", "tensors of a kernel of another kind")
     is_same_shape = trained is not None and trained.shape == initial.shape

@@ -28,7 +28,8 @@ class BackgroundReader(Generic[T]):
 
     def __init__(self, read: Callable[[], T], ahead: int, *, name: str) -> None:
         assert ahead >= 1
-        self._read, self._ahead = read, ahead
+        self._read = read
+        self._ahead = ahead
         self._results: deque[T | _Failure] = deque()
         self._changed = threading.Condition()
         self._is_closed = False

@@ -25,7 +25,8 @@ SMALLER_WORK = "make the batch, the length of the rows or the model (dim, depth,
 """What reduces the memory of any other work."""
 MAX_MODULES = 50_000
 """The most modules that a model may have: creating more takes minutes, whatever their size."""
-_SMALL_PRODUCT, _SMALL_VALUE = 1 << 22, 1 << 12
+_SMALL_PRODUCT = 1 << 22
+_SMALL_VALUE = 1 << 12
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 # what torch, its CPU and CUDA allocators, C++, NumPy and FAISS say if memory cannot be allocated
 _FAILED_ALLOCATION = re.compile(
@@ -71,7 +72,10 @@ def check_model_fits(
 @contextmanager
 def bounded_model(name: str, copies: int = 1, device: torch.device | None = None) -> Iterator[None]:
     """Raise OutOfMemory as soon as the modules created in the block are too many, or do not fit on a device."""
-    memory = math.inf if device is None else device_memory(device)
+    if device is None:
+        memory = math.inf
+    else:
+        memory = device_memory(device)
     sizes: dict[int, tuple[Tensor, int]] = {}
     total = modules = 0
 
@@ -82,7 +86,9 @@ def bounded_model(name: str, copies: int = 1, device: torch.device | None = None
         sizes[id(tensor)] = tensor, math.prod(tensor.shape) * tensor.element_size() * copies
         total += sizes[id(tensor)][1]
         if device is not None and total > memory:
-            purpose = f" to train it, {copies} numbers for each weight" if copies > 1 else " for its weights"
+            purpose = " for its weights"
+            if copies > 1:
+                purpose = f" to train it, {copies} numbers for each weight"
             raise OutOfMemory(
                 f"{name} does not fit into the memory of this {device.type.upper()}, {format_memory(memory)}: "
                 f"{format_memory(total)} or more are needed{purpose}; {SMALLER_MODEL}"

@@ -165,7 +165,9 @@ def best_device() -> torch.device:
 def gpu_name(device: torch.device) -> str | None:
     """The name of a GPU for people; None for the CPU."""
     kind = device_kind(device)
-    return None if kind.is_host else kind.describe(device)
+    if kind.is_host:
+        return None
+    return kind.describe(device)
 
 
 def collective_device(backend: str) -> torch.device:
@@ -191,12 +193,16 @@ def send(x: Tensor, device: torch.device) -> Tensor:
 
 def wide_dtype(device: torch.device) -> torch.dtype:
     """The widest floating-point type of a device."""
-    return torch.float64 if device_kind(device).has_float64 else torch.float32
+    if device_kind(device).has_float64:
+        return torch.float64
+    return torch.float32
 
 
 def float64_device(device: torch.device) -> torch.device:
     """Where what a device must know in float64 is computed: there, or on the CPU where it has none."""
-    return device if device_kind(device).has_float64 else torch.device(CPU.type)
+    if device_kind(device).has_float64:
+        return device
+    return torch.device(CPU.type)
 
 
 def generator_states() -> dict[str, Tensor]:

@@ -24,7 +24,8 @@ def missing_need(error: BaseException) -> tuple[str, str] | None:
     if not isinstance(error, NotImplementedError | TypeError | RuntimeError):
         return None
     if (match := _MISSING_OPERATOR.search(str(error))) is not None:
-        need, device = match["need"] or match["other_need"], match["device"] or match["other_device"]
+        need = match["need"] or match["other_need"]
+        device = match["device"] or match["other_device"]
         return need, device.lower()
     if (match := _MISSING_TYPE.search(str(error))) is not None:
         return match["need"], match["device"].lower()

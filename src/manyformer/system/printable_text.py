@@ -4,7 +4,8 @@ import re
 
 # controls of terminals, line separators, overrides of the writing direction, and bytes of names that are not UTF-8
 _CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-_IN_TEXT, _IN_LINE = re.compile(f"[{_CONTROLS}]"), re.compile(f"[\t\n{_CONTROLS}]")
+_IN_TEXT = re.compile(f"[{_CONTROLS}]")
+_IN_LINE = re.compile(f"[\t\n{_CONTROLS}]")
 
 
 def printable(text: str) -> str:

@@ -52,7 +52,8 @@ class _StopHandler:
         self.stop_signal = StopSignal()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        repeated, self.stop_signal.signal_name = bool(self.stop_signal), signal.Signals(number).name
+        repeated = bool(self.stop_signal)
+        self.stop_signal.signal_name = signal.Signals(number).name
         if not self.stop_signal.is_awaited:
             raise StoppedBySignal
         if not repeated:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_PREFIX, _SUFFIX = ".manyformer-", ".scratch"
+_PREFIX = ".manyformer-"
+_SUFFIX = ".scratch"
 _folders: set[Path] = set()
 
 

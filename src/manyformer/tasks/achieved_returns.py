@@ -52,14 +52,21 @@ def achieved_returns(
 def _play(
     model: DecisionTransformer, environment: VectorEnvironment, wanted: WantedReturn, *, delayed: bool
 ) -> NDArray[np.float64]:
-    rows, device = environment.rows, model.device
-    observations, decoder = environment.reset(row_seeds(EVALUATION_SEED, rows)), EpisodeDecoder(model, rows)
-    totals, running, previous = np.zeros(rows), np.ones(rows, bool), None
+    rows = environment.rows
+    device = model.device
+    observations = environment.reset(row_seeds(EVALUATION_SEED, rows))
+    decoder = EpisodeDecoder(model, rows)
+    totals = np.zeros(rows)
+    running = np.ones(rows, bool)
+    previous = None
     for _ in range(MAX_STEPS):
         remaining = wanted - (0.0 if delayed else totals)
         returns = torch.as_tensor(np.broadcast_to(remaining, rows).copy(), dtype=torch.float32, device=device)
         logits = decoder.step(returns, torch.as_tensor(observations, dtype=torch.float32, device=device), previous)
-        previous = logits if model.has_bounded_actions else logits.argmax(-1)
+        if model.has_bounded_actions:
+            previous = logits
+        else:
+            previous = logits.argmax(-1)
         step = environment.step(previous.cpu().numpy())
         totals += step.rewards * running
         running = running & ~step.done
@@ -71,10 +78,14 @@ def _play(
 
 def _check_spaces(model: DecisionTransformer, environment: VectorEnvironment) -> None:
     """Raise UserError unless the model can be played in the environment."""
-    observed, name = len(model.embed.mean), environment.name
+    observed = len(model.embed.mean)
+    name = environment.name
     if environment.observations != VectorSpace(observed):
         size = environment.observations.shape
-        shown = f"vectors of {size[0]} numbers" if len(size) == 1 else f"images of {' x '.join(map(str, size))}"
+        if len(size) == 1:
+            shown = f"vectors of {size[0]} numbers"
+        else:
+            shown = f"images of {' x '.join(map(str, size))}"
         raise UserError(f"{name} shows {shown}, and the model reads vectors of {observed} numbers")
     actions: Any = environment.actions
     is_discrete = isinstance(actions, DiscreteActions)
@@ -82,7 +93,9 @@ def _check_spaces(model: DecisionTransformer, environment: VectorEnvironment) ->
         kinds = ("continuous", "discrete")
         raise UserError(f"the actions of {name} are {kinds[is_discrete]}, those of the model {kinds[not is_discrete]}")
     if actions.size != model.embed.actions:
-        remedy = f"; data.actions={actions.size} is for data in which some never occur" if is_discrete else ""
+        remedy = ""
+        if is_discrete:
+            remedy = f"; data.actions={actions.size} is for data in which some never occur"
         raise UserError(f"{name} has {actions.size} actions, and the model was built for {model.embed.actions}{remedy}")
     head: Any = model.head
     if not is_discrete and not (

@@ -116,7 +116,9 @@ class AnswerSpans(EncoderTask[SpanReader]):
         top: int,
     ) -> Iterator[tuple[LabelProbability, ...]]:
         """The `top` best answers to each question."""
-        model, tokenizer, waiting = request.model, request.tokenizers.source, iter(questions)
+        model = request.model
+        tokenizer = request.tokenizers.source
+        waiting = iter(questions)
         encode, has_global_question = DocumentEncoder(tokenizer), request.section.global_tokens == "question"  # type: ignore[attr-defined]
         while chunk := list(islice(waiting, ROWS_PER_BATCH)):
             rows = [frame_question(question, document, encode, request.row_length) for question, document in chunk]
@@ -130,7 +132,9 @@ class AnswerSpans(EncoderTask[SpanReader]):
         self, model: SpanReader, parts: Tensor, *, has_global_question: bool
     ) -> tuple[Tensor | None, Tensor | None]:
         """The roles and the parts, each for a model that uses it."""
-        roles = first_text_roles(parts) if model.uses_roles and has_global_question else None
+        roles = None
+        if model.uses_roles and has_global_question:
+            roles = first_text_roles(parts)
         return roles, parts if model.uses_parts else None
 
 
@@ -159,7 +163,10 @@ def best_answers(
         # scores of minus infinity stand for ends beyond the row
         if index and last >= len(row.spans):
             continue
-        text = answer_text(document, row.spans[start], row.spans[last]) if index else NO_ANSWER
+        if index:
+            text = answer_text(document, row.spans[start], row.spans[last])
+        else:
+            text = NO_ANSWER
         if text:
             answers.setdefault(text, value)
     return tuple(LabelProbability(text, value) for text, value in islice(answers.items(), top))

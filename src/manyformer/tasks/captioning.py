@@ -66,7 +66,9 @@ class Captioning(EncoderDecoderTask):
         """BLEU, chrF and exact matches of captions by beam search; perplexity and accuracy of references."""
         sums = likelihood(request, final_progress=LIKELIHOOD_SHARE)
         assert request.batches is not None
-        references, settings, texts = [example.target for example in request.examples], request.settings, list[str]()
+        references = [example.target for example in request.examples]
+        settings = request.settings
+        texts = list[str]()
         for batch in request.batches:
             moved: Any = to_device(batch, request.model.device)
             texts += request.answer_sources(moved.source, moved.source_segments)

@@ -48,5 +48,6 @@ class CausalTask(Task[LanguageModel]):
         """Rows that repeat four random symbols; those of the first period cannot be predicted."""
         tokens = draw.repeated()
         targets = tokens.roll(-1, dims=1)
-        targets[:, : PERIOD - 1], targets[:, -1] = IGNORE_INDEX, IGNORE_INDEX
+        targets[:, : PERIOD - 1] = IGNORE_INDEX
+        targets[:, -1] = IGNORE_INDEX
         return Toy(CausalLMBatch(tokens, targets), math.log(SYMBOLS))

@@ -52,7 +52,9 @@ class Contrast(PartsTask[TwoTowers]):
     def evaluate(self, request: EvaluationRequest[TwoTowers]) -> EvaluationResult:
         """Recall at 1 and 10 over all held-out pairs, both ways, and the share of nearest parts with the same label."""
         assert request.batches is not None
-        first, second, labels = list[Tensor](), list[Tensor](), list[Tensor]()
+        first = list[Tensor]()
+        second = list[Tensor]()
+        labels = list[Tensor]()
         for number, batch in enumerate(request.batches, 1):
             moved: Any = to_device(batch, request.model.device)
             for rows, embedded in zip((first, second), request.model.embeddings(moved), strict=True):
@@ -72,7 +74,8 @@ def retrieval_scores(
 
     Both are means over both directions; of equally near parts the right one comes last."""
     cosines = first @ second.mT
-    ranks, is_same_label = list[Tensor](), list[Tensor]()
+    ranks = list[Tensor]()
+    is_same_label = list[Tensor]()
     for part in (cosines, cosines.mT):
         ranks.append((part >= part.diagonal()[:, None]).sum(1))
         is_same_label.append(labels[part.argmax(1)] == labels)

@@ -15,7 +15,8 @@ from manyformer.torch_internals import compiler_disabled
 
 def batch_of_tokens(model: GraphEncoder, inputs: Inputs, targets: Tensor) -> GraphBatch:
     """Graphs whose nodes have the features of their token ids, joined by edges that follow from the ids."""
-    tokens, segments = inputs.tokens, inputs.segments
+    tokens = inputs.tokens
+    segments = inputs.segments
     features = stand_in_vectors(torch.randn, model.embed.features, tokens.device)(tokens)
     edges = edges_of_tokens(tokens, segments)
     batch = GraphBatch(features, edges, targets, segments)
@@ -55,11 +56,13 @@ def _eigenvectors(
     vectors = torch.zeros(*tokens.shape, count, device=tokens.device)
     if tokens.is_meta:
         return vectors
-    segments = torch.zeros_like(tokens) if segments is None else segments
+    if segments is None:
+        segments = torch.zeros_like(tokens)
     for row, row_segments in enumerate(segments):
         for segment in set(row_segments.tolist()) - {PADDING_SEGMENT}:
             columns = (row_segments == segment).nonzero()[:, 0]
-            start, stop = int(columns[0]), int(columns[-1]) + 1
+            start = int(columns[0])
+            stop = int(columns[-1]) + 1
             inside = edges[row][(edges[row] >= start).all(-1) & (edges[row] < stop).all(-1)] - start
             numbers = laplacian_eigenvectors(inside.cpu().numpy(), stop - start, count)
             vectors[row, start:stop] = torch.from_numpy(numbers).to(vectors)

@@ -42,14 +42,24 @@ def batch_of_tokens(embed: PartEmbedding, inputs: Inputs, labels: Int[Tensor, " 
     """The examples that rows of tokens stand for: each is a frame and a word, and the first one an image.
 
     Padding is that of the tokens; a row of padding alone has no part."""
-    tokens, parts = inputs.tokens, embed.parts
+    tokens = inputs.tokens
+    parts = embed.parts
     segments = inputs.segments
-    is_token = torch.ones_like(tokens, dtype=torch.bool) if segments is None else segments != PADDING_SEGMENT
+    if segments is None:
+        is_token = torch.ones_like(tokens, dtype=torch.bool)
+    else:
+        is_token = segments != PADDING_SEGMENT
     batch = ModalitiesBatch(labels)
     if "image" in parts:
         patches: PatchEmbedding = parts["image"]  # type: ignore[assignment]
-        index = is_token.long().argmax(1, keepdim=True) if tokens.shape[1] else tokens
-        first = tokens.gather(1, index)[:, 0] if tokens.shape[1] else tokens.new_zeros(len(tokens))
+        if tokens.shape[1]:
+            index = is_token.long().argmax(1, keepdim=True)
+        else:
+            index = tokens
+        if tokens.shape[1]:
+            first = tokens.gather(1, index)[:, 0]
+        else:
+            first = tokens.new_zeros(len(tokens))
         pixels = stand_in_vectors(torch.rand, math.prod(patches.shape), tokens.device)(first % STAND_IN_IDS)
         images = (pixels.view(-1, *patches.shape) * 255).to(torch.uint8)
         batch = batch._replace(images=images, image_segments=torch.where(is_token.any(1), 0, PADDING_SEGMENT))
@@ -59,4 +69,6 @@ def batch_of_tokens(embed: PartEmbedding, inputs: Inputs, labels: Int[Tensor, " 
             frames=stand_in_vectors(torch.rand, frames.mels, tokens.device)(tokens % STAND_IN_IDS),
             frame_segments=segments,
         )
-    return batch._replace(tokens=tokens, token_segments=segments) if "text" in parts else batch
+    if "text" in parts:
+        return batch._replace(tokens=tokens, token_segments=segments)
+    return batch

@@ -80,7 +80,8 @@ def repeated_source(inputs: Inputs, length: int) -> tuple[Tensor, Tensor | None]
     """The source's tokens that are no padding, repeated to `length` tokens in their segment; 0, 1, ... without a token.
 
     For models whose sources have one size."""
-    source, segments = inputs.source, inputs.source_segments
+    source = inputs.source
+    segments = inputs.source_segments
     assert source is not None
     columns = torch.arange(length, device=source.device)
     if not source.shape[1]:

@@ -54,7 +54,10 @@ class GraphLabelTask(BatchLabelTask[GraphModelT]):
         moved: Any = to_device(batch, model.device)
         row = [None if part is None else part[:1] for part in moved.inputs]
         length = moved.features.shape[1]
-        count = length if moved.segments is None else int((moved.segments[0] >= 0).sum())
+        if moved.segments is None:
+            count = length
+        else:
+            count = int((moved.segments[0] >= 0).sum())
         labels = tuple(f"node {number}" for number in range(count))
         return TextPass(lambda watch: model(*row, watch=watch), labels, length)
 

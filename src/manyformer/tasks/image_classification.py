@@ -92,7 +92,8 @@ def image_tokens(
     if image.shape != embed.shape:
         expected = f"{height} x {width} pixels with {channels} channels"
         raise UserError(f"an image of shape {image.shape} must have {expected}, as the model was built")
-    pixels, size = torch.from_numpy(image)[None].to(device), embed.patch
+    pixels = torch.from_numpy(image)[None].to(device)
+    size = embed.patch
     patches = [(row, column) for row in range(0, height, size) for column in range(0, width, size)]
     leading = embed.tokens - len(patches)
     labels = ("class token",) * leading + tuple(f"{row // size}, {column // size}" for row, column in patches)

@@ -56,7 +56,8 @@ class BatchLabelTask(LabelTask[M]):
         """Accuracy and F1 over the labels."""
         assert request.batches is not None
         names = label_names(request.tokenizers)
-        predicted, references = list[str](), list[str]()
+        predicted = list[str]()
+        references = list[str]()
         for number, batch in enumerate(request.batches, 1):
             moved: Batch = to_device(batch, request.model.device)
             logits, targets = self.read(request.model, moved)

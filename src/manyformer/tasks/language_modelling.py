@@ -14,7 +14,9 @@ from manyformer.tasks.model_passes import EncodedText, TextPass
 from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
 from manyformer.tasks.task import Task, text_pass
 
-STDLIB_PROMPT, SYNTHETIC_PROMPT, TEXT_PROMPT = "def ", "ab", "The "
+STDLIB_PROMPT = "def "
+SYNTHETIC_PROMPT = "ab"
+TEXT_PROMPT = "The "
 
 
 @final
@@ -64,7 +66,9 @@ class LanguageModelling(CausalTask):
         return (f'manyformer generate {run} "{prompt}"',)
 
     def variant(self, data_kind: str) -> Task[LanguageModel]:
-        return IMAGE_GENERATION if data_kind == "images" else self
+        if data_kind == "images":
+            return IMAGE_GENERATION
+        return self
 
 
 def describe_reading(request: EvaluationRequest[LanguageModel]) -> tuple[Mapping[str, int], str]:

@@ -23,7 +23,9 @@ def likelihood(request: EvaluationRequest[Any], *, final_progress: float = 1.0) 
 def row_accuracy(request: EvaluationRequest[Any]) -> ScoreRecord:
     """The percentage of rows all of whose targets are predicted, among the rows with a target."""
     assert request.batches is not None
-    model, matches, rows = request.model, 0, 0
+    model = request.model
+    matches = 0
+    rows = 0
     for batch in request.batches:
         tokens, targets, segments, *_ = to_device(batch, model.device)
         predicted = model(tokens, segments).logits.argmax(-1)

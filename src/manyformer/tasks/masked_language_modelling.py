@@ -16,7 +16,8 @@ from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
 from manyformer.tasks.task import Inputs, Task, text_pass
 from manyformer.tasks.toy import SYMBOLS, Toy, ToyDraw
 
-MASKED_SHARE, MASK_ID = 0.15, 4
+MASKED_SHARE = 0.15
+MASK_ID = 4
 
 
 @final

@@ -95,7 +95,10 @@ class PolicyTask(Task[PolicyModel]):
         # the first action is a guess, for which there is no reward
         batch.advantages[:, 0] = 0
         objective = ClippedObjective(value_weight=0.0, entropy_weight=0.0, normalize_advantages=False)
-        guessing_loss = math.log(model.actions) if not model.continuous else model.actions * GUESSED_SIGN_LOSS
+        if not model.continuous:
+            guessing_loss = math.log(model.actions)
+        else:
+            guessing_loss = model.actions * GUESSED_SIGN_LOSS
         return Toy(batch._replace(objective=objective), guessing_loss * (1 - 1 / draw.length))
 
     def validation(self, sums: ScoreSums, units: TextUnits | None) -> dict[str, float]:
@@ -116,7 +119,8 @@ class _ActorSteps:
     """An actor as a `NextTokenFn`; it goes on acting as long as it is given its own last state."""
 
     def __init__(self, task: PolicyTask, model: PolicyModel) -> None:
-        self._task, self._model = task, model
+        self._task = task
+        self._model = model
         self._actor: PolicyActor | None = None
         self._last_state: State = None
 
@@ -144,7 +148,10 @@ def _episode_scores(sums: ScoreSums) -> dict[str, float]:
 
 def _observations(model: PolicyModel, tokens: Int[Tensor, "b l"]) -> Float[Tensor, "b l *shape"]:
     space = model.embed.space
-    draw = _draw_bytes if isinstance(space, PixelSpace) else torch.randn
+    if isinstance(space, PixelSpace):
+        draw = _draw_bytes
+    else:
+        draw = torch.randn
     observations: Tensor = stand_in_vectors(draw, math.prod(space.shape), tokens.device)(tokens)
     return observations.view(*tokens.shape, *space.shape)
 

@@ -26,7 +26,9 @@ class SentencePairs(TextLabelTask):
     nouns = "pairs"
 
     def arguments(self, model: TextClassifier, inputs: Inputs) -> tuple[Any, ...]:
-        parts = halves(inputs.tokens, inputs.segments) if model.uses_parts else None
+        parts = None
+        if model.uses_parts:
+            parts = halves(inputs.tokens, inputs.segments)
         return inputs.tokens, inputs.segments, None, parts
 
     def item_of(self, example: Example) -> tuple[str, str]:

@@ -55,8 +55,10 @@ class SourcedImages(EncoderDecoderTask):
     def example_pass(self, model: EncoderDecoder, batch: Batch, tokenizers: TaskTokenizers) -> TextPass:
         """The values of the first image, the start token first, and the tokens of its source."""
         assert isinstance(batch, Seq2SeqBatch)
-        source, target = batch.source[:1].to(model.device), batch.target[:1].to(model.device)
-        memory, values = model.encode(source), tuple(map(str, batch.targets[0].tolist()))
+        source = batch.source[:1].to(model.device)
+        target = batch.target[:1].to(model.device)
+        memory = model.encode(source)
+        values = tuple(map(str, batch.targets[0].tolist()))
         return TextPass(
             lambda watch: model.decode(target, memory, watch=watch),
             ("start", *values[:-1]),

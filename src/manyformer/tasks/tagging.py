@@ -51,7 +51,8 @@ class Tagging(BatchLabelTask[Tagger], EncoderTask[Tagger]):
 
     def with_head(self, encoder: EncoderModel, settings: EncoderHeadSettings) -> Tagger:
         """BERT's head: dropout and a projection of every token (Devlin et al. 2019, section 5.3)."""
-        dim, dropout = encoder.dim, Dropout(encoder.embed.dropout.p)
+        dim = encoder.dim
+        dropout = Dropout(encoder.embed.dropout.p)
         return Tagger(encoder.embed, encoder.body, ClassHead(dim, settings.classes, transform=dropout, bias=True))
 
     def read(self, model: Tagger, batch: TaggingBatch) -> tuple[Tensor, Tensor]:
@@ -61,9 +62,15 @@ class Tagging(BatchLabelTask[Tagger], EncoderTask[Tagger]):
         """The words of the first sentence, each followed by its label where it has one."""
         assert isinstance(batch, TaggingBatch)
         moved: Any = to_device(batch, model.device)
-        segments = torch.zeros_like(moved.tokens) if moved.segments is None else moved.segments
+        if moved.segments is None:
+            segments = torch.zeros_like(moved.tokens)
+        else:
+            segments = moved.segments
         length = int((segments[0] == segments[0, 0]).sum())
-        tokens, trees = moved.tokens[:1, :length], None if moved.trees is None else moved.trees[:1, :length]
+        tokens = moved.tokens[:1, :length]
+        trees = None
+        if moved.trees is not None:
+            trees = moved.trees[:1, :length]
         words: Any = tokenizers.source
         names = label_names(tokenizers)
         labels = [

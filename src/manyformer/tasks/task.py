@@ -41,7 +41,9 @@ class Inputs(NamedTuple):
 
     def columns(self, start: int, stop: int) -> "Inputs":
         """The inputs with only the columns `start` to `stop` of the tokens; the source is unchanged."""
-        segments = None if self.segments is None else self.segments[:, start:stop]
+        segments = None
+        if self.segments is not None:
+            segments = self.segments[:, start:stop]
         return self._replace(tokens=self.tokens[:, start:stop], segments=segments)
 
 
@@ -104,7 +106,9 @@ class Task(ABC, Generic[M]):
 
     def one_token_step(self, model: M) -> Callable[[], NextTokenFn] | None:
         """A function that binds the model's steps of one token per row; None if it has none."""
-        return model.next_token if isinstance(model, GenerativeModel) else None
+        if isinstance(model, GenerativeModel):
+            return model.next_token
+        return None
 
     @abstractmethod
     def batch(self, model: M, inputs: Inputs, targets: Tensor) -> Batch:
@@ -153,7 +157,9 @@ class Task(ABC, Generic[M]):
 
     def next_commands(self, run: Path, data: object) -> tuple[str, ...]:
         """Commands that use the model trained in the folder `run` on `data`, a run's data section."""
-        return () if self.command == "evaluate" else (f"manyformer {self.command} {run} {self.argument}".rstrip(),)
+        if self.command == "evaluate":
+            return ()
+        return (f"manyformer {self.command} {run} {self.argument}".rstrip(),)
 
     def variant(self, data_kind: str) -> "Task[Any]":
         """The task that a recipe of this task has on another kind of data."""

@@ -88,7 +88,9 @@ class TextLabelTask(LabelTask[TextClassifier], EncoderTask[TextClassifier]):
 
     def evaluate(self, request: EvaluationRequest[TextClassifier]) -> EvaluationResult:
         """Accuracy and F1 over classes."""
-        model, examples, names = request.model, request.examples, label_names(request.tokenizers)
+        model = request.model
+        examples = request.examples
+        names = label_names(request.tokenizers)
         order = sorted(range(len(examples)), key=lambda index: len(examples[index].source))
         predicted = [""] * len(examples)
         for start in range(0, len(order), ROWS_PER_BATCH):
@@ -103,7 +105,8 @@ class TextLabelTask(LabelTask[TextClassifier], EncoderTask[TextClassifier]):
 
     def predict(self, request: PredictionRequest[TextClassifier]) -> Iterator[Prediction]:
         """The most likely labels of each item."""
-        model, items = request.model, iter(self.items_of(request))
+        model = request.model
+        items = iter(self.items_of(request))
         while chunk := list(islice(items, ROWS_PER_BATCH)):
             arguments = self.encode(model, chunk, request.tokenizers.source, request.row_length)
             yield from ranked_rows(request, model(*arguments).logits)

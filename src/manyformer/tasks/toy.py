@@ -8,7 +8,9 @@ from torch import Generator, Tensor
 
 from manyformer.batches import Batch
 
-SYMBOLS, PERIOD, ROWS = 8, 4, 32
+SYMBOLS = 8
+PERIOD = 4
+ROWS = 32
 
 FIRST_SYMBOL = 5
 """The smaller ids are special tokens: 1 starts a target, 4 is the mask."""

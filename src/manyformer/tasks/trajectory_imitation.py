@@ -67,8 +67,12 @@ class TrajectoryImitation(Task[DecisionTransformer]):
 
     def batch(self, model: DecisionTransformer, inputs: Inputs, targets: Int[Tensor, "b l"]) -> TrajectoryBatch:
         """The batch; a target of continuous actions is a vector of the class id as a fraction of all classes."""
-        steps, tokens = _steps_of_tokens(model, inputs.tokens), inputs.tokens
-        segments = torch.zeros_like(tokens) if inputs.segments is None else inputs.segments
+        steps = _steps_of_tokens(model, inputs.tokens)
+        tokens = inputs.tokens
+        if inputs.segments is None:
+            segments = torch.zeros_like(tokens)
+        else:
+            segments = inputs.segments
         # a window counts its time steps from its own beginning, as the model does where none are given
         timesteps = positions_of(tokens, segments, None)[0].position_ids.expand_as(tokens).clamp(min=0)
         if model.has_bounded_actions:
@@ -111,7 +115,8 @@ class TrajectoryImitation(Task[DecisionTransformer]):
 
     def evaluate(self, request: EvaluationRequest[DecisionTransformer]) -> EvaluationResult:
         """The loss and the accuracy of recorded actions; achieved returns if the run's data names an environment."""
-        sums, model = likelihood(request), request.model
+        sums = likelihood(request)
+        model = request.model
         name, unit = ("squared error", "half a box") if model.has_bounded_actions else ("loss", "nats")
         signature = f"per:action|actions:{sums.targets}|unit:{unit}"
         scores = [
@@ -119,13 +124,17 @@ class TrajectoryImitation(Task[DecisionTransformer]):
             ScoreRecord("accuracy", 100 * sums.correct / sums.targets, f"per:action|actions:{sums.targets}"),
         ]
         description = f"{sums.targets:,} actions in windows of {model.window}"
-        section, settings = cast(PlayedSection, request.section), request.settings
-        environment, wanted = settings.environment or section.environment, settings.wanted or section.wanted
+        section = cast(PlayedSection, request.section)
+        settings = request.settings
+        environment = settings.environment or section.environment
+        wanted = settings.wanted or section.wanted
         if environment is not None and wanted is not None:
             scores += _achieved_scores(model, section, environment, wanted)
             description += f"; {section.episodes:,} episodes of {environment}"
         elif settings.wanted or settings.environment:
-            missing = "--environment NAME: where" if environment is None else "--wanted: which returns"
+            missing = "--wanted: which returns"
+            if environment is None:
+                missing = "--environment NAME: where"
             raise UserError(f"the run has no data.environment; give also {missing} to play for")
         return EvaluationResult(scores, description)
 
@@ -148,7 +157,8 @@ def _steps_of_tokens(model: DecisionTransformer, tokens: Int[Tensor, "b l"]) -> 
     """Time steps made of tokens: each token id has a return, an observation and an action."""
     check_token_rows(tokens)
     check_token_range(tokens, STEP_IDS)
-    embed, is_bounded = model.embed, model.has_bounded_actions
+    embed = model.embed
+    is_bounded = model.has_bounded_actions
     values = _step_table(1 + len(embed.mean) + embed.actions, tokens.device)(tokens).to(embed.mean)
     sizes = [1, len(embed.mean), embed.actions]
     returns, observations, vectors = values.split(sizes, -1)

@@ -22,7 +22,8 @@ from manyformer.tasks.stand_in_vectors import STAND_IN_IDS, stand_in_vectors
 from manyformer.tasks.task import Inputs, Task
 from manyformer.tasks.toy import PERIOD, SYMBOLS, Toy, ToyDraw
 
-START, END = 1, 2
+START = 1
+END = 2
 
 LIKELIHOOD_SHARE = 0.1
 """The share of the progress of an evaluation that the likelihood takes; the rest is writing."""
@@ -67,7 +68,8 @@ class Transcription(Task[SpeechRecognizer]):
         return {"batch-training": reason, "causal-training": reason}
 
     def arguments(self, model: SpeechRecognizer, inputs: Inputs) -> tuple[Any, ...]:
-        segments, frames = inputs.segments, 2**model.embed.halvings
+        segments = inputs.segments
+        frames = 2**model.embed.halvings
         features = token_features(model.embed, inputs.tokens)
         return features, None if segments is None else segments.repeat_interleave(frames, 1)
 
@@ -84,7 +86,10 @@ class Transcription(Task[SpeechRecognizer]):
         """The labels are the targets of every third token, of those that are not padding."""
         features, segments = self.arguments(model, inputs)
         labels = targets[:, ::TOKENS_PER_LABEL] % (model.head.classes - 1) + 1
-        is_token = torch.ones_like(targets) if inputs.segments is None else inputs.segments != PADDING_SEGMENT
+        if inputs.segments is None:
+            is_token = torch.ones_like(targets)
+        else:
+            is_token = inputs.segments != PADDING_SEGMENT
         counts = is_token[:, ::TOKENS_PER_LABEL].sum(1)
         return TranscriptionBatch(features, *_target_sides(labels, counts), segments)
 
@@ -102,13 +107,15 @@ class Transcription(Task[SpeechRecognizer]):
     def validation(self, sums: ScoreSums, units: TextUnits | None) -> dict[str, float]:
         """The loss, and the edits of the labels of best alignments in relation to the number of labels."""
         loss = sums.nats / max(1, sums.targets)
-        edits, labels = sums.others["label_edits"], sums.others["labels"]
+        edits = sums.others["label_edits"]
+        labels = sums.others["labels"]
         accuracy = sums.correct / max(1, sums.targets)
         return {"loss": loss, "accuracy": accuracy, "label_error_rate": edits / max(1.0, labels)}
 
     def evaluate(self, request: EvaluationRequest[SpeechRecognizer]) -> EvaluationResult:
         """Word and character error rates of transcripts by prefix beam search."""
-        beam, tokenizer = request.settings.beam, request.tokenizers.target
+        beam = request.settings.beam
+        tokenizer = request.tokenizers.target
 
         def write(batch: TranscriptionBatch) -> list[str]:
             transcripts = request.model.transcribe(batch.features, batch.segments, beam=beam)
@@ -136,7 +143,8 @@ class AttentionTranscription(EncoderDecoderTask):
 
     def source(self, model: EncoderDecoder[FrameEmbedding], inputs: Inputs) -> tuple[Tensor, Tensor | None]:
         assert inputs.source is not None
-        embed, segments = model.embed_source, inputs.source_segments
+        embed = model.embed_source
+        segments = inputs.source_segments
         # as many tokens of sound as CTC needs for a text of this length and a blank after each label
         source = (inputs.source % STAND_IN_IDS).repeat_interleave(2, 1)
         features = token_features(embed, source)
@@ -165,7 +173,9 @@ def _error_rates(
 ) -> tuple[list[ScoreRecord], int]:
     """The error rates of what `write` makes of each batch, and the number of recordings."""
     assert request.batches is not None
-    texts, references, tokenizer = list[str](), list[str](), request.tokenizers.target
+    texts = list[str]()
+    references = list[str]()
+    tokenizer = request.tokenizers.target
     for number, batch in enumerate(request.batches, 1):
         moved: Any = to_device(batch, request.model.device)
         texts += write(moved)
@@ -192,4 +202,5 @@ def _target_sides(
     return torch.cat([start, labels], 1), torch.where(columns < counts[:, None], shifted, ended)
 
 
-TRANSCRIPTION, ATTENTION_TRANSCRIPTION = Transcription(), AttentionTranscription()
+TRANSCRIPTION = Transcription()
+ATTENTION_TRANSCRIPTION = AttentionTranscription()

@@ -55,14 +55,18 @@ class Translation(EncoderDecoderTask):
     def evaluate(self, request: EvaluationRequest[EncoderDecoder]) -> EvaluationResult:
         """BLEU (also by source length), chrF, TER and exact matches by beam search; perplexity of the references."""
         sums = likelihood(request, final_progress=LIKELIHOOD_SHARE)
-        references, settings = [example.target for example in request.examples], request.settings
+        references = [example.target for example in request.examples]
+        settings = request.settings
         texts: list[str] = []
         for text in request.translate(example.source for example in request.examples):
             texts.append(text)
             request.on_progress(LIKELIHOOD_SHARE + (1 - LIKELIHOOD_SHARE) * len(texts) / len(references))
         options: dict[str, Any] = {"tokenize": settings.tokenize, "lowercase": settings.lowercase}
         sources = [example.source for example in request.examples]
-        by_length = bleu_by_length(texts, references, sources, settings.lengths, **options) if settings.lengths else []
+        if settings.lengths:
+            by_length = bleu_by_length(texts, references, sources, settings.lengths, **options)
+        else:
+            by_length = []
         scores = [
             bleu(texts, references, **options),
             *by_length,
@@ -79,7 +83,8 @@ class Translation(EncoderDecoderTask):
         answer = text.answer
         assert answer is not None
         source = [*text.ids, text.tokenizer.eos]
-        tokens, labels = token_row(model, source, _source_vocab(model)), text.labels_of(source)
+        tokens = token_row(model, source, _source_vocab(model))
+        labels = text.labels_of(source)
         encode = TextPass(lambda watch: model.encode(tokens, watch=watch), labels, len(source), tokens=tuple(source))
         return [encode, decoder_pass(model, tokens, labels, answer, source_tokens=tuple(source))]
 

@@ -23,7 +23,9 @@ def batches_ahead(requested: int | str, feed: TrainingFeed, device: torch.device
     `auto` means none on a CPU: reading and training would share its cores, and neither would be faster. Raises
     UserError for a number that this feed does not allow."""
     if requested == "auto":
-        return DEFAULT_AHEAD if device.type != "cpu" and feed.reads_ahead else 0
+        if device.type != "cpu" and feed.reads_ahead:
+            return DEFAULT_AHEAD
+        return 0
     count = int(requested)
     if count and not feed.reads_ahead:
         problem = f"batch.ahead is {count}, but this data gives a batch only in its turn"
@@ -84,15 +86,20 @@ class AheadFeed(TrainingFeed):
 
     def __init__(self, feed: TrainingFeed, ahead: int, prepare: PrepareBatch) -> None:
         assert feed.reads_ahead
-        self._feed, self._ahead, self._prepare = feed, ahead, prepare
+        self._feed = feed
+        self._ahead = ahead
+        self._prepare = prepare
         self._reader: BackgroundReader[_ReadBatch] | None = None
         self._batches: int | None = None
-        self.epoch, self.batch = feed.epoch, feed.batch
+        self.epoch = feed.epoch
+        self.batch = feed.batch
         self._rows_continue = feed.rows_continue
 
     @property
     def batches(self) -> int:
-        return self._feed.batches if self._batches is None else self._batches
+        if self._batches is None:
+            return self._feed.batches
+        return self._batches
 
     @property
     def rows_continue(self) -> bool:
@@ -108,7 +115,9 @@ class AheadFeed(TrainingFeed):
                 self._feed.load_state_dict(self.state_dict())
             self._reader = BackgroundReader(self._read, self._ahead, name=THREAD_NAME)
         read = self._reader.take()
-        self.epoch, self.batch, self._batches = read.epoch, read.number, read.batches
+        self.epoch = read.epoch
+        self.batch = read.number
+        self._batches = read.batches
         return read.batch
 
     def _read(self) -> _ReadBatch:
@@ -130,7 +139,8 @@ class AheadFeed(TrainingFeed):
 
     def state_dict(self) -> FeedPosition:
         state = self._feed.state_dict()
-        state["epoch"], state["batch"] = self.epoch, self.batch
+        state["epoch"] = self.epoch
+        state["batch"] = self.batch
         return state
 
     def load_state_dict(self, state: FeedPosition) -> None:

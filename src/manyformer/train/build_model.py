@@ -105,7 +105,9 @@ def _exceeds(size: Any, least: int) -> bool:
 
 
 def _format(value: Any) -> str:
-    return f"{value:,}" if type(value) is int else str(value)
+    if type(value) is int:
+        return f"{value:,}"
+    return str(value)
 
 
 def choose_device(requested: str, process_group: ProcessGroup) -> torch.device:
@@ -126,7 +128,8 @@ def choose_device(requested: str, process_group: ProcessGroup) -> torch.device:
     if kind.is_host or kind.collectives is None:
         return torch.device(kind.type)
     if process_group.local_rank >= kind.how_many():
-        number, count = process_group.local_rank + 1, kind.how_many()
+        number = process_group.local_rank + 1
+        count = kind.how_many()
         raise UserError(f"devices needs GPU number {number}, and there are {count}; set devices={count}")
     return torch.device(kind.type, process_group.local_rank)
 
@@ -140,7 +143,9 @@ def choose_autocast(precision: str, device: torch.device, model: Model) -> torch
         return None
     kind = device_kind(device)
     if precision == "auto":
-        return torch.bfloat16 if kind.half_by_default and kind.has_bfloat16() else None
+        if kind.half_by_default and kind.has_bfloat16():
+            return torch.bfloat16
+        return None
     usable = {"bfloat16": kind.emulates_bfloat16 or kind.has_bfloat16(), "float16": kind.has_float16}
     if not usable.get(precision, True):
         raise UserError(f"precision is {precision}, which {kind.describe(device)} does not have; set precision=float32")

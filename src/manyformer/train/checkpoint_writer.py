@@ -53,7 +53,8 @@ class CheckpointWriter(NamedTuple):
         process_group = self.engine.process_group
         if not read_carried_state(self.engine.carried_state, checkpoint.folder, process_group):
             self.log("the carried state starts empty: it was written by a different number of processes")
-        files, generator_file = VerifiedFolder.open(checkpoint.folder), _generator_file(process_group.rank)
+        files = VerifiedFolder.open(checkpoint.folder)
+        generator_file = _generator_file(process_group.rank)
         self.feed.read_files(files)
         self._report_other_size(files)
         if generator_file in files:
@@ -70,7 +71,9 @@ class CheckpointWriter(NamedTuple):
         if written_by == size:
             return
         parts = self.engine.strategy.data_group.size
-        rows = "the rows of a batch" if parts == 1 else f"1/{parts} of the rows of a batch"
+        rows = "the rows of a batch"
+        if parts != 1:
+            rows = f"1/{parts} of the rows of a batch"
         self.log(
             f"the checkpoint was written by {_count_processes(written_by)}, and this run has {_count_processes(size)}: "
             f"each computes {rows} and draws random numbers of its own, so that dropout and with it the losses differ "

@@ -44,7 +44,8 @@ class CheckpointStore:
     """The folder of a run's checkpoints."""
 
     def __init__(self, folder: Path, process_group: ProcessGroup = SINGLE_PROCESS_GROUP) -> None:
-        self.folder, self.process_group = folder, process_group
+        self.folder = folder
+        self.process_group = process_group
 
     def path(self, step: int) -> Path:
         return self.folder / f"{_STEP_PREFIX}{step:08d}"
@@ -110,7 +111,8 @@ class CheckpointStore:
     def _newest(self, log: Callable[[str], None]) -> int:
         if self.folder.is_dir():
             remove_drafts(self.folder)
-        steps, damages = self.steps(), list[str]()
+        steps = self.steps()
+        damages = list[str]()
         for step in reversed(steps):
             damage = self._find_damage(step)
             if damage is None:

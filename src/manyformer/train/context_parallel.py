@@ -35,7 +35,8 @@ class ProcessRing(TokenRing):
 
     def pass_on(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         received = [torch.empty_like(tensor) for tensor in tensors]
-        following, previous = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        following = (self.rank + 1) % self.size
+        previous = (self.rank - 1) % self.size
         sends = [dist.P2POp(dist.isend, tensor, following) for tensor in tensors]
         receives = [dist.P2POp(dist.irecv, tensor, previous) for tensor in received]
         for work in dist.batch_isend_irecv([*sends, *receives]):
@@ -58,7 +59,8 @@ class ContextStrategy(ParallelStrategy):
     """Every process holds a replica and computes a part of the columns of each row."""
 
     def __init__(self, process_group: ProcessGroup) -> None:
-        self.process_group, self._replicas = process_group, DDPStrategy(process_group)
+        self.process_group = process_group
+        self._replicas = DDPStrategy(process_group)
 
     @property
     def data_group(self) -> ProcessGroup:
@@ -122,7 +124,8 @@ def find_obstacle(model: Model) -> str | None:
 
 
 def _find_attention_obstacle(layer: Attention) -> str | None:
-    source, seams = layer.source, layer.position.required_seams() & {"score", "value"}
+    source = layer.source
+    seams = layer.position.required_seams() & {"score", "value"}
     if type(source) not in (SelfSource, WindowSource):
         return f"keys come from {type(source).__name__}, not from the row alone"
     if layer.short_convolution is not None:

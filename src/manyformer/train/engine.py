@@ -59,7 +59,10 @@ class GradientNorms(NamedTuple):
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """The tensor itself, or the whole of which a process holds a shard."""
-    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    if hasattr(tensor, "full_tensor"):
+        whole: Tensor = tensor.full_tensor()
+    else:
+        whole = tensor
     return whole
 
 
@@ -69,12 +72,14 @@ class MovementWatch:
     def __init__(self, weights: Sequence[nn.Parameter]) -> None:
         self._weights = weights
         self._sums: Tensor | None = None
-        self._steps, self._largest_rate = 0, 0.0
+        self._steps = 0
+        self._largest_rate = 0.0
 
     def begin(self) -> None:
         """Remember the weights as they are now."""
         self._sums = _bit_sums(self._weights)
-        self._steps, self._largest_rate = 0, 0.0
+        self._steps = 0
+        self._largest_rate = 0.0
 
     def count_step(self, learning_rate: float) -> None:
         """Count a step of the optimizer with this learning rate."""
@@ -87,7 +92,9 @@ class MovementWatch:
         A few steps are watched further, unless the run ends with them."""
         if not self._weights or self._sums is None or self._steps < (1 if run_ends else MIN_STEPS_WATCHED):
             return None
-        steps, largest_rate, sums = self._steps, self._largest_rate, self._sums
+        steps = self._steps
+        largest_rate = self._largest_rate
+        sums = self._sums
         self.begin()
         assert self._sums is not None
         if largest_rate == 0 or not torch.equal(sums, self._sums):
@@ -150,10 +157,18 @@ class TrainingEngine:
         self.model = model
         self._label_smoothing = label_smoothing
         self._autocast = autocast
-        self.strategy, self.process_group, self.max_grad_norm = strategy, strategy.process_group, optim.max_grad_norm
-        self.max_weight_grad_norm = optim.max_weight_grad_norm if isinstance(optim, AdagradConfig) else None
+        self.strategy = strategy
+        self.process_group = strategy.process_group
+        self.max_grad_norm = optim.max_grad_norm
+        if isinstance(optim, AdagradConfig):
+            self.max_weight_grad_norm = optim.max_weight_grad_norm
+        else:
+            self.max_weight_grad_norm = None
         is_clipped = self.max_grad_norm is not None or self.max_weight_grad_norm is not None
-        self._largest_norm = torch.finfo(torch.float32).max if is_clipped else LARGEST_SQUARED_NORM
+        if is_clipped:
+            self._largest_norm = torch.finfo(torch.float32).max
+        else:
+            self._largest_norm = LARGEST_SQUARED_NORM
         self._nonfinite = optim.nonfinite
         self.device = model.device
         self._penalized = [module for module in model.modules() if isinstance(module, AddsPenalty)]
@@ -182,9 +197,13 @@ class TrainingEngine:
             with self.strategy.gradient_sync(self._prepared, last=is_last):
                 figures[:2] += self._backward(batch, max(1, targets), len(batches) * self.process_group.size)
         # before any look at the gradients: norms, limits and clipping are those of the loss itself
-        overflow = None if self.loss_scaler is None else self.loss_scaler.unscale(self.optimizer)
+        overflow = None
+        if self.loss_scaler is not None:
+            overflow = self.loss_scaler.unscale(self.optimizer)
         gradient_norms = GradientNorms.of(self.weights)
-        norm = None if gradient_norms is None else gradient_norms.total
+        norm = None
+        if gradient_norms is not None:
+            norm = gradient_norms.total
         if norm is not None:
             figures[2] = norm / self.process_group.size
         if overflow is not None:
@@ -218,7 +237,9 @@ class TrainingEngine:
         if self.max_weight_grad_norm is not None:
             clip_each_gradient(self.weights, self.max_weight_grad_norm)
             clipped_norms = GradientNorms.of(self.weights)
-            norm = None if clipped_norms is None else clipped_norms.total
+            norm = None
+            if clipped_norms is not None:
+                norm = clipped_norms.total
         if self.max_grad_norm is not None and norm is not None:
             nn.utils.clip_grads_with_norm_(self.weights, self.max_grad_norm, norm)
         set_learning_rate(self.optimizer, learning_rate)

@@ -50,7 +50,10 @@ class WorkerFailure(NamedTuple):
 def encode(event: TrainingEvent | WorkerFailure) -> str:
     """Encode an event or failure as one line of JSON."""
     kind = type(event).__name__
-    content = event if isinstance(event, WorkerFailure) else _EVENTS[kind].dump_python(event, mode="json")
+    if isinstance(event, WorkerFailure):
+        content = event
+    else:
+        content = _EVENTS[kind].dump_python(event, mode="json")
     # seconds that are not known yet and a score may be NaN, which the reader restores
     return json_text(with_named_numbers([kind, content]), ensure_ascii=True)
 
@@ -58,4 +61,6 @@ def encode(event: TrainingEvent | WorkerFailure) -> str:
 def decode(line: str) -> TrainingEvent | WorkerFailure:
     """Decode a line that `encode` returned."""
     kind, content = json.loads(line)
-    return WorkerFailure(*content) if kind == "WorkerFailure" else _EVENTS[kind].validate_python(content)
+    if kind == "WorkerFailure":
+        return WorkerFailure(*content)
+    return _EVENTS[kind].validate_python(content)

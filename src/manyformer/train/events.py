@@ -116,7 +116,9 @@ SHOWN_DATA_WAIT = 0.1
 def reporter(stream: TextIO | None = None) -> EventListener:
     """A progress bar if `stream` (standard output by default) is a terminal, else plain lines."""
     stream = sys.stdout if stream is None else stream
-    return LiveReporter(stream) if stream.isatty() else line_reporter(stream)
+    if stream.isatty():
+        return LiveReporter(stream)
+    return line_reporter(stream)
 
 
 def format_event(event: TrainingEvent) -> list[str]:
@@ -132,7 +134,9 @@ def _event_lines(event: TrainingEvent) -> list[str]:
         case TrainingStarted():
             return [f"{subject:<8} {text}" for subject, text in event.summary_lines]
         case TrainingProgress():
-            return [_format_progress(event)] if event.logged else []
+            if event.logged:
+                return [_format_progress(event)]
+            return []
         case TrainingValidated():
             best = " (best)" if event.best else ""
             return [f"valid    step {event.step}  {format_scores(event.scores)}{best}"]
@@ -156,7 +160,9 @@ def format_scores(scores: dict[str, float]) -> str:
 def _format_progress(event: TrainingProgress) -> str:
     total = "" if event.steps is None else f"/{event.steps}"
     scores = "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in event.scores.items())
-    data_wait = f"  data wait {event.data_wait:.0%}" if event.data_wait >= SHOWN_DATA_WAIT else ""
+    data_wait = ""
+    if event.data_wait >= SHOWN_DATA_WAIT:
+        data_wait = f"  data wait {event.data_wait:.0%}"
     return (
         f"step     {event.step}{total}  {scores or f'loss {event.loss:.4f}'}  lr {event.learning_rate:.3g}  "
         f"{event.tokens_per_second:.0f} tokens/s{data_wait}  left {format_duration(event.seconds_left)}"
@@ -169,7 +175,9 @@ def format_duration(seconds: float) -> str:
         return "?"
     minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{remainder:02}" if hours else f"{minutes}:{remainder:02}"
+    if hours:
+        return f"{hours}:{minutes:02}:{remainder:02}"
+    return f"{minutes}:{remainder:02}"
 
 
 def line_reporter(stream: TextIO) -> EventListener:

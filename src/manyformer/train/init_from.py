@@ -47,15 +47,18 @@ def load_initial_weights(model: Model, path: str, data: OpenedData) -> str:
     _check_tokenizers(folder, data)
     tensors = _read_without_heads(folder, model)
     sentences = [f"weights initialized from {path}{_describe_keywords(folder, model)}"]
-    head, saved_head = head_named_in(model.spec.keywords), _saved_head(folder)
+    head = head_named_in(model.spec.keywords)
+    saved_head = _saved_head(folder)
     new_part = None
     if head is not None and saved_head is not None and head is not saved_head:
-        tensors, new_part = _with_new_head(model, tensors), "head"
+        tensors = _with_new_head(model, tensors)
+        new_part = "head"
         sentences[0] += (
             f": embedding and layers are copied, the head for {head.title} is new, that for {saved_head.title} is left"
         )
     elif (counts := _other_class_counts(folder, model)) is not None:
-        tensors, new_part = _with_new_head(model, tensors), "head"
+        tensors = _with_new_head(model, tensors)
+        new_part = "head"
         sentences[0] += f": the head for {counts[1]} labels is new, that for {counts[0]} is left"
     saved = build_saved_structure(folder)
     if saved is not None:
@@ -76,7 +79,8 @@ def transfer_from(path: str, model: Model, data: OpenedData, config: TransferCon
     Returns what was learned, as a sentence; a tenth of the steps at a time is logged. Raises UserError (see
     `transfer_attention`)."""
     assert config.steps is not None
-    teacher, total = load(path).to(model.device), config.steps
+    teacher = load(path).to(model.device)
+    total = config.steps
 
     def log_progress(step: int, loss: float) -> None:
         if step * 10 // total > (step - 1) * 10 // total:
@@ -98,7 +102,8 @@ def _saved_generation(folder: Path, model: Model) -> GenerationSettings | None:
 
 def _different_keywords(folder: Path, model: Model) -> dict[str, Any]:
     """The keywords of the saved model that differ from those of `model`, if both have one recipe."""
-    spec, keywords = read_spec(folder), model.spec.keywords
+    spec = read_spec(folder)
+    keywords = model.spec.keywords
     if spec.recipe != model.spec.recipe:
         return {}
     return {name: value for name, value in spec.keywords.items() if keywords.get(name) != value}
@@ -122,7 +127,8 @@ def _saved_head(folder: Path) -> EncoderTask | None:
 
 def _other_class_counts(folder: Path, model: Model) -> tuple[int, int] | None:
     """The numbers of labels of the saved model and of `model`, of the same recipe; None if they are equal."""
-    saved, spec = read_spec(folder), model.spec
+    saved = read_spec(folder)
+    spec = model.spec
     old, new = (keywords.get(CLASSES) for keywords in (saved.keywords, spec.keywords))
     if saved.recipe != spec.recipe or old is None or new is None or old == new:
         return None
@@ -156,10 +162,12 @@ def check_random_init(model: Model) -> None:
 
 def _match_weights(model: Model, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename loaded tensors to their names in `model`, add initial tensors of modules the earlier run lacks."""
-    model_tensors, matched = model.state_dict(), dict(tensors)
+    model_tensors = model.state_dict()
+    matched = dict(tensors)
     for name, part in model.named_modules():
         if isinstance(part, WrapsLoadedModule):
-            prefix, wrapped_prefix = f"{name}.", f"{name}.{part.wrapped_name}."
+            prefix = f"{name}."
+            wrapped_prefix = f"{name}.{part.wrapped_name}."
             for key in [key for key in matched if key.startswith(prefix) and key not in model_tensors]:
                 if (wrapped_key := wrapped_prefix + key.removeprefix(prefix)) in model_tensors:
                     matched[wrapped_key] = matched.pop(key)

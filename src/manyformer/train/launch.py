@@ -84,7 +84,9 @@ class _Worker:
     def ending_signal(self) -> str | None:
         """The signal that has ended this process."""
         code = self.process.poll()
-        return None if code is None or code >= 0 else signal.Signals(-code).name
+        if code is None or code >= 0:
+            return None
+        return signal.Signals(-code).name
 
     def read_events(self, on_event: EventListener) -> None:
         """Report the events that the process has sent since the last call."""
@@ -176,7 +178,9 @@ def _cause(workers: Sequence[_Worker], run: RunConfig, *, stopped: bool) -> Exce
     if stopped and not any(failure.kind == "TrainingInterrupted" for failure, _ in failures):
         return TrainingInterrupted("stopped. The same command continues.")
     if killed:
-        hint = " (as the system does where memory runs out)" if killed[0].ending_signal == "SIGKILL" else ""
+        hint = ""
+        if killed[0].ending_signal == "SIGKILL":
+            hint = " (as the system does where memory runs out)"
         problem = f"{killed[0].name} was ended by {killed[0].ending_signal}{hint}"
     elif failures:
         failure, name = min(failures, key=lambda entry: entry[0].at)

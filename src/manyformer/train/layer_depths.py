@@ -37,7 +37,10 @@ def layer_depths(model: nn.Module, setting: str) -> LayerDepths:
     top = len(layers) + 1
     for name, weight in model.named_parameters(remove_duplicate=False):
         prefix = next((prefix for prefix in layers if name.startswith(f"{prefix}.")), None)
-        depth = layers[prefix] if prefix is not None else 0 if name.startswith("embed") else top
+        if prefix is not None:
+            depth = layers[prefix]
+        else:
+            depth = 0 if name.startswith("embed") else top
         by_weight[weight] = min(depth, by_weight.get(weight, top))
     return LayerDepths(by_weight, top)
 
@@ -46,7 +49,10 @@ def _numbered_layers(model: nn.Module, setting: str) -> dict[str, int]:
     """The names of the layers of the model's stack and their depths."""
     modules = dict(model.named_modules())
     for stack in (STACK, *(f"{STACK}.{name}" for name in NESTED_STACKS)):
-        numbers = [name for name, _ in modules[stack].named_children() if name.isdigit()] if stack in modules else []
+        if stack in modules:
+            numbers = [name for name, _ in modules[stack].named_children() if name.isdigit()]
+        else:
+            numbers = []
         if numbers:
             return {f"{stack}.{number}": depth for depth, number in enumerate(numbers, start=1)}
     parts = ", ".join(name for name, _ in model.named_children())

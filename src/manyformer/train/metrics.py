@@ -35,7 +35,8 @@ class MetricsFiles:
     def __init__(
         self, folder: Path, *, rows: int, log: LogFn, rows_sum: str | None = None, scores: Iterable[str] = ()
     ) -> None:
-        self._jsonl, self._csv = folder / "metrics.jsonl", folder / "metrics.csv"
+        self._jsonl = folder / "metrics.jsonl"
+        self._csv = folder / "metrics.csv"
         self._columns = tuple(dict.fromkeys([*COLUMNS, *scores]))
         retained = self._retain(rows, log)
         if rows_sum not in (None, functools.reduce(extend_sum, retained, "")) and len(retained) == rows:

@@ -38,7 +38,10 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
     scales = _learning_rate_scales(model, config.layer_decay, own_scale)
     if isinstance(config, AdagradConfig | AdadeltaConfig):
         return _scaled_by_history(model, config, scales)
-    decay = config.weight_decay if isinstance(config, AdamWConfig) else config.l2
+    if isinstance(config, AdamWConfig):
+        decay = config.weight_decay
+    else:
+        decay = config.l2
     own_eps = {
         weight: part.optimizer_eps
         for part in model.modules()
@@ -48,7 +51,10 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
     groups: dict[tuple[float, float, float], list[nn.Parameter]] = {}
     for weights, group_decay in zip(weight_decay_groups(model), (decay, 0.0), strict=True):
         for weight in weights:
-            weight_decay = 0.0 if weight in own_eps or weight in own_scale else group_decay
+            if weight in own_eps or weight in own_scale:
+                weight_decay = 0.0
+            else:
+                weight_decay = group_decay
             key = weight_decay, own_eps.get(weight, config.eps), scales[weight]
             groups.setdefault(key, []).append(weight)
     param_groups = [
@@ -109,7 +115,10 @@ def weight_decay_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.P
 
 def _undecayed_of(module: nn.Module) -> list[nn.Parameter]:
     """The parameters that do not decay because of what this module is or says, whatever their shape."""
-    undecayed = module.undecayed if isinstance(module, UndecayedParameters) else ()
+    if isinstance(module, UndecayedParameters):
+        undecayed = module.undecayed
+    else:
+        undecayed = ()
     if undecayed is None or isinstance(module, nn.Embedding):
         return list(module.parameters())
     names = ("bias", *undecayed)
@@ -131,10 +140,14 @@ def restore_optimizer_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], file: Path
 ) -> None:
     """Restore the tensors of `named_optimizer_state`, read from `file`. Raises DamagedFile if they do not fit."""
-    weights, state_kinds = dict(model.named_parameters()), _STATE_KINDS[type(optimizer)]
+    weights = dict(model.named_parameters())
+    state_kinds = _STATE_KINDS[type(optimizer)]
     for key, value in tensors.items():
         name, _, kind = key.rpartition("/")
-        expected = weights[name].shape if name in weights and kind != "step" else torch.Size()
+        if name in weights and kind != "step":
+            expected = weights[name].shape
+        else:
+            expected = torch.Size()
         if name not in weights or kind not in state_kinds or value.shape != expected:
             raise DamagedFile(f"{file} is damaged: {key:.80} {tuple(value.shape)} fits no weight of the model")
         if any(f"{name}/{kind_name}" not in tensors for kind_name in state_kinds):

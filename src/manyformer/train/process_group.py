@@ -100,7 +100,9 @@ class ProcessGroup(NamedTuple):
 
         It may take longer than processes otherwise wait for each other.
         """
-        waiting = dist.new_group(backend="gloo", timeout=_LONGEST_PREPARATION) if self.size > 1 else None
+        waiting = None
+        if self.size > 1:
+            waiting = dist.new_group(backend="gloo", timeout=_LONGEST_PREPARATION)
         if waiting is not None and not self.is_main_process:
             dist.barrier(waiting)
         try:

@@ -45,7 +45,8 @@ from manyformer.train.schedules import make_schedule
 from manyformer.train.train_state import TrainState, run_progress
 from manyformer.version import VERSION
 
-RESULT_FILE, ENVIRONMENT_FILE = "result.json", "env.json"
+RESULT_FILE = "result.json"
+ENVIRONMENT_FILE = "env.json"
 LOCK_FILE = ".lock"
 
 
@@ -176,7 +177,8 @@ def _describe_new_course(previous: RunConfig, run: RunConfig, state: TrainState)
 
 def write_environment(folder: Path, device: torch.device, *, has_checkpoint: bool, log: Callable[[str], None]) -> None:
     """Write what a result may depend on besides the run; the log is told if a run is resumed in another folder."""
-    file, place = folder / ENVIRONMENT_FILE, str(folder.resolve())
+    file = folder / ENVIRONMENT_FILE
+    place = str(folder.resolve())
     previous = _previous_place(file)
     if has_checkpoint and previous not in (None, place):
         log(
@@ -193,8 +195,12 @@ def _previous_place(file: Path) -> str | None:
         info = read_json(file, "the environment of a run")
     except UserError:
         return None
-    place = info.get("folder") if isinstance(info, dict) else None
-    return place if isinstance(place, str) else None
+    place = None
+    if isinstance(info, dict):
+        place = info.get("folder")
+    if isinstance(place, str):
+        return place
+    return None
 
 
 def collect_environment(device: torch.device) -> dict[str, Any]:
@@ -216,14 +222,17 @@ def collect_environment(device: torch.device) -> dict[str, Any]:
     }
     if (name := gpu_name(device)) is not None:
         info["gpu"] = name
-        info["cuda"], info["rocm"] = torch.version.cuda, torch.version.hip
+        info["cuda"] = torch.version.cuda
+        info["rocm"] = torch.version.hip
     return info
 
 
 def model_folder(path: str | Path) -> Path:
     """The folder of a saved model, or that of the final model of the run in the folder `path`."""
     folder = Path(path)
-    return folder / "model" if (folder / "model").is_dir() else folder
+    if (folder / "model").is_dir():
+        return folder / "model"
+    return folder
 
 
 def describe_saved_model(path: str) -> InitialModel | None:

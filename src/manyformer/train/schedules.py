@@ -9,7 +9,8 @@ from manyformer.config import ConstantSchedule, CosineSchedule, NoamSchedule, Ru
 LearningRateFn = Callable[[int, float], float]
 """Maps the next step and the progress of the run before it (0 to 1) to the learning rate."""
 
-DEFAULT_WARMUP_SHARE, LARGEST_WARMUP_SHARE = 0.1, 0.5
+DEFAULT_WARMUP_SHARE = 0.1
+LARGEST_WARMUP_SHARE = 0.5
 """The largest share of a run without limits.steps that is warm-up, by default and with schedule.warmup."""
 
 SHORTEST_WARMUP = 10
@@ -24,7 +25,9 @@ def noam(step: int, *, width: int, warmup: int, scale: float = 1.0) -> float:
 
 def linear_warmup(step: int, *, warmup: int) -> float:
     """Factor of a linear warm-up: step / warmup, 1 from step `warmup` on."""
-    return min(1.0, step / warmup) if warmup else 1.0
+    if warmup:
+        return min(1.0, step / warmup)
+    return 1.0
 
 
 def cosine(progress: float, *, final_ratio: float) -> float:
@@ -56,7 +59,10 @@ class WarmUp(NamedTuple):
 def make_warmup(run: RunConfig) -> WarmUp:
     """The warm-up of `run`; see WarmUp for runs with other limits than steps."""
     if run.limits.steps is not None:
-        share = None if _steps_if_only_limit(run) else max(1, run.warmup) / run.limits.steps
+        if _steps_if_only_limit(run):
+            share = None
+        else:
+            share = max(1, run.warmup) / run.limits.steps
         return WarmUp(run.warmup, share)
     return WarmUp(run.warmup, DEFAULT_WARMUP_SHARE if run.schedule.warmup is None else LARGEST_WARMUP_SHARE)
 
@@ -67,7 +73,8 @@ def make_schedule(run: RunConfig, *, width: int | None) -> LearningRateFn:
     A cosine spans its own number of steps if it has one, else the run; for a run that is not limited by steps alone, it
     follows the progress of the run.
     """
-    config, warmup = run.schedule, make_warmup(run)
+    config = run.schedule
+    warmup = make_warmup(run)
     if isinstance(config, NoamSchedule):
         dim = config.width or width
         assert dim is not None, "load_run requires a width for a recipe without dim"
@@ -80,7 +87,9 @@ def make_schedule(run: RunConfig, *, width: int | None) -> LearningRateFn:
 
 
 def _steps_if_only_limit(run: RunConfig) -> int | None:
-    return run.limits.steps if all(limit is None for name, limit in run.limits if name != "steps") else None
+    if all(limit is None for name, limit in run.limits if name != "steps"):
+        return run.limits.steps
+    return None
 
 
 def _noam(warmup: WarmUp, *, width: int, scale: float) -> LearningRateFn:

@@ -57,7 +57,10 @@ class TrainingSession:
         open_data: DataOpener,
         process_group: ProcessGroup = SINGLE_PROCESS_GROUP,
     ) -> None:
-        self.run, self.out, self.on_event, self.process_group = run, out, on_event, process_group
+        self.run = run
+        self.out = out
+        self.on_event = on_event
+        self.process_group = process_group
         self.card = get_recipe(run.recipe).card
         self.task = self.card.task.variant(run.data.kind)
         device = choose_device(run.device, process_group)
@@ -68,7 +71,9 @@ class TrainingSession:
             read_spec(model_folder(run.init_from))  # data may take long to prepare
         with process_group.raise_together():
             if process_group.is_main_process:
-                state = None if checkpoint is None else checkpoint.state.train_state
+                state = None
+                if checkpoint is not None:
+                    state = checkpoint.state.train_state
                 write_run_file(out, run, state=state, log=self._log)
                 write_environment(out, device, has_checkpoint=checkpoint is not None, log=self._log)
         smaller = "make data.length, batch.tokens or the other sizes of the data smaller"
@@ -89,8 +94,10 @@ class TrainingSession:
         if process_group.rank:
             # equal weights, but different dropout in each process
             seed_everything(run.seed + 7919 * process_group.rank)
-        rows, valid = strategy.data_group, self.data.valid
-        valid = valid if rows.size == 1 else valid.shard(rows.rank, rows.size)
+        rows = strategy.data_group
+        valid = self.data.valid
+        if rows.size != 1:
+            valid = valid.shard(rows.rank, rows.size)
         self._ahead = batches_ahead(run.batch.ahead, self.data.train, self.engine.device)
         self._copies = DeviceCopies(self.engine.device)
         self.validator = Validator(
@@ -162,7 +169,8 @@ class TrainingSession:
 
     def _finished_result(self) -> TrainResult | None:
         """The result of this run if it has already finished, else None."""
-        file, train_state = self.out / RESULT_FILE, self.loop.train_state
+        file = self.out / RESULT_FILE
+        train_state = self.loop.train_state
         if not file.exists() or end_reason(self.run, train_state) is None or not (self.out / "model").is_dir():
             return None
         try:
@@ -185,16 +193,24 @@ class TrainingSession:
                 return self.loop.train()
         except NotWritable as error:
             steps = self.store.steps()
-            saved = f"; {self.store.path(steps[-1])} is intact" if steps else ""
-            remedy = "Free some space" if isinstance(error, DiskFull) else "Mend that"
+            saved = ""
+            if steps:
+                saved = f"; {self.store.path(steps[-1])} is intact"
+            remedy = "Mend that"
+            if isinstance(error, DiskFull):
+                remedy = "Free some space"
             raise type(error)(f"{error}{saved}. {remedy}: the same command continues.", error.reason) from error
         except OutOfMemory as error:
             steps = self.store.steps()
-            saved = f"{self.store.path(steps[-1])} is intact" if steps else "no checkpoint was written"
+            saved = "no checkpoint was written"
+            if steps:
+                saved = f"{self.store.path(steps[-1])} is intact"
             raise OutOfMemory(f"{error}; {saved}") from error
 
     def _make_loop(self, checkpoint: Checkpoint | None, stop_signal: StopSignal) -> TrainingLoop:
-        run, feed, rows = self.run, self.data.train, self.engine.strategy.data_group
+        run = self.run
+        feed = self.data.train
+        rows = self.engine.strategy.data_group
         if rows.size > 1:
             feed = feed.shard(rows.rank, rows.size)
         if self._ahead:
@@ -216,17 +232,26 @@ class TrainingSession:
         return self._copies(self.engine.prepare(batch))
 
     def _make_sinks(self, checkpoint: Checkpoint | None) -> list[MetricsSink]:
-        state = TrainState() if checkpoint is None else checkpoint.state.train_state
+        if checkpoint is None:
+            state = TrainState()
+        else:
+            state = checkpoint.state.train_state
         names = [*self.data.train.score_names, *(f"valid_{name}" for name in self.validator.score_names())]
-        rows, rows_sum = state.metrics_rows, state.metrics_sum
+        rows = state.metrics_rows
+        rows_sum = state.metrics_sum
         sinks: list[MetricsSink] = [MetricsFiles(self.out, rows=rows, rows_sum=rows_sum, log=self._log, scores=names)]
         return [*sinks, *open_trackers(self.run, self.out, last_step=0 if checkpoint is None else checkpoint.step)]
 
     def _report_started(self, device: torch.device) -> None:
         num_threads = torch.get_num_threads()
-        threads = f", {num_threads} thread{'s' * (num_threads > 1)}" if device.type == "cpu" else ""
-        size, strategy = self.process_group.size, self.run.strategy
-        processes = f", {size} processes ({strategy})" if size > 1 else ""
+        threads = ""
+        if device.type == "cpu":
+            threads = f", {num_threads} thread{'s' * (num_threads > 1)}"
+        size = self.process_group.size
+        strategy = self.run.strategy
+        processes = ""
+        if size > 1:
+            processes = f", {size} processes ({strategy})"
         summary_lines = (
             *self.data.glance(),
             *self._model_lines(),
@@ -238,7 +263,9 @@ class TrainingSession:
     def _model_lines(self) -> Iterator[tuple[str, str]]:
         """Yield summary lines about the model, its carried state and the neighbours that it retrieves."""
         trained = sum(weight.numel() for weight in self.engine.weights)
-        part = f", {trained:,} of them trained" if trained < self.num_parameters else ""
+        part = ""
+        if trained < self.num_parameters:
+            part = f", {trained:,} of them trained"
         yield "model", f"{self.model.spec.recipe}, {self.num_parameters:,} parameters{part}"
         if self.model.carries_state:
             empty = "always empty in training: set data.packing=contiguous for rows that continue"
@@ -249,7 +276,8 @@ class TrainingSession:
 
     def _choose_weights(self) -> WeightChoice:
         """Load the final weights: of the best intact checkpoint, else of the last, or a better average of several."""
-        train_state, save = self.loop.train_state, self.run.save
+        train_state = self.loop.train_state
+        save = self.run.save
         last = train_state.step
         single = WeightChoice(self.store.path(last), f"those of the last step, {last}", train_state.scores)
         for rank, (_, step, scores) in enumerate(train_state.ranking[: save.keep_best]):
@@ -259,6 +287,9 @@ class TrainingSession:
                 description = f"those of step {step}, the best{' of the intact ones' if rank else ''}"
                 single = WeightChoice(self.store.path(step), description, scores)
                 break
-        scheduled = self.loop.scheduled_steps()[-save.average_last :] if save.average_last else []
+        if save.average_last:
+            scheduled = self.loop.scheduled_steps()[-save.average_last :]
+        else:
+            scheduled = []
         averaged = [self.store.path(step) for step in scheduled if self.store.is_intact(step, self._log)]
         return choose_weights(self.engine, single, averaged, self.validator)

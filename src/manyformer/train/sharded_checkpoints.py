@@ -82,7 +82,10 @@ def _init_optimizer_state(model: Model, optimizer: torch.optim.Optimizer, saved:
         if name not in weights:
             raise UserError(f"the optimizer's {key} belongs to no weight of the model")
         weight = weights[name]
-        value = torch.zeros_like(weight.detach()) if metadata.size == weight.shape else torch.zeros(metadata.size)
+        if metadata.size == weight.shape:
+            value = torch.zeros_like(weight.detach())
+        else:
+            value = torch.zeros(metadata.size)
         optimizer.state[weight][kind] = tensors[key] = value
     return tensors
 

@@ -27,7 +27,8 @@ def write_carried_state(carried_state: CarriedState, folder: Path, process_group
 
 def read_carried_state(carried_state: CarriedState, folder: Path, process_group: ProcessGroup) -> bool:
     """Restore the carried state; False if it was written by another number of processes, whose rows differ."""
-    files, name = VerifiedFolder.open(folder), _state_path(folder, process_group).name
+    files = VerifiedFolder.open(folder)
+    name = _state_path(folder, process_group).name
     if not carried_state.enabled or name not in files:
         return not carried_state.enabled
     carried_state.model.train()
@@ -53,7 +54,8 @@ def read_state_file(carried_state: CarriedState, file: Path) -> None:
     try:
         with safe_open(file, "pt") as handle:
             metadata = handle.metadata()
-            plain_leaves, rows = json.loads(metadata["plain_leaves"]), int(metadata["rows"])
+            plain_leaves = json.loads(metadata["plain_leaves"])
+            rows = int(metadata["rows"])
             stored = set(handle.keys())
             # a copy: see `restore_optimizer_state`
             device = carried_state.model.device
@@ -67,7 +69,8 @@ def read_state_file(carried_state: CarriedState, file: Path) -> None:
         for number, (leaf, initial) in enumerate(zip(leaves, tree_leaves(initial_state), strict=True)):
             if isinstance(initial, Tensor) and not (isinstance(leaf, Tensor) and leaf.dim() == initial.dim()):
                 raise ValueError(f"part {number} is no tensor of {initial.dim()} dimensions")
-        carried_state.rows, carried_state.state = rows, tree_unflatten(leaves, tree_structure(initial_state))
+        carried_state.rows = rows
+        carried_state.state = tree_unflatten(leaves, tree_structure(initial_state))
     except (SafetensorError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise DamagedFile(f"{file} is damaged: it holds no state of this model ({error})") from error
 

@@ -90,7 +90,10 @@ class MLflowTracker:
 
     def _create_run(self, name: str, params: Sequence[Any]) -> str:
         experiment = self._client.get_experiment_by_name(PROJECT)
-        experiment_id = self._client.create_experiment(PROJECT) if experiment is None else experiment.experiment_id
+        if experiment is None:
+            experiment_id = self._client.create_experiment(PROJECT)
+        else:
+            experiment_id = experiment.experiment_id
         run_id = str(self._client.create_run(experiment_id, run_name=name).info.run_id)
         for start in range(0, len(params), _MLFLOW_BATCH):
             self._client.log_batch(run_id, params=params[start : start + _MLFLOW_BATCH])

@@ -37,7 +37,9 @@ class MetricsWindow:
     @property
     def loss(self) -> float:
         """The mean loss over all targets, 0 if there were none; no number if every step was skipped."""
-        return self.nats / max(1, self.targets) if self.steps else math.nan
+        if self.steps:
+            return self.nats / max(1, self.targets)
+        return math.nan
 
 
 class RankedCheckpoint(NamedTuple):
@@ -88,7 +90,8 @@ class TrainState:
 
         A score that is not finite is never the best and takes no place among those that are kept.
         """
-        self.last_evaluated_step, self.scores = self.step, scores
+        self.last_evaluated_step = self.step
+        self.scores = scores
         if not is_comparable(sort_key):
             self.evaluations_since_best += 1
             return False

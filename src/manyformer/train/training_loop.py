@@ -62,7 +62,10 @@ class TrainingLoop:
 
     def __post_init__(self) -> None:
         # waiting for the device at every step is free on a CPU and expensive on a GPU
-        self._sync_every = 1 if device_kind(self.engine.device).is_host else self.run.log.every
+        if device_kind(self.engine.device).is_host:
+            self._sync_every = 1
+        else:
+            self._sync_every = self.run.log.every
         self._pending_steps: list[StepResult] = []
         self._start_time = self._last_report_time = self._last_tick_time = time.perf_counter()
         self._last_cpu_time = time.process_time()
@@ -122,9 +125,12 @@ class TrainingLoop:
         """Add the time since the last call to the train state; returns the elapsed wall time in seconds.
 
         With it come the sums of `numbers` over all processes, which are added up together with the times."""
-        wall_time, cpu_time = time.perf_counter(), time.process_time()
-        elapsed, cpu_elapsed = wall_time - self._last_tick_time, cpu_time - self._last_cpu_time
-        self._last_tick_time, self._last_cpu_time = wall_time, cpu_time
+        wall_time = time.perf_counter()
+        cpu_time = time.process_time()
+        elapsed = wall_time - self._last_tick_time
+        cpu_elapsed = cpu_time - self._last_cpu_time
+        self._last_tick_time = wall_time
+        self._last_cpu_time = cpu_time
         # one clock for all processes: they must agree on when to end
         own_time = elapsed if self._process_group.rank == 0 else 0.0
         elapsed, cpu_elapsed, *sums = self._process_group.sum_numbers([own_time, cpu_elapsed, *numbers])
@@ -134,7 +140,9 @@ class TrainingLoop:
 
     def _take_step(self) -> None:
         """Make one optimizer step, and report it if it is due."""
-        train_state, run, feed = self.train_state, self.run, self.feed
+        train_state = self.train_state
+        run = self.run
+        feed = self.feed
         batches = self._take_batches()
         self.step_progress = run_progress(run, train_state)
         if self._tracks_progress:
@@ -165,7 +173,8 @@ class TrainingLoop:
 
     def _collect_pending(self) -> None:
         """Wait for the results of pending steps, check them, and add them to the metrics window."""
-        window, pending = self.train_state.window, self._pending_steps
+        window = self.train_state.window
+        pending = self._pending_steps
         local_figures: list[list[float]] = torch.stack([step.figures for step in pending]).tolist()
         seconds, sums = self._add_elapsed_time(list(itertools.chain.from_iterable(local_figures)))
         rows = list(zip(*[iter(sums)] * 4, strict=True))
@@ -186,7 +195,8 @@ class TrainingLoop:
             window.extra += extra
             window.targets += result.targets
             window.steps += 1
-            window.gradient_norm, self._last_loss = norm, loss
+            window.gradient_norm = norm
+            self._last_loss = loss
         window.seconds += seconds
         self._report_thread_use()
         self._report_progress(window)
@@ -235,7 +245,9 @@ class TrainingLoop:
     def _raise_diverged(self, problem: str, step: int, detail: str = "", remedy: str | None = None) -> NoReturn:
         store = self.checkpoint_writer.store
         steps = store.steps()
-        last = f"the last good checkpoint is {store.path(steps[-1])}" if steps else "no checkpoint was written"
+        last = "no checkpoint was written"
+        if steps:
+            last = f"the last good checkpoint is {store.path(steps[-1])}"
         if remedy is None:
             remedy = "try a lower learning rate, a longer warm-up or optim.max_grad_norm"
             if self.run.optim.nonfinite == "stop":
@@ -251,10 +263,12 @@ class TrainingLoop:
         train_state = self.train_state
         speed = window.tokens / max(window.seconds, 1e-9)
         progress = run_progress(self.run, train_state)
-        completed, seconds_left = progress - self._start_progress, math.nan
+        completed = progress - self._start_progress
+        seconds_left = math.nan
         if completed > 0:
             seconds_left = (current_time - self._start_time) * (1 - progress) / completed
-        loss, steps = window.loss if logged else self._last_loss, self.run.limits.steps
+        loss = window.loss if logged else self._last_loss
+        steps = self.run.limits.steps
         self.on_event(
             TrainingProgress(
                 train_state.step,
@@ -319,7 +333,8 @@ class TrainingLoop:
         self.on_event(TrainingValidated(train_state.step, scores, best, time.perf_counter() - start_time))
 
     def _save(self, *, due: bool) -> None:
-        step, store = self.train_state.step, self.checkpoint_writer.store
+        step = self.train_state.step
+        store = self.checkpoint_writer.store
         ranked = {entry.step for entry in self.train_state.ranking[: self.run.save.keep_best]}
         if step == 0 or not (due or step in ranked):
             return
@@ -329,7 +344,9 @@ class TrainingLoop:
 
     def scheduled_steps(self) -> list[int]:
         """The steps of checkpoints that the run schedules, without those of interruptions and good scores."""
-        last_step = self.train_state.step if end_reason(self.run, self.train_state) is not None else None
+        last_step = None
+        if end_reason(self.run, self.train_state) is not None:
+            last_step = self.train_state.step
         steps = self.checkpoint_writer.store.steps()
         return [step for step in steps if step % self.run.save.every == 0 or step == last_step]
 
@@ -354,7 +371,9 @@ class TrainingLoop:
             return
         problem = "a number of another process is not finite"
         if names:
-            others_text = f" and {len(names) - 1:,} more are" if len(names) > 1 else " is"
+            others_text = " is"
+            if len(names) > 1:
+                others_text = f" and {len(names) - 1:,} more are"
             problem = f"{names[0]}{others_text} not finite"
         if not any("/" not in name for name in names):
             problem += ": weights with such a state of the optimizer never move again"
@@ -383,13 +402,17 @@ class TrainingLoop:
         step = self.train_state.step
         if step:
             self.checkpoint()
-        status = f"stopped at step {step}, saved" if step else "stopped before the first step"
+        status = "stopped before the first step"
+        if step:
+            status = f"stopped at step {step}, saved"
         raise TrainingInterrupted(f"{status}. The same command continues.")
 
 
 def _smaller_step(run: RunConfig) -> str:
     """The settings that reduce the memory of a step."""
-    recompute = "" if run.activation_checkpointing else ", set activation_checkpointing=true"
+    recompute = ", set activation_checkpointing=true"
+    if run.activation_checkpointing:
+        recompute = ""
     return (
         f"make batch.tokens (now {run.batch.tokens}) smaller, with a larger batch.accumulate{recompute}, or "
         "make the rows (data.length, or data.size of images) or the model (model.dim, model.depth) smaller"

@@ -40,8 +40,12 @@ class Validator:
         read: PassReader = plain_pass,
     ) -> None:
         self._read = read
-        self._scorer, self._config, self._process_group = scorer, config, process_group
-        self._batches, self._task, self._units = batches, task, batches.units
+        self._scorer = scorer
+        self._config = config
+        self._process_group = process_group
+        self._batches = batches
+        self._task = task
+        self._units = batches.units
 
     def __call__(self, stop: Callable[[], bool] = lambda: False) -> dict[str, float] | None:
         """The scores of the current weights; None if `stop` ended the pass early."""

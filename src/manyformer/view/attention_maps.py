@@ -29,7 +29,8 @@ NEIGHBOUR_CONTEXT = 3
 TOKEN_INCHES = 0.21
 """The size of a token in a figure."""
 
-PANELS_PER_ROW, TITLE_CHARACTERS_PER_INCH = 4, 9
+PANELS_PER_ROW = 4
+TITLE_CHARACTERS_PER_INCH = 9
 
 WEIGHT_COLORS = ("#f7f9e3", "#b9dd83", "#4cb87c", "#21818c", "#39508b", "#3b0650")
 """The colors of weights from the smallest to the largest of a row; the luminance falls."""
@@ -123,8 +124,12 @@ def describe_map(attention: AttentionMap, head: int | None = None) -> str:
 
     The cells of a line are relative to its largest weight; only a weight of exactly 0 has the character for that.
     """
-    weights = attention.weights.mean(0) if head is None else attention.weights[head]
-    label_width, lines = max(map(len, attention.rows)), []
+    if head is None:
+        weights = attention.weights.mean(0)
+    else:
+        weights = attention.weights[head]
+    label_width = max(map(len, attention.rows))
+    lines = []
     for token, row, shares in zip(attention.rows, weights.tolist(), row_shares(weights).abs().tolist()):
         cells = "".join(SHADES[min(4, math.ceil(4 * share))] for share in shares)
         largest, column = max(zip(row, attention.columns), key=operator.itemgetter(0))
@@ -179,7 +184,9 @@ def pass_maps(model: Model, text_pass: TextPass) -> Iterator[AttentionMap]:
 
 def all_pass_maps(model: Model, text_pass: TextPass) -> list[AttentionMap]:
     """The attention maps of one pass, also those whose rows or columns are not all tokens of the text."""
-    reports, maps, positions = WeightReports(model), list[AttentionMap](), list[Tensor]()
+    reports = WeightReports(model)
+    maps = list[AttentionMap]()
+    positions = list[Tensor]()
 
     def watch(module: nn.Module, name: str, value: Tensor) -> None:
         reported = reports.read(module, name, value)
@@ -202,11 +209,14 @@ def _weights_map(text_pass: TextPass, reported: ReportedWeights) -> AttentionMap
     weights = reported.weights[0].float().cpu()
     queries = weights.shape[1]
     row_labels = _axis_labels(text_pass, rows, queries)
-    kind, memory = MAP_KINDS[keys], 0
+    kind = MAP_KINDS[keys]
+    memory = 0
     if keys == "source" and text_pass.source_labels:
-        row_labels, column_labels = text_pass.predicted_labels, text_pass.source_labels
+        row_labels = text_pass.predicted_labels
+        column_labels = text_pass.source_labels
     elif text_pass.remembered_labels and reported.remembered > 0:
-        kind, memory = "memory", reported.remembered
+        kind = "memory"
+        memory = reported.remembered
         column_labels = (*text_pass.remembered_labels[-memory:], *text_pass.labels)
     else:
         column_labels = _axis_labels(text_pass, keys, weights.shape[2])
@@ -221,7 +231,9 @@ def _axis_labels(text_pass: TextPass, kind: AxisKind, size: int) -> tuple[str, .
     if kind == "summaries":
         return (*(f"summary {number}" for number in range(size - text_pass.length)), *text_pass.labels)
     name = NAMES_WITHOUT_TOKENS.get(kind)
-    return text_pass.labels if name is None else tuple(f"{name} {number}" for number in range(size))
+    if name is None:
+        return text_pass.labels
+    return tuple(f"{name} {number}" for number in range(size))
 
 
 def _label_slots(attention: AttentionMap, count: int) -> AttentionMap:
@@ -232,7 +244,8 @@ def _label_slots(attention: AttentionMap, count: int) -> AttentionMap:
 
 def _neighbours_map(text_pass: TextPass, reported: ReportedWeights, positions: Int[Tensor, "h l n"]) -> AttentionMap:
     """The map of tokens that were looked up in a memory; the columns are all tokens so far, each with those before."""
-    weights, tokens = reported.weights[0].float().cpu(), (*text_pass.remembered_labels, *text_pass.labels)
+    weights = reported.weights[0].float().cpu()
+    tokens = (*text_pass.remembered_labels, *text_pass.labels)
     dense = weights.new_zeros(*weights.shape[:2], len(tokens)).scatter_add_(2, positions, weights)
     contexts = tuple("".join(tokens[max(0, n - NEIGHBOUR_CONTEXT) : n + 1]) for n in range(len(tokens)))
     part = f"{part_name(reported.part)}.neighbours"

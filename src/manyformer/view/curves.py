@@ -111,7 +111,8 @@ def draw_scores_by_length(scores: Mapping[str, Sequence[ScoreRecord]], picture: 
     """
     figure, (axis,) = panels(1, 1)
     for number, (name, records) in enumerate(scores.items()):
-        words, values = [record.parts["words"] for record in records], [record.value for record in records]
+        words = [record.parts["words"] for record in records]
+        values = [record.value for record in records]
         axis.plot(words, values, marker="o", label=name, **curve_style(number))
     axis.set_xlabel("words of the source, mean of each range")
     axis.set_ylabel("BLEU")

@@ -19,7 +19,8 @@ GAP_DOTS = 6
 HEADING_DOTS = 30
 """Dots for the headings above columns."""
 
-BACKGROUND, MISSING_PIXELS = (255, 255, 255), (86, 140, 180)
+BACKGROUND = (255, 255, 255)
+MISSING_PIXELS = (86, 140, 180)
 """The colors between images, and of pixels that are still to be generated."""
 
 
@@ -64,13 +65,15 @@ def _write_sheet(rows: Sequence[Sequence[NDArray[np.uint8]]], path: Path, headin
 
     height, width, _ = rows[0][0].shape
     zoom = max(1, round(IMAGE_DOTS / max(height, width)))
-    row_height, column_width = height * zoom + GAP_DOTS, width * zoom + GAP_DOTS
+    row_height = height * zoom + GAP_DOTS
+    column_width = width * zoom + GAP_DOTS
     heading_height = HEADING_DOTS if headings else 0
     shape = len(rows) * row_height + GAP_DOTS, len(rows[0]) * column_width + GAP_DOTS, 3
     sheet = np.full(shape, BACKGROUND, np.uint8)
     for row_index, row in enumerate(rows):
         for column, image in enumerate(row):
-            top, left = row_index * row_height + GAP_DOTS, column * column_width + GAP_DOTS
+            top = row_index * row_height + GAP_DOTS
+            left = column * column_width + GAP_DOTS
             sheet[top : top + height * zoom, left : left + width * zoom] = image.repeat(zoom, 0).repeat(zoom, 1)
     figure_height = sheet.shape[0] + heading_height
     figure = Figure(figsize=(sheet.shape[1] / DPI, figure_height / DPI))

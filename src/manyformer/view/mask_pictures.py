@@ -78,7 +78,8 @@ def _views(mask: Mask, length: int, heads: int, layout: ContiguousLayout | Prefi
 
 def _visible_shares(mask: Mask, length: int, layout: ContiguousLayout | PrefixedLayout) -> Float[Tensor, "c c"]:
     """The visible share of each cell, computed for one strip of queries at a time."""
-    cell_size, keys = -(-length // MAX_CELLS), materialize(layout, length)
+    cell_size = -(-length // MAX_CELLS)
+    keys = materialize(layout, length)
     strips = []
     for start in range(0, length, cell_size):
         visible = mask.dense(keys.columns(start, min(start + cell_size, length)), keys, 1)[0, 0]

@@ -47,7 +47,8 @@ def mixing_strengths(model: Model, inputs: Inputs) -> Float[Tensor, "l l"]:
 
 def _changes(model: Model, row: Inputs) -> Float[Tensor, "l l"]:
     """The norms of the changes of all outputs (rows) for each exchanged token (columns) of one row of inputs."""
-    task, length = task_of(model), row.tokens.shape[1]
+    task = task_of(model)
+    length = row.tokens.shape[1]
     inputs = row.rows([0] * length)
     tokens = inputs.tokens.clone()
     tokens.diagonal().copy_(_others(row.tokens[0], task.token_ids(model)))

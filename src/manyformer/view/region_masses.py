@@ -51,7 +51,10 @@ def region_masses(
             assert isinstance(batch, CausalLMBatch)
             batch = to_device(batch, model.device)
             everything = torch.ones_like(batch.tokens, dtype=torch.bool)
-            recorder.valid = everything if batch.segments is None else batch.segments != PADDING_SEGMENT
+            if batch.segments is None:
+                recorder.valid = everything
+            else:
+                recorder.valid = batch.segments != PADDING_SEGMENT
             recorder.is_recording = index > 0
             carried.state = model(batch.tokens, batch.segments, carried.state_for(batch), watch=recorder).state
             on_progress((index + 1) / batches)

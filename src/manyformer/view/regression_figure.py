@@ -25,7 +25,8 @@ def draw_regression(regression: KernelRegression, choices: Sequence[BandwidthCho
     grid = bandwidth_grid()
     errors.plot(grid, [regression.leave_one_out(bandwidth) for bandwidth in grid], color="#000000")
     for index, choice in enumerate(choices):
-        label, color = f"{choice.method}: {choice.bandwidth:.3g}", curve_color(index)
+        label = f"{choice.method}: {choice.bandwidth:.3g}"
+        color = curve_color(index)
         fits.plot(
             query[:, 0].tolist(), regression.predict(choice.bandwidth, query)[:, 0].tolist(), color=color, label=label
         )

@@ -34,7 +34,8 @@ def sound_maps(
         raise UserError("only an encoder-decoder writes an answer; this model labels the sound itself")
     embed: FrameEmbedding = model.embed_source if decodes else model.embed
     times = [frame * frame_seconds for frame in range(0, frames.shape[1], 2**embed.halvings)]
-    labels, encode = tuple(f"{seconds:.2f}" for seconds in times), model.encode if decodes else model
+    labels = tuple(f"{seconds:.2f}" for seconds in times)
+    encode = model.encode if decodes else model
     with torch.no_grad(), eval_mode(model):
         passes = [TextPass(lambda watch: encode(frames, watch=watch), labels, len(labels))]
         if decodes:

@@ -46,7 +46,9 @@ def _visible_character(character: str) -> str:
         return _VISIBLE_CHARACTERS[character]
     # controls, marks and overrides of the writing direction, surrogates, separators of lines and paragraphs
     has_shape = unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
-    return character if has_shape else f"\\u{ord(character):04x}"
+    if has_shape:
+        return character
+    return f"\\u{ord(character):04x}"
 
 
 def passes_over_text(
@@ -56,7 +58,8 @@ def passes_over_text(
 
     Raises UserError for a model that has no tokenizer or reads no plain text.
     """
-    task, tokenizers = task_of(model), read_write_tokenizers(model.tokenizer)
+    task = task_of(model)
+    tokenizers = read_write_tokenizers(model.tokenizer)
     if tokenizers.read is None or tokenizers.write is None:
         raise UserError("the model was saved without a tokenizer, so it cannot read text")
     if not task.takes_source and answer is not None:

@@ -42,7 +42,8 @@ class TokenCounts(NamedTuple):
 
 def describe_counts(counts: TokenCounts) -> str:
     """The counts as text: a line for each token, with its number as a bar."""
-    label_width, bar_length = max(map(len, counts.tokens)), min(MAX_BAR_LENGTH, max(1, round(counts.maximum)))
+    label_width = max(map(len, counts.tokens))
+    bar_length = min(MAX_BAR_LENGTH, max(1, round(counts.maximum)))
     lines = []
     for token, number in zip(counts.tokens, counts.numbers):
         bar = "█" * round(bar_length * number / max(counts.maximum, 1e-9))

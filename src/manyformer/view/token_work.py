@@ -102,7 +102,8 @@ def mean_steps(model: Model, batches: Iterable[Batch], device: torch.device) -> 
     with torch.no_grad(), eval_mode(model):
         for batch in batches:
             assert isinstance(batch, CausalLMBatch)
-            scored, batch = batch.targets != IGNORE_INDEX, to_device(batch, device)
+            scored = batch.targets != IGNORE_INDEX
+            batch = to_device(batch, device)
             model(batch.tokens, batch.segments, watch=watch)
     total, tokens = torch.stack(counts).sum(0).tolist()
     return total / tokens if tokens else None
@@ -115,7 +116,8 @@ def describe_spans(layers: Sequence[LayerSpans]) -> str:
     for layer in layers:
         cells = " ".join(f"{span:6.1f}" for span in layer.spans)
         lines.append(f"{layer.part:<{part_width}} {cells}  mean {layer.mean:.1f}")
-    mean, max_length = statistics.fmean(layer.mean for layer in layers), layers[0].max_length
+    mean = statistics.fmean(layer.mean for layer in layers)
+    max_length = layers[0].max_length
     return "\n".join([*lines, f"mean {mean:.1f} of {max_length} tokens, and {layers[0].ramp} more to fade out"])
 
 
@@ -167,8 +169,12 @@ class _WorkRecorder:
 
 def _max_count(module: nn.Module, numbers: Sequence[float]) -> float:
     """The largest possible count of a token: the maximum steps of a recurrence, or the layers of a stack."""
-    largest = module.largest_count if isinstance(module, Layer) else None
-    return max(numbers) if largest is None else float(largest)
+    largest = None
+    if isinstance(module, Layer):
+        largest = module.largest_count
+    if largest is None:
+        return max(numbers)
+    return float(largest)
 
 
 def _record_text(model: Model, text: str, answer: str | None = None) -> _WorkRecorder:

@@ -61,17 +61,23 @@ def _live_view(served: ServedModel, request: ViewRequest, off: HeadNumbers) -> d
     name, model, labels = served
     gates = _head_gates(model, off)
     with torch.no_grad(), eval_mode(model):
-        before = _outcome(model, request.text, request.answer) if gates else None
+        before = None
+        if gates:
+            before = _outcome(model, request.text, request.answer)
         with gated_heads(model, gates):
             outcome = _outcome(model, request.text, request.answer)
-            answer = request.answer if outcome is None or outcome.translation is None else outcome.translation
+            if outcome is None or outcome.translation is None:
+                answer = request.answer
+            else:
+                answer = outcome.translation
             view = view_text(model, request.text, answer, name=name, labels=labels)
     return {**view.as_json(), "outcome": outcome and outcome.as_json(before)}
 
 
 def _head_gates(model: Model, off: HeadNumbers) -> dict[str, Tensor]:
     """Gates that are 0 for the heads that are off. Raises UserError for a part or head that the model does not have."""
-    layers, gates = attention_heads(model), dict[str, Tensor]()
+    layers = attention_heads(model)
+    gates = dict[str, Tensor]()
     for part, heads in off.items():
         if part not in layers or max(heads, default=0) >= layers[part].heads:
             raise UserError(f"the model has no heads {', '.join(map(str, heads))} of '{part}' that can be switched off")
@@ -83,7 +89,9 @@ def _head_gates(model: Model, off: HeadNumbers) -> dict[str, Tensor]:
 def _outcome(model: Model, text: str, answer: str | None) -> "_Outcome | None":
     """The translation of the text, or the probabilities of the next token; None for a given answer and other tasks."""
     if isinstance(model, TranslatesText):
-        return _Outcome(translation=translate(model, [text], tokenizer=model.tokenizer)[0]) if answer is None else None
+        if answer is None:
+            return _Outcome(translation=translate(model, [text], tokenizer=model.tokenizer)[0])
+        return None
     if task_of(model).generates != "continuation":
         return None
     output: Any = passes_over_text(model, text)[-1].run(no_watch)

@@ -64,7 +64,10 @@ class ViewedImage(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         """The image as the page reads it: red, green and blue of each pixel, in base64."""
         height, width, channels = self.pixels.shape
-        colors = self.pixels if channels == 3 else np.repeat(self.pixels[:, :, :1], 3, axis=2)
+        if channels == 3:
+            colors = self.pixels
+        else:
+            colors = np.repeat(self.pixels[:, :, :1], 3, axis=2)
         return {
             "height": height,
             "width": width,
@@ -145,12 +148,16 @@ def view_text(
 
 def second_half(model: Model, text_pass: TextPass) -> TextPass:
     """The second half of a pass, with the first half in the memory of the model; a single token has no first half."""
-    task, middle = task_of(model), len(text_pass.tokens) // 2
+    task = task_of(model)
+    middle = len(text_pass.tokens) // 2
     tokens = torch.tensor([text_pass.tokens], device=model.device)
-    first, second = Inputs(tokens[:, :middle]), Inputs(tokens[:, middle:])
+    first = Inputs(tokens[:, :middle])
+    second = Inputs(tokens[:, middle:])
 
     def run(watch: WatchFn) -> ModelOutput:
-        state = task.call(model, first, task.init_state(model, first)).state if middle else None
+        state = None
+        if middle:
+            state = task.call(model, first, task.init_state(model, first)).state
         return task.call(model, second, state, watch=watch)
 
     labels = text_pass.labels
@@ -161,8 +168,11 @@ def image_task(model: Model) -> Task[Any] | None:
     """The task of a model of images; None for all others."""
     task = task_of(model)
     # a language model may have been trained on the values of pixels
-    task = task.variant("images") if isinstance(model.tokenizer, PixelTokenizer) else task
-    return None if type(task).image_pass is Task.image_pass else task
+    if isinstance(model.tokenizer, PixelTokenizer):
+        task = task.variant("images")
+    if type(task).image_pass is Task.image_pass:
+        return None
+    return task
 
 
 def view_image(model: Model, image: ImageArray, *, name: str = "", labels: HeadLabels | None = None) -> ModelView:
@@ -241,11 +251,14 @@ class _KernelPlans:
 
 def _number_calls(maps: Sequence[AttentionMap]) -> list[AttentionMap]:
     """The maps, in which the calls of a part that is applied repeatedly are numbered."""
-    totals, counts = Counter(attention_map.part for attention_map in maps), Counter[str]()
+    totals = Counter(attention_map.part for attention_map in maps)
+    counts = Counter[str]()
     numbered = []
     for attention_map in maps:
         counts[attention_map.part] += 1
-        step = f", step {counts[attention_map.part]}" if totals[attention_map.part] > 1 else ""
+        step = ""
+        if totals[attention_map.part] > 1:
+            step = f", step {counts[attention_map.part]}"
         numbered.append(attention_map._replace(part=f"{attention_map.part}{step}"))
     return numbered
 
@@ -261,5 +274,8 @@ def _pool_labels(labels: tuple[str, ...], size: int) -> tuple[str, ...]:
 def _title(model: Model) -> str:
     """The recipe and the size of a model."""
     spec = getattr(model, "spec", None)
-    recipe = RECIPES[spec.recipe].card.title if spec is not None and spec.recipe in RECIPES else model_name(model)
+    if spec is not None and spec.recipe in RECIPES:
+        recipe = RECIPES[spec.recipe].card.title
+    else:
+        recipe = model_name(model)
     return f"{recipe}, {sum(weight.numel() for weight in model.parameters()):,} parameters"

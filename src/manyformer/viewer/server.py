@@ -52,7 +52,8 @@ class ViewServer(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, models: Sequence[ServedModel], text: str, answer: str | None = None, *, port: int = 0) -> None:
-        self.models, self._lock = models, Lock()
+        self.models = models
+        self._lock = Lock()
         self.page = render_live_page(self.page_data(ViewRequest(text=text, answer=answer))).encode()
         try:
             super().__init__((ADDRESS, port), _ViewHandler)

@@ -53,7 +53,8 @@ def causal_training(trial: ContractTrial) -> ContractFinding:
 
     The buffers are those of a new model, which its first batch may change, and then those after a first step, if that
     has changed any."""
-    inputs, other_inputs = trial.draw(1, trial.length), trial.draw(1, trial.length)
+    inputs = trial.draw(1, trial.length)
+    other_inputs = trial.draw(1, trial.length)
     sentence = "in training mode, exchanged tokens change no earlier output"
     with training_forward(trial, inputs, other_inputs, after_step=False) as forward:
         finding = _judge_leaks(trial, forward, sentence)
@@ -80,10 +81,12 @@ def _first_step_changes_buffers(trial: ContractTrial, inputs: Inputs) -> bool:
 
 def _judge_leaks(trial: ContractTrial, forward: Forward, sentence: str) -> ContractFinding:
     """The finding of all exchanges; `sentence` begins that of a model without a leak."""
-    tests, sentence = _exchange_tests(trial), f"{sentence}, at {trial.long_length} tokens"
+    tests = _exchange_tests(trial)
+    sentence = f"{sentence}, at {trial.long_length} tokens"
     if trial.probe_length is not None:
         sentence = f"{sentence}, and at {PROBE_CUTS} cuts of {trial.probe_length}"
-    exact_leak, same_operators = None, False
+    exact_leak = None
+    same_operators = False
     if trial.subject.module is None or not is_content_based(trial.subject.module):
         exact_leak = measure_leaks(forward, tests, tolerance=0.0)
         if exact_leak.exchange is None:
@@ -92,7 +95,9 @@ def _judge_leaks(trial: ContractTrial, forward: Forward, sentence: str) -> Contr
         same_operators = calls == calls_after
         if same_operators and (trial.subject.exact or not exact_leak.size <= FLOAT32_TOLERANCE * exact_leak.scale):
             return _leak_finding(exact_leak, sentence)
-    dtype = torch.float64 if device_kind(trial.subject.token_ids.device).has_float64 else None
+    dtype = None
+    if device_kind(trial.subject.token_ids.device).has_float64:
+        dtype = torch.float64
     try:
         with in_dtype(trial.subject.module, dtype):
             leak = measure_leaks(forward, tests, tolerance=None)
@@ -110,7 +115,8 @@ def _judge_leaks(trial: ContractTrial, forward: Forward, sentence: str) -> Contr
 def _exchange_tests(trial: ContractTrial) -> list[ExchangeTest]:
     """Every token after the first, alone, and all tokens from several cuts on; for the probe, from a few cuts on."""
     # a long source would take most of the time
-    length, source = trial.long_length, trial.length
+    length = trial.long_length
+    source = trial.length
     inputs = trial.draw(1, length, source=source)
     cuts = [
         *((start, start + 1) for start in range(1, length)),
@@ -118,7 +124,8 @@ def _exchange_tests(trial: ContractTrial) -> list[ExchangeTest]:
     ]
     tests = [ExchangeTest(inputs, [_draw_exchange(trial, inputs, *cut) for cut in cuts])]
     if (probe_length := trial.probe_length) is not None:
-        inputs, probe_cuts = trial.draw(1, probe_length, source=source), cut_positions(trial, probe_length, PROBE_CUTS)
+        inputs = trial.draw(1, probe_length, source=source)
+        probe_cuts = cut_positions(trial, probe_length, PROBE_CUTS)
         tests.append(ExchangeTest(inputs, [_draw_exchange(trial, inputs, cut, probe_length) for cut in probe_cuts]))
     return tests
 
@@ -143,12 +150,17 @@ def _leak_finding(leak: Leak, sentence: str) -> ContractFinding:
 def causal_gradient(trial: ContractTrial) -> ContractFinding:
     """d output i / d embedding j = 0 for j > i; discrete choices (hashes, top-k) are not tested by this."""
     inputs = trial.draw(1, trial.long_length)
-    leak, effect, output_position, source_position = 0.0, 0.0, 0, 0
+    leak = 0.0
+    effect = 0.0
+    output_position = 0
+    source_position = 0
     for cut in cut_positions(trial, trial.long_length)[::-2]:
         sizes = differentiate(trial, lambda output=cut - 1: gradient_sizes(trial, inputs, output))  # type: ignore[misc]
         effect = max(effect, float(sizes[:cut].max()))
         if is_larger_leak(float(sizes[cut:].max()), leak):
-            leak, output_position, source_position = float(sizes[cut:].max()), cut - 1, cut + int(sizes[cut:].argmax())
+            leak = float(sizes[cut:].max())
+            output_position = cut - 1
+            source_position = cut + int(sizes[cut:].argmax())
     if leak:
         sentence = f"output {output_position} has a gradient from token {source_position}, which comes later"
         return failed(sentence, leak, 0.0)
@@ -166,7 +178,9 @@ def gradient_sizes(trial: ContractTrial, inputs: Inputs, output: int) -> Float[T
     weight = torch.randn(logits.shape, generator=trial.generator).to(logits)
     grads = torch.autograd.grad((logits * weight).sum(), leaves, allow_unused=True)
     sizes = [grad[0].abs().amax(-1) for grad in grads if grad is not None]
-    return torch.stack(sizes).amax(0).cpu() if sizes else torch.zeros(inputs.tokens.shape[1])
+    if sizes:
+        return torch.stack(sizes).amax(0).cpu()
+    return torch.zeros(inputs.tokens.shape[1])
 
 
 def cut_positions(trial: ContractTrial, length: int, count: int = MAX_CUTS) -> list[int]:
@@ -188,7 +202,9 @@ def embedding_leaves(tokens: Tensor) -> Iterator[list[Tensor]]:
     leaves: list[Tensor] = []
 
     def hook(module: nn.Module, arguments: tuple[object, ...], output: Tensor) -> Tensor | None:
-        token_ids = arguments[0] if isinstance(module, nn.Embedding) and arguments else None
+        token_ids = None
+        if isinstance(module, nn.Embedding) and arguments:
+            token_ids = arguments[0]
         if not isinstance(token_ids, Tensor) or not torch.equal(token_ids, tokens):
             return None
         leaves.append(output.detach().requires_grad_())

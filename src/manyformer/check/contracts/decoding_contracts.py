@@ -37,7 +37,8 @@ def prefill(trial: ContractTrial) -> ContractFinding:
 
 def chunk_sizes(trial: ContractTrial) -> list[list[int]]:
     """Several divisions of a text into chunks; if the model is not `chunked`, a prompt and single tokens."""
-    length, half = trial.length, trial.length // 2
+    length = trial.length
+    half = trial.length // 2
     if not trial.subject.chunked:
         return [[half] + [1] * (length - half), [length - 1, 1]]
     threes = [3] * (length // 3) + ([length % 3] if length % 3 else [])
@@ -46,13 +47,16 @@ def chunk_sizes(trial: ContractTrial) -> list[list[int]]:
 
 def format_sizes(sizes: Sequence[int]) -> str:
     """The chunk sizes as short text."""
-    return "+".join(map(str, sizes)) if len(sizes) <= 4 else f"{sizes[0]}+{sizes[1]}+..."
+    if len(sizes) <= 4:
+        return "+".join(map(str, sizes))
+    return f"{sizes[0]}+{sizes[1]}+..."
 
 
 @contract("preallocated", "a preallocated state == one pass", needs=(*NEEDS, "capacity"), exact=True)
 def preallocated(trial: ContractTrial) -> ContractFinding:
     """Compare states with exactly enough and with more capacity, fed a chunk and then single tokens, with one pass."""
-    inputs, half = trial.draw(2, trial.length), trial.length // 2
+    inputs = trial.draw(2, trial.length)
+    half = trial.length // 2
     full = trial.subject(inputs).logits
     for capacity in (trial.length, trial.length + 7):
         actual, _ = trial.run_in_chunks(inputs, [half] + [1] * (trial.length - half), capacity=capacity)
@@ -63,7 +67,8 @@ def preallocated(trial: ContractTrial) -> ContractFinding:
 @contract("rewind", "a state can be continued twice", needs=(*NEEDS, "rewind"), exact=True)
 def rewind(trial: ContractTrial) -> ContractFinding:
     """Continue one state with two different texts, then with the first again: decoding must not change the state."""
-    first, half = trial.draw(2, trial.length), trial.length // 2
+    first = trial.draw(2, trial.length)
+    half = trial.length // 2
     new_tokens = trial.different_tokens(first.tokens[:, half:])
     second = first._replace(tokens=torch.cat([first.tokens[:, :half], new_tokens], dim=1))
     _, state = trial.run_in_chunks(first, [half])
@@ -76,7 +81,8 @@ def rewind(trial: ContractTrial) -> ContractFinding:
 @contract("decode", "one-token steps == forward", needs=(*NEEDS, "capacity"), exact=True)
 def decode(trial: ContractTrial) -> ContractFinding:
     """Decode a text by the one-token steps that generation uses and by `forward`; then continue both by `forward`."""
-    inputs, half = trial.draw(2, trial.length), trial.length // 2
+    inputs = trial.draw(2, trial.length)
+    half = trial.length // 2
     model = trial.subject.model
     if model is None or (make_step := task_of(model).one_token_step(model)) is None:
         raise Untestable(
@@ -84,7 +90,8 @@ def decode(trial: ContractTrial) -> ContractFinding:
         )
     for capacity in trial.capacities(trial.length):
         with torch.inference_mode():
-            next_token, states = make_step(), [trial.subject.init_state(inputs, capacity=capacity) for _ in "ab"]
+            next_token = make_step()
+            states = [trial.subject.init_state(inputs, capacity=capacity) for _ in "ab"]
             for column in range(half):
                 token = inputs.columns(column, column + 1)
                 # the state of an encoder-decoder has the encoded source too
@@ -104,10 +111,12 @@ def decode(trial: ContractTrial) -> ContractFinding:
 def beams(trial: ContractTrial) -> ContractFinding:
     """Reorder the state midway and continue, twice; each row must equal a full pass over its own tokens."""
     for capacity in trial.capacities(trial.length):
-        rows, start = trial.draw(3, trial.length), trial.length // 2
+        rows = trial.draw(3, trial.length)
+        start = trial.length // 2
         _, state = trial.run_in_chunks(rows, [start], capacity=capacity)
         for order in ROW_ORDERS:
-            state, rows = trial.subject.reorder(state, order), rows.rows(order)
+            state = trial.subject.reorder(state, order)
+            rows = rows.rows(order)
             # rows with the same history get different continuations: they must not share memory
             rows.tokens[:, start:] = trial.tokens(len(order), trial.length - start)
             stop = min(start + STEPS_PER_ORDER, trial.length)

@@ -59,7 +59,8 @@ def _autocast(trial: ContractTrial, dtype: torch.dtype, tolerance: float) -> Con
 
 def _draw_inputs(trial: ContractTrial) -> Inputs:
     """Random inputs, for models that draw no random numbers themselves, which would differ between precisions."""
-    inputs, seed = trial.draw(2, trial.length), trial.subject.seed
+    inputs = trial.draw(2, trial.length)
+    seed = trial.subject.seed
     first = trial.subject(inputs).logits
     trial.subject.seed = seed + 1
     second = trial.subject(inputs).logits
@@ -71,7 +72,8 @@ def _draw_inputs(trial: ContractTrial) -> Inputs:
 
 def _compare_precision(actual: Tensor, expected: Tensor, tolerance: float, label: str) -> ContractFinding:
     """Compare the root mean square of the difference with the standard deviation of the logits."""
-    actual, expected = actual.cpu().double(), expected.cpu().double()
+    actual = actual.cpu().double()
+    expected = expected.cpu().double()
     if not torch.isfinite(actual).all():
         return failed(f"{label}: not finite", float("nan"), tolerance)
     spread = (expected - expected.mean()).square().mean().sqrt().clamp(min=1e-12)
@@ -84,7 +86,9 @@ class CountingBackend:
     """A backend of `torch.compile` that counts graphs and nodes; a function that falls back to eager has none."""
 
     def __init__(self, backend: Callable[..., Any]) -> None:
-        self.backend, self.graphs, self.nodes = backend, 0, 0
+        self.backend = backend
+        self.graphs = 0
+        self.nodes = 0
 
     def __call__(self, graph: torch.fx.GraphModule, examples: list[Tensor]) -> Any:
         self.graphs += 1

@@ -15,7 +15,8 @@ BATCH_ROWS = 4
 
 PACKED_ROWS = ((RowItem(0), RowItem(1), RowItem(2)), (RowItem(3, 2), RowItem(4), RowItem(5, 1)))
 
-PADDED_STATE, PADDED_SOURCE = ("incremental_decoding", "padding_invariant"), ("cross_attention", "padding_invariant")
+PADDED_STATE = ("incremental_decoding", "padding_invariant")
+PADDED_SOURCE = ("cross_attention", "padding_invariant")
 
 
 @contract("padding-right", "padding after the tokens changes nothing", needs=("padding_invariant",), exact=True)
@@ -70,10 +71,14 @@ def padding_state(trial: ContractTrial) -> ContractFinding:
     prompts = [document.columns(0, document.tokens.shape[1] - steps) for document in documents]
     continuation = torch.cat([document.tokens[:, -steps:] for document in documents])
     unpadded = [trial.subject(document).logits[0, -steps:] for document in documents]
-    sides: tuple[PaddingSide, ...] = ("left",) if "ragged" in trial.subject.not_promised else ("left", "right")
+    if "ragged" in trial.subject.not_promised:
+        sides: tuple[PaddingSide, ...] = ("left",)
+    else:
+        sides = ("left", "right")
     for side in sides:
         inputs, _ = pad_documents(trial, prompts, side)
-        following, width = inputs._replace(tokens=continuation, segments=None), inputs.tokens.shape[1]
+        following = inputs._replace(tokens=continuation, segments=None)
+        width = inputs.tokens.shape[1]
         for capacity in trial.capacities(width + steps):
             _, state = trial.run_in_chunks(inputs, [width], capacity=capacity)
             actual, _ = trial.run_in_chunks(following, [1] * steps, state=state)
@@ -86,12 +91,17 @@ def padding_state(trial: ContractTrial) -> ContractFinding:
 @contract("padding-ragged", "rows may get padding at any step", needs=(*PADDED_STATE, "ragged"), exact=True)
 def padding_ragged(trial: ContractTrial) -> ContractFinding:
     """Scatter the tokens of each row among padding at random columns, and decode in chunks of 1 to 5 columns."""
-    rows, width, text_length = 3, trial.length, trial.length // 2
-    documents, tokens = trial.draw(rows, text_length), trial.tokens(rows, width)
-    segments, token_columns = torch.full_like(tokens, PADDING_SEGMENT), []
+    rows = 3
+    width = trial.length
+    text_length = trial.length // 2
+    documents = trial.draw(rows, text_length)
+    tokens = trial.tokens(rows, width)
+    segments = torch.full_like(tokens, PADDING_SEGMENT)
+    token_columns = []
     for row in range(rows):
         columns = torch.randperm(width, generator=trial.generator)[:text_length].sort().values.to(tokens.device)
-        tokens[row, columns], segments[row, columns] = documents.tokens[row], 3
+        tokens[row, columns] = documents.tokens[row]
+        segments[row, columns] = 3
         token_columns.append(columns)
     inputs = documents._replace(tokens=tokens, segments=segments)
     if documents.source is not None:
@@ -122,8 +132,10 @@ def batch_training(trial: ContractTrial) -> ContractFinding:
 
     A row alone would draw other random numbers than in a batch.
     """
-    both, rows = trial.draw(2 * BATCH_ROWS, trial.length), range(BATCH_ROWS)
-    inputs, others = both.rows(rows), both.rows(range(BATCH_ROWS, 2 * BATCH_ROWS))
+    both = trial.draw(2 * BATCH_ROWS, trial.length)
+    rows = range(BATCH_ROWS)
+    inputs = both.rows(rows)
+    others = both.rows(range(BATCH_ROWS, 2 * BATCH_ROWS))
     with training_forward(trial, inputs, others) as forward:
         expected = forward(inputs)
         for row in rows:
@@ -171,7 +183,9 @@ def empty_rows(trial: ContractTrial) -> ContractFinding:
     inputs = trial.draw(4, trial.length)
     segments = torch.zeros_like(inputs.tokens)
     segments[0] = segments[1, : trial.length // 2] = PADDING_SEGMENT
-    source_segments = None if inputs.source is None else torch.zeros_like(inputs.source)
+    source_segments = None
+    if inputs.source is not None:
+        source_segments = torch.zeros_like(inputs.source)
     if source_segments is not None:
         source_segments[[0, 2]] = PADDING_SEGMENT
     inputs = inputs._replace(segments=segments, source_segments=source_segments)

@@ -21,7 +21,8 @@ def saving(trial: ContractTrial) -> ContractFinding:
     difference = float((trial.subject(inputs).logits - loaded(inputs).logits).abs().max())
     if difference or difference != difference:
         return failed(f"the loaded model differs by {difference:.1e}", difference, 0.0)
-    saved_model, loaded_model = trial.subject.model, loaded.model
+    saved_model = trial.subject.model
+    loaded_model = loaded.model
     if saved_model is not None and loaded_model is not None and saved_model.spec != loaded_model.spec:
         return failed(f"the loaded model has the spec {loaded_model.spec}, not {saved_model.spec}")
     return passed("the loaded model gives the same bits", difference, 0.0)
@@ -42,7 +43,8 @@ def spec(trial: ContractTrial) -> ContractFinding:
     rebuilt = build(recipe, **restored)
     if rebuilt.spec != model.spec:
         return failed(f"building {model.spec} gives {rebuilt.spec}")
-    shapes, rebuilt_shapes = _tensor_shapes(model), _tensor_shapes(rebuilt)
+    shapes = _tensor_shapes(model)
+    rebuilt_shapes = _tensor_shapes(rebuilt)
     if different := shapes.items() ^ rebuilt_shapes.items():
         name = min(name for name, _ in different)
         return failed(f"{name} is {shapes.get(name)} in this model and {rebuilt_shapes.get(name)} in the rebuilt one")

@@ -19,7 +19,8 @@ from manyformer.training_hooks import run_post_step_updates
 
 MAX_NAMES = 4
 
-TOY_STEPS, LEARNING_RATE = 200, 6e-3
+TOY_STEPS = 200
+LEARNING_RATE = 6e-3
 
 PERIODS = 6
 """The number of periods in a row of repeated symbols."""
@@ -80,13 +81,15 @@ def loss(trial: ContractTrial) -> ContractFinding:
         # every fifth target is ignored, as well as padding
         ignored = torch.arange(targets.numel(), device=targets.device).view_as(targets) % 5 == 0
         targets = targets.masked_fill((inputs.segments < 0) | ignored, IGNORE_INDEX)
-    batch, logits = task_of(model).batch(model, inputs, targets), result.logits.flatten(0, -2).cpu().double()
+    batch = task_of(model).batch(model, inputs, targets)
+    logits = result.logits.flatten(0, -2).cpu().double()
     host_targets = targets.flatten().cpu()
     for smoothing in (0.0, 0.1):
         expected = F.cross_entropy(logits, host_targets, label_smoothing=smoothing, reduction="sum")
         actual = model.loss(batch, label_smoothing=smoothing).total
         trial.compare(actual, expected, f"the loss with smoothing {smoothing}")
-    scored, is_target = model.score(batch), targets != IGNORE_INDEX
+    scored = model.score(batch)
+    is_target = targets != IGNORE_INDEX
     correct = (result.logits.argmax(-1) == targets) & is_target
     trial.compare(scored.nll.cpu(), F.cross_entropy(logits, host_targets, reduction="sum"), "the score")
     trial.compare(scored.targets, is_target.sum(), "the number of targets")
@@ -105,7 +108,8 @@ def learns(trial: ContractTrial) -> ContractFinding:
     model = build(checked_model.spec.recipe, **checked_model.spec.keywords).to(checked_model.device)
     with torch.enable_grad():
         losses, guessing_loss = _train(trial, model)
-    first_loss, last_loss = statistics.fmean(losses[:SMOOTHING_STEPS]), statistics.fmean(losses[-SMOOTHING_STEPS:])
+    first_loss = statistics.fmean(losses[:SMOOTHING_STEPS])
+    last_loss = statistics.fmean(losses[-SMOOTHING_STEPS:])
     sentence = f"the loss falls from {first_loss:.2f} to {last_loss:.2f} nats in {len(losses)} steps"
     sentence = f"{sentence}, and guessing has {guessing_loss:.2f}"
     measured = last_loss / guessing_loss
@@ -114,9 +118,11 @@ def learns(trial: ContractTrial) -> ContractFinding:
 
 def _train(trial: ContractTrial, model: Model) -> tuple[list[float], float]:
     """The losses of all steps in nats per target, until their recent mean is low enough, and the loss of guessing."""
-    task, length = task_of(model), trial.round_length(PERIODS * PERIOD)
+    task = task_of(model)
+    length = trial.round_length(PERIODS * PERIOD)
     optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98))
-    losses, guessing_loss = list[float](), 0.0
+    losses = list[float]()
+    guessing_loss = 0.0
     for step in range(TOY_STEPS):
         draw = ToyDraw.make(trial.generator, trial.subject.token_ids.device, length)
         batch, guessing_loss = task.toy(model, draw)

@@ -16,7 +16,8 @@ from manyformer.config.data_sections.data_section import (
 from manyformer.config.data_sections.tokenized_sections import TokenizedData, WordTokenizerKind
 from manyformer.config.section import Fraction, PathText, PositiveFloat, PositiveInt, SettingConflict, accepted_forms
 
-MIN_RATE, MAX_RATE = 1000, 768_000
+MIN_RATE = 1000
+MAX_RATE = 768_000
 """The lowest and the highest sampling rate of a recording, in Hz."""
 SampleRate = Annotated[int, Field(ge=MIN_RATE, le=MAX_RATE)]
 GroupValues = Annotated[
@@ -32,7 +33,8 @@ SecondsRange = Annotated[
 LabelNames = Annotated[tuple[PathText, ...], accepted_forms("a list of names")]
 
 DEFAULT_VALID = 0.1
-ASSUMED_LABELS, ASSUMED_VOCABULARY = 10, 32
+ASSUMED_LABELS = 10
+ASSUMED_VOCABULARY = 32
 """The assumed numbers of labels and of characters, unknown until the data is read."""
 FRAMES_PER_RECORDING = 100
 """The assumed number of frames of a recording: those of a second."""
@@ -141,7 +143,8 @@ ModalityNames = Annotated[
     Annotated[tuple[ModalityName, ...], Field(min_length=1)], accepted_forms("a list of image, sound and text")
 ]
 
-ASSUMED_SIDE, ASSUMED_WORDS = 140, 1000
+ASSUMED_SIDE = 140
+ASSUMED_WORDS = 1000
 """The assumed height and width of images and size of the vocabulary, unknown until the data is read."""
 
 

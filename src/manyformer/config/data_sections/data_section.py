@@ -68,7 +68,10 @@ class DataSection(ConfigSection):
 
     def expected_keywords(self, parameters: Container[str]) -> ExpectedData:
         """The model keywords among `parameters` that the data will decide, assumed where unknown without reading it."""
-        keywords = {"max_length": self.row_length} if "max_length" in parameters else {}
+        if "max_length" in parameters:
+            keywords = {"max_length": self.row_length}
+        else:
+            keywords = {}
         return ExpectedData(keywords, "the data decides further sizes", self.row_length)
 
 
@@ -98,11 +101,15 @@ def swept_settings() -> tuple[str, ...]:
 def select_section(settings: Mapping[str, Any]) -> type[DataSection] | None:
     """The class that the kind in the settings, and the variant of that kind, select; None if there is no such kind."""
     kind = settings.get("kind")
-    section = DATA_SECTIONS.get(kind) if isinstance(kind, str) else None
+    section = None
+    if isinstance(kind, str):
+        section = DATA_SECTIONS.get(kind)
     if section is None or section.variant_setting is None:
         return section
     variant = settings.get(section.variant_setting, section.default_variant)
-    return section.variants.get(variant) if isinstance(variant, str) else None
+    if isinstance(variant, str):
+        return section.variants.get(variant)
+    return None
 
 
 class SectionByKind:
@@ -134,7 +141,9 @@ class SectionByKind:
         if section is None:
             kind = settings.get("kind")
             # hashable values only: a list is no name
-            base = DATA_SECTIONS.get(kind) if isinstance(kind, str) else None
+            base = None
+            if isinstance(kind, str):
+                base = DATA_SECTIONS.get(kind)
             tag, names = ("kind", DATA_SECTIONS) if base is None else (base.variant_setting, base.variants)
             assert tag is not None
             expected = ", ".join(f"'{name}'" for name in names)

@@ -55,10 +55,13 @@ class ImagesData(DataSection):
     @property
     def source_reduction(self) -> int:
         """How many times smaller the source of super-resolution is."""
-        return DEFAULT_REDUCTION if self.reduction is None else self.reduction
+        if self.reduction is None:
+            return DEFAULT_REDUCTION
+        return self.reduction
 
     def expected_keywords(self, parameters: Container[str]) -> ExpectedData:
-        size, channels = self.size or ASSUMED_SIZE, self.channels or 1
+        size = self.size or ASSUMED_SIZE
+        channels = self.channels or 1
         values = size * size * channels
         rows, columns = self.block or (1, size)
         keywords = {"height": size, "width": size, "channels": channels, "vocab": self.levels + SPECIAL_TOKENS}

@@ -39,7 +39,9 @@ class MQARData(SyntheticData):
     @property
     def pair_counts(self) -> tuple[int, ...]:
         """The numbers of pairs that a row may have."""
-        return (self.pairs,) if isinstance(self.pairs, int) else self.pairs
+        if isinstance(self.pairs, int):
+            return (self.pairs,)
+        return self.pairs
 
     def conflicts(self) -> Iterator[SettingConflict]:
         largest = max(self.pair_counts)

@@ -29,7 +29,9 @@ class StateTrackingData(SyntheticData):
 
     @property
     def alphabet(self) -> int:
-        return self.modulus if self.modulus is not None else GROUP_SIZES[self.group]
+        if self.modulus is not None:
+            return self.modulus
+        return GROUP_SIZES[self.group]
 
     @property
     def classes(self) -> int | None:

@@ -118,7 +118,9 @@ class PathfinderData(SyntheticData):
     @classmethod
     def fill(cls, settings: dict[str, Any]) -> dict[str, Any]:
         size = settings.get("size", 32)
-        return {"length": size * size, **settings} if isinstance(size, int) and size < 1 << 16 else settings
+        if isinstance(size, int) and size < 1 << 16:
+            return {"length": size * size, **settings}
+        return settings
 
     @property
     def alphabet(self) -> int:

@@ -56,7 +56,9 @@ class SyntheticData(DataSection):
     @property
     def row_length(self) -> int:
         # a classifier reads a row with the begin and end tokens
-        return self.length if self.classes is None else self.length + 2
+        if self.classes is None:
+            return self.length
+        return self.length + 2
 
     @property
     def sequence_length(self) -> int:

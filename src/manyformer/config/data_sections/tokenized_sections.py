@@ -74,7 +74,9 @@ class EncodedTextData(TokenizedData):
 
     @classmethod
     def fill(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        return settings if settings.get("tokenizer_of") is not None else super().fill(settings)
+        if settings.get("tokenizer_of") is not None:
+            return settings
+        return super().fill(settings)
 
     def conflicts(self) -> Iterator[SettingConflict]:
         yield from super().conflicts()

@@ -14,7 +14,8 @@ from manyformer.config.data_sections.data_section import (
 )
 from manyformer.config.section import PathText, PositiveInt, SettingConflict, accepted_forms
 
-ASSUMED_OBSERVATIONS, ASSUMED_ACTIONS = 4, 2
+ASSUMED_OBSERVATIONS = 4
+ASSUMED_ACTIONS = 2
 """The assumed widths of observations and actions, unknown until the data is read or the environment made: those of
 CartPole."""
 
@@ -118,7 +119,9 @@ class EnvironmentData(DataSection):
         return ExpectedData(keywords, f"{assumption}; the environment decides", self.steps).among(parameters)
 
 
-ASSUMED_NODES, ASSUMED_FEATURES, ASSUMED_CLASSES = 2708, 1433, 7
+ASSUMED_NODES = 2708
+ASSUMED_FEATURES = 1433
+ASSUMED_CLASSES = 7
 """The assumed numbers of nodes, features of a node and labels, unknown until the data is read: those of Cora."""
 
 

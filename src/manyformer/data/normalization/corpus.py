@@ -62,7 +62,8 @@ _NUMBER_PATTERNS = {
     (g, p): re.compile(rf"-?(\d+|\d{{1,3}}({re.escape(g)}\d{{3}})+)({re.escape(p)}\d+)?") for g, p in SEPARATORS
 }
 _TIME = re.compile(r"(\d{1,2})[.:](\d\d)[.:](\d\d)")
-_DAY, _YEAR = 23, 1999
+_DAY = 23
+_YEAR = 1999
 
 
 class LocaleConventions:
@@ -89,7 +90,9 @@ class LocaleConventions:
     def is_unambiguous(self, value: FormattedValue) -> bool:
         """Whether the text of `value` has no reading other than the intended one."""
         readings = self.readings(value.ambiguous_text)
-        return not readings if not value.reading else readings <= {value.reading}
+        if not value.reading:
+            return not readings
+        return readings <= {value.reading}
 
     def readings(self, text: str) -> set[str]:
         """All readings of a text under any convention; month names count only if they are ambiguous."""
@@ -103,7 +106,9 @@ class LocaleConventions:
             for digits in NUMBER.findall(text):
                 readings |= {amount_reading(value, unit) for value in number_values(digits)}
         months = self._months.get(_mask_digits(text), set())
-        return readings | {f"month {month}" for month in months} if len(months) > 1 else readings
+        if len(months) > 1:
+            return readings | {f"month {month}" for month in months}
+        return readings
 
 
 def number_values(text: str) -> set[Decimal]:

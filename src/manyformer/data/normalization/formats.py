@@ -129,7 +129,8 @@ def format_date(day: datetime.date, style: str, language: str) -> str:
     """Format a date in one of CLDR's styles, always with the full year."""
     from babel import dates
 
-    style = locale_of(language).datetime_skeletons["yMd"].pattern if style == "numeric" else style
+    if style == "numeric":
+        style = locale_of(language).datetime_skeletons["yMd"].pattern
     return normalize_spaces(dates.format_date(day, style, locale=locale_of(language)))
 
 
@@ -145,9 +146,14 @@ def format_compact(value: Decimal, language: str) -> str | None:
     """Format a number with a word for its power of ten; None if the language uses digits alone."""
     from babel import numbers
 
-    style: Literal["long", "short"] = "long" if "long" in locale_of(language).compact_decimal_formats else "short"
+    if "long" in locale_of(language).compact_decimal_formats:
+        style: Literal["long", "short"] = "long"
+    else:
+        style = "short"
     text = numbers.format_compact_decimal(value, format_type=style, locale=locale_of(language), fraction_digits=2)
-    return None if NUMBER.fullmatch(normalize_spaces(text)) else normalize_spaces(text)
+    if NUMBER.fullmatch(normalize_spaces(text)):
+        return None
+    return normalize_spaces(text)
 
 
 def compact_scale(source: str, value: Decimal, language: str) -> Decimal:
@@ -173,7 +179,9 @@ def amount_reading(value: Decimal, unit: str | Decimal) -> str:
 
 def _first_number(text: str) -> str:
     match = NUMBER.search(text)
-    return match[0] if match else ""
+    if match:
+        return match[0]
+    return ""
 
 
 def _random_number(random: np.random.Generator) -> Decimal:

@@ -27,7 +27,8 @@ class InContextRecallRule(SyntheticRule[RecallSection]):
     noise_share = 0.0
 
     def rows(self, random: np.random.Generator, count: int) -> SyntheticRows:
-        keys, pairs = self.data.keys, self.length // 2
+        keys = self.data.keys
+        pairs = self.length // 2
         values = random.integers(keys, self.symbols - self.data.noise_symbols, size=(count, keys))
         key = random.integers(keys, size=(count, pairs))
         noise = random.random((count, pairs)) < self.noise_share
@@ -49,7 +50,9 @@ class InContextRecallRule(SyntheticRule[RecallSection]):
         return SyntheticRows(symbols.reshape(count, -1), targets.reshape(count, -1))
 
     def describe(self) -> str:
-        noise = f", {self.noise_share:.0%} of the pairs noise" if self.noise_share else ""
+        noise = ""
+        if self.noise_share:
+            noise = f", {self.noise_share:.0%} of the pairs noise"
         return (
             f"{self.data.keys} keys with values that a row decides{noise}; values of keys seen before are predictable"
         )
@@ -85,7 +88,8 @@ class MADFuzzyRecallRule(SyntheticRule[MADFuzzyRecallData]):
         for row in range(count):
             tokens, answers = self._row(random)
             # each answer is predicted one token earlier
-            symbols[row, -len(tokens) :], targets[row, -len(tokens) : -1] = tokens, answers[1:]
+            symbols[row, -len(tokens) :] = tokens
+            targets[row, -len(tokens) : -1] = answers[1:]
         return SyntheticRows(symbols, targets)
 
     def _row(self, random: np.random.Generator) -> tuple[list[int], list[int]]:
@@ -97,7 +101,9 @@ class MADFuzzyRecallRule(SyntheticRule[MADFuzzyRecallData]):
         # the loop leaves room for the pair that it ends with, for the probe, and for the probe again
         limit = self.length - 3 * longest
         start = random.integers(limit)
-        tokens, answers, presented = list[int](), list[int](), set[tuple[int, ...]]()
+        tokens = list[int]()
+        answers = list[int]()
+        presented = set[tuple[int, ...]]()
         while len(tokens) < limit:
             is_probe_due = len(tokens) >= start and probe not in presented
             self._add_pair(random, probe if is_probe_due else self._key(random), values, presented, tokens, answers)
@@ -122,11 +128,13 @@ class MADFuzzyRecallRule(SyntheticRule[MADFuzzyRecallData]):
         presented.add(key)
 
     def _key(self, random: np.random.Generator) -> tuple[int, ...]:
-        half, size = (self.symbols - 1) // 2, random.integers(self.data.min_key, self.data.key_length + 1)
+        half = (self.symbols - 1) // 2
+        size = random.integers(self.data.min_key, self.data.key_length + 1)
         return tuple(random.permutation(half)[:size].tolist())
 
     def _value(self, random: np.random.Generator) -> tuple[int, ...]:
-        half, size = (self.symbols - 1) // 2, random.integers(1, self.data.value_length + 1)
+        half = (self.symbols - 1) // 2
+        size = random.integers(1, self.data.value_length + 1)
         return tuple((half + random.permutation(self.symbols - 1 - half)[:size]).tolist())
 
     def describe(self) -> str:
@@ -143,7 +151,8 @@ class MADCopyRule(SyntheticRule[MADCopyData]):
     blank and the mark."""
 
     def rows(self, random: np.random.Generator, count: int) -> SyntheticRows:
-        copied, blank = self.data.copied, self.symbols - 2
+        copied = self.data.copied
+        blank = self.symbols - 2
         start = self.length - copied
         content = random.integers(blank, size=(count, copied))
         preceding = random.integers(copied, size=(count, start - 1 - copied))
@@ -169,11 +178,13 @@ class MADCompressionRule(SyntheticRule[MADCompressionData]):
     may look up each symbol without compressing any."""
 
     def rows(self, random: np.random.Generator, count: int) -> SyntheticRows:
-        size, mark = self.data.compressed, self.data.symbols - 1
+        size = self.data.compressed
+        mark = self.data.symbols - 1
         content = random.integers(mark, size=(count, size))
         order = random.permuted(np.tile(np.arange(size), (count, 1)), axis=1)
         symbols = np.full((count, self.length), mark)
-        symbols[:, :size], symbols[:, -size:] = content, self.data.symbols + order
+        symbols[:, :size] = content
+        symbols[:, -size:] = self.data.symbols + order
         targets = np.full_like(symbols, NOT_SCORED)
         targets[:, -size:] = np.take_along_axis(content, order, axis=1)
         return SyntheticRows(symbols, targets)

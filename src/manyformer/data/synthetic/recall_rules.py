@@ -39,10 +39,12 @@ class MQARRule(SyntheticRule[MQARData]):
     def _fill(
         self, random: np.random.Generator, symbols: IntArray, targets: IntArray, pairs: int
     ) -> tuple[IntArray, IntArray]:
-        rows, half = len(symbols), self.symbols // 2
+        rows = len(symbols)
+        half = self.symbols // 2
         keys = 1 + distinct_draws(random, half - 1, (rows, pairs))
         values = half + distinct_draws(random, self.symbols - half, (rows, pairs))
-        symbols[:, 0 : 2 * pairs : 2], symbols[:, 1 : 2 * pairs : 2] = keys, values
+        symbols[:, 0 : 2 * pairs : 2] = keys
+        symbols[:, 1 : 2 * pairs : 2] = values
         slots = (self.length - 2 * pairs) // 2
         weights = np.arange(1, slots + 1) ** (self.data.power - 1)
         # the smallest of exponential variables, each divided by its weight, are weighted draws without replacement
@@ -82,19 +84,27 @@ class NeedleRule(SyntheticRule[NeedleData]):
 
     def _columns(self, random: np.random.Generator, count: int) -> IntArray:
         """The column of the key of each needle, that which is asked for first: needles do not overlap."""
-        needles, depth = self.data.needles, self.data.depth
+        needles = self.data.needles
+        depth = self.data.depth
         # a needle takes one of these places, and its value comes on top
         places = self.length - 1 - needles
         shape = (count, 1)
-        asked = random.integers(places, size=shape) if depth is None else np.full(shape, round_share(depth, places - 1))
+        if depth is None:
+            asked = random.integers(places, size=shape)
+        else:
+            asked = np.full(shape, round_share(depth, places - 1))
         others = distinct_draws(random, places - 1, (count, needles - 1))
         order = np.concatenate([asked, others + (others >= asked)], axis=1)
         columns: IntArray = order + (order[:, :, None] > order[:, None, :]).sum(axis=2)
         return columns
 
     def describe(self) -> str:
-        depth = "any depth" if self.data.depth is None else f"depth {self.data.depth:g}"
-        needles = "a needle" if self.data.needles == 1 else f"one of {self.data.needles} needles"
+        depth = "any depth"
+        if self.data.depth is not None:
+            depth = f"depth {self.data.depth:g}"
+        needles = "a needle"
+        if self.data.needles != 1:
+            needles = f"one of {self.data.needles} needles"
         return f"{needles} at {depth} of {self.length} tokens, asked for at the end; 1 of {self.data.values} by chance"
 
 
@@ -107,15 +117,21 @@ class CopyRule(SyntheticRule[CopyData]):
     the end mark shows whether it counts. Symbols are those of strings, then the mark, then the end mark."""
 
     def rows(self, random: np.random.Generator, count: int) -> SyntheticRows:
-        data, longest = self.data, self.data.max_string
-        shortest = longest if data.min_string is None else data.min_string
+        data = self.data
+        longest = self.data.max_string
+        if data.min_string is None:
+            shortest = longest
+        else:
+            shortest = data.min_string
         length = random.integers(shortest, longest + 1, size=(count, 1))
         strings = random.integers(data.symbols, size=(count, longest))
         row, column = np.nonzero(np.arange(longest) < length)
-        answers, start = self._answers(strings, length)[row, column], length[row, 0]
+        answers = self._answers(strings, length)[row, column]
+        start = length[row, 0]
         symbols = np.full((count, self.length), PADDING_SYMBOL)
         targets = np.full_like(symbols, NOT_SCORED)
-        symbols[row, column], symbols[row, start + 1 + column] = strings[row, column], answers
+        symbols[row, column] = strings[row, column]
+        symbols[row, start + 1 + column] = answers
         targets[row, start + column] = answers
         np.put_along_axis(symbols, length, data.symbols, axis=1)
         np.put_along_axis(targets, 2 * length, data.symbols + 1, axis=1)
@@ -131,7 +147,11 @@ class CopyRule(SyntheticRule[CopyData]):
         return np.sort(np.where(column < length, strings, self.data.symbols), axis=1)
 
     def describe(self) -> str:
-        shortest, longest = self.data.min_string, self.data.max_string
-        lengths = str(longest) if shortest in (None, longest) else f"{shortest} to {longest}"
+        shortest = self.data.min_string
+        longest = self.data.max_string
+        if shortest in (None, longest):
+            lengths = str(longest)
+        else:
+            lengths = f"{shortest} to {longest}"
         order = {"same": "copied", "reversed": "reversed", "sorted": "sorted"}[self.data.order]
         return f"strings of {lengths} out of {self.data.symbols} symbols, {order}; all answers are predictable"

@@ -90,7 +90,8 @@ class MarkedRule(SyntheticRule[MarkedData]):
 
     def rows(self, random: np.random.Generator, count: int) -> SyntheticRows:
         symbols = random.integers(self._values, size=(count, self.length))
-        rows, column = np.arange(count), random.integers(self.REGION_LENGTH, size=count)
+        rows = np.arange(count)
+        column = random.integers(self.REGION_LENGTH, size=count)
         answers = symbols[rows, column]
         symbols[rows, column] += self._values
         symbols[:, -self.REGION_LENGTH :] = 2 * self._values
@@ -138,19 +139,22 @@ class HopsRule(SyntheticRule[HopsData]):
 
     def __init__(self, data: HopsData) -> None:
         super().__init__(data)
-        self._nodes, self._max_hops, self._num_hops = data.symbols, data.hops, data.num_hops
+        self._nodes = data.symbols
+        self._max_hops = data.hops
+        self._num_hops = data.num_hops
 
     def rows(self, random: np.random.Generator, count: int) -> SyntheticRows:
-        nodes, shape = self._nodes, (count, self.length - self._nodes)
+        nodes = self._nodes
+        shape = (count, self.length - self._nodes)
         pointers, order = (random.permuted(np.tile(np.arange(nodes), (count, 1)), axis=1) for _ in range(2))
         table = order * nodes + np.take_along_axis(pointers, order, axis=1)
         node = random.integers(nodes, size=shape)
-        hops = (
-            random.integers(1, self._max_hops + 1, size=shape)
-            if self._num_hops is None
-            else np.full(shape, self._num_hops)
-        )
-        questions, answers = nodes**2 + (hops - 1) * nodes + node, node
+        if self._num_hops is None:
+            hops = random.integers(1, self._max_hops + 1, size=shape)
+        else:
+            hops = np.full(shape, self._num_hops)
+        questions = nodes**2 + (hops - 1) * nodes + node
+        answers = node
         for hop in range(self._max_hops):
             answers = np.where(hop < hops, np.take_along_axis(pointers, answers, axis=1), answers)
         return SyntheticRows(
@@ -158,7 +162,10 @@ class HopsRule(SyntheticRule[HopsData]):
         )
 
     def describe(self) -> str:
-        hops = f"1 to {self._max_hops}" if self._num_hops is None else str(self._num_hops)
+        if self._num_hops is None:
+            hops = f"1 to {self._max_hops}"
+        else:
+            hops = str(self._num_hops)
         return f"{self._nodes} nodes with pointers, and queries for the node after {hops} hops; all are predictable"
 
 
@@ -179,16 +186,19 @@ class AdditionRule(SyntheticRule[AdditionData]):
         self._digits = data.digits
 
     def rows(self, random: np.random.Generator, count: int) -> SyntheticRows:
-        shape, column = (count, self.length), np.arange(self.length)
+        shape = (count, self.length)
+        column = np.arange(self.length)
         different = random.random(shape) < random.choice(self.DIFFERENCE_RATES, size=(count, 1))
         start = random.integers(self.length - self._digits + 1, size=(count, 1))
         inside = (column >= start) & (column < start + self._digits)
         bits_a = random.integers(2, size=shape) * inside
         bits_b = (bits_a ^ different) * inside
-        total, carry = np.empty_like(bits_a), np.zeros(count, np.int64)
+        total = np.empty_like(bits_a)
+        carry = np.zeros(count, np.int64)
         for index in column:
             bit_sum = bits_a[:, index] + bits_b[:, index] + carry
-            total[:, index], carry = bit_sum % 2, bit_sum // 2
+            total[:, index] = bit_sum % 2
+            carry = bit_sum // 2
         return SyntheticRows(2 * bits_a + bits_b, np.where(inside, total, -1))
 
     def describe(self) -> str:

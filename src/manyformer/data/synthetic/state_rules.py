@@ -40,9 +40,10 @@ class StateTrackingRule(SyntheticRule[StateTrackingData]):
     def __init__(self, data: StateTrackingData) -> None:
         super().__init__(data)
         items = {"S3": 3, "A5": 5, "S5": 5}.get(data.group)
-        self.table = (
-            cyclic_table(self.symbols) if items is None else permutation_table(items, even_only=data.group == "A5")
-        )
+        if items is None:
+            self.table = cyclic_table(self.symbols)
+        else:
+            self.table = permutation_table(items, even_only=data.group == "A5")
 
     def rows(self, random: np.random.Generator, count: int) -> SyntheticRows:
         elements = random.integers(self.symbols, size=(count, self.length))
@@ -54,5 +55,8 @@ class StateTrackingRule(SyntheticRule[StateTrackingData]):
         return SyntheticRows(elements, products)
 
     def describe(self) -> str:
-        group = f"the sum modulo {self.symbols}" if self.data.group == "modular" else self.data.group
+        if self.data.group == "modular":
+            group = f"the sum modulo {self.symbols}"
+        else:
+            group = self.data.group
         return f"{group}: the product of all of {self.symbols} elements so far; all are predictable"

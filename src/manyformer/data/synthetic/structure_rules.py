@@ -41,8 +41,11 @@ def apply_operation(operation: int, arguments: Sequence[int]) -> int:
         return max(arguments)
     if operation == SUM:
         return sum(arguments) % 10
-    ordered, middle = sorted(arguments), len(arguments) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) // 2
+    ordered = sorted(arguments)
+    middle = len(arguments) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    return (ordered[middle - 1] + ordered[middle]) // 2
 
 
 @register_rule(ListOpsData)
@@ -83,7 +86,8 @@ class ListOpsRule(SyntheticRule[ListOpsData]):
         if depth >= self.data.depth or source.random() > OPERATION_SHARE:
             tokens.append(digit := source.randrange(10))
             return digit
-        count, operation = source.randint(2, self.data.max_args), source.randint(MINIMUM, SUM)
+        count = source.randint(2, self.data.max_args)
+        operation = source.randint(MINIMUM, SUM)
         tokens.append(operation)
         if len(tokens) + count >= self.length:
             raise _TooLong
@@ -112,7 +116,8 @@ class ListOpsRule(SyntheticRule[ListOpsData]):
 
 def _top_level(tokens: list[int]) -> tuple[int, list[int]]:
     """The operation of an expression, and the first token of each of its arguments; for a digit, it and nothing."""
-    depth, arguments = 0, list[int]()
+    depth = 0
+    arguments = list[int]()
     for token in tokens[1:-1]:
         if depth == 0 and token != END:
             arguments.append(token)
@@ -123,7 +128,9 @@ def _top_level(tokens: list[int]) -> tuple[int, list[int]]:
 def _value_of_digits(operation: int, arguments: list[int]) -> int | None:
     """The operation on those of its arguments that are digits; None without any."""
     digits = [part for part in arguments if part < 10]
-    return apply_operation(operation, digits) if digits else None
+    if digits:
+        return apply_operation(operation, digits)
+    return None
 
 
 @register_rule(RegularLanguageData)
@@ -137,13 +144,15 @@ class RegularLanguageRule(SyntheticRule[RegularLanguageData]):
     positions are those of `scored: forced`."""
 
     def rows(self, random: np.random.Generator, count: int) -> SyntheticRows:
-        data, number = self.data, np.arange(count)
+        data = self.data
+        number = np.arange(count)
         shape = (count, data.max_states, data.edges)
         states = random.integers(data.min_states, data.max_states + 1, size=(count, 1))
         edges = random.integers(1, np.minimum(data.edges, states - 1) + 1, size=shape[:2])
         labels = distinct_draws(random, data.symbols, (count * data.max_states, data.edges)).reshape(shape)
         successors = self._successors(random, states)
-        state, left = np.zeros(count, np.int64), np.zeros((count, data.max_states), bool)
+        state = np.zeros(count, np.int64)
+        left = np.zeros((count, data.max_states), bool)
         remaining = random.integers(1, data.max_string + 1, size=count)
         symbols = np.empty((count, self.length + 1), np.int64)
         forced = np.zeros((count, self.length + 1), bool)
@@ -173,13 +182,18 @@ class RegularLanguageRule(SyntheticRule[RegularLanguageData]):
         return f"strings of random automata with {states} and 1 to {data.edges} of {data.symbols} symbols in each"
 
 
-DASH, GAP, THICKNESS, RADIUS, MARGIN = 2.0, 1.2, 0.7, 1.8, 2.0
+DASH = 2.0
+GAP = 1.2
+THICKNESS = 0.7
+RADIUS = 1.8
+MARGIN = 2.0
 """Length of a dash, distance to the next one, thickness, radius of a disk, distance between paths; all in pixels."""
 
 BEND = 0.7
 """The most that a path turns between dashes, in radians."""
 
-TRIES_PER_DASH, TRIES_PER_DISTRACTOR = 8, 4
+TRIES_PER_DASH = 8
+TRIES_PER_DISTRACTOR = 4
 
 Point = tuple[float, float]
 Disks = tuple[Point, Point]
@@ -217,7 +231,10 @@ class PathfinderRule(SyntheticRule[PathfinderData]):
     def _image(self, source: Random, answer: int) -> IntArray:
         while True:
             first = self._path(source, self.data.dashes, [])
-            second = self._path(source, self.data.dashes, first) if first else []
+            if first:
+                second = self._path(source, self.data.dashes, first)
+            else:
+                second = []
             if second and (choices := _equidistant_pairs(first, second)):
                 break
         dashes = [*first, *second]
@@ -231,7 +248,8 @@ class PathfinderRule(SyntheticRule[PathfinderData]):
 
     def _path(self, source: Random, length: int, obstacles: list[_Dash]) -> list[_Dash]:
         """Dashes that keep away from obstacles, from each other and from the border; empty if they find no place."""
-        size, path = self.data.size, list[_Dash]()
+        size = self.data.size
+        path = list[_Dash]()
         point = (source.uniform(3, size - 3), source.uniform(3, size - 3))
         angle = source.uniform(0, 2 * math.pi)
         # dashes next to each other are closer than the margin

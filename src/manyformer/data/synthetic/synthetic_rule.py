@@ -40,7 +40,9 @@ class SyntheticRule(ABC, Generic[SectionT]):
     as a table, is drawn from `rule_generator` in the constructor."""
 
     def __init__(self, data: SectionT) -> None:
-        self.data, self.length, self.symbols = data, data.sequence_length, data.alphabet
+        self.data = data
+        self.length = data.sequence_length
+        self.symbols = data.alphabet
 
     @abstractmethod
     def rows(self, random: np.random.Generator, count: int) -> SyntheticRows:
@@ -93,7 +95,8 @@ class NextInputRule(SyntheticRule[SyntheticData]):
 
     def __init__(self, rule: SyntheticRule[Any]) -> None:
         super().__init__(rule.data)
-        self.rule, self.symbols = rule, rule.symbols
+        self.rule = rule
+        self.symbols = rule.symbols
 
     def rows(self, random: np.random.Generator, count: int) -> SyntheticRows:
         symbols = self.rule.rows(random, count).symbols
@@ -108,4 +111,6 @@ class NextInputRule(SyntheticRule[SyntheticData]):
 def make_rule(data: SyntheticData) -> SyntheticRule[Any]:
     """The rule with these settings."""
     rule = RULES[data.rule](data)
-    return NextInputRule(rule) if data.targets == "inputs" else rule
+    if data.targets == "inputs":
+        return NextInputRule(rule)
+    return rule

@@ -38,19 +38,23 @@ class ReadsWholeTexts(ManyformerModel):
 
     def _parts(self, types: Tensor | None, segments: Tensor | None) -> Tensor | None:
         """The part that each token belongs to, -1 for padding."""
-        return types if types is None or segments is None else types.masked_fill(segments == PADDING_SEGMENT, -1)
+        if types is None or segments is None:
+            return types
+        return types.masked_fill(segments == PADDING_SEGMENT, -1)
 
 
 class ManyformerForMaskedLM(ReadsWholeTexts):
     """A masked language model behind `AutoModelForMaskedLM`; its labels are those of the same column, or -100."""
 
-    model_class, output_class = MaskedLM, MaskedLMOutput
+    model_class = MaskedLM
+    output_class = MaskedLMOutput
 
 
 class ManyformerForSequenceClassification(ReadsWholeTexts):
     """A classifier of texts behind `AutoModelForSequenceClassification`."""
 
-    model_class, output_class = TextClassifier, SequenceClassifierOutput
+    model_class = TextClassifier
+    output_class = SequenceClassifierOutput
 
 
 class ManyformerForTokenClassification(ManyformerModel):

@@ -24,7 +24,8 @@ class DecodingCache(Cache):
 
     def __init__(self, state: State) -> None:
         super().__init__(layers=[])
-        self.state, self.length = state, 0
+        self.state = state
+        self.length = 0
 
     def advance(self, state: State, count: int) -> None:
         """Replace the state by the one after `count` more tokens."""
@@ -74,7 +75,9 @@ class GeneratesFromState(GenerationMixin):
         elif past_key_values is not None:
             raise UserError("cache and past_key_values are two names of one argument: give one of them")
         if cache is None:
-            return DecodingCache(self.model.init_state(rows)) if use_cache else None
+            if use_cache:
+                return DecodingCache(self.model.init_state(rows))
+            return None
         if not isinstance(cache, DecodingCache):
             raise UserError(f"the cache is a {type(cache).__name__}: give what an earlier call returned")
         return cache
@@ -104,7 +107,9 @@ class ManyformerForCausalLM(GeneratesFromState, ManyformerModel):
         logits, state, auxiliary = self.model(input_ids, segments, None if cache is None else cache.state)
         if cache is not None:
             cache.advance(state, input_ids.shape[1])
-        targets = None if labels is None else nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
+        targets = None
+        if labels is not None:
+            targets = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
         return CausalLMOutputWithPast(label_loss(logits, targets, options, auxiliary), logits, cache)
 
 
@@ -136,7 +141,8 @@ class ManyformerForSeq2SeqLM(GeneratesFromState, ManyformerModel):
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """The decoder's input for labels: the start token, then all labels but the last; padding where it is -100."""
-        start, pad = self.generation_config.decoder_start_token_id, self.generation_config.pad_token_id
+        start = self.generation_config.decoder_start_token_id
+        pad = self.generation_config.pad_token_id
         shifted = nn.functional.pad(labels[:, :-1], (1, 0), value=start)
         return shifted.masked_fill(shifted == IGNORE_INDEX, pad)
 

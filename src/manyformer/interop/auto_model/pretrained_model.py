@@ -123,7 +123,9 @@ def segments_of(mask: Tensor | None, length: int) -> Tensor | None:
             f"attention_mask has {mask.ndim} axes, but which tokens attend to which is the recipe's: give 2"
         )
     segments = mask[:, mask.shape[1] - length :].long() - 1
-    return segments if bool(segments.any()) else None
+    if bool(segments.any()):
+        return segments
+    return None
 
 
 def refuse_options(options: Mapping[str, Any]) -> None:

@@ -60,26 +60,34 @@ class SavedModel:
         for folder in (Path(name), Path(name) / "model"):
             if (file := folder / CONFIG_FILE).is_file():
                 content = read_json(file, "the description of a model")
-                return cls(folder) if isinstance(content, dict) and "recipe" in content else None
+                if isinstance(content, dict) and "recipe" in content:
+                    return cls(folder)
+                return None
         return None
 
     @cached_property
     def tokenizers(self) -> TokenizerPair | None:
         """Its tokenizers and the names of its labels; None if it was saved without."""
         files = VerifiedFolder.open(self.folder)
-        return load_tokenizers(self.folder) if SHARED_TOKENIZER in files or SOURCE_TOKENIZER in files else None
+        if SHARED_TOKENIZER in files or SOURCE_TOKENIZER in files:
+            return load_tokenizers(self.folder)
+        return None
 
     @cached_property
     def empty_model(self) -> Model:
         """The model without values, with its tokenizers, labels and settings of generation."""
-        (recipe, keywords), pair = read_saved_recipe(self.folder), self.tokenizers
+        recipe, keywords = read_saved_recipe(self.folder)
+        pair = self.tokenizers
         try:
             with torch.device("meta"):
                 model = build(recipe.card.name, **keywords)
         except UserError as error:
             raise UserError(f"{self.folder / CONFIG_FILE}: {error}") from None
         if pair is not None:
-            model.tokenizer = pair.source if pair.source is pair.target else (pair.source, pair.target)
+            if pair.source is pair.target:
+                model.tokenizer = pair.source
+            else:
+                model.tokenizer = (pair.source, pair.target)
             model.labels = pair.labels
         files = VerifiedFolder.open(self.folder)
         if GENERATION_FILE in files:
@@ -94,11 +102,14 @@ class SavedModel:
     def generation_config(self) -> GenerationConfig | None:
         """How it generates; None if it does not."""
         fields = generation_fields(self.empty_model)
-        return None if fields is None else GenerationConfig(**fields)
+        if fields is None:
+            return None
+        return GenerationConfig(**fields)
 
     def write_tokenizer(self, folder: Path) -> None:
         """Write the tokenizer of its inputs. Raises UserError if it has none."""
-        pair, model = self.tokenizers, self.empty_model
+        pair = self.tokenizers
+        model = self.empty_model
         if pair is None or not isinstance(pair.source, Tokenizer):
             raise UserError(f"{self.folder} was saved without a tokenizer")
         write_tokenizer(folder, pair.source, auto_class_of(model), model.max_length)

@@ -89,7 +89,9 @@ def _read_vocabularies(config: ForeignConfig) -> Keywords:
 
 
 def _write_vocabularies(keywords: Mapping[str, Any]) -> Keywords:
-    vocab, source_vocab, model_type = keywords["vocab"], keywords["source_vocab"], _model_type(keywords)
+    vocab = keywords["vocab"]
+    source_vocab = keywords["source_vocab"]
+    model_type = _model_type(keywords)
     fields: Keywords = {"vocab_size": source_vocab or vocab}
     if model_type == "marian":
         return {**fields, "decoder_vocab_size": vocab, "share_encoder_decoder_embeddings": source_vocab is None}
@@ -103,7 +105,9 @@ def _decoder_depth(keywords: Mapping[str, Any]) -> int:
 
 
 def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
-    vocab, dim, is_learned = keywords["vocab"], keywords["dim"], keywords["position"] == "learned"
+    vocab = keywords["vocab"]
+    dim = keywords["dim"]
+    is_learned = keywords["position"] == "learned"
     if keywords["source_vocab"] is None:
         yield same("model.shared.weight", "embed_target.token.weight")
     else:
@@ -120,7 +124,10 @@ def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
             yield from each_parameter(f"{theirs}.layernorm_embedding", f"{embed}.norm")
         if keywords["norm_order"] == "pre":
             yield from each_parameter(f"{theirs}.layer_norm", f"{side}.norm.inner")
-        depth = _decoder_depth(keywords) if side == "decoder" else keywords["depth"]
+        if side == "decoder":
+            depth = _decoder_depth(keywords)
+        else:
+            depth = keywords["depth"]
         for layer in range(depth):
             yield from _layer_rules(
                 f"{theirs}.layers.{layer}", f"{side}.{layer}", dim, f"{keywords['norm_order']}_norm"

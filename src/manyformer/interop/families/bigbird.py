@@ -46,7 +46,8 @@ def _write_head(keywords: Mapping[str, Any]) -> Keywords:
 
 def _read_full_length(config: ForeignConfig) -> Keywords:
     attention = config.choice("attention_type", "block_sparse", ("block_sparse", "original_full"))
-    block, random = config.size("block_size", 64), config.whole_number("num_random_blocks", 3)
+    block = config.size("block_size", 64)
+    random = config.whole_number("num_random_blocks", 3)
     length = _full_length(block, random)
     if attention == "original_full":
         length = config.size("max_position_embeddings", 512)
@@ -54,7 +55,8 @@ def _read_full_length(config: ForeignConfig) -> Keywords:
 
 
 def _write_full_length(keywords: Mapping[str, Any]) -> Keywords:
-    length, expected = keywords["full_length"], _full_length(keywords["block"], keywords["random"] or 0)
+    length = keywords["full_length"]
+    expected = _full_length(keywords["block"], keywords["random"] or 0)
     if length is not None and length >= keywords["max_length"]:
         return {"attention_type": "original_full"}
     if length != expected:

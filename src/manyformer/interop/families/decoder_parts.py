@@ -90,7 +90,8 @@ def layer_pattern(letters: Mapping[str, str], default: Callable[[ForeignConfig],
     names = {letter: kind for kind, letter in letters.items()}
 
     def read(config: ForeignConfig) -> str:
-        depth, usual = config.size("num_hidden_layers"), default(config)
+        depth = config.size("num_hidden_layers")
+        usual = default(config)
         kinds = config.entries("layer_types", str) or [usual[layer % len(usual)] for layer in range(depth)]
         if len(kinds) != depth or not all(kind in letters for kind in kinds):
             raise UserError(f"{config.file}: layer_types must name {' or '.join(letters)} for each of {depth} layers")
@@ -111,7 +112,10 @@ def read_rotary(
     """Rotary settings, which versions before 5 had in `rope_theta` and `rope_scaling`.
 
     `special` are those that a recipe has with other values than `FIXED_ROPE_FIELDS`."""
-    rope = config.part("rope_parameters") if "rope_parameters" in config.content else config.part("rope_scaling")
+    if "rope_parameters" in config.content:
+        rope = config.part("rope_parameters")
+    else:
+        rope = config.part("rope_scaling")
     base = rope if "rope_theta" in rope.content else config
     kind = rope.choice("rope_type" if "rope_type" in rope.content else "type", "default", ROPE_TYPES)
     keywords = {"rope_base": base.number("rope_theta", default_base), "rope_scaling": ROPE_TYPES[kind]}
@@ -119,8 +123,13 @@ def read_rotary(
         return keywords
     for name, default in FIXED_ROPE_FIELDS.items():
         rope.require(name, expected=(special or {}).get(name, default), default=default)
-    length = rope if "original_max_position_embeddings" in rope.content else config
-    field = "original_max_position_embeddings" if length is rope else "max_position_embeddings"
+    if "original_max_position_embeddings" in rope.content:
+        length = rope
+    else:
+        length = config
+    field = "max_position_embeddings"
+    if length is rope:
+        field = "original_max_position_embeddings"
     return keywords | {"rope_factor": rope.number("factor", 1.0), "original_length": length.size(field, 2048)}
 
 

@@ -47,10 +47,13 @@ def _write_indexer(keywords: Mapping[str, Any]) -> Keywords:
 def _dense_layers(config: ForeignConfig) -> int:
     """The number of first layers without experts. Raises UserError where layers with experts precede others."""
     count = config.whole_number("first_k_dense_replace", 3)
-    kinds = config.entries("mlp_layer_types", str) if config.model_type == SPARSE_TYPE else None
+    kinds = None
+    if config.model_type == SPARSE_TYPE:
+        kinds = config.entries("mlp_layer_types", str)
     if kinds is None:
         return count
-    depth, count = config.size("num_hidden_layers"), kinds.count("dense")
+    depth = config.size("num_hidden_layers")
+    count = kinds.count("dense")
     if kinds != ["dense"] * count + ["sparse"] * (depth - count):
         raise UserError(f"{config.file}: mlp_layer_types must name dense and then sparse layers, {depth} of them")
     return count

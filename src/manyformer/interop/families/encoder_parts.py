@@ -90,14 +90,16 @@ ROBERTA_HEADS: dict[str, Any] = {
 
 def encoder_rules(names: EncoderNames, keywords: Mapping[str, Any], *, first_position: int = 0) -> Iterator[TensorRule]:
     """The rules of a post-norm encoder with a head; their positions are numbered from `first_position`."""
-    embeddings, dim = f"{names.prefix}embeddings", keywords["dim"]
+    embeddings = f"{names.prefix}embeddings"
+    dim = keywords["dim"]
     yield same(f"{embeddings}.word_embeddings.weight", "embed.token.weight")
     yield padded_rows(f"{embeddings}.position_embeddings.weight", "embed.position.weight", first_position)
     if names.has_token_types:
         yield _token_types(f"{embeddings}.token_type_embeddings.weight", keywords)
     yield from each_parameter(f"{embeddings}.LayerNorm", "embed.norm")
     for layer in range(keywords["depth"]):
-        theirs, ours = f"{names.prefix}{names.layers}.{layer}", f"body.{layer}"
+        theirs = f"{names.prefix}{names.layers}.{layer}"
+        ours = f"body.{layer}"
         projections = [f"{theirs}.{name}" for name in names.attention]
         yield from attention_projections(projections, f"{ours}.attention.inner", [dim, dim])
         modules = {
@@ -133,7 +135,8 @@ def _head_rules(names: EncoderNames, head: str) -> Iterator[TensorRule]:
 
 def derived_tensors(names: EncoderNames) -> dict[str, str]:
     """Patterns of the names of tensors that follow from others, in files of all families, with the reason for each."""
-    output, embeddings = re.escape(names.masked_lm[-1]), re.escape(f"{names.prefix}embeddings")
+    output = re.escape(names.masked_lm[-1])
+    embeddings = re.escape(f"{names.prefix}embeddings")
     return {
         rf"{output}\.decoder\.(weight|bias)": "a copy of the embedding and of the bias",
         rf"{embeddings}\.position_ids": "the numbers of positions, which older versions stored",
@@ -145,7 +148,8 @@ def read_head(config: ForeignConfig, head_of_suffix: Mapping[str, str] = HEAD_OF
 
     A model without a head gets the first of these. Raises UserError for another head, and for scores that are no
     probabilities of labels."""
-    architecture, suffixes = config.architecture, dict(head_of_suffix)
+    architecture = config.architecture
+    suffixes = dict(head_of_suffix)
     if config.is_bare:
         suffixes = {"Model": next(iter(head_of_suffix.values()))}
     head = next((head for suffix, head in suffixes.items() if architecture.endswith(suffix)), None)

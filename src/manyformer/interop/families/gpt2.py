@@ -29,7 +29,8 @@ def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
 
 def gpt2_layer_rules(theirs: str, ours: str, dim: int) -> Iterator[TensorRule]:
     """The tensors of one layer."""
-    attention, ff = f"{ours}.attention", f"{ours}.ff"
+    attention = f"{ours}.attention"
+    ff = f"{ours}.ff"
     for kind in PARAMETERS:
         parts = [f"{attention}.inner.{part}.{kind}" for part in ("q_proj", "kv_proj")]
         yield divided(f"{theirs}.attn.c_attn.{kind}", parts, [dim, 2 * dim], is_transposed=kind == "weight")

@@ -36,7 +36,8 @@ def _read_no_quantization(config: ForeignConfig) -> Keywords:
 
 
 def _layer(theirs: str, ours: str, number: int, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
-    attention, experts = f"{ours}.attention.inner", f"{ours}.ff.inner.experts"
+    attention = f"{ours}.attention.inner"
+    experts = f"{ours}.ff.inner.experts"
     yield from attention_rules(f"{theirs}.self_attn", attention, keywords, biases="all")
     yield same(f"{theirs}.self_attn.sinks", f"{attention}.kernel.sinks")
     yield from each_parameter(f"{theirs}.mlp.router", f"{ours}.ff.inner.router.proj")

@@ -22,7 +22,8 @@ from manyformer.interop.foreign_config import ForeignConfig
 from manyformer.interop.model_family import ConfigRule, Keywords, ModelFamily, TensorRule, same, shifted
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu-tanh"}
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
 
 PLAIN = {
     "kernel": "softmax",
@@ -136,11 +137,15 @@ def refuse_others(keywords: Mapping[str, Any], may_differ: Collection[str], owne
 
 def _read_head_dim(config: ForeignConfig) -> int | None:
     default = CLASSES[config.model_type].head_dim
-    return config.optional_size("head_dim") if default is None else config.size("head_dim", default)
+    if default is None:
+        return config.optional_size("head_dim")
+    return config.size("head_dim", default)
 
 
 def _read_activation(config: ForeignConfig) -> Keywords:
-    field = "hidden_activation" if "hidden_activation" in config.content else "hidden_act"
+    field = "hidden_act"
+    if "hidden_activation" in config.content:
+        field = "hidden_activation"
     return {"ff_activation": ACTIVATIONS[config.choice(field, "silu", ACTIVATIONS)]}
 
 
@@ -165,13 +170,17 @@ def _write_positions(keywords: Mapping[str, Any]) -> Keywords:
     if not (keywords["norm_order"] == "sandwich" and keywords["qk_norm"]):
         return {"rope_parameters": full}
     base = keywords["window_rope_base"]
-    local = full if base is None else {"rope_type": "default", "rope_theta": base}
+    if base is None:
+        local = full
+    else:
+        local = {"rope_type": "default", "rope_theta": base}
     return {"rope_parameters": {FULL: full, SLIDING: local}}
 
 
 def _read_windows(config: ForeignConfig) -> Keywords:
     """The window, and which layers have it."""
-    window, depth = config.optional_size("sliding_window"), config.size("num_hidden_layers")
+    window = config.optional_size("sliding_window")
+    depth = config.size("num_hidden_layers")
     uses_windows = config.flag("use_sliding_window", default=CLASSES[config.model_type].has_windows)
     if window is None or not uses_windows:
         return {"window_rope_base": None}
@@ -201,7 +210,8 @@ def _usual_layers(config: ForeignConfig) -> list[str]:
 
 
 def _write_windows(keywords: Mapping[str, Any]) -> Keywords:
-    window, interval = keywords["window"], keywords["full_every"]
+    window = keywords["window"]
+    interval = keywords["full_every"]
     fields: Keywords = {"sliding_window": window, "use_sliding_window": window is not None}
     kinds = [
         FULL if window is None or (interval and number % interval == 0) else SLIDING
@@ -217,7 +227,8 @@ def _write_windows(keywords: Mapping[str, Any]) -> Keywords:
 
 def _read_rotated_layers(config: ForeignConfig) -> Keywords:
     """Which layers have no rotary positions; SmolLM3 lists a 1 for each layer that has them."""
-    rotated, depth = config.entries("no_rope_layers", int), config.size("num_hidden_layers")
+    rotated = config.entries("no_rope_layers", int)
+    depth = config.size("num_hidden_layers")
     if not rotated or 0 not in rotated:
         return {}
     interval = rotated.index(0) + 1
@@ -267,7 +278,8 @@ def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     norm = partial(shifted, offset=1.0) if is_gemma else same
     yield from frame_rules(keywords, norm, SANDWICH_NORMS if is_gemma else NORMS)
     for layer in range(keywords["depth"]):
-        theirs, ours = f"model.layers.{layer}", f"body.{layer}"
+        theirs = f"model.layers.{layer}"
+        ours = f"body.{layer}"
         attention = f"{ours}.attention.inner"
         yield from attention_rules(f"{theirs}.self_attn", attention, keywords, biases=keywords["biases"])
         if keywords["qk_norm"]:

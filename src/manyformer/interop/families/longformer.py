@@ -26,7 +26,9 @@ def _read_head(config: ForeignConfig) -> Keywords:
 
 
 def _write_head(keywords: Mapping[str, Any]) -> Keywords:
-    expected = 1 if keywords["head"] == GLOBAL_FIRST_TOKEN else None
+    expected = None
+    if keywords["head"] == GLOBAL_FIRST_TOKEN:
+        expected = 1
     if keywords["global_tokens"] != expected:
         raise UserError(
             f"global_tokens is {keywords['global_tokens']}, and a Longformer with head={keywords['head']} has "
@@ -37,8 +39,12 @@ def _write_head(keywords: Mapping[str, Any]) -> Keywords:
 
 def _window(config: ForeignConfig) -> int:
     """The window on each side of a token; theirs are of both sides, one for each layer."""
-    widths, depth = config.content.get("attention_window", 512), config.size("num_hidden_layers", 12)
-    widths = widths if isinstance(widths, list) else [widths] * depth
+    widths = config.content.get("attention_window", 512)
+    depth = config.size("num_hidden_layers", 12)
+    if isinstance(widths, list):
+        widths = widths
+    else:
+        widths = [widths] * depth
     if len(widths) != depth or any(type(width) is not int or width < 2 or width % 2 for width in widths):
         raise UserError(f"{config.file}: attention_window ({widths!r:.60}) must be an even number for each layer")
     if len(set(widths)) > 1:
@@ -49,7 +55,8 @@ def _window(config: ForeignConfig) -> int:
 
 
 def _layer(theirs: str, ours: str, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
-    attention, inner = f"{theirs}.attention.self", f"{ours}.attention.inner"
+    attention = f"{theirs}.attention.self"
+    inner = f"{ours}.attention.inner"
     yield from each_parameter(f"{attention}.query_global", f"{inner}.global_q_proj")
     for kind in PARAMETERS:
         pair = [f"{attention}.{name}_global.{kind}" for name in ("key", "value")]

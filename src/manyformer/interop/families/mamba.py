@@ -25,12 +25,15 @@ def _step_rank(config: ForeignConfig) -> int:
 
 
 def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
-    channels, state_dim = keywords["expansion"] * keywords["dim"], keywords["state_dim"]
+    channels = keywords["expansion"] * keywords["dim"]
+    state_dim = keywords["state_dim"]
     yield same("backbone.embeddings.weight", "embed.token.weight")
     for layer in range(keywords["depth"]):
-        block, branch = f"backbone.layers.{layer}", f"body.{layer}.mixer"
+        block = f"backbone.layers.{layer}"
+        branch = f"body.{layer}.mixer"
         yield same(f"{block}.norm.weight", f"{branch}.pre_norm.weight")
-        mixer, inner = f"{block}.mixer", f"{branch}.inner"
+        mixer = f"{block}.mixer"
+        inner = f"{branch}.inner"
         for part in ("in_proj", "x_proj", "out_proj"):
             yield same(f"{mixer}.{part}.weight", f"{inner}.{part}.weight")
         yield from each_parameter(f"{mixer}.dt_proj", f"{inner}.dt_proj")

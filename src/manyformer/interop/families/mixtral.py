@@ -18,7 +18,8 @@ EXPERT_PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
 
 
 def _layer(theirs: str, ours: str, number: int, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
-    experts, inner = f"{theirs}.block_sparse_moe", f"{ours}.ff.inner"
+    experts = f"{theirs}.block_sparse_moe"
+    inner = f"{ours}.ff.inner"
     yield from attention_rules(f"{theirs}.self_attn", f"{ours}.attention.inner", keywords)
     yield same(f"{experts}.gate.weight", f"{inner}.router.proj.weight")
     yield from expert_rules(f"{experts}.experts", f"{inner}.experts", keywords["num_experts"], EXPERT_PARTS)

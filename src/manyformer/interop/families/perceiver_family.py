@@ -18,7 +18,8 @@ from manyformer.interop.model_family import (
 )
 
 ARCHITECTURE = "PerceiverForMaskedLM"
-DECODER_HEADS, DECODER_HEAD_DIM = 8, 32
+DECODER_HEADS = 8
+DECODER_HEAD_DIM = 32
 """The heads of the class's output queries and their width, which no config changes; the recipe has them everywhere."""
 
 
@@ -50,7 +51,8 @@ def _read_widths(config: ForeignConfig) -> Keywords:
 
 
 def _write_widths(keywords: Mapping[str, Any]) -> Keywords:
-    ff_dim, latent_dim = keywords["ff_dim"], keywords["latent_dim"]
+    ff_dim = keywords["ff_dim"]
+    latent_dim = keywords["latent_dim"]
     if ff_dim % latent_dim:
         raise UserError(f"ff_dim is {ff_dim}, and that of a {ARCHITECTURE} is a multiple of latent_dim")
     widening = ff_dim // latent_dim
@@ -58,20 +60,25 @@ def _write_widths(keywords: Mapping[str, Any]) -> Keywords:
 
 
 def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
-    query_rows, encoder, ours = DECODER_HEADS * DECODER_HEAD_DIM, "perceiver.encoder", "body.encoder"
+    query_rows = DECODER_HEADS * DECODER_HEAD_DIM
+    encoder = "perceiver.encoder"
+    ours = "body.encoder"
     rows = [query_rows, keywords["latent_dim"]]
     yield same("perceiver.embeddings.latents", f"{ours}.latents")
     for part, name in {"embeddings": "token", "position_embeddings": "position"}.items():
         yield same(f"perceiver.input_preprocessor.{part}.weight", f"embed.{name}.weight")
-    reading, cross = f"{ours}.inner.reading", f"{encoder}.cross_attention"
+    reading = f"{ours}.inner.reading"
+    cross = f"{encoder}.cross_attention"
     yield from _attention_rules(cross, f"{reading}.attention.pre_norm", f"{reading}.attention.inner", rows)
     yield from each_parameter(f"{cross}.attention.self.layernorm2", f"{ours}.input_norm")
     yield from _feed_forward_rules(cross, f"{reading}.ff")
     for layer in range(keywords["depth"]):
-        foreign, block = f"{encoder}.self_attends.{layer}", f"{ours}.inner.layers.{layer}"
+        foreign = f"{encoder}.self_attends.{layer}"
+        block = f"{ours}.inner.layers.{layer}"
         yield from _attention_rules(foreign, f"{block}.attention.pre_norm", f"{block}.attention.inner", rows)
         yield from _feed_forward_rules(foreign, f"{block}.ff")
-    decoder, writing = "perceiver.decoder", "body.decoder"
+    decoder = "perceiver.decoder"
+    writing = "body.decoder"
     rows = [query_rows, keywords["dim"]]
     cross = f"{decoder}.decoding_cross_attention"
     yield same(f"{decoder}.output_position_encodings.position_embeddings", "body.queries.weight")

@@ -28,14 +28,20 @@ def _refuse_others(keywords: Mapping[str, Any]) -> Keywords:
 def _read_rotary(config: ForeignConfig) -> Keywords:
     width = config.size("hidden_size") // config.size("num_attention_heads")
     rope = config.part("rope_parameters" if "rope_parameters" in config.content else "rope_scaling")
-    share = rope if "partial_rotary_factor" in rope.content else config
+    if "partial_rotary_factor" in rope.content:
+        share = rope
+    else:
+        share = config
     rotated = int(width * share.number("partial_rotary_factor", 1.0))
     keywords: Keywords = {"rotated_dim": None if rotated == width else rotated}
     kind = rope.content.get("rope_type", rope.content.get("type", "default"))
     if kind not in LONGROPE_TYPES:
         return keywords | read_rotary(config)
     rope.require("attention_factor", expected=None, default=None)
-    length = rope if "original_max_position_embeddings" in rope.content else config
+    if "original_max_position_embeddings" in rope.content:
+        length = rope
+    else:
+        length = config
     original = length.size("original_max_position_embeddings", 4096)
     factor = rope.number("factor", config.size("max_position_embeddings", 4096) / original)
     base = rope if "rope_theta" in rope.content else config
@@ -64,7 +70,8 @@ def _write_rotary(keywords: Mapping[str, Any]) -> Keywords:
     rope: Keywords = {"rope_type": "default", "rope_theta": keywords["rope_base"], "partial_rotary_factor": share}
     if keywords["rope_scaling"] == "none":
         return {"rope_parameters": rope}
-    divisors, original = read_divisors(keywords["rope_divisors"]), keywords["original_length"]
+    divisors = read_divisors(keywords["rope_divisors"])
+    original = keywords["original_length"]
     rope |= {
         "rope_type": "longrope",
         "short_factor": list(divisors["original"]),
@@ -80,7 +87,8 @@ def _write_rotary(keywords: Mapping[str, Any]) -> Keywords:
 
 
 def _layer(theirs: str, ours: str, number: int, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
-    attention, ff = f"{ours}.attention.inner", f"{ours}.ff.inner"
+    attention = f"{ours}.attention.inner"
+    ff = f"{ours}.ff.inner"
     width = keywords["dim"] // keywords["heads"]
     rows = [width * keywords["heads"], 2 * width * (keywords["kv_heads"] or keywords["heads"])]
     projections = [f"{attention}.{part}.weight" for part in ("q_proj", "kv_proj")]

@@ -19,7 +19,8 @@ from manyformer.interop.families.decoder_parts import (
 from manyformer.interop.foreign_config import ForeignConfig
 from manyformer.interop.model_family import ConfigRule, Keywords, TensorRule, depthwise, grouped, same, shifted, stacked
 
-LINEAR, FULL = "linear_attention", "full_attention"
+LINEAR = "linear_attention"
+FULL = "full_attention"
 
 _norm = partial(shifted, offset=1.0)
 
@@ -43,7 +44,10 @@ def _write_rotary(keywords: Mapping[str, Any]) -> Keywords:
 def _rotated_dim(config: ForeignConfig) -> int:
     """The number of channels of a head that are rotated, of which the file has the share."""
     rope = config.part("rope_parameters")
-    field = rope if "partial_rotary_factor" in rope.content else config
+    if "partial_rotary_factor" in rope.content:
+        field = rope
+    else:
+        field = config
     rotated = int(config.size("head_dim") * field.number("partial_rotary_factor", 0.25))
     if rotated < 2 or rotated % 2:
         raise UserError(f"{config.file}: partial_rotary_factor rotates {rotated} channels, which must be even")
@@ -51,7 +55,9 @@ def _rotated_dim(config: ForeignConfig) -> int:
 
 
 def _layer(theirs: str, ours: str, layer: int, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
-    attention, experts, pattern = f"{ours}.attention.inner", f"{ours}.ff.inner", keywords["pattern"]
+    attention = f"{ours}.attention.inner"
+    experts = f"{ours}.ff.inner"
+    pattern = keywords["pattern"]
     if pattern[layer % len(pattern)] == "F":
         yield from _full_attention_rules(f"{theirs}.self_attn", attention, keywords)
     else:
@@ -64,7 +70,8 @@ def _layer(theirs: str, ours: str, layer: int, keywords: Mapping[str, Any]) -> I
 
 def _full_attention_rules(theirs: str, ours: str, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     width = head_width(keywords)
-    rows, kv_rows = keywords["heads"] * width, (keywords["kv_heads"] or keywords["heads"]) * width
+    rows = keywords["heads"] * width
+    kv_rows = (keywords["kv_heads"] or keywords["heads"]) * width
     # each head has its query and its gate side by side
     pair = {f"{ours}.q_proj.weight": [rows], f"{ours}.output_stage.gate.up.weight": [rows]}
     yield grouped(f"{theirs}.q_proj.weight", pair, keywords["heads"])
@@ -76,8 +83,10 @@ def _full_attention_rules(theirs: str, ours: str, keywords: Mapping[str, Any]) -
 
 def _delta_rules(theirs: str, ours: str, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     """A key head has its query, its key, and the values and gates of its heads side by side."""
-    heads, key_heads = keywords["delta_heads"], keywords["delta_key_heads"]
-    keys, values = key_heads * keywords["delta_head_dim"], heads * keywords["delta_value_dim"]
+    heads = keywords["delta_heads"]
+    key_heads = keywords["delta_key_heads"]
+    keys = key_heads * keywords["delta_head_dim"]
+    values = heads * keywords["delta_value_dim"]
     parts = {"q_proj": [keys], "kv_proj": [keys, values], "output_stage.gate.up": [values]}
     rows = {f"{ours}.{part}.weight": sizes for part, sizes in parts.items()}
     yield grouped(f"{theirs}.in_proj_qkvz.weight", rows, key_heads)

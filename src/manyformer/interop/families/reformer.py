@@ -23,11 +23,13 @@ from manyformer.interop.model_family import (
     unused,
 )
 
-OUTPUT_BIAS, UNUSED_BIAS = "lm_head.decoder.bias", "lm_head.bias"
+OUTPUT_BIAS = "lm_head.decoder.bias"
+UNUSED_BIAS = "lm_head.bias"
 """Before version 5 of `transformers` both are one parameter; versions up to 5.23 have the second and add no bias; from
 5.24 on the first is added and the second is not used."""
 
-LSH, LOCAL = "lsh", "local"
+LSH = "lsh"
+LOCAL = "local"
 DEFAULT_BUCKETS = 64
 
 
@@ -57,7 +59,10 @@ def _write_layers(keywords: Mapping[str, Any]) -> Keywords:
 def _num_buckets(config: ForeignConfig) -> int:
     """The number of buckets, which may be the product of several."""
     buckets = config.content.get("num_buckets")
-    factors = buckets if isinstance(buckets, list) else [buckets or DEFAULT_BUCKETS]
+    if isinstance(buckets, list):
+        factors = buckets
+    else:
+        factors = [buckets or DEFAULT_BUCKETS]
     if not all(type(factor) is int and 0 < factor < 1 << 16 for factor in factors):
         raise UserError(f"{config.file}: num_buckets ({buckets!r:.60}) must be a whole number or a list of them")
     return int(torch.tensor(factors).prod())
@@ -96,7 +101,8 @@ def _write_positions(keywords: Mapping[str, Any]) -> Keywords:
 
 def _grid(keywords: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int, int]]:
     """The rows and columns of axial positions, and the channels of each."""
-    rows, row_dim = keywords["axial_rows"], keywords["axial_row_dim"] or keywords["dim"] // 2
+    rows = keywords["axial_rows"]
+    row_dim = keywords["axial_row_dim"] or keywords["dim"] // 2
     return (rows, keywords["max_length"] // rows), (row_dim, keywords["dim"] - row_dim)
 
 
@@ -117,8 +123,10 @@ def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
         yield same(f"{embeddings}.position_embeddings.embedding.weight", "embed.position.weight")
     width = keywords["heads"] * _head_width(keywords)
     for layer in range(keywords["depth"]):
-        theirs, ours = f"reformer.encoder.layers.{layer}", f"body.layers.{layer}"
-        attention, inner = f"{theirs}.attention", f"{ours}.attention.inner"
+        theirs = f"reformer.encoder.layers.{layer}"
+        ours = f"body.layers.{layer}"
+        attention = f"{theirs}.attention"
+        inner = f"{ours}.attention.inner"
         yield from each_parameter(f"{attention}.layer_norm", f"{ours}.attention.pre_norm")
         is_local = (layer + 1) % keywords["lsh_every"]
         if is_local:

@@ -18,7 +18,9 @@ def _output(config: ForeignConfig) -> str:
     is_scaled = config.flag("scale_decoder_outputs", default=config.flag("tie_word_embeddings", default=True))
     if is_scaled and config.model_type != "mt5":
         return "tied"
-    return "untied" if "lm_head.weight" in config.tensors else "tied-unscaled"
+    if "lm_head.weight" in config.tensors:
+        return "untied"
+    return "tied-unscaled"
 
 
 def _decoder_depth(keywords: Mapping[str, Any]) -> int:
@@ -27,7 +29,9 @@ def _decoder_depth(keywords: Mapping[str, Any]) -> int:
 
 def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     output = keywords["output"]
-    factor = 1.0 if output == "tied-unscaled" else keywords["dim"] ** -0.5
+    factor = 1.0
+    if output != "tied-unscaled":
+        factor = keywords["dim"] ** -0.5
     yield scaled("shared.weight", "embed_target.token.weight", factor)
     if output == "untied":
         yield same("lm_head.weight", "head.weight")
@@ -40,10 +44,14 @@ def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
         table = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         yield same(table, f"{side}.0.attention.inner.position.weight")
         branches = [branch for branch in BRANCHES if side == "decoder" or branch != "cross"]
-        depth = _decoder_depth(keywords) if side == "decoder" else keywords["depth"]
+        if side == "decoder":
+            depth = _decoder_depth(keywords)
+        else:
+            depth = keywords["depth"]
         for layer in range(depth):
             for place, branch in enumerate(branches):
-                theirs, ours = f"{side}.block.{layer}.layer.{place}", f"{side}.{layer}.{branch}"
+                theirs = f"{side}.block.{layer}.layer.{place}"
+                ours = f"{side}.{layer}.{branch}"
                 yield same(f"{theirs}.layer_norm.weight", f"{ours}.pre_norm.weight")
                 inner = f"{theirs}.{BRANCHES[branch]}"
                 if branch == "ff":

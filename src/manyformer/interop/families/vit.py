@@ -36,7 +36,9 @@ def _read_head(config: ForeignConfig) -> Keywords:
     """The classes, and whether the head reads the token that learned from a teacher."""
     token = "none"
     if config.model_type == "deit":
-        token = "read" if config.content.get("architectures") == [TEACHER] else "unread"
+        token = "unread"
+        if config.content.get("architectures") == [TEACHER]:
+            token = "read"
     return {"classes": read_head(config, IMAGE_HEAD_OF_SUFFIX)["classes"], "distillation_token": token}
 
 
@@ -65,7 +67,9 @@ def _image_size(config: ForeignConfig) -> tuple[int, int]:
 
 def _pixel_scaling(config: ForeignConfig) -> str:
     """How pixels become numbers, as the preprocessor's file says, or else by the default of the family."""
-    default = "imagenet" if config.model_type == "deit" else "symmetric"
+    default = "symmetric"
+    if config.model_type == "deit":
+        default = "imagenet"
     file = config.file.with_name(PREPROCESSOR)
     if not file.exists():
         return default
@@ -95,8 +99,11 @@ def _close(values: Any, known: Sequence[float]) -> bool:
 
 
 def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
-    prefix = "vit" if keywords["distillation_token"] == "none" else "deit"
-    embeddings, dim = f"{prefix}.embeddings", keywords["dim"]
+    prefix = "deit"
+    if keywords["distillation_token"] == "none":
+        prefix = "vit"
+    embeddings = f"{prefix}.embeddings"
+    dim = keywords["dim"]
     tokens = [f"{embeddings}.cls_token"]
     if prefix == "deit":
         tokens.append(f"{embeddings}.distillation_token")
@@ -109,7 +116,8 @@ def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     yield _patches(f"{projection}.weight", "embed.project.weight", keywords["patch"])
     yield from each_parameter(projection, "embed.project", ("bias",))
     for layer in range(keywords["depth"]):
-        theirs, ours = f"{prefix}.encoder.layer.{layer}", f"body.{layer}"
+        theirs = f"{prefix}.encoder.layer.{layer}"
+        ours = f"body.{layer}"
         inputs = [f"{theirs}.attention.attention.{name}" for name in ("query", "key", "value")]
         projections = [*inputs, f"{theirs}.attention.output.dense"]
         yield from attention_projections(projections, f"{ours}.attention.inner", [dim, dim])

@@ -23,21 +23,27 @@ def _read_direction(config: ForeignConfig) -> Keywords:
         raise UserError(
             f"{config.file}: reuse_len is {config.whole_number('reuse_len', 0)}, and no recipe has that (only 0)"
         )
-    dim, heads = config.size("d_model", 1024), config.size("n_head", 16)
+    dim = config.size("d_model", 1024)
+    heads = config.size("n_head", 16)
     config.require("d_head", expected=dim // heads, default=dim // heads)
     return {}
 
 
 def _clamp_length(config: ForeignConfig) -> int | None:
-    return None if config.content.get("clamp_len", -1) == -1 else config.size("clamp_len")
+    if config.content.get("clamp_len", -1) == -1:
+        return None
+    return config.size("clamp_len")
 
 
 def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
-    dim, heads = keywords["dim"], keywords["heads"]
+    dim = keywords["dim"]
+    heads = keywords["heads"]
     yield same("transformer.word_embedding.weight", "embed.token.weight")
     for layer in range(keywords["depth"]):
-        theirs, ours = f"transformer.layer.{layer}", f"body.{layer}"
-        attention, inner = f"{theirs}.rel_attn", f"{ours}.attention.inner"
+        theirs = f"transformer.layer.{layer}"
+        ours = f"body.{layer}"
+        attention = f"{theirs}.rel_attn"
+        inner = f"{ours}.attention.inner"
         yield _per_head([f"{attention}.q"], f"{inner}.q_proj.weight", dim, heads)
         yield _per_head([f"{attention}.k", f"{attention}.v"], f"{inner}.kv_proj.weight", dim, heads)
         yield _per_head([f"{attention}.r"], f"{inner}.position.r_proj.weight", dim, heads)

@@ -43,7 +43,8 @@ class _FavorFeatures(RandomFeatures):
     ) -> None:
         if features % self.features_per_direction:
             raise ValueError(f"{type(self).__name__}: features ({features}) must be even, two for each direction")
-        self.directions, self.floor = directions, floor
+        self.directions = directions
+        self.floor = floor
         super().__init__(key_dim, features // self.features_per_direction, heads=1, redraw=redraw)
 
     def draw(self, count: int, key_dim: int, generator: torch.Generator) -> Float[Tensor, "r e"]:
@@ -142,6 +143,7 @@ class _FavorPlusFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
-        (x, matrix, y), (dy, dlog) = ctx.saved_tensors, grad_outputs
+        x, matrix, y = ctx.saved_tensors
+        dy, dlog = grad_outputs
         dx = ((y - ctx.floor).mul_(dy) @ matrix).addcmul_(x, dlog[..., None], value=-1)
         return dx.mul_(x.shape[-1] ** -0.25), None, None

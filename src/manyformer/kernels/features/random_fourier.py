@@ -83,5 +83,6 @@ class _SineCosineFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
         (y,) = ctx.saved_tensors
-        (sine, cosine), (sine_grad, cosine_grad) = y.chunk(2, -1), grad_output.chunk(2, -1)
+        sine, cosine = y.chunk(2, -1)
+        sine_grad, cosine_grad = grad_output.chunk(2, -1)
         return (sine_grad * cosine).addcmul_(cosine_grad, sine, value=-1), None

@@ -22,7 +22,8 @@ class ScaledFeatures(FeatureMap):
 
     def __init__(self, scale: float = 1.0, activation: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
-        self.scale, self.activation = scale, activation
+        self.scale = scale
+        self.activation = activation
 
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
         x = x if self.activation is None else self.activation(x)
