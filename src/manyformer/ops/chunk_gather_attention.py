@@ -30,8 +30,10 @@ MASK_BIAS = -1e30
 """Added to the score of a pair for each reason to exclude it: finite, so that no result is nan."""
 
 EMPTY_KEY_MARK = -(1 << 22)
+"""The mark of an empty slot as key, far from that of an empty query and from the marks of all tokens."""
+
 EMPTY_QUERY_MARK = -(1 << 21)
-"""Marks of an empty slot as key and as query, far from each other and from the marks of all tokens."""
+"""The mark of an empty slot as query."""
 
 BUCKET_ID_BITS = (1 << 20) - 1
 """The low bits of a bucket id, which distinguish neighbouring buckets and fit the 24-bit precision of float32."""
