@@ -23,8 +23,7 @@ from manyformer.ops.chunked_cross_entropy import LossOptions, chunked_cross_entr
 from manyformer.recipes import RECIPES
 from manyformer.recipes.registry import task_of
 from manyformer.train.build_model import choose_autocast
-from manyformer.train.engine import TrainingEngine, full_tensor
-from manyformer.train.loss_scaling import MAX_OVERFLOWS_IN_ROW, LossScale
+from manyformer.train.engine import MAX_OVERFLOWS_IN_ROW, LossScale, TrainingEngine, full_tensor
 from manyformer.train.process_group import DDPStrategy, ParallelStrategy, ProcessGroup
 from manyformer.train.training_loop import TrainingDiverged
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from manyformer.config import RunConfig
+from manyformer.data.epochs import TrainingFeed
 from manyformer.data.opened import DataSurvey, OpenedData, check_lengths
-from manyformer.data.training_feed import TrainingFeed
 from manyformer.errors import UserError
 from manyformer.model_summary import build_on_meta
 from manyformer.models import Model

@@ -6,7 +6,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import NamedTuple
 
-from manyformer.data.training_feed import TrainingFeed
+from manyformer.data.epochs import TrainingFeed
 from manyformer.files.json_records import DamagedFile
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.train.checkpoints import STATE_FILE, Checkpoint, CheckpointState, CheckpointStore

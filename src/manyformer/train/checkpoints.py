@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from manyformer.data.training_feed import FeedPosition
+from manyformer.data.epochs import FeedPosition
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import make_folder, remove_drafts, report_disk_full, sync_folder
 from manyformer.files.json_records import Count, DamagedFile, FileRecord
 from manyformer.files.verified_folder import VerifiedFolder, write_manifest
-from manyformer.train.loss_scaling import LossScale
+from manyformer.train.engine import LossScale
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
 from manyformer.train.train_state import TrainState
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from manyformer.batches import Batch
-from manyformer.batches.batch import DeviceCopies, PreparedBatch
 from manyformer.config import RUN_FILE, RunConfig, dump_run
 from manyformer.data.opened import OpenedData
 from manyformer.errors import UserError
@@ -22,10 +21,11 @@ from manyformer.surgery.lora import merge_lora
 from manyformer.system.device_memory import OutOfMemory, report_out_of_memory
 from manyformer.system.stop_signals import StopSignal
 from manyformer.train.adaptation import adapt_model
-from manyformer.train.ahead_feed import AheadFeed, batches_ahead, pass_reader
+from manyformer.train.ahead_feed import AheadFeed, DeviceCopies, batches_ahead, pass_reader
 from manyformer.train.build_model import build_model, choose_device, choose_strategy, make_engine
 from manyformer.train.checkpoint_writer import CheckpointWriter
 from manyformer.train.checkpoints import Checkpoint, CheckpointStore
+from manyformer.train.engine import PreparedBatch
 from manyformer.train.events import EventListener, TrainingFinished, TrainingNote, TrainingStarted, TrainResult
 from manyformer.train.final_model import ResultRecord, WeightChoice, choose_weights, model_card
 from manyformer.train.init_from import check_random_init, load_initial_weights, transfer_from

@@ -11,7 +11,7 @@ import torch
 
 from manyformer.batches import Batch
 from manyformer.config import RunConfig
-from manyformer.data.training_feed import TrainingFeed
+from manyformer.data.epochs import TrainingFeed
 from manyformer.errors import TrainingInterrupted, UserError
 from manyformer.scores import is_comparable
 from manyformer.system.device_memory import report_out_of_memory
@@ -20,9 +20,8 @@ from manyformer.system.missing_operators import report_missing_operator
 from manyformer.system.stop_signals import StopSignal
 from manyformer.train.checkpoint_writer import CheckpointWriter
 from manyformer.train.checkpoints import Checkpoint
-from manyformer.train.engine import MovementWatch, StepResult, TrainingEngine
+from manyformer.train.engine import MAX_OVERFLOWS_IN_ROW, MovementWatch, StepResult, TrainingEngine
 from manyformer.train.events import CheckpointSaved, EventListener, TrainingNote, TrainingProgress, TrainingValidated
-from manyformer.train.loss_scaling import MAX_OVERFLOWS_IN_ROW
 from manyformer.train.metrics import MetricsRow, extend_sum, finite_row
 from manyformer.train.schedules import LearningRateFn
 from manyformer.train.thread_use import MEASURED_SECONDS, describe_waiting_threads
