@@ -229,7 +229,7 @@ def _steps_of_a_process(rank: int, meeting: str, out: str) -> None:
     """Three steps of one of two processes, with each way to share the work."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-    from manyformer.train.fsdp_sharing import FSDPStrategy
+    from manyformer.train.parallel_strategies import FSDPStrategy
 
     group = ProcessGroup(rank, 2, rank)
     strategies: dict[str, ParallelStrategy] = {"ddp": DDPStrategy(group), "fsdp": FSDPStrategy(group)}
