@@ -22,14 +22,13 @@ import numpy as np
 import torch
 
 from manyformer.batches import Batch
-from manyformer.batches.batch import PreparedBatch
 from manyformer.config import RunConfig
 from manyformer.data import open_data
+from manyformer.data.epochs import TrainingFeed
 from manyformer.data.opened import OpenedData
-from manyformer.data.training_feed import TrainingFeed
 from manyformer.train.ahead_feed import DEFAULT_AHEAD, AheadFeed
 from manyformer.train.build_model import build_model
-from manyformer.train.engine import TrainingEngine
+from manyformer.train.engine import PreparedBatch, TrainingEngine
 from manyformer.train.process_group import DDPStrategy
 
 WORDS = ["the", "red", "cat", "eats", "a", "quick", "brown", "fox", "and", "runs", "over", "lazy", "dogs"]

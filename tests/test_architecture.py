@@ -344,7 +344,7 @@ WRITTEN_ELSEWHERE = {
     "train/init_from.py": ["save"],
     "train/session.py": ["save"],
     # a text, not a file
-    "config/yaml_scalars.py": ["dump"],
+    "config/run_file.py": ["dump"],
     # a draft folder that becomes the complete one, and one that is set aside
     "models/model_files.py": ["mkdir", "rename", "rename", "rename"],
     "train/checkpoints.py": ["rename"] * 3,
@@ -352,11 +352,11 @@ WRITTEN_ELSEWHERE = {
     # tokenizers, and a lock, whose content nobody reads
     "data/cache_folder.py": ["open", "save"],
     # the pipe of a process of the same run, and a switch of the system
-    "train/worker.py": ["open"],
+    "training_worker.py": ["open"],
     "bench/memory.py": ["write_text"],
     # torch's and TensorBoard's own formats, of which a kill may leave a part that is not read
     "train/sharded_checkpoints.py": ["save"],
-    "train/tracking.py": ["SummaryWriter"],
+    "train/metrics.py": ["SummaryWriter"],
 }
 """The calls that write outside of `files/atomic_files.py`, each of which was looked at."""
 

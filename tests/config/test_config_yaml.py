@@ -8,7 +8,7 @@ import pytest
 from stand_in_recipes import load, refused
 
 from manyformer.config import RecipeLookup, TextData, load_run, run_description, shipped_runs
-from manyformer.config.yaml_scalars import resolve_scalar
+from manyformer.config.run_file import resolve_scalar
 from manyformer.errors import UserErrors
 
 

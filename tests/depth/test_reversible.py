@@ -14,7 +14,7 @@ from manyformer.errors import UserError
 from manyformer.feedforward import ChunkedLayer, FeedForward
 from manyformer.recompute import choose_once, recording_choices, replaying_choices
 from manyformer.residual import AddJoin, Residual
-from manyformer.train.activation_checkpointing import checkpoint_activations
+from manyformer.train.layers import checkpoint_activations
 
 
 def watch(module: nn.Module, name: str, value: Tensor) -> None:

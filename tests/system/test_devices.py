@@ -20,7 +20,7 @@ from manyformer.system.device_memory import device_memory
 from manyformer.system.devices import KINDS, DeviceKind, available_devices, best_device, device_kind, wide_dtype
 from manyformer.train.build_model import choose_autocast, choose_device, prepare_model
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
-from manyformer.train.rng import GeneratorStates
+from manyformer.train.process_state import GeneratorStates
 
 SOURCES = Path(mf.__file__).parent
 TWO = ProcessGroup(1, 2, 1)

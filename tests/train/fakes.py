@@ -17,7 +17,7 @@ from manyformer.batches import (
 )
 from manyformer.config import RunConfig
 from manyformer.data.characters import ByteTokenizer
-from manyformer.data.training_feed import FeedPosition, TrainingFeed
+from manyformer.data.epochs import FeedPosition, TrainingFeed
 from manyformer.structures.dependency_trees import preorder_columns
 
 VOCAB = 11

@@ -13,14 +13,14 @@ from fakes import FakeFeed, FakeHeld, FakeSource, a_run, make
 from runs import Heard, go, learned, stopped
 
 from manyformer.batches import Batch, to_device
-from manyformer.batches import batch as batch_module
-from manyformer.batches.batch import DeviceCopies, PreparedBatch
 from manyformer.config import RunConfig
-from manyformer.data.training_feed import TrainingFeed
+from manyformer.data.epochs import TrainingFeed
 from manyformer.errors import TrainingInterrupted, UserError
 from manyformer.models.token_positions import positions_of
 from manyformer.system.stop_signals import StopSignal
-from manyformer.train.ahead_feed import AheadFeed, batches_ahead, pass_reader
+from manyformer.train import ahead_feed
+from manyformer.train.ahead_feed import AheadFeed, DeviceCopies, batches_ahead, pass_reader
+from manyformer.train.engine import PreparedBatch
 from manyformer.train.events import TrainingProgress
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -276,7 +276,7 @@ def test_a_gpu_waits_for_the_copy_and_the_host_does_not(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     monkeypatch.setattr(torch.cuda, "stream", within)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream("computation"))
-    monkeypatch.setattr(batch_module, "to_device", move)
+    monkeypatch.setattr(ahead_feed, "to_device", move)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: calls.append((stream.name, "uses")))
     batch = make("language-model", 0)
     prepared = DeviceCopies(GPU)(counted(batch))

@@ -21,7 +21,8 @@ from manyformer.errors import UserError
 from manyformer.files.atomic_files import DiskFull
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.tasks import Task
-from manyformer.train import checkpoints, rng
+from manyformer.train import checkpoints
+from manyformer.train import process_state as rng
 from manyformer.train.checkpoints import CheckpointStore
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.events import CheckpointSaved, TrainingEvent

@@ -19,7 +19,7 @@ from manyformer.errors import UserError
 from manyformer.models import LanguageModel
 from manyformer.ops.token_ring import TokenRing
 from manyformer.train import silent
-from manyformer.train.context_parallel import column_span, share_columns
+from manyformer.train.parallel_strategies import column_span, share_columns
 
 TINY = {"vocab": 30, "dim": 32, "depth": 2, "heads": 4}
 LENGTH = 32

@@ -17,9 +17,9 @@ from manyformer.batches import IGNORE_INDEX, CausalLMBatch, ClassificationBatch,
 from manyformer.config import AdamConfig, AdamWConfig
 from manyformer.models import Model
 from manyformer.system.stop_signals import StopSignal
-from manyformer.train.activation_checkpointing import checkpoint_activations, stack_layers
 from manyformer.train.engine import StepResult, TrainingEngine
 from manyformer.train.events import silent
+from manyformer.train.layers import checkpoint_activations, stack_layers
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, DDPStrategy
 from manyformer.train.training_loop import TrainingLoop
 from manyformer.training_hooks import TracksProgress

@@ -11,7 +11,7 @@ from runs import go, learned, stopped
 import manyformer as mf
 from manyformer.config import AdagradConfig, AdamWConfig, LabelsData, RunConfig, load_run
 from manyformer.errors import UserError, UserErrors
-from manyformer.train.adaptation import freeze_layers
+from manyformer.train.build_model import freeze_layers
 from manyformer.train.engine import set_learning_rate
 from manyformer.train.optimizers import LR_SCALE, make_optimizer
 from manyformer.train.run_folder import recipe_lookup

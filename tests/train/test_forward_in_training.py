@@ -15,8 +15,8 @@ from manyformer.config import AdamWConfig
 from manyformer.models import Model
 from manyformer.ops.token_ring import TokenRing
 from manyformer.recipes.registry import task_of
-from manyformer.train.context_parallel import share_columns
 from manyformer.train.engine import TrainingEngine
+from manyformer.train.parallel_strategies import share_columns
 from manyformer.train.process_group import DDPStrategy
 
 
@@ -130,7 +130,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from manyformer.batches import CausalLMBatch
 from manyformer.check.tiny_models import build_tiny
-from manyformer.train.fsdp_sharing import FSDPStrategy
+from manyformer.train.parallel_strategies import FSDPStrategy
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP
 
 torch.set_num_threads(1)

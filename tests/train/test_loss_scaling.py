@@ -23,8 +23,7 @@ from manyformer.ops.chunked_cross_entropy import LossOptions, chunked_cross_entr
 from manyformer.recipes import RECIPES
 from manyformer.recipes.registry import task_of
 from manyformer.train.build_model import choose_autocast
-from manyformer.train.engine import TrainingEngine, full_tensor
-from manyformer.train.loss_scaling import MAX_OVERFLOWS_IN_ROW, LossScale
+from manyformer.train.engine import MAX_OVERFLOWS_IN_ROW, LossScale, TrainingEngine, full_tensor
 from manyformer.train.process_group import DDPStrategy, ParallelStrategy, ProcessGroup
 from manyformer.train.training_loop import TrainingDiverged
 
@@ -230,7 +229,7 @@ def _steps_of_a_process(rank: int, meeting: str, out: str) -> None:
     """Three steps of one of two processes, with each way to share the work."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-    from manyformer.train.fsdp_sharing import FSDPStrategy
+    from manyformer.train.parallel_strategies import FSDPStrategy
 
     group = ProcessGroup(rank, 2, rank)
     strategies: dict[str, ParallelStrategy] = {"ddp": DDPStrategy(group), "fsdp": FSDPStrategy(group)}

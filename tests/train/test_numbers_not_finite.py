@@ -18,11 +18,10 @@ from manyformer.models import Model
 from manyformer.models.model_files import find_non_finite
 from manyformer.train import session
 from manyformer.train.engine import GradientNorms, MovementWatch, TrainingEngine
-from manyformer.train.final_model import ResultRecord
 from manyformer.train.process_group import DDPStrategy
 from manyformer.train.train_state import TrainState
 from manyformer.train.training_loop import TrainingDiverged
-from manyformer.train.validation import Validator
+from manyformer.train.validation import ResultRecord, Validator
 
 WEIGHT = "body.0.ff.inner.up.weight"
 

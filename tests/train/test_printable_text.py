@@ -13,7 +13,7 @@ from manyformer.cli import console
 from manyformer.recipes import build, get_recipe
 from manyformer.system.printable_text import printable, printable_line
 from manyformer.train.events import TrainingNote, TrainResult, format_event
-from manyformer.train.final_model import model_card
+from manyformer.train.validation import model_card
 
 EVIL = "a\x1b[31m\x07\x9b\u202e\u2028\udcff.txt"
 SAFE = "a\\u001b[31m\\u0007\\u009b\\u202e\\u2028\\udcff.txt"

@@ -17,7 +17,6 @@ import manyformer as mf
 from manyformer.config import differences
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile
-from manyformer.train.event_protocol import WorkerFailure, decode, encode
 from manyformer.train.events import (
     CheckpointSaved,
     LiveReporter,
@@ -33,8 +32,9 @@ from manyformer.train.events import (
     log_file_reporter,
     reporter,
 )
+from manyformer.train.launch import WorkerFailure, decode, encode
+from manyformer.train.metrics import stored_id
 from manyformer.train.run_folder import as_run, check_run_folder
-from manyformer.train.tracking import stored_id
 
 OUT = Path("runs/x")
 EVENTS: list[TrainingEvent] = [

@@ -17,7 +17,7 @@ from manyformer.train.optimizers import (
     restore_optimizer_state,
     weight_decay_groups,
 )
-from manyformer.train.schedules import cosine, linear_warmup, make_schedule, make_warmup, noam
+from manyformer.train.train_state import cosine, linear_warmup, make_schedule, make_warmup, noam
 
 
 def test_noam_of_the_paper() -> None:

@@ -11,8 +11,8 @@ from manyformer.batches import TextUnits
 from manyformer.tasks import ScoreSums
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.train.checkpoints import CheckpointState
-from manyformer.train.thread_use import describe_waiting_threads
 from manyformer.train.train_state import MetricsWindow, RankedCheckpoint, TrainState, end_reason, run_progress
+from manyformer.train.training_loop import describe_waiting_threads
 
 
 @pytest.mark.parametrize(

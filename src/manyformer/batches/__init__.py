@@ -2,8 +2,15 @@
 
 from manyformer.batches.batch import (
     IGNORE_INDEX,
+    NO_NEIGHBOUR,
+    AnswerSpanBatch,
     Batch,
     BatchT,
+    CausalLMBatch,
+    ClassificationBatch,
+    MaskedLMBatch,
+    Seq2SeqBatch,
+    TaggingBatch,
     TextUnits,
     count_scored,
     count_valid,
@@ -17,15 +24,6 @@ from manyformer.batches.media_batches import (
     ImageClassificationBatch,
     ModalitiesBatch,
     TranscriptionBatch,
-)
-from manyformer.batches.text_batches import (
-    NO_NEIGHBOUR,
-    AnswerSpanBatch,
-    CausalLMBatch,
-    ClassificationBatch,
-    MaskedLMBatch,
-    Seq2SeqBatch,
-    TaggingBatch,
 )
 
 __all__ = [

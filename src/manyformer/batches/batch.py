@@ -1,11 +1,13 @@
-"""What all batches are: CPU tensors, one sequence per row; their counts, their layouts, and their way to a device."""
+"""Batches: CPU tensors, one sequence per row, with their counts, layouts and way to a device; those of token rows.
+
+Batches of other inputs are in `media_batches`, those of episodes in `episode_batches`."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol, Self, TypeVar, final, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Int64, Shaped
 from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, PackedLayout, tree_map
@@ -161,64 +163,167 @@ def scored_places(targets: Tensor) -> Tensor:
     return is_ignored.to(torch.uint8).argsort(stable=True)[:count]
 
 
-class PreparedBatch(NamedTuple):
-    """This process's part of a batch, with its counts, which can be read on the host alone without waiting.
+NO_NEIGHBOUR = -1
+"""Stands for a retrieved token where there are fewer than there could be."""
 
-    `copied` is the event on a GPU that ends its copy to the device; None where the tensors are on the host, or where
-    the copy was made in order with all else that the device computes."""
 
-    batch: Any
-    targets: int
-    tokens: int
-    copied: Any = None
+class CausalLMBatch(NamedTuple):
+    """A language model's rows: `targets[:, i]` is the token that follows `tokens[:, i]`, or `IGNORE_INDEX`."""
+
+    tokens: Int64[Tensor, "b l"]
+    targets: Int64[Tensor, "b l"]
+    # Equal ids are one document, -1 is padding; None: every row is one document without padding.
+    segments: Int64[Tensor, "b l"] | None = None
+    # The k tokens retrieved for each token (those that followed similar contexts), `NO_NEIGHBOUR` for none; None: no
+    # retrieval.
+    neighbours: Int64[Tensor, "b l k"] | None = None
+    # The position of each token in its text, -1 for padding; None unless the text is held out.
+    text_positions: Int64[Tensor, "b l"] | None = None
+    # Where the documents of `segments` are; None where nobody has read it.
+    layout: SegmentLayout = None
+
+    def in_pieces(self, length: int) -> "Iterator[CausalLMBatch]":
+        """The batch in pieces of at most `length` columns, from left to right."""
+        for start in range(0, self.tokens.shape[1], length):
+            columns = slice(start, start + length)
+            yield CausalLMBatch(
+                self.tokens[:, columns],
+                self.targets[:, columns],
+                None if self.segments is None else self.segments[:, columns],
+                None if self.neighbours is None else self.neighbours[:, columns],
+                None if self.text_positions is None else self.text_positions[:, columns],
+            )
 
     def target_count(self) -> int:
-        return self.targets
+        return count_scored(self.targets)
 
     def token_count(self) -> int:
-        return self.tokens
+        return self.target_count()
 
-    def ignored(self) -> "PreparedBatch":
-        return self._replace(batch=self.batch.ignored(), targets=0)
-
-    def on_device(self, device: torch.device) -> Batch:
-        """The batch on `device`; what is computed there from now on waits for its copy, the host does not."""
-        if self.copied is None:
-            moved: Batch = to_device(self.batch, device)
-            return moved
-        stream = torch.cuda.current_stream(device)
-        stream.wait_event(self.copied)
-
-        def used_here(tensor: Tensor) -> Tensor:
-            # its memory was allocated for the stream of copies, which must not reuse it before this stream is done
-            tensor.record_stream(stream)
-            return tensor
-
-        tree_map(used_here, self.batch)
-        arrived: Batch = self.batch
-        return arrived
+    def ignored(self) -> Self:
+        return self._replace(targets=ignore_all(self.targets))
 
 
-@final
-class DeviceCopies:
-    """Copies batches to a GPU from any thread, beside what it computes, in a stream of their own.
+class Seq2SeqBatch(NamedTuple):
+    """Pairs of a source and a sequence y: `target` is BOS + y, `targets` is y + EOS, `IGNORE_INDEX` at padding.
 
-    Other devices have no such copies: batches stay on the host until their step."""
+    A source is what the model's encoder reads: tokens (b, s), images (b, h, w, c), frames (b, f, m). The layouts say
+    where the documents of both are, None where nobody has read it; so does `layout` of the batches below."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        # the build of torch tells a GPU from a device that only pretends to be one
-        is_built = bool(torch.backends.cuda.is_built())  # type: ignore[no-untyped-call]
-        has_streams = device_kind(device).pins_copies and is_built and torch.cuda.is_available()
-        self._stream: Any = torch.cuda.Stream(device) if has_streams else None  # type: ignore[no-untyped-call]
+    source: Shaped[Tensor, "b *source"]
+    target: Int64[Tensor, "b t"]
+    targets: Int64[Tensor, "b t"]
+    source_segments: Int64[Tensor, "b s"] | None = None
+    target_segments: Int64[Tensor, "b t"] | None = None
+    source_layout: SegmentLayout = None
+    target_layout: SegmentLayout = None
 
-    def __call__(self, prepared: PreparedBatch) -> PreparedBatch:
-        """The batch with its tensors on their way to the device."""
-        if self._stream is None:
-            return prepared
-        # the current device, which the stream sets as well, belongs to each thread
-        with torch.cuda.stream(self._stream):
-            moved = to_device(prepared.batch, self._device)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record(self._stream)
-        return prepared._replace(batch=moved, copied=copied)
+    def target_count(self) -> int:
+        return count_scored(self.targets)
+
+    def token_count(self) -> int:
+        return self.target_count()
+
+    def ignored(self) -> Self:
+        return self._replace(targets=ignore_all(self.targets))
+
+
+class MaskedLMBatch(NamedTuple):
+    """A masked language model's rows: `tokens` are corrupted, `targets` the originals of selected tokens.
+
+    Targets of all other tokens are `IGNORE_INDEX`. `roles` are 1 for global tokens and 0 otherwise; `parts` number the
+    parts (such as sentences) of each document from 0, -1 for none. Both are optional inputs of a model. `mask` is the
+    id of the mask token, once for each row, for losses that hide more tokens than the batch does.
+    """
+
+    tokens: Int64[Tensor, "b l"]
+    targets: Int64[Tensor, "b l"]
+    segments: Int64[Tensor, "b l"] | None = None
+    roles: Int64[Tensor, "b l"] | None = None
+    parts: Int64[Tensor, "b l"] | None = None
+    mask: Int64[Tensor, " b"] | None = None
+    # Among all tokens, those with a target and perhaps some others; None where they have not been listed.
+    scored: Int64[Tensor, " n"] | None = None
+    layout: SegmentLayout = None
+
+    def target_count(self) -> int:
+        return count_scored(self.targets)
+
+    def token_count(self) -> int:
+        return count_valid(self.tokens, self.segments)
+
+    def ignored(self) -> Self:
+        return self._replace(targets=ignore_all(self.targets))
+
+    def with_places(self) -> Self:
+        return self._replace(scored=scored_places(self.targets))
+
+
+class ClassificationBatch(NamedTuple):
+    """A text classifier's rows, with one class index per row; `roles` and `parts` are as of `MaskedLMBatch`."""
+
+    tokens: Int64[Tensor, "b l"]
+    labels: Int64[Tensor, " b"]
+    segments: Int64[Tensor, "b l"] | None = None
+    roles: Int64[Tensor, "b l"] | None = None
+    parts: Int64[Tensor, "b l"] | None = None
+    layout: SegmentLayout = None
+
+    def target_count(self) -> int:
+        return count_scored(self.labels)
+
+    def token_count(self) -> int:
+        return count_valid(self.tokens, self.segments)
+
+    def ignored(self) -> Self:
+        return self._replace(labels=ignore_all(self.labels))
+
+
+class AnswerSpanBatch(NamedTuple):
+    """Rows of a question and a document; `targets` are the columns of the first and the last token of the answer.
+
+    The column of the row's first token stands for no answer. `roles` are 1 for global tokens and 0 otherwise, `parts`
+    number the sentences, of which the question is the first."""
+
+    tokens: Int64[Tensor, "b l"]
+    targets: Int64[Tensor, "b 2"]
+    segments: Int64[Tensor, "b l"] | None = None
+    roles: Int64[Tensor, "b l"] | None = None
+    parts: Int64[Tensor, "b l"] | None = None
+    layout: SegmentLayout = None
+
+    def target_count(self) -> int:
+        return count_scored(self.targets)
+
+    def token_count(self) -> int:
+        return count_valid(self.tokens, self.segments)
+
+    def ignored(self) -> Self:
+        return self._replace(targets=ignore_all(self.targets))
+
+
+class TaggingBatch(NamedTuple):
+    """A tagger's rows: the class of each word is the target of its first token, `IGNORE_INDEX` elsewhere.
+
+    `trees` holds depth, preorder number and last descendant's preorder number of each token's node
+    (`manyformer.structures.dependency_trees`), -1 for tokens in no tree."""
+
+    tokens: Int64[Tensor, "b l"]
+    targets: Int64[Tensor, "b l"]
+    segments: Int64[Tensor, "b l"] | None = None
+    trees: Int64[Tensor, "b l 3"] | None = None
+    # Among all tokens, those with a target and perhaps some others; None where they have not been listed.
+    scored: Int64[Tensor, " n"] | None = None
+    layout: SegmentLayout = None
+
+    def target_count(self) -> int:
+        return count_scored(self.targets)
+
+    def token_count(self) -> int:
+        return count_valid(self.tokens, self.segments)
+
+    def ignored(self) -> Self:
+        return self._replace(targets=ignore_all(self.targets))
+
+    def with_places(self) -> Self:
+        return self._replace(scored=scored_places(self.targets))

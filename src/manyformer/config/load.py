@@ -1,11 +1,13 @@
-"""Load a validated run from a run file, a shipped run or a recipe's name, and overrides."""
+"""Load a validated run from a run file, a shipped run or a recipe's name, and overrides.
+
+A run that begins with the weights of a saved model (`init_from`) has its recipe, keywords and tokenizer unless it sets
+its own."""
 
 import inspect
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from manyformer.config.initial_model import InitialModelFn, find_saved_model, with_saved_keywords, with_saved_tokenizer
 from manyformer.config.overrides import SettingOverride, parse_overrides, place_overrides
 from manyformer.config.run import RunConfig
 from manyformer.config.run_file import read_run_file
@@ -22,6 +24,11 @@ RUN_FILE = "run.yaml"
 
 ImportFn = Callable[[Sequence[str], Path], tuple[str, ...]]
 """Imports the modules of these names, looked for in a folder as well, and returns the names that a run records."""
+
+TOKENIZER_SETTINGS = ("tokenizer_of", "tokenizer", "vocab")
+
+RECORDED_SETTINGS = {"seed", "precision", "trackers", "compile", "device"}
+"""Settings that the file of a run in its folder has: it has all of them, and nothing is left to be filled in."""
 
 
 class TaskProtocol(Protocol):
@@ -42,6 +49,19 @@ class TaskProtocol(Protocol):
 
     def variant(self, data_kind: str) -> "TaskProtocol":
         """The task that such a recipe has on this kind of data."""
+
+
+class InitialModel(NamedTuple):
+    """The model that `init_from` names: its path, its recipe with keywords, and whether it has one tokenizer."""
+
+    path: str
+    recipe: str
+    keywords: dict[str, Any]
+    has_tokenizer: bool
+
+
+InitialModelFn = Callable[[str, str], InitialModel | None]
+"""Describes the model that `init_from` names, or what the run in a folder has recorded of it; None if there is none."""
 
 
 class RecipeLookup(NamedTuple):
@@ -136,6 +156,49 @@ def merge_run(target: RunTarget, overrides: Sequence[str] | Mapping[str, Any], r
         run = with_saved_keywords(run, saved, signature)
     recorded = {} if imports is None else {"imports": imports}
     return run.model_copy(update={**recorded, "out": run.out or f"runs/{target.name}"})
+
+
+def find_saved_model(settings: SettingLayer, default_out: str, describe: InitialModelFn | None) -> InitialModel | None:
+    """The model that the settings name as `init_from`; None without one, for wrong values and for a recorded run."""
+    path = settings.data.get("init_from")
+    out = settings.data.get("out") or default_out
+    is_override = bool(settings.location_of(("init_from",)).argument)
+    if describe is None or (settings.data.keys() >= RECORDED_SETTINGS and not is_override):
+        return None
+    if isinstance(path, str) and path and isinstance(out, str):
+        return describe(path, out)
+    return None
+
+
+def with_saved_tokenizer(settings: SettingLayer, saved: InitialModel | None) -> SettingLayer:
+    """The settings with the saved model's tokenizer, if the data takes one and no setting names another."""
+    member = selected_member("data", settings.data)
+    section = settings.data.get("data", {})
+    if saved is None or not saved.has_tokenizer or member is None or not isinstance(section, dict):
+        return settings
+    if "tokenizer_of" in member.model_fields and all(section.get(name) is None for name in TOKENIZER_SETTINGS):
+        settings.put(("data", "tokenizer_of"), saved.path, {})
+    return settings
+
+
+def with_saved_keywords(run: RunConfig, saved: InitialModel, signature: inspect.Signature) -> RunConfig:
+    """The run with the saved model's keywords where it sets none, if it has the same recipe.
+
+    Keywords that the data decides, and those with the recipe's defaults, are left out.
+    """
+    if run.recipe != saved.recipe:
+        return run
+    parameters = signature.parameters
+    decided = run.data.expected_keywords(set(parameters)).keywords.keys()
+    taken = {
+        name: value
+        for name, value in saved.keywords.items()
+        if name in parameters
+        and value != parameters[name].default
+        # a recipe with a length of its own does not take that of the data
+        and (name not in decided or (name == "max_length" and parameters[name].default is not None))
+    }
+    return run.model_copy(update={"model": {**taken, **run.model}})
 
 
 def _task_defaults(task: TaskProtocol) -> dict[str, Any]:

@@ -1,14 +1,28 @@
-"""Load a comparison from its file: the base run, the cases over it, and the settings besides."""
+"""Load a comparison from its file: the base run, the cases over it, and the settings besides.
 
-from collections.abc import Container, Sequence
+Each case is a run over the base run, with its trials and the runs that it is scored under."""
+
+import itertools
+import json
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from manyformer.config.comparison import Comparison, ComparisonCase, ComparisonFile
-from manyformer.config.comparison_cases import CaseReader
-from manyformer.config.load import RecipeLookup, extends_chain, find_base_file, import_named
+from manyformer.config.comparison import CaseTrial, Comparison, ComparisonCase, ComparisonFile, cannot_sweep
+from manyformer.config.load import (
+    RecipeLookup,
+    RunTarget,
+    extends_chain,
+    find_base_file,
+    import_named,
+    merge_run,
+    model_keywords,
+    without_keywords,
+)
+from manyformer.config.run import RunConfig
 from manyformer.config.run_file import read_mapping, split_extends
 from manyformer.config.section import ConfigSection
 from manyformer.config.setting_layers import SettingError, SettingLayer, stack
@@ -156,3 +170,155 @@ def _without_cases(recipes: RecipeLookup, cases: Container[str]) -> RecipeLookup
     if describe is None:
         return recipes
     return recipes._replace(saved_model=lambda path, out: None if path in cases else describe(path, out))
+
+
+@dataclass
+class CaseReader:
+    """Builds the cases and collects their errors.
+
+    A case with its own recipe takes only those model keywords of the base run that its recipe has, so one base run can
+    serve recipes without heads, for example. A keyword that no case can take is an error.
+    """
+
+    base_layers: list[SettingLayer]
+    settings: SettingLayer
+    file: ComparisonFile
+    file_layer: SettingLayer
+    overrides: Sequence[str]
+    recipes: RecipeLookup
+    errors: list[str] = field(default_factory=list)
+    used_keywords: set[str] = field(default_factory=set)
+
+    def read_cases(self) -> tuple[ComparisonCase, ...]:
+        cases = tuple(case for name in self.settings.data for case in self._read_case(name))
+        by_name = {case.name: case for case in cases}
+        for case in cases:
+            self._check_weights_source(case, by_name)
+            self._check_init_order(case, by_name)
+        return cases
+
+    def check_keywords(self, cases: Sequence[ComparisonCase]) -> None:
+        """Check that every model keyword of the base run, and a swept one, is a keyword of some case's recipe."""
+        valid_names = [f"model.{name}" for case in cases for name in self.recipes.keywords(case.run.recipe)]
+        unknown_names = [
+            (layer.location_of(("model", keyword)), f"model.{keyword}")
+            for layer in self.base_layers
+            for keyword in model_keywords(layer) - self.used_keywords
+        ]
+        swept = self.file.setting
+        if swept is not None and swept.startswith("model.") and cases and swept not in valid_names:
+            unknown_names.append((self.file_layer.location_of(("sweep", swept)), swept))
+        for location, name in unknown_names:
+            self.errors.append(location.format_error(name, "no such setting in the recipe of any case"))
+
+    def _read_case(self, name: str) -> list[ComparisonCase]:
+        """The case with its trials, or a case for each of them; empty after an error."""
+        layers, trained_by = self._case_layers(name)
+        trials = [
+            trial for combination in self._trial_settings() if (trial := self._read_trial(name, layers, combination))
+        ]
+        if not trials:
+            return []
+        init_from = trials[0].run.init_from
+        init_from_case = None
+        if init_from in self.settings.data:
+            init_from_case = init_from
+        case = ComparisonCase(name, tuple(trials), trained_by, init_from_case)
+        if self.file.select == "best":
+            return [case]
+        return [_single_trial(case, trial) for trial in trials]
+
+    def _trial_settings(self) -> Iterator[dict[str, Any]]:
+        """The combinations of the values of all trials; one empty combination without trials."""
+        for values in itertools.product(*self.file.trials.values()):
+            yield dict(zip(self.file.trials, values))
+
+    def _read_trial(self, name: str, layers: list[SettingLayer], settings: dict[str, Any]) -> CaseTrial | None:
+        changes = [f"{setting}={json.dumps(value)}" for setting, value in settings.items()]
+        run = self._merge(name, layers, *changes)
+        if run is None:
+            return None
+        swept = self.file.setting or ""
+        if swept.startswith("data.") and swept.removeprefix("data.") not in run.data.swept:
+            location = self.file_layer.location_of(("sweep",))
+            self.errors.append(location.format_error("sweep", cannot_sweep(swept, run.data.swept)))
+            return None
+        points: list[RunConfig | None] = [run]
+        for setting, values in self.file.sweep.items():
+            keywords = self.recipes.keywords(run.recipe)
+            applies = not setting.startswith("model.") or setting.removeprefix("model.") in keywords
+            points = [
+                self._merge(name, layers, *changes, f"{setting}={json.dumps(value)}") if applies else None
+                for value in values
+            ]
+        label = ", ".join(f"{setting} {format_value(value)}" for setting, value in settings.items())
+        return CaseTrial(label, run, tuple(points))
+
+    def _check_weights_source(self, case: ComparisonCase, by_name: dict[str, ComparisonCase]) -> None:
+        """Check that a case that uses trained weights differs from the trained case in model keywords only."""
+        trained = by_name.get(case.trained_by or "")
+        if trained and trained.run.model_copy(update={"model": case.run.model, "out": case.run.out}) != case.run:
+            problem = f"it takes the weights of {trained.name}, so nothing but its model may have other settings"
+            self.errors.append(f"case {case.name}: {problem}")
+
+    def _check_init_order(self, case: ComparisonCase, by_name: dict[str, ComparisonCase]) -> None:
+        """Check that the source of initial weights is a trained case and that there is no cycle."""
+        source = by_name.get(case.init_from_case or "")
+        visited = {case.name}
+        while source is not None and source.trained_by is None and source.name not in visited:
+            visited.add(source.name)
+            source = by_name.get(source.init_from_case or "")
+        if source is not None:
+            problem = f"{case.init_from_case} must be a case that is trained itself, and before this one"
+            self.errors.append(f"case {case.name}: init_from: {problem}")
+
+    def _case_layers(self, name: str) -> tuple[list[SettingLayer], str | None]:
+        """The layers of a case above those of its `trained` case and the base run, and the name of that case."""
+        cases = self.settings.data
+        case_layer = SettingLayer(dict(cases[name] or {}), self.settings.locations_below((name,)))
+        trained_by = case_layer.data.pop("trained", None)
+        own_layer, _ = split_extends(case_layer, [])
+        if trained_by is None:
+            return [*self._base_layers_for(case_layer.data.get("recipe")), own_layer], None
+        if trained_by == name or trained_by not in cases or "trained" in (cases[trained_by] or {}):
+            suggestion = suggest_names(str(trained_by), cases.keys() - {name})
+            message = f"must be another case that is trained itself, not {format_value(trained_by)}; {suggestion}"
+            self.errors.append(case_layer.location_of(("trained",)).format_error(f"{name}.trained", message))
+            return [*self.base_layers, own_layer], None
+        return [*self._case_layers(trained_by)[0], own_layer], str(trained_by)
+
+    def _base_layers_for(self, recipe: Any) -> list[SettingLayer]:
+        """The layers of the base run without the model keywords that a case's own `recipe` does not have."""
+        keywords = self.recipes.keywords(recipe)
+        layers = [
+            without_keywords(layer, model_keywords(layer) - keywords) if keywords else layer
+            for layer in self.base_layers
+        ]
+        self.used_keywords.update(*map(model_keywords, layers))
+        return layers
+
+    def _merge(self, name: str, layers: list[SettingLayer], *extra_overrides: str) -> RunConfig | None:
+        """Merge layers, overrides and extra overrides into a run; None if that fails, with the errors collected."""
+        try:
+            return merge_run(RunTarget(name, layers, []), [*self.overrides, *extra_overrides], self.recipes)
+        except UserErrors as error:
+            # each message names its source location, which for the base run is the same for all cases
+            self.errors += error.lines
+            return None
+
+
+def _single_trial(case: ComparisonCase, trial: CaseTrial) -> ComparisonCase:
+    """The case of one of the trials of `case`, which uses the weights of the cases with the same settings."""
+
+    def renamed(name: str) -> str:
+        return f"{name}, {trial.label}"
+
+    trained_by = None
+    if case.trained_by is not None:
+        trained_by = renamed(case.trained_by)
+    trial = replace(trial, label="")
+    source = None
+    if case.init_from_case is not None:
+        source = renamed(case.init_from_case)
+        trial = trial.with_runs(lambda run: run.model_copy(update={"init_from": source}))
+    return ComparisonCase(renamed(case.name), (trial,), trained_by, source)

@@ -1,5 +1,9 @@
-"""Read YAML run files with the line and column of every setting, and with readable error messages."""
+"""YAML run files: read with the line and column of every setting, written with all defaults, and compared.
 
+Plain scalars are those of YAML 1.2's core schema, plus `1_000`, in files and on the command line."""
+
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path as FilePath
 from typing import Any
@@ -7,9 +11,10 @@ from typing import Any
 import yaml
 from yaml.reader import Reader
 
+from manyformer.config.run import UNION_TAGS, RunConfig
 from manyformer.config.setting_layers import SettingError, SettingLayer, SettingPath, SourceLocation
 from manyformer.config.setting_names import SECTIONS
-from manyformer.config.yaml_scalars import resolve_scalar
+from manyformer.config.training_sections import NoamSchedule
 from manyformer.errors import UserError, format_value
 
 _MAX_FILE_BYTES = 1 << 20
@@ -17,6 +22,12 @@ _MAX_DEPTH = 20
 MAX_SETTINGS = 300
 """The most names in one mapping, and letters of a name: several times as many as the longest run has."""
 _SECTIONS = SECTIONS | {"model"}
+_CONSTANTS: dict[str, Any] = {"": None, "~": None, "null": None, "true": True, "false": False}
+_INT = re.compile(r"[-+]?[0-9][0-9_]*")
+_HEX_OR_OCTAL = re.compile(r"[-+]?0(x[0-9a-fA-F_]+|o[0-7_]+)")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?")
+_NON_FINITE = {".inf": float("inf"), "+.inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")}
+_MAX_NUMBER_LENGTH = 400
 # PyYAML's message, the replacement, and whether the location of the context is the better one.
 _YAML_PROBLEMS = (
     ("found character '\\t'", "a tab stands here; YAML is indented with spaces", False),
@@ -32,6 +43,22 @@ _YAML_PROBLEMS = (
     ("found unexpected end of stream", "this quotation mark is not closed", True),
     ("that cannot start any token", "text that begins with this sign must be quoted", False),
 )
+
+_FREE = {"activation_checkpointing", "device", "devices", "limits", "log", "out", "process_timeout", "save", "strategy"}
+FREE_ON_RESUME = frozenset(
+    _FREE
+    | {
+        "batch.ahead",
+        "evaluate.batches",
+        "evaluate.every",
+        "evaluate.patience",
+        "evaluate.target",
+        "import",
+        "trackers",
+    }
+)
+"""Settings that may change when an interrupted run is resumed: they decide when the run ends, what is saved and logged,
+and on which devices it is computed, but not what the model learns."""
 
 
 def read_run_file(path: FilePath, errors: list[SettingError]) -> tuple[SettingLayer, str | None]:
@@ -227,3 +254,96 @@ def _read_text(path: FilePath) -> str:
 
 def _dotted(path: SettingPath) -> str:
     return ".".join(str(name) for name in path if name != "?")
+
+
+def resolve_scalar(text: str) -> Any:
+    """Resolve an unquoted scalar: null, true, false, a number, or else the text itself.
+
+    YAML 1.1, PyYAML's own reading, takes `1e-3` for text, `on` for true and `12:30` for 750.
+    """
+    lowered = text.lower()
+    if lowered in _CONSTANTS and text in (lowered, lowered.title(), lowered.upper()):
+        return _CONSTANTS[lowered]
+    if lowered in _NON_FINITE:
+        return _NON_FINITE[lowered]
+    if len(text) > _MAX_NUMBER_LENGTH:
+        return text
+    if _INT.fullmatch(text):
+        return int(text.replace("_", ""))
+    if _HEX_OR_OCTAL.fullmatch(text):
+        return int(text.replace("_", ""), 0)
+    if _FLOAT.fullmatch(text):
+        return float(text.replace("_", ""))
+    return text
+
+
+class _Dumper(yaml.SafeDumper):
+    """Dumps lists in one line and quotes text that this schema or YAML 1.1 would resolve to something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
+    style = None if isinstance(resolve_scalar(text), str) else "'"
+    if not text.isprintable():
+        style = '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+def _represent_list(dumper: _Dumper, items: list[Any]) -> yaml.Node:
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True)
+
+
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(list, _represent_list)
+
+
+def dump_yaml(data: Any) -> str:
+    """Dump data as YAML in its order of keys; it reads back as the same data."""
+    text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=float("inf"))
+    return text
+
+
+def dump_run(run: RunConfig) -> str:
+    """The run as YAML with all defaults, so that it reads back equal even if a default changes."""
+    return dump_yaml(run.model_dump(mode="json", by_alias=True))
+
+
+def differences(old: RunConfig, new: RunConfig) -> list[str]:
+    """The settings that differ between two runs, except those in FREE_ON_RESUME, as `optim.lr: 0.1, now 0.2`.
+
+    If the member of a union has changed (another optimizer), only that is reported.
+    """
+    old_settings = _flatten(old)
+    new_settings = _flatten(new)
+    for section, (tag, _) in UNION_TAGS.items():
+        if old_settings[f"{section}.{tag}"] != new_settings[f"{section}.{tag}"]:
+            old_settings, new_settings = (
+                _without_members(settings, section, tag) for settings in (old_settings, new_settings)
+            )
+    return [
+        f"{name}: {old_settings.get(name, 'not given')}, now {new_settings.get(name, 'not given')}"
+        for name in dict.fromkeys([*old_settings, *new_settings])
+        if old_settings.get(name) != new_settings.get(name)
+        and FREE_ON_RESUME.isdisjoint({name, name.partition(".")[0]})
+    ]
+
+
+def _without_members(settings: dict[str, str], section: str, tag: str) -> dict[str, str]:
+    tag_setting = f"{section}.{tag}"
+    return {name: text for name, text in settings.items() if name == tag_setting or not name.startswith(f"{section}.")}
+
+
+def _flatten(run: RunConfig) -> dict[str, str]:
+    flat: dict[str, Any] = {}
+    schedule = run.schedule
+    if isinstance(schedule, NoamSchedule):
+        # The warm-up scales the whole schedule; an unset one follows from the limits, which may change.
+        run = run.model_copy(update={"schedule": schedule.model_copy(update={"warmup": run.warmup})})
+    for name, part in run.model_dump(mode="json", by_alias=True).items():
+        if isinstance(part, dict):
+            flat |= {f"{name}.{key}": value for key, value in part.items()}
+        else:
+            flat[name] = part
+    return {name: json.dumps(value, sort_keys=True, ensure_ascii=False) for name, value in flat.items()}

@@ -1,13 +1,12 @@
 """Data pipelines from files, data sets or default corpora to batches of text, pairs, labels, trees or images."""
 
 from manyformer.batches import TextUnits
-from manyformer.data.epochs import HeldOutBatches
+from manyformer.data.epochs import HeldOutBatches, Sampler, TrainingFeed
 from manyformer.data.kind import DataKind, OpenRequest, register
 from manyformer.data.opened import HeldOutExample, OpenedData
 from manyformer.data.opening import open_data
 from manyformer.data.saved_tokenizers import TokenizerPair, load_tokenizers
 from manyformer.data.tokenizer import StreamDecoder, Tokenizer
-from manyformer.data.training_feed import Sampler, TrainingFeed
 
 __all__ = [
     "DataKind",

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.config import AudioData
-from manyformer.config.data_sections.audio_sections import MAX_RATE, MIN_RATE
+from manyformer.config.data_sections.untokenized_sections import MAX_RATE, MIN_RATE
 from manyformer.data.array_archives import array_members, read_array
 from manyformer.data.audio_reading import (
     AUDIO_SUFFIXES,

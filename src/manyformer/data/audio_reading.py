@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.config.data_sections.audio_sections import MAX_RATE, MIN_RATE
+from manyformer.config.data_sections.untokenized_sections import MAX_RATE, MIN_RATE
 from manyformer.data.findings import ChangeCounts, Finding, Tally, change_findings, plural
 from manyformer.data.splits import DataSource
 from manyformer.errors import UserError, list_names

@@ -9,11 +9,10 @@ from typing import Any, Generic, NamedTuple, TypeVar, final
 from manyformer.config import DATA_SECTIONS, DataSection, register_section
 from manyformer.context_windows import ContextWindows
 from manyformer.data.cache_folder import PreparedData, load_prepared
-from manyformer.data.epochs import EpochPlan, HeldOutBatches
+from manyformer.data.epochs import EpochPlan, HeldOutBatches, Sampler
 from manyformer.data.opened import DataSurvey, EvaluationData, EvaluationPath, LengthLimit, OpenedData, UnlabelledData
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.summary import DataSummary
-from manyformer.data.training_feed import Sampler
 from manyformer.errors import UserError, suggest_names
 from manyformer.type_aliases import LogFn
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.config.data_sections.audio_sections import MAX_RATE, MIN_RATE
+from manyformer.config.data_sections.untokenized_sections import MAX_RATE, MIN_RATE
 from manyformer.data.array_archives import read_arrays
 from manyformer.data.array_checks import (
     SPLIT_NAMES,

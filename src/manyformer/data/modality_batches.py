@@ -17,7 +17,7 @@ from manyformer.data.epochs import Epoch, EpochPlan, random_generator
 from manyformer.data.log_mel import LogMelFrontEnd
 from manyformer.data.modality_archive import NO_PART, ModalityArrays, RecordingArrays
 from manyformer.data.padded_examples import EncodedTexts
-from manyformer.data.ragged import pad_ragged
+from manyformer.data.row_layouts import pad_ragged
 from manyformer.errors import UserError
 from manyformer.type_aliases import IntArray
 

@@ -12,12 +12,11 @@ from torch import nn
 from manyformer.batches.episode_batches import ClippedObjective, RolloutBatch
 from manyformer.config import EnvironmentData
 from manyformer.core import tree_map
-from manyformer.data.epochs import FIXED_SEED, Epoch, HeldOutBatches, random_generator
+from manyformer.data.epochs import FIXED_SEED, Epoch, HeldOutBatches, SeededFeed, random_generator
 from manyformer.data.kind import DataKind, OpenRequest, register
 from manyformer.data.opened import EvaluationData, EvaluationPath, OpenedData, path_name
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.tokenizer import NoTokenizer
-from manyformer.data.training_feed import SeededFeed
 from manyformer.environments import VectorEnvironment, make_environment, row_seeds
 from manyformer.errors import UserError
 from manyformer.files.json_text import json_text

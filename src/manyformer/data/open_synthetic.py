@@ -10,7 +10,7 @@ from manyformer.batches import IGNORE_INDEX, CausalLMBatch, ClassificationBatch,
 from manyformer.config import SyntheticData
 from manyformer.core import PADDING_SEGMENT
 from manyformer.data.characters import CharTokenizer
-from manyformer.data.epochs import FIXED_SEED, Epoch, EpochPlan, HeldOutBatches, random_generator
+from manyformer.data.epochs import FIXED_SEED, Epoch, EpochPlan, HeldOutBatches, Sampler, random_generator
 from manyformer.data.kind import HELD_OUT_SPLITS, DataKind, OpenRequest, register
 from manyformer.data.opened import (
     EvaluationData,
@@ -25,7 +25,6 @@ from manyformer.data.opened import (
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.synthetic import SyntheticRows, SyntheticRule, make_rule
 from manyformer.data.tokenizer import SPECIALS, NativeTokenizer
-from manyformer.data.training_feed import Sampler
 from manyformer.errors import UserError
 from manyformer.exact_shares import floor_share
 from manyformer.files.json_text import json_text

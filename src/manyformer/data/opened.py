@@ -8,12 +8,11 @@ from typing import Annotated, Any, NamedTuple, final
 from annotated_types import Len
 
 from manyformer.batches import Batch
-from manyformer.data.epochs import HeldOutBatches
+from manyformer.data.epochs import HeldOutBatches, TrainingFeed
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.summary import DataSummary, wrapped
 from manyformer.data.token_shards import TokenShard
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.data.training_feed import TrainingFeed
 from manyformer.errors import UserError
 from manyformer.files.json_records import parse_json, validate_json
 from manyformer.files.verified_folder import VerifiedFolder

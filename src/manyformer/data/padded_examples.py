@@ -10,7 +10,7 @@ from torch import Tensor
 from manyformer.batches import IGNORE_INDEX, AnswerSpanBatch, ClassificationBatch, Seq2SeqBatch, TaggingBatch
 from manyformer.core import PADDING_SEGMENT
 from manyformer.data.length_buckets import SequenceDataset
-from manyformer.data.ragged import pad_ragged
+from manyformer.data.row_layouts import pad_ragged
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.token_shards import TokenShard
 from manyformer.data.tokenizer import Tokenizer

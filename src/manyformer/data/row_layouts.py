@@ -1,8 +1,10 @@
-"""Layouts of text as rows of equal length: windows of the joined documents, in order or at random, or packed ones."""
+"""Layouts of text as rows of equal length: windows of the joined documents, in order or at random, or packed ones.
+
+Rows are gathered from one flat array of tokens without a Python loop over them: the helpers are at the end."""
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +12,6 @@ from numpy.typing import NDArray
 from manyformer.batches import IGNORE_INDEX
 from manyformer.context_windows import ContextWindows
 from manyformer.core import PADDING_SEGMENT
-from manyformer.data.ragged import pad_ragged, ragged_arange
 from manyformer.data.token_shards import TokenShard
 from manyformer.type_aliases import IntArray
 
@@ -378,3 +379,21 @@ class WindowRows(RowLayout, RowArrangement):
         column = np.arange(int(self._lengths[row_numbers].max()))
         indices = self._starts[row_numbers][:, None] + column
         return np.where(column < self._lengths[row_numbers][:, None], indices, -1)
+
+
+def ragged_arange(lengths: IntArray) -> IntArray:
+    """The concatenated ranges 0, .., lengths[0] - 1, 0, .., lengths[1] - 1, and so on."""
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
+
+
+def gather_ragged(flat: NDArray[Any], starts: IntArray, lengths: IntArray) -> IntArray:
+    """The concatenation of `flat[starts[i]:starts[i] + lengths[i]]` over i."""
+    return np.asarray(flat[np.repeat(starts, lengths) + ragged_arange(lengths)], dtype=np.int64)
+
+
+def pad_ragged(flat: NDArray[Any], starts: IntArray, lengths: IntArray, *, width: int, fill: int) -> IntArray:
+    """The slices `flat[starts[i]:starts[i] + lengths[i]]` as rows of `width`, padded on the right with `fill`."""
+    out = np.full((len(starts), width), fill, dtype=np.int64)
+    out[np.repeat(np.arange(len(starts)), lengths), ragged_arange(lengths)] = gather_ragged(flat, starts, lengths)
+    return out

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.data.ragged import ragged_arange
+from manyformer.data.row_layouts import ragged_arange
 from manyformer.data.token_shards import TokenArray, TokenShard
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.type_aliases import IntArray

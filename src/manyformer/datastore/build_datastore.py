@@ -19,8 +19,8 @@ from manyformer.files.atomic_files import report_disk_full, reserve_file
 from manyformer.files.verified_folder import MANIFEST, VerifiedFolder, file_sum, write_manifest
 from manyformer.models.model import CarriedState
 from manyformer.system.temporary_folders import temporary_folder
+from manyformer.train.process_state import read_state_file, write_state_file
 from manyformer.train.run_folder import locked_folder
-from manyformer.train.state_checkpoint import read_state_file, write_state_file
 
 STATE_FILE = "memory.safetensors"
 SECONDS_PER_CHECKPOINT = 5.0

@@ -10,7 +10,7 @@ import torch
 
 from manyformer.batches import IGNORE_INDEX, CausalLMBatch, to_device
 from manyformer.core import State
-from manyformer.data.ragged import ragged_arange
+from manyformer.data.row_layouts import ragged_arange
 from manyformer.data.text_overlap import TextOverlap, find_overlap
 from manyformer.data.token_shards import TokenShard
 from manyformer.data.tokenizer import Tokenizer

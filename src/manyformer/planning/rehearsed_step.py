@@ -20,7 +20,7 @@ from manyformer.planning.shape_rules import ShapeRules
 from manyformer.recipes import build
 from manyformer.recipes.registry import task_of
 from manyformer.torch_internals import TorchDispatchMode, tree_leaves
-from manyformer.train.activation_checkpointing import checkpoint_activations
+from manyformer.train.layers import checkpoint_activations
 from manyformer.train.step_job import StepJob, own_engine
 
 MAX_REAL_PARAMETERS = 100_000_000

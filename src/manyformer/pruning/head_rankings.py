@@ -16,8 +16,8 @@ from manyformer.multi_head.hard_concrete import read_gates
 from manyformer.rollouts import EpisodeBatch
 from manyformer.train import train
 from manyformer.train.events import EventListener
-from manyformer.train.final_model import ResultRecord
 from manyformer.train.run_folder import RESULT_FILE
+from manyformer.train.validation import ResultRecord
 
 TRAINING_SHARE = 5
 """Gates are trained for the number of the run's steps divided by this, unless steps are given."""

@@ -13,7 +13,7 @@ from manyformer.train.events import (
     TrainResult,
     silent,
 )
-from manyformer.train.run_training import train
+from manyformer.train.session import train
 from manyformer.train.training_loop import TrainingDiverged
 
 __all__ = [

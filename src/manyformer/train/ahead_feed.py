@@ -1,20 +1,99 @@
-"""Training batches that a thread reads and prepares while earlier ones are trained on."""
+"""Training batches that a thread reads, prepares and copies to the device while earlier ones are trained on."""
 
+import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import NamedTuple, final
+from typing import Any, Generic, NamedTuple, TypeVar, final
 
 import torch
 
-from manyformer.batches import Batch
-from manyformer.batches.batch import PreparedBatch
-from manyformer.data.training_feed import FeedPosition, TrainingFeed
+from manyformer.batches import Batch, to_device
+from manyformer.data.epochs import FeedPosition, TrainingFeed
 from manyformer.errors import UserError
-from manyformer.system.background_reader import BackgroundReader
+from manyformer.system.devices import device_kind
+from manyformer.train.engine import PreparedBatch
+
+T = TypeVar("T")
 
 DEFAULT_AHEAD = 2
 """How many batches `batch.ahead=auto` reads ahead for an accelerator."""
 THREAD_NAME = "batches ahead"
+
+
+class _Failure:
+    """What a call raised, in the place of its result."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+@final
+class BackgroundReader(Generic[T]):
+    """Calls `read` again and again in a thread of its own, and holds the results until they are taken, in their order.
+
+    At most `ahead` results are held, the one that is being read included, so that memory is bounded. What `read` raises
+    ends the thread, and is raised by the `take` that would have had the result. The thread starts with the first
+    `take`, and ends at `close`; it is a daemon, so that a process never waits for one that was not closed.
+    """
+
+    def __init__(self, read: Callable[[], T], ahead: int, *, name: str) -> None:
+        assert ahead >= 1
+        self._read = read
+        self._ahead = ahead
+        self._results: deque[T | _Failure] = deque()
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+
+    def take(self) -> T:
+        """The next result, for which this waits. Raises what `read` raised in its place, again at every later call."""
+        if self._thread.ident is None:
+            self._start()
+        with self._changed:
+            # without a timeout: the thread leaves a result or an error, whatever happens to it
+            self._changed.wait_for(lambda: self._results)
+            result = self._results[0]
+            if isinstance(result, _Failure):
+                raise result.error
+            self._results.popleft()
+            self._changed.notify_all()
+        return result
+
+    def close(self) -> None:
+        """End the thread, after the call of `read` that it is in, and drop the results that were not taken."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._results.clear()
+
+    def _start(self) -> None:
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            # the limit of processes that the system sets, of which threads are a part
+            raise UserError(f"no thread could be started to read ahead ({error}); set batch.ahead=0") from error
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed or len(self._results) < self._ahead)
+                if self._is_closed:
+                    return
+            result: T | _Failure
+            try:
+                result = self._read()
+            except BaseException as error:
+                result = _Failure(error)
+            with self._changed:
+                self._results.append(result)
+                self._changed.notify_all()
+            if isinstance(result, _Failure):
+                return
+            # the caller alone holds the result from now on
+            del result
 
 
 def batches_ahead(requested: int | str, feed: TrainingFeed, device: torch.device) -> int:
@@ -146,4 +225,31 @@ class AheadFeed(TrainingFeed):
     def load_state_dict(self, state: FeedPosition) -> None:
         self.close()
         self._feed.load_state_dict(state)
-        self.epoch, self.batch, self._batches = self._feed.epoch, self._feed.batch, None
+        self.epoch = self._feed.epoch
+        self.batch = self._feed.batch
+        self._batches = None
+
+
+@final
+class DeviceCopies:
+    """Copies batches to a GPU from any thread, beside what it computes, in a stream of their own.
+
+    Other devices have no such copies: batches stay on the host until their step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        # the build of torch tells a GPU from a device that only pretends to be one
+        is_built = bool(torch.backends.cuda.is_built())  # type: ignore[no-untyped-call]
+        has_streams = device_kind(device).pins_copies and is_built and torch.cuda.is_available()
+        self._stream: Any = torch.cuda.Stream(device) if has_streams else None  # type: ignore[no-untyped-call]
+
+    def __call__(self, prepared: PreparedBatch) -> PreparedBatch:
+        """The batch with its tensors on their way to the device."""
+        if self._stream is None:
+            return prepared
+        # the current device, which the stream sets as well, belongs to each thread
+        with torch.cuda.stream(self._stream):
+            moved = to_device(prepared.batch, self._device)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record(self._stream)
+        return prepared._replace(batch=moved, copied=copied)

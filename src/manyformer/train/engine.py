@@ -1,23 +1,26 @@
-"""The training engine: model and optimizer with steps, scoring, checkpoint files and weight averaging."""
+"""The training engine: model and optimizer with steps, scoring, checkpoint files and weight averaging.
+
+Its parts follow it: the scale of the loss in float16, in which small gradients would become 0, and the watch for
+weights that no longer move."""
 
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from manyformer.batches import Batch, to_device
-from manyformer.batches.batch import PreparedBatch
 from manyformer.config import AdagradConfig, OptimConfig
+from manyformer.core import tree_map
+from manyformer.files.json_records import Count
 from manyformer.models import BatchLoss, BatchScore, Model
 from manyformer.models.model import CarriedState
 from manyformer.models.model_files import find_non_finite, local_tensor
 from manyformer.system.devices import device_kind
-from manyformer.torch_internals import tensor_norms
-from manyformer.train.loss_scaling import LossScaler
+from manyformer.torch_internals import overflow_of, tensor_norms
 from manyformer.train.optimizers import LR_SCALE, clip_each_gradient, make_optimizer, named_optimizer_state
 from manyformer.train.process_group import ParallelStrategy
 from manyformer.training_hooks import AddsPenalty
@@ -27,6 +30,47 @@ LARGEST_SQUARED_NORM = math.sqrt(torch.finfo(torch.float32).max)
 
 MIN_STEPS_WATCHED = 10
 """The fewest steps after which weights that have not changed are worth a word."""
+
+MAX_OVERFLOWS_IN_ROW = 25
+"""Steps with an overflow one after another that end a run: the scale is then below 0.002, and not the cause."""
+
+
+class PreparedBatch(NamedTuple):
+    """This process's part of a batch, with its counts, which can be read on the host alone without waiting.
+
+    `copied` is the event on a GPU that ends its copy to the device; None where the tensors are on the host, or where
+    the copy was made in order with all else that the device computes."""
+
+    batch: Any
+    targets: int
+    tokens: int
+    copied: Any = None
+
+    def target_count(self) -> int:
+        return self.targets
+
+    def token_count(self) -> int:
+        return self.tokens
+
+    def ignored(self) -> "PreparedBatch":
+        return self._replace(batch=self.batch.ignored(), targets=0)
+
+    def on_device(self, device: torch.device) -> Batch:
+        """The batch on `device`; what is computed there from now on waits for its copy, the host does not."""
+        if self.copied is None:
+            moved: Batch = to_device(self.batch, device)
+            return moved
+        stream = torch.cuda.current_stream(device)
+        stream.wait_event(self.copied)
+
+        def used_here(tensor: Tensor) -> Tensor:
+            # its memory was allocated for the stream of copies, which must not reuse it before this stream is done
+            tensor.record_stream(stream)
+            return tensor
+
+        tree_map(used_here, self.batch)
+        arrived: Batch = self.batch
+        return arrived
 
 
 class GradientNorms(NamedTuple):
@@ -64,60 +108,6 @@ def full_tensor(tensor: Tensor) -> Tensor:
     else:
         whole = tensor
     return whole
-
-
-class MovementWatch:
-    """Watches whether steps change any weight at all, by an exact sum of the bits of each weight."""
-
-    def __init__(self, weights: Sequence[nn.Parameter]) -> None:
-        self._weights = weights
-        self._sums: Tensor | None = None
-        self._steps = 0
-        self._largest_rate = 0.0
-
-    def begin(self) -> None:
-        """Remember the weights as they are now."""
-        self._sums = _bit_sums(self._weights)
-        self._steps = 0
-        self._largest_rate = 0.0
-
-    def count_step(self, learning_rate: float) -> None:
-        """Count a step of the optimizer with this learning rate."""
-        self._steps += 1
-        self._largest_rate = max(self._largest_rate, learning_rate)
-
-    def describe_standstill(self, *, run_ends: bool) -> str | None:
-        """A sentence if no weight of this process has changed since `begin`, which then begins anew.
-
-        A few steps are watched further, unless the run ends with them."""
-        if not self._weights or self._sums is None or self._steps < (1 if run_ends else MIN_STEPS_WATCHED):
-            return None
-        steps = self._steps
-        largest_rate = self._largest_rate
-        sums = self._sums
-        self.begin()
-        assert self._sums is not None
-        if largest_rate == 0 or not torch.equal(sums, self._sums):
-            return None
-        return (
-            f"no weight has changed in the last {steps:,} steps, although the learning rate was up to "
-            f"{largest_rate:.3g}: look at optim.lr, at optim.eps, and whether the loss depends on the weights"
-        )
-
-
-def _bit_sums(weights: Sequence[nn.Parameter]) -> Tensor:
-    """The sum of the bits of each weight as integers: equal weights have equal sums, and changed ones hardly ever."""
-    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    tensors = [local_tensor(weight.detach()) for weight in weights]
-    if not tensors:
-        return torch.zeros(0, dtype=torch.int64)
-    return torch.stack([tensor.view(kinds[tensor.element_size()]).sum(dtype=torch.int64) for tensor in tensors])
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set the learning rate of the next step."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group[LR_SCALE]
 
 
 class StepResult(NamedTuple):
@@ -171,6 +161,7 @@ class TrainingEngine:
             self._largest_norm = LARGEST_SQUARED_NORM
         self._nonfinite = optim.nonfinite
         self.device = model.device
+        self._is_host = device_kind(self.device).is_host
         self._penalized = [module for module in model.modules() if isinstance(module, AddsPenalty)]
         self._prepared = strategy.prepare(model)
         self.weights = [weight for weight in self.model.parameters() if weight.requires_grad]
@@ -227,7 +218,7 @@ class TrainingEngine:
         reading a number of each step would wait for the device. The scaler of the loss skips a step without being read,
         but a memory that would go on from it must be forgotten."""
         has_memory_to_lose = self.loss_scaler is not None and self.carried_state.enabled
-        if self._nonfinite == "stop" and not has_memory_to_lose and not device_kind(self.device).is_host:
+        if self._nonfinite == "stop" and not has_memory_to_lose and not self._is_host:
             return True
         usable = bool(norm <= self._largest_norm)
         return not self.process_group.any_process(not usable)
@@ -312,7 +303,8 @@ class TrainingEngine:
             weight.copy_(total / len(folders))
 
     def _backward(self, prepared: PreparedBatch, targets: int, num_batches: int) -> Tensor:
-        batch = prepared.on_device(self.device)
+        # nothing is copied from the host to itself
+        batch = prepared.batch if self._is_host else prepared.on_device(self.device)
         state = self.carried_state.state_for(batch)
         with self._precision():
             loss = self._prepared(batch, state, label_smoothing=self._label_smoothing)
@@ -331,3 +323,107 @@ class TrainingEngine:
             total = self.loss_scaler.scale(total)
         total.backward()  # type: ignore[no-untyped-call]
         return torch.stack([mean.detach(), extra.detach()])
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Set the learning rate of the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group[LR_SCALE]
+
+
+class LossScale(NamedTuple):
+    """The state of a `LossScaler`: the scale, and the steps without an overflow since it last changed."""
+
+    scale: float
+    steps_since_change: Count
+
+
+@final
+class LossScaler:
+    """torch's GradScaler for one optimizer: an overflow skips the step and halves the scale; 2,000 steps without one
+    double it.
+
+    Gradients are the same in all processes, or sharded among them and looked at together, so that all of them skip the
+    same steps and have the same scale."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._scaler = torch.amp.GradScaler(device.type)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss to differentiate."""
+        scaled: Tensor = self._scaler.scale(loss)
+        return scaled
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> Tensor | None:
+        """Divide the gradients by the scale; returns a number above 0 if one is not finite, None if there is none."""
+        if all(weight.grad is None for group in optimizer.param_groups for weight in group["params"]):
+            return None
+        self._scaler.unscale_(optimizer)
+        return overflow_of(self._scaler, optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make the step of the optimizer, unless the gradients have overflowed."""
+        self._scaler.step(optimizer)
+
+    def update(self) -> None:
+        """Change the scale after a step whose gradients were unscaled, made or not."""
+        self._scaler.update()
+
+    @property
+    def state(self) -> LossScale:
+        """The scale and what decides its next change; reads from the device."""
+        content = self._scaler.state_dict()
+        return LossScale(content["scale"], content["_growth_tracker"])
+
+    @state.setter
+    def state(self, state: LossScale) -> None:
+        content = self._scaler.state_dict()
+        self._scaler.load_state_dict({**content, "scale": state.scale, "_growth_tracker": state.steps_since_change})
+
+
+class MovementWatch:
+    """Watches whether steps change any weight at all, by an exact sum of the bits of each weight."""
+
+    def __init__(self, weights: Sequence[nn.Parameter]) -> None:
+        self._weights = weights
+        self._sums: Tensor | None = None
+        self._steps = 0
+        self._largest_rate = 0.0
+
+    def begin(self) -> None:
+        """Remember the weights as they are now."""
+        self._sums = _bit_sums(self._weights)
+        self._steps = 0
+        self._largest_rate = 0.0
+
+    def count_step(self, learning_rate: float) -> None:
+        """Count a step of the optimizer with this learning rate."""
+        self._steps += 1
+        self._largest_rate = max(self._largest_rate, learning_rate)
+
+    def describe_standstill(self, *, run_ends: bool) -> str | None:
+        """A sentence if no weight of this process has changed since `begin`, which then begins anew.
+
+        A few steps are watched further, unless the run ends with them."""
+        if not self._weights or self._sums is None or self._steps < (1 if run_ends else MIN_STEPS_WATCHED):
+            return None
+        steps = self._steps
+        largest_rate = self._largest_rate
+        sums = self._sums
+        self.begin()
+        assert self._sums is not None
+        if largest_rate == 0 or not torch.equal(sums, self._sums):
+            return None
+        return (
+            f"no weight has changed in the last {steps:,} steps, although the learning rate was up to "
+            f"{largest_rate:.3g}: look at optim.lr, at optim.eps, and whether the loss depends on the weights"
+        )
+
+
+def _bit_sums(weights: Sequence[nn.Parameter]) -> Tensor:
+    """The sum of the bits of each weight as integers: equal weights have equal sums, and changed ones hardly ever."""
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    tensors = [local_tensor(weight.detach()) for weight in weights]
+    if not tensors:
+        return torch.zeros(0, dtype=torch.int64)
+    return torch.stack([tensor.view(kinds[tensor.element_size()]).sum(dtype=torch.int64) for tensor in tensors])

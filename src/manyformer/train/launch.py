@@ -1,25 +1,31 @@
-"""Launch a run in several processes on this machine and pass their events back to the caller."""
+"""Launch a run in several processes on this machine and pass their events back to the caller.
 
+Events and errors come from the worker processes (`manyformer.training_worker`) as lines of JSON."""
+
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple, get_args
 
 import torch.distributed as dist
+from pydantic import TypeAdapter
 
 from manyformer.config import RunConfig
-from manyformer.errors import TrainingInterrupted
-from manyformer.files.atomic_files import append_bytes
-from manyformer.files.json_text import json_text
+from manyformer.errors import TrainingInterrupted, UserError
+from manyformer.files.atomic_files import DiskFull, NotWritable, append_bytes
+from manyformer.files.json_text import json_text, with_named_numbers
 from manyformer.system.stop_signals import StopSignal, handle_stop_signals
-from manyformer.train.event_protocol import WorkerFailure, decode
-from manyformer.train.events import EventListener, TrainingFinished, TrainResult
+from manyformer.train.events import EventListener, TrainingEvent, TrainingFinished, TrainResult
 from manyformer.train.process_group import ProcessFailed
+from manyformer.train.training_loop import TrainingDiverged
 
 POLL_SECONDS = 0.05
 """How often new events are read."""
@@ -30,6 +36,9 @@ FAILURE_SECONDS = 1.0
 LOG_FILE = "processes.log"
 """The file of the run folder with what the processes have printed."""
 
+_EVENTS: dict[str, TypeAdapter[TrainingEvent]] = {kind.__name__: TypeAdapter(kind) for kind in get_args(TrainingEvent)}
+_ERRORS = {kind.__name__: kind for kind in (DiskFull, NotWritable, TrainingDiverged, TrainingInterrupted, UserError)}
+
 
 def launch(run: RunConfig, *, fresh: bool, on_event: EventListener) -> TrainResult:
     """Train with `run.devices` processes on this machine and return their result."""
@@ -39,6 +48,36 @@ def launch(run: RunConfig, *, fresh: bool, on_event: EventListener) -> TrainResu
         _started_workers(run, fresh=fresh) as workers,
     ):
         return _wait_for_result(workers, run, stop_signal, on_event)
+
+
+class WorkerFailure(NamedTuple):
+    """The error that ended a worker process, and its time; `traceback` is empty for an error of the user's input."""
+
+    kind: str
+    message: str
+    traceback: str
+    at: float
+
+    @classmethod
+    def of(cls, error: Exception) -> "WorkerFailure":
+        """The failure that an exception describes."""
+        kind = type(error).__name__
+        if isinstance(error, UserError):
+            return cls(kind if kind in _ERRORS else "UserError", str(error), "", time.monotonic())
+        return cls(kind, str(error), traceback.format_exc(), time.monotonic())
+
+    @property
+    def is_timeout(self) -> bool:
+        """Whether the process has waited in vain for another one."""
+        return bool(self.traceback) and "timed out" in self.message.lower()
+
+    def as_error(self, process: str) -> Exception:
+        """The error to raise in the process that launched this one; a defect has the traceback as its cause."""
+        if self.kind in _ERRORS:
+            return _ERRORS[self.kind](self.message)
+        error = RuntimeError(f"{process}: {self.kind}: {self.message}")
+        error.__cause__ = RuntimeError(f"\n{self.traceback}")
+        return error
 
 
 class _Worker:
@@ -192,3 +231,22 @@ def _cause(workers: Sequence[_Worker], run: RunConfig, *, stopped: bool) -> Exce
         failed = next(worker for worker in workers if worker.has_failed)
         problem = f"{failed.name} ended with {failed.ending_signal or f'code {failed.process.poll()}'}"
     return ProcessFailed(f"{problem}. The same command continues; what the processes printed is in {log}")
+
+
+def encode(event: TrainingEvent | WorkerFailure) -> str:
+    """Encode an event or failure as one line of JSON."""
+    kind = type(event).__name__
+    if isinstance(event, WorkerFailure):
+        content = event
+    else:
+        content = _EVENTS[kind].dump_python(event, mode="json")
+    # seconds that are not known yet and a score may be NaN, which the reader restores
+    return json_text(with_named_numbers([kind, content]), ensure_ascii=True)
+
+
+def decode(line: str) -> TrainingEvent | WorkerFailure:
+    """Decode a line that `encode` returned."""
+    kind, content = json.loads(line)
+    if kind == "WorkerFailure":
+        return WorkerFailure(*content)
+    return _EVENTS[kind].validate_python(content)

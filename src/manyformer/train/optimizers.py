@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from manyformer.config import AdadeltaConfig, AdagradConfig, AdamWConfig, OptimConfig
 from manyformer.files.json_records import DamagedFile
-from manyformer.train.layer_depths import layer_depths
+from manyformer.train.layers import layer_depths
 from manyformer.training_hooks import OwnLearningRate, OwnOptimizerEpsilon, UndecayedParameters
 
 LR_SCALE = "lr_scale"

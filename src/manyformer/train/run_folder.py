@@ -41,8 +41,7 @@ from manyformer.recipes import get_recipe, modules_to_import, recipe_names
 from manyformer.recipes.encoder_heads import CLASSES, HEAD
 from manyformer.recipes.registry import recipe_of_spec
 from manyformer.system.devices import gpu_name
-from manyformer.train.schedules import make_schedule
-from manyformer.train.train_state import TrainState, run_progress
+from manyformer.train.train_state import TrainState, make_schedule, run_progress
 from manyformer.version import VERSION
 
 RESULT_FILE = "result.json"

@@ -1,14 +1,17 @@
-"""A training session: one process trains a run from its data to its final model."""
+"""`manyformer.train`: a run, given by name, file or configuration, is trained to its final model.
 
-from collections.abc import Callable, Iterator
+`train` starts the processes, each of which is one `TrainingSession` from the data to the final model."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from manyformer.batches import Batch
-from manyformer.batches.batch import DeviceCopies, PreparedBatch
 from manyformer.config import RUN_FILE, RunConfig, dump_run
+from manyformer.data import open_data
 from manyformer.data.opened import OpenedData
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import DiskFull, NotWritable, atomic_write_text, report_disk_full
@@ -20,29 +23,126 @@ from manyformer.recipes import get_recipe
 from manyformer.scores import is_comparable
 from manyformer.surgery.lora import merge_lora
 from manyformer.system.device_memory import OutOfMemory, report_out_of_memory
-from manyformer.system.stop_signals import StopSignal
-from manyformer.train.adaptation import adapt_model
-from manyformer.train.ahead_feed import AheadFeed, batches_ahead, pass_reader
-from manyformer.train.build_model import build_model, choose_device, choose_strategy, make_engine
-from manyformer.train.checkpoint_writer import CheckpointWriter
-from manyformer.train.checkpoints import Checkpoint, CheckpointStore
-from manyformer.train.events import EventListener, TrainingFinished, TrainingNote, TrainingStarted, TrainResult
-from manyformer.train.final_model import ResultRecord, WeightChoice, choose_weights, model_card
+from manyformer.system.devices import use_device
+from manyformer.system.stop_signals import StopSignal, handle_stop_signals, resumable
+from manyformer.train.ahead_feed import AheadFeed, DeviceCopies, batches_ahead, pass_reader
+from manyformer.train.build_model import adapt_model, build_model, choose_device, choose_strategy, make_engine
+from manyformer.train.checkpoints import Checkpoint, CheckpointStore, CheckpointWriter
+from manyformer.train.engine import PreparedBatch
+from manyformer.train.events import (
+    EventListener,
+    LiveReporter,
+    TrainingFinished,
+    TrainingNote,
+    TrainingStarted,
+    TrainResult,
+    broadcast,
+    log_file_reporter,
+    reporter,
+    silent,
+)
 from manyformer.train.init_from import check_random_init, load_initial_weights, transfer_from
-from manyformer.train.metrics import MetricsFiles
-from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
-from manyformer.train.rng import seed_everything
-from manyformer.train.run_folder import RESULT_FILE, model_folder, write_environment, write_run_file
-from manyformer.train.schedules import make_schedule, make_warmup
-from manyformer.train.tracking import open_trackers
-from manyformer.train.train_state import TrainState, end_reason
-from manyformer.train.training_loop import MetricsSink, TrainingLoop
-from manyformer.train.validation import Validator, plain_pass
+from manyformer.train.metrics import MetricsFiles, MetricsSink, open_trackers
+from manyformer.train.process_group import (
+    SINGLE_PROCESS_GROUP,
+    ProcessGroup,
+    initialized_process_group,
+    name_lost_process,
+    process_group_from_environment,
+)
+from manyformer.train.process_state import seed_everything
+from manyformer.train.run_folder import (
+    RESULT_FILE,
+    as_training_run,
+    check_run_folder,
+    locked_folder,
+    model_folder,
+    move_aside,
+    write_environment,
+    write_run_file,
+)
+from manyformer.train.train_state import TrainState, end_reason, make_schedule, make_warmup
+from manyformer.train.training_loop import TrainingLoop
+from manyformer.train.validation import ResultRecord, Validator, WeightChoice, choose_weights, model_card, plain_pass
 from manyformer.training_hooks import uses_neighbours
 from manyformer.type_aliases import LogFn
 
 DataOpener = Callable[[RunConfig, Path, LogFn], OpenedData]
 """Opens the data of a run; prepared data is written to the run folder, slow steps are logged."""
+
+
+@resumable()
+def train(
+    run: RunConfig | str | Path,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    fresh: bool = False,
+    on_event: EventListener | None = None,
+) -> TrainResult:
+    """Train a run, or resume it where it was interrupted, and save the final model in its folder.
+
+    `run` is a RunConfig, a run file, a shipped run's name or a recipe's name, the latter three with overrides such as
+    `["depth=4", "limits.steps=500"]`. `fresh` renames the folder of an earlier run and starts over. `on_event` receives
+    training events (manyformer.train.events); None prints them on standard output. Raises UserError for mistakes that
+    the user can correct, `TrainingInterrupted` after Ctrl-C or SIGTERM, and `ProcessFailed` where another of torchrun's
+    processes has gone.
+    """
+    with ExitStack() as resources:
+        config = as_training_run(run, overrides)
+        listener = reporter() if on_event is None else on_event
+        if on_event is None and isinstance(listener, LiveReporter):
+            resources.callback(listener.close)
+        process_group = process_group_from_environment()
+        if process_group is None and config.devices > 1:
+            from manyformer.train.launch import launch
+
+            return launch(config, fresh=fresh, on_event=listener)
+        if process_group is None:
+            return train_in_process(config, SINGLE_PROCESS_GROUP, fresh=fresh, on_event=listener)
+        if fresh:
+            remedy = f"rename {config.out}, or choose another out"
+            raise UserError(f"fresh would start over whenever torchrun starts the processes again; {remedy}")
+        with name_lost_process():
+            return train_in_process(config, process_group, fresh=False, on_event=listener)
+
+
+def train_in_process(
+    run: RunConfig, process_group: ProcessGroup, *, fresh: bool, on_event: EventListener
+) -> TrainResult:
+    """Train a run in this process of the group; only the main process reports events."""
+    assert run.out is not None
+    out = Path(run.out)
+    device = choose_device(run.device, process_group)
+    use_device(device)
+    with (
+        initialized_process_group(process_group, device, timeout_minutes=run.process_timeout),
+        handle_stop_signals() as stop_signal,
+        ExitStack() as resources,
+    ):
+        with process_group.raise_together():
+            if process_group.is_main_process:
+                check_run_folder(out)
+                if fresh and (moved := move_aside(out)):
+                    on_event(TrainingNote(f"the earlier run is now in {moved}"))
+                resources.enter_context(locked_folder(out))
+                on_event = broadcast(on_event, log_file_reporter(out / "log.txt"))
+        return TrainingSession(
+            run, out, on_event if process_group.is_main_process else silent, stop_signal, open_run_data, process_group
+        ).train()
+
+
+def open_run_data(run: RunConfig, out: Path, log: LogFn) -> OpenedData:
+    """Open the training and validation data of a run."""
+    form = get_recipe(run.recipe).card.task.variant(run.data.kind).data_forms[run.data.kind]
+    return open_data(
+        run.data,
+        form,
+        batch_tokens=run.batch.tokens,
+        cache=out / "data",
+        seed=run.seed,
+        belongs_to_model=bool(CheckpointStore(out / "checkpoints").steps()),
+        log=log,
+    )
 
 
 class TrainingSession:

@@ -2,47 +2,43 @@
 
 import itertools
 import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import torch
 
 from manyformer.batches import Batch
 from manyformer.config import RunConfig
-from manyformer.data.training_feed import TrainingFeed
+from manyformer.data.epochs import TrainingFeed
 from manyformer.errors import TrainingInterrupted, UserError
 from manyformer.scores import is_comparable
 from manyformer.system.device_memory import report_out_of_memory
 from manyformer.system.devices import device_kind
 from manyformer.system.missing_operators import report_missing_operator
 from manyformer.system.stop_signals import StopSignal
-from manyformer.train.checkpoint_writer import CheckpointWriter
-from manyformer.train.checkpoints import Checkpoint
-from manyformer.train.engine import MovementWatch, StepResult, TrainingEngine
+from manyformer.train.checkpoints import Checkpoint, CheckpointWriter
+from manyformer.train.engine import MAX_OVERFLOWS_IN_ROW, MovementWatch, StepResult, TrainingEngine
 from manyformer.train.events import CheckpointSaved, EventListener, TrainingNote, TrainingProgress, TrainingValidated
-from manyformer.train.loss_scaling import MAX_OVERFLOWS_IN_ROW
-from manyformer.train.metrics import MetricsRow, extend_sum, finite_row
-from manyformer.train.schedules import LearningRateFn
-from manyformer.train.thread_use import MEASURED_SECONDS, describe_waiting_threads
-from manyformer.train.train_state import MetricsWindow, TrainState, end_reason, run_progress
+from manyformer.train.metrics import MetricsRow, MetricsSink, extend_sum, finite_row
+from manyformer.train.train_state import LearningRateFn, MetricsWindow, TrainState, end_reason, run_progress
 from manyformer.train.validation import Validator
 from manyformer.training_hooks import PostStepUpdate, TracksProgress, run_post_step_updates, set_training_progress
 
-# The shortest time between progress events of steps that are not in the metrics, in seconds.
 PROGRESS_SECONDS = 0.2
+"""The shortest time between progress events of steps that are not in the metrics."""
+
+MEASURED_SECONDS = 10.0
+"""How long a single process on a CPU is watched for threads that wait."""
+
+LEAST_USE = 0.7
+"""Seconds of computation in a second, by all threads, below which a single thread may be faster than several."""
 
 
 class TrainingDiverged(UserError):
     """The loss, the gradient or a weight is no longer finite."""
-
-
-class MetricsSink(Protocol):
-    """Receives rows of metrics."""
-
-    def add(self, row: MetricsRow) -> None: ...
-    def close(self) -> None: ...
 
 
 @dataclass
@@ -111,7 +107,7 @@ class TrainingLoop:
             reason = end_reason(self.run, self.train_state)
             self._evaluate(due=reason is not None)
             self._save(due=reason is not None or self._is_due(self.run.save.every))
-            if not self._pending_steps and self._process_group.any_process(self.stop_signal):
+            if not self._pending_steps and self._process_group.any_process(self.stop_signal.signal_name):
                 self._interrupt()
             if reason is not None:
                 self._report_skipped()
@@ -318,7 +314,7 @@ class TrainingLoop:
         start_time = time.perf_counter()
         work = f"in the evaluation of step {train_state.step}"
         with report_out_of_memory(work, _smaller_step(self.run)), report_missing_operator(self.run.recipe):
-            scores = self.validator(lambda: self._process_group.any_process(self.stop_signal))
+            scores = self.validator(lambda: self._process_group.any_process(self.stop_signal.signal_name))
         self._add_elapsed_time()
         if scores is None:
             self._interrupt()
@@ -417,3 +413,17 @@ def _smaller_step(run: RunConfig) -> str:
         f"make batch.tokens (now {run.batch.tokens}) smaller, with a larger batch.accumulate{recompute}, or "
         "make the rows (data.length, or data.size of images) or the model (model.dim, model.depth) smaller"
     )
+
+
+def describe_waiting_threads(seconds: float, cpu_seconds: float, threads: int) -> str | None:
+    """A sentence if several threads computed less in this time than one could have, else None.
+
+    Threads wait for each other at the end of each operation, so that a busy processor delays all of them. The number of
+    threads is not changed, because it changes the last digits of results: a run that resumes would not repeat those of
+    an uninterrupted one. Nothing is said if OMP_NUM_THREADS is set, which is then somebody's choice.
+    """
+    if threads < 2 or cpu_seconds >= LEAST_USE * seconds or "OMP_NUM_THREADS" in os.environ:
+        return None
+    problem = f"{threads} threads computed for {cpu_seconds:.1f} of the first {seconds:.1f} s and waited otherwise"
+    remedy = "a run with OMP_NUM_THREADS=1 may be faster (its results differ in the last digits)"
+    return f"{problem}, so other work seems to occupy the processor; {remedy}"

@@ -1,17 +1,24 @@
-"""Scoring of the validation data during training."""
+"""Scoring of the validation data during training, and the final model that scores choose, with its record and card."""
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 from manyformer.batches import Batch
-from manyformer.config import EvaluateConfig
+from manyformer.config import EvaluateConfig, RunConfig
 from manyformer.data.epochs import HeldOutBatches
-from manyformer.models import BatchScore
+from manyformer.files.json_records import Count, FileRecord
+from manyformer.models import BatchScore, Model
+from manyformer.recipes import RecipeCard
 from manyformer.scores import is_comparable, rank_key
+from manyformer.system.printable_text import printable_line
 from manyformer.tasks import ScoreSums, Task
 from manyformer.train.ahead_feed import PassReader
+from manyformer.train.engine import TrainingEngine
+from manyformer.train.events import TrainResult
 from manyformer.train.process_group import ProcessGroup
 
 ScorerFactory = Callable[..., Callable[[Batch], BatchScore]]
@@ -94,3 +101,90 @@ class Validator:
         """The ranking metric with the sign that makes smaller better; infinity for one that is not finite."""
         metric = self._config.metric
         return rank_key(scores[metric], lower_is_better=self._task.metrics[metric])
+
+
+class ResultRecord(FileRecord):
+    """The content of result.json: how a run ended, and the settings that chose its final weights."""
+
+    title = "the result of a run"
+    format_number = 2
+    step: Count
+    reason: str
+    chosen_weights: str
+    scores: dict[str, float]
+    save: dict[str, Any]
+
+    @classmethod
+    def of(cls, result: TrainResult, run: RunConfig) -> Self:
+        """The record of a result of this run."""
+        return cls(
+            step=result.step,
+            reason=result.reason,
+            chosen_weights=result.chosen_weights,
+            scores=result.scores,
+            save=run.save.model_dump(mode="json"),
+        )
+
+    def result(self, out: Path) -> TrainResult:
+        """The result of the run in the folder `out`."""
+        return TrainResult(out, self.step, self.reason, self.chosen_weights, self.scores)
+
+
+class WeightChoice(NamedTuple):
+    """A candidate for the final weights: its checkpoint, description and scores on the validation data."""
+
+    checkpoint: Path
+    description: str
+    scores: dict[str, float]
+
+
+def choose_weights(
+    engine: TrainingEngine, single: WeightChoice, averaged: Sequence[Path], validator: Validator
+) -> WeightChoice:
+    """Load the weights of `single` into the model, or the average of checkpoints if that scores better."""
+    if len(averaged) > 1:
+        engine.average(averaged)
+        scores = validator()
+        assert scores is not None
+        description = f"the average of the last {len(averaged)} checkpoints"
+        if validator.sort_key(scores) < validator.sort_key(single.scores):
+            return single._replace(description=f"{description}, better than {single.description}", scores=scores)
+        comparison = f"{description} is not better ({validator.metric} {scores[validator.metric]:.4f})"
+        single = single._replace(description=f"{single.description}; {comparison}")
+    engine.read_weights(single.checkpoint)
+    return single
+
+
+def model_card(run: RunConfig, card: RecipeCard, model: Model, data: Sequence[str], result: TrainResult) -> str:
+    """Format the model card as Markdown; `data` are lines that describe the data."""
+    parameters = sum(weight.numel() for weight in model.parameters())
+    table = "\n".join(f"| {name.replace('_', ' ')} | {value:.4f} |" for name, value in result.scores.items())
+    data_lines = "\n".join(printable_line(f"- {line}") for line in data)
+    return f"""# {card.title}
+
+{card.paper}. {card.summary}
+
+Made by manyformer from the recipe `{card.name}`, {parameters:,} parameters. Load it with
+`manyformer.load("this folder")`.
+
+## Data
+
+{data_lines}
+
+## Scores on the validation data
+
+After {result.step} steps; the weights are {result.chosen_weights}. The loss is in nats per target.
+
+| score | value |
+| --- | --- |
+{table}
+
+## Model settings
+
+{model.spec.settings_list()}
+
+## Training settings
+
+Optimizer {run.optim.name}, schedule {run.schedule.name}, {run.batch.tokens * run.batch.accumulate:,} tokens a step,
+label smoothing {run.loss.label_smoothing:g}, seed {run.seed}. All of them are in `run.yaml` of the run.
+"""

@@ -9,30 +9,31 @@ from manyformer.config.data_sections.data_section import (
     swept_settings,
 )
 
-from manyformer.config.data_sections.tokenized_sections import (  # isort: skip
+from manyformer.config.data_sections.text_sections import (  # isort: skip
     EncodedTextData,
-    PairsData,
-    TextData,
-    TokenizedData,
-)
-from manyformer.config.data_sections.tabular_sections import (  # isort: skip
     LabelsData,
+    PairsData,
     QuestionsData,
     SentencePairsData,
     TabularTextData,
+    TextData,
+    TokenizedData,
     TreesData,
 )
 from manyformer.config.data_sections.images_section import ImagesData  # isort: skip
-from manyformer.config.data_sections.synthetic_section import SyntheticData, register_rule_section  # isort: skip
-from manyformer.config.data_sections.sequence_rule_sections import (  # isort: skip
+from manyformer.config.data_sections.synthetic_section import (  # isort: skip
     AdditionData,
+    CopyData,
     DuplicateData,
     HopsData,
     MarkedData,
     MarkovData,
+    MQARData,
+    NeedleData,
     PeriodicData,
+    SyntheticData,
+    register_rule_section,
 )
-from manyformer.config.data_sections.recall_rule_sections import CopyData, MQARData, NeedleData  # isort: skip
 from manyformer.config.data_sections.mad_rule_sections import (  # isort: skip
     InContextRecallData,
     MADCompressionData,
@@ -42,14 +43,18 @@ from manyformer.config.data_sections.mad_rule_sections import (  # isort: skip
     MADNoisyRecallData,
     MADRecallData,
 )
-from manyformer.config.data_sections.state_rule_sections import StateTrackingData  # isort: skip
-from manyformer.config.data_sections.untokenized_sections import EnvironmentData, GraphsData, TrajectoriesData  # isort: skip
-from manyformer.config.data_sections.audio_sections import AudioData, ModalitiesData  # isort: skip
-
 from manyformer.config.data_sections.structure_rule_sections import (  # isort: skip
     ListOpsData,
     PathfinderData,
     RegularLanguageData,
+    StateTrackingData,
+)
+from manyformer.config.data_sections.untokenized_sections import (  # isort: skip
+    AudioData,
+    EnvironmentData,
+    GraphsData,
+    ModalitiesData,
+    TrajectoriesData,
 )
 
 __all__ = [

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from manyformer.errors import UserError
-from manyformer.system.background_reader import BackgroundReader
+from manyformer.train.ahead_feed import BackgroundReader
 
 NAME = "read by a test"
 

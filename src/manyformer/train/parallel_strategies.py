@@ -1,17 +1,22 @@
-"""Context parallelism: every process computes a part of the columns of all rows, for rows too long for one device.
+"""The strategies that divide a model or its rows among processes; replicas are in `process_group`.
 
-Softmax attention lets keys travel in a ring, linear attention passes its state on; all other layers of the models that
-are allowed process each token alone.
+Fully sharded data parallelism (torch's FSDP2) divides the weights, and `sharded_checkpoints` holds its files. Context
+parallelism divides the columns of all rows, for rows too long for one device: softmax attention lets keys travel in a
+ring, linear attention passes its state on, all other layers of the models that are allowed process each token alone.
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from manyformer.attention import Attention, named_attention
 from manyformer.batches import Batch
@@ -21,37 +26,67 @@ from manyformer.feedforward import FeedForward, GatedFeedForward
 from manyformer.kernels import named_kernels
 from manyformer.models import Model
 from manyformer.ops.token_ring import TokenRing
+from manyformer.recipes import build
 from manyformer.residual import Residual
 from manyformer.sources import SelfSource, WindowSource
+from manyformer.train.layers import stack_layers
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, DDPStrategy, ParallelStrategy, ProcessGroup
+from manyformer.train.sharded_checkpoints import read_shards, write_shards
 
 TOKENWISE_LAYERS = (Attention, Chain, FeedForward, GatedFeedForward, Pointwise, Residual)
 """The layers that process each token alone, and attention, in which tokens meet."""
 
 
 @final
-class ProcessRing(TokenRing):
-    """The ring of all processes of torch's default group."""
+class FSDPStrategy(ParallelStrategy):
+    """Every process holds a shard of each weight, gathers a layer's weights to run it and gets a part of each batch."""
 
-    def pass_on(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        received = [torch.empty_like(tensor) for tensor in tensors]
-        following = (self.rank + 1) % self.size
-        previous = (self.rank - 1) % self.size
-        sends = [dist.P2POp(dist.isend, tensor, following) for tensor in tensors]
-        receives = [dist.P2POp(dist.irecv, tensor, previous) for tensor in received]
-        for work in dist.batch_isend_irecv([*sends, *receives]):
-            work.wait()
-        return received
+    def __init__(self, process_group: ProcessGroup) -> None:
+        self.process_group = process_group
 
-    def send(self, tensors: Sequence[Tensor], rank: int) -> None:
-        for tensor in tensors:
-            dist.send(tensor, rank)
+    def prepare(self, model: Model) -> nn.Module:
+        mesh = init_device_mesh(model.device.type, (self.process_group.size,))
+        layers = list(stack_layers(model))
+        common = shared_modules(layers)
+        ignored = {weight for module in common for weight in module.parameters()}
+        for layer in layers:
+            fully_shard(layer, mesh=mesh, ignored_params=ignored)
+        # the root gathers the weights that it finds outside of layers, and it does so before any layer runs; the name
+        # is not to become part of those of the weights
+        model.add_module("common", nn.ModuleList(common))
+        fully_shard(model, mesh=mesh)
+        del model.common
+        return model
 
-    def receive(self, like: Sequence[Tensor], rank: int) -> list[Tensor]:
-        received = [torch.empty_like(tensor) for tensor in like]
-        for tensor in received:
-            dist.recv(tensor, rank)
-        return received
+    def gradient_sync(self, prepared: nn.Module, *, last: bool) -> AbstractContextManager[object]:
+        assert isinstance(prepared, FSDPModule)
+        prepared.set_requires_gradient_sync(last)
+        return nullcontext()
+
+    def after_scoring(self, prepared: nn.Module) -> None:
+        assert isinstance(prepared, FSDPModule)
+        # torch leaves the root module's weights gathered for a backward pass, and they would be saved unsharded
+        prepared.reshard()
+
+    def write(self, model: Model, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+        write_shards(model, optimizer, folder)
+
+    def read(self, model: Model, optimizer: torch.optim.Optimizer | None, folder: Path) -> None:
+        read_shards(model, optimizer, folder)
+
+    def full_model(self, model: Model) -> Model:
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = get_model_state_dict(model, options=options)
+        full_model = build(model.spec.recipe, **model.spec.keywords)
+        if self.process_group.is_main_process:
+            full_model.load_state_dict(state)
+        return full_model
+
+
+def shared_modules(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    """The modules with weights that several of these layers share, such as position encodings."""
+    occurrences = Counter(module for layer in layers for module in layer.modules())
+    return [module for module, count in occurrences.items() if count > 1 and list(module.parameters(recurse=False))]
 
 
 @final
@@ -90,6 +125,31 @@ class ContextStrategy(ParallelStrategy):
 
     def full_model(self, model: Model) -> Model:
         return model
+
+
+@final
+class ProcessRing(TokenRing):
+    """The ring of all processes of torch's default group."""
+
+    def pass_on(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        received = [torch.empty_like(tensor) for tensor in tensors]
+        following = (self.rank + 1) % self.size
+        previous = (self.rank - 1) % self.size
+        sends = [dist.P2POp(dist.isend, tensor, following) for tensor in tensors]
+        receives = [dist.P2POp(dist.irecv, tensor, previous) for tensor in received]
+        for work in dist.batch_isend_irecv([*sends, *receives]):
+            work.wait()
+        return received
+
+    def send(self, tensors: Sequence[Tensor], rank: int) -> None:
+        for tensor in tensors:
+            dist.send(tensor, rank)
+
+    def receive(self, like: Sequence[Tensor], rank: int) -> list[Tensor]:
+        received = [torch.empty_like(tensor) for tensor in like]
+        for tensor in received:
+            dist.recv(tensor, rank)
+        return received
 
 
 def column_span(length: int, ring: TokenRing) -> tuple[int, int]:
