@@ -18,8 +18,7 @@ from manyformer.data.audio_files import audio_files
 from manyformer.data.image_files import folder_image_files, open_image_files
 from manyformer.data.pair_tables import open_table
 from manyformer.data.table_files import read_parallel, read_rows
-from manyformer.data.text_encoding import decode_text
-from manyformer.data.text_files import folder_files
+from manyformer.data.text_files import decode_text, folder_files
 from manyformer.data.text_sources import text_sources
 from manyformer.data.treebank import open_treebank
 from manyformer.errors import UserError

@@ -48,7 +48,7 @@ def read_argument(text: str) -> str:
 
 def read_text() -> str:
     """All of standard input as text. Raises UserError for more than `MAX_PROMPT_BYTES`."""
-    from manyformer.data.text_encoding import decode_text
+    from manyformer.data.text_files import decode_text
 
     data = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
     if len(data) > MAX_PROMPT_BYTES:

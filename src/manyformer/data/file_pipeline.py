@@ -17,7 +17,6 @@ from manyformer.data.cache_folder import (
     load_or_prepare,
 )
 from manyformer.data.epochs import HeldOutBatches
-from manyformer.data.findings import Finding
 from manyformer.data.kind import DataKind, DataPipeline, KindSection
 from manyformer.data.length_buckets import LengthBuckets
 from manyformer.data.opened import (
@@ -32,7 +31,7 @@ from manyformer.data.opened import (
 )
 from manyformer.data.paths_of_settings import check_paths, named_paths
 from manyformer.data.splits import PathOrPaths, SampleSize, SourceT, Splits
-from manyformer.data.summary import DataSummary
+from manyformer.data.summary import DataSummary, Finding
 from manyformer.data.text_epochs import TextPlan
 from manyformer.data.token_shards import TokenShard
 from manyformer.data.utterances import UtterancePlan

@@ -13,7 +13,6 @@ from manyformer.config import TextData
 from manyformer.context_windows import ContextWindows
 from manyformer.data.cache_folder import PreparationResult, PreparedData, load_prepared
 from manyformer.data.file_pipeline import FilePipeline
-from manyformer.data.holdout import DocumentPiece, HoldoutSplitter, TextSurvey
 from manyformer.data.hub import is_hub_dataset
 from manyformer.data.kind import OpenRequest, register
 from manyformer.data.length_buckets import check_fills_batch
@@ -33,10 +32,10 @@ from manyformer.data.summary import EXAMPLES, DataSummary, LengthSummary, kept_e
 from manyformer.data.table_headers import describe_tables
 from manyformer.data.text_epochs import BatchMaker, MaskedBatches, NextTokenBatches, TextPlan, tokens_that_end_sentences
 from manyformer.data.text_files import describe_folder, folder_files
+from manyformer.data.text_preparation import DocumentPiece, HoldoutSplitter, TextSurvey, UnfinishedText
 from manyformer.data.text_sources import STDLIB, PlainTextSource, TextPart, TextSource, text_sources
 from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, shard_units, write_shards
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.data.unfinished_text import UnfinishedText
 from manyformer.errors import UserError
 
 # More text does not improve a vocabulary of byte pairs, and takes memory.

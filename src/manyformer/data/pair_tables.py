@@ -5,11 +5,11 @@ from functools import cache as cache_result
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from manyformer.data.findings import Finding, TableFindings
 from manyformer.data.hub import HubDataset, is_hub_dataset
 from manyformer.data.normalization import NormalizationPair, generate_pairs
 from manyformer.data.piped_input import data_path
 from manyformer.data.splits import DataSource
+from manyformer.data.summary import Finding, TableFindings
 from manyformer.data.table_columns import ColumnKey, find_columns
 from manyformer.data.table_files import TableRow, is_jsonl, read_parallel, read_rows
 from manyformer.data.text_files import file_stamp

@@ -13,8 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from manyformer.data.text_encoding import HEAD_BYTES, decode_text
-from manyformer.data.text_files import CHUNK_BYTES, MAX_LINE_CHARACTERS, existing_path, unpacked, without_line_end
+from manyformer.data.text_files import (
+    CHUNK_BYTES,
+    HEAD_BYTES,
+    MAX_LINE_CHARACTERS,
+    decode_text,
+    existing_path,
+    unpacked,
+    without_line_end,
+)
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write, report_not_written
 

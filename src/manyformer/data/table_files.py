@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic_core import from_json
 
 from manyformer.data.csv_records import Record, is_csv, read_records
-from manyformer.data.findings import TableFindings
+from manyformer.data.summary import TableFindings
 from manyformer.data.table_columns import ColumnKey, index_of_column
 from manyformer.data.text_files import content_suffix, read_lines
 from manyformer.errors import UserError, suggest_names
