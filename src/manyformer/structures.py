@@ -26,12 +26,8 @@ class DependencyTree(NamedTuple):
 
 NO_NODE = -1
 """The value of all three columns for a token that belongs to no tree: a special token, padding."""
-
-
 ROOT = 0
 """The head index of a word that has no head."""
-
-
 _CYCLE_SHOWN = 12
 """So many words of a cycle are named."""
 

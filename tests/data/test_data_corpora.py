@@ -11,8 +11,14 @@ import pytest
 
 from manyformer.config import PairsData, TextData
 from manyformer.data import normalization, open_data, pair_tables, text_sources
-from manyformer.data.normalization.corpus import LocaleConventions, number_values
-from manyformer.data.normalization.formats import LANGUAGES, FormattedValue, format_date, spell_number
+from manyformer.data.normalization import (
+    LANGUAGES,
+    FormattedValue,
+    LocaleConventions,
+    format_date,
+    number_values,
+    spell_number,
+)
 from manyformer.errors import UserError
 
 

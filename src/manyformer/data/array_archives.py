@@ -28,47 +28,23 @@ from manyformer.type_aliases import LogFn
 
 NO_LABEL = -1
 """The label of an item that has none."""
-
-
 MAX_CLASSES = 1 << 16
 """The largest number of labels: an observation has as many outputs."""
-
-
 SPLIT_NAMES = ("train", "valid", "test")
-
-
 MAX_ARRAY_BYTES = 1 << 35
 """The most bytes of an array, or of all arrays of an archive together, that are read into memory."""
-
-
 MAX_MEMBERS = 1 << 12
 """The most arrays of an archive."""
-
-
 _SUFFIX = ".npy"
-
-
 _MAGIC = b"\x93NUMPY"
-
-
 _MAX_HEADER_BYTES = 10_000
 """The longest header of an array, as in NumPy."""
-
-
 _LENGTH_FORMATS = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}
 """How each version of the format of an array writes the length of its header."""
-
-
 _READ_KINDS = frozenset("biufU")
 """Truth values, numbers and texts; not objects (pickles), records, bytes of unknown encoding, or times."""
-
-
 _PYTHON_2_INTEGER = re.compile(r"(?<=\d)L\b")
-
-
 _CHUNK_BYTES = 1 << 24
-
-
 # what zipfile and zlib raise for damaged, encrypted and unknown archives
 _ARCHIVE_ERRORS = (
     *(OSError, ValueError, EOFError, RuntimeError, MemoryError, IndexError, OverflowError),

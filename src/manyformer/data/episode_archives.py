@@ -10,37 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.data.array_archives import array_members, check_numbers, describe_array, read_arrays, whole_numbers
+from manyformer.data.data_paths import GENERATED_PREFIX, MINARI_PREFIX
 from manyformer.environments import OWN_ENVIRONMENTS, GraphTask, make_environment, row_seeds
 from manyformer.errors import UserError, suggest_names
 from manyformer.type_aliases import LogFn
 
 STEP_ARRAYS = ("observations", "actions", "rewards")
-
-
 ENDS = ("terminations", "truncations")
-
-
 ARRAYS = (*STEP_ARRAYS, *ENDS, "lengths", "returns", "action_low", "action_high")
-
-
 NOTES = ("format", "environment", "source", "final_observations")
 """Arrays that collected episodes have besides, and that no window holds."""
-
-
 MAX_DISCRETE_ACTIONS = 1 << 16
 """The largest number of discrete actions: an observation has as many outputs."""
-
-
 RETURN_TOLERANCE = 1e-3
 """The largest difference, relative to its size, of a recorded return and the sum of its episode's rewards."""
-
-
-MINARI_PREFIX = "minari:"
-
-
-GENERATED_PREFIX = "generated:"
-
-
 GENERATION_SEED = 20210602
 """Decides the episodes: they are the same ones for all runs."""
 

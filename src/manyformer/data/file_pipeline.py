@@ -16,6 +16,7 @@ from manyformer.data.cache_folder import (
     PreparedData,
     load_or_prepare,
 )
+from manyformer.data.data_paths import check_paths, named_paths
 from manyformer.data.epochs import HeldOutBatches
 from manyformer.data.kind import DataKind, DataPipeline, KindSection
 from manyformer.data.length_buckets import LengthBuckets
@@ -29,7 +30,6 @@ from manyformer.data.opened import (
     glance_lines,
     path_name,
 )
-from manyformer.data.paths_of_settings import check_paths, named_paths
 from manyformer.data.splits import PathOrPaths, SampleSize, SourceT, Splits
 from manyformer.data.summary import DataSummary, Finding
 from manyformer.data.text_epochs import TextPlan

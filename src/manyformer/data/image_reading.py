@@ -29,12 +29,8 @@ from manyformer.data.summary import ChangeCounts
 from manyformer.errors import UserError
 
 PixelArray = NDArray[np.uint8]
-
-
 ImagePart = str
 """The split named by files: "train", "valid" or "test"; "" if they name none."""
-
-
 SPLIT_NAMES = {"train": "train", "training": "train", "valid": "valid", "val": "valid", "validation": "valid"} | {
     "dev": "valid",
     "test": "test",
@@ -42,16 +38,10 @@ SPLIT_NAMES = {"train": "train", "training": "train", "valid": "valid", "val": "
     "t10k": "test",
 }
 """Names of splits in file and folder names."""
-
-
 MAX_PIXELS = 89_478_485
 """The most pixels of an image file: a quarter of a GiB of three channels."""
-
-
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
 """The formats that are read, by content and whatever the name; others may start programs (EPS) or mean no image."""
-
-
 CHANGES = {
     "turned": "turned as the EXIF orientation says",
     "deep": "reduced from 16 bits a channel to the upper 8",
@@ -65,32 +55,14 @@ CHANGES = {
     "colored": "converted from gray to three equal channels",
 }
 """What is changed in images, in words for a person that follow their number."""
-
-
 _ORIENTATION = 0x0112
-
-
 _PHOTOMETRIC = 262
-
-
 _WHITE_IS_ZERO = 0
-
-
 _GRAY_MODES = frozenset({"1", "L", "LA", "La"})
-
-
 _COLOR_MODES = frozenset({"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"})
-
-
 _PREMULTIPLIED = {"La": "LA", "RGBa": "RGBA"}
-
-
 _DEEP_RAW_MODE = re.compile(r"(I;16[LBN]?|.*;16[LBN])")
-
-
 _SRGB = (b"sRGB", "sRGB".encode("utf-16-be"))
-
-
 # what Pillow raises for damaged and unknown files
 _PILLOW_ERRORS = (OSError, SyntaxError, ValueError, EOFError, KeyError, TypeError, IndexError, OverflowError)
 

@@ -34,23 +34,15 @@ from manyformer.type_aliases import IntArray, LogFn
 
 NO_PART = -1
 """The index of a part that an example does not have."""
-
-
 PARTS = ("image", "sound", "text")
 """The kinds of parts, in the order in which they are read."""
-
-
 ARRAYS = (
     *("images", "samples", "lengths", "sample_rate", "texts"),
     *(f"{part}_index" for part in PARTS),
     *("labels", "label_names", *SPLIT_NAMES),
 )
-
-
 MAX_TEXT = 1 << 20
 """The most characters of a text."""
-
-
 # Distinguishes the random stream of missing parts from that of the order.
 _DROPOUT_SEED = 21_07_00135
 

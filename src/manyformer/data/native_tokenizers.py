@@ -15,12 +15,8 @@ from manyformer.errors import UserError
 from manyformer.libraries.tokenizer_rules import read_tokenizer
 
 _FIRST = len(SPECIALS)
-
-
 # Words that occur once become unk, so that the embedding of unk is trained.
 _MIN_WORD_COUNT = 2
-
-
 _MIN_BPE_VOCAB = len(SPECIALS) + 256
 
 

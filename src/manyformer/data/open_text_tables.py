@@ -8,11 +8,11 @@ from itertools import chain, tee
 import numpy as np
 
 from manyformer.config import LabelsData, QuestionsData, SentencePairsData
+from manyformer.data.data_paths import STDIN, data_path, stdin_lines
 from manyformer.data.kind import OpenRequest, register
 from manyformer.data.length_buckets import LabelledDataset, QuestionDataset, SentencePairDataset
 from manyformer.data.opened import UnlabelledData, UnlabelledInput
 from manyformer.data.pair_tables import RowTable, open_table
-from manyformer.data.piped_input import STDIN, data_path, stdin_lines
 from manyformer.data.saved_tokenizers import TokenizerPair, class_id
 from manyformer.data.splits import PathOrPaths, Splits, path_list
 from manyformer.data.summary import TableFindings
@@ -32,11 +32,7 @@ from manyformer.two_texts import (
 )
 
 _WIDENED = "widened to whole tokens, because an end lies inside one"
-
-
 _BEYOND = "beyond data.max_length, counted as none"
-
-
 _UNREADABLE = "counted as none, because the tokenizer leaves out every character"
 
 
@@ -261,9 +257,5 @@ def unlabelled_questions(
 
 
 LABELS = register(LabelsPipeline.limited_kind(unlabelled=unlabelled_texts))
-
-
 PAIRS_OF_SENTENCES = register(SentencePairsPipeline.limited_kind(unlabelled=unlabelled_pairs))
-
-
 QUESTIONS = register(QuestionsPipeline.limited_kind(unlabelled=unlabelled_questions))

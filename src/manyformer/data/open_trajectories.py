@@ -12,14 +12,8 @@ from manyformer.batches import IGNORE_INDEX
 from manyformer.batches.episode_batches import TrajectoryBatch
 from manyformer.config import TrajectoriesData
 from manyformer.data.array_pipeline import ArrayPipeline
-from manyformer.data.episode_archives import (
-    GENERATED_PREFIX,
-    MINARI_PREFIX,
-    RecordedEpisodes,
-    generate_episodes,
-    read_archive,
-    read_minari,
-)
+from manyformer.data.data_paths import GENERATED_PREFIX, MINARI_PREFIX
+from manyformer.data.episode_archives import RecordedEpisodes, generate_episodes, read_archive, read_minari
 from manyformer.data.epochs import FIXED_SEED, Epoch, EpochPlan, random_generator
 from manyformer.data.kind import register
 from manyformer.data.opened import LengthLimit, OpenedData, check_holds_row

@@ -17,19 +17,11 @@ from manyformer.type_aliases import IntArray
 
 EXAMPLES = 3
 """So many training examples are shown."""
-
-
 LARGE_SHARE = 0.05
 """A larger share of examples that are cut or left out is a warning."""
-
-
 WIDTH = 71
 """The width of a line: 80 columns less the word before it."""
-
-
 _LABELS_SHOWN = 8
-
-
 _EXAMPLE_CHARACTERS = 400
 """So many characters of a cell are kept; fewer are shown."""
 

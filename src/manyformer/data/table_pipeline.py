@@ -13,9 +13,8 @@ from typing import TypeVar
 
 from manyformer.config import EncodedTextData, PairsData, TabularTextData, TreesData
 from manyformer.data.cache_folder import PreparationResult, PreparedData
-from manyformer.data.csv_records import is_csv
+from manyformer.data.data_paths import is_hub_dataset
 from manyformer.data.file_pipeline import FilePipeline
-from manyformer.data.hub import is_hub_dataset
 from manyformer.data.kind import OpenRequest
 from manyformer.data.length_buckets import LengthBuckets, SequenceDataset, training_buckets
 from manyformer.data.opened import (
@@ -33,7 +32,7 @@ from manyformer.data.saved_tokenizers import TokenizerPair, describe_tokenizer, 
 from manyformer.data.splits import PathOrPaths, Splits, path_list
 from manyformer.data.summary import EXAMPLES, DataSummary, ExampleFacts, Finding, LengthSummary, Tally, plural
 from manyformer.data.table_columns import ColumnKey
-from manyformer.data.table_files import TableRow, is_jsonl
+from manyformer.data.table_files import TableRow, is_csv, is_jsonl
 from manyformer.data.text_files import content_suffix
 from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, write_shards
 from manyformer.errors import UserError
@@ -43,15 +42,9 @@ from manyformer.type_aliases import IntArray
 
 TableData = TypeVar("TableData", bound=PairsData | TabularTextData | TreesData)
 """The section of a table."""
-
-
 TabularT = TypeVar("TabularT", bound=TabularTextData)
 """The section of a table of texts."""
-
-
 TSV = frozenset({".tsv", ".tab"})
-
-
 # Rows of a table that are tokenized in one call.
 _BLOCK_ROWS = 2000
 

@@ -19,29 +19,17 @@ from manyformer.errors import UserError
 from manyformer.files.file_kinds import special_kind
 
 CHUNK_BYTES = 1 << 20
-
-
 MAX_LINE_CHARACTERS = 1 << 26
 """The longest line that is read."""
-
-
 HEAD_BYTES = 4096
 """The number of bytes from the beginning of a file that show what it is."""
-
-
 _GZIP = b"\x1f\x8b"
-
-
 _NAMES = (
     "txt text md rst tex org html xml json jsonl ndjson csv tsv yaml toml py pyi c h cc cpp hpp cs java js ts go rs rb "
     "pl php sh sql swift kt scala hs ml lisp scm el lua jl r m css"
 )
-
-
 # Suffixes of the files that are read from a folder; each also with .gz.
 TEXT_SUFFIXES = tuple(f".{name}" for name in _NAMES.split())
-
-
 # UTF-32 first: its mark begins with that of UTF-16.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -49,8 +37,6 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-
-
 _BINARY_FORMATS = (
     (b"PK\x03\x04", "a zip archive or a document in one; extract its text"),
     (b"%PDF", "a PDF document; extract its text"),
@@ -64,11 +50,7 @@ _BINARY_FORMATS = (
     (b"\x93NUMPY", "a NumPy array; data.kind=images reads images in .npz"),
     (b"SQLite format 3", "a database; export its text"),
 )
-
-
 _MIN_SAMPLE = 16
-
-
 _CONTROL_CHARACTER = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 
 

@@ -26,8 +26,6 @@ from manyformer.version import VERSION
 
 # With fewer documents, one document is too large a share to hold out.
 MIN_DOCUMENTS = 10
-
-
 SAVE_SECONDS = 20.0
 """The time between two savings of the progress: what a kill costs at most, besides reading the text again."""
 

@@ -8,26 +8,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from manyformer.data.content_sums import MAX_FILES, evenly_chosen
-from manyformer.data.hub import is_hub_dataset
+from manyformer.data.data_paths import STDIN, STDLIB, data_path, is_hub_dataset
 from manyformer.data.pair_tables import RowTable, open_table
-from manyformer.data.piped_input import STDIN, data_path
 from manyformer.data.splits import DataSource, PathOrPaths, path_list
 from manyformer.data.summary import Finding, Tally, plural
 from manyformer.data.table_files import is_jsonl
 from manyformer.data.text_files import file_stamp, folder_files, read_chunks
 from manyformer.errors import UserError
 
-STDLIB = "stdlib"
-"""The path that means the source of Python's standard library."""
-
-
 # Tests are half of the library and unlike the remaining code; `encodings` holds tables of characters, from which a
 # small model learns to generate CAPITAL LETTER; the remaining folders are not part of the library proper.
 EXCLUDED_FOLDERS = frozenset(
     {"test", "tests", "encodings", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
 )
-
-
 MIN_BYTES = 1_000_000
 
 

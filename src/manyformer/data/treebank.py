@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from manyformer.data.data_paths import data_path
 from manyformer.data.pair_tables import RowTable
-from manyformer.data.piped_input import data_path
 from manyformer.data.table_files import TableRow
 from manyformer.data.text_files import NumberedLine, file_stamp, read_lines
 from manyformer.data.tokenizer import Tokenizer
@@ -23,53 +23,29 @@ from manyformer.type_aliases import IntArray
 
 # A character that no cell of a tab-separated file can contain.
 CELL_SEPARATOR = "\t"
-
-
 # The columns up to the relation; "features" has no parser in the library, so that they are not parsed.
 _FIELDS = ("id", "form", "lemma", "upos", "xpos", "features", "head", "deprel")
-
-
 LABEL_READERS: dict[str, Callable[[Any], str | None]] = {
     "relation": lambda word: word["deprel"].partition(":")[0],
     "deprel": lambda word: word["deprel"],
     "upos": lambda word: word["upos"],
     "xpos": lambda word: word["xpos"],
 }
-
-
 LABEL_COLUMNS = {"relation": 7, "deprel": 7, "upos": 3, "xpos": 4}
 """The column of each kind of label, counted from 0."""
-
-
 SPACE_AFTER = "1"
-
-
 NO_SPACE_AFTER = "0"
 """How a row says of a word whether a space follows it."""
-
-
 _MISC = 9
-
-
 _NO_SPACE = "SpaceAfter=No"
 """The column of other facts about a word, counted from 0, and the one that says that no space follows it."""
-
-
 UNKNOWN_LABEL = "_"
 """The label of a word without one."""
-
-
 NO_WORD = -1
-
-
 MAX_SENTENCE_WORDS = 4096
 """The longest sentence that is read: several times the longest of known treebanks, and attention is quadratic."""
-
-
 _MAX_BLOCK_LINES = 4 * MAX_SENTENCE_WORDS
 """The most lines of a sentence, with its comments, multiword tokens and empty nodes."""
-
-
 _LIMITED_SENTENCES = 1000
 """So many sentences of a part are read at most, since the library parses slowly."""
 

@@ -59,8 +59,6 @@ class SpecAugment(NamedTuple):
 
 
 NO_MASKS = SpecAugment()
-
-
 AudioBatch = AudioClassificationBatch | TranscriptionBatch
 
 # Distinguishes the random stream of masks from that of the order.

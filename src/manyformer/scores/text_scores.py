@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 References = Sequence[str] | Sequence[Sequence[str]]
 """One reference for each text, or several sets of references."""
-
-
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 

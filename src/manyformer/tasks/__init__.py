@@ -42,8 +42,6 @@ __all__ = [
     "task_named",
     "task_of_class",
 ]
-
-
 TASKS: dict[str, Task] = {}
 
 

@@ -26,8 +26,6 @@ from manyformer.torch_internals import compiler_disabled
 
 PartsModelT = TypeVar("PartsModelT", bound=MultimodalClassifier | TwoTowers, default=Any)
 """The model class of a task."""
-
-
 RANKS = (1, 10)
 """The numbers of retrieved parts among which the right one counts."""
 
@@ -176,6 +174,4 @@ def batch_of_tokens(embed: PartEmbedding, inputs: Inputs, labels: Int[Tensor, " 
 
 
 MULTIMODAL_CLASSIFICATION = MultimodalClassification()
-
-
 CONTRAST = Contrast()

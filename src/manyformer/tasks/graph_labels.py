@@ -171,6 +171,4 @@ def _eigenvectors(
 
 
 GRAPH_NODES = GraphNodes()
-
-
 WHOLE_GRAPHS = WholeGraphs()

@@ -29,14 +29,8 @@ from manyformer.tasks.toy import PERIOD, SYMBOLS, Toy, ToyDraw
 
 WORK_SCORES = {"steps": ScoreKind(lower_is_better=True), "span": ScoreKind("tokens", lower_is_better=True, digits=1)}
 """The mean number of steps (or layers) per scored token, and the mean span of all heads, if the model has them."""
-
-
 STDLIB_PROMPT = "def "
-
-
 SYNTHETIC_PROMPT = "ab"
-
-
 TEXT_PROMPT = "The "
 
 
@@ -181,6 +175,4 @@ class ImageGeneration(CausalTask):
 
 
 LANGUAGE_MODELLING = LanguageModelling()
-
-
 IMAGE_GENERATION = ImageGeneration()

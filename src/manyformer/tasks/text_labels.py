@@ -31,8 +31,6 @@ from manyformer.tasks.toy import Toy, ToyDraw
 from manyformer.two_texts import frame_pair, halves, pad_texts
 
 ROWS_PER_BATCH = 64
-
-
 POOLER_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
     "relu": nn.ReLU,
@@ -179,6 +177,4 @@ class SentencePairs(TextLabelTask):
 
 
 CLASSIFICATION = Classification()
-
-
 SENTENCE_PAIRS = SentencePairs()

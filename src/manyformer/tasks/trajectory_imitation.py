@@ -28,16 +28,10 @@ from manyformer.tasks.toy import ROWS, Toy, ToyDraw
 
 STEP_IDS = 29
 """The number of different time steps that are made of token ids: each has a return, an observation and an action."""
-
-
 EVALUATION_SEED = 20210603
 """Decides the episodes that models are scored on: they are the same ones for all models."""
-
-
 MAX_STEPS = 20_000
 """The number of steps after which an episode that goes on is refused."""
-
-
 WantedReturn = float | NDArray[np.float64]
 """The return that is wanted of all episodes, or of each."""
 
