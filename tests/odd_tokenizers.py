@@ -7,8 +7,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from manyformer.data.foreign_tokenizer import ForeignTokenizer
+from manyformer.data.saved_tokenizers import train_tokenizer
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.data.tokenizer_kinds import train_tokenizer
 
 LINES = [
     "the cat sat on the mat. the dog ran far away!",

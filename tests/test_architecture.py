@@ -223,7 +223,7 @@ BEHIND_THE_DOOR = {"transformers", "peft", "datasets", "huggingface_hub"}
 
 BESIDE_THE_DOOR = {
     "interop/auto_model/": "its classes are subclasses of those of transformers, and called by programs of users",
-    "data/episode_sources.py": "load_dataset of minari, which reads data sets that are installed",
+    "data/episode_archives.py": "load_dataset of minari, which reads data sets that are installed",
 }
 """The other places that may call these libraries, or have calls of that name, and why."""
 
@@ -339,7 +339,7 @@ WRITTEN_ELSEWHERE = {
     "datastore/build_datastore.py": ["write_text"],
     "datastore/build_job.py": ["write_text"],
     "data/saved_tokenizers.py": ["save"] * 3,
-    "data/unfinished_text.py": ["save"],
+    "data/text_preparation.py": ["save"],
     "interop/model_import.py": ["save"] * 2,
     "train/init_from.py": ["save"],
     "train/session.py": ["save"],

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from manyformer.core import GLOBAL_ROLE
-from manyformer.data.characters import CharTokenizer
+from manyformer.data.native_tokenizers import CharTokenizer
 from manyformer.scores import answer_exact_match, answer_f1
 from manyformer.tasks.answer_spans import MAX_ANSWER_TOKENS, NO_ANSWER, best_answers
 from manyformer.two_texts import (

@@ -7,8 +7,7 @@ import pytest
 from commands import Cli
 
 import manyformer as mf
-from manyformer.data.saved_tokenizers import TokenizerPair
-from manyformer.data.tokenizer_kinds import train_tokenizer
+from manyformer.data.saved_tokenizers import TokenizerPair, train_tokenizer
 from manyformer.models.model_files import replacement_folder
 
 

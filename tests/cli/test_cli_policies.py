@@ -7,8 +7,7 @@ import pytest
 from PIL import Image
 
 from conftest import Cli
-from manyformer.data.episode_sources import read_minari
-from manyformer.data.trajectory_archive import read_archive
+from manyformer.data.episode_archives import read_archive, read_minari
 from manyformer.train import silent, train
 
 SETTINGS = [

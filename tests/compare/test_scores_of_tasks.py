@@ -7,9 +7,8 @@ import pytest
 import manyformer as mf
 from manyformer.compare.scoring import LIKELIHOOD_SCORES, check_score, score_kind
 from manyformer.config import RunConfig, TreesData
-from manyformer.data import open_data
+from manyformer.data import open_data, open_held_out
 from manyformer.data.kind import OpenRequest
-from manyformer.data.opening import open_held_out
 from manyformer.errors import UserError
 from manyformer.evaluate.evaluate import score_model
 from manyformer.tasks import TASKS

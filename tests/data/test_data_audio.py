@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from manyformer.batches import IGNORE_INDEX, AudioClassificationBatch, TranscriptionBatch
 from manyformer.config import AudioData
-from manyformer.data import OpenedData, load_tokenizers, open_data
+from manyformer.data import OpenedData, load_tokenizers, open_data, open_file, open_held_out
 from manyformer.data.audio_reading import (
     Recording,
     RecordingConverter,
@@ -22,7 +22,6 @@ from manyformer.data.audio_reading import (
 from manyformer.data.cache_folder import LOCK_FILE
 from manyformer.data.kind import OpenRequest, kind_of
 from manyformer.data.log_mel import FrameSettings, LogMelFrontEnd, log_mel, mel_filters
-from manyformer.data.opening import open_file, open_held_out
 from manyformer.data.utterances import SpecAugment
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile

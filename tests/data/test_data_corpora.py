@@ -10,9 +10,15 @@ from pathlib import Path
 import pytest
 
 from manyformer.config import PairsData, TextData
-from manyformer.data import normalization, open_data, pair_tables, stdlib_corpus
-from manyformer.data.normalization.corpus import LocaleConventions, number_values
-from manyformer.data.normalization.formats import LANGUAGES, FormattedValue, format_date, spell_number
+from manyformer.data import normalization, open_data, pair_tables, text_sources
+from manyformer.data.normalization import (
+    LANGUAGES,
+    FormattedValue,
+    LocaleConventions,
+    format_date,
+    number_values,
+    spell_number,
+)
 from manyformer.errors import UserError
 
 
@@ -128,7 +134,7 @@ def test_the_default_pairs_open(
 
 
 def test_the_standard_library(tmp_path: Path) -> None:
-    files = stdlib_corpus.stdlib_files()
+    files = text_sources.stdlib_files()
     root = Path(sysconfig.get_paths()["stdlib"])
     names = [path.relative_to(root).as_posix() for path in files]
     assert len(files) > 300
@@ -149,7 +155,7 @@ def test_the_standard_library(tmp_path: Path) -> None:
 def test_a_stripped_standard_library_is_refused(tmp_path: Path) -> None:
     (tmp_path / "os.py").write_text("x = 1\n")
     with pytest.raises(UserError, match=r"holds only 6 bytes of source text, .* data\.path=FILE_OR_FOLDER"):
-        stdlib_corpus.stdlib_files(tmp_path)
+        text_sources.stdlib_files(tmp_path)
 
 
 def test_without_locale_data_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

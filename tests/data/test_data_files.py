@@ -13,13 +13,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from manyformer.config import TextData
-from manyformer.data import open_data, piped_input, text_files
+from manyformer.data import data_paths, open_data, text_files
 from manyformer.data.audio_files import audio_files
 from manyformer.data.image_files import folder_image_files, open_image_files
 from manyformer.data.pair_tables import open_table
 from manyformer.data.table_files import read_parallel, read_rows
-from manyformer.data.text_encoding import decode_text
-from manyformer.data.text_files import folder_files
+from manyformer.data.text_files import decode_text, folder_files
 from manyformer.data.text_sources import text_sources
 from manyformer.data.treebank import open_treebank
 from manyformer.errors import UserError
@@ -242,7 +241,7 @@ def test_deep_and_long_values_in_json_lines_are_refused(tmp_path: Path, line: st
 
 
 def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (text_files, piped_input):
+    for module in (text_files, data_paths):
         monkeypatch.setattr(module, "MAX_LINE_CHARACTERS", 1000)
     monkeypatch.setattr(text_files.read_chunks, "__defaults__", (64,))
     path = written(tmp_path, "long.txt", "short\n" * 400 + "x" * 2000)
@@ -250,7 +249,7 @@ def test_a_line_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
         list(text_files.read_lines(path))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
     with pytest.raises(UserError, match="standard input, line 401: this line has 1,000 bytes or more"):
-        list(piped_input.stdin_lines())
+        list(data_paths.stdin_lines())
 
 
 @pytest.mark.parametrize("path", ["/dev/full", "/dev/zero", "/dev/null"])
@@ -281,7 +280,7 @@ def test_a_pipe_is_copied_because_it_is_read_several_times(tmp_path: Path) -> No
 def test_a_pipe_that_nothing_writes_into_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    monkeypatch.setattr(piped_input, "WRITER_SECONDS", 0.2)
+    monkeypatch.setattr(data_paths, "WRITER_SECONDS", 0.2)
     with pytest.raises(UserError, match="pipe: no program writes into this pipe"):
         text_sources(str(pipe), None, tmp_path)
 
@@ -290,7 +289,7 @@ def test_a_pipe_whose_program_is_slow_to_write_is_waited_for(tmp_path: Path, mon
     pipe, cache = tmp_path / "pipe", tmp_path / "cache"
     cache.mkdir()
     os.mkfifo(pipe)
-    monkeypatch.setattr(piped_input, "WRITER_SECONDS", 5.0)
+    monkeypatch.setattr(data_paths, "WRITER_SECONDS", 5.0)
 
     def write_slowly() -> None:
         with pipe.open("wb", buffering=0) as file:
@@ -308,7 +307,7 @@ def test_a_pipe_whose_program_is_slow_to_write_is_waited_for(tmp_path: Path, mon
 def test_standard_input_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open("/dev/zero") as endless:
         monkeypatch.setattr(sys, "stdin", endless)
-        for read in (lambda: documents("-", tmp_path), lambda: list(piped_input.stdin_lines())):
+        for read in (lambda: documents("-", tmp_path), lambda: list(data_paths.stdin_lines())):
             with pytest.raises(UserError, match="standard input is a device, which has no end"):
                 read()
 

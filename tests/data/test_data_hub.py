@@ -7,7 +7,7 @@ import pytest
 
 from manyformer.config import LabelsData, PairsData, TextData
 from manyformer.data import open_data
-from manyformer.data.hub import HubDataset
+from manyformer.data.pair_tables import HubDataset
 from manyformer.errors import UserError
 
 datasets = pytest.importorskip("datasets", reason="the data extra is not installed")

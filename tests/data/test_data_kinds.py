@@ -10,10 +10,9 @@ from manyformer.config import DATA_SECTIONS, DataSection, RunConfig, TextData, j
 from manyformer.config.data_sections import MarkovData
 from manyformer.config.setting_layers import SettingLayer
 from manyformer.config.validation_errors import validate
-from manyformer.data import open_data
+from manyformer.data import open_data, open_file, open_held_out
 from manyformer.data.kind import DataKind, OpenRequest, data_kinds, kind_of, register
 from manyformer.data.opened import EvaluationData, EvaluationPath, OpenedData
-from manyformer.data.opening import open_file, open_held_out
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.errors import UserError
 

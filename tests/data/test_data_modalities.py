@@ -9,11 +9,10 @@ import torch
 
 from manyformer.batches import IGNORE_INDEX, ModalitiesBatch, Seq2SeqBatch
 from manyformer.config import ModalitiesData
-from manyformer.data import open_data
+from manyformer.data import open_data, open_file, open_held_out
 from manyformer.data.kind import OpenRequest, kind_of
 from manyformer.data.log_mel import LogMelFrontEnd
 from manyformer.data.opened import EvaluationData, OpenedData
-from manyformer.data.opening import open_file, open_held_out
 from manyformer.errors import UserError
 
 IMAGES = np.arange(6 * 4 * 4, dtype=np.uint8).reshape(6, 4, 4)

@@ -16,9 +16,9 @@ from editing import edit_record
 from manyformer.batches import IGNORE_INDEX
 from manyformer.config import DataSection, LabelsData, PairsData, TextData
 from manyformer.data import OpenedData, load_tokenizers, open_data, open_text
-from manyformer.data.bpe import BPETokenizer
 from manyformer.data.cache_folder import load_prepared
-from manyformer.data.holdout import HoldoutSplitter
+from manyformer.data.native_tokenizers import BPETokenizer
+from manyformer.data.text_preparation import HoldoutSplitter
 from manyformer.data.text_sources import TextPart
 from manyformer.errors import UserError
 from manyformer.files.verified_folder import write_manifest

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyformer.batches import IGNORE_INDEX
-from manyformer.data.characters import CharTokenizer
 from manyformer.data.epochs import random_generator
+from manyformer.data.native_tokenizers import CharTokenizer
 from manyformer.data.row_layouts import (
     DocumentLayout,
     LaneLayout,

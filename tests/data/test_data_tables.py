@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from manyformer.config import LabelsData, PairsData, TextData
-from manyformer.data import OpenedData, csv_records, open_data
-from manyformer.data.findings import TableFindings
+from manyformer.data import OpenedData, open_data, survey_data
+from manyformer.data import table_files as csv_records
 from manyformer.data.kind import OpenRequest, kind_of
-from manyformer.data.opening import survey_data
 from manyformer.data.pair_tables import RowTable, open_table
+from manyformer.data.summary import TableFindings
 from manyformer.data.table_files import read_rows
 from manyformer.errors import UserError
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyformer.data import Tokenizer, TokenizerPair, load_tokenizers
+from manyformer.data.saved_tokenizers import load_tokenizer, train_tokenizer
 from manyformer.data.tokenizer import NoTokenizer
-from manyformer.data.tokenizer_kinds import load_tokenizer, train_tokenizer
 from manyformer.errors import UserError
 from manyformer.files.verified_folder import write_manifest
 

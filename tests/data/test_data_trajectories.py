@@ -12,16 +12,15 @@ from manyformer.batches import IGNORE_INDEX
 from manyformer.batches.episode_batches import TrajectoryBatch
 from manyformer.config import TrajectoriesData
 from manyformer.data import open_data
-from manyformer.data.episode_sources import read_minari
-from manyformer.data.opened import OpenedData
-from manyformer.data.trajectory_archive import RecordedEpisodes, read_archive
-from manyformer.data.trajectory_windows import (
+from manyformer.data.episode_archives import RecordedEpisodes, read_archive, read_minari
+from manyformer.data.open_trajectories import (
     TrajectoryWindows,
     best_episodes,
     delayed_rewards,
     returns_to_go,
     split_episodes,
 )
+from manyformer.data.opened import OpenedData
 from manyformer.environments import Trajectories, write_trajectories
 from manyformer.errors import UserError
 from manyformer.spaces import BoxActions, DiscreteActions

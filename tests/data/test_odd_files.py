@@ -11,7 +11,7 @@ from pathlib import Path
 import conllu
 import pytest
 
-from manyformer.data.findings import TableFindings
+from manyformer.data.summary import TableFindings
 from manyformer.data.table_files import read_rows
 from manyformer.data.text_files import read_lines, split_lines
 from manyformer.data.text_sources import text_sources

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 
 from manyformer.config import ImagesData
 from manyformer.data import open_data
-from manyformer.data.image_decoding import CHANGES, decode_image
+from manyformer.data.image_reading import CHANGES, decode_image
 from manyformer.errors import UserError
 
 ORIENTATION = 0x0112

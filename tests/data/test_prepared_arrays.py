@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from manyformer.config import DataSection, GraphsData, ModalitiesData, TrajectoriesData
-from manyformer.data import OpenedData, open_data
+from manyformer.data import OpenedData, open_data, open_file, open_held_out
 from manyformer.data.kind import OpenRequest
 from manyformer.data.opened import EvaluationData
-from manyformer.data.opening import open_file, open_held_out
 from manyformer.errors import UserError
 
 BATCH_TOKENS = 64

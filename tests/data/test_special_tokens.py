@@ -22,11 +22,10 @@ from manyformer.config import (
     TreesData,
 )
 from manyformer.core import PADDING_SEGMENT
-from manyformer.data import open_data, open_modalities
+from manyformer.data import open_data, open_modalities, survey_data
 from manyformer.data.epochs import random_generator
 from manyformer.data.foreign_tokenizer import ForeignTokenizer
 from manyformer.data.kind import OpenRequest
-from manyformer.data.opening import survey_data
 from manyformer.data.row_layouts import TextRows
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.text_epochs import mask_tokens

@@ -13,9 +13,8 @@ from manyformer.config.data_sections import (
     RegularLanguageData,
     StateTrackingData,
 )
-from manyformer.data import open_data
+from manyformer.data import open_data, open_held_out
 from manyformer.data.kind import OpenRequest
-from manyformer.data.opening import open_held_out
 from manyformer.data.synthetic import make_rule
 from manyformer.errors import UserError
 

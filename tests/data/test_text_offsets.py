@@ -20,8 +20,7 @@ from manyformer.data.kind import OpenRequest
 from manyformer.data.open_trees import unlabelled_sentences
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.data.treebank import TreebankSentence, open_treebank
-from manyformer.data.word_tokens import NO_WORD, WordsInText, tokens_in_text
+from manyformer.data.treebank import NO_WORD, TreebankSentence, WordsInText, open_treebank, tokens_in_text
 from manyformer.files.verified_folder import write_manifest
 from manyformer.scores import answer_exact_match
 from manyformer.tasks.answer_spans import best_answers

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from manyformer.data import text_overlap
-from manyformer.data.characters import ByteTokenizer
+from manyformer.data.native_tokenizers import ByteTokenizer
 from manyformer.data.text_overlap import OVERLAP_CHARACTERS, PASSAGE_CHARACTERS, find_overlap
 from manyformer.data.token_shards import TokenShard, open_shard, write_shards
 

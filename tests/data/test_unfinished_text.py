@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from manyformer.config import TextData
-from manyformer.data import open_data, open_text, unfinished_text
-from manyformer.data.bpe import BPETokenizer
+from manyformer.data import open_data, open_text, text_preparation
+from manyformer.data.native_tokenizers import BPETokenizer
+from manyformer.data.text_preparation import UnfinishedShards
 from manyformer.data.token_shards import ShardWriter, shard_paths
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.data.unfinished_text import UnfinishedShards
 
 BLOCK = 3000
 
@@ -44,7 +44,7 @@ def kill(data: TextData, cache: Path, block: int) -> None:
     """Prepare in a process that saves its progress at every block and is killed in the one with this number."""
     if not (child := os.fork()):
         Tokenizer.block_characters = BPETokenizer.block_characters = BLOCK
-        unfinished_text.SAVE_SECONDS = 0.0
+        text_preparation.SAVE_SECONDS = 0.0
         advance, numbers = UnfinishedShards.advance, iter(range(1, block + 1))
 
         def kill_in_block(shards: UnfinishedShards, count: int) -> None:

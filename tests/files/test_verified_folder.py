@@ -10,7 +10,7 @@ import pytest
 
 import manyformer as mf
 from editing import edit_record
-from manyformer.data.characters import ByteTokenizer
+from manyformer.data.native_tokenizers import ByteTokenizer
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.files.json_records import DamagedFile
 from manyformer.files.verified_folder import ContentCheck, Manifest, VerifiedFolder, write_manifest

@@ -13,7 +13,7 @@ from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
 from manyformer.errors import UserError
 from manyformer.generate import complete, paint
 from manyformer.generate.image_generation import half_image_rows
-from manyformer.structures.pixel_order import pixel_order
+from manyformer.structures import pixel_order
 
 BLOCKS = {"1d": None, "2d": (2, 3)}
 

@@ -13,8 +13,8 @@ from writers import Table
 import manyformer as mf
 from manyformer.core import PADDING_SEGMENT
 from manyformer.data.foreign_tokenizer import ForeignTokenizer
+from manyformer.data.saved_tokenizers import train_tokenizer
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.exits.early_decoding import exit_layers, exit_threshold
 from manyformer.generate import (
     AverageLogProbPenalty,

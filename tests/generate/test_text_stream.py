@@ -8,7 +8,7 @@ import torch
 from writers import Pair, Recurrent, Table
 
 import manyformer as mf
-from manyformer.data.tokenizer_kinds import train_tokenizer
+from manyformer.data.saved_tokenizers import train_tokenizer
 from manyformer.generate import Decoding, SampledChoice, StreamPiece, generate, stream
 from manyformer.generate.prompts import read_prompts
 from manyformer.generate.text_stream import StopStringStream

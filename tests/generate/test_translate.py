@@ -7,7 +7,7 @@ import pytest
 from writers import Pair
 
 import manyformer as mf
-from manyformer.data.tokenizer_kinds import train_tokenizer
+from manyformer.data.saved_tokenizers import train_tokenizer
 from manyformer.generate import BeamSettings, Decoding, GreedyChoice, Translator, generate, translate
 
 BYTES = train_tokenizer("byte", [])

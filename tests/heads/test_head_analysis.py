@@ -14,10 +14,8 @@ from manyformer.check.tiny_models import build_tiny
 from manyformer.config import TextData
 from manyformer.core import Chain
 from manyformer.data.foreign_tokenizer import ForeignTokenizer
-from manyformer.data.saved_tokenizers import TokenizerPair
-from manyformer.data.tokenizer_kinds import train_tokenizer
-from manyformer.data.treebank import TreebankSentence
-from manyformer.data.word_tokens import WordsInText, tokens_in_text
+from manyformer.data.saved_tokenizers import TokenizerPair, train_tokenizer
+from manyformer.data.treebank import TreebankSentence, WordsInText, tokens_in_text
 from manyformer.errors import UserError
 from manyformer.heads import HeadAnalysis, TokenFrequencies
 from manyformer.heads.analysed_text import tree_of_tokens, treebank_sentences

@@ -14,7 +14,7 @@ from torch import Tensor
 import manyformer as mf
 import manyformer.interop.auto_model as auto_model
 from manyformer.check.tiny_models import build_tiny
-from manyformer.data.characters import ByteTokenizer
+from manyformer.data.native_tokenizers import ByteTokenizer
 from manyformer.errors import UserError
 from manyformer.interop import export_model
 from manyformer.interop.auto_classes import AUTO_CLASSES

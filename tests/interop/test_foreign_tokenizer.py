@@ -11,7 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 import manyformer as mf
 from manyformer.data.foreign_tokenizer import ForeignTokenizer
-from manyformer.data.tokenizer_kinds import load_tokenizer
+from manyformer.data.saved_tokenizers import load_tokenizer
 from manyformer.errors import UserError
 from manyformer.interop import import_model
 from manyformer.interop.foreign_texts import read_foreign_tokenizer

@@ -12,8 +12,8 @@ from tokenizers import models, pre_tokenizers, processors
 
 import manyformer as mf
 from manyformer.config import PairsData
+from manyformer.data import open_file
 from manyformer.data.kind import OpenRequest
-from manyformer.data.opening import open_file
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.errors import UserError
 from manyformer.generate import Decoding, translate

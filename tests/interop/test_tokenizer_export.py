@@ -7,8 +7,8 @@ import pytest
 import transformers
 from test_foreign_tokenizer import KINDS, TEXTS, write
 
+from manyformer.data.saved_tokenizers import train_tokenizer
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.errors import UserError
 from manyformer.interop.auto_classes import AUTO_CLASSES
 from manyformer.interop.foreign_texts import read_foreign_tokenizer

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from manyformer.data.hub import HubDataset
+from manyformer.data.pair_tables import HubDataset
 from manyformer.errors import UserError
 from manyformer.libraries.library_calls import library_call
 

@@ -9,9 +9,9 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from manyformer.data.bpe import BPETokenizer
 from manyformer.data.foreign_tokenizer import ForeignTokenizer
-from manyformer.data.tokenizer_kinds import load_tokenizer
+from manyformer.data.native_tokenizers import BPETokenizer
+from manyformer.data.saved_tokenizers import load_tokenizer
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile
 from manyformer.interop.foreign_texts import read_foreign_tokenizer

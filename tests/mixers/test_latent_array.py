@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import manyformer as mf
 from manyformer.check.tiny_models import build_tiny
 from manyformer.core import PADDING_SEGMENT, Context, TokenPositions, contiguous_positions
-from manyformer.data.tokenizer_kinds import train_tokenizer
+from manyformer.data.saved_tokenizers import train_tokenizer
 from manyformer.errors import UserError
 from manyformer.interop import export_model, import_model
 from manyformer.mixers.latent_array import LatentArrayEncoder, LatentArrayLayer

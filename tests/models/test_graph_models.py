@@ -14,9 +14,9 @@ from manyformer.errors import UserError
 from manyformer.models import GraphClassifier, Model, NodeClassifier
 from manyformer.models.graph_edges import sort_edges
 from manyformer.recipes import RECIPES
-from manyformer.structures.graph_laplacian import laplacian_eigenvectors
+from manyformer.structures import laplacian_eigenvectors
 from manyformer.tasks import Inputs
-from manyformer.tasks.drawn_graphs import batch_of_tokens, edges_of_tokens
+from manyformer.tasks.graph_labels import batch_of_tokens, edges_of_tokens
 
 GRAPH_RECIPES = sorted(name for name, recipe in RECIPES.items() if "graphs" in recipe.card.task.data_forms)
 NODES = 7

@@ -26,7 +26,7 @@ from manyformer.files.atomic_files import NotWritable
 from manyformer.files.verified_folder import write_manifest
 from manyformer.models import ClassHead, Model
 from manyformer.models.head import MIN_CHUNKED_CLASSES
-from manyformer.structures.dependency_trees import NO_NODE, preorder_columns
+from manyformer.structures import NO_NODE, preorder_columns
 
 SMALL = {"vocab": 29, "dim": 16, "depth": 2, "heads": 4}
 NAMES = ["transformer", "transformer-lm", "bert", "transformer-classifier", "structural", "compose"]

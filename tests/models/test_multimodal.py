@@ -15,7 +15,7 @@ from manyformer.errors import UserError
 from manyformer.mixers.modality_fusion import BottleneckFusion, CrossFusion, JointFusion
 from manyformer.models import Model
 from manyformer.models.two_towers import MAX_SCALE, TwoTowers
-from manyformer.tasks.contrast import retrieval_scores
+from manyformer.tasks.example_parts import retrieval_scores
 
 SIZES: dict[str, Any] = {
     **{"vocab": 13, "height": 4, "width": 6, "channels": 1, "patch": 2, "mels": 5},

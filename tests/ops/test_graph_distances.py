@@ -8,7 +8,7 @@ import torch
 
 from manyformer.models.graph_edges import sort_edges
 from manyformer.ops.graph_distances import graph_distances, mean_along_shortest_paths
-from manyformer.structures.token_structures import GraphEdges
+from manyformer.structures import GraphEdges
 
 NODES, ROWS = 9, 3
 

@@ -39,7 +39,7 @@ def test_two_dimensions_are_flex_attention_over_rows_and_columns() -> None:
     from torch import Tensor
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    from manyformer.structures.pixel_order import pixel_order
+    from manyformer.structures import pixel_order
 
     height, width, rows, columns, above, beside = 12, 10, 4, 5, 3, 2
     cells = height * width

@@ -24,8 +24,7 @@ from manyformer.position import (
 )
 from manyformer.position.tree_position import tree_offsets
 from manyformer.recipes.stacks import stack
-from manyformer.structures.dependency_trees import NO_NODE, ROOT, preorder_columns
-from manyformer.structures.token_structures import DependencyTree
+from manyformer.structures import NO_NODE, ROOT, DependencyTree, preorder_columns
 
 
 def place_of(heads: Sequence[int], *, outside: int = 0) -> TokenPositions:

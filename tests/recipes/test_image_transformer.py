@@ -15,7 +15,7 @@ from manyformer.models import LogisticMixture
 from manyformer.models.token_positions import positions_of
 from manyformer.scores import bits_per_dimension
 from manyformer.sources.window_cache import RingCache
-from manyformer.structures.pixel_order import pixel_order
+from manyformer.structures import pixel_order
 
 SMALL: dict[str, Any] = {"vocab": 21, "dim": 16, "depth": 1, "heads": 2, "ff_dim": 8, "dropout": 0.0}
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyformer.structures.dependency_trees import ROOT, preorder_columns
+from manyformer.structures import ROOT, preorder_columns
 
 
 @st.composite

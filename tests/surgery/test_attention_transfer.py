@@ -14,7 +14,7 @@ from manyformer.attention import Attention, split_heads
 from manyformer.batches import CausalLMBatch
 from manyformer.config import TransferConfig
 from manyformer.core import Context, contiguous_positions
-from manyformer.data.characters import CharTokenizer
+from manyformer.data.native_tokenizers import CharTokenizer
 from manyformer.errors import UserError
 from manyformer.models import Model
 from manyformer.surgery.attention_transfer import LayerTransfer, describe_transfer, transfer_attention

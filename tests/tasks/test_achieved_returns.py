@@ -19,7 +19,7 @@ from manyformer.evaluate import evaluate
 from manyformer.evaluate.evaluate import score_model
 from manyformer.models import DecisionTransformer
 from manyformer.tasks import EvaluationSettings
-from manyformer.tasks.achieved_returns import EVALUATION_SEED, achieved_returns
+from manyformer.tasks.trajectory_imitation import EVALUATION_SEED, achieved_returns
 
 
 def model_for(name: str, **keywords: Any) -> DecisionTransformer:

@@ -12,10 +12,9 @@ from torch import Tensor
 import manyformer as mf
 from manyformer.config import PairsData, RunConfig
 from manyformer.context_windows import ContextWindows
-from manyformer.data import open_data
+from manyformer.data import open_data, open_file
 from manyformer.data.foreign_tokenizer import ForeignTokenizer
 from manyformer.data.kind import OpenRequest
-from manyformer.data.opening import open_file
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.evaluate.evaluate import score_model

@@ -132,6 +132,10 @@ def test_the_task_of_a_class_is_the_one_for_most_kinds_of_data() -> None:
     assert task_named("language-model").variant("text").name == "language-model"
 
 
+def test_an_encoder_decoder_without_a_recipe_reads_text() -> None:
+    assert task_of_class(tiny("transformer")).name == "translation"
+
+
 def test_validation_is_the_mean_over_targets() -> None:
     scores = task_named("language-model").validation(ScoreSums(8 * math.log(2), 8, 2), None)
     assert scores == {"loss": math.log(2), "accuracy": 0.25, "perplexity": pytest.approx(2.0)}

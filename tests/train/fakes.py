@@ -16,9 +16,9 @@ from manyformer.batches import (
     TaggingBatch,
 )
 from manyformer.config import RunConfig
-from manyformer.data.characters import ByteTokenizer
 from manyformer.data.epochs import FeedPosition, TrainingFeed
-from manyformer.structures.dependency_trees import preorder_columns
+from manyformer.data.native_tokenizers import ByteTokenizer
+from manyformer.structures import preorder_columns
 
 VOCAB = 11
 

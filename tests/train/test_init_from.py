@@ -12,7 +12,7 @@ from runs import Heard, go, learned
 import manyformer as mf
 from manyformer.check.tiny_models import build_tiny
 from manyformer.config import LabelsData, RunConfig, TreesData
-from manyformer.data.characters import CharTokenizer
+from manyformer.data.native_tokenizers import CharTokenizer
 from manyformer.errors import UserError
 from manyformer.train.events import TrainingNote
 from manyformer.train.init_from import load_initial_weights

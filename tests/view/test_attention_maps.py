@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.data.tokenizer_kinds import train_tokenizer
+from manyformer.data.saved_tokenizers import train_tokenizer
 from manyformer.errors import UserError
 from manyformer.view.attention_maps import AttentionMap, attention_maps, describe_map, draw_maps, row_shares, select_map
 from perturbing import perturb

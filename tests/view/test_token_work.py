@@ -9,7 +9,7 @@ import torch
 
 import manyformer as mf
 from manyformer.cli import run
-from manyformer.data.tokenizer_kinds import train_tokenizer
+from manyformer.data.saved_tokenizers import train_tokenizer
 from manyformer.errors import UserError
 from manyformer.files.verified_folder import write_manifest
 from manyformer.view.token_work import describe_spans, draw_spans, layer_spans, layer_spans_for_text, token_work

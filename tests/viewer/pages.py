@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.data.tokenizer_kinds import train_tokenizer
+from manyformer.data.saved_tokenizers import train_tokenizer
 from manyformer.view.attention_maps import AttentionMap
 from manyformer.viewer.live_view import ServedModel
 from manyformer.viewer.model_view import ModelView

@@ -17,7 +17,7 @@ import manyformer as mf
 from manyformer.batches import GraphBatch
 from manyformer.check.tiny_models import build_tiny
 from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
-from manyformer.data.tokenizer_kinds import train_tokenizer
+from manyformer.data.saved_tokenizers import train_tokenizer
 from manyformer.errors import UserError
 from manyformer.recipes.registry import task_of
 from manyformer.tasks import Task

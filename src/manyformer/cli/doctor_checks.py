@@ -181,7 +181,7 @@ def _disk() -> Iterator[DoctorFinding]:
 
 
 def _corpus() -> Iterator[DoctorFinding]:
-    from manyformer.data.stdlib_corpus import stdlib_files
+    from manyformer.data.text_sources import stdlib_files
     from manyformer.errors import UserError
 
     try:

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 from manyformer.cli.console import format_count, print_json, print_result
 from manyformer.config import RunConfig
+from manyformer.data import survey_data
 from manyformer.data.kind import OpenRequest
 from manyformer.data.opened import DataSurvey
-from manyformer.data.opening import survey_data
 from manyformer.errors import UserError
 from manyformer.model_summary import build_on_meta, count_parameters, forward_cost, module_rows
 from manyformer.models import Model

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from manyformer.cli.console import print_note, print_result, status_line
-from manyformer.data.image_examples import reduced_images
+from manyformer.data.open_images import reduced_images
 from manyformer.errors import UserError
 from manyformer.evaluate import held_images
 from manyformer.generate import image_generation

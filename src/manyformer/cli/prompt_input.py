@@ -48,7 +48,7 @@ def read_argument(text: str) -> str:
 
 def read_text() -> str:
     """All of standard input as text. Raises UserError for more than `MAX_PROMPT_BYTES`."""
-    from manyformer.data.text_encoding import decode_text
+    from manyformer.data.text_files import decode_text
 
     data = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
     if len(data) > MAX_PROMPT_BYTES:
@@ -59,7 +59,7 @@ def read_text() -> str:
 def read_lines(name: str) -> Iterator[str]:
     """The lines of a file, or of standard input where the name is '-', one at a time. Raises UserError without any."""
     from manyformer.data import text_files
-    from manyformer.data.piped_input import stdin_lines
+    from manyformer.data.data_paths import stdin_lines
 
     if name == "-":
         yield from stdin_lines()

@@ -24,7 +24,7 @@ from manyformer.recipes.registry import task_of
 from manyformer.scores import ScoreKind
 from manyformer.system.temporary_folders import temporary_folder
 from manyformer.tasks import TASKS
-from manyformer.tasks.causal_task import WORK_SCORES
+from manyformer.tasks.language_modelling import WORK_SCORES
 from manyformer.train.build_model import choose_autocast, choose_device
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP
 from manyformer.train.validation import Validator

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.config.data_sections.untokenized_sections import MAX_RATE, MIN_RATE
-from manyformer.data.findings import ChangeCounts, Finding, Tally, change_findings, plural
 from manyformer.data.splits import DataSource
+from manyformer.data.summary import ChangeCounts, Finding, Tally, change_findings, plural
 from manyformer.errors import UserError, list_names
 
 SampleArray = NDArray[np.float32]

@@ -16,8 +16,8 @@ from manyformer.data.cache_folder import (
     PreparedData,
     load_or_prepare,
 )
+from manyformer.data.data_paths import check_paths, named_paths
 from manyformer.data.epochs import HeldOutBatches
-from manyformer.data.findings import Finding
 from manyformer.data.kind import DataKind, DataPipeline, KindSection
 from manyformer.data.length_buckets import LengthBuckets
 from manyformer.data.opened import (
@@ -30,9 +30,8 @@ from manyformer.data.opened import (
     glance_lines,
     path_name,
 )
-from manyformer.data.paths_of_settings import check_paths, named_paths
 from manyformer.data.splits import PathOrPaths, SampleSize, SourceT, Splits
-from manyformer.data.summary import DataSummary
+from manyformer.data.summary import DataSummary, Finding
 from manyformer.data.text_epochs import TextPlan
 from manyformer.data.token_shards import TokenShard
 from manyformer.data.utterances import UtterancePlan

@@ -7,8 +7,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.data.array_archives import array_members, read_arrays, write_arrays
-from manyformer.data.array_checks import NO_LABEL, SPLIT_NAMES, check_labels, check_numbers, read_splits, whole_numbers
+from manyformer.data.array_archives import (
+    NO_LABEL,
+    SPLIT_NAMES,
+    array_members,
+    check_labels,
+    check_numbers,
+    read_arrays,
+    read_splits,
+    whole_numbers,
+    write_arrays,
+)
 from manyformer.data.text_files import read_lines
 from manyformer.errors import UserError, suggest_names
 from manyformer.type_aliases import LogFn

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyformer.data.array_archives import array_members, check_array_size, describe_unread, read_array
-from manyformer.data.image_decoding import decode_image
 from manyformer.data.image_reading import (
     SPLIT_NAMES,
     ImagePart,
     ImageRecord,
     ImageSource,
     as_pixels,
+    decode_image,
 )
 from manyformer.data.text_files import (
     content_suffix,

@@ -1,22 +1,36 @@
-"""The interface of images with labels, and operations shared by all file formats."""
+"""Images with their labels: image files as 8-bit pixels, by the same rules for every command, and conversions of them.
 
+- An image is turned and mirrored as its EXIF orientation says, all eight values.
+- Gray images (1 bit, gray, gray with transparency) have one channel, all others three, palettes and CMYK as well.
+- Of 16 bits a channel the upper 8 are taken. Integers of more bits, integers with signs and floating point numbers
+  have no range that says what is white, and are refused.
+- Transparency is dropped: pixels have the colors that the file gives them, also where nobody would see them.
+- Color profiles are not applied.
+- Of several frames or pages the first is read.
+
+These are the rules by which the pipelines of transformers read images, but for 16 bits of gray, which Pillow cuts off
+at 255. Whatever changes an image is named in `DecodedImage.changes`."""
+
+import re
+import struct
+import warnings
+import zlib
 from abc import abstractmethod
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.data.findings import ChangeCounts
-from manyformer.data.image_decoding import pillow
 from manyformer.data.pixel_tokenizer import ImageShape
 from manyformer.data.splits import DataSource
+from manyformer.data.summary import ChangeCounts
 from manyformer.errors import UserError
 
 PixelArray = NDArray[np.uint8]
 ImagePart = str
 """The split named by files: "train", "valid" or "test"; "" if they name none."""
-
 SPLIT_NAMES = {"train": "train", "training": "train", "valid": "valid", "val": "valid", "validation": "valid"} | {
     "dev": "valid",
     "test": "test",
@@ -24,6 +38,33 @@ SPLIT_NAMES = {"train": "train", "training": "train", "valid": "valid", "val": "
     "t10k": "test",
 }
 """Names of splits in file and folder names."""
+MAX_PIXELS = 89_478_485
+"""The most pixels of an image file: a quarter of a GiB of three channels."""
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
+"""The formats that are read, by content and whatever the name; others may start programs (EPS) or mean no image."""
+CHANGES = {
+    "turned": "turned as the EXIF orientation says",
+    "deep": "reduced from 16 bits a channel to the upper 8",
+    "transparent": "read without transparency, with colors as the file has them",
+    "cmyk": "converted from CMYK to RGB",
+    "profile": "read without applying a color profile (not sRGB)",
+    "frames": "read without all frames or pages but the first",
+    "enlarged": "enlarged",
+    "stretched": "stretched to another ratio of height and width",
+    "gray": "converted from colors to gray",
+    "colored": "converted from gray to three equal channels",
+}
+"""What is changed in images, in words for a person that follow their number."""
+_ORIENTATION = 0x0112
+_PHOTOMETRIC = 262
+_WHITE_IS_ZERO = 0
+_GRAY_MODES = frozenset({"1", "L", "LA", "La"})
+_COLOR_MODES = frozenset({"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"})
+_PREMULTIPLIED = {"La": "LA", "RGBa": "RGBA"}
+_DEEP_RAW_MODE = re.compile(r"(I;16[LBN]?|.*;16[LBN])")
+_SRGB = (b"sRGB", "sRGB".encode("utf-16-be"))
+# what Pillow raises for damaged and unknown files
+_PILLOW_ERRORS = (OSError, SyntaxError, ValueError, EOFError, KeyError, TypeError, IndexError, OverflowError)
 
 
 class ImageRecord(NamedTuple):
@@ -33,7 +74,7 @@ class ImageRecord(NamedTuple):
     label: str | None
     location: str
     changes: tuple[str, ...] = ()
-    """Keys of `manyformer.data.image_decoding.CHANGES`."""
+    """Keys of `manyformer.data.image_reading.CHANGES`."""
 
 
 class ImageSource(DataSource):
@@ -125,3 +166,143 @@ def sort_labels(labels: set[str]) -> tuple[str, ...]:
         # 1 and 01 are two labels of one value
         return tuple(sorted(labels, key=lambda label: (int(label), label)))
     return tuple(sorted(labels))
+
+
+class DecodedImage(NamedTuple):
+    """The pixels (h, w) or (h, w, 3) of an image file, and what was changed in them: keys of `CHANGES`."""
+
+    pixels: NDArray[np.uint8]
+    changes: tuple[str, ...]
+
+
+def decode_image(path: Path) -> DecodedImage:
+    """The first image of a file, by the rules of this module. Raises UserError with the name of the file."""
+    pil = pillow()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # Pillow warns of images that may fill the memory, and raises an error for larger ones
+            warnings.simplefilter("error", pil.DecompressionBombWarning)
+            # of a TIFF whose tags are cut off
+            warnings.filterwarnings("error", message="Truncated File Read")
+            # as a file: given a path, Pillow maps a TIFF into memory, and mixes up the sides of one that is turned
+            with path.open("rb") as file, pil.open(file, formats=FORMATS) as opened:
+                return _decode(opened, path)
+    except (pil.DecompressionBombWarning, pil.DecompressionBombError):
+        raise _too_many_pixels(path) from None
+    except UserError:
+        raise
+    except pil.UnidentifiedImageError:
+        raise UserError(
+            f"{path}: Pillow cannot read this image (its content is none of {', '.join(FORMATS)})"
+        ) from None
+    except (*_PILLOW_ERRORS, UserWarning, RuntimeError, zlib.error, struct.error, MemoryError) as error:
+        raise UserError(f"{path}: Pillow cannot read this image ({error})") from error
+
+
+def pillow() -> Any:
+    """The `PIL.Image` module. Raises UserError if it is not installed."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise UserError("reading and scaling images needs Pillow: pip install 'manyformer[data]'") from None
+    return Image
+
+
+def _decode(opened: Any, path: Path) -> DecodedImage:
+    """The pixels of an image of Pillow whose header alone has been read."""
+    from PIL import ImageOps
+
+    if opened.width * opened.height > MAX_PIXELS:
+        raise _too_many_pixels(path)
+    is_deep = _is_deep(opened, path)
+    orientation = opened.getexif().get(_ORIENTATION)
+    profile = opened.info.get("icc_profile")
+    opened.load()
+    image = ImageOps.exif_transpose(opened)
+    if is_deep and image.mode.startswith("I"):
+        shallow = _upper_bits(image)
+    else:
+        shallow = image
+    pixels = np.asarray(shallow.convert("L" if shallow.mode in _GRAY_MODES else "RGB"))
+    occurrences = {
+        "turned": orientation in range(2, 9),
+        "deep": is_deep,
+        "transparent": _is_transparent(shallow),
+        "cmyk": image.mode == "CMYK",
+        "profile": isinstance(profile, bytes) and not any(name in profile for name in _SRGB),
+        # asked last: it may go on to the next frame
+        "frames": bool(getattr(opened, "is_animated", False)),
+    }
+    return DecodedImage(pixels, tuple(change for change, occurs in occurrences.items() if occurs))
+
+
+def _is_deep(opened: Any, path: Path) -> bool:
+    """Whether channels have 16 bits. Raises UserError for pixels without a range that says what is white."""
+    mode = opened.mode
+    raw_modes = [_raw_mode(tile) for tile in opened.tile]
+    if mode == "I" and opened.format in ("PNG", "PPM"):
+        # 16 bits, of which older versions of Pillow make 32
+        return True
+    if mode.startswith("I;16"):
+        if not all(_DEEP_RAW_MODE.fullmatch(raw_mode) for raw_mode in raw_modes):
+            raise _no_range(path, f"integers of an unusual number of bits ({raw_modes[0]})")
+        if opened.format == "TIFF" and opened.tag_v2.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+            raise _no_range(path, "16-bit integers of which 0 is white")
+        return True
+    if mode.startswith("I"):
+        raise _no_range(path, "integers of 32 bits or with signs")
+    if mode == "F":
+        raise _no_range(path, "floating point numbers")
+    if mode not in _GRAY_MODES | _COLOR_MODES:
+        raise UserError(f"{path}: the pixels of this image are of mode {mode}, which is not read; save it as RGB")
+    has_deep_maximum = opened.format == "PPM" and any(_largest_level(tile) > 255 for tile in opened.tile)
+    return has_deep_maximum or any(_DEEP_RAW_MODE.fullmatch(raw_mode) for raw_mode in raw_modes)
+
+
+def _raw_mode(tile: Any) -> str:
+    """How the pixels of a part of an image are stored, as Pillow calls it."""
+    arguments = tile[3]
+    if isinstance(arguments, tuple) and arguments:
+        first = arguments[0]
+    else:
+        first = arguments
+    if isinstance(first, str):
+        return first
+    return ""
+
+
+def _largest_level(tile: Any) -> int:
+    """The level of a PPM file that is white, 0 where Pillow need not know it."""
+    arguments = tile[3]
+    if isinstance(arguments, tuple):
+        return max((value for value in arguments if type(value) is int), default=0)
+    return 0
+
+
+def _upper_bits(image: Any) -> Any:
+    """A gray image of 16 bits with the upper 8 bits of each pixel."""
+    return pillow().fromarray((np.asarray(image) >> 8).astype(np.uint8))
+
+
+def _is_transparent(image: Any) -> bool:
+    """Whether a pixel is not opaque."""
+    if image.mode in _PREMULTIPLIED:
+        image = image.convert(_PREMULTIPLIED[image.mode])
+    elif "transparency" in image.info and image.mode in ("1", "L", "P", "RGB"):
+        image = image.convert("RGBA")
+    if "A" not in image.getbands():
+        return False
+    lowest, _ = image.getchannel("A").getextrema()
+    return bool(lowest < 255)
+
+
+def _no_range(path: Path, kind: str) -> UserError:
+    return UserError(
+        f"{path}: the pixels of this image are {kind}, which do not say what is white; save it with 8 or 16 bits of "
+        "each channel"
+    )
+
+
+def _too_many_pixels(path: Path) -> UserError:
+    return UserError(f"{path}: this image has more than {MAX_PIXELS:,} pixels; scale it down before")

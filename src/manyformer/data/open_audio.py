@@ -19,7 +19,6 @@ from manyformer.data.audio_reading import (
 )
 from manyformer.data.cache_folder import PreparationResult, PreparedData
 from manyformer.data.epochs import HeldOutBatches
-from manyformer.data.example_facts import ExampleFacts, folders_of, shown_place
 from manyformer.data.file_pipeline import FilePipeline
 from manyformer.data.kind import OpenRequest, register
 from manyformer.data.length_buckets import batches_in_order, check_fills_batch
@@ -33,13 +32,12 @@ from manyformer.data.opened import (
     UnlabelledInput,
     path_name,
 )
-from manyformer.data.saved_tokenizers import TokenizerPair, class_id
+from manyformer.data.saved_tokenizers import TokenizerPair, class_id, train_tokenizer
 from manyformer.data.splits import PathOrPaths, Splits, path_list
-from manyformer.data.summary import DataSummary, LengthSummary
+from manyformer.data.summary import DataSummary, ExampleFacts, LengthSummary, folders_of, shown_place
 from manyformer.data.text_files import describe_folder
 from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, write_shards
 from manyformer.data.tokenizer import NoTokenizer, Tokenizer
-from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.data.utterances import (
     JoinedRecordings,
     RecordingArchive,

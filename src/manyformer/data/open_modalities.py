@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from manyformer.config import ModalitiesData
-from manyformer.data.array_checks import NO_LABEL, complete_splits, count_labels, find_items, unused_items
+from manyformer.data.array_archives import NO_LABEL, complete_splits, count_labels, find_items, unused_items
 from manyformer.data.array_pipeline import ArrayPipeline
 from manyformer.data.audio_reading import INT16_SCALE
-from manyformer.data.example_facts import ExampleFacts
 from manyformer.data.kind import OpenRequest, register
+from manyformer.data.length_buckets import EncodedTexts
 from manyformer.data.log_mel import FrameSettings, FrameStatistics, LogMelFrontEnd
-from manyformer.data.modality_archive import NO_PART, ModalityArrays, RecordingArrays, read_modality_archive
-from manyformer.data.modality_batches import (
+from manyformer.data.modality_examples import (
+    NO_PART,
     CaptionReader,
     ContrastReader,
     ExampleEpoch,
@@ -23,15 +23,16 @@ from manyformer.data.modality_batches import (
     ExampleSet,
     FrontEndRecordings,
     LabelReader,
+    ModalityArrays,
+    RecordingArrays,
+    read_modality_archive,
     rows_of_batch,
 )
 from manyformer.data.opened import EvaluationData, HeldOutExample, UnlabelledData, UnlabelledInput
-from manyformer.data.padded_examples import EncodedTexts
-from manyformer.data.saved_tokenizers import TokenizerPair
-from manyformer.data.summary import DataSummary, LengthSummary
+from manyformer.data.saved_tokenizers import TokenizerPair, train_tokenizer
+from manyformer.data.summary import DataSummary, ExampleFacts, LengthSummary
 from manyformer.data.text_files import existing_path, file_stamp
 from manyformer.data.tokenizer import NoTokenizer, Tokenizer
-from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.errors import UserError, list_names
 from manyformer.type_aliases import IntArray
 

@@ -7,18 +7,17 @@ import numpy as np
 
 from manyformer.batches import TextUnits
 from manyformer.config import PairsData
+from manyformer.data.data_paths import NORMALIZATION_CORPUS
 from manyformer.data.kind import register
-from manyformer.data.length_buckets import LengthBuckets
+from manyformer.data.length_buckets import LengthBuckets, PairDataset
 from manyformer.data.opened import EvaluationData, EvaluationPath, LengthLimit, path_name, read_examples
-from manyformer.data.padded_examples import PairDataset
-from manyformer.data.pair_tables import NORMALIZATION_CORPUS, RowTable, open_table
-from manyformer.data.saved_tokenizers import TokenizerPair, borrowed_tokenizers
+from manyformer.data.pair_tables import RowTable, open_table
+from manyformer.data.saved_tokenizers import TokenizerPair, borrowed_tokenizers, train_tokenizer
 from manyformer.data.splits import PathOrPaths, Splits
 from manyformer.data.table_files import TableRow
 from manyformer.data.table_pipeline import TablePipeline, examples_of_rows, training_rows
 from manyformer.data.token_shards import ShardWriter, TokenShard, shard_units
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.errors import UserError
 
 # The share of the default corpus that is held out for testing, besides validation.

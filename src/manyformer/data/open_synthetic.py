@@ -9,9 +9,9 @@ import torch
 from manyformer.batches import IGNORE_INDEX, CausalLMBatch, ClassificationBatch, TextUnits
 from manyformer.config import SyntheticData
 from manyformer.core import PADDING_SEGMENT
-from manyformer.data.characters import CharTokenizer
 from manyformer.data.epochs import FIXED_SEED, Epoch, EpochPlan, HeldOutBatches, Sampler, random_generator
 from manyformer.data.kind import HELD_OUT_SPLITS, DataKind, OpenRequest, register
+from manyformer.data.native_tokenizers import CharTokenizer
 from manyformer.data.opened import (
     EvaluationData,
     EvaluationPath,

@@ -12,9 +12,8 @@ from manyformer.batches import TextUnits
 from manyformer.config import TextData
 from manyformer.context_windows import ContextWindows
 from manyformer.data.cache_folder import PreparationResult, PreparedData, load_prepared
+from manyformer.data.data_paths import STDIN, STDLIB, is_hub_dataset
 from manyformer.data.file_pipeline import FilePipeline
-from manyformer.data.holdout import DocumentPiece, HoldoutSplitter, TextSurvey
-from manyformer.data.hub import is_hub_dataset
 from manyformer.data.kind import OpenRequest, register
 from manyformer.data.length_buckets import check_fills_batch
 from manyformer.data.neighbour_tables import open_neighbour_table
@@ -30,13 +29,13 @@ from manyformer.data.row_layouts import (
 from manyformer.data.saved_tokenizers import TokenizerPair, describe_tokenizer, section_tokenizer
 from manyformer.data.splits import PathOrPaths, Splits, path_list
 from manyformer.data.summary import EXAMPLES, DataSummary, LengthSummary, kept_example
-from manyformer.data.table_headers import describe_tables
+from manyformer.data.table_columns import describe_tables
 from manyformer.data.text_epochs import BatchMaker, MaskedBatches, NextTokenBatches, TextPlan, tokens_that_end_sentences
 from manyformer.data.text_files import describe_folder, folder_files
-from manyformer.data.text_sources import STDLIB, PlainTextSource, TextPart, TextSource, text_sources
+from manyformer.data.text_preparation import DocumentPiece, HoldoutSplitter, TextSurvey, UnfinishedText
+from manyformer.data.text_sources import PlainTextSource, TextPart, TextSource, text_sources
 from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, shard_units, write_shards
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.data.unfinished_text import UnfinishedText
 from manyformer.errors import UserError
 
 # More text does not improve a vocabulary of byte pairs, and takes memory.
@@ -59,7 +58,7 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
     def split(self) -> Splits[TextSource]:
         splits = super().split()
         data = self.data
-        if data.test is None and data.path == "stdlib" and isinstance(data.valid, float):
+        if data.test is None and data.path == STDLIB and isinstance(data.valid, float):
             splits.shares["test"] = min(data.valid, (1 - data.valid) / 2)
         return splits
 
@@ -147,7 +146,7 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
         data = self.data
         documents = prepared.counts["documents"]
         vocab = prepared.tokenizers.target.vocab
-        names = {"stdlib": f"the source text of Python {python_version()}'s standard library", "-": "standard input"}
+        names = {STDLIB: f"the source text of Python {python_version()}'s standard library", STDIN: "standard input"}
         path_text = ", ".join(names.get(path, path) for path in path_list(data.path))
         yield (
             f"text: {path_text}; {documents:,} document{'s' * (documents != 1)}, {describe_tokenizer(data)}, "
@@ -205,7 +204,7 @@ def write_text_shard(data: TextData, tokenizer: Tokenizer, path: EvaluationPath,
 
 def sample_prompt(data: TextData, request: OpenRequest) -> str:
     """`def ` for Python's library, otherwise the first whole words of the validation text."""
-    if data.path == "stdlib":
+    if data.path == STDLIB:
         return "def "
     prepared = load_prepared(request.cache)
     assert prepared is not None

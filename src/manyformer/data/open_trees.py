@@ -9,9 +9,8 @@ import numpy as np
 
 from manyformer.config import TreesData
 from manyformer.data.kind import OpenRequest, register
-from manyformer.data.length_buckets import LengthBuckets, batches_in_order
+from manyformer.data.length_buckets import LengthBuckets, TaggedDataset, batches_in_order
 from manyformer.data.opened import LengthLimit, UnlabelledData, UnlabelledInput
-from manyformer.data.padded_examples import TaggedDataset
 from manyformer.data.pair_tables import RowTable
 from manyformer.data.saved_tokenizers import TokenizerPair, class_id, section_tokenizer
 from manyformer.data.splits import PathOrPaths, Splits, path_list
@@ -19,10 +18,17 @@ from manyformer.data.table_files import TableRow
 from manyformer.data.table_pipeline import TablePipeline, split_rows, training_rows
 from manyformer.data.token_shards import ShardWriter, TokenShard
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.data.treebank import LABEL_COLUMNS, UNKNOWN_LABEL, TreebankSentence, annotated_lines, open_treebank
-from manyformer.data.word_tokens import NO_WORD, WordTokens
+from manyformer.data.treebank import (
+    LABEL_COLUMNS,
+    NO_WORD,
+    UNKNOWN_LABEL,
+    TreebankSentence,
+    WordTokens,
+    annotated_lines,
+    open_treebank,
+)
 from manyformer.errors import UserError
-from manyformer.structures.dependency_trees import NO_NODE, preorder_columns
+from manyformer.structures import NO_NODE, preorder_columns
 
 SENTENCES_PER_BATCH = 64
 """Sentences whose labels are predicted together."""

@@ -1,24 +1,24 @@
-"""Tables of pairs and labelled texts as rows of two cells."""
+"""Tables of rows by their paths: files, pairs of files, Hugging Face data sets, and the default corpus of pairs.
+
+Data sets, by name or from a local folder in their format, need the `data` extra."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache as cache_result
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-from manyformer.data.findings import Finding, TableFindings
-from manyformer.data.hub import HubDataset, is_hub_dataset
+from manyformer.data.data_paths import HUB_PREFIX, NORMALIZATION_CORPUS, data_path, is_hub_dataset, is_saved_to_disk
 from manyformer.data.normalization import NormalizationPair, generate_pairs
-from manyformer.data.piped_input import data_path
 from manyformer.data.splits import DataSource
+from manyformer.data.summary import Finding, TableFindings
 from manyformer.data.table_columns import ColumnKey, find_columns
-from manyformer.data.table_files import TableRow, is_jsonl, read_parallel, read_rows
+from manyformer.data.table_files import TableRow, cell_text, is_jsonl, optional_text, read_parallel, read_rows
 from manyformer.data.text_files import file_stamp
-from manyformer.errors import UserError
+from manyformer.errors import UserError, list_names
+from manyformer.libraries.hub_libraries import load_dataset_split, load_saved_dataset, without_decoding
 
-NORMALIZATION_CORPUS = "normalization"
 _NORMALIZATION_NAME = "generated dates, amounts and numbers in 25 languages, to plain form"
-
-
 ReadRows = Callable[[TableFindings], Iterator[TableRow]]
 
 
@@ -61,15 +61,6 @@ class RowTable(DataSource):
 
     def stamp(self) -> list[str | int]:
         return self._stamp
-
-
-def _locale_data_versions() -> tuple[str, str]:
-    try:
-        return version("babel"), version("unicode-rbnf")
-    except PackageNotFoundError:
-        raise UserError(
-            f"data.path {NORMALIZATION_CORPUS} needs babel and unicode-rbnf: pip install 'manyformer[translate]'"
-        ) from None
 
 
 def open_table(
@@ -139,3 +130,91 @@ def _open_cells(
 
 def _normalization_rows(pairs: Callable[[], list[NormalizationPair]]) -> Iterator[TableRow]:
     return (TableRow(tuple(pair), f"pair {number}") for number, pair in enumerate(pairs()))
+
+
+def _locale_data_versions() -> tuple[str, str]:
+    try:
+        return version("babel"), version("unicode-rbnf")
+    except PackageNotFoundError:
+        raise UserError(
+            f"data.path {NORMALIZATION_CORPUS} needs babel and unicode-rbnf: pip install 'manyformer[translate]'"
+        ) from None
+
+
+class HubDataset:
+    """One split of a data set: `hf:NAME`, `hf:NAME@CONFIG`, `hf:NAME#SPLIT` (by default the split `train`)."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        name_and_config, _, split = path.removeprefix(HUB_PREFIX).partition("#")
+        self.name, _, config = name_and_config.partition("@")
+        self.split = split or "train"
+        self._records = _load_split(self.name, config or None, self.split)
+        self.fingerprint: str = str(self._records._fingerprint)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def rows(self, columns: Sequence[ColumnKey], *, optional: int = 0) -> Iterator[TableRow]:
+        """Stream the requested columns of the records in order; class labels are given by name if they have names.
+
+        The last `optional` columns may be missing; their cells are empty then."""
+        names = {column: _label_names(self._records.features, column) for column in columns}
+        needed = len(columns) - optional
+        for number, record in enumerate(without_decoding(self._records)):
+            location = f"{self.path}, record {number}"
+            cells = [cell_text(record, column, location) for column in columns[:needed]]
+            cells += [optional_text(record, str(column)) for column in columns[needed:]]
+            yield TableRow(
+                tuple(_label_text(text, names[column]) for text, column in zip(cells, columns, strict=True)), location
+            )
+
+
+def _label_text(text: str, names: list[str] | None) -> str:
+    # -1 marks a record without a label, as in test sets with hidden labels.
+    if names and text.isdecimal() and int(text) < len(names):
+        return names[int(text)]
+    return text
+
+
+def _label_names(features: Any, column: ColumnKey) -> list[str] | None:
+    names = getattr(features.get(column), "names", None)
+    if names:
+        return list(names)
+    return None
+
+
+def _load_split(name: str, config: str | None, split: str) -> Any:
+    try:
+        if is_saved_to_disk(Path(name)):
+            dataset = _select_split(load_saved_dataset(name), config, split, name)
+        else:
+            dataset = load_dataset_split(name, config, split)
+        # without this pass over the data, reading a damaged file can end the process with a signal
+        dataset.data.table.validate(full=True)
+        return dataset
+    except UserError:
+        raise
+    # The library raises a dozen exception classes, all of which mean that this data set cannot be loaded.
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "datasets":
+            raise UserError(
+                f"data.path {HUB_PREFIX}{name} needs the `datasets` library: pip install 'manyformer[data]'"
+            ) from None
+        sentence = " ".join(str(error).split())
+        raise UserError(
+            f"{HUB_PREFIX}{name}: this data set cannot be loaded ({type(error).__name__}: {sentence})"
+        ) from error
+
+
+def _select_split(saved: Any, config: str | None, split: str, name: str) -> Any:
+    """The split of a data set, or of several splits, from a folder."""
+    if isinstance(saved, dict):
+        splits = saved
+    else:
+        splits = {"train": saved}
+    if config is not None:
+        raise UserError(f"{HUB_PREFIX}{name}: a folder has no configurations; leave out @{config}")
+    if split not in splits:
+        raise UserError(f"{HUB_PREFIX}{name}: there is no split {split!r}; it has {list_names(splits)}")
+    return splits[split]

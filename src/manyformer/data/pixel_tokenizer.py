@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from manyformer.data.tokenizer import SPECIALS, NativeTokenizer, TokenIds
 from manyformer.errors import UserError
-from manyformer.structures.pixel_order import pixel_order
+from manyformer.structures import pixel_order
 
 FIRST_LEVEL_TOKEN = len(SPECIALS)
 """The token of level 0."""

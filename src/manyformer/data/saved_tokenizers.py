@@ -1,19 +1,56 @@
-"""Tokenizers and label names as files of a run folder, for its model without its data, and for other runs."""
+"""Tokenizers by the names of their kinds, trained or loaded, and as files of a run folder with the names of labels.
+
+A run's model is used with these files, without its data, and another run may take its tokenizers from them."""
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from manyformer.config import EncodedTextData
-from manyformer.data.tokenizer import Tokenizer
-from manyformer.data.tokenizer_kinds import MAX_TOKENIZER_BYTES, load_tokenizer, train_tokenizer
+from manyformer.data.foreign_tokenizer import ForeignTokenizer
+from manyformer.data.log_mel import LogMelFrontEnd
+from manyformer.data.native_tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer, WordTokenizer
+from manyformer.data.pixel_tokenizer import PixelTokenizer
+from manyformer.data.tokenizer import NoTokenizer, Tokenizer
 from manyformer.errors import UserError, suggest_names
 from manyformer.files.atomic_files import atomic_write_text
-from manyformer.files.json_records import read_json, validate_json
+from manyformer.files.json_records import DamagedFile, read_json, validate_json
 from manyformer.files.json_text import json_text
 from manyformer.files.tokenizer_files import LABELS, SHARED_TOKENIZER, SOURCE_TOKENIZER, TARGET_TOKENIZER
 from manyformer.files.verified_folder import MANIFEST, VerifiedFolder
+
+MAX_TOKENIZER_BYTES = 1 << 29
+"""The largest file of a tokenizer or of labels that is read."""
+
+TOKENIZERS: dict[str, type[Tokenizer]] = {
+    tokenizer.kind: tokenizer
+    for tokenizer in (
+        *(CharTokenizer, ByteTokenizer, BPETokenizer, WordTokenizer),
+        *(PixelTokenizer, LogMelFrontEnd, NoTokenizer, ForeignTokenizer),
+    )
+}
+
+
+def train_tokenizer(kind: str, texts: Iterable[str], size: int | None = None) -> Tokenizer:
+    """Train a tokenizer of this kind ("char", "byte", "bpe", "word") on `texts`; `size` is the vocabulary size."""
+    return _tokenizer_class(kind).learn(texts, size)
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+    """Load what `Tokenizer.save` wrote. Raises DamagedFile for a missing or damaged file."""
+    content = read_json(Path(path), "a tokenizer", max_bytes=MAX_TOKENIZER_BYTES)
+    try:
+        return _tokenizer_class(content.pop("kind")).restore(content)
+    except (ValueError, KeyError, AttributeError, TypeError, OverflowError) as error:
+        raise DamagedFile(f"{path} is damaged: it is not a complete tokenizer ({error})") from error
+
+
+def _tokenizer_class(kind: str) -> type[Tokenizer]:
+    if kind not in TOKENIZERS:
+        raise UserError(f"there is no tokenizer {kind!r}; {suggest_names(str(kind), TOKENIZERS)}")
+    return TOKENIZERS[kind]
 
 
 class TokenizerPair(NamedTuple):

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from manyformer.data.findings import Finding
+from manyformer.data.summary import Finding
 from manyformer.errors import UserError
 
 PathOrPaths = str | Sequence[str]

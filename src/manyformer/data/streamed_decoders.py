@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, final
 
-from manyformer.data.bpe import byte_of_character
+from manyformer.data.native_tokenizers import byte_of_character
 from manyformer.data.tokenizer import UNKNOWN_TEXT
 from manyformer.files.json_text import json_text
 from manyformer.libraries.tokenizer_rules import read_tokenizer

@@ -1,14 +1,18 @@
-"""What a person can check of a data set at a glance: rows, labels, lengths, what was left out, and three examples."""
+"""What a person can check of a data set at a glance: rows, labels, lengths, what was left out, and three examples.
+
+Readers count what they find in a file besides good rows, and pipelines what they prepare; a summary is made of both."""
 
 import textwrap
+from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, final
 
 import numpy as np
 from pydantic import PlainSerializer
 
-from manyformer.data.findings import Finding, plural
 from manyformer.type_aliases import IntArray
 
 EXAMPLES = 3
@@ -20,6 +24,80 @@ WIDTH = 71
 _LABELS_SHOWN = 8
 _EXAMPLE_CHARACTERS = 400
 """So many characters of a cell are kept; fewer are shown."""
+
+
+class Finding(NamedTuple):
+    """So many of something, such as "rows with an empty cell", and the location of the first, "" where unknown."""
+
+    number: int
+    what: str
+    first: str
+
+    def __str__(self) -> str:
+        place = f" (first: {self.first})" if self.first else ""
+        return f"{self.number:,} {self.what}{place}"
+
+
+@dataclass
+class Tally:
+    """Counts things of one kind and remembers where the first was."""
+
+    count: int = 0
+    first: str = ""
+
+    def add(self, location: str) -> None:
+        """Count one more."""
+        if not self.count:
+            self.first = location
+        self.count += 1
+
+
+@dataclass
+class TableFindings:
+    """What one pass over a table finds: records without cells, and those with another number of cells than the first.
+
+    A record that lacks a needed cell is refused, so that `uneven` ones are read, by the cells that are needed."""
+
+    blank: Tally = field(default_factory=Tally)
+    uneven: Tally = field(default_factory=Tally)
+
+    def found(self) -> Iterator[Finding]:
+        """What there is to tell."""
+        if self.blank.count:
+            yield Finding(self.blank.count, plural(self.blank.count, "blank line") + " left out", self.blank.first)
+        if self.uneven.count:
+            noun = plural(self.uneven.count, "row")
+            verb = "has" if self.uneven.count == 1 else "have"
+            yield Finding(
+                self.uneven.count, f"{noun} read that {verb} more or fewer cells than the first", self.uneven.first
+            )
+
+
+@final
+class ChangeCounts:
+    """How many items of a file a reader changed or left out in each way, and the location of the first one."""
+
+    def __init__(self) -> None:
+        self._numbers = Counter[str]()
+        self._first: dict[str, str] = {}
+
+    def add(self, change: str, location: str) -> None:
+        """Count a change of the item at this location."""
+        self._numbers[change] += 1
+        self._first.setdefault(change, location)
+
+    def findings(self, noun: str, texts: Mapping[str, str]) -> Iterator[Finding]:
+        """What there is to tell, in the order of `texts`, which has the words for each change of a `noun`."""
+        return change_findings(self._numbers, self._first, noun, texts)
+
+
+def change_findings(
+    numbers: Mapping[str, int], first: Mapping[str, str], noun: str, texts: Mapping[str, str]
+) -> Iterator[Finding]:
+    """A finding for each change that occurred; the `first` location is unknown in files of earlier versions."""
+    for change, text in texts.items():
+        if number := numbers.get(change, 0):
+            yield Finding(number, f"{plural(number, noun)} {text}", first.get(change, ""))
 
 
 class LengthSummary(NamedTuple):
@@ -142,9 +220,75 @@ class DataSummary(NamedTuple):
         }
 
 
+@final
+class ExampleFacts:
+    """The lengths of the examples of each split, before any is cut, the labels of training examples, and a few of them.
+
+    The examples shown are the first ones, or where labels are given with them, the first one of each label before."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.lengths: dict[str, array[int]] = {name: array("q") for name in names}
+        self.labels: Counter[str] = Counter()
+        self._first: list[tuple[str, ...]] = []
+        self._first_of_label: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of examples by split."""
+        return {name: len(lengths) for name, lengths in self.lengths.items()}
+
+    @property
+    def examples(self) -> tuple[tuple[str, ...], ...]:
+        """The examples that are shown."""
+        of_labels = list(self._first_of_label.values())
+        others = [example for example in self._first if example not in of_labels]
+        return tuple([*of_labels, *others][:EXAMPLES])
+
+    def lengths_of(self, names: Iterable[str]) -> IntArray:
+        """The lengths of the examples of these splits."""
+        return np.array([length for name in names for length in self.lengths[name]], dtype=np.int64)
+
+    def add(self, split: str, length: int, cells: Sequence[str], label: str | None = None) -> None:
+        """Count an example, which is shown as `cells`."""
+        self.lengths[split].append(length)
+        if split == "train":
+            self.show(cells, label)
+            if label is not None:
+                self.labels[label] += 1
+
+    def show(self, cells: Sequence[str], label: str | None = None) -> None:
+        """Keep a training example if it is one of those that are shown."""
+        if len(self._first) < EXAMPLES:
+            self._first.append(kept_example(cells))
+        if label is not None and len(self._first_of_label) < EXAMPLES:
+            self._first_of_label.setdefault(label, kept_example(cells))
+
+
 def kept_example(cells: Sequence[str]) -> tuple[str, ...]:
     """An example as a summary keeps it."""
     return tuple(cell[:_EXAMPLE_CHARACTERS] for cell in cells)
+
+
+def folders_of(names: Iterable[str]) -> list[str]:
+    """The folders that the sources with these names are in, for `shown_place`."""
+    return list(dict.fromkeys(f"{Path(name).parent}/" for name in names))
+
+
+def shown_place(location: str, folders: Iterable[str]) -> str:
+    """A location without the folder of its source."""
+    return next((location.removeprefix(folder) for folder in folders if location.startswith(folder)), location)
+
+
+def wrapped(text: str) -> list[str]:
+    """A text in lines of a summary, with long words, such as paths, in one piece."""
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def plural(count: int, noun: str) -> str:
+    """The noun for so many of it."""
+    if count == 1:
+        return noun
+    return f"{noun}s"
 
 
 def _number(value: float) -> str:
@@ -191,8 +335,3 @@ def _fitted(cells: Sequence[str], room: int) -> list[str]:
 
 def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
-
-
-def wrapped(text: str) -> list[str]:
-    """A text in lines of a summary, with long words, such as paths, in one piece."""
-    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

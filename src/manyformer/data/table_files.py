@@ -1,5 +1,8 @@
-"""Readers of TSV, CSV, JSONL and parallel text files as rows of columns; errors name the file and the line."""
+"""Readers of TSV, CSV, JSONL and parallel text files as rows of columns; errors name the file and the line.
 
+In CSV (RFC 4180) quoted cells may hold line ends; in TSV a line is a record, and quotes are characters."""
+
+import csv
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -9,16 +12,38 @@ from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
-from manyformer.data.csv_records import Record, is_csv, read_records
-from manyformer.data.findings import TableFindings
-from manyformer.data.table_columns import ColumnKey, index_of_column
-from manyformer.data.text_files import content_suffix, read_lines
+from manyformer.data.summary import TableFindings
+from manyformer.data.text_files import MAX_LINE_CHARACTERS, content_suffix, line_blocks, read_chunks, read_lines
 from manyformer.errors import UserError, suggest_names
 
-_SURROGATES = re.compile("[\ud800-\udfff]")
-
-_SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars"}
+CSV = ".csv"
 JSONL = frozenset({".jsonl", ".ndjson"})
+MAX_RECORD_CHARACTERS = MAX_LINE_CHARACTERS
+"""The longest record that is read: an open quote must not take the rest of a large file."""
+_REASONS = {
+    "unexpected end of data": "the quote that opens in it is not closed before the end of the file",
+    "',' expected after '\"'": "after the quote that closes a cell there is neither a comma nor the end of the line",
+    "new-line character seen in unquoted field": "a carriage return stands in it without a line feed, outside of "
+    "quotes; let lines end with \\n or \\r\\n",
+}
+_SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "bars"}
+_SURROGATES = re.compile("[\ud800-\udfff]")
+ColumnKey = int | str
+"""A column by its number, counted from 0, or by its name."""
+
+
+class Record(NamedTuple):
+    """The cells of a record, none for a blank line, and its first and last line in the file, counted from 1."""
+
+    cells: list[str]
+    first: int
+    last: int
+
+    def location(self, name: str) -> str:
+        """The place of the record in the file of that name, for messages."""
+        if self.first == self.last:
+            return f"{name}:{self.first}"
+        return f"{name}:{self.first}-{self.last}"
 
 
 class TableRow(NamedTuple):
@@ -26,6 +51,16 @@ class TableRow(NamedTuple):
 
     cells: tuple[str, ...]
     location: str
+
+
+def is_csv(path: Path) -> bool:
+    """Whether the file's suffix is that of CSV; every other table but JSONL is TSV."""
+    return content_suffix(path) == CSV
+
+
+def is_jsonl(path: Path) -> bool:
+    """Whether the file's suffix is one of JSON lines."""
+    return content_suffix(path) in JSONL
 
 
 def read_rows(
@@ -46,11 +81,6 @@ def read_rows(
     if is_jsonl(path):
         return _read_jsonl(path, columns, optional, notes)
     return _read_cells(path, columns, optional, notes, has_header=has_header)
-
-
-def is_jsonl(path: Path) -> bool:
-    """Whether the file's suffix is one of JSON lines."""
-    return content_suffix(path) in JSONL
 
 
 def read_parallel(first: Path, second: Path) -> Iterator[TableRow]:
@@ -115,6 +145,21 @@ def _raise_missing_column(path: Path, location: str, column: int, cells: Sequenc
     )
 
 
+def index_of_column(key: ColumnKey, header: Sequence[str], where: str) -> int:
+    """The number of a column, given by number or by name."""
+    if isinstance(key, int):
+        return key
+    if key in header:
+        names = list(header)
+    else:
+        names = [cell.strip() for cell in header]
+    if key not in names:
+        raise UserError(f"{where}: the first line has no column {key!r}; {suggest_names(key, names)}")
+    if names.count(key) > 1:
+        raise UserError(f"{where}: {names.count(key)} columns have the name {key!r}; give the number of one of them")
+    return names.index(key)
+
+
 def _read_jsonl(
     path: Path, columns: Sequence[ColumnKey | None], optional: int, findings: TableFindings
 ) -> Iterator[TableRow]:
@@ -163,3 +208,62 @@ def cell_text(record: dict[str, Any], column: ColumnKey, location: str) -> str:
             f"{location}: column {column!r} holds half a character (a lone surrogate), which is not valid Unicode"
         )
     return text
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """The records of a TSV or CSV file, blank lines too. Raises UserError with the lines of what is no record."""
+    if is_csv(path):
+        return _read_csv(path)
+    return _read_tsv(path)
+
+
+def _read_tsv(path: Path) -> Iterator[Record]:
+    # quotes are characters, as in the files of most corpora: only a tab ends a cell, and only a line end a record
+    for number, text in read_lines(path):
+        yield Record(text.split("\t") if "\t" in text or text.strip() else [], number, number)
+
+
+def _read_csv(path: Path) -> Iterator[Record]:
+    """The records as `csv.reader` gives them, in strict mode."""
+    # the limit is that of the process: raised, never lowered, since a cell may be a whole document
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_RECORD_CHARACTERS))
+    source = _RecordLines(path)
+    reader = csv.reader(source.lines(), strict=True)
+    first = 1
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            where = Record([], first, max(first, reader.line_num)).location(str(path))
+            reason = next((text for part, text in _REASONS.items() if part in str(error)), str(error))
+            raise UserError(f"{where}: this is no record of CSV: {reason}") from None
+        last = reader.line_num
+        source.characters = 0
+        source.first = last + 1
+        if len(cells) == 1 and not cells[0].strip():
+            cells = []
+        yield Record(cells, first, last)
+        first = last + 1
+
+
+class _RecordLines:
+    """The lines of a file for `csv.reader`, with their line ends, counting the characters of the current record."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.characters = 0
+        self.first = 1
+
+    def lines(self) -> Iterator[str]:
+        """The lines. Raises UserError for a record that is too long."""
+        for block in line_blocks(read_chunks(self.path), str(self.path)):
+            for text in block.lines:
+                self.characters += len(text)
+                if self.characters > MAX_RECORD_CHARACTERS:
+                    raise UserError(
+                        f"{self.path}:{self.first}: the record that begins here has more than "
+                        f"{MAX_RECORD_CHARACTERS:,} characters; is a quote in it not closed?"
+                    )
+                yield f"{text}\n" if block.are_ended else text

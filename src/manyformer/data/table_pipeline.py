@@ -1,25 +1,39 @@
-"""The common part of kinds of data that are tables of rows: pairs, labelled texts and tagged sentences."""
+"""The common part of kinds of data that are tables of rows, and of those whose rows an encoder reads as text.
+
+Held-out rows are kept as strings. Rows to label are read as in training, and their labels are compared alone."""
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
+from itertools import tee
 from pathlib import Path
 from typing import TypeVar
 
 from manyformer.config import EncodedTextData, PairsData, TabularTextData, TreesData
 from manyformer.data.cache_folder import PreparationResult, PreparedData
-from manyformer.data.example_facts import ExampleFacts
+from manyformer.data.data_paths import is_hub_dataset
 from manyformer.data.file_pipeline import FilePipeline
-from manyformer.data.findings import Finding, Tally, plural
+from manyformer.data.kind import OpenRequest
 from manyformer.data.length_buckets import LengthBuckets, SequenceDataset, training_buckets
-from manyformer.data.opened import EvaluationPath, HeldOutExample
-from manyformer.data.pair_tables import RowTable
-from manyformer.data.saved_tokenizers import TokenizerPair, describe_tokenizer
-from manyformer.data.splits import Splits
-from manyformer.data.summary import EXAMPLES, DataSummary, LengthSummary
-from manyformer.data.table_files import TableRow
+from manyformer.data.opened import (
+    EvaluationData,
+    EvaluationPath,
+    HeldOutExample,
+    LengthLimit,
+    UnlabelledData,
+    UnlabelledInput,
+    path_name,
+    read_examples,
+)
+from manyformer.data.pair_tables import RowTable, open_table
+from manyformer.data.saved_tokenizers import TokenizerPair, describe_tokenizer, section_tokenizer
+from manyformer.data.splits import PathOrPaths, Splits, path_list
+from manyformer.data.summary import EXAMPLES, DataSummary, ExampleFacts, Finding, LengthSummary, Tally, plural
+from manyformer.data.table_columns import ColumnKey
+from manyformer.data.table_files import TableRow, is_csv, is_jsonl
+from manyformer.data.text_files import content_suffix
 from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, write_shards
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write
@@ -28,6 +42,9 @@ from manyformer.type_aliases import IntArray
 
 TableData = TypeVar("TableData", bound=PairsData | TabularTextData | TreesData)
 """The section of a table."""
+TabularT = TypeVar("TabularT", bound=TabularTextData)
+"""The section of a table of texts."""
+TSV = frozenset({".tsv", ".tab"})
 # Rows of a table that are tokenized in one call.
 _BLOCK_ROWS = 2000
 
@@ -217,6 +234,53 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         return f"{self.tokenizers.target.vocab:,}"
 
 
+class TabularTextPipeline(TablePipeline[TabularT]):
+    """Rows of texts for an encoder; `columns` are the settings that name the columns, the texts first."""
+
+    prepared_settings = ("tokenizer", "vocab", "max_length")
+    columns: tuple[str, ...]
+    texts: int
+    """How many of the columns are texts, from which a tokenizer is trained."""
+    long_rows = "cut"
+
+    def open_sources(self, paths: PathOrPaths, split: str) -> list[RowTable]:
+        keys: list[ColumnKey | None] = [getattr(self.data, column) for column in self.columns]
+        cache = self.request.cache
+        header = self.data.header
+        return [open_table(path, keys, self.columns, cache, header=header) for path in path_list(paths)]
+
+    def train_tokenizers(self, splits: Splits[RowTable]) -> TokenizerPair:
+        rows = training_rows(splits, required_cells=self.required_cells)
+        tokenizer = section_tokenizer(self.data, (cell for row in rows for cell in row.cells[: self.texts]))
+        return TokenizerPair(tokenizer, tokenizer, self.label_names(splits))
+
+    def labels_of(self, row: TableRow) -> Sequence[str]:
+        if self.tokenizers.labels is not None:
+            return row.cells[-1:]
+        return ()
+
+    def label_names(self, splits: Splits[RowTable]) -> tuple[str, ...] | None:
+        """The names of the labels, which are in the last column. Raises UserError if there is one alone."""
+        labels = sorted({row.cells[-1] for row in training_rows(splits)})
+        if len(labels) == 1:
+            raise UserError(
+                f"all training {self.title} have the label {labels[0]!r}; a classifier needs at least two labels"
+            )
+        return tuple(labels)
+
+    def held_out(self, split: str | None) -> EvaluationData:
+        evaluation = super().held_out(split)
+        return evaluation._replace(examples=tuple(read_examples(self.request.cache, evaluation.name)))
+
+    def from_file(self, path: EvaluationPath) -> EvaluationData:
+        # as strings alone, so that a label that does not occur in training is an error of the model
+        return EvaluationData(path_name(path), None, examples_of_rows(self.rows_of_file(path)))
+
+    def length_limits(self, plans: Mapping[str, LengthBuckets]) -> Iterator[LengthLimit]:
+        remedy = "cut such texts with data.max_length, or build a longer model"
+        yield LengthLimit(max(plan.max_length for plan in plans.values()), "the longest text", remedy)
+
+
 def split_rows(
     splits: Splits[RowTable], *, required_cells: int | None = None, left_out: Tally | None = None
 ) -> Iterator[tuple[str, TableRow]]:
@@ -255,3 +319,50 @@ def _group_rows(rows: Iterable[tuple[str, TableRow]]) -> Iterator[tuple[str, lis
         if len(blocks[name]) == _BLOCK_ROWS:
             yield name, blocks.pop(name)
     yield from blocks.items()
+
+
+def is_table(path: str) -> bool:
+    """Whether the name is that of a table, not of lines of text."""
+    return is_hub_dataset(path) or is_jsonl(Path(path)) or is_csv(Path(path)) or content_suffix(Path(path)) in TSV
+
+
+def open_unlabelled(
+    path: str, keys: Sequence[ColumnKey | None], names: Sequence[str], data: TabularTextData, request: OpenRequest
+) -> RowTable:
+    """The table of inputs at `path`, whose last column, the label, may be missing."""
+    table = open_table(path, keys, names, request.cache, header=data.header, optional=1)
+    for note in table.notes:
+        request.log(note)
+    return table
+
+
+def unlabelled_rows(
+    table: RowTable,
+    request: OpenRequest,
+    *,
+    name: Callable[[TableRow], str],
+    texts: int = 1,
+    labels: Collection[str] | None = None,
+) -> UnlabelledData:
+    """The rows of a table as inputs; the last cell is the label, empty where there is none.
+
+    What else is in the table is logged at its end, and a label that is not one of `labels` once."""
+
+    def rows() -> Iterator[TableRow]:
+        unknown = False
+        for row in table.rows():
+            if labels is not None and row.cells[-1] and row.cells[-1] not in labels and not unknown:
+                unknown = True
+                request.log(
+                    f"{row.location}: {row.cells[-1][:60]!r}, in the place of a label, is no label of this model; the "
+                    "text is the cell in its own column alone"
+                )
+            yield row
+        for finding in table.found():
+            request.log(str(finding))
+
+    read, named = tee(rows())
+    inputs = (UnlabelledInput(name(row), expected=row.cells[-1] or None) for row in named)
+    if texts == 1:
+        return UnlabelledData(inputs, texts=(row.cells[0] for row in read))
+    return UnlabelledData(inputs, pairs=((row.cells[0], row.cells[1]) for row in read))

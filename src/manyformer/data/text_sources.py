@@ -1,23 +1,27 @@
 """Text sources that stream documents: a file is one document, a JSONL or data set record is one document."""
 
+import os
+import sysconfig
 from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from manyformer.data import stdlib_corpus
 from manyformer.data.content_sums import MAX_FILES, evenly_chosen
-from manyformer.data.findings import Finding, Tally, plural
-from manyformer.data.hub import is_hub_dataset
+from manyformer.data.data_paths import STDIN, STDLIB, data_path, is_hub_dataset
 from manyformer.data.pair_tables import RowTable, open_table
-from manyformer.data.piped_input import STDIN, data_path
 from manyformer.data.splits import DataSource, PathOrPaths, path_list
+from manyformer.data.summary import Finding, Tally, plural
 from manyformer.data.table_files import is_jsonl
 from manyformer.data.text_files import file_stamp, folder_files, read_chunks
 from manyformer.errors import UserError
 
-STDLIB = "stdlib"
-"""The path that means the source of Python's standard library."""
+# Tests are half of the library and unlike the remaining code; `encodings` holds tables of characters, from which a
+# small model learns to generate CAPITAL LETTER; the remaining folders are not part of the library proper.
+EXCLUDED_FOLDERS = frozenset(
+    {"test", "tests", "encodings", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
+)
+MIN_BYTES = 1_000_000
 
 
 class TextPart(NamedTuple):
@@ -114,7 +118,7 @@ def text_sources(paths: PathOrPaths, column: str | None, cache: Path) -> list[Te
 
 def _sources_at(path: str, column: str, cache: Path) -> list[TextSource]:
     if path == STDLIB:
-        return [PlainTextSource(file) for file in stdlib_corpus.stdlib_files()]
+        return [PlainTextSource(file) for file in stdlib_files()]
     if is_hub_dataset(path):
         return [RecordSource(open_table(path, [column], [column], cache))]
     resolved = data_path(path, cache)
@@ -135,3 +139,34 @@ def _file_source(path: Path, column: str, cache: Path, *, has_sum: bool = True) 
     if is_jsonl(path):
         return RecordSource(open_table(str(path), [column], [column], cache))
     return PlainTextSource(path, has_sum=has_sum)
+
+
+def stdlib_files(folder: Path | None = None) -> list[Path]:
+    """The .py files sorted by path. Raises UserError if the library has less than `MIN_BYTES` of source."""
+    if folder is None:
+        root = Path(sysconfig.get_paths()["stdlib"])
+    else:
+        root = folder
+    paths: list[Path] = []
+    for directory, subfolders, names in os.walk(root):
+        # Pruned during the walk: site-packages can hold a hundred times as many files.
+        subfolders[:] = [name for name in subfolders if name not in EXCLUDED_FOLDERS]
+        paths += [Path(directory, name) for name in names if name.endswith(".py")]
+    paths.sort(key=lambda path: path.relative_to(root).parts)
+    readable = [path for path in paths if path.is_file() and path.stat().st_size and _is_utf8(path)]
+    size = sum(path.stat().st_size for path in readable)
+    if size < MIN_BYTES:
+        raise UserError(
+            f"the standard library of this Python ({root}) holds only {size:,} bytes of source text, too little "
+            "to learn from; give your own text with data.path=FILE_OR_FOLDER"
+        )
+    return readable
+
+
+def _is_utf8(path: Path) -> bool:
+    # Some files deliberately declare another encoding.
+    try:
+        path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True

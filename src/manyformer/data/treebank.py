@@ -1,20 +1,25 @@
-"""Reader of CoNLL-U files: the word forms, labels and heads of each sentence; errors name the line and sentence."""
+"""Reader of CoNLL-U files: the forms, labels and heads of each sentence, and the tokens of its words.
 
+Errors name the line and the sentence."""
+
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from importlib.metadata import version
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from manyformer.data.data_paths import data_path
 from manyformer.data.pair_tables import RowTable
-from manyformer.data.piped_input import data_path
 from manyformer.data.table_files import TableRow
 from manyformer.data.text_files import NumberedLine, file_stamp, read_lines
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.data.word_tokens import WordsInText, WordTokens, tokens_in_text, tokens_of_words
 from manyformer.errors import UserError
-from manyformer.structures.dependency_trees import preorder_columns
+from manyformer.structures import preorder_columns
+from manyformer.type_aliases import IntArray
 
 # A character that no cell of a tab-separated file can contain.
 CELL_SEPARATOR = "\t"
@@ -36,12 +41,46 @@ _NO_SPACE = "SpaceAfter=No"
 """The column of other facts about a word, counted from 0, and the one that says that no space follows it."""
 UNKNOWN_LABEL = "_"
 """The label of a word without one."""
+NO_WORD = -1
 MAX_SENTENCE_WORDS = 4096
 """The longest sentence that is read: several times the longest of known treebanks, and attention is quadratic."""
 _MAX_BLOCK_LINES = 4 * MAX_SENTENCE_WORDS
 """The most lines of a sentence, with its comments, multiword tokens and empty nodes."""
 _LIMITED_SENTENCES = 1000
 """So many sentences of a part are read at most, since the library parses slowly."""
+
+
+class WordsInText(NamedTuple):
+    """Words as they stand in a running text: word i is `text[starts[i] : stops[i]]`."""
+
+    text: str
+    starts: list[int]
+    stops: list[int]
+
+    @classmethod
+    def of_forms(cls, forms: Sequence[str], has_space_after: Sequence[bool]) -> "WordsInText":
+        """The words one behind the other, with a space behind those that have one."""
+        pieces = []
+        starts = []
+        stops = []
+        length = 0
+        for form, has_space in zip(forms, has_space_after, strict=True):
+            starts.append(length)
+            stops.append(length + len(form))
+            pieces.append(form + " " * has_space)
+            length += len(pieces[-1])
+        return cls("".join(pieces).rstrip(" "), starts, stops)
+
+
+class WordTokens(NamedTuple):
+    """Tokens with the number of the word of each, `NO_WORD` for one behind all words; the first token of every word.
+
+    `is_divided` says that the text was encoded in pieces, since the tokenizer joins words in a token."""
+
+    ids: IntArray
+    word_numbers: IntArray
+    first: IntArray
+    is_divided: bool = False
 
 
 class TreebankSentence(NamedTuple):
@@ -132,6 +171,70 @@ def annotated_lines(lines: Iterable[NumberedLine], column: int, labels: Sequence
             cells[column] = next(remaining)
         annotated.append(CELL_SEPARATOR.join(cells))
     return annotated
+
+
+def tokens_in_text(sentence: WordsInText, tokenizer: Tokenizer) -> WordTokens:
+    """The tokens of words in their running text, as the tokenizer encodes it where no token belongs to two words.
+
+    Where one does, the text is encoded in pieces that end between the two."""
+    borders = [0, len(sentence.text)]
+    while True:
+        pieces = [_encode_piece(sentence, start, stop, tokenizer) for start, stop in pairwise(borders)]
+        ids = np.concatenate([piece[0] for piece in pieces])
+        first_words = np.concatenate([piece[1] for piece in pieces])
+        last_words = np.concatenate([piece[2] for piece in pieces])
+        joined = first_words != last_words
+        if not joined.any():
+            return _with_unknown_words(ids, first_words, len(sentence.starts), tokenizer, is_divided=len(borders) > 2)
+        crossed = {
+            sentence.stops[word] for a, b in zip(first_words[joined], last_words[joined]) for word in range(a, b)
+        }
+        borders = sorted({*borders, *crossed})
+
+
+def tokens_of_words(forms: Sequence[str], tokenizer: Tokenizer) -> WordTokens:
+    """The tokens of words that are encoded one by one, for a tokenizer that was learned from words."""
+    ids = tokenizer.encode_many(forms)
+    return _with_unknown_words(
+        np.concatenate(ids), np.repeat(np.arange(len(forms)), list(map(len, ids))), len(forms), tokenizer
+    )
+
+
+def _encode_piece(
+    sentence: WordsInText, start: int, stop: int, tokenizer: Tokenizer
+) -> tuple[IntArray, IntArray, IntArray]:
+    """The tokens of a part of the text, with the first and the last word that each has a character of."""
+    tokens = tokenizer.encode_spans(sentence.text[start:stop])
+    first = []
+    last = []
+    for begin, end in zip((tokens.starts + start).tolist(), (tokens.stops + start).tolist()):
+        low = bisect_right(sentence.stops, begin)
+        high = bisect_left(sentence.starts, end) - 1
+        is_within = begin < end and low <= high
+        first.append(low if is_within else NO_WORD)
+        last.append(high if is_within else NO_WORD)
+    return tokens.ids.astype(np.int64), np.array(first, dtype=np.int64), np.array(last, dtype=np.int64)
+
+
+def _with_unknown_words(
+    ids: IntArray, word_numbers: IntArray, count: int, tokenizer: Tokenizer, *, is_divided: bool = False
+) -> WordTokens:
+    """The tokens with an unknown one for each word without any (some tokenizers drop characters)."""
+    missing = np.setdiff1d(np.arange(count), word_numbers)
+    # a word belongs behind the tokens of the words before it, and behind spaces that precede those
+    if len(word_numbers):
+        reached = np.maximum.accumulate(word_numbers)
+    else:
+        reached = word_numbers
+    places = np.searchsorted(reached, missing, side="right")
+    ids = np.insert(ids, places, tokenizer.unk)
+    word_numbers = np.insert(word_numbers, places, missing)
+    # a space belongs to the word behind it, as in tokens that have both
+    following = np.where(word_numbers == NO_WORD, count, word_numbers)[::-1]
+    word_numbers = np.minimum.accumulate(following)[::-1]
+    word_numbers = np.where(word_numbers == count, NO_WORD, word_numbers)
+    numbers, first = np.unique(word_numbers, return_index=True)
+    return WordTokens(ids, word_numbers, first[numbers != NO_WORD], is_divided)
 
 
 def _import_conllu() -> Any:

@@ -12,9 +12,8 @@ from torch import Tensor
 from manyformer.batches import AudioClassificationBatch, TranscriptionBatch
 from manyformer.data.audio_reading import INT16_SCALE
 from manyformer.data.epochs import FIXED_SEED, EpochPlan, random_generator
-from manyformer.data.length_buckets import BucketEpoch, SequenceDataset
+from manyformer.data.length_buckets import BucketEpoch, EncodedTexts, SequenceDataset
 from manyformer.data.log_mel import LogMelFrontEnd
-from manyformer.data.padded_examples import EncodedTexts
 from manyformer.data.saved_tokenizers import class_id
 from manyformer.data.token_shards import TokenShard
 from manyformer.data.tokenizer import Tokenizer
@@ -60,8 +59,6 @@ class SpecAugment(NamedTuple):
 
 
 NO_MASKS = SpecAugment()
-
-
 AudioBatch = AudioClassificationBatch | TranscriptionBatch
 
 # Distinguishes the random stream of masks from that of the order.

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from manyformer.data.findings import ChangeCounts
-from manyformer.data.image_decoding import CHANGES
 from manyformer.data.image_files import open_image_files
-from manyformer.data.image_reading import ImageRecord, ImageResize, count_changes
+from manyformer.data.image_reading import CHANGES, ImageRecord, ImageResize, count_changes
 from manyformer.data.kind import no_log
+from manyformer.data.summary import ChangeCounts
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import open_run, task_of_run
 from manyformer.generate import Decoding, Hypothesis, SourceBatch, answer_sources

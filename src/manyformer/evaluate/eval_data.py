@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 from manyformer.api import load
 from manyformer.config import DATA_SECTIONS, RUN_FILE, RunConfig, TreesData
 from manyformer.context_windows import ContextWindows
-from manyformer.data import TokenizerPair, load_tokenizers
+from manyformer.data import TokenizerPair, load_tokenizers, open_file, open_held_out
 from manyformer.data.kind import OpenRequest, kind_of, no_log
 from manyformer.data.opened import EvaluationData, EvaluationPath
-from manyformer.data.opening import open_file, open_held_out
 from manyformer.errors import UserError
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.interop.model_import import read_recipe, read_tokenizers

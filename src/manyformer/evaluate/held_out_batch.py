@@ -4,7 +4,7 @@ from pathlib import Path
 
 from manyformer.batches import Batch
 from manyformer.evaluate.eval_data import open_run_or_model
-from manyformer.tasks.tokenizer_protocols import TaskTokenizers
+from manyformer.tasks.requests import TaskTokenizers
 
 
 def held_batch(run: str | Path, *, data: str | None = None) -> tuple[Batch, TaskTokenizers]:

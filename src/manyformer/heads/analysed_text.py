@@ -10,8 +10,7 @@ from manyformer.data import Tokenizer
 from manyformer.data.cache_folder import load_prepared
 from manyformer.data.open_trees import reads_running_text
 from manyformer.data.opened import EvaluationData
-from manyformer.data.treebank import TreebankSentence, open_treebank
-from manyformer.data.word_tokens import WordTokens
+from manyformer.data.treebank import TreebankSentence, WordTokens, open_treebank
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import TrainedRun, task_of_run
 from manyformer.heads.head_analysis import TokenFrequencies

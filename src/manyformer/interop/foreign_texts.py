@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from manyformer.data.foreign_tokenizer import ForeignTokenizer
 from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
+from manyformer.data.saved_tokenizers import MAX_TOKENIZER_BYTES
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.data.tokenizer_kinds import MAX_TOKENIZER_BYTES
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile, read_json
 from manyformer.interop.foreign_config import CONFIG, GENERATION, ForeignConfig

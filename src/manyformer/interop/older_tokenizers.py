@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from manyformer.data.tokenizer_kinds import MAX_TOKENIZER_BYTES
+from manyformer.data.saved_tokenizers import MAX_TOKENIZER_BYTES
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile, read_bounded, read_json
 from manyformer.libraries.hub_libraries import load_auto_tokenizer

@@ -8,9 +8,8 @@ import tokenizers
 from tokenizers import Regex, decoders, pre_tokenizers, processors
 from tokenizers.models import BPE, WordLevel
 
-from manyformer.data.bpe import BPETokenizer, byte_of_character
-from manyformer.data.characters import ByteTokenizer, CharTokenizer
 from manyformer.data.foreign_tokenizer import ForeignTokenizer, SpecialIds
+from manyformer.data.native_tokenizers import BPETokenizer, ByteTokenizer, CharTokenizer, byte_of_character
 from manyformer.data.tokenizer import SPECIALS, Tokenizer
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write_text

@@ -9,7 +9,7 @@ from manyformer.core import Context, Layer, LayerOutput, State
 from manyformer.dropout import Dropout
 from manyformer.mixers.graph_attention import edges_of, watch_edge_weights
 from manyformer.ops.edge_attention import edge_softmax, sum_over_edges
-from manyformer.structures.token_structures import GraphEdges
+from manyformer.structures import GraphEdges
 
 
 @final

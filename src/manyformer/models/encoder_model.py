@@ -15,7 +15,7 @@ from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.head import ClassHead
 from manyformer.models.model import B, Model, ModelOutput, apply_head, apply_layer, max_length_of
 from manyformer.models.token_positions import positions_of
-from manyformer.structures.token_structures import DependencyTree
+from manyformer.structures import DependencyTree
 
 EncoderBatch = AnswerSpanBatch | ClassificationBatch
 """A batch of one or two texts in each row."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT
 from manyformer.errors import UserError
-from manyformer.structures.token_structures import GraphEdges
+from manyformer.structures import GraphEdges
 
 NO_EDGE = -1
 """The source and target of padding among the edges of a row."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from manyformer.core import Context
 from manyformer.models.token_positions import positions_of
 from manyformer.ops.graph_distances import NO_PATH, graph_distances, mean_along_shortest_paths
-from manyformer.structures.token_structures import GraphEdges
+from manyformer.structures import GraphEdges
 from manyformer.training_hooks import UndecayedParameters
 
 INITIAL_STD = 0.02

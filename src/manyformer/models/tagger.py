@@ -16,7 +16,7 @@ class Tagger(EncoderModel[TaggingBatch]):
     """Labels each word at its first token (as Devlin et al. 2019, section 5.3); logits are (b, l, classes).
 
     `trees` holds the three numbers of each token's node in the dependency tree, for tree position encodings.
-    `manyformer.structures.dependency_trees` computes them from heads (`preorder_columns`); all tokens of a word share
+    `manyformer.structures` computes them from heads (`preorder_columns`); all tokens of a word share
     them."""
 
     def forward(

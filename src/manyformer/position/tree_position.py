@@ -10,7 +10,7 @@ from manyformer.core import TokenPositions
 from manyformer.position.absolute import SinusoidalPosition
 from manyformer.position.position import Keys, Outputs, PairScores, Position, Queries
 from manyformer.position.relative import key_score_terms, value_output_terms
-from manyformer.structures.token_structures import DependencyTree
+from manyformer.structures import DependencyTree
 
 
 @final
@@ -91,8 +91,7 @@ def tree_of(positions: TokenPositions) -> DependencyTree:
     """The dependency tree of `positions`. Raises ValueError if it is missing."""
     if positions.tree is None:
         raise ValueError(
-            "structural positions need the tree of every sentence: pass `trees` "
-            "(see manyformer.structures.dependency_trees)"
+            "structural positions need the tree of every sentence: pass `trees` (see manyformer.structures)"
         )
     return positions.tree
 

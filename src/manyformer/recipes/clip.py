@@ -18,7 +18,7 @@ from manyformer.recipes.modality_parts import (
 )
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import check_heads, init_std, stack
-from manyformer.tasks.contrast import CONTRAST
+from manyformer.tasks.example_parts import CONTRAST
 
 
 @recipe(

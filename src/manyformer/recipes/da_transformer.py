@@ -5,7 +5,7 @@ from manyformer.position import DistanceAwarePosition
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder
 from manyformer.recipes.transformer_classifier import encoder
-from manyformer.tasks.classification import CLASSIFICATION
+from manyformer.tasks.text_labels import CLASSIFICATION
 
 
 @recipe(

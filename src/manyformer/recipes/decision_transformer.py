@@ -17,7 +17,7 @@ from manyformer.models.decision_transformer import TrajectoryEmbedding, observat
 from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import build, get_recipe, recipe
 from manyformer.recipes.stacks import check_heads, init_std, stack
-from manyformer.tasks.causal_task import CausalTask
+from manyformer.tasks.language_modelling import CausalTask
 from manyformer.tasks.trajectory_imitation import TRAJECTORIES
 from manyformer.training_hooks import uses_neighbours
 

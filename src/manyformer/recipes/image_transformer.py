@@ -19,8 +19,8 @@ from manyformer.position import ConcatenatedGridPosition, SinusoidalPosition
 from manyformer.recipes.keywords import BlockLength, ImageChannels, ImageHeight, ImageWidth, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
-from manyformer.structures.pixel_order import pixel_order
-from manyformer.tasks.image_modelling import IMAGE_GENERATION
+from manyformer.structures import pixel_order
+from manyformer.tasks.language_modelling import IMAGE_GENERATION
 
 PAPER = "Parmar et al. 2018, Image Transformer, arXiv:1802.05751"
 TINY = {"height": 8, "width": 16, "channels": 1}

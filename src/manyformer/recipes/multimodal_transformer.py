@@ -25,7 +25,7 @@ from manyformer.recipes.modality_parts import (
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import branch, check_heads, init_std, scale_residual_init
 from manyformer.sources import CrossAttentionSource
-from manyformer.tasks.multimodal_classification import MULTIMODAL_CLASSIFICATION
+from manyformer.tasks.example_parts import MULTIMODAL_CLASSIFICATION
 
 FusionName = Annotated[
     Literal["joint", "cross", "bottleneck"],

@@ -15,7 +15,7 @@ from manyformer.models.encoder_model import EncoderModel
 from manyformer.position import NoPosition, Position, SinusoidalPosition
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
-from manyformer.tasks.classification import CLASSIFICATION
+from manyformer.tasks.text_labels import CLASSIFICATION
 
 EncoderT = TypeVar("EncoderT", bound=EncoderModel[Any])
 

@@ -32,8 +32,8 @@ from manyformer.recipes.keywords import Default, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, branch
 from manyformer.sources import CrossAttentionSource, HaltedTokenSource
-from manyformer.tasks.classification import CLASSIFICATION
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.tasks.text_labels import CLASSIFICATION
 from manyformer.tasks.translation import TRANSLATION
 
 HaltingKind = Annotated[

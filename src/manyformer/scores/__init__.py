@@ -1,20 +1,28 @@
 """Scores as records: `.value`, `.signature` (how it was computed), and a readable line by `str`."""
 
-from manyformer.scores.answer_scores import answer_exact_match, answer_f1
-from manyformer.scores.classification_scores import accuracy, f1
-from manyformer.scores.likelihood_scores import (
+from manyformer.scores.prediction_scores import (
+    accuracy,
     bits_per_byte,
     bits_per_character,
     bits_per_dimension,
+    f1,
     perplexity,
     row_exact_match,
     token_accuracy,
 )
-from manyformer.scores.rank_key import is_comparable, rank_key
-from manyformer.scores.record import ScoreKind, ScoreRecord
+from manyformer.scores.record import ScoreKind, ScoreRecord, is_comparable, rank_key
 from manyformer.scores.return_scores import mean_length, mean_return, success_rate
-from manyformer.scores.text_scores import bleu, bleu_by_length, chrf, exact_match, ter
-from manyformer.scores.transcript_scores import character_error_rate, word_error_rate
+from manyformer.scores.text_scores import (
+    answer_exact_match,
+    answer_f1,
+    bleu,
+    bleu_by_length,
+    character_error_rate,
+    chrf,
+    exact_match,
+    ter,
+    word_error_rate,
+)
 
 __all__ = [
     "ScoreKind",

@@ -1,5 +1,8 @@
-"""The record of a score: its value, its name, and a signature of how it was computed."""
+"""The record of a score, with a signature of how it was computed, and the one rule by which scores are compared.
 
+A score that is no finite number is never the best."""
+
+import math
 from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -40,3 +43,17 @@ def check_pairs(predictions: Sized, references: Sized, item_name: str) -> None:
         )
     if not len(predictions):
         raise UserError(f"there are no {item_name} to score")
+
+
+def is_comparable(score: float | None) -> bool:
+    """Whether a score can be compared with others: it is there, and neither NaN nor infinite."""
+    return score is not None and math.isfinite(score)
+
+
+def rank_key(score: float | None, *, lower_is_better: bool = True) -> float:
+    """The number by which scores are sorted, best first: what cannot be compared comes last, whatever it is."""
+    if score is None or not math.isfinite(score):
+        return math.inf
+    if lower_is_better:
+        return score
+    return -score

@@ -1,8 +1,12 @@
-"""Scores of texts against references, computed by sacrebleu, with its signatures."""
+"""Scores of texts against references: translations (by sacrebleu), answers to questions, transcripts (by jiwer)."""
 
 import importlib
+import re
+import string
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from manyformer.errors import UserError
@@ -11,8 +15,10 @@ from manyformer.scores.record import ScoreRecord, check_pairs
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
 
+
 References = Sequence[str] | Sequence[Sequence[str]]
 """One reference for each text, or several sets of references."""
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def bleu(
@@ -71,12 +77,46 @@ def exact_match(texts: Sequence[str], references: Sequence[str]) -> ScoreRecord:
     return ScoreRecord("exact", 100 * correct / len(texts), f"items:{len(texts)}")
 
 
-def _sacrebleu(metric: str) -> Any:
-    """The module of one of sacrebleu's metrics. Raises UserError if sacrebleu is not installed."""
-    try:
-        return importlib.import_module(f"sacrebleu.metrics.{metric}")
-    except ImportError:
-        raise UserError("BLEU, chrF and TER need sacrebleu: pip install 'manyformer[translate]'") from None
+def answer_exact_match(answers: Sequence[str], references: Sequence[str]) -> ScoreRecord:
+    """The percentage of answers that equal their reference when both are normalized; "" is no answer."""
+    check_pairs(answers, references, "answers")
+    correct = sum(normalized_answer(answer) == normalized_answer(other) for answer, other in zip(answers, references))
+    return ScoreRecord("exact match", 100 * correct / len(answers), f"items:{len(answers)}")
+
+
+def answer_f1(answers: Sequence[str], references: Sequence[str]) -> ScoreRecord:
+    """The mean F1 of the words of an answer and of its reference, 0 to 100; where either is empty, whether both are."""
+    check_pairs(answers, references, "answers")
+    total = sum(
+        _word_f1(normalized_answer(a).split(), normalized_answer(b).split()) for a, b in zip(answers, references)
+    )
+    return ScoreRecord("answer F1", 100 * total / len(answers), f"items:{len(answers)}")
+
+
+def normalized_answer(text: str) -> str:
+    """A text in lower case without punctuation, articles and repeated white space.
+
+    As SQuAD's script compares answers (Rajpurkar et al. 2016, section 6.1)."""
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def word_error_rate(texts: Sequence[str], references: Sequence[str]) -> ScoreRecord:
+    """Edits of words in relation to the words of all references, in per cent (may exceed 100); lower is better.
+
+    `parts` are the substitutions, deletions and insertions among them. Raises UserError for unequal lengths, for
+    references without any word, and without the package jiwer."""
+    check_pairs(texts, references, "transcripts")
+    result = _jiwer().process_words(*_non_empty(references, texts))
+    counts = (result.substitutions, result.deletions, result.insertions)
+    return _error_rate("word_error_rate", 100 * result.wer, counts, result.hits)
+
+
+def character_error_rate(texts: Sequence[str], references: Sequence[str]) -> ScoreRecord:
+    """As `word_error_rate`, for characters, spaces included."""
+    check_pairs(texts, references, "transcripts")
+    result = _jiwer().process_characters(*_non_empty(references, texts))
+    counts = (result.substitutions, result.deletions, result.insertions)
+    return _error_rate("character_error_rate", 100 * result.cer, counts, result.hits)
 
 
 def _corpus_score(name: str, metric: "Metric", texts: Sequence[str], references: References) -> ScoreRecord:
@@ -90,3 +130,41 @@ def _corpus_score(name: str, metric: "Metric", texts: Sequence[str], references:
     result = metric.corpus_score(list(texts), sets)
     precisions = {f"precision {n}": value for n, value in enumerate(getattr(result, "precisions", []), 1)}
     return ScoreRecord(name, float(result.score), metric.get_signature().format(), parts=precisions)
+
+
+def _sacrebleu(metric: str) -> Any:
+    """The module of one of sacrebleu's metrics. Raises UserError if sacrebleu is not installed."""
+    try:
+        return importlib.import_module(f"sacrebleu.metrics.{metric}")
+    except ImportError:
+        raise UserError("BLEU, chrF and TER need sacrebleu: pip install 'manyformer[translate]'") from None
+
+
+def _word_f1(answer: list[str], reference: list[str]) -> float:
+    if not answer or not reference:
+        return float(answer == reference)
+    common = sum((Counter(answer) & Counter(reference)).values())
+    return 2 * common / (len(answer) + len(reference))
+
+
+def _error_rate(name: str, value: float, counts: tuple[int, int, int], hits: int) -> ScoreRecord:
+    total = hits + counts[0] + counts[1]
+    kinds = ("substitutions", "deletions", "insertions")
+    parts = {kind: 100 * count / total for kind, count in zip(kinds, counts)}
+    version = getattr(_jiwer(), "__version__", "4")
+    return ScoreRecord(name, value, f"references:{total}|jiwer:{version}", parts=parts)
+
+
+def _non_empty(references: Sequence[str], texts: Sequence[str]) -> tuple[list[str], list[str]]:
+    if not any(reference.strip() for reference in references):
+        raise UserError("the references have no words, so that there is no rate of errors")
+    return list(references), list(texts)
+
+
+def _jiwer() -> ModuleType:
+    try:
+        import jiwer
+    except ImportError:
+        raise UserError("error rates need the package jiwer: pip install 'manyformer[audio]'") from None
+    module: ModuleType = jiwer
+    return module

@@ -11,9 +11,8 @@ import torch
 
 from manyformer.batches import Batch
 from manyformer.config import TextData, TransferConfig
-from manyformer.data import Tokenizer, TokenizerPair
+from manyformer.data import Tokenizer, TokenizerPair, open_file
 from manyformer.data.kind import OpenRequest
-from manyformer.data.opening import open_file
 from manyformer.errors import UserError, suggest_names
 from manyformer.keyword_checks import check_names
 from manyformer.models import Model

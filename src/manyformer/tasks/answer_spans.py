@@ -13,13 +13,14 @@ from manyformer.batches import AnswerSpanBatch
 from manyformer.models import ClassHead, EncoderModel, SpanReader
 from manyformer.scores import ScoreKind, answer_exact_match, answer_f1
 from manyformer.tasks.encoder_task import BIDIRECTIONAL, EncoderHeadSettings, EncoderTask
-from manyformer.tasks.model_passes import EncodedText, TextPass
 from manyformer.tasks.requests import (
+    EncodedText,
     EvaluationRequest,
     EvaluationResult,
     LabelProbability,
     Prediction,
     PredictionRequest,
+    TextPass,
 )
 from manyformer.tasks.task import Inputs, text_pass
 from manyformer.tasks.toy import FIRST_SYMBOL, SYMBOLS, Toy, ToyDraw

@@ -10,9 +10,8 @@ from torch import Tensor
 from manyformer.batches import AudioClassificationBatch
 from manyformer.models import AudioClassifier
 from manyformer.tasks.label_task import BatchLabelTask
-from manyformer.tasks.stand_in_vectors import STAND_IN_IDS, stand_in_vectors
 from manyformer.tasks.task import Inputs
-from manyformer.tasks.toy import Toy, ToyDraw
+from manyformer.tasks.toy import STAND_IN_IDS, Toy, ToyDraw, stand_in_vectors
 
 FRAMES_PER_SYMBOL = 4
 

@@ -15,14 +15,12 @@ from torch import Tensor
 from manyformer.batches import Seq2SeqBatch, to_device
 from manyformer.models import EncoderDecoder, PatchEmbedding
 from manyformer.scores import ScoreKind, bleu, chrf, exact_match
-from manyformer.tasks.encoder_decoder_task import EncoderDecoderTask, repeated_source
 from manyformer.tasks.image_classification import image_tokens
 from manyformer.tasks.likelihood import likelihood, token_scores
-from manyformer.tasks.model_passes import ImagePass
-from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
+from manyformer.tasks.requests import EvaluationRequest, EvaluationResult, ImagePass, ImageTokenizer
 from manyformer.tasks.task import Inputs
-from manyformer.tasks.tokenizer_protocols import ImageTokenizer
 from manyformer.tasks.toy import SYMBOLS, Toy, ToyDraw
+from manyformer.tasks.translation import EncoderDecoderTask, repeated_source
 
 LIKELIHOOD_SHARE = 0.1
 """The share of the progress of an evaluation that the likelihood takes; the rest is writing captions."""

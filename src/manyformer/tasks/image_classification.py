@@ -14,9 +14,8 @@ from manyformer.batches import ImageClassificationBatch
 from manyformer.errors import UserError
 from manyformer.models import ImageClassifier, PatchEmbedding
 from manyformer.tasks.label_task import BatchLabelTask
-from manyformer.tasks.model_passes import ImagePass, TextPass
+from manyformer.tasks.requests import ImagePass, ImageTokenizer, TextPass
 from manyformer.tasks.task import Inputs
-from manyformer.tasks.tokenizer_protocols import ImageTokenizer
 from manyformer.tasks.toy import ROWS, Toy, ToyDraw
 
 BRIGHTNESS_LEVELS = 256

@@ -19,9 +19,10 @@ from manyformer.tasks.requests import (
     M,
     Prediction,
     PredictionRequest,
+    TaskTokenizers,
+    TextTokenizer,
 )
 from manyformer.tasks.task import Inputs, Task
-from manyformer.tasks.tokenizer_protocols import TaskTokenizers, TextTokenizer
 
 
 class LabelTask(Task[M]):

@@ -1,22 +1,74 @@
-"""The task of predicting each next token of a text."""
+"""The tasks of a language model: to predict each next token of a text, or each next value of an image."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
-from manyformer.models import LanguageModel
-from manyformer.scores import ScoreKind, bits_per_byte, bits_per_character
-from manyformer.tasks.causal_task import WORK_SCORES, CausalTask
-from manyformer.tasks.image_modelling import IMAGE_GENERATION
+import numpy as np
+from numpy.typing import NDArray
+from torch import Generator, Tensor
+
+from manyformer.batches import IGNORE_INDEX, CausalLMBatch
+from manyformer.core import State, WatchFn, no_watch
+from manyformer.errors import UserError
+from manyformer.models import LanguageModel, ModelOutput
+from manyformer.scores import ScoreKind, bits_per_byte, bits_per_character, bits_per_dimension
 from manyformer.tasks.likelihood import likelihood, row_accuracy, token_scores
-from manyformer.tasks.model_passes import EncodedText, TextPass
-from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
-from manyformer.tasks.task import Task, text_pass
+from manyformer.tasks.requests import (
+    EncodedText,
+    EvaluationRequest,
+    EvaluationResult,
+    ImagePass,
+    ImageTokenizer,
+    TextPass,
+)
+from manyformer.tasks.task import Inputs, Task, text_pass, token_row
+from manyformer.tasks.toy import PERIOD, SYMBOLS, Toy, ToyDraw
 
+WORK_SCORES = {"steps": ScoreKind(lower_is_better=True), "span": ScoreKind("tokens", lower_is_better=True, digits=1)}
+"""The mean number of steps (or layers) per scored token, and the mean span of all heads, if the model has them."""
 STDLIB_PROMPT = "def "
 SYNTHETIC_PROMPT = "ab"
 TEXT_PROMPT = "The "
+
+
+class CausalTask(Task[LanguageModel]):
+    """Predicts each next token of one sequence."""
+
+    model = LanguageModel
+    command = "generate"
+    measured_anyway = frozenset({"causal", "causal-gradient"})
+
+    def token_ids(self, model: LanguageModel) -> int:
+        return model.embed.vocab
+
+    def arguments(self, model: LanguageModel, inputs: Inputs) -> tuple[Any, ...]:
+        return inputs.tokens, inputs.segments
+
+    def call(
+        self, model: LanguageModel, inputs: Inputs, state: State = None, *, watch: WatchFn = no_watch
+    ) -> ModelOutput:
+        output: ModelOutput = model(inputs.tokens, inputs.segments, state, watch=watch)
+        return output
+
+    def init_state(self, model: LanguageModel, inputs: Inputs, *, capacity: int | None = None) -> State:
+        return model.init_state(inputs.tokens.shape[0], capacity=capacity)
+
+    def batch(self, model: LanguageModel, inputs: Inputs, targets: Tensor) -> CausalLMBatch:
+        return CausalLMBatch(inputs.tokens, targets, inputs.segments)
+
+    def random_targets(self, model: LanguageModel, inputs: Inputs, generator: Generator) -> Tensor:
+        return inputs.tokens.roll(-1, 1)
+
+    def toy(self, model: LanguageModel, draw: ToyDraw) -> Toy:
+        """Rows that repeat four random symbols; those of the first period cannot be predicted."""
+        tokens = draw.repeated()
+        targets = tokens.roll(-1, dims=1)
+        targets[:, : PERIOD - 1] = IGNORE_INDEX
+        targets[:, -1] = IGNORE_INDEX
+        return Toy(CausalLMBatch(tokens, targets), math.log(SYMBOLS))
 
 
 @final
@@ -90,4 +142,37 @@ def _pairs(reading: Mapping[str, int]) -> list[str]:
     return [f"{name}:{number}" for name, number in reading.items()]
 
 
+@final
+class ImageGeneration(CausalTask):
+    """Predicts each next value of an image."""
+
+    name = "image-generation"
+    title = "image generation"
+    data_forms: Mapping[str, str] = {"images": "levels"}
+    score_kinds: Mapping[str, ScoreKind] = {
+        "bits_per_dimension": ScoreKind(lower_is_better=True, digits=4),
+        **WORK_SCORES,
+    }
+    generates = "images"
+    reasons: Mapping[str, str] = {"cross_attention": "it generates images unconditionally, without another sequence"}
+
+    def evaluate(self, request: EvaluationRequest[LanguageModel]) -> EvaluationResult:
+        """Bits per dimension, perplexity and accuracy of the values."""
+        sums = likelihood(request)
+        scores = [bits_per_dimension(sums.nats, sums.targets), *token_scores(sums)]
+        return EvaluationResult(scores, f"{sums.targets:,} values of images")
+
+    def image_pass(self, model: LanguageModel, image: NDArray[np.uint8], tokenizer: ImageTokenizer | None) -> ImagePass:
+        """Each token is the value of one channel of a pixel; the token before all others covers none."""
+        if tokenizer is None:
+            raise UserError("the model was saved without a tokenizer, so it cannot read images")
+        _, width, channels = image.shape
+        tokens = token_row(model, [tokenizer.bos, *tokenizer.tokens(image)[:-1]], model.embed.vocab)
+        places = [divmod(int(index) // channels, width) for index in tokenizer.order[:-1]]
+        labels = ("start", *(f"{row}, {column}" for row, column in places))
+        run = TextPass(lambda watch: model(tokens, watch=watch), labels, len(labels))
+        return ImagePass(run, (None, *places), 1)
+
+
 LANGUAGE_MODELLING = LanguageModelling()
+IMAGE_GENERATION = ImageGeneration()

@@ -11,8 +11,7 @@ from manyformer.batches import IGNORE_INDEX, MaskedLMBatch
 from manyformer.models import EncoderModel, MaskedLM
 from manyformer.tasks.encoder_task import ENCODER_HEADS, EncoderHeadSettings, EncoderTask, head_for
 from manyformer.tasks.likelihood import likelihood, token_scores
-from manyformer.tasks.model_passes import EncodedText, TextPass
-from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
+from manyformer.tasks.requests import EncodedText, EvaluationRequest, EvaluationResult, TextPass
 from manyformer.tasks.task import Inputs, Task, text_pass
 from manyformer.tasks.toy import SYMBOLS, Toy, ToyDraw
 

@@ -18,11 +18,10 @@ from manyformer.models.policy_actor import PolicyActor
 from manyformer.rollouts import EpisodeBatch
 from manyformer.scores import ScoreKind, mean_length, mean_return, success_rate
 from manyformer.spaces import PixelSpace
+from manyformer.tasks.likelihood import ScoreSums
 from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
-from manyformer.tasks.score_sums import ScoreSums
-from manyformer.tasks.stand_in_vectors import STAND_IN_IDS, stand_in_vectors
 from manyformer.tasks.task import Inputs, Task
-from manyformer.tasks.toy import Toy, ToyDraw
+from manyformer.tasks.toy import STAND_IN_IDS, Toy, ToyDraw, stand_in_vectors
 
 GUESSED_SIGN_LOSS = 0.5 * math.log(2 * math.pi) + 0.5
 """The loss of an action of -1 or 1 under the normal distribution with mean 0 and deviation 1."""

@@ -1,17 +1,105 @@
-"""What the evaluation and the prediction of a trained model are given and return."""
+"""What tasks are given and what they return: tokenizers, passes for display, requests of evaluation and prediction."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import TypeVar
 
 from manyformer.batches import Batch, TextUnits
 from manyformer.context_windows import ContextWindows
+from manyformer.core import WatchFn
 from manyformer.models import Model
 from manyformer.scores import ScoreRecord
-from manyformer.tasks.tokenizer_protocols import TaskTokenizers
+from manyformer.two_texts import SpannedTokens
+
+
+class TextTokenizer(Protocol):
+    """A tokenizer, as far as tasks use it."""
+
+    @property
+    def bos(self) -> int: ...
+    @property
+    def eos(self) -> int: ...
+    @property
+    def pad(self) -> int: ...
+    @property
+    def pair_separators(self) -> int: ...
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, tokens: list[int]) -> str: ...
+
+
+class SourceTokenizer(TextTokenizer, Protocol):
+    """A tokenizer that also tells which characters of a text each token stands for."""
+
+    def encode_spans(self, text: str) -> SpannedTokens: ...
+
+
+class TaskTokenizers(Protocol):
+    """The tokenizers of input and output text, and the names of the labels by class id if the task has labels."""
+
+    @property
+    def source(self) -> SourceTokenizer: ...
+    @property
+    def target(self) -> TextTokenizer: ...
+    @property
+    def labels(self) -> tuple[str, ...] | None: ...
+
+
+class ImageTokenizer(Protocol):
+    """A tokenizer of images, as far as tasks use it; `order` has the raster index of the value of each token."""
+
+    @property
+    def bos(self) -> int: ...
+    @property
+    def order(self) -> NDArray[np.int64]: ...
+    def tokens(self, image: NDArray[np.uint8]) -> list[int]: ...
+
+
+class EncodedText(NamedTuple):
+    """The token ids of a text without special tokens, the tokenizer, and a function that labels tokens for display.
+
+    `answer` is the text that a model of a task with a source writes.
+    """
+
+    ids: list[int]
+    tokenizer: TextTokenizer
+    labels_of: Callable[[Sequence[int]], tuple[str, ...]]
+    answer: "EncodedText | None" = None
+
+
+class TextPass(NamedTuple):
+    """One pass of a model over the tokens of a text, which reports what it computes to a `watch` callback.
+
+    `labels` are those of its tokens. Reported tensors have `length` columns of tokens, of which those beyond the labels
+    are padding. A pass that attends to a source has the labels of the source, and those of the tokens that are
+    predicted at each step. `tokens` and `source_tokens` are the ids, without padding.
+    `remembered_labels` are those of the tokens before, which the model may have in its memory.
+    """
+
+    run: Callable[[WatchFn], object]
+    labels: tuple[str, ...]
+    length: int
+    predicted_labels: tuple[str, ...] = ()
+    source_labels: tuple[str, ...] = ()
+    tokens: tuple[int, ...] = ()
+    source_tokens: tuple[int, ...] = ()
+    remembered_labels: tuple[str, ...] = ()
+
+
+class ImagePass(NamedTuple):
+    """One pass of a model over an image: `corners` has the row and column of the upper left pixel of each token.
+
+    A token covers `size` x `size` pixels; the corner of one that covers none, such as a class token, is None.
+    """
+
+    tokens: TextPass
+    corners: tuple[tuple[int, int] | None, ...]
+    size: int
+
 
 M = TypeVar("M", bound=Model, default=Any)
 """The model class of a task."""

@@ -12,13 +12,11 @@ from manyformer.batches import Batch, Seq2SeqBatch
 from manyformer.models import EncoderDecoder
 from manyformer.models.fixed_length_source import FixedLengthSource
 from manyformer.scores import ScoreKind, bits_per_dimension
-from manyformer.tasks.encoder_decoder_task import EncoderDecoderTask, repeated_source
 from manyformer.tasks.likelihood import likelihood, token_scores
-from manyformer.tasks.model_passes import TextPass
-from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
+from manyformer.tasks.requests import EvaluationRequest, EvaluationResult, TaskTokenizers, TextPass
 from manyformer.tasks.task import Inputs
-from manyformer.tasks.tokenizer_protocols import TaskTokenizers
 from manyformer.tasks.toy import SYMBOLS, Toy, ToyDraw
+from manyformer.tasks.translation import EncoderDecoderTask, repeated_source
 
 
 class SourcedImages(EncoderDecoderTask):

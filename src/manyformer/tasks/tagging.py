@@ -13,12 +13,11 @@ from manyformer.core import PADDING_SEGMENT
 from manyformer.dropout import Dropout
 from manyformer.models import ClassHead, EncoderModel, Tagger
 from manyformer.scores import ScoreKind
-from manyformer.structures.dependency_trees import NO_NODE, ROOT, preorder_columns
+from manyformer.structures import NO_NODE, ROOT, preorder_columns
 from manyformer.tasks.encoder_task import EncoderHeadSettings, EncoderTask
 from manyformer.tasks.label_task import BatchLabelTask, label_names
-from manyformer.tasks.model_passes import TextPass
+from manyformer.tasks.requests import TaskTokenizers, TextPass
 from manyformer.tasks.task import Inputs
-from manyformer.tasks.tokenizer_protocols import TaskTokenizers
 from manyformer.tasks.toy import FIRST_SYMBOL, PERIOD, SYMBOLS, Toy, ToyDraw
 from manyformer.torch_internals import compiler_disabled
 

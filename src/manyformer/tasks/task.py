@@ -18,10 +18,19 @@ from manyformer.errors import UserError
 from manyformer.models import GenerativeModel, Model, ModelOutput
 from manyformer.models.next_token_step import NextTokenFn
 from manyformer.scores import ScoreKind
-from manyformer.tasks.model_passes import EncodedText, ImagePass, TextPass
-from manyformer.tasks.requests import EvaluationRequest, EvaluationResult, M, Prediction, PredictionRequest
-from manyformer.tasks.score_sums import ScoreSums
-from manyformer.tasks.tokenizer_protocols import ImageTokenizer, TaskTokenizers
+from manyformer.tasks.likelihood import ScoreSums
+from manyformer.tasks.requests import (
+    EncodedText,
+    EvaluationRequest,
+    EvaluationResult,
+    ImagePass,
+    ImageTokenizer,
+    M,
+    Prediction,
+    PredictionRequest,
+    TaskTokenizers,
+    TextPass,
+)
 from manyformer.tasks.toy import Toy, ToyDraw
 
 

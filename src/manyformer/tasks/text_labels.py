@@ -1,11 +1,11 @@
-"""The common part of tasks that assign one label to each row of text."""
+"""The tasks of assigning one label to each row of text: a text, or a pair of sentences."""
 
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, final
 
 from torch import Tensor, nn
 
@@ -15,15 +15,22 @@ from manyformer.mixers.global_local import GlobalLocalAttention
 from manyformer.models import ClassHead, EncoderModel, TextClassifier
 from manyformer.models.classifier import first_token
 from manyformer.tasks.encoder_task import EncoderHeadSettings, EncoderTask
-from manyformer.tasks.label_task import LabelTask, label_names, ranked_rows
-from manyformer.tasks.model_passes import EncodedText, TextPass
-from manyformer.tasks.requests import EvaluationRequest, EvaluationResult, Example, Prediction, PredictionRequest
+from manyformer.tasks.label_task import LabelTask, encode_rows, label_names, ranked_rows
+from manyformer.tasks.requests import (
+    EncodedText,
+    EvaluationRequest,
+    EvaluationResult,
+    Example,
+    Prediction,
+    PredictionRequest,
+    TextPass,
+    TextTokenizer,
+)
 from manyformer.tasks.task import Inputs, text_pass
-from manyformer.tasks.tokenizer_protocols import TextTokenizer
 from manyformer.tasks.toy import Toy, ToyDraw
+from manyformer.two_texts import frame_pair, halves, pad_texts
 
 ROWS_PER_BATCH = 64
-
 POOLER_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
     "relu": nn.ReLU,
@@ -113,3 +120,61 @@ class TextLabelTask(LabelTask[TextClassifier], EncoderTask[TextClassifier]):
 
     def text_passes(self, model: TextClassifier, text: EncodedText) -> list[TextPass]:
         return [text_pass(self, model, [text.tokenizer.bos, *text.ids, text.tokenizer.eos], text)]
+
+
+@final
+class Classification(TextLabelTask):
+    """Assigns one label to each text."""
+
+    name = "classification"
+    title = "text classification"
+    data_forms: Mapping[str, str] = {"labels": "labelled", "synthetic": "labelled"}
+    nouns = "texts"
+
+    def item_of(self, example: Example) -> str:
+        return example.source
+
+    def items_of(self, request: PredictionRequest[TextClassifier]) -> Iterable[str]:
+        return request.texts
+
+    def encode(
+        self, model: TextClassifier, items: list[str], tokenizer: TextTokenizer, row_length: int
+    ) -> tuple[Tensor | None, ...]:
+        return encode_rows(items, tokenizer, row_length, model.device)
+
+
+@final
+class SentencePairs(TextLabelTask):
+    """Assigns one label to each pair of sentences, which share a row (Devlin et al. 2019, section 4.1).
+
+    Models with sentence types or parts are told which sentence a token belongs to; in drawn tokens the first one is
+    the first sentence."""
+
+    name = "sentence-pairs"
+    title = "labelling pairs of sentences"
+    data_forms: Mapping[str, str] = {"sentence-pairs": "labelled"}
+    nouns = "pairs"
+
+    def arguments(self, model: TextClassifier, inputs: Inputs) -> tuple[Any, ...]:
+        parts = None
+        if model.uses_parts:
+            parts = halves(inputs.tokens, inputs.segments)
+        return inputs.tokens, inputs.segments, None, parts
+
+    def item_of(self, example: Example) -> tuple[str, str]:
+        return example.source, example.more[0]
+
+    def items_of(self, request: PredictionRequest[TextClassifier]) -> Iterable[tuple[str, str]]:
+        return request.pairs
+
+    def encode(
+        self, model: TextClassifier, items: list[tuple[str, str]], tokenizer: TextTokenizer, row_length: int
+    ) -> tuple[Tensor | None, ...]:
+        encoded = ((tokenizer.encode(first), tokenizer.encode(second)) for first, second in items)
+        rows = (frame_pair(first, second, tokenizer, row_length) for first, second in encoded)
+        tokens, segments, parts = pad_texts(rows, tokenizer.pad, model.device)
+        return tokens, segments, None, parts if model.uses_parts else None
+
+
+CLASSIFICATION = Classification()
+SENTENCE_PAIRS = SentencePairs()

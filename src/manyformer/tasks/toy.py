@@ -1,10 +1,12 @@
-"""Toy problems for tests of learning: a few symbols, in short rows."""
+"""Inputs drawn for contracts and measurements: toy problems of a few symbols, and vectors that token ids stand for."""
 
+from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Int
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from manyformer.batches import Batch
 
@@ -57,3 +59,18 @@ class ToyDraw(NamedTuple):
 
 def _draw_symbols(generator: Generator, device: torch.device, rows: int, length: int) -> Tensor:
     return torch.randint(FIRST_SYMBOL, FIRST_SYMBOL + SYMBOLS, (rows, length), generator=generator).to(device)
+
+
+STAND_IN_IDS = 32
+"""The number of different vectors that stand for token ids."""
+
+
+@lru_cache(maxsize=64)
+def stand_in_vectors(draw: Callable[..., Tensor], size: int, device: torch.device) -> nn.Embedding:
+    """A vector for each token id, drawn by `draw(ids, size)`, the same in every process.
+
+    An embedding, so that contracts can differentiate by its output."""
+    generator = torch.Generator().manual_seed(STAND_IN_IDS)
+    with torch.inference_mode(False):  # noqa: FBT003 - torch.compile takes no keyword
+        table = draw(STAND_IN_IDS, size, generator=generator, device="cpu")
+        return nn.Embedding(STAND_IN_IDS, size, _weight=table.to(device)).requires_grad_(requires_grad=False)

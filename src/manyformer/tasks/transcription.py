@@ -14,13 +14,11 @@ from manyformer.models import EncoderDecoder, ModelOutput, SpeechRecognizer
 from manyformer.models.frame_embedding import FrameEmbedding
 from manyformer.models.speech_recognizer import label_targets
 from manyformer.scores import ScoreKind, ScoreRecord, character_error_rate, word_error_rate
-from manyformer.tasks.encoder_decoder_task import EncoderDecoderTask
-from manyformer.tasks.likelihood import likelihood, token_scores
+from manyformer.tasks.likelihood import ScoreSums, likelihood, token_scores
 from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
-from manyformer.tasks.score_sums import ScoreSums
-from manyformer.tasks.stand_in_vectors import STAND_IN_IDS, stand_in_vectors
 from manyformer.tasks.task import Inputs, Task
-from manyformer.tasks.toy import PERIOD, SYMBOLS, Toy, ToyDraw
+from manyformer.tasks.toy import PERIOD, STAND_IN_IDS, SYMBOLS, Toy, ToyDraw, stand_in_vectors
+from manyformer.tasks.translation import EncoderDecoderTask
 
 START = 1
 END = 2

@@ -12,7 +12,7 @@ from manyformer.generate import SourceBatch, answer_sources
 from manyformer.generate.protocol import TokenizerProtocol
 from manyformer.models.frame_embedding import FrameEmbedding
 from manyformer.tasks import EncodedText, TextPass
-from manyformer.tasks.encoder_decoder_task import decoder_pass
+from manyformer.tasks.translation import decoder_pass
 from manyformer.training_hooks import eval_mode
 from manyformer.view.attention_maps import AttentionMap, pass_maps
 from manyformer.view.text_passes import token_labels

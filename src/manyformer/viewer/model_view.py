@@ -20,7 +20,7 @@ from manyformer.models.model import model_name
 from manyformer.multi_head.head_gates import attention_heads, part_name
 from manyformer.recipes.registry import RECIPES, task_of
 from manyformer.tasks import Inputs, Task, TextPass
-from manyformer.tasks.tokenizer_protocols import TaskTokenizers
+from manyformer.tasks.requests import TaskTokenizers
 from manyformer.training_hooks import eval_mode
 from manyformer.type_aliases import ImageArray
 from manyformer.view.attention_maps import AttentionMap, all_pass_maps

@@ -13,9 +13,8 @@ from manyformer.core import PADDING_SEGMENT
 from manyformer.data import DataKind, OpenRequest, Sampler, register
 from manyformer.data.length_buckets import SequenceDataset, held_out_batches, training_buckets
 from manyformer.data.opened import EvaluationData, EvaluationPath, LengthLimit, OpenedData, path_name
-from manyformer.data.saved_tokenizers import TokenizerPair
+from manyformer.data.saved_tokenizers import TokenizerPair, train_tokenizer
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.data.tokenizer_kinds import train_tokenizer
 from manyformer.errors import UserError
 from manyformer_text_regression.model import RegressionBatch
 

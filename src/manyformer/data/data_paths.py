@@ -1,4 +1,6 @@
-"""Data that can be read only once, from standard input or a named pipe: copied to a file, or read line by line."""
+"""What the paths of a run's settings may be: files, folders, data sets, corpora, and what can be read only once.
+
+All are looked at before anything is prepared. Standard input and pipes are copied to a file, or read line by line."""
 
 import codecs
 import filecmp
@@ -13,15 +15,83 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from manyformer.data.text_encoding import HEAD_BYTES, decode_text
-from manyformer.data.text_files import CHUNK_BYTES, MAX_LINE_CHARACTERS, existing_path, unpacked, without_line_end
-from manyformer.errors import UserError
+from manyformer.config import DataSection
+from manyformer.data.splits import path_list
+from manyformer.data.text_files import (
+    CHUNK_BYTES,
+    HEAD_BYTES,
+    MAX_LINE_CHARACTERS,
+    decode_text,
+    existing_path,
+    unpacked,
+    without_line_end,
+)
+from manyformer.errors import UserError, UserErrors
 from manyformer.files.atomic_files import atomic_write, report_not_written
 
 STDIN = "-"
+STDLIB = "stdlib"
+"""The path that means the source of Python's standard library."""
+NORMALIZATION_CORPUS = "normalization"
+HUB_PREFIX = "hf:"
+MINARI_PREFIX = "minari:"
+GENERATED_PREFIX = "generated:"
 WRITER_SECONDS = 10.0
 """So long may the program that writes into a pipe take to open it, such as the command in `<(command)` of a shell."""
+_SETTINGS = ("path", "valid", "test")
 _NO_INPUT = "- means standard input, but nothing is piped in; use for instance `cat FILE | manyformer ...`"
+
+
+def check_paths(data: DataSection) -> None:
+    """Raise UserErrors with all paths that lead nowhere, each with its setting."""
+    problems = []
+    for setting, path in _named(data):
+        if path == STDLIB or not is_plain_path(path):
+            continue
+        try:
+            existing_path(path)
+        except UserError as error:
+            problems.append(f"{error} (data.{setting})")
+    if problems:
+        raise UserErrors(problems)
+
+
+def named_paths(data: DataSection) -> list[str]:
+    """All paths of data in the settings, each once."""
+    return list(dict.fromkeys(path for _, path in _named(data)))
+
+
+def _named(data: DataSection) -> Iterator[tuple[str, str]]:
+    """Each setting of paths with each of its paths."""
+    for setting in _SETTINGS:
+        value = getattr(data, setting, None)
+        if isinstance(value, str | list | tuple):
+            yield from ((setting, path) for path in path_list(value))
+
+
+def is_plain_path(path: str) -> bool:
+    """Whether this is a file, a folder or our standard text: not generated, downloaded, or readable only once."""
+    is_special = path in (STDIN, NORMALIZATION_CORPUS) or path.startswith((MINARI_PREFIX, GENERATED_PREFIX))
+    return not (is_special or is_hub_dataset(path) or Path(path).is_fifo())
+
+
+def is_hub_dataset(path: str) -> bool:
+    """Whether the path is a Hugging Face data set: a name with `hf:`, or a folder written by `save_to_disk`."""
+    return path.startswith(HUB_PREFIX) or is_saved_to_disk(Path(path))
+
+
+def is_saved_to_disk(folder: Path) -> bool:
+    """Whether a folder holds a data set that the `datasets` library has written there."""
+    return (folder / "state.json").exists() or (folder / "dataset_dict.json").exists()
+
+
+def files_at(path: str) -> Iterator[Path]:
+    """The file at a path, or all files below it."""
+    root = Path(path).expanduser()
+    if root.is_file():
+        yield root
+    for folder, _, names in os.walk(root):
+        yield from (file for name in names if (file := Path(folder, name)).is_file())
 
 
 def data_path(path: str, cache: Path) -> Path:

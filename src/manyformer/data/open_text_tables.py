@@ -1,24 +1,39 @@
-"""Opening labelled texts and pairs of sentences: split, tokenized once, read as batches of similar length."""
+"""Opening tables of texts for an encoder: labelled texts, pairs of sentences, and questions about documents.
+
+Tables are split, tokenized once, and read as batches of similar length."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, tee
 
 import numpy as np
 
-from manyformer.config import LabelsData, SentencePairsData
-from manyformer.data.findings import TableFindings
+from manyformer.config import LabelsData, QuestionsData, SentencePairsData
+from manyformer.data.data_paths import STDIN, data_path, stdin_lines
 from manyformer.data.kind import OpenRequest, register
+from manyformer.data.length_buckets import LabelledDataset, QuestionDataset, SentencePairDataset
 from manyformer.data.opened import UnlabelledData, UnlabelledInput
-from manyformer.data.padded_examples import LabelledDataset, SentencePairDataset
-from manyformer.data.pair_tables import RowTable
-from manyformer.data.piped_input import STDIN, data_path, stdin_lines
+from manyformer.data.pair_tables import RowTable, open_table
 from manyformer.data.saved_tokenizers import TokenizerPair, class_id
+from manyformer.data.splits import PathOrPaths, Splits, path_list
+from manyformer.data.summary import TableFindings
 from manyformer.data.table_files import TableRow
-from manyformer.data.tabular_text_pipeline import TabularTextPipeline, is_table, open_unlabelled, unlabelled_rows
+from manyformer.data.table_pipeline import TabularTextPipeline, is_table, open_unlabelled, unlabelled_rows
 from manyformer.data.text_files import read_lines
 from manyformer.data.token_shards import ShardWriter, TokenShard
 from manyformer.errors import UserError
-from manyformer.two_texts import frame_pair
+from manyformer.two_texts import (
+    DocumentEncoder,
+    DocumentTokens,
+    FramedTexts,
+    answer_text,
+    frame_pair,
+    frame_question,
+    tokens_of_answer,
+)
+
+_WIDENED = "widened to whole tokens, because an end lies inside one"
+_BEYOND = "beyond data.max_length, counted as none"
+_UNREADABLE = "counted as none, because the tokenizer leaves out every character"
 
 
 class LabelsPipeline(TabularTextPipeline[LabelsData]):
@@ -97,9 +112,6 @@ def _labelled_or_plain(
     return unlabelled_rows(RowTable(name, rows, []), request, name=lambda row: row.cells[0])
 
 
-LABELS = register(LabelsPipeline.limited_kind(unlabelled=unlabelled_texts))
-
-
 class SentencePairsPipeline(TabularTextPipeline[SentencePairsData]):
     """Pairs of sentences for a classifier."""
 
@@ -140,4 +152,110 @@ def unlabelled_pairs(
     return unlabelled_rows(table, request, name=lambda row: "\t".join(row.cells[:2]), texts=2)
 
 
+class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
+    """Questions about documents for a model that marks the answer."""
+
+    section = QuestionsData
+    forms = ("spans",)
+    sides = ("tokens", "parts", "ends")
+    columns = ("document", "question", "answer")
+    texts = 2
+    title = "questions"
+    noun = "question"
+    required_cells = 2
+
+    def open_sources(self, paths: PathOrPaths, split: str) -> list[RowTable]:
+        if self.data.start is None:
+            return super().open_sources(paths, split)
+        keys = (self.data.document, self.data.question, self.data.answer, self.data.start)
+        names = (*self.columns, "start")
+        cache = self.request.cache
+        header = self.data.header
+        tables = [open_table(path, keys, names, cache, header=header) for path in path_list(paths)]
+        return [table.mapped(_answer_last) for table in tables]
+
+    def label_names(self, splits: Splits[RowTable]) -> None:
+        return None
+
+    def max_vocab(self) -> int:
+        return max(super().max_vocab(), self.data.max_length)
+
+    def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> Sequence[int]:
+        encode = DocumentEncoder(self.tokenizers.source)
+        limit = self.data.max_length
+        lengths = []
+        for row in rows:
+            document, question = row.cells[:2]
+            framed = frame_question(question, document, encode, limit)
+            ends = self._answer_ends(row, framed, encode(document))
+            for writer, column in zip(writers, (framed.tokens, framed.parts, ends), strict=True):
+                writer.add(column, starts_document=True)
+            lengths.append(framed.uncut_length)
+        return lengths
+
+    def _answer_ends(self, row: TableRow, framed: FramedTexts, document: DocumentTokens) -> list[int]:
+        """The columns of the first and the last token of the answer, 0 and 0 where the row has none."""
+        characters = answer_characters(row)
+        if characters is None:
+            return [0, 0]
+        touched = tokens_of_answer(document, *characters)
+        if touched is None:
+            self.note_row("answer", _UNREADABLE, row)
+            return [0, 0]
+        first, last = (framed.start + token for token in touched)
+        if last >= len(framed.tokens) - 1:
+            self.note_row("answer", _BEYOND, row)
+            return [0, 0]
+        start, stop = characters
+        marked = answer_text(row.cells[0], document.spans[touched[0]], document.spans[touched[1]])
+        if len(marked) > len(row.cells[0][start:stop].strip()):
+            self.note_row("answer", _WIDENED, row)
+        return [first, last]
+
+    def token_limits(self) -> tuple[int, ...]:
+        return self.tokenizers.source.vocab, self.data.max_length, self.data.max_length
+
+    def dataset(self, shards: Sequence[TokenShard]) -> QuestionDataset:
+        has_global_question = self.data.global_tokens == "question"
+        return QuestionDataset(shards, pad=self.tokenizers.source.pad, has_global_question=has_global_question)
+
+
+def _answer_last(row: TableRow) -> TableRow:
+    """A row of a document, a question, an answer and its place, with the answer, which is the target, as the last."""
+    document, question, answer, start = row.cells
+    return TableRow((document, question, start, answer), row.location)
+
+
+def answer_characters(row: TableRow) -> tuple[int, int] | None:
+    """The first character of the answer and the one after it, None for an empty answer.
+
+    Raises UserError if the document does not have the answer, or not at its place."""
+    document, _, *places, answer = row.cells
+    if not answer.strip():
+        return None
+    if not places:
+        start = document.find(answer)
+        if start < 0:
+            raise UserError(f"{row.location}: the answer {answer[:60]!r} does not occur in the document")
+        return start, start + len(answer)
+    if not places[0].isdecimal():
+        raise UserError(f"{row.location}: the place of the answer must be a number of characters, not {places[0]!r}")
+    start = int(places[0])
+    if document[start : start + len(answer)] != answer:
+        there = document[start : start + len(answer)][:60]
+        raise UserError(f"{row.location}: after {start:,} characters of the document is {there!r}, not {answer[:60]!r}")
+    return start, start + len(answer)
+
+
+def unlabelled_questions(
+    data: QuestionsData, tokenizers: TokenizerPair, path: str, request: OpenRequest
+) -> UnlabelledData:
+    """The documents and questions in a TSV, CSV or JSONL file; an answer, where there is one, is compared alone."""
+    keys = (data.document, data.question, data.answer)
+    table = open_unlabelled(path, keys, ("document", "question", "answer"), data, request)
+    return unlabelled_rows(table, request, name=lambda row: row.cells[1], texts=2)
+
+
+LABELS = register(LabelsPipeline.limited_kind(unlabelled=unlabelled_texts))
 PAIRS_OF_SENTENCES = register(SentencePairsPipeline.limited_kind(unlabelled=unlabelled_pairs))
+QUESTIONS = register(QuestionsPipeline.limited_kind(unlabelled=unlabelled_questions))

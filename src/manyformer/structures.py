@@ -1,0 +1,132 @@
+"""Structures of tokens besides their sequence: dependency trees, graphs, and the order of the pixels of an image."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from manyformer.errors import UserError
+
+
+class DependencyTree(NamedTuple):
+    """The node of each token in the dependency tree of its document; -1 in all three fields for a token in no tree.
+
+    `depth` counts the edges to the root, `preorder` numbers the nodes of a document's tree in preorder, and
+    `last_descendant` is the highest number in the subtree of the token's node: token i is of the same node as j or of
+    one of its descendants where preorder_j <= preorder_i <= last_descendant_j.
+    `manyformer.structures.preorder_columns` computes the three from heads."""
+
+    depth: Int[Tensor, "b l"]
+    preorder: Int[Tensor, "b l"]
+    last_descendant: Int[Tensor, "b l"]
+
+
+NO_NODE = -1
+"""The value of all three columns for a token that belongs to no tree: a special token, padding."""
+ROOT = 0
+"""The head index of a word that has no head."""
+_CYCLE_SHOWN = 12
+"""So many words of a cycle are named."""
+
+
+def preorder_columns(heads: Sequence[int]) -> NDArray[np.int64]:
+    """Depth, preorder number and highest preorder number of its subtree for each word, an array (words, 3).
+
+    `heads` are as in CoNLL-U: the index of each word's head, counted from 1, or `ROOT`. A single root has depth 0;
+    several roots are children of a virtual one and have depth 1, so that they are not taken for the same node. Raises
+    ValueError for a head that does not exist and for a cycle of heads.
+    """
+    children = _children_by_head(heads)
+    depth = [0] * (len(heads) + 1)
+    depth[ROOT] = 0 if len(children[ROOT]) > 1 else -1
+    order: list[int] = []
+    stack = children[ROOT][::-1]
+    while stack:
+        word = stack.pop()
+        depth[word] = depth[heads[word - 1]] + 1
+        order.append(word)
+        stack += children[word][::-1]
+    if len(order) < len(heads):
+        raise ValueError(_describe_cycle(heads, set(order)))
+    size = [1] * (len(heads) + 1)
+    columns = np.empty((len(heads), 3), dtype=np.int64)
+    for number in range(len(order) - 1, -1, -1):
+        word = order[number]
+        size[heads[word - 1]] += size[word]
+        columns[word - 1] = depth[word], number, number + size[word] - 1
+    return columns
+
+
+def _children_by_head(heads: Sequence[int]) -> list[list[int]]:
+    children: list[list[int]] = [[] for _ in range(len(heads) + 1)]
+    for word, head in enumerate(heads, 1):
+        if not 0 <= head <= len(heads):
+            raise ValueError(f"word {word} has the head {head}, which does not exist: there are {len(heads)} words")
+        children[head].append(word)
+    return children
+
+
+def _describe_cycle(heads: Sequence[int], reached: set[int]) -> str:
+    """A sentence that names the words of a cycle among those that the traversal did not reach."""
+    word = next(word for word in range(1, len(heads) + 1) if word not in reached)
+    # a dictionary, which finds a word at once and keeps their order
+    path: dict[int, None] = {}
+    while word not in path:
+        path[word] = None
+        word = heads[word - 1]
+    words = list(path)
+    cycle = words[words.index(word) :]
+    if len(cycle) == 1:
+        return f"word {word} is its own head"
+    shown = ", ".join(map(str, cycle[:_CYCLE_SHOWN])) + ", ..." * (len(cycle) > _CYCLE_SHOWN)
+    return f"the heads of the words {shown} form a cycle that does not reach the root"
+
+
+class GraphEdges(NamedTuple):
+    """The directed edges of all graphs of a batch, sorted by target (compressed sparse rows).
+
+    Node l of row b has the number b * length + l, and `row_starts[n]` is the index of the first edge that ends at node
+    n. An edge carries a message from its source to its target; `features` are vectors of the edges, None for none."""
+
+    sources: Int[Tensor, " edges"]
+    targets: Int[Tensor, " edges"]
+    row_starts: Int[Tensor, " nodes_and_one"]
+    features: Float[Tensor, "edges f"] | None = None
+
+
+MAX_NODES = 20_000
+"""The largest graph whose Laplacian is decomposed: time grows with the cube of its nodes, memory with their square."""
+
+
+def laplacian_eigenvectors(edges: NDArray[np.int64], nodes: int, count: int) -> NDArray[np.float32]:
+    """The eigenvectors of the smallest eigenvalues of I - D^-1/2 A D^-1/2 without the first, an array (nodes, count).
+
+    Dwivedi and Bresson 2021, section 2.1. Edges (e, 2) are taken in both directions. A graph of `count` nodes or fewer
+    has zeros in the last columns. Raises ValueError for a graph of more than `MAX_NODES` nodes."""
+    if nodes > MAX_NODES:
+        raise ValueError(f"{nodes:,} nodes are too many for Laplacian positions, at most {MAX_NODES:,}")
+    adjacency = np.zeros((nodes, nodes))
+    adjacency[edges[:, 0], edges[:, 1]] = adjacency[edges[:, 1], edges[:, 0]] = 1
+    scale = np.maximum(adjacency.sum(1), 1) ** -0.5
+    _, vectors = np.linalg.eigh(np.eye(nodes) - scale[:, None] * adjacency * scale)
+    chosen = vectors[:, 1 : count + 1]
+    return np.pad(chosen, ((0, 0), (0, count - chosen.shape[1]))).astype(np.float32)
+
+
+def pixel_order(shape: tuple[int, int, int], block: tuple[int, int]) -> NDArray[np.int64]:
+    """The raster index of the image value (height, width, channels) at each position of the sequence.
+
+    Raster indices count row by row, the channels of a pixel together. Pixels are in raster order within a block of
+    (rows, columns), and so are blocks within the image (Parmar et al. 2018, section 3.3); blocks of one complete row
+    give raster order. Raises UserError if the blocks do not divide the image.
+    """
+    height, width, channels = shape
+    rows, columns = block
+    if min(block) < 1 or height % rows or width % columns:
+        raise UserError(f"an image of {height} x {width} cannot be cut into blocks of {rows} x {columns}")
+    indices = np.arange(height * width * channels)
+    blocks = indices.reshape(height // rows, rows, width // columns, columns, channels)
+    return blocks.swapaxes(1, 2).ravel()
