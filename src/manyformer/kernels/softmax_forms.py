@@ -20,7 +20,7 @@ from manyformer.core import (
 from manyformer.device_reads import is_readable
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.masks import AllKeys, Causal, Mask, union
-from manyformer.masks.ring_visibility import visible_in_ring
+from manyformer.masks.eviction import visible_in_ring
 from manyformer.ops import (
     block_sparse_attention,
     clipped_distance_attention,

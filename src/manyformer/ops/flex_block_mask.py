@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions, tree_map
 from manyformer.masks import Mask, SameDocument
-from manyformer.masks.bounds import TokenBounds
+from manyformer.masks.mask import TokenBounds
 from manyformer.ops.block_cover import block_bounds
 from manyformer.ops.static_layout import cache_by_tokens, has_roles_or_parts, materialize
 
