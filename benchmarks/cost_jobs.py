@@ -26,18 +26,16 @@ from manyformer.ops import (
     attention_with_lse,
     band,
     block_cover,
-    cache_blocks,
+    block_sparse_attention,
     chunk_gather_attention,
+    cpu_caches,
     distance_vector_attention,
-    distance_vector_blocks,
     matrix_recurrence,
-    plan_search,
     row_convolution,
     selective_scan,
     small_batch_attention,
     span_attention,
     sparse_plan,
-    tile_steps,
     tiled_attention,
     toeplitz_attention,
     token_mixtures,
@@ -240,8 +238,8 @@ SWEEPS: list[Sweep] = [
         lambda: attention(block_local("sparse"), 2048, values=WIDTH // 2),
         Place(attention_with_lse, "BLOCK"),
     ),
-    doubled(transformer_xl, Place(distance_vector_blocks, "MAX_BLOCK_QUERIES")),
-    doubled(transformer_xl, Place(distance_vector_blocks, "SCORES_PER_THREAD")),
+    doubled(transformer_xl, Place(distance_vector_attention, "MAX_BLOCK_QUERIES")),
+    doubled(transformer_xl, Place(distance_vector_attention, "SCORES_PER_THREAD")),
     doubled(
         lambda: attention(
             SoftmaxKernel(m.Causal(), dropout=0.1), 1024, position=TransformerXLPosition(HEADS * WIDTH, HEADS)
@@ -249,7 +247,7 @@ SWEEPS: list[Sweep] = [
         Place(distance_vector_attention, "BLOCK"),
     ),
     doubled(channel_decays, Place(matrix_recurrence, "MIN_CHUNK")),
-    doubled(lambda: attention(block_local("sparse"), 4096), Place(tile_steps, "SCORES_PER_STEP")),
+    doubled(lambda: attention(block_local("sparse"), 4096), Place(block_sparse_attention, "SCORES_PER_STEP")),
     doubled(
         lambda: attention(block_local("blocked"), 2048, position=AlibiPosition(HEADS)),
         Place(tiled_attention, "SCORES_PER_PIECE"),
@@ -259,7 +257,7 @@ SWEEPS: list[Sweep] = [
     Sweep([Place(block_cover, "COARSENING")], (4, 8, 16), packed),
     Sweep([Place(block_cover, "MAX_RUNS")], (1, 2, 4), packed),
     Sweep([Place(block_cover, "MAX_PADDING_SHARE")], (1 / 16, 1 / 8, 1 / 4), packed),
-    Sweep([Place(plan_search, "CHOSEN")], (3 / 4, 7 / 8, 1.0), packed),
+    Sweep([Place(sparse_plan, "CHOSEN")], (3 / 4, 7 / 8, 1.0), packed),
     doubled(
         lambda: sequence(*(attention(SoftmaxKernel(m.Window(64)), n // 2, n // 2) for n in (256, 512, 1024))),
         Place(softmax_paths, "MIN_PAIRS_FOR_PLAN"),
@@ -267,7 +265,7 @@ SWEEPS: list[Sweep] = [
     doubled(lambda: sequence(*map(rows_with_roles, (384, 512, 768, 1024))), Place(sparse_plan, "MIN_ROW_PLAN_PAIRS")),
     doubled(
         lambda: sequence(convolution(1, 2048, 768), convolution(32, 64, 128), mixtures(1, 2048, 256)),
-        Place(cache_blocks, "BLOCK_ELEMENTS"),
+        Place(cpu_caches, "BLOCK_ELEMENTS"),
     ),
     doubled(lambda: sequence(scan(64, 32), scan(8, 256)), Place(selective_scan, "SCAN_ELEMENTS")),
     doubled(

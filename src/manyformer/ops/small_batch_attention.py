@@ -14,7 +14,7 @@ from torch import Tensor
 
 from manyformer.autocast import autocast_disabled
 from manyformer.ops import tile_softmax
-from manyformer.ops.scratch_buffer import ScratchBuffer
+from manyformer.ops.cpu_caches import ScratchBuffer
 from manyformer.ops.tile_softmax import MAX_SAVED_WEIGHTS, OutputGradient, TileCall
 from manyformer.torch_internals import compiler_disabled
 

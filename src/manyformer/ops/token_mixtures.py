@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from manyformer.ops.cache_blocks import block_elements
+from manyformer.ops.cpu_caches import block_elements
 
 
 def mix_tokens(
