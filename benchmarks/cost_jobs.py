@@ -29,11 +29,11 @@ from manyformer.ops import (
     block_sparse_attention,
     chunk_gather_attention,
     cpu_caches,
+    depthwise_convolution,
     distance_vector_attention,
     matrix_recurrence,
-    row_convolution,
     selective_scan,
-    small_batch_attention,
+    sinkhorn_attention,
     span_attention,
     sparse_plan,
     tiled_attention,
@@ -137,7 +137,7 @@ def scan(rows: int, length: int, *, channels: int = 160, state: int = 16) -> Job
 def convolution(rows: int, length: int, channels: int, taps: int = 4) -> Job:
     """A short convolution forward and backward."""
     x, weight = torch.randn(rows, length, channels, requires_grad=True), torch.randn(taps, channels, requires_grad=True)
-    return lambda: row_convolution.convolve_rows(x, weight, causal=True).sum().backward()
+    return lambda: depthwise_convolution.convolve_rows(x, weight, causal=True).sum().backward()
 
 
 def mixtures(rows: int, length: int, channels: int, shares: int = 6) -> Job:
@@ -162,7 +162,7 @@ def channel_decays() -> Job:
 def small_batches() -> Job:
     """Many small attentions."""
     q, k, v = (torch.randn(256, HEADS, 64, WIDTH, requires_grad=True) for _ in range(3))
-    return lambda: small_batch_attention.small_batch_attention(q, k, v, scale=0.1).sum().backward()
+    return lambda: sinkhorn_attention.small_batch_attention(q, k, v, scale=0.1).sum().backward()
 
 
 def search() -> Job:
@@ -277,7 +277,7 @@ SWEEPS: list[Sweep] = [
     doubled(lambda: biased_of((4, 8, 16, 32, 64)), Place(softmax_paths, "MAX_REFERENCE_QUERIES")),
     doubled(lambda: spans(4, 8, 16, 32, 64), Place(adaptive_span_kernel, "MAX_REFERENCE_QUERIES")),
     doubled(lambda: spans(1024), Place(span_attention, "BAND_ROUNDING")),
-    doubled(small_batches, Place(small_batch_attention, "PAIRS_PER_THREAD")),
+    doubled(small_batches, Place(sinkhorn_attention, "PAIRS_PER_THREAD")),
     doubled(
         lambda: attention(LSHKernel(num_buckets=32, chunk_length=64, num_hashes=2), 2048),
         Place(chunk_gather_attention, "PAIRS_PER_CALL", "cpu"),

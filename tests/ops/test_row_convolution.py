@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from manyformer.ops import cpu_caches
-from manyformer.ops.row_convolution import convolve_rows
+from manyformer.ops.depthwise_convolution import convolve_rows
 
 
 @pytest.mark.parametrize("block", ["rows", "tokens"])
