@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manyformer.bench.clock import TimedJob, take_turns
 from manyformer.kernels import softmax_paths
-from manyformer.ops import plan_search
+from manyformer.ops import sparse_plan
 from manyformer.ops.attention_with_lse import merge_lse
 from manyformer.ops.softmax_attention import fused_attention
 
@@ -45,7 +45,7 @@ def in_pairs(rounds: int, job: TimedJob) -> float:
 
 
 def measure_pair_rates(rounds: int) -> dict[int, float]:
-    blocks = list(plan_search.PAIR_RATES)
+    blocks = list(sparse_plan.PAIR_RATES)
     times = seconds_of(rounds, **{str(block): blocks_job(block)[0] for block in blocks})
     per_pair = {block: times[str(block)] / block for block in blocks}
     return {block: round(per_pair[block] / per_pair[max(blocks)], 2) for block in blocks}
@@ -78,9 +78,9 @@ def measure_gathered_key(rounds: int) -> int:
 
 CALL_COSTS: list[tuple[Place, Callable[[int], Any]]] = [
     (Place(softmax_paths, "ATTENTION_CALL"), measure_call),
-    (Place(plan_search, "CALL"), measure_call),
-    (Place(plan_search, "PAIR_RATES"), measure_pair_rates),
-    (Place(plan_search, "MASKED_PAIR"), measure_masked_pair),
-    (Place(plan_search, "MERGED_TOKEN"), measure_merged_token),
-    (Place(plan_search, "GATHERED_KEY"), measure_gathered_key),
+    (Place(sparse_plan, "CALL"), measure_call),
+    (Place(sparse_plan, "PAIR_RATES"), measure_pair_rates),
+    (Place(sparse_plan, "MASKED_PAIR"), measure_masked_pair),
+    (Place(sparse_plan, "MERGED_TOKEN"), measure_merged_token),
+    (Place(sparse_plan, "GATHERED_KEY"), measure_gathered_key),
 ]

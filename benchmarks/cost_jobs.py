@@ -26,18 +26,16 @@ from manyformer.ops import (
     attention_with_lse,
     band,
     block_cover,
-    cache_blocks,
+    block_sparse_attention,
     chunk_gather_attention,
+    cpu_caches,
+    depthwise_convolution,
     distance_vector_attention,
-    distance_vector_blocks,
     matrix_recurrence,
-    plan_search,
-    row_convolution,
     selective_scan,
-    small_batch_attention,
+    sinkhorn_attention,
     span_attention,
     sparse_plan,
-    tile_steps,
     tiled_attention,
     toeplitz_attention,
     token_mixtures,
@@ -139,7 +137,7 @@ def scan(rows: int, length: int, *, channels: int = 160, state: int = 16) -> Job
 def convolution(rows: int, length: int, channels: int, taps: int = 4) -> Job:
     """A short convolution forward and backward."""
     x, weight = torch.randn(rows, length, channels, requires_grad=True), torch.randn(taps, channels, requires_grad=True)
-    return lambda: row_convolution.convolve_rows(x, weight, causal=True).sum().backward()
+    return lambda: depthwise_convolution.convolve_rows(x, weight, causal=True).sum().backward()
 
 
 def mixtures(rows: int, length: int, channels: int, shares: int = 6) -> Job:
@@ -164,7 +162,7 @@ def channel_decays() -> Job:
 def small_batches() -> Job:
     """Many small attentions."""
     q, k, v = (torch.randn(256, HEADS, 64, WIDTH, requires_grad=True) for _ in range(3))
-    return lambda: small_batch_attention.small_batch_attention(q, k, v, scale=0.1).sum().backward()
+    return lambda: sinkhorn_attention.small_batch_attention(q, k, v, scale=0.1).sum().backward()
 
 
 def search() -> Job:
@@ -240,8 +238,8 @@ SWEEPS: list[Sweep] = [
         lambda: attention(block_local("sparse"), 2048, values=WIDTH // 2),
         Place(attention_with_lse, "BLOCK"),
     ),
-    doubled(transformer_xl, Place(distance_vector_blocks, "MAX_BLOCK_QUERIES")),
-    doubled(transformer_xl, Place(distance_vector_blocks, "SCORES_PER_THREAD")),
+    doubled(transformer_xl, Place(distance_vector_attention, "MAX_BLOCK_QUERIES")),
+    doubled(transformer_xl, Place(distance_vector_attention, "SCORES_PER_THREAD")),
     doubled(
         lambda: attention(
             SoftmaxKernel(m.Causal(), dropout=0.1), 1024, position=TransformerXLPosition(HEADS * WIDTH, HEADS)
@@ -249,7 +247,7 @@ SWEEPS: list[Sweep] = [
         Place(distance_vector_attention, "BLOCK"),
     ),
     doubled(channel_decays, Place(matrix_recurrence, "MIN_CHUNK")),
-    doubled(lambda: attention(block_local("sparse"), 4096), Place(tile_steps, "SCORES_PER_STEP")),
+    doubled(lambda: attention(block_local("sparse"), 4096), Place(block_sparse_attention, "SCORES_PER_STEP")),
     doubled(
         lambda: attention(block_local("blocked"), 2048, position=AlibiPosition(HEADS)),
         Place(tiled_attention, "SCORES_PER_PIECE"),
@@ -259,7 +257,7 @@ SWEEPS: list[Sweep] = [
     Sweep([Place(block_cover, "COARSENING")], (4, 8, 16), packed),
     Sweep([Place(block_cover, "MAX_RUNS")], (1, 2, 4), packed),
     Sweep([Place(block_cover, "MAX_PADDING_SHARE")], (1 / 16, 1 / 8, 1 / 4), packed),
-    Sweep([Place(plan_search, "CHOSEN")], (3 / 4, 7 / 8, 1.0), packed),
+    Sweep([Place(sparse_plan, "CHOSEN")], (3 / 4, 7 / 8, 1.0), packed),
     doubled(
         lambda: sequence(*(attention(SoftmaxKernel(m.Window(64)), n // 2, n // 2) for n in (256, 512, 1024))),
         Place(softmax_paths, "MIN_PAIRS_FOR_PLAN"),
@@ -267,7 +265,7 @@ SWEEPS: list[Sweep] = [
     doubled(lambda: sequence(*map(rows_with_roles, (384, 512, 768, 1024))), Place(sparse_plan, "MIN_ROW_PLAN_PAIRS")),
     doubled(
         lambda: sequence(convolution(1, 2048, 768), convolution(32, 64, 128), mixtures(1, 2048, 256)),
-        Place(cache_blocks, "BLOCK_ELEMENTS"),
+        Place(cpu_caches, "BLOCK_ELEMENTS"),
     ),
     doubled(lambda: sequence(scan(64, 32), scan(8, 256)), Place(selective_scan, "SCAN_ELEMENTS")),
     doubled(
@@ -279,7 +277,7 @@ SWEEPS: list[Sweep] = [
     doubled(lambda: biased_of((4, 8, 16, 32, 64)), Place(softmax_paths, "MAX_REFERENCE_QUERIES")),
     doubled(lambda: spans(4, 8, 16, 32, 64), Place(adaptive_span_kernel, "MAX_REFERENCE_QUERIES")),
     doubled(lambda: spans(1024), Place(span_attention, "BAND_ROUNDING")),
-    doubled(small_batches, Place(small_batch_attention, "PAIRS_PER_THREAD")),
+    doubled(small_batches, Place(sinkhorn_attention, "PAIRS_PER_THREAD")),
     doubled(
         lambda: attention(LSHKernel(num_buckets=32, chunk_length=64, num_hashes=2), 2048),
         Place(chunk_gather_attention, "PAIRS_PER_CALL", "cpu"),

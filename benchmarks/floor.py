@@ -13,7 +13,7 @@ from torch import Tensor
 
 from manyformer.core import LayerOutput
 from manyformer.kernels import Kernel, KernelCall
-from manyformer.ops.plan_records import SparsePlan
+from manyformer.ops.sparse_plan import SparsePlan
 
 
 class Product(NamedTuple):

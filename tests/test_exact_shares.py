@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from manyformer.exact_shares import ceil_share, ceil_shares, floor_share, round_share
-from manyformer.ops.expert_dispatch import drop_overflow
+from manyformer.ops.expert_groups import drop_overflow
 
 SHARES = ("0.01", "0.07", "0.1", "0.125", "0.29", "0.3", "0.55", "0.57", "0.58", "0.9", "1.05", "1.1", "1.2", "1.25")
 

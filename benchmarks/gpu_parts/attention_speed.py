@@ -16,8 +16,7 @@ from manyformer import masks as m
 from manyformer.bench import take_turns
 from manyformer.kernels import Kernel, KernelCall, LinearKernel, SoftmaxKernel
 from manyformer.kernels.features import EluPlusOneFeatures
-from manyformer.ops.flex_bias_attention import fused_flex_attention
-from manyformer.ops.flex_mask_attention import block_mask
+from manyformer.ops.flex_attention import block_mask, fused_flex_attention
 from manyformer.position import AlibiPosition, NoPosition
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -38,7 +38,7 @@ from manyformer.kernels.memory_rules import TokenFeatures
 from manyformer.kernels.recurrent_rules import GateProjections
 from manyformer.length_norms import RMSNorm
 from manyformer.masks import AllKeys, Causal
-from manyformer.masks.ring_visibility import visible_in_ring
+from manyformer.masks.eviction import visible_in_ring
 from manyformer.position import Position
 from manyformer.residual import AddJoin, GatedJoin, Residual
 from manyformer.sources import SelfSource, WindowSource

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from manyformer.experts import FeedForwardExperts, GatedExperts
-from manyformer.ops.expert_dispatch import (
+from manyformer.ops.expert_groups import (
     NO_EXPERT,
     dispatch,
     dispatch_in_blocks,

@@ -15,7 +15,7 @@ from manyformer.experts import (
     SigmoidRouter,
     SoftmaxRouter,
 )
-from manyformer.ops.expert_dispatch import NO_EXPERT
+from manyformer.ops.expert_groups import NO_EXPERT
 from manyformer.training_hooks import run_post_step_updates
 
 DIM = 12

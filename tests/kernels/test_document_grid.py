@@ -5,7 +5,7 @@ import torch
 from layouts import LAYOUTS, LENGTH, ROWS, place_of
 
 from manyformer.core import PADDING_SEGMENT
-from manyformer.ops.document_grid import grid_by_run
+from manyformer.ops.document_rows import grid_by_run
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))

@@ -10,8 +10,8 @@ from manyformer.errors import UserError
 from manyformer.masks import Causal
 from manyformer.mixers.latent_attention import LatentAttention
 from manyformer.mixers.lightning_indexer import LightningIndexer
-from manyformer.ops import token_choice_attention as ops
-from manyformer.ops.highest_scores import choose_highest_scores
+from manyformer.ops import chosen_attention
+from manyformer.ops.chosen_attention import choose_highest_scores
 from manyformer.position import RotaryPosition
 
 DIM, HEADS, COUNT = 24, 4, 6
@@ -129,7 +129,7 @@ def test_gathered_is_masked_with_padding_and_chunks(monkeypatch: pytest.MonkeyPa
     position_ids = torch.tensor([[*range(9), *range(14)], [0, 0, 1, 0, *range(2, 19), 0, 0]])
     positions = TokenPositions(position_ids, segments)
     expected = layer(x, Context(positions, watch=lambda *_: None))
-    monkeypatch.setattr(ops, "GATHERED_ELEMENTS", 700)
+    monkeypatch.setattr(chosen_attention, "GATHERED_ELEMENTS", 700)
     y, _, loss = layer(x, Context(positions))
     is_token = segments >= 0
     torch.testing.assert_close(y[is_token], expected.y[is_token], rtol=0, atol=1e-12)
@@ -147,7 +147,7 @@ def test_of_equal_scores_the_newer_token_is_chosen() -> None:
     scores = torch.tensor([[[0.0, -torch.inf, -torch.inf], [0.0, 0.0, -torch.inf], [0.0, 0.0, 0.0]]])
     chosen = choose_highest_scores(scores, 2)
     assert chosen.sort().values.tolist() == [[[-1, 0], [0, 1], [1, 2]]]
-    assert ops.token_choice_mask(chosen, 3)[0, 0].int().tolist() == [
+    assert chosen_attention.token_choice_mask(chosen, 3)[0, 0].int().tolist() == [
         [1, 0, 0],
         [1, 1, 0],
         [0, 1, 1],

@@ -16,7 +16,7 @@ from manyformer.generate.host_reads import StaticOperatorsOnly
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import AndMask, Mask, NotMask, OrMask, PerHead
 from manyformer.masks.mask import take_tokens
-from manyformer.ops import block_sparse_attention, flex_block_mask, flex_mask_attention, tile_steps
+from manyformer.ops import block_sparse_attention, flex_attention
 from manyformer.ops.block_cover import block_bounds, cover_blocks, order_into_blocks
 from manyformer.ops.sparse_plan import make_sparse_plan
 from manyformer.position import NoPosition
@@ -132,12 +132,12 @@ def test_any_expression_is_dense_attention(
 
 
 def small_blocks(patch: pytest.MonkeyPatch, size: int) -> None:
-    from manyformer.ops import plan_search
+    from manyformer.ops import sparse_plan
     from manyformer.ops import sparse_plan as plans
 
     patch.setattr(plans, "BLOCK", size)
     for name, value in (("PAIR_RATES", {size: 1.0, 2 * size: 1.0}), ("CALL", 0), ("GATHERED_KEY", 0)):
-        patch.setattr(plan_search, name, value)
+        patch.setattr(sparse_plan, name, value)
     plans._plan_for_layouts.cache_clear()
     plans._recipe_for_layouts.cache_clear()
 
@@ -204,7 +204,7 @@ def test_kept_or_made_anew(kept: bool, held: bool, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         block_sparse_attention, "MAX_SAVED_KEYS_VALUES", block_sparse_attention.MAX_SAVED_KEYS_VALUES if held else 0
     )
-    monkeypatch.setattr(tile_steps, "SCORES_PER_STEP", 1 << 13)
+    monkeypatch.setattr(block_sparse_attention, "SCORES_PER_STEP", 1 << 13)
     place = segment_positions(ROWS["packed"])
     q, k, v = alike(place, 2)
     real = (place.segment_ids != PADDING_SEGMENT)[:, None, :, None]
@@ -366,14 +366,14 @@ def test_what_flex_attention_is_given(name: str, rows: str) -> None:
         place = place._replace(roles=(torch.rand(place.position_ids.shape) < 0.02).long())
     q, k, v = (x.detach() for x in alike(place, 2))
     real = (place.segment_ids != PADDING_SEGMENT)[:, None, :, None]
-    actual = flex_mask_attention.flex_mask_attention(q, k, v, mask, place, place, scale=0.4) * real
+    actual = flex_attention.flex_mask_attention(q, k, v, mask, place, place, scale=0.4) * real
     expected = SoftmaxKernel(mask, path="naive", scale=0.4)(KernelCall(q, k, v, place, place, NoPosition())).y * real
     torch.testing.assert_close(actual, expected, atol=1e-10, rtol=0)
-    blocks = flex_block_mask.block_mask(mask, place, place, HEADS)
+    blocks = flex_attention.block_mask(mask, place, place, HEADS)
     dense = mask.dense(place, place, HEADS).expand(2, HEADS, -1, -1)
     cells = torch.nn.functional.pad(dense, [0, -LONG % 128] * 2).unflatten(3, (-1, 128)).unflatten(2, (-1, 128))
     assert (blocks.to_dense().bool() | ~cells.any(5).any(3)).all()
-    assert flex_block_mask.block_mask(mask, place, place, HEADS) is blocks
+    assert flex_attention.block_mask(mask, place, place, HEADS) is blocks
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -383,7 +383,7 @@ def test_block_masks_of_flex_attention(name: str, rows: str) -> None:
     mask, place = MANY[name], segment_positions(ROWS[rows])
     if name == "roles":
         place = place._replace(roles=(torch.rand(place.position_ids.shape) < 0.02).long())
-    blocks = flex_block_mask.block_mask(mask, place, place, HEADS)
+    blocks = flex_attention.block_mask(mask, place, place, HEADS)
     dense = mask.dense(place, place, HEADS).expand(2, HEADS, -1, -1)
     cells = torch.nn.functional.pad(dense, [0, -LONG % 128] * 2).unflatten(3, (-1, 128)).unflatten(2, (-1, 128))
     full = listed(blocks.full_kv_num_blocks, blocks.full_kv_indices)
@@ -408,7 +408,7 @@ def listed(counts: Tensor | None, indices: Tensor | None) -> Tensor:
 def test_block_masks_of_packed_causal_rows_are_exact() -> None:
     """Only blocks with a visible pair are computed, although positions begin again in each document."""
     place = segment_positions([[0] * 300 + [1] * 100 + [2] * 624, [0] * 50 + [1] * 900 + [PADDING_SEGMENT] * 74])
-    blocks = flex_block_mask.block_mask(m.Causal(), place, place, HEADS)
+    blocks = flex_attention.block_mask(m.Causal(), place, place, HEADS)
     cells = m.Causal().dense(place, place, 1).unflatten(3, (-1, 128)).unflatten(2, (-1, 128))
     assert (blocks.to_dense().bool() == cells.any(5).any(3)).all()
     assert (listed(blocks.full_kv_num_blocks, blocks.full_kv_indices)[:, :1] == cells.all(5).all(3)).all()
@@ -420,10 +420,10 @@ def test_block_masks_are_made_without_a_read_by_the_host(name: str, rows: str, m
     mask, place = MANY[name], segment_positions(ROWS[rows])._replace(layout=None)
     # what is kept for each device, before
     readable = segment_positions(ROWS[rows])
-    expected = flex_block_mask.block_mask(mask, readable, readable, HEADS)
+    expected = flex_attention.block_mask(mask, readable, readable, HEADS)
     monkeypatch.setattr("manyformer.masks.random_blocks.is_readable", lambda x: False)
     with StaticOperatorsOnly():
-        blocks = flex_block_mask.block_mask(mask, place, place, HEADS)
+        blocks = flex_attention.block_mask(mask, place, place, HEADS)
         mask_mod = blocks.mask_mod
         pairs = torch.arange(LONG)
         visible = mask_mod(pairs * 0, pairs % HEADS, pairs, pairs.flip(0))

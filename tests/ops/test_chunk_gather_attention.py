@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.ops import chunk_gather_attention, counter_random, lsh_hashing
+from manyformer.ops import chunk_gather_attention, lsh_hashing
 from manyformer.ops.bucket_chunks import ChunkUnit, document_lengths, sort_into_chunks
 from manyformer.ops.chunk_gather_attention import ChunkVisibility
 
@@ -127,14 +127,14 @@ def test_sizes_of_documents() -> None:
 
 
 def test_draws_are_normal_and_their_own() -> None:
-    one, other = (counter_random.counter_normal(torch.tensor(seed), 4, 25_000) for seed in (3, 4))
+    one, other = (lsh_hashing.counter_normal(torch.tensor(seed), 4, 25_000) for seed in (3, 4))
     for x in (one, other):
         assert x.mean().abs() < 0.01
         assert (x.std() - 1).abs() < 0.01
         assert (x.pow(4).mean() - 3).abs() < 0.1
     assert (one * other).mean().abs() < 0.01
     assert (one[:, 1:] * one[:, :-1]).mean().abs() < 0.01
-    assert torch.equal(counter_random.counter_normal(torch.tensor(3), 2, 25_000), one[:2])
+    assert torch.equal(lsh_hashing.counter_normal(torch.tensor(3), 2, 25_000), one[:2])
 
 
 def test_buckets_are_nearest_directions() -> None:

@@ -10,7 +10,7 @@ import sys
 import torch
 from manyformer.length_norms import rms_norm, unit_length
 from manyformer.ops.matrix_recurrence import Removal, chunked
-from manyformer.ops.row_convolution import convolve_rows
+from manyformer.ops.depthwise_convolution import convolve_rows
 from manyformer.ops.token_mixtures import mix_tokens
 
 def draw(*shape):

@@ -10,8 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyformer.errors import UserError
-from manyformer.ops.ctc import BLANK, ctc_losses, greedy_labels, prefix_beam_search
-from manyformer.ops.edit_distance import edit_distance
+from manyformer.ops.ctc import BLANK, ctc_losses, edit_distance, greedy_labels, prefix_beam_search
 
 
 def merged(alignment: tuple[int, ...]) -> tuple[int, ...]:

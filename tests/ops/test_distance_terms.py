@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.ops import attention_with_lse, clipped_distance_attention, flex_bias_attention, toeplitz_attention
+from manyformer.ops import attention_with_lse, clipped_distance_attention, flex_attention, toeplitz_attention
 from manyformer.ops import band as bands
 from manyformer.ops.clipped_distance_attention import ClippedDistances
 from manyformer.ops.toeplitz_attention import QueryOffset
@@ -164,7 +164,7 @@ def test_what_flex_attention_is_given(place: str, causal: bool, kind: str, recwa
     which = ahead.clamp(-3, 2) + 3
     with torch.no_grad():
         q, k, v = (x.detach() for x in qkv)
-        y = flex_bias_attention.flex_bias_attention(
+        y = flex_attention.flex_bias_attention(
             q, k, v, terms, 3, 2, QueryOffset(-int(ahead[0, 0]), causal), scale=SCALE
         )
         each = terms.expand(2, -1, len(ahead), -1).gather(-1, which.expand(2, HEADS, -1, -1))

@@ -8,7 +8,7 @@ from manyformer.core import PADDING_SEGMENT, AlignedLayout
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.models.token_positions import positions_of
-from manyformer.ops import distance_vector_attention, distance_vector_blocks
+from manyformer.ops import distance_vector_attention
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position import DistanceAwarePosition, TransformerXLPosition
 from manyformer.position.distance_terms import broadcast_pairs, toeplitz_view
@@ -59,9 +59,9 @@ def test_blocks_are_the_definition(
     mask: Mask, queries: int, offset: int, later: int, kept: int, cached: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With blocks of 16, whole ones and rests; a row, a head or both heads at a time; with gradients of everything."""
-    monkeypatch.setattr(distance_vector_blocks, "MAX_BLOCK_QUERIES", 16)
-    monkeypatch.setattr(distance_vector_blocks, "SCORES_PER_THREAD", cached * 16 * (offset + queries + later))
-    monkeypatch.setattr(distance_vector_blocks, "MAX_SAVED_WEIGHTS", kept)
+    monkeypatch.setattr(distance_vector_attention, "MAX_BLOCK_QUERIES", 16)
+    monkeypatch.setattr(distance_vector_attention, "SCORES_PER_THREAD", cached * 16 * (offset + queries + later))
+    monkeypatch.setattr(distance_vector_attention, "MAX_SAVED_WEIGHTS", kept)
     xl, keys = made(), offset + queries + later
     sizes = (queries, keys, keys)
     q, k, v = (torch.randn(2, HEADS, n, WIDTH, dtype=torch.float64, requires_grad=True) for n in sizes)

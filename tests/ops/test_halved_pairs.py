@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.ops.halved_pairs import halved_pairs
+from manyformer.ops.chunk_decays import halved_pairs
 
 LENGTHS = [1, 2, 3, 7, 8, 13, 16]
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.ops.highest_scores import choose_highest_scores
+from manyformer.ops.chosen_attention import choose_highest_scores
 
 
 def highest_scores_reference(scores: Float[Tensor, "*b n"], count: int) -> Int[Tensor, "*b c"]:

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from manyformer.ops import cache_blocks
-from manyformer.ops.row_convolution import convolve_rows
+from manyformer.ops import cpu_caches
+from manyformer.ops.depthwise_convolution import convolve_rows
 
 
 @pytest.mark.parametrize("block", ["rows", "tokens"])
@@ -17,7 +17,7 @@ def test_rows_are_convolved_like_conv1d_with_gradients(
 ) -> None:
     # both rows at once, or blocks of at most three tokens
     threads = torch.get_num_threads()
-    monkeypatch.setattr(cache_blocks, "BLOCK_ELEMENTS", 480 if block == "rows" else max(1, 18 // threads))
+    monkeypatch.setattr(cpu_caches, "BLOCK_ELEMENTS", 480 if block == "rows" else max(1, 18 // threads))
     x = torch.randn(2, length, 6, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(size, 6, dtype=torch.float64, requires_grad=True)
     upstream = torch.randn(2, length, 6, dtype=torch.float64)

@@ -2,7 +2,7 @@
 
 import torch
 
-from manyformer.ops.squared_relu import squared_relu
+from manyformer.ops.token_mixtures import squared_relu
 
 
 def test_it_equals_the_composed_functions_with_gradients() -> None:

@@ -13,7 +13,7 @@ from manyformer.core import GLOBAL_ROLE, PADDING_SEGMENT, SUMMARY_ROLE, TokenPos
 from manyformer.costs import count_flops
 from manyformer.kernels import KernelCall, SoftmaxKernel, softmax_paths
 from manyformer.masks import Mask
-from manyformer.ops import plan_search, tiled_attention
+from manyformer.ops import sparse_plan, tiled_attention
 from manyformer.ops import sparse_plan as plans
 from manyformer.position import (
     AlibiPosition,
@@ -80,7 +80,7 @@ def both(
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("PAIR_RATES", {4: 1.0, 8: 1.0}), ("CALL", 0), ("GATHERED_KEY", 0)):
-        monkeypatch.setattr(plan_search, name, value)
+        monkeypatch.setattr(sparse_plan, name, value)
     monkeypatch.setattr(plans, "BLOCK", 8)
     monkeypatch.setattr(plans, "MIN_ROW_PLAN_PAIRS", 0)
     # several pieces of each kind

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from manyformer.ops import cache_blocks
+from manyformer.ops import cpu_caches
 from manyformer.ops.token_mixtures import mix_tokens
 
 WIDTH = 6
@@ -14,7 +14,7 @@ WIDTH = 6
 def test_mixtures_equal_their_formula_with_gradients(
     shares: int, elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_blocks, "BLOCK_ELEMENTS", max(1, elements // torch.get_num_threads()))
+    monkeypatch.setattr(cpu_caches, "BLOCK_ELEMENTS", max(1, elements // torch.get_num_threads()))
     torch.manual_seed(0)
     x, other = (torch.randn(2, 7, WIDTH, dtype=torch.float64, requires_grad=True) for _ in range(2))
     share = torch.randn(shares, WIDTH, dtype=torch.float64, requires_grad=True)

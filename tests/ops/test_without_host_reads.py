@@ -8,8 +8,7 @@ from torch import Tensor
 
 from manyformer.core import ContiguousLayout, PackedLayout, TokenPositions
 from manyformer.device_reads import count_values, reads_are_free
-from manyformer.ops import block_choice_attention as choice_ops
-from manyformer.ops import bucket_chunks
+from manyformer.ops import bucket_chunks, chosen_attention
 from manyformer.ops.bucket_chunks import ChunkUnit, sort_into_chunks, units_per_row
 from manyformer.ops.chunk_gather_attention import ChunkVisibility, chunk_gather_attention
 
@@ -46,21 +45,23 @@ def test_chosen_blocks_need_not_be_counted(choices: int, monkeypatch: pytest.Mon
     )
     best = draws.topk(choices)
     chosen = best.indices.masked_fill(best.values < 0, -1)
-    scores = (q @ k.mT * 0.5).masked_fill(~choice_ops.choice_mask(chosen, BLOCK, positions[None], LENGTH), -torch.inf)
+    scores = (q @ k.mT * 0.5).masked_fill(
+        ~chosen_attention.choice_mask(chosen, BLOCK, positions[None], LENGTH), -torch.inf
+    )
     expected = differentiated(scores.softmax(-1) @ v, [q, k, v])
-    monkeypatch.setattr(choice_ops, "reads_are_free", lambda x: False)
-    actual = differentiated(choice_ops.block_choice_attention(q, k, v, chosen, BLOCK, scale=0.5), [q, k, v])
+    monkeypatch.setattr(chosen_attention, "reads_are_free", lambda x: False)
+    actual = differentiated(chosen_attention.block_choice_attention(q, k, v, chosen, BLOCK, scale=0.5), [q, k, v])
     for found, wanted in zip(actual, expected, strict=True):
         torch.testing.assert_close(found, wanted, atol=1e-10, rtol=1e-10)
 
 
 def test_no_chosen_block_at_all_leaves_a_querys_own(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = drawn(1, 1, BLOCK, DIM), drawn(1, 1, BLOCK, DIM), drawn(1, 1, BLOCK, 3)
-    monkeypatch.setattr(choice_ops, "reads_are_free", lambda x: False)
+    monkeypatch.setattr(chosen_attention, "reads_are_free", lambda x: False)
     chosen = torch.full((1, 1, BLOCK, 2), -1)
     hidden = torch.ones(BLOCK, BLOCK, dtype=torch.bool).triu(1)
     expected = (q @ k.mT).masked_fill(hidden, -torch.inf).softmax(-1) @ v
-    torch.testing.assert_close(choice_ops.block_choice_attention(q, k, v, chosen, BLOCK, scale=1.0), expected)
+    torch.testing.assert_close(chosen_attention.block_choice_attention(q, k, v, chosen, BLOCK, scale=1.0), expected)
 
 
 def layouts() -> dict[str, tuple[Tensor, Any]]:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from manyformer.kernels.centroids import centroid_sums, nearest_centroid
-from manyformer.ops import cluster_attention, sinkhorn_attention
+from manyformer.ops import bucket_chunks, sinkhorn_attention
 
 pytestmark = pytest.mark.oracle
 
@@ -28,8 +28,8 @@ def test_balanced_clusters_are_those_of_routing_transformer(clusters: int, size:
     k, v = F.normalize(torch.randn(2, 2, 20, 6), dim=-1).requires_grad_(), torch.randn(2, 2, 20, 6, requires_grad=True)
     reference, loss = layer(k, k, v)
     near = k @ layer.kmeans.means.mT
-    ours = cluster_attention.balanced_attention(
-        k, v, cluster_attention.top_members(near.detach(), size), scale=1 / math.sqrt(6)
+    ours = bucket_chunks.balanced_attention(
+        k, v, bucket_chunks.top_members(near.detach(), size), scale=1 / math.sqrt(6)
     )
     # a count of 1 is 1.00001 there
     torch.testing.assert_close(ours, reference, atol=2e-6, rtol=2e-5)

@@ -3,7 +3,7 @@
 import pytest
 
 from manyformer.errors import UserError
-from manyformer.ops.edit_distance import edit_distance
+from manyformer.ops.ctc import edit_distance
 from manyformer.scores import character_error_rate, word_error_rate
 
 TEXTS = ["one two two", "", "seven eight", "nine"]

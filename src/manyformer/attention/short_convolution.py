@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from manyformer.core import ContiguousLayout, State, TokenPositions
 from manyformer.head_selection import select_entries
-from manyformer.ops.neighbour_convolution import (
+from manyformer.ops.depthwise_convolution import (
     ConvolutionTokens,
     convolve_neighbours,
+    convolve_rows,
     one_document_rows,
 )
-from manyformer.ops.row_convolution import convolve_rows
 
 
 @final

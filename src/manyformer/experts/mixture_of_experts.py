@@ -24,7 +24,7 @@ from manyformer.device_reads import places_of, reads_are_free
 from manyformer.experts.expert_layers import FeedForwardExperts, GatedExperts
 from manyformer.experts.routers import Router, Routing
 from manyformer.experts.routing_losses import RoutingLoss
-from manyformer.ops.expert_dispatch import dispatch, drop_overflow
+from manyformer.ops.expert_groups import dispatch, drop_overflow
 
 
 @final

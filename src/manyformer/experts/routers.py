@@ -12,7 +12,7 @@ from manyformer.autocast import autocast_disabled
 from manyformer.device_reads import count_values
 from manyformer.errors import UserError
 from manyformer.experts.selection_bias import SelectionBias
-from manyformer.ops.expert_dispatch import NO_EXPERT
+from manyformer.ops.expert_groups import NO_EXPERT
 from manyformer.recompute import choose_once
 
 ExpertWeighting = Literal["scores", "renormalized"]

@@ -13,7 +13,7 @@ from manyformer.core import ContiguousLayout, LayerOutput, contiguous_positions,
 from manyformer.head_selection import PerHeadTensors
 from manyformer.kernels.features.deterministic import elu_plus_one
 from manyformer.kernels.kernel import Kernel, KernelCall
-from manyformer.ops.segment_rows import SegmentRows, segment_rows
+from manyformer.ops.document_rows import SegmentRows, segment_rows
 from manyformer.ops.softmax_attention import fused_attention
 from manyformer.position import NoPosition, Position
 

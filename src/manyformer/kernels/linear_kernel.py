@@ -32,8 +32,8 @@ from manyformer.kernels.memory_rules import (
 )
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.ops import fla_recurrence
+from manyformer.ops.document_rows import NO_SEGMENT, segment_runs
 from manyformer.ops.passed_state import with_passed_state
-from manyformer.ops.segment_runs import NO_SEGMENT, segment_runs
 from manyformer.ops.token_ring import TokenRing
 from manyformer.system.devices import compiles_attention
 from manyformer.training_hooks import StatefulAcrossBatches

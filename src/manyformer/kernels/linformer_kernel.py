@@ -12,7 +12,7 @@ from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.kernels.length_projection import LengthProjection
 from manyformer.masks import AllKeys, Mask
 from manyformer.ops import softmax_attention as ops
-from manyformer.ops.document_grid import DocumentGrid, make_grid
+from manyformer.ops.document_rows import DocumentGrid, make_grid
 from manyformer.position import NoPosition
 from manyformer.system.devices import send
 

@@ -10,7 +10,7 @@ from manyformer.autocast import autocast_disabled
 from manyformer.core import LayerOutput, State, TokenPositions, no_watch
 from manyformer.head_selection import HeadSelection, PerHeadTensors
 from manyformer.kernels.kernel import Kernel, KernelCall
-from manyformer.ops import bucket_chunks, chunk_gather_attention, cluster_attention, counter_random, lsh_hashing
+from manyformer.ops import bucket_chunks, chunk_gather_attention, lsh_hashing
 from manyformer.ops.bucket_chunks import MAX_BUCKETS, BucketChunks, ChunkUnit
 from manyformer.ops.chunk_gather_attention import ChunkVisibility
 from manyformer.recompute import choose_once
@@ -183,7 +183,7 @@ class LSHKernel(Kernel, PerHeadTensors, PostStepUpdate):
         """The buckets of all tokens in all hash rounds."""
         with autocast_disabled(q.device):
             vectors = q.to(torch.promote_types(q.dtype, torch.float32))
-            seed = self.seed + counter_random.splitmix64(self.number)
+            seed = self.seed + lsh_hashing.splitmix64(self.number)
             heads, drawn = self._drawn_heads or (range(q.shape[1]), q.shape[1])
             rotations = lsh_hashing.rotations(seed, self.num_hashes, drawn, q.shape[3], self.factors)
             if drawn > len(heads):
@@ -234,7 +234,7 @@ class LSHKernel(Kernel, PerHeadTensors, PostStepUpdate):
             round_chunks = query_chunks[:, :, hash_round, :, None], key_chunks[:, :, hash_round, None]
             shares = bucket_chunks.same_or_adjacent(*round_chunks, self.chunks_before, self.chunks_after)
             in_shared_round = in_shared_round | shares
-        return cluster_attention.fall_back_to_self(in_shared_round & allowed, same_segment & (query_ids == key_ids))
+        return bucket_chunks.fall_back_to_self(in_shared_round & allowed, same_segment & (query_ids == key_ids))
 
 
 def normalize_keys(k: Float[Tensor, "b h s e"]) -> Float[Tensor, "b h s e"]:
@@ -265,5 +265,5 @@ def _append_chunk_ids(
     new_buckets = buckets.long().movedim(0, 2)
     all_buckets = torch.cat([state.chunk_ids // CHUNKS_PER_BUCKET, new_buckets], -1)
     unit_ids = key_positions.segment_ids[:, None, None] * MAX_BUCKETS + all_buckets
-    ranks = cluster_attention.ranks(unit_ids, new_buckets.shape[-1])
+    ranks = bucket_chunks.ranks(unit_ids, new_buckets.shape[-1])
     return torch.cat([state.chunk_ids, new_buckets * CHUNKS_PER_BUCKET + ranks // chunk_length], -1)

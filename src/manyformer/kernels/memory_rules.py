@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyformer.ops import linear_attention, matrix_recurrence
+from manyformer.ops.document_rows import running_max
 from manyformer.ops.linear_attention import divide_by_normalizer
-from manyformer.ops.segment_runs import running_max
 
 RecurrenceForm = Literal["quadratic", "chunked", "recurrent", "fla"]
 """All pairs, chunks of tokens, token by token, or chunks by the kernels of fla-core."""
@@ -19,7 +19,7 @@ RecurrenceForm = Literal["quadratic", "chunked", "recurrent", "fla"]
 class TokenFeatures(NamedTuple):
     """Features of queries and keys, values and gates of the same tokens; `log_scale` as in `FeatureValues`.
 
-    `valid` and `run` (see `manyformer.ops.segment_runs`) are None where there is no padding and one document a row.
+    `valid` and `run` (see `manyformer.ops.document_rows`) are None where there is no padding and one document a row.
     `dtype` is the type of the layer's queries, keys and values, in which fla-core forms products.
     """
 

@@ -11,9 +11,8 @@ from manyformer.core import ContiguousLayout, LayerOutput, PackedLayout, StepLay
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.masks import Causal
 from manyformer.ops import softmax_attention as ops
-from manyformer.ops.block_choice_attention import block_choice_attention
-from manyformer.ops.document_grid import grid_by_run
-from manyformer.ops.highest_scores import choose_highest_scores
+from manyformer.ops.chosen_attention import block_choice_attention, choose_highest_scores
+from manyformer.ops.document_rows import grid_by_run
 from manyformer.recompute import choose_once
 
 MoBAPath = Literal["naive", "blocks"]

@@ -13,9 +13,8 @@ from manyformer.head_projection import HeadProjection
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.kernels.softmax_kernel import SoftmaxKernel
 from manyformer.masks import Causal, Window
-from manyformer.ops.block_choice_attention import block_choice_attention, choice_mask
+from manyformer.ops.chosen_attention import block_choice_attention, choice_mask, choose_highest_scores
 from manyformer.ops.document_rows import document_rows
-from manyformer.ops.highest_scores import choose_highest_scores
 from manyformer.ops.softmax_attention import masked_softmax
 from manyformer.position import Position
 from manyformer.recompute import choose_once

@@ -13,7 +13,7 @@ from manyformer.core import ContiguousLayout, LayerOutput, PackedLayout, TokenPo
 from manyformer.head_selection import HeadSelection, PerHeadTensors
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.ops import softmax_attention as ops
-from manyformer.ops.document_grid import grid_by_run
+from manyformer.ops.document_rows import grid_by_run
 from manyformer.system.devices import wide_dtype
 
 

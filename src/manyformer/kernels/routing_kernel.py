@@ -22,10 +22,10 @@ from manyformer.core import (
 )
 from manyformer.kernels.centroids import KMeansCentroids
 from manyformer.kernels.kernel import Kernel, KernelCall
-from manyformer.ops import chunk_gather_attention, cluster_attention
+from manyformer.ops import bucket_chunks, chunk_gather_attention
 from manyformer.ops import softmax_attention as ops
 from manyformer.ops.bucket_chunks import sort_into_chunks, units_per_row
-from manyformer.ops.document_grid import grid_by_run
+from manyformer.ops.document_rows import grid_by_run
 from manyformer.recompute import choose_once
 from manyformer.torch_internals import compiler_disabled
 
@@ -95,14 +95,14 @@ class BalancedMembership(ClusterMembership):
         if isinstance(key_positions.layout, ContiguousLayout):
             members = self._select_members(cosines)
             if not return_weights:
-                return RoutingResult(cluster_attention.balanced_attention(k, v, members, scale=scale))
-            y, weights = cluster_attention.balanced_attention_reference(k, v, members, scale=scale)
+                return RoutingResult(bucket_chunks.balanced_attention(k, v, members, scale=scale))
+            y, weights = bucket_chunks.balanced_attention_reference(k, v, members, scale=scale)
             return RoutingResult(y, weights=weights)
         documents = grid_by_run(key_positions)
         present = documents.present > 0
         cosines = documents.scatter(cosines).masked_fill(~present[:, None, :, None], -torch.inf)
         members = self._select_members(cosines, present.sum(-1))
-        y = cluster_attention.balanced_attention(documents.scatter(k), documents.scatter(v), members, scale=scale)
+        y = bucket_chunks.balanced_attention(documents.scatter(k), documents.scatter(v), members, scale=scale)
         return RoutingResult(documents.gather(y, k.shape[2]))
 
     def describe(self, tokens: int, state: RoutingState | None, *, return_weights: bool) -> str:
@@ -121,7 +121,7 @@ class BalancedMembership(ClusterMembership):
         if size is None:
             size = -(-length // clusters)
             limits = None if lengths is None else -(-lengths // clusters)
-        return choose_once(lambda: cluster_attention.top_members(cosines.detach(), size, limits))
+        return choose_once(lambda: bucket_chunks.top_members(cosines.detach(), size, limits))
 
 
 @final
@@ -156,13 +156,13 @@ class NearestMembership(ClusterMembership):
             return RoutingResult(y, None if state is None else RoutingState(group_ids, ranks))
         if state is not None and state.group_ids is not None:
             group_ids = torch.cat([state.group_ids, group_ids], dim=-1)
-        ranks = cluster_attention.ranks(group_ids, count)
+        ranks = bucket_chunks.ranks(group_ids, count)
         if state is not None and state.ranks is not None:
             ranks = torch.cat([state.ranks, ranks], dim=-1)
         new_state = None
         if state is not None:
             new_state = RoutingState(group_ids, ranks)
-        visible = cluster_attention.visible_members(group_ids, ranks, self.size, count)
+        visible = bucket_chunks.visible_members(group_ids, ranks, self.size, count)
         if not return_weights:
             return RoutingResult(ops.fused_attention(q, k, v, visible, causal=False, scale=scale), new_state)
         weights = ops.masked_softmax(q @ k.mT * scale, visible).to(q.dtype)

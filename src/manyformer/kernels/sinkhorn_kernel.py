@@ -14,7 +14,7 @@ from manyformer.kernels.block_sorting import SortingNetwork
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.ops import sinkhorn_attention as ops
-from manyformer.ops.document_grid import DocumentGrid, grid_by_run
+from manyformer.ops.document_rows import DocumentGrid, grid_by_run
 
 
 class DocumentBlocks(NamedTuple):

@@ -20,20 +20,18 @@ from manyformer.core import (
 from manyformer.device_reads import is_readable
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.masks import AllKeys, Causal, Mask, union
-from manyformer.masks.ring_visibility import visible_in_ring
+from manyformer.masks.eviction import visible_in_ring
 from manyformer.ops import (
     block_sparse_attention,
     clipped_distance_attention,
     distance_vector_attention,
-    flex_bias_attention,
-    flex_mask_attention,
+    flex_attention,
     softmax_attention,
     tiled_attention,
     toeplitz_attention,
 )
-from manyformer.ops.distance_vector_blocks import SegmentPair
-from manyformer.ops.plan_records import SparsePlan
-from manyformer.ops.sparse_plan import make_sparse_plan
+from manyformer.ops.distance_vector_attention import SegmentPair
+from manyformer.ops.sparse_plan import SparsePlan, make_sparse_plan
 from manyformer.ops.static_layout import layout_is_complete, materialize
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position import NoPosition, Position
@@ -350,7 +348,7 @@ def visible_blocks(softmax: SoftmaxCall) -> Tensor:
 def compiled_mask(softmax: SoftmaxCall) -> Tensor:
     """FlexAttention under any mask."""
     q, k, v, query_positions, key_positions, *_ = softmax.call
-    return flex_mask_attention.flex_mask_attention(
+    return flex_attention.flex_mask_attention(
         q, k, v, softmax.mask, query_positions, key_positions, scale=softmax.scale
     )
 
@@ -361,7 +359,7 @@ def compiled_bias(softmax: SoftmaxCall) -> Tensor:
     offset = softmax.distance_form.offset
     assert offset is not None
     terms = _query_terms(softmax.call.position, offset, q.shape[2], k.shape[2])
-    return flex_bias_attention.flex_bias_attention(
+    return flex_attention.flex_bias_attention(
         q, k, v, _score_terms(terms, q), terms.lookback, terms.lookahead, offset, scale=softmax.scale
     )
 

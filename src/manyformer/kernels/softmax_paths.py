@@ -9,7 +9,7 @@ from manyformer.core import ContiguousLayout, PackedLayout, StepLayout, no_watch
 from manyformer.kernels import softmax_forms as forms
 from manyformer.kernels.softmax_forms import BLOCK, MIN_DOCUMENT_LENGTH, SoftmaxCall
 from manyformer.ops import distance_vector_attention, toeplitz_attention
-from manyformer.ops.flex_bias_attention import MIN_FLEX_QUERIES, MIN_FLEX_WIDTH, has_few_queries, has_flex_width
+from manyformer.ops.flex_attention import MIN_FLEX_QUERIES, MIN_FLEX_WIDTH, has_few_queries, has_flex_width
 from manyformer.ops.sparse_plan import repays_planning
 from manyformer.ops.static_layout import can_plan, has_roles_or_parts
 from manyformer.system.devices import compiles_attention

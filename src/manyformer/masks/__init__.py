@@ -5,11 +5,21 @@ of queries and keys, which broadcast against each other, so one definition serve
 gathers. Kernels always restrict attention to the query's segment as well.
 """
 
-from manyformer.masks.block_masks import Local2D, LocalBlocks, PermutedBlocks, RowsAbove2D
-from manyformer.masks.local import Causal, SameDocument, SamePart, Stride, Window
+from manyformer.masks.local import (
+    Causal,
+    Local2D,
+    LocalBlocks,
+    PermutedBlocks,
+    RowsAbove2D,
+    SameDocument,
+    SamePart,
+    Stride,
+    Window,
+)
 from manyformer.masks.mask import AllKeys, AndMask, Mask, NoKeys, NotMask, OrMask
 from manyformer.masks.paper_patterns import (
     MaskByLayer,
+    PerHead,
     alternate_heads,
     alternate_layers,
     fixed_pattern,
@@ -20,7 +30,6 @@ from manyformer.masks.paper_patterns import (
     symmetric_window,
     union,
 )
-from manyformer.masks.per_head import PerHead
 from manyformer.masks.random_blocks import DrawnBlocks, ListedBlocks, RandomBlocks
 from manyformer.masks.token_sets import (
     AtPositions,

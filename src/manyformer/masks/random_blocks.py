@@ -12,8 +12,7 @@ from torch import Tensor
 from manyformer.constant_tensors import ConstantTensor, keep_values, kept_tensor
 from manyformer.core import TokenPositions
 from manyformer.device_reads import is_readable
-from manyformer.masks.bounds import TokenBounds, VisibilityBounds, pair_shape
-from manyformer.masks.mask import Mask
+from manyformer.masks.mask import Mask, TokenBounds, VisibilityBounds, pair_shape
 from manyformer.torch_internals import constant_for_compiler
 
 MAX_QUERY_BLOCKS = 8

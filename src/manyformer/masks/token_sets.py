@@ -11,8 +11,7 @@ from torch import Tensor
 
 from manyformer.constant_tensors import ConstantTensor
 from manyformer.core import GLOBAL_ROLE, TokenPositions
-from manyformer.masks.bounds import TokenBounds, VisibilityBounds, pair_shape
-from manyformer.masks.mask import Mask, roles_of
+from manyformer.masks.mask import Mask, TokenBounds, VisibilityBounds, pair_shape, roles_of
 
 
 class TokenSet(ABC):

@@ -20,12 +20,12 @@ from manyformer.core import (
 from manyformer.device_reads import places_of
 from manyformer.errors import UserError
 from manyformer.feedforward import init_glorot
-from manyformer.ops.neighbour_convolution import (
+from manyformer.ops.depthwise_convolution import (
     ConvolutionTokens,
     convolve_neighbours,
+    convolve_rows,
     one_document_rows,
 )
-from manyformer.ops.row_convolution import convolve_rows
 
 ConvolutionNorm = Literal["batch", "layer"]
 

@@ -16,7 +16,7 @@ from manyformer.length_norms import RMSNorm
 from manyformer.masks import Mask
 from manyformer.mixers.lightning_indexer import IndexQueries, LightningIndexer
 from manyformer.multi_head.head_gates import MultiHeadLayer
-from manyformer.ops.token_choice_attention import token_choice_attention, token_choice_mask
+from manyformer.ops.chosen_attention import token_choice_attention, token_choice_mask
 from manyformer.position import NoPosition, Position
 from manyformer.sources.kv_source import CacheSpec, KVShape
 

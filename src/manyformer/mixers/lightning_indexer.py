@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from manyformer.core import PADDING_SEGMENT, TokenPositions
 from manyformer.feedforward import init_glorot
-from manyformer.ops.token_choice_attention import choose_tokens, chosen_index_scores
+from manyformer.ops.chosen_attention import choose_tokens, chosen_index_scores
 from manyformer.position import Position
 from manyformer.recompute import choose_once
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from manyformer.core import Context, Layer, LayerOutput, State
 from manyformer.feedforward import init_glorot
-from manyformer.ops.neighbour_convolution import ConvolutionTokens, convolve_neighbours
+from manyformer.ops.depthwise_convolution import ConvolutionTokens, convolve_neighbours
 
 
 @final

@@ -9,9 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.core import Context, Layer, LayerOutput, State, TokenPositions
-from manyformer.ops.neighbour_convolution import ConvolutionTokens, convolve_neighbours, one_document_rows
-from manyformer.ops.squared_relu import squared_relu
-from manyformer.ops.token_mixtures import mix_tokens
+from manyformer.ops.depthwise_convolution import ConvolutionTokens, convolve_neighbours, one_document_rows
+from manyformer.ops.token_mixtures import mix_tokens, squared_relu
 from manyformer.training_hooks import UndecayedParameters
 
 

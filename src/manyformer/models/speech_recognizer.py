@@ -12,8 +12,7 @@ from manyformer.errors import UserError
 from manyformer.models.frame_embedding import FrameEmbedding, FrameState, is_frame
 from manyformer.models.head import BatchLoss, BatchScore, ClassHead
 from manyformer.models.model import Model, ModelOutput, apply_head, apply_layer
-from manyformer.ops.ctc import LabelSequence, ctc_losses, greedy_labels, prefix_beam_search
-from manyformer.ops.edit_distance import edit_distance
+from manyformer.ops.ctc import LabelSequence, ctc_losses, edit_distance, greedy_labels, prefix_beam_search
 
 
 class RecognizerState(NamedTuple):

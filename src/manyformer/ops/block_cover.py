@@ -10,8 +10,7 @@ from torch import Tensor
 
 from manyformer.core import TokenPositions
 from manyformer.masks import Mask
-from manyformer.masks.bounds import TokenBounds
-from manyformer.masks.mask import part_ids_of, roles_of, take_tokens
+from manyformer.masks.mask import TokenBounds, part_ids_of, roles_of, take_tokens
 
 COARSENING = 8
 """Blocks per group of the next coarser level: a group with no visible pair is never refined."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from manyformer.autocast import autocast_disabled
 from manyformer.ops import attention_with_lse, tile_softmax
 from manyformer.ops.bucket_chunks import BucketChunks
-from manyformer.ops.scratch_buffer import ScratchBuffer
+from manyformer.ops.cpu_caches import ScratchBuffer
 from manyformer.ops.tile_softmax import MAX_SAVED_WEIGHTS, OutputGradient, TileCall
 
 PAIRS_PER_CALL = {"cpu": 1 << 18}

@@ -1,4 +1,4 @@
-"""Connectionist temporal classification: the loss over all alignments of a target, and two ways of decoding."""
+"""Connectionist temporal classification: the loss over all alignments of a target, two ways of decoding, and edits."""
 
 import math
 from collections import defaultdict
@@ -140,3 +140,16 @@ def _log_add(a: float, b: float) -> float:
     if low == -math.inf:
         return high
     return high + math.log1p(math.exp(low - high))
+
+
+def edit_distance(sequence: Sequence[object], reference: Sequence[object]) -> int:
+    """The least number of items to insert, delete or replace to turn one into the other (Levenshtein 1966)."""
+    distances = list(range(len(reference) + 1))
+    for row, item in enumerate(sequence, 1):
+        diagonal = distances[0]
+        distances[0] = row
+        for column, other in enumerate(reference, 1):
+            replaced = diagonal + (item != other)
+            diagonal = distances[column]
+            distances[column] = min(replaced, diagonal + 1, distances[column - 1] + 1)
+    return distances[-1]

@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from manyformer.ops import matrix_recurrence
-from manyformer.ops.chunk_factors import decay_table, gradient_of_sums
-from manyformer.ops.decay_sums import gradient_of_decays, sum_decays
+from manyformer.ops.chunk_decays import decay_table, gradient_of_decays, gradient_of_sums, sum_decays
 from manyformer.ops.matrix_recurrence import RecurrenceResult, zero_memory
 
 

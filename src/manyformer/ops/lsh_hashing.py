@@ -1,10 +1,22 @@
-"""Locality-sensitive hashing by random rotations (Andoni et al. 2015; Kitaev et al. 2020, section 2)."""
+"""Locality-sensitive hashing by random rotations (Andoni et al. 2015; Kitaev et al. 2020, section 2).
+
+Rotations are functions of a seed and a counter, without generator state, equal on every device: a module that draws new
+ones in every step, or more rounds after the same first ones, stores a seed and a counter alone.
+"""
+
+import math
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.ops import counter_random
+# Steele et al. 2014, Fast Splittable Pseudorandom Number Generators: the increment and the two factors of SplitMix64,
+# as signed 64-bit integers, which are torch's.
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+"""The step of the counter: 2^64 divided by the golden ratio, as a signed number."""
+
+FACTORS = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
+"""The factors of two rounds of mixing, as signed numbers."""
 
 MAX_FACTOR = 128
 """Buckets of one rotation; for more, two rotations are used, or hashing would cost more than attention."""
@@ -31,10 +43,10 @@ def rotations(
 
     Drawn from the normal distribution, as in the released code: only approximately rotations.
     """
-    base_seed = counter_random.splitmix64(seed)
+    base_seed = splitmix64(seed)
     directions = []
     for number, factor in enumerate(factors):
-        directions.append(counter_random.counter_normal(base_seed + number, rounds, heads, head_dim, factor // 2))
+        directions.append(counter_normal(base_seed + number, rounds, heads, head_dim, factor // 2))
     return tuple(directions)
 
 
@@ -55,3 +67,25 @@ def buckets(
         bucket = index if bucket is None else bucket + index
         unit *= 2 * directions.shape[-1]
     return bucket
+
+
+def splitmix64(number: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
+    """64 pseudorandom bits for each integer: SplitMix64, products modulo 2^64."""
+    x = number * GOLDEN
+    for shift, factor in zip((30, 27), FACTORS):
+        x = (x ^ _shift_right(x, shift)) * factor
+    return x ^ _shift_right(x, 31)
+
+
+def counter_normal(seed: Int[Tensor, ""], *shape: int) -> Float[Tensor, "*shape"]:
+    """Standard normal numbers in float32 (Box and Muller 1958); a smaller shape gives a prefix of a larger one."""
+    bits = splitmix64(torch.arange(1, math.prod(shape) + 1, device=seed.device) + splitmix64(seed))
+    # 24 and 29 bits; the radius is never 0, whose logarithm is -inf
+    radius = ((bits & 0xFFFFFF).float() + 0.5) / (1 << 24)
+    angle = _shift_right(bits, 35).float() * (2 * math.pi / (1 << 29))
+    return ((-2 * radius.log()).sqrt() * angle.cos()).view(shape)
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift, which torch lacks for signed integers."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -16,8 +16,8 @@ from manyformer.core import TokenPositions, tree_map
 from manyformer.dropout import drop
 from manyformer.masks import Mask
 from manyformer.masks.mask import take_tokens
-from manyformer.ops.plan_records import BlockTiles, HeadGroup, MaskPart, SparsePlan
 from manyformer.ops.softmax_attention import masked_softmax
+from manyformer.ops.sparse_plan import BlockTiles, HeadGroup, MaskPart, SparsePlan
 from manyformer.position import Position
 from manyformer.recompute import recompute_for_gradient
 

@@ -1,4 +1,4 @@
-"""Mixtures of each token with another one, and their gradients in few passes over memory."""
+"""Operations of RWKV's layers with gradients in few passes over memory: mixtures of tokens, and squared ReLU."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from manyformer.ops.cache_blocks import block_elements
+from manyformer.ops.cpu_caches import block_elements
 
 
 def mix_tokens(
@@ -45,3 +45,26 @@ class _MixTokens(torch.autograd.Function):
                 block_dother.addcmul_(dblock, shares[number])
                 dshares[number] += (dblock * block).sum(0)
         return dx, dother, dshares
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """relu(x)^2 (So et al. 2021, Primer, arXiv:2109.08668, section 3)."""
+    y: Tensor = _SquaredReLU.apply(x)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _SquaredReLU(torch.autograd.Function):
+    """Saves relu(x), which is half of the derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        rectified = x.relu()
+        ctx.save_for_backward(rectified)
+        return rectified * rectified
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        (rectified,) = ctx.saved_tensors
+        dx: Tensor = (rectified * dy).mul_(2)
+        return dx

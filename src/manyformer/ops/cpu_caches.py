@@ -1,7 +1,12 @@
-"""Reusable memory for temporary tensors."""
+"""How operations on a CPU stay in its caches: elements that they take at once, and memory that calls reuse."""
 
 import torch
 from torch import Tensor
+
+from manyformer.device_reads import is_readable
+
+BLOCK_ELEMENTS = 96 << 10
+"""Elements of a tensor, for each thread of a CPU, that several operations read in turn before the next ones."""
 
 
 class ScratchBuffer:
@@ -21,3 +26,10 @@ class ScratchBuffer:
     def clear(self) -> None:
         """Free all buffers, so that none occupies memory between a forward and a backward pass."""
         self._buffers.clear()
+
+
+def block_elements(x: Tensor) -> int:
+    """The elements of a block of x: all of it where launching an operation costs more than reading x again."""
+    if is_readable(x):
+        return BLOCK_ELEMENTS * torch.get_num_threads()
+    return max(1, x.numel())
