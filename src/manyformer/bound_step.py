@@ -42,8 +42,7 @@ from manyformer.masks.ring_visibility import visible_in_ring
 from manyformer.position import Position
 from manyformer.residual import AddJoin, GatedJoin, Residual
 from manyformer.sources import SelfSource, WindowSource
-from manyformer.sources.kv_source import ProjectKV
-from manyformer.sources.self_attention import KVCache
+from manyformer.sources.kv_source import KVCache, ProjectKV
 from manyformer.torch_internals import has_hooks
 
 TensorFn = Callable[[Tensor], Tensor]

@@ -29,8 +29,8 @@ from manyformer.multi_head.head_gates import (
     remove_heads,
 )
 from manyformer.position import Position
-from manyformer.position.layerwise import LearnedQKPosition
 from manyformer.position.relative import ShawPosition
+from manyformer.position.step_signal import LearnedQKPosition
 from manyformer.recipes import RECIPES
 from perturbing import perturb
 from token_rows import range_positions

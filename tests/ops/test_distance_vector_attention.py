@@ -11,7 +11,7 @@ from manyformer.models.token_positions import positions_of
 from manyformer.ops import distance_vector_attention, distance_vector_blocks
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position import DistanceAwarePosition, TransformerXLPosition
-from manyformer.position.distance_terms import broadcast_pairs, toeplitz_view
+from manyformer.position.position import broadcast_pairs, toeplitz_view
 from token_rows import range_positions
 
 HEADS, WIDTH, DIM = 2, 4, 8

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX
 from manyformer.depth.early_exit_stack import drop_exit_layer
-from manyformer.depth.exit_predictors import GeometricExitRule, LearnedExitRule
+from manyformer.depth.exit_rules import GeometricExitRule, LearnedExitRule
 from manyformer.models.auxiliary_losses import AuxiliaryLoss, LossInputs, divide_by_targets
 from manyformer.models.exit_classifiers import exit_loss
 from manyformer.models.exit_oracles import (

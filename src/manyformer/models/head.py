@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from manyformer.batches import IGNORE_INDEX
 from manyformer.core import State
 from manyformer.ops.chunked_cross_entropy import LossOptions, chunked_cross_entropy
-from manyformer.position.score_cap import capped
+from manyformer.position.content_positions import capped
 
 MIN_CHUNKED_CLASSES = 8192
 """From this many classes on, the loss is computed in chunks of tokens: less memory and, on a CPU, less time."""

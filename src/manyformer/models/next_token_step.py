@@ -8,8 +8,7 @@ from torch import Tensor
 
 from manyformer.bound_step import DecodeStep, bind_step, callable_of, is_bound
 from manyformer.core import Context, ContiguousLayout, Layer, MemorySequence, State, TokenPositions
-from manyformer.depth.early_exit_decoding import EarlyExitStep
-from manyformer.depth.early_exit_stack import EarlyExit
+from manyformer.depth.early_exit_stack import EarlyExit, EarlyExitStep
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.exit_classifiers import ExitClassifiers
 from manyformer.models.head import OutputHead

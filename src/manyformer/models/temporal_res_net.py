@@ -31,7 +31,7 @@ class TemporalResNet(SourceEmbedding):
         super().__init__()
         self.mels = mels
         self.first = nn.Conv1d(mels, widths[0], FIRST_KERNEL, padding=FIRST_KERNEL // 2, bias=False)
-        self.blocks = nn.ModuleList(_TemporalBlock(before, width) for before, width in pairwise(widths))
+        self.blocks = nn.ModuleList(_TemporalBlock(channels, width) for channels, width in pairwise(widths))
 
     def read_source(
         self, source: Shaped[Tensor, "b f m"], segments: Int[Tensor, "b s"] | None, layout: SegmentLayout = None
@@ -51,15 +51,15 @@ class TemporalResNet(SourceEmbedding):
 class _TemporalBlock(nn.Module):
     """Two convolutions with norms and a shortcut, which is a projection of every second frame where widths differ."""
 
-    def __init__(self, before: int, width: int) -> None:
+    def __init__(self, channels: int, width: int) -> None:
         super().__init__()
-        is_wider = before != width
+        is_wider = channels != width
         self.stride = 2 if is_wider else 1
-        self.conv_in = nn.Conv1d(before, width, KERNEL, stride=self.stride, padding=KERNEL // 2, bias=False)
+        self.conv_in = nn.Conv1d(channels, width, KERNEL, stride=self.stride, padding=KERNEL // 2, bias=False)
         self.conv_out = nn.Conv1d(width, width, KERNEL, padding=KERNEL // 2, bias=False)
         self.norm_in = GlobalLayerNorm(width)
         self.norm_out = GlobalLayerNorm(width)
-        self.shortcut = _Shortcut(before, width) if is_wider else None
+        self.shortcut = _Shortcut(channels, width) if is_wider else None
 
     def forward(
         self, x: Float[Tensor, "b f c"], segments: Int[Tensor, "b f"] | None
@@ -79,9 +79,9 @@ class _TemporalBlock(nn.Module):
 class _Shortcut(nn.Module):
     """A projection of every second frame, with a norm."""
 
-    def __init__(self, before: int, width: int) -> None:
+    def __init__(self, channels: int, width: int) -> None:
         super().__init__()
-        self.project = nn.Linear(before, width, bias=False)
+        self.project = nn.Linear(channels, width, bias=False)
         self.norm = GlobalLayerNorm(width)
 
     def forward(self, x: Float[Tensor, "b f c"], segments: Int[Tensor, "b g"] | None) -> Float[Tensor, "b g d"]:

@@ -9,8 +9,17 @@ from torch import nn
 
 from manyformer.core import Chain, Layer
 from manyformer.depth.early_exit_stack import EarlyExit
-from manyformer.depth.exit_predictors import GeometricExitRule, LearnedExitRule, MultinomialExitRule, SequenceExitRule
-from manyformer.depth.exit_rules import ExitRule, MarginExitRule, MaxProbabilityExitRule, NeverExit, SaturationExitRule
+from manyformer.depth.exit_rules import (
+    ExitRule,
+    GeometricExitRule,
+    LearnedExitRule,
+    MarginExitRule,
+    MaxProbabilityExitRule,
+    MultinomialExitRule,
+    NeverExit,
+    SaturationExitRule,
+    SequenceExitRule,
+)
 from manyformer.dropout import Dropout
 from manyformer.errors import UserError
 from manyformer.models import EncoderDecoder, GenerativeModel, LanguageModel, Model, ModelSpec

@@ -11,7 +11,7 @@ from torch import Tensor
 from manyformer.dropout import drop
 from manyformer.ops.distance_vector_blocks import SegmentPair, ShiftedAttentionFunction, distances_met, hidden_keys
 from manyformer.ops.toeplitz_attention import QueryOffset
-from manyformer.position.distance_terms import toeplitz_view
+from manyformer.position.position import toeplitz_view
 from manyformer.recompute import recompute_for_gradient
 
 BLOCK = 128

@@ -10,7 +10,7 @@ from torch import Tensor
 from manyformer.autocast import autocast_disabled
 from manyformer.ops.scratch_buffer import ScratchBuffer
 from manyformer.ops.toeplitz_attention import QueryOffset
-from manyformer.position.distance_terms import toeplitz_view
+from manyformer.position.position import toeplitz_view
 
 MAX_BLOCK_QUERIES = 64
 """Queries per block: small blocks cost little on a CPU and waste less on hidden keys ahead."""
