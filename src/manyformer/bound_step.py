@@ -31,7 +31,7 @@ from manyformer.core import (
     TokenPositions,
 )
 from manyformer.feedforward import ChunkedLayer, FeedForward, GatedFeedForward
-from manyformer.head_projection import HeadProjection
+from manyformer.head_selection import HeadProjection
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.kernels.linear_kernel import LinearKernel, LinearState
 from manyformer.kernels.memory_rules import TokenFeatures

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from manyformer.autocast import autocast_disabled
 from manyformer.core import PADDING_SEGMENT, Context, Layer, LayerOutput, State, no_watch
 from manyformer.depth.token_subset import AllTokens, HaltedKVStore, TokenGroup, TokenSubset
 from manyformer.depth.universal import (
@@ -20,7 +19,7 @@ from manyformer.depth.universal import (
 from manyformer.feedforward import ChunkedLayer, FeedForward, GatedFeedForward
 from manyformer.position import PositionStepSignal
 from manyformer.sources import HaltedTokenSource
-from manyformer.torch_internals import compiler_disabled
+from manyformer.torch_internals import autocast_disabled, compiler_disabled
 
 
 class HaltingState(NamedTuple):

@@ -12,12 +12,11 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.autocast import autocast_disabled
 from manyformer.device_reads import count_values
 from manyformer.errors import UserError
 from manyformer.ops.expert_dispatch import NO_EXPERT
 from manyformer.recompute import choose_once
-from manyformer.torch_internals import compiler_disabled
+from manyformer.torch_internals import autocast_disabled, compiler_disabled
 from manyformer.training_hooks import PostStepUpdate
 
 ExpertWeighting = Literal["scores", "renormalized"]

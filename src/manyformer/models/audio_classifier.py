@@ -6,11 +6,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.batches import AudioClassificationBatch
-from manyformer.core import Context, Layer, LayerOutput, State, WatchFn, no_watch
+from manyformer.core import Context, Layer, LayerOutput, State, WatchFn, apply_layer, no_watch
 from manyformer.models.classifier import mean_over_tokens
 from manyformer.models.frame_embedding import FrameEmbedding
 from manyformer.models.head import ClassHead
-from manyformer.models.model import Model, ModelOutput, apply_head, apply_layer, max_length_of
+from manyformer.models.model import Model, ModelOutput, apply_head, max_length_of
 from manyformer.models.temporal_res_net import TemporalResNet
 
 

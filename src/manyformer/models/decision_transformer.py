@@ -11,13 +11,23 @@ from torch import Tensor, nn
 
 from manyformer.batches.batch import SegmentLayout
 from manyformer.batches.episode_batches import TrajectoryBatch
-from manyformer.core import Context, Layer, LayerOutput, PackedLayout, State, TokenPositions, WatchFn, no_watch
+from manyformer.core import (
+    Context,
+    Layer,
+    LayerOutput,
+    PackedLayout,
+    State,
+    TokenPositions,
+    WatchFn,
+    apply_layer,
+    no_watch,
+)
 from manyformer.dropout import Dropout
 from manyformer.errors import UserError
 from manyformer.models.bounded_action_head import BoundedActionHead
 from manyformer.models.generative_model import ModelState
 from manyformer.models.head import ClassHead
-from manyformer.models.model import Model, ModelOutput, apply_head, apply_layer, max_length_of
+from manyformer.models.model import Model, ModelOutput, apply_head, max_length_of
 from manyformer.models.token_positions import StreamTail, empty_tail, positions_of
 
 Actions = Int[Tensor, "b l"] | Float[Tensor, "b l a"]

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX, AnswerSpanBatch, ClassificationBatch
 from manyformer.batches.batch import SegmentLayout
-from manyformer.core import SUMMARY_ROLE, Context, Layer, LayerOutput, TokenPositions, WatchFn, no_watch
+from manyformer.core import SUMMARY_ROLE, Context, Layer, LayerOutput, TokenPositions, WatchFn, apply_layer, no_watch
 from manyformer.errors import UserError
 from manyformer.kernels import named_kernels
 from manyformer.masks import SamePart, WithRole
@@ -13,7 +13,7 @@ from manyformer.masks.mask import any_node
 from manyformer.mixers.global_summaries import PartSummaries, SummaryPrefixedLayer, SummaryTokens
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.head import ClassHead
-from manyformer.models.model import B, Model, ModelOutput, apply_head, apply_layer, max_length_of
+from manyformer.models.model import B, Model, ModelOutput, apply_head, max_length_of
 from manyformer.models.token_positions import positions_of
 from manyformer.structures.token_structures import DependencyTree
 

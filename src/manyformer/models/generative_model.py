@@ -19,13 +19,14 @@ from manyformer.core import (
     State,
     TokenPositions,
     WatchFn,
+    apply_layer,
     no_watch,
 )
 from manyformer.errors import UserError
 from manyformer.models.auxiliary_losses import AuxiliaryLoss, LossInputs
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.head import BatchLoss, OutputHead
-from manyformer.models.model import B, Model, ModelOutput, apply_head, apply_layer, max_length_of
+from manyformer.models.model import B, Model, ModelOutput, apply_head, max_length_of
 from manyformer.models.next_token_step import NextTokenFn, forward_layers, next_token_step
 from manyformer.models.static_step import StaticStepFn, static_token_step
 from manyformer.models.token_positions import StreamTail, check_length, check_token_range, empty_tail, positions_of

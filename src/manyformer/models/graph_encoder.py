@@ -16,6 +16,7 @@ from manyformer.core import (
     State,
     WatchFn,
     WeightAxes,
+    apply_layer,
     no_watch,
 )
 from manyformer.errors import UserError
@@ -25,7 +26,7 @@ from manyformer.models.graph_edges import EdgePlaces, sort_edges
 from manyformer.models.graphormer_encoding import GraphormerEncoding
 from manyformer.models.head import OutputHead
 from manyformer.models.laplacian_embedding import LaplacianEmbedding
-from manyformer.models.model import Model, ModelOutput, apply_head, apply_layer
+from manyformer.models.model import Model, ModelOutput, apply_head
 from manyformer.models.token_positions import positions_of
 
 

@@ -7,9 +7,9 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from manyformer.batches import ImageClassificationBatch
-from manyformer.core import Context, Layer, LayerOutput, State, WatchFn, no_watch
+from manyformer.core import Context, Layer, LayerOutput, State, WatchFn, apply_layer, no_watch
 from manyformer.models.head import ClassHead
-from manyformer.models.model import Model, ModelOutput, apply_head, apply_layer
+from manyformer.models.model import Model, ModelOutput, apply_head
 from manyformer.models.patch_embedding import PatchEmbedding
 
 Pooling = Literal["first", "leading", "mean"]

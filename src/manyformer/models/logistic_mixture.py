@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.autocast import autocast_disabled
 from manyformer.batches import IGNORE_INDEX
 from manyformer.models.head import BatchLoss, OutputHead, count_targets
 from manyformer.ops.logistic_bins import log_level, log_levels
+from manyformer.torch_internals import autocast_disabled
 
 MIN_LOG_SCALE = -7.0
 """The minimum log-scale of a distribution, as in the released code of PixelCNN++."""

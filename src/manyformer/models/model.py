@@ -11,14 +11,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
-from manyformer.autocast import has_autocast
 from manyformer.batches import Batch, to_device
-from manyformer.core import Context, Layer, LayerOutput, State, tree_map
+from manyformer.core import LayerOutput, State, tree_map
 from manyformer.errors import UserError
 from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
 from manyformer.models.head import BatchLoss, BatchScore, OutputHead
 from manyformer.models.model_files import ModelSpec, copy_tokenizers, replacement_folder, write_parts
 from manyformer.models.token_positions import check_length
+from manyformer.torch_internals import has_autocast
 
 B = TypeVar("B", bound=Batch, default=Any)
 """The batch record of a model."""
@@ -30,13 +30,6 @@ class ModelOutput(NamedTuple):
     logits: Float[Tensor, "b l v"]
     state: State = None
     loss: Tensor | float = 0.0
-
-
-def apply_layer(layer: Layer, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-    """`layer(x, ctx, state)`; a batch without any token stays as it is: many operations refuse empty tensors."""
-    if x.numel():
-        return layer(x, ctx, state)
-    return LayerOutput(x, state)
 
 
 def apply_head(head: OutputHead | nn.Linear, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:

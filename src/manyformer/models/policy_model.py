@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from manyformer.batches.batch import SegmentLayout
 from manyformer.batches.episode_batches import RolloutBatch
-from manyformer.core import PADDING_SEGMENT, Context, Layer, State, WatchFn, no_watch
+from manyformer.core import PADDING_SEGMENT, Context, Layer, State, WatchFn, apply_layer, no_watch
 from manyformer.errors import UserError
 from manyformer.models.generative_model import ModelState
 from manyformer.models.head import BatchLoss, BatchScore
-from manyformer.models.model import Model, apply_layer
+from manyformer.models.model import Model
 from manyformer.models.observation_embedding import ObservationEmbedding
 from manyformer.models.policy_actor import PolicyActor
 from manyformer.models.policy_loss import StepLosses, normalize_advantages, policy_loss

@@ -8,14 +8,24 @@ from typing_extensions import TypeVar
 
 from manyformer.batches import Seq2SeqBatch, TranscriptionBatch
 from manyformer.batches.batch import SegmentLayout
-from manyformer.core import Context, Layer, LayerOutput, MemorySequence, PackedLayout, State, WatchFn, no_watch
+from manyformer.core import (
+    Context,
+    Layer,
+    LayerOutput,
+    MemorySequence,
+    PackedLayout,
+    State,
+    WatchFn,
+    apply_layer,
+    no_watch,
+)
 from manyformer.errors import UserError
 from manyformer.models.auxiliary_losses import AuxiliaryLoss
 from manyformer.models.embedding import TokenEmbedding
 from manyformer.models.encoder_ctc import EncoderCTC
 from manyformer.models.generative_model import DecoderInput, GenerativeModel, ModelState
 from manyformer.models.head import OutputHead
-from manyformer.models.model import ModelOutput, apply_head, apply_layer, max_length_of
+from manyformer.models.model import ModelOutput, apply_head, max_length_of
 from manyformer.models.source_embedding import SourceEmbedding
 from manyformer.models.token_positions import check_length
 

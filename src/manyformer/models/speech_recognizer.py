@@ -7,11 +7,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX, TranscriptionBatch
-from manyformer.core import Context, Layer, State, WatchFn, no_watch
+from manyformer.core import Context, Layer, State, WatchFn, apply_layer, no_watch
 from manyformer.errors import UserError
 from manyformer.models.frame_embedding import FrameEmbedding, FrameState, is_frame
 from manyformer.models.head import BatchLoss, BatchScore, ClassHead
-from manyformer.models.model import Model, ModelOutput, apply_head, apply_layer
+from manyformer.models.model import Model, ModelOutput, apply_head
 from manyformer.ops.ctc import LabelSequence, ctc_losses, greedy_labels, prefix_beam_search
 from manyformer.ops.edit_distance import edit_distance
 

@@ -9,12 +9,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX, ModalitiesBatch
-from manyformer.core import Context, Layer, MemorySequence, State, WatchFn, no_watch
+from manyformer.core import Context, Layer, MemorySequence, State, WatchFn, apply_layer, no_watch
 from manyformer.errors import UserError
 from manyformer.models.classifier import mean_over_tokens
 from manyformer.models.head import BatchLoss, BatchScore
 from manyformer.models.modalities_model import ModalitiesModel
-from manyformer.models.model import ModelOutput, apply_layer
+from manyformer.models.model import ModelOutput
 from manyformer.models.part_embedding import PartEmbedding
 
 INITIAL_SCALE = 1 / 0.07

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.autocast import autocast_disabled
 from manyformer.ops.scratch_buffer import ScratchBuffer
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position.position import toeplitz_view
+from manyformer.torch_internals import autocast_disabled
 
 MAX_BLOCK_QUERIES = 64
 """Queries per block: small blocks cost little on a CPU and waste less on hidden keys ahead."""

@@ -6,7 +6,7 @@ from torch import nn
 
 from manyformer.core import Chain, Layer, Pointwise
 from manyformer.dropout import Dropout
-from manyformer.mixers.graph_attention import AdditiveScores, DynamicScores, GraphAttention, HeadMerge
+from manyformer.mixers.graph_layers import AdditiveScores, DynamicScores, GraphAttention, HeadMerge
 from manyformer.models import NodeClassifier
 from manyformer.models.feature_embedding import FeatureEmbedding
 from manyformer.models.head import LogitsHead

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from manyformer.attention.head_gates import GATES_FILE, attach_gates, fold_gates
 from manyformer.batches import Batch
 from manyformer.batches.batch import DeviceCopies, PreparedBatch
 from manyformer.config import RUN_FILE, RunConfig, dump_run
@@ -15,7 +16,6 @@ from manyformer.files.atomic_files import DiskFull, NotWritable, atomic_write_te
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
 from manyformer.models.model_files import read_spec, replacement_folder
-from manyformer.multi_head.hard_concrete import GATES_FILE, attach_gates, fold_gates
 from manyformer.recipes import get_recipe
 from manyformer.scores import is_comparable
 from manyformer.surgery.lora import merge_lora
