@@ -7,7 +7,7 @@ from torch import Tensor
 from manyformer.core import PADDING_SEGMENT, AlignedLayout
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import AllKeys, Causal, Mask
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 from manyformer.ops import distance_vector_attention, distance_vector_blocks
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position import DistanceAwarePosition, TransformerXLPosition

@@ -18,7 +18,7 @@ from manyformer.batches.batch import DeviceCopies, PreparedBatch
 from manyformer.config import RunConfig
 from manyformer.data.training_feed import TrainingFeed
 from manyformer.errors import TrainingInterrupted, UserError
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 from manyformer.system.stop_signals import StopSignal
 from manyformer.train.ahead_feed import AheadFeed, batches_ahead, pass_reader
 from manyformer.train.events import TrainingProgress

@@ -12,8 +12,7 @@ from manyformer.core import PADDING_SEGMENT, TokenPositions
 from manyformer.dropout import Dropout
 from manyformer.errors import UserError
 from manyformer.feedforward import init_glorot
-from manyformer.models.source_embedding import EmbeddedSource, SourceEmbedding
-from manyformer.models.token_positions import StreamTail, empty_tail, positions_of
+from manyformer.models.embedding import EmbeddedSource, SourceEmbedding, StreamTail, empty_tail, positions_of
 from manyformer.position import NoPosition, Position
 
 

@@ -9,9 +9,8 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from manyformer.batches.batch import SegmentLayout
+from manyformer.models.embedding import EmbeddedSource, SourceEmbedding, positions_of
 from manyformer.models.frame_embedding import check_frames, is_frame, move_padding
-from manyformer.models.source_embedding import EmbeddedSource, SourceEmbedding
-from manyformer.models.token_positions import positions_of
 
 FIRST_KERNEL = 3
 KERNEL = 9

@@ -24,8 +24,14 @@ from manyformer.dropout import Dropout
 from manyformer.errors import UserError
 from manyformer.models import EncoderDecoder, GenerativeModel, LanguageModel, Model, ModelSpec
 from manyformer.models.exit_classifiers import ExitClassifiers
-from manyformer.models.exit_loss import AgreementLoss, ExitLoss, ExitLossWeights, ExitRuleLoss, OraclePredictionLoss
-from manyformer.models.exit_oracles import ORACLES
+from manyformer.models.exit_loss import (
+    ORACLES,
+    AgreementLoss,
+    ExitLoss,
+    ExitLossWeights,
+    ExitRuleLoss,
+    OraclePredictionLoss,
+)
 from manyformer.models.generative_model import as_generative
 
 M = TypeVar("M", bound=Model)

@@ -12,7 +12,7 @@ from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.mixers.neighbour_attention import SourceVector
 from manyformer.models import EncoderDecoder, TokenEmbedding
-from manyformer.models.fixed_length_source import FixedLengthSource
+from manyformer.models.embedding import FixedLengthSource
 from manyformer.recipes.image_transformer import (
     PAPER,
     TINY,

@@ -1,5 +1,6 @@
 """Residual branches, and the joins that combine a branch with the stream: the sum, and gates in its place."""
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal, final, get_args
@@ -12,6 +13,13 @@ from torch import Tensor, nn
 from manyformer.core import Context, Layer, LayerOutput, State
 from manyformer.dropout import Dropout
 from manyformer.errors import UserError
+from manyformer.torch_internals import has_hooks
+
+Transpose = Callable[[Tensor], Tensor]
+"""Transposes a weight, into whatever layout suits the products that will read it."""
+
+BoundJoin = Callable[[Tensor, Tensor], Tensor]
+"""A join as a function of the stream and the branch (b, l, d)."""
 
 
 class ResidualJoin(nn.Module, ABC):
@@ -19,6 +27,10 @@ class ResidualJoin(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "b l d"], branch: Float[Tensor, "b l d"]) -> Float[Tensor, "b l d"]: ...
+
+    def bind(self, transpose: Transpose) -> BoundJoin:
+        """The join in evaluation mode with its current parameters; by default the module, which is always right."""
+        return self
 
 
 @final
@@ -41,6 +53,13 @@ class AddJoin(ResidualJoin):
         if self.scale == 1.0:
             return dropped
         return dropped * self.scale
+
+    def bind(self, transpose: Transpose) -> BoundJoin:
+        if not _is_identity(self.dropout):
+            return self
+        if self.scale == 1.0:
+            return operator.add
+        return self.forward
 
 
 @final
@@ -71,14 +90,12 @@ class Residual(Layer):
         return self.inner.init_state(batch, capacity=capacity, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        branch, state, loss = self.inner(x if self.pre_norm is None else self.pre_norm(x), ctx, state)
-        if self.inner_norm is not None:
-            branch = self.inner_norm(branch)
+        branch, next_state, loss = self._branch(x, ctx, state)
         if self.join is None:
             y = x + branch
         else:
             y = self.join(x, branch)
-        return LayerOutput(y if self.post_norm is None else self.post_norm(y), state, loss)
+        return LayerOutput(y if self.post_norm is None else self.post_norm(y), next_state, loss)
 
     @property
     def only_adds(self) -> bool:
@@ -87,10 +104,13 @@ class Residual(Layer):
 
     def summand(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         """What a branch that only adds adds to the stream."""
-        branch, state, loss = self.inner(x if self.pre_norm is None else self.pre_norm(x), ctx, state)
-        if self.inner_norm is not None:
-            branch = self.inner_norm(branch)
-        return LayerOutput(self.join.summand(branch) if isinstance(self.join, AddJoin) else branch, state, loss)
+        branch, next_state, loss = self._branch(x, ctx, state)
+        return LayerOutput(self.join.summand(branch) if isinstance(self.join, AddJoin) else branch, next_state, loss)
+
+    def _branch(self, x: Float[Tensor, "b l d"], ctx: Context, state: State) -> LayerOutput:
+        """The output of the branch as the join gets it, before dropout and scale."""
+        y, next_state, loss = self.inner(x if self.pre_norm is None else self.pre_norm(x), ctx, state)
+        return LayerOutput(y if self.inner_norm is None else self.inner_norm(y), next_state, loss)
 
     def extend_state(self, x: Float[Tensor, "b l d"], ctx: Context, state: State) -> State:
         return self.inner.extend_state(x if self.pre_norm is None else self.pre_norm(x), ctx, state)
@@ -117,8 +137,14 @@ class GatedJoin(ResidualJoin):
         gate = self.bind_gate(Tensor.t)
         return gate(x.flatten(0, -2), self.dropout(branch).flatten(0, -2)).view_as(x)
 
+    def bind(self, transpose: Transpose) -> BoundJoin:
+        if not _is_identity(self.dropout):
+            return self
+        gate = self.bind_gate(transpose)
+        return lambda x, branch: gate(x.flatten(0, -2), branch.flatten(0, -2)).view(x.shape)
+
     @abstractmethod
-    def bind_gate(self, transpose: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    def bind_gate(self, transpose: Transpose) -> Callable[[Tensor, Tensor], Tensor]:
         """The gate as a function of stream and branch, both (n, d), bound to its current parameters."""
 
     def _matrix(self) -> nn.Parameter:
@@ -136,7 +162,7 @@ class InputGate(GatedJoin):
         super().__init__(dim, dropout=dropout)
         self.weight = self._matrix()
 
-    def bind_gate(self, transpose: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    def bind_gate(self, transpose: Transpose) -> Callable[[Tensor, Tensor], Tensor]:
         weight = transpose(self.weight)
         return lambda x, y: _add_product(y, torch.sigmoid(x @ weight), x)
 
@@ -149,7 +175,7 @@ class OutputGate(GatedJoin):
         super().__init__(dim, dropout=dropout)
         self.weight, self.bias = self._matrix(), self._gate_bias(gate_bias)
 
-    def bind_gate(self, transpose: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    def bind_gate(self, transpose: Transpose) -> Callable[[Tensor, Tensor], Tensor]:
         weight = transpose(self.weight)
         bias = -self.bias
         return lambda x, y: _add_product(x, torch.sigmoid(torch.addmm(bias, x, weight)), y)
@@ -163,7 +189,7 @@ class HighwayGate(GatedJoin):
         super().__init__(dim, dropout=dropout)
         self.weight, self.bias = self._matrix(), self._gate_bias(gate_bias)
 
-    def bind_gate(self, transpose: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    def bind_gate(self, transpose: Transpose) -> Callable[[Tensor, Tensor], Tensor]:
         weight = transpose(self.weight)
         bias = self.bias
         return lambda x, y: _interpolate(y, x, torch.sigmoid(torch.addmm(bias, x, weight)))
@@ -178,7 +204,7 @@ class SigmoidTanhGate(GatedJoin):
         self.branch_weight = nn.Parameter(torch.cat([self._matrix().data for _ in range(2)]))
         self.bias = self._gate_bias(gate_bias)
 
-    def bind_gate(self, transpose: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    def bind_gate(self, transpose: Transpose) -> Callable[[Tensor, Tensor], Tensor]:
         weight = transpose(self.branch_weight)
         bias = F.pad(-self.bias, (0, self.dim))
 
@@ -203,7 +229,7 @@ class GRUGate(GatedJoin):
         self.stream_weight = nn.Parameter(torch.cat([self._matrix().data for _ in range(2)]))
         self.candidate_weight, self.bias = self._matrix(), self._gate_bias(gate_bias)
 
-    def bind_gate(self, transpose: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    def bind_gate(self, transpose: Transpose) -> Callable[[Tensor, Tensor], Tensor]:
         weights = (self.branch_weight, self.stream_weight, self.candidate_weight)
         branch_weight, stream_weight, candidate_weight = map(transpose, weights)
         # of the three products of the branch, that for the update gate has the bias -b
@@ -216,6 +242,11 @@ class GRUGate(GatedJoin):
             return _interpolate(x, torch.tanh(torch.addmm(candidate, reset * x, candidate_weight)), update)
 
         return gate
+
+
+def _is_identity(dropout: Dropout) -> bool:
+    """Whether a call of it can be left out: in evaluation mode, and where no hook waits for it."""
+    return not dropout.training and not has_hooks(dropout)
 
 
 def _add_product(x: Tensor, first: Tensor, second: Tensor) -> Tensor:

@@ -73,6 +73,12 @@ class KVSource(nn.Module, ABC):
     needs_heads: bool = False
     """Whether the module around the attention reads its projections, so that one head must remain."""
 
+    keeps_inputs: bool = False
+    """Whether its state in evaluation holds inputs of the layer, which are projected at every call."""
+
+    keeps_ring: bool = False
+    """Whether its state is a ring of keys, of which later ones replace those that no query can see any more."""
+
     @abstractmethod
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State) -> KeysValues:
         """The keys and values that `x` attends to, made by `project`; a `state` is continued."""

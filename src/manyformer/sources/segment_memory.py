@@ -74,7 +74,7 @@ class SegmentMemorySource(KVSource, StatefulAcrossBatches):
             raise ValueError(f"SegmentMemorySource: size ({size}) must be at least 1; for no memory use no source")
         self.size = size
         self.dim = dim
-        self.evaluation_state = evaluation_state
+        self.keeps_inputs = evaluation_state == "inputs"
         self.reach = reach
 
     def init_state(self, spec: CacheSpec) -> State:
@@ -83,13 +83,13 @@ class SegmentMemorySource(KVSource, StatefulAcrossBatches):
                 "SegmentMemorySource: a recurrent kernel keeps a summary of keys and cannot use a memory of tokens"
             )
         # twice the memory, so that it is copied to the front only once every `size` tokens
-        keeps_inputs = self.training or (spec.capacity is None and self.evaluation_state == "inputs")
-        if keeps_inputs or spec.capacity is None:
+        begins_with_inputs = self.training or (spec.capacity is None and self.keeps_inputs)
+        if begins_with_inputs or spec.capacity is None:
             columns = 0
         else:
             columns = min(spec.capacity, 2 * self.size)
         position_ids = torch.zeros(spec.batch, columns, dtype=torch.long, device=spec.device)
-        if keeps_inputs:
+        if begins_with_inputs:
             inputs = torch.zeros(spec.batch, 0, self.dim, device=spec.device, dtype=spec.dtype)
             return RememberedInputs(inputs, position_ids, position_ids)
         if spec.capacity is None:

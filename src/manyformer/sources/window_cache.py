@@ -52,6 +52,8 @@ class WindowSource(KVSource):
     overwritten in place, so that a state can be rolled back by one token only; without, earlier states stay valid.
     """
 
+    keeps_ring = True
+
     def __init__(self, mask: Mask) -> None:
         super().__init__()
         if not can_evict(mask):

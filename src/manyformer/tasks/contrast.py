@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from manyformer.batches import to_device
-from manyformer.models.two_towers import TwoTowers
+from manyformer.models.modalities_model import TwoTowers
 from manyformer.scores import ScoreKind, ScoreRecord
 from manyformer.tasks.drawn_parts import PartsTask
 from manyformer.tasks.encoder_task import BIDIRECTIONAL

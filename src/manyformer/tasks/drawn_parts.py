@@ -12,9 +12,7 @@ from manyformer.batches import ModalitiesBatch
 from manyformer.core import PADDING_SEGMENT
 from manyformer.models import PatchEmbedding
 from manyformer.models.frame_embedding import FrameEmbedding
-from manyformer.models.multimodal_classifier import MultimodalClassifier
-from manyformer.models.part_embedding import PartEmbedding
-from manyformer.models.two_towers import TwoTowers
+from manyformer.models.modalities_model import MultimodalClassifier, PartEmbedding, TwoTowers
 from manyformer.tasks.stand_in_vectors import STAND_IN_IDS, stand_in_vectors
 from manyformer.tasks.task import Inputs, Task
 from manyformer.torch_internals import compiler_disabled

@@ -7,7 +7,7 @@ from typing import final
 from torch import Tensor
 
 from manyformer.batches import ModalitiesBatch
-from manyformer.models.multimodal_classifier import MultimodalClassifier
+from manyformer.models.modalities_model import MultimodalClassifier
 from manyformer.tasks.drawn_parts import PartsTask
 from manyformer.tasks.encoder_task import BIDIRECTIONAL
 from manyformer.tasks.label_task import BatchLabelTask

@@ -15,7 +15,7 @@ from manyformer.core import State, WatchFn, no_watch
 from manyformer.errors import UserError
 from manyformer.models import DecisionTransformer, ModelOutput
 from manyformer.models.decision_transformer import Trajectory
-from manyformer.models.token_positions import check_token_range, check_token_rows, positions_of
+from manyformer.models.embedding import check_token_range, check_token_rows, positions_of
 from manyformer.scores import ScoreKind, ScoreRecord, mean_return
 from manyformer.tasks.achieved_returns import PlayedSection, achieved_returns
 from manyformer.tasks.likelihood import likelihood

@@ -14,8 +14,7 @@ from manyformer.data.opened import OpenedData
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import DiskFull, NotWritable, atomic_write_text, report_disk_full
 from manyformer.files.verified_folder import VerifiedFolder
-from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
-from manyformer.models.model_files import read_spec, replacement_folder
+from manyformer.models.model_files import GENERATION_FILE, GenerationSettings, read_spec, replacement_folder
 from manyformer.recipes import get_recipe
 from manyformer.scores import is_comparable
 from manyformer.surgery.lora import merge_lora
