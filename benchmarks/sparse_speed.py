@@ -29,7 +29,7 @@ from manyformer.generate.next_token import bind_next_token, state_bytes
 from manyformer.kernels import Kernel, KernelCall, SoftmaxKernel
 from manyformer.masks import Mask
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 from manyformer.ops.sparse_plan import make_sparse_plan
 from manyformer.position import LearnedPosition, NoPosition
 from manyformer.recipes.bert import masked_encoder

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyformer.models.graph_edges import sort_edges
+from manyformer.models.graph_embedding import sort_edges
 from manyformer.structures import GraphEdges
 
 EDGES = [(0, 1), (1, 0), (1, 2), (2, 1), (3, 1), (4, 2), (2, 4), (4, 4)]

@@ -21,7 +21,7 @@ from torch import Tensor
 CHECKED = [
     f"manyformer.{part}"
     for part in (
-        *("core", "masks", "position", "kernels", "sources", "ops", "attention", "feedforward", "multi_head"),
+        *("core", "masks", "position", "kernels", "sources", "ops", "attention", "feedforward"),
         "experts",
         *("depth", "mixers", "models", "residual"),
         *("generate.beam_search", "generate.next_token", "generate.sampling"),

@@ -21,7 +21,6 @@ FILES = sorted(ROOT.rglob("*.py"))
 LEVELS = [
     {"torch_internals"},
     {
-        "autocast",
         "decoding_options",
         "device_reads",
         "dropout",
@@ -33,8 +32,7 @@ LEVELS = [
     {"files", "keyword_checks", "spaces", "structures", "system"},
     {"constant_tensors", "core", "costs", "environments", "libraries", "plugins", "recompute", "training_hooks"},
     {"batches", "context_windows", "head_selection", "length_norms", "two_texts"},
-    {"head_projection", "masks", "position", "residual", "rollouts"},
-    {"multi_head"},
+    {"masks", "position", "residual", "rollouts"},
     {"ops"},
     {"kernels", "sources"},
     {"attention", "experts", "feedforward"},

@@ -3,7 +3,7 @@
 import torch
 
 from manyformer.core import ContiguousLayout, TokenPositions
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 
 
 def range_positions(length: int, start: int = 0, *, plain: bool = True) -> TokenPositions:

@@ -13,7 +13,7 @@ from gpu_parts.outcome import Item, Outcome, Setting, judged, relative_error
 from manyformer import masks as m
 from manyformer.core import ContiguousLayout, TokenPositions
 from manyformer.kernels import KernelCall, SoftmaxKernel
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 from manyformer.position import AlibiPosition, NoPosition, Position, T5BiasPosition
 
 HEADS, WIDTH = 4, 64

@@ -9,9 +9,15 @@ from torch import nn
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile
 from manyformer.models import GenerativeModel, Model
-from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
 from manyformer.models.layer_paths import explain_paths
-from manyformer.models.model_files import CONFIG_FILE, is_hugging_face, open_saved_model, read_weights
+from manyformer.models.model_files import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    GenerationSettings,
+    is_hugging_face,
+    open_saved_model,
+    read_weights,
+)
 from manyformer.plugins import import_modules
 from manyformer.recipes import Recipe, all_recipes
 from manyformer.recipes import build as build

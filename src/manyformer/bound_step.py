@@ -11,6 +11,7 @@ a window and to an encoder, 0.4 with a bias by distance, and 0.75 with linear ke
 import operator
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
@@ -31,19 +32,18 @@ from manyformer.core import (
     TokenPositions,
 )
 from manyformer.feedforward import ChunkedLayer, FeedForward, GatedFeedForward
-from manyformer.head_projection import HeadProjection
-from manyformer.kernels import KernelCall, SoftmaxKernel
+from manyformer.head_selection import HeadProjection
+from manyformer.kernels.kernel import KernelCall
 from manyformer.kernels.linear_kernel import LinearKernel, LinearState
 from manyformer.kernels.memory_rules import TokenFeatures
 from manyformer.kernels.recurrent_rules import GateProjections
+from manyformer.kernels.softmax_kernel import SoftmaxKernel
 from manyformer.length_norms import RMSNorm
 from manyformer.masks import AllKeys, Causal
 from manyformer.masks.eviction import visible_in_ring
 from manyformer.position import Position
-from manyformer.residual import AddJoin, GatedJoin, Residual
-from manyformer.sources import SelfSource, WindowSource
-from manyformer.sources.kv_source import ProjectKV
-from manyformer.sources.self_attention import KVCache
+from manyformer.residual.residual import BoundJoin, Residual, ResidualJoin
+from manyformer.sources.kv_source import KVCache, ProjectKV, SelfSource
 from manyformer.torch_internals import has_hooks
 
 TensorFn = Callable[[Tensor], Tensor]
@@ -54,20 +54,25 @@ DecodeStep = Callable[[Tensor, Context, State], tuple[Tensor, State]]
 
 def bind_step(layer: Layer) -> DecodeStep:
     """The layer bound to its current parameters; its `forward` where this file does not know it, or where hooks are."""
-    # a subclass may compute something else
-    if has_hooks(layer):
-        binder = None
-    else:
-        binder = LAYER_BINDERS.get(type(layer))
-    step = None if binder is None else binder(layer)
-    if step is None:
+    binder = _binder_of(layer)
+    if binder is None:
         return forward_step(layer)
-    return step
+    return binder(layer)
 
 
 def is_bound(layer: Layer) -> bool:
     """Whether `bind_step` binds the layer itself, whatever it is made of."""
-    return not has_hooks(layer) and type(layer) in LAYER_BINDERS and LAYER_BINDERS[type(layer)](layer) is not None
+    return _binder_of(layer) is not None
+
+
+def _binder_of(layer: Layer) -> Callable[[Any], DecodeStep] | None:
+    """The function that binds layers of this kind; None for a layer that decodes by `forward`."""
+    if has_hooks(layer):
+        return None
+    # a subclass may compute something else
+    if type(layer) is Attention and (layer.q_proj is None or layer.kernel.extra_query_dim):
+        return None
+    return LAYER_BINDERS.get(type(layer))
 
 
 def forward_step(layer: Layer) -> DecodeStep:
@@ -113,14 +118,17 @@ def _refers_to_modules(module: nn.Module) -> bool:
     return any(isinstance(item, nn.Module) for value in values for item in value)
 
 
-_TWIN_TYPES: dict[type[nn.Module], type[nn.Module]] = {}
+_TWIN_TYPES: WeakValueDictionary[type[nn.Module], type[nn.Module]] = WeakValueDictionary()
+"""The classes of the twins that exist. Parametrizations make a class for each module, which must not stay for ever."""
 
 
 def _twin_type(kind: type[nn.Module]) -> type[nn.Module]:
     """The class with `forward` in place of the call, which would look for hooks."""
-    if kind not in _TWIN_TYPES:
-        _TWIN_TYPES[kind] = type(kind.__name__, (kind,), {"__call__": kind.forward})
-    return _TWIN_TYPES[kind]
+    twin_type = _TWIN_TYPES.get(kind)
+    if twin_type is None:
+        twin_type = type(kind.__name__, (kind,), {"__call__": kind.forward})
+        _TWIN_TYPES[kind] = twin_type
+    return twin_type
 
 
 def bind_module(module: nn.Module) -> TensorFn:
@@ -193,18 +201,13 @@ def _bind_residual(branch: Residual) -> DecodeStep:
     return step
 
 
-def bind_join(join: nn.Module | None) -> Callable[[Tensor, Tensor], Tensor]:
+def bind_join(join: ResidualJoin | None) -> BoundJoin:
     """The join in evaluation mode."""
     if join is None:
         return operator.add
-    if has_hooks(join) or not isinstance(join, AddJoin | GatedJoin) or join.dropout.training or has_hooks(join.dropout):
+    if has_hooks(join):
         return join
-    if isinstance(join, AddJoin):
-        if join.scale == 1.0:
-            return operator.add
-        return join.forward
-    gate = join.bind_gate(transposed_copy)
-    return lambda x, branch: gate(x.flatten(0, -2), branch.flatten(0, -2)).view(x.shape)
+    return join.bind(transposed_copy)
 
 
 def _bind_feed_forward(layer: FeedForward) -> DecodeStep:
@@ -217,12 +220,12 @@ def _bind_gated_feed_forward(layer: GatedFeedForward) -> DecodeStep:
     return lambda x, ctx, state: (down(activation(gate(x)) * up(x)), state)
 
 
-def _bind_attention(layer: Attention) -> DecodeStep | None:
+def _bind_attention(layer: Attention) -> DecodeStep:
     """Projections without their modules; the source and the kernel decode by their own `forward`."""
-    if layer.q_proj is None or layer.kernel.extra_query_dim:
-        return None
-    if (step_in_rollout := acting_step(layer)) is not None:
-        return step_in_rollout
+    if layer.source.keeps_inputs:
+        step_in_rollout = acting_step(layer)
+        if step_in_rollout is not None:
+            return step_in_rollout
     project = _bind_projections(layer)
     attend = _bind_kernel(layer)
     read = _bind_source(layer)
@@ -379,7 +382,7 @@ def _bind_kernel(layer: Attention) -> Attend:
 
     if type(kernel) is LinearKernel and not has_hooks(kernel):
         return _bind_linear_kernel(kernel, attend)
-    if type(kernel) is SoftmaxKernel and not has_hooks(kernel) and isinstance(layer.source, WindowSource):
+    if type(kernel) is SoftmaxKernel and not has_hooks(kernel) and layer.source.keeps_ring:
         return _bind_window(kernel, layer, attend)
     if not _sees_all_so_far(layer):
         return attend
@@ -509,7 +512,7 @@ MODULE_BINDERS: dict[type[nn.Module], Callable[[Any], TensorFn]] = {
 }
 """How modules become functions, by their exact type."""
 
-LAYER_BINDERS: dict[type[Layer], Callable[[Any], DecodeStep | None]] = {
+LAYER_BINDERS: dict[type[Layer], Callable[[Any], DecodeStep]] = {
     Chain: _bind_chain,
     Pointwise: _bind_pointwise,
     Residual: _bind_residual,
@@ -518,4 +521,4 @@ LAYER_BINDERS: dict[type[Layer], Callable[[Any], DecodeStep | None]] = {
     ChunkedLayer: lambda layer: bind_step(layer.inner),
     Attention: _bind_attention,
 }
-"""The layers that are bound, by their exact type; None from a function leaves a layer to its `forward`."""
+"""The layers that are bound, by their exact type."""

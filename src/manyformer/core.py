@@ -368,6 +368,34 @@ class Chain(NamedLayers, LayeredStack):
         return outputs
 
 
+@final
+class ParallelLayers(NamedLayers):
+    """The sum of the outputs of layers with the same input.
+
+    For attention it equals one layer with all heads, whose output projection is split by heads.
+    """
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
+        if state is None:
+            states = [None] * len(self._modules)
+        else:
+            states = state
+        outs = [layer(x, ctx, layer_state) for layer, layer_state in zip(self.in_order(), states)]
+        y = outs[0].y
+        loss = outs[0].loss
+        for out in outs[1:]:
+            y = y + out.y
+            loss = loss + out.loss
+        return LayerOutput(y, None if state is None else [out.state for out in outs], loss)
+
+
+def apply_layer(layer: Layer, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
+    """`layer(x, ctx, state)`; a batch without any token stays as it is: many operations refuse empty tensors."""
+    if x.numel():
+        return layer(x, ctx, state)
+    return LayerOutput(x, state)
+
+
 def tree_map(fn: Callable[..., Tensor], state: State, *other_trees: State) -> State:
     """`state` with `fn` applied to every tensor and those at its place in `other_trees`, trees of the same form.
 

@@ -1,9 +1,10 @@
 """Removal of heads from weights: rows and columns of projections, and tensors with an axis of heads."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 
@@ -96,3 +97,42 @@ def select_head_pairs(linear: nn.Linear, selection: HeadSelection) -> None:
 def select_head_inputs(linear: nn.Linear, selection: HeadSelection) -> None:
     """Remove the inputs of a linear map that belong to heads which do not remain, in place."""
     select_inputs(linear, head_channels(selection.heads, linear.in_features // selection.total))
+
+
+@final
+class HeadProjection(PerHeadTensors):
+    """Maps a stream (b, l, d) to `width` channels of each head (b, h, l, `width`), by one matrix or by two.
+
+    With `rank` the map is the product of two matrices with `rank` channels between them, the first shared by all heads.
+    """
+
+    def __init__(self, dim: int, heads: int, width: int, *, rank: int | None = None, bias: bool = False) -> None:
+        super().__init__()
+        self.heads = heads
+        self.width = width
+        if rank is None:
+            self.down = None
+        else:
+            self.down = nn.Linear(dim, rank, bias=False)
+        self.up = nn.Linear(dim if rank is None else rank, heads * width, bias=bias)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialize the matrices with Glorot's uniform distribution."""
+        for linear in (self.down, self.up):
+            if linear is not None:
+                nn.init.xavier_uniform_(linear.weight)
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b h l n"]:
+        y: Tensor = self.up(x if self.down is None else self.down(x))
+        return y.view(*x.shape[:2], self.heads, self.width).transpose(1, 2)
+
+    @property
+    def differs_by_head(self) -> bool:
+        return True
+
+    def keep_heads(self, selection: HeadSelection) -> None:
+        select_head_outputs(self.up, selection)
+        self.heads = len(selection.heads)

@@ -1,7 +1,8 @@
-"""The private names of torch that the package uses, in one place; each is looked for, and the package works without it.
+"""What the package needs of torch beyond its public interface, in one place, and what compilers cannot trace.
 
-Private names move between releases of torch. Nothing else in the package may import them, so that a release that has
-moved one costs a function its speed or a check its details, never the package its import.
+Each private name is looked for, and the package works without it. Such names move between releases of torch: nothing
+else in the package may import them, so that a release that has moved one costs a function its speed or a check its
+details, never the package its import.
 """
 
 import contextlib
@@ -19,11 +20,13 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_structure, tree_unfl
 
 __all__ = [
     "TorchDispatchMode",
+    "autocast_disabled",
     "compile_backward_as_eager",
     "compile_up_to",
     "compiler_backend",
     "compiler_disabled",
     "constant_for_compiler",
+    "has_autocast",
     "has_flash_attention_on_cpu",
     "has_hooks",
     "overflow_of",
@@ -72,6 +75,20 @@ def constant_for_compiler(function: Callable[P, T]) -> Callable[P, T]:
     the function does."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
+
+
+@constant_for_compiler
+def has_autocast(device_type: str) -> bool:
+    """Whether torch has autocast for this type of device; a question that the compiler of torch 2.11 cannot trace."""
+    return torch.amp.is_autocast_available(device_type)
+
+
+def autocast_disabled(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """A context manager that disables autocast on `device`: long sums in half precision lose their later terms."""
+    # nothing to disable is the usual case, in which a region costs more than the products of a small layer
+    if not has_autocast(device.type) or not torch.is_autocast_enabled(device.type):
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def compiler_backend(name: str) -> Callable[..., Any] | None:

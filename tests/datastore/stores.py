@@ -14,7 +14,7 @@ from manyformer.datastore import Datastore, DatastoreFacts
 from manyformer.datastore.context_keys import KeyLayer
 from manyformer.files.verified_folder import write_manifest
 from manyformer.models import Model
-from manyformer.models.weights_fingerprint import weights_fingerprint
+from manyformer.models.model import weights_fingerprint
 
 WORDS = ["the", "cat", "dog", "sat", "lay", "ran", "on", "by", "up", "mat", "door", "tree", "and", "one", "day", "saw"]
 TEXT = " ".join(random.Random(0).choices(WORDS, k=400))

@@ -14,11 +14,10 @@ from manyformer.batches import IGNORE_INDEX, CausalLMBatch, Seq2SeqBatch
 from manyformer.check.tiny_models import TINY_KEYWORDS
 from manyformer.core import PADDING_SEGMENT, Context, TokenPositions
 from manyformer.depth.early_exit_stack import EarlyExit
-from manyformer.depth.exit_predictors import GeometricExitRule
-from manyformer.depth.exit_rules import ExitRuleInput, MarginExitRule
+from manyformer.depth.exit_rules import ExitRuleInput, GeometricExitRule, MarginExitRule
 from manyformer.errors import UserError
 from manyformer.models.exit_classifiers import ExitClassifiers
-from manyformer.models.exit_oracles import best_layers
+from manyformer.models.exit_loss import best_layers
 from manyformer.models.head import MIN_CHUNKED_CLASSES, ClassHead
 from manyformer.models.with_early_exit import early_exit
 from manyformer.recipes import RECIPES

@@ -17,9 +17,9 @@ from manyformer.depth import (
     ReleasedHalting,
     UniversalBlock,
 )
-from manyformer.depth.halting import HaltingRule
+from manyformer.depth.adaptive import HaltingRule
 from manyformer.masks import Causal
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 from manyformer.position import LearnedStepSignal, PositionStepSignal, SinusoidalPosition, SinusoidalStepSignal
 from manyformer.recipes.universal_transformer import UniversalConfig
 from perturbing import perturb

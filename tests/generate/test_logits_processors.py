@@ -21,7 +21,7 @@ from manyformer.generate import (
     TopKProcessor,
     TopPProcessor,
 )
-from manyformer.models.generation_settings import GenerationSettings
+from manyformer.models.model_files import GenerationSettings
 
 NONE = torch.zeros(1, 0, dtype=torch.long)
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from manyformer.attention.head_gates import attention_heads, gated_heads
 from manyformer.batches import CausalLMBatch, Seq2SeqBatch
 from manyformer.check.tiny_models import build_tiny
 from manyformer.errors import UserError
@@ -14,7 +15,6 @@ from manyformer.heads.head_importance import (
     integrated_gate_gradients,
     normalize_layers,
 )
-from manyformer.multi_head.head_gates import attention_heads, gated_heads
 
 TEXT = torch.tensor([[1, 7, 3, 9, 4], [1, 8, 8, 5, 2], [1, 3, 6, 7, 7]])
 BATCHES: dict[str, Any] = {

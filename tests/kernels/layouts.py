@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, TokenPositions
-from manyformer.models.token_positions import StreamTail, empty_tail, positions_of
+from manyformer.models.embedding import StreamTail, empty_tail, positions_of
 
 LAYOUTS: dict[str, list[list[int]] | None] = {
     "plain": None,

@@ -21,7 +21,7 @@ from manyformer.kernels.attention_spans import (
     LearnedAttentionSpans,
 )
 from manyformer.masks import Window
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 from manyformer.position import KeyDistancePosition, NoPosition, Position
 from manyformer.sources import SpanCacheSource
 from manyformer.sources.window_cache import RingCache

@@ -10,7 +10,7 @@ from manyformer.attention import Attention
 from manyformer.core import Context, TokenPositions
 from manyformer.kernels import DynamicRotaryKernel, KernelCall, SoftmaxKernel
 from manyformer.masks import Causal
-from manyformer.models.token_positions import empty_tail, positions_of
+from manyformer.models.embedding import empty_tail, positions_of
 from manyformer.position import DynamicNTKRotaryScaling, NTKRotaryScaling, RotaryPosition
 
 ORIGINAL = 8

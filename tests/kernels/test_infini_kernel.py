@@ -12,7 +12,7 @@ from manyformer.bound_step import bind_step
 from manyformer.core import PADDING_SEGMENT, Context, TokenPositions, contiguous_positions
 from manyformer.kernels import KernelCall
 from manyformer.kernels.infini_kernel import InfiniKernel
-from manyformer.models.token_positions import empty_tail, materialize_tail, positions_of
+from manyformer.models.embedding import empty_tail, materialize_tail, positions_of
 from manyformer.position import NoPosition, RotaryPosition
 from token_rows import range_positions, segment_positions
 

@@ -426,7 +426,7 @@ def test_calls_that_cannot_be_get_a_sentence() -> None:
 def test_a_document_that_comes_back_is_a_new_one() -> None:
     """As its positions are: in one pass and in a stream alike."""
     segments = torch.tensor([[0, 0, 1, 1, 0, 0]])
-    from manyformer.models.token_positions import positions_of
+    from manyformer.models.embedding import positions_of
 
     place = positions_of(segments, segments, None)[0]
     q, k, v = (torch.randn(1, 2, 6, 3, dtype=torch.float64) for _ in range(3))

@@ -5,7 +5,7 @@ import torch
 from layouts import LAYOUTS, LENGTH, ROWS, apart, differentiated, documents_of, place_of, real_of
 from torch import Tensor
 
-from manyformer.head_projection import HeadProjection
+from manyformer.head_selection import HeadProjection
 from manyformer.kernels.matrix_lstm_rule import MatrixLSTMRule
 from manyformer.kernels.memory_rules import RecurrenceForm, RecurrentMemory, TokenFeatures
 from manyformer.kernels.recurrent_rules import GateProjections

@@ -26,7 +26,7 @@ from manyformer.kernels.kv_buffer import (
 from manyformer.kernels.memorizing_kernel import GatedCombiner, JointSoftmaxCombiner
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
-from manyformer.models.token_positions import empty_tail, positions_of
+from manyformer.models.embedding import empty_tail, positions_of
 from manyformer.position import NoPosition, RotaryPosition
 from perturbing import perturb
 

@@ -10,15 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyformer.attention import Attention
+from manyformer.attention.head_gates import gated_heads
 from manyformer.attention.output_stages import GatedNormStage, HeadGroupNorm, SharedHeadNorm
 from manyformer.attention.short_convolution import ShortConvolution
 from manyformer.core import Context
-from manyformer.head_projection import HeadProjection
+from manyformer.head_selection import HeadProjection
 from manyformer.kernels import LinearKernel, SoftmaxKernel
 from manyformer.kernels.features import EluPlusOneFeatures
 from manyformer.kernels.memory_rules import GatedRule
 from manyformer.masks import Causal
-from manyformer.multi_head.head_gates import gated_heads
 from manyformer.sources import CrossAttentionSource
 
 DIM, HEADS, WIDTH = 12, 4, 3

@@ -19,7 +19,7 @@ from manyformer.kernels import KernelCall, RoutingKernel, centroids
 from manyformer.kernels.centroids import CentroidSums, KMeansCentroids
 from manyformer.kernels.routing_kernel import BalancedMembership, ClusterMembership, NearestMembership
 from manyformer.models import Model
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 from manyformer.ops import softmax_attention as ops
 from manyformer.position import NoPosition, RotaryPosition
 from manyformer.recipes import build

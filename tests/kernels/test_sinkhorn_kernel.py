@@ -11,7 +11,7 @@ from manyformer.core import Context
 from manyformer.kernels import KernelCall, SinkhornKernel, SoftmaxKernel, SumKernel
 from manyformer.kernels.block_sorting import BilinearSorting, MLPSorting
 from manyformer.masks import Causal, Mask, Window
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 from manyformer.position import NoPosition
 
 BOTH = pytest.mark.parametrize("mask", [None, Causal()], ids=["both sides", "causal"])

@@ -25,7 +25,7 @@ from manyformer.masks import (
     Window,
     symmetric_window,
 )
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 from manyformer.ops import softmax_attention
 from manyformer.ops.softmax_attention import fused_attention, map_documents, softmax_attention_reference
 from manyformer.ops.sparse_plan import _plan_for_layouts as plans

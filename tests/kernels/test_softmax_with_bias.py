@@ -13,7 +13,7 @@ from manyformer.bench import LargestTensorMode
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions
 from manyformer.kernels import KernelCall, SoftmaxKernel, softmax_forms, softmax_paths
 from manyformer.masks import AllKeys, Causal, Mask, PerHead, Window
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 from manyformer.ops import attention_with_lse, band, toeplitz_attention
 from manyformer.position import (
     AlibiPosition,

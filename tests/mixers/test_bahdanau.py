@@ -18,7 +18,7 @@ from manyformer.costs import count_flops
 from manyformer.kernels.weight_functions import SoftmaxWeights
 from manyformer.mixers import AttendingGRU, BidirectionalGRU
 from manyformer.mixers.gru import GRUWeights, mirrored_columns
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 from perturbing import perturb
 
 DIM, WORDS, ALIGN, MAXOUT, VOCAB = 5, 4, 6, 3, 11

@@ -15,9 +15,10 @@ from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, TokenPos
 from manyformer.errors import UserError
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
-from manyformer.mixers.compression import (
+from manyformer.mixers.compressive_attention import (
     AttentionReconstructionLoss,
     AutoEncodingLoss,
+    CompressiveAttention,
     ConvolutionCompression,
     MaxPoolCompression,
     MeanPoolCompression,
@@ -27,7 +28,6 @@ from manyformer.mixers.compression import (
     ThroughTimeLoss,
     slot_segments,
 )
-from manyformer.mixers.compressive_attention import CompressiveAttention
 from manyformer.models import LanguageModel
 from manyformer.position import TransformerXLPosition
 from manyformer.sources import PrefixSource, SegmentMemorySource, SelfSource

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from manyformer.core import PADDING_SEGMENT, Context
 from manyformer.errors import UserError
 from manyformer.mixers.convolution_module import ConvolutionModule
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 
 DIM, SIZE = 6, 5
 

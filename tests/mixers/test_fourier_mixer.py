@@ -10,7 +10,7 @@ from torch import Tensor
 from manyformer.core import Context, TokenPositions
 from manyformer.masks import AllKeys, Causal
 from manyformer.mixers import FourierMixer
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 from manyformer.ops.dft import dft_real, dft_real_reference
 
 SEGMENTS = torch.tensor(

@@ -6,7 +6,7 @@ import torch
 from manyformer import masks as m
 from manyformer.core import PADDING_SEGMENT, Context
 from manyformer.mixers.global_local import GlobalLocalAttention
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 
 DIM, HEADS, LENGTH = 16, 2, 20
 SEGMENTS = torch.tensor([[0] * LENGTH, [PADDING_SEGMENT] * 4 + [0] * 9 + [1] * 7, [PADDING_SEGMENT] * LENGTH])

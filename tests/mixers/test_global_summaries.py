@@ -22,7 +22,7 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import AllKeys, GlobalTokens, Mask, SamePart, WithRole, four_piece_pattern, symmetric_window
 from manyformer.mixers.global_local import FourPieceAttention
 from manyformer.mixers.global_summaries import LeadingSummaries, PartSummaries, SummaryPrefixedLayer
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 from manyformer.ops.static_layout import materialize
 from manyformer.position import RelativeLabelPosition
 from perturbing import perturb

@@ -10,9 +10,13 @@ from torch import Tensor
 
 from graph_loops import EDGES, NODES, attention_loop, sorted_edges, sources_of
 from manyformer.core import Context, TokenPositions, contiguous_positions
-from manyformer.mixers.graph_attention import AdditiveScores, DynamicScores, GraphAttention
-from manyformer.mixers.graph_convolution import GraphConvolution
-from manyformer.mixers.graph_transformer_stack import GraphTransformerStack
+from manyformer.mixers.graph_layers import (
+    AdditiveScores,
+    DynamicScores,
+    GraphAttention,
+    GraphConvolution,
+    GraphTransformerStack,
+)
 
 HEADS, WIDTH = 2, 3
 

@@ -8,8 +8,7 @@ import manyformer as mf
 from manyformer.core import Context, TokenPositions, contiguous_positions, state_bytes
 from manyformer.errors import UserError
 from manyformer.masks import Causal
-from manyformer.mixers.latent_attention import LatentAttention
-from manyformer.mixers.lightning_indexer import LightningIndexer
+from manyformer.mixers.latent_attention import LatentAttention, LightningIndexer
 from manyformer.ops import chosen_attention
 from manyformer.ops.chosen_attention import choose_highest_scores
 from manyformer.position import RotaryPosition

@@ -9,7 +9,7 @@ import torch
 import manyformer as mf
 from manyformer.core import PADDING_SEGMENT, Context
 from manyformer.mixers import LinearMixer
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 
 
 def test_it_is_the_definition_for_each_document() -> None:

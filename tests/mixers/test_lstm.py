@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from manyformer.core import PADDING_SEGMENT, Context
 from manyformer.mixers.lstm import LSTM, LSTMState
-from manyformer.models.token_positions import empty_tail, materialize_tail, positions_of
+from manyformer.models.embedding import empty_tail, materialize_tail, positions_of
 
 DIM = 4
 SEGMENTS = torch.tensor(

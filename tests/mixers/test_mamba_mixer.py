@@ -5,7 +5,7 @@ import torch
 
 from manyformer.core import PADDING_SEGMENT, Context
 from manyformer.mixers.mamba_mixer import MambaMixer, MambaState
-from manyformer.models.token_positions import empty_tail, materialize_tail, positions_of
+from manyformer.models.embedding import empty_tail, materialize_tail, positions_of
 from token_rows import range_positions
 
 DIM = 6

@@ -7,7 +7,7 @@ from manyformer.core import Context
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.mixers import ParallelLayers
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 
 
 def test_heads_beside_each_other_are_one_attention() -> None:

@@ -10,7 +10,7 @@ from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, tree_map
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.mixers import PairTable, SpatialGate, ToeplitzPairs
-from manyformer.models.token_positions import empty_tail, positions_of
+from manyformer.models.embedding import empty_tail, positions_of
 from perturbing import perturb
 
 DIM, HIDDEN, LONGEST = 6, 10, 14

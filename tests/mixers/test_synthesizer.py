@@ -20,7 +20,7 @@ from manyformer.mixers import (
     SynthesizerAttention,
     SynthesizerScores,
 )
-from manyformer.models.token_positions import empty_tail, positions_of
+from manyformer.models.embedding import empty_tail, positions_of
 from perturbing import perturb
 
 DIM, HEADS, LONGEST, WIDTH = 8, 2, 13, 4

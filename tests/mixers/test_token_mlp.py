@@ -5,7 +5,7 @@ import torch
 
 from manyformer.core import Context
 from manyformer.mixers import TokenMLP
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 
 
 def test_every_channel_goes_through_the_same_layer() -> None:

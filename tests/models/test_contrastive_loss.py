@@ -12,8 +12,8 @@ import manyformer as mf
 from manyformer.batches import IGNORE_INDEX, MaskedLMBatch
 from manyformer.core import PADDING_SEGMENT, Context
 from manyformer.models import MaskedLM
-from manyformer.models.contrastive_loss import DRAWN_MASK_ID, PartContrastiveLoss
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
+from manyformer.models.masked_lm import DRAWN_MASK_ID, PartContrastiveLoss
 
 SMALL = {
     "vocab": 23,

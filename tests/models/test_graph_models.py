@@ -12,7 +12,7 @@ from manyformer.batches import GraphBatch
 from manyformer.check.tiny_models import build_tiny
 from manyformer.errors import UserError
 from manyformer.models import GraphClassifier, Model, NodeClassifier
-from manyformer.models.graph_edges import sort_edges
+from manyformer.models.graph_embedding import sort_edges
 from manyformer.recipes import RECIPES
 from manyformer.structures import laplacian_eigenvectors
 from manyformer.tasks import Inputs

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from manyformer.check.tiny_models import build_tiny
 from manyformer.core import Context, contiguous_positions
-from manyformer.models.graph_edges import sort_edges
-from manyformer.models.graphormer_encoding import GraphormerEncoding
-from manyformer.position.graph_pair_position import GraphPairPosition
+from manyformer.models.graph_embedding import GraphormerEncoding, sort_edges
+from manyformer.position.content_positions import GraphPairPosition
 
 EDGES = [(0, 1), (1, 2), (2, 3), (0, 4), (4, 3), (3, 5), (5, 5)]
 NODES, DIM, HEADS = 7, 8, 2

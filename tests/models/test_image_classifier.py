@@ -13,7 +13,7 @@ import manyformer as mf
 from manyformer.batches import ImageClassificationBatch
 from manyformer.core import Chain, Pointwise
 from manyformer.models import ClassHead, ImageClassifier, PatchEmbedding
-from manyformer.models.patch_embedding import split_patches
+from manyformer.models.image_classifier import split_patches
 from manyformer.position import LearnedPosition
 from manyformer.recipes.compose_images import MIXERS
 from perturbing import perturb

@@ -9,7 +9,7 @@ from torch import Tensor
 from manyformer.batches import IGNORE_INDEX, GraphBatch, MaskedLMBatch, ModalitiesBatch
 from manyformer.batches.batch import ListsPlaces, scored_places, to_device
 from manyformer.check.tiny_models import build_tiny
-from manyformer.models.graph_edges import EdgePlaces, sort_edges
+from manyformer.models.graph_embedding import EdgePlaces, sort_edges
 from manyformer.recipes.registry import task_of
 from manyformer.tasks import Inputs
 

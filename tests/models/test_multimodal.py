@@ -14,7 +14,7 @@ from manyformer.core import Context, MemorySequence, contiguous_positions, no_wa
 from manyformer.errors import UserError
 from manyformer.mixers.modality_fusion import BottleneckFusion, CrossFusion, JointFusion
 from manyformer.models import Model
-from manyformer.models.two_towers import MAX_SCALE, TwoTowers
+from manyformer.models.modalities_model import MAX_SCALE, TwoTowers
 from manyformer.tasks.example_parts import retrieval_scores
 
 SIZES: dict[str, Any] = {

@@ -131,7 +131,7 @@ def test_layers_that_believe_a_layout_compute_what_they_read_without_it(
     losses = []
     for path in ("known", "read"):
         if path == "read":
-            monkeypatch.setattr("manyformer.models.token_positions.segment_layout", lambda *_: None)
+            monkeypatch.setattr("manyformer.models.embedding.segment_layout", lambda *_: None)
         torch.manual_seed(0)
         losses.append(float(model.train().loss(with_layouts(batch)).total.detach()))
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, PackedLayout, TokenPositions
-from manyformer.models.token_positions import StreamTail, empty_tail, positions_of
+from manyformer.models.embedding import StreamTail, empty_tail, positions_of
 
 CPU = torch.device("cpu")
 

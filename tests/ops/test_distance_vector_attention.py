@@ -7,11 +7,11 @@ from torch import Tensor
 from manyformer.core import PADDING_SEGMENT, AlignedLayout
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import AllKeys, Causal, Mask
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 from manyformer.ops import distance_vector_attention
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position import DistanceAwarePosition, TransformerXLPosition
-from manyformer.position.distance_terms import broadcast_pairs, toeplitz_view
+from manyformer.position.position import broadcast_pairs, toeplitz_view
 from token_rows import range_positions
 
 HEADS, WIDTH, DIM = 2, 4, 8

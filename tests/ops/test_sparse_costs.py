@@ -13,7 +13,7 @@ from manyformer.costs import count_flops
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import Mask
 from manyformer.model_summary import build_on_meta, forward_cost
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 from manyformer.position import NoPosition
 
 SMALL = {"vocab": 17, "dim": 8, "heads": 2, "depth": 1, "ff_dim": 8}

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from manyformer.models.two_towers import INITIAL_SCALE, pair_loss
+from manyformer.models.modalities_model import INITIAL_SCALE, pair_loss
 
 transformers = pytest.importorskip("transformers", reason="pip install 'manyformer[hf]'")
 

@@ -12,7 +12,7 @@ import manyformer as mf
 from manyformer.attention import Attention
 from manyformer.core import PADDING_SEGMENT, Context
 from manyformer.kernels import SoftmaxKernel
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 from manyformer.position import AlibiPosition, ShawPosition, T5BiasPosition
 
 pytestmark = [

@@ -12,7 +12,7 @@ from torch import nn
 from manyformer.attention import Attention
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
-from manyformer.mixers.compression import AttentionReconstructionLoss, ConvolutionCompression, MemorySlots
+from manyformer.mixers.compressive_attention import AttentionReconstructionLoss, ConvolutionCompression, MemorySlots
 from manyformer.position import TransformerXLPosition
 from manyformer.sources import PrefixSource
 

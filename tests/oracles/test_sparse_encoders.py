@@ -16,7 +16,7 @@ from manyformer.batches import IGNORE_INDEX, MaskedLMBatch
 from manyformer.core import PADDING_SEGMENT, Context
 from manyformer.kernels import SoftmaxKernel
 from manyformer.mixers.global_local import GlobalLocalAttention
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 
 pytestmark = pytest.mark.oracle
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from manyformer.batches.episode_batches import ClippedObjective
-from manyformer.models.policy_loss import StepLosses, normalize_advantages, policy_loss
+from manyformer.models.policy_model import StepLosses, normalize_advantages, policy_loss
 
 pytestmark = [
     pytest.mark.oracle,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, Context, TokenPositions
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 from manyformer.position import (
     ConcatenatedGridPosition,
     LearnedPosition,

@@ -16,7 +16,7 @@ from manyformer.feedforward import FeedForward
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.models import TokenEmbedding
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 from manyformer.position import DistanceAwarePosition, NoPosition, Position, SinusoidalPosition
 from manyformer.recipes.stacks import branch
 from token_rows import range_positions

@@ -10,7 +10,7 @@ from manyformer.attention import Attention
 from manyformer.core import Context, TokenPositions
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 from manyformer.position import (
     DynamicNTKRotaryScaling,
     LinearRotaryScaling,

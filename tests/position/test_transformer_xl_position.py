@@ -12,7 +12,7 @@ from manyformer.attention import Attention
 from manyformer.core import PADDING_SEGMENT, Context, TokenPositions
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import AllKeys, Causal, Mask
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 from manyformer.position import TransformerXLBiases, TransformerXLPosition, transformer_xl
 from perturbing import perturb
 from token_rows import range_positions

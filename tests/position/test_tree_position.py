@@ -22,7 +22,7 @@ from manyformer.position import (
     SinusoidalPosition,
     TreeOffsetPosition,
 )
-from manyformer.position.tree_position import tree_offsets
+from manyformer.position.relative import tree_offsets
 from manyformer.recipes.stacks import stack
 from manyformer.structures import NO_NODE, ROOT, DependencyTree, preorder_columns
 

@@ -8,11 +8,11 @@ from torch import nn
 
 import manyformer as mf
 from manyformer.attention import Attention
+from manyformer.attention.head_gates import attention_heads
 from manyformer.check.tiny_models import build_tiny
 from manyformer.core import Chain
 from manyformer.kernels import SoftmaxKernel
 from manyformer.models import ClassHead, MaskedLM, TextClassifier, TokenEmbedding
-from manyformer.multi_head.head_gates import attention_heads
 from manyformer.position import SinusoidalPosition
 from manyformer.properties import attention_properties, permutation_change
 from manyformer.recipes.compose import KERNELS

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import manyformer as mf
+from manyformer.attention.head_gates import add_heads, attention_heads, gated_heads, parse_heads, subtract_heads
 from manyformer.config import RunConfig
 from manyformer.errors import UserError
 from manyformer.evaluate import evaluate
 from manyformer.evaluate.eval_data import open_run
-from manyformer.multi_head.head_gates import add_heads, attention_heads, gated_heads, parse_heads, subtract_heads
 from manyformer.pruning import PruningResult, prune_run
 from manyformer.pruning.head_rankings import GateRanking, HeadRanking, ImportanceRanking, gate_training
 from manyformer.pruning.prune_run import CURVE_FILE, CURVE_PICTURE, QualityCurve

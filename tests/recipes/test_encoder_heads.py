@@ -11,8 +11,8 @@ from manyformer.core import PADDING_SEGMENT, Context
 from manyformer.errors import UserError
 from manyformer.kernels import SoftmaxKernel
 from manyformer.models import EncoderModel, MaskedLM, SpanReader, Tagger, TextClassifier, TokenEmbedding
-from manyformer.models.classifier import first_token
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
+from manyformer.models.encoder_model import first_token
 from manyformer.recipes import RECIPES, all_recipes, recipe
 from manyformer.recipes.baselines import attention_layers, masked_lm
 from manyformer.recipes.registry import task_of

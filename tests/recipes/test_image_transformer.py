@@ -12,7 +12,7 @@ from torch import Tensor
 import manyformer as mf
 from manyformer.batches import IGNORE_INDEX, CausalLMBatch
 from manyformer.models import LogisticMixture
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 from manyformer.scores import bits_per_dimension
 from manyformer.sources.window_cache import RingCache
 from manyformer.structures import pixel_order

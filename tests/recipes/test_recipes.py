@@ -25,8 +25,7 @@ from manyformer.models import (
     Tagger,
     TextClassifier,
 )
-from manyformer.models.multimodal_classifier import MultimodalClassifier
-from manyformer.models.two_towers import TwoTowers
+from manyformer.models.modalities_model import MultimodalClassifier, TwoTowers
 from manyformer.recipes import RECIPES, RecipeCard
 from manyformer.recipes.registry import FACTS, PROMISES
 from manyformer.recipes.transformer_lm import transformer_lm

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import manyformer as mf
+from manyformer.attention.head_gates import attention_heads
 from manyformer.bench import LargestTensorMode
 from manyformer.check.tiny_models import build_tiny
 from manyformer.errors import UserError
-from manyformer.multi_head.head_gates import attention_heads
 from manyformer.recipes.registry import task_of
 from manyformer.relevance import head_relevance, layer_relevance
 from manyformer.relevance.kernel_rule import recorded_kernels, recorded_rotations

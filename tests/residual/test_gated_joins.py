@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyformer.bound_step import bind_join
 from manyformer.errors import UserError
-from manyformer.residual.gated_joins import GatedJoin, GateName, GRUGate, make_join
+from manyformer.residual.residual import GatedJoin, GateName, GRUGate, make_join
 from perturbing import perturb
 
 DIM = 5

@@ -15,7 +15,7 @@ from manyformer.errors import UserError
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
-from manyformer.models.token_positions import empty_tail, positions_of
+from manyformer.models.embedding import empty_tail, positions_of
 from manyformer.position import TransformerXLPosition
 from manyformer.sources import SegmentMemorySource
 from manyformer.sources.segment_memory import RememberedBuffer, RememberedInputs, RememberedKV

@@ -12,7 +12,7 @@ from manyformer.attention import Attention
 from manyformer.core import PADDING_SEGMENT, Context, MemorySequence, TokenPositions, tree_map
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
-from manyformer.models.token_positions import StreamTail, empty_tail, positions_of
+from manyformer.models.embedding import StreamTail, empty_tail, positions_of
 from manyformer.sources import CrossAttentionSource
 
 DIM, HEADS = 12, 4

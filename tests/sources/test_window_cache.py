@@ -13,7 +13,7 @@ from manyformer.core import PADDING_SEGMENT, Context, tree_map
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Mask
 from manyformer.masks.eviction import CACHED_RANGE, can_evict, evicts_all, never_evicted
-from manyformer.models.token_positions import empty_tail, positions_of
+from manyformer.models.embedding import empty_tail, positions_of
 from manyformer.sources import SelfSource, WindowSource
 
 DIM, HEADS = 12, 4

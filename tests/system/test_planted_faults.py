@@ -29,9 +29,9 @@ PLACES = [
     Place("manyformer.feedforward", "GatedFeedForward.forward", "llama"),
     Place("manyformer.length_norms", "RMSNorm.forward", "llama"),
     Place("manyformer.experts.routers", "SoftmaxRouter.forward", "mixtral"),
-    Place("manyformer.mixers.fourier_mixer", "FourierMixer.forward", "fnet"),
+    Place("manyformer.mixers.token_mixing", "FourierMixer.forward", "fnet"),
     Place("manyformer.ops.linear_attention", "_ChunkedLinearAttention.backward", "linear-transformer"),
-    Place("manyformer.mixers.graph_convolution", "GraphConvolution.forward", "gcn"),
+    Place("manyformer.mixers.graph_layers", "GraphConvolution.forward", "gcn"),
     Place("manyformer.models.head", "ClassHead.loss", "transformer"),
     Place("manyformer.generate.sampling", "choose_tokens", "retnet", "static steps"),
 ]

@@ -16,7 +16,7 @@ from manyformer.batches import Batch, to_device
 from manyformer.config import RunConfig
 from manyformer.data.epochs import TrainingFeed
 from manyformer.errors import TrainingInterrupted, UserError
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 from manyformer.system.stop_signals import StopSignal
 from manyformer.train import ahead_feed
 from manyformer.train.ahead_feed import AheadFeed, DeviceCopies, batches_ahead, pass_reader

@@ -12,8 +12,8 @@ import pytest
 import torch
 from pages import served, trained
 
+from manyformer.attention.head_gates import gated_heads
 from manyformer.errors import UserError
-from manyformer.multi_head.head_gates import gated_heads
 from manyformer.viewer.live_view import ServedModel, ViewRequest, live_page_data
 from manyformer.viewer.server import MAX_REQUEST_BYTES, ViewServer
 

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from manyformer.attention.attention import Attention
 from manyformer.core import AlignedLayout, Context, ContiguousLayout, State, TokenPositions
-from manyformer.kernels import SoftmaxKernel
+from manyformer.kernels.softmax_kernel import SoftmaxKernel
 from manyformer.masks import Causal, Window
-from manyformer.sources import SegmentMemorySource
 from manyformer.sources.kv_source import ProjectKV
-from manyformer.sources.segment_memory import RememberedInputs, join_positions
+from manyformer.sources.segment_memory import RememberedInputs, SegmentMemorySource, join_positions
 from manyformer.torch_internals import has_hooks
 
 MIN_STEPS = 128
@@ -146,7 +145,7 @@ def _bind_attention(layer: Attention) -> AttendMemory | None:
         return None
     size = source.size
     heads, width, value_width = layer.kv_shape
-    if source.evaluation_state != "inputs" or kernel.mask not in (Causal(), Window(size + 1)):
+    if not source.keeps_inputs or kernel.mask not in (Causal(), Window(size + 1)):
         return None
     if layer.q_proj is None or not layer.heads == heads == layer.key_heads or value_width != width:
         return None

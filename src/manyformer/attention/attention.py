@@ -1,29 +1,105 @@
-"""Multi-head attention, composed of projections, a position encoding, a source of keys and values, and a kernel."""
+"""Attention as a layer: what has heads, and the one layer of projections, a position, a source and a kernel."""
 
+from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.attention.compatibility import check_convolved_kernel, check_key_heads, check_position
 from manyformer.attention.output_stages import OutputStage
 from manyformer.attention.short_convolution import ShortConvolution
 from manyformer.core import Context, Layer, LayerOutput, State, TokenPositions
+from manyformer.errors import UserError
 from manyformer.head_selection import (
     HeadSelection,
+    PerHeadTensors,
     head_channels,
     select_head_inputs,
     select_head_outputs,
     select_outputs,
 )
-from manyformer.kernels import Kernel, KernelCall
+from manyformer.kernels.kernel import Kernel, KernelCall, named_kernels
+from manyformer.masks import Causal, Mask, PerHead
 from manyformer.masks.eviction import can_evict
-from manyformer.multi_head.head_gates import MultiHeadLayer
 from manyformer.position import NoPosition, Position
 from manyformer.sources import KVSource, SelfSource, WindowSource
 from manyformer.sources.kv_source import CacheSpec, KVShape, ProjectKV
+
+
+class MultiHeadLayer(Layer, ABC):
+    """A layer with heads whose outputs `merge_heads` concatenates for the output projection.
+
+    `head_gates` maps the outputs of all heads (b, h, l, f) to gated ones; None, as built, leaves them as they are.
+    """
+
+    heads: int
+    out_proj: nn.Linear
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head_gates: nn.Module | None = None
+
+    def merge_heads(self, y: Float[Tensor, "b h l f"]) -> Float[Tensor, "b l hf"]:
+        """The outputs of all heads, gated, side by side for each token."""
+        gated = y if self.head_gates is None else self.head_gates(y)
+        return gated.transpose(1, 2).flatten(2)
+
+    def keep_heads(self, heads: Sequence[int]) -> None:
+        """Remove all heads but these, numbers in ascending order, in place; at least one must remain.
+
+        Raises ValueError where the others share keys in a way that cannot remain."""
+        selection = self.select_heads(tuple(heads))
+        self.select_projections(selection)
+        modules = [module for module in self.modules() if module is not self]
+        for module in modules:
+            if isinstance(module, PerHeadTensors):
+                module.keep_heads(selection)
+        for module in (self, *modules):
+            for name in ("mask", "cache_mask"):
+                mask = getattr(module, name, None)
+                if isinstance(mask, Mask) and mask.per_head:
+                    setattr(module, name, PerHead({n: mask.for_head(head) for n, head in enumerate(heads)}))
+        self.heads = len(heads)
+
+    def select_heads(self, heads: tuple[int, ...]) -> HeadSelection:
+        """The selection of these heads; every head has its own keys unless a layer says otherwise."""
+        return HeadSelection(heads, self.heads, heads, self.heads)
+
+    @property
+    def head_group(self) -> int:
+        """The number of adjacent heads that can only be removed together."""
+        return 1
+
+    def output_projections(self) -> Sequence[nn.Linear]:
+        """The linear maps that read the outputs of all heads."""
+        return (self.out_proj,)
+
+    @abstractmethod
+    def select_projections(self, selection: HeadSelection) -> None:
+        """Remove the rows and columns of all other heads from the layer's projections, in place."""
+
+    def without_heads(self) -> Layer:
+        """What remains of the layer when no head does: the bias of its output projection.
+
+        Raises ValueError where the layer needs at least one."""
+        return HeadlessLayer(self.out_proj)
+
+
+@final
+class HeadlessLayer(Layer):
+    """What attention without heads adds to the stream: the bias of its output projection, nothing if it has none."""
+
+    def __init__(self, out_proj: nn.Linear) -> None:
+        super().__init__()
+        self.dim = out_proj.out_features
+        self.bias = out_proj.bias
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
+        zeros = x.new_zeros(*x.shape[:2], self.dim)
+        return LayerOutput(zeros if self.bias is None else zeros + self.bias.to(x.dtype), state)
 
 
 class AttentionState(NamedTuple):
@@ -288,3 +364,52 @@ def _repeat_heads(x: Float[Tensor, "b n l e"], heads: int) -> Float[Tensor, "b h
     if x.shape[1] == heads:
         return x
     return x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def check_position(position: Position, kernel: Kernel) -> None:
+    """Raise ValueError for a position encoding that this kernel cannot apply."""
+    conflict = f"{type(kernel).__name__} does not support"
+    encoding = type(position).__name__
+    if missing := position.required_seams() - {"embed"} - kernel.supports:
+        raise ValueError(f"{conflict} {sorted(missing)}, which {encoding} needs")
+    if position.uses_positive_scores and kernel.scores_at_most_zero:
+        raise ValueError(f"{conflict} {encoding}, which drops scores below 0: no score of this kernel is above 0")
+    if position.needs_every_key and kernel.cache_mask != Causal():
+        reason = f"which compares a query with every earlier token: only a softmax with the mask {Causal()!r} does"
+        raise ValueError(f"{conflict} {encoding}, {reason}")
+
+
+def check_key_heads(kernel: Kernel, key_heads: int, kv_heads: int, heads: int) -> None:
+    """Raise ValueError for numbers of heads of queries and keys that `heads` of values cannot share."""
+    if key_heads == kv_heads:
+        return
+    if kv_heads != heads or key_heads < 1 or heads % key_heads:
+        raise ValueError(f"heads ({heads}) must be a multiple of key_heads ({key_heads}), without kv_heads")
+    if kernel.tied_qk or kernel.extra_query_dim:
+        raise ValueError(f"{type(kernel).__name__} needs as many key_heads ({key_heads}) as heads ({heads})")
+
+
+def check_convolved_kernel(kernel: Kernel, *, uses_own_source: bool) -> None:
+    """Raise ValueError for a kernel whose queries, keys and values cannot be convolved together."""
+    if kernel.tied_qk or not uses_own_source:
+        raise ValueError("a short convolution mixes queries and keys of the same tokens: it needs self-attention")
+    if kernel.gate_dim and kernel.gate_projection is None:
+        raise ValueError(f"the gates of {type(kernel).__name__} must not be convolved: it needs a gate_projection")
+
+
+def set_attention_dropout(model: nn.Module, probability: float) -> None:
+    """Drop each softmax weight of a model with this probability in training.
+
+    Raises UserError for a model without softmax kernels, or with a kernel that forms no such weights."""
+    if not probability:
+        return
+    kernels = named_kernels(model)
+    softmax_kernels = [kernel for kernel in kernels.values() if kernel.drop_weights(probability)]
+    for name, kernel in kernels.items():
+        if kernel.has_other_weights or not any(part in softmax_kernels for part in named_kernels(kernel).values()):
+            raise UserError(
+                f"attention_dropout ({probability}) acts on the weights of softmax kernels, and {name} is a "
+                f"{type(kernel).__name__}; leave it at 0, dropout acts on the outputs of all attention"
+            )
+    if not softmax_kernels:
+        raise UserError(f"attention_dropout ({probability}) must be 0: the model has no softmax kernels")

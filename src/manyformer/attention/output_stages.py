@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyformer.head_projection import HeadProjection
-from manyformer.head_selection import HeadSelection, PerHeadTensors, head_channels, select_entries
+from manyformer.head_selection import HeadProjection, HeadSelection, PerHeadTensors, head_channels, select_entries
 from manyformer.length_norms import rms_norm
 
 

@@ -306,7 +306,7 @@ class TaggingBatch(NamedTuple):
     """A tagger's rows: the class of each word is the target of its first token, `IGNORE_INDEX` elsewhere.
 
     `trees` holds depth, preorder number and last descendant's preorder number of each token's node
-    (`manyformer.structures.dependency_trees`), -1 for tokens in no tree."""
+    (`manyformer.structures`), -1 for tokens in no tree."""
 
     tokens: Int64[Tensor, "b l"]
     targets: Int64[Tensor, "b l"]

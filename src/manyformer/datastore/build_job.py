@@ -26,8 +26,7 @@ from manyformer.evaluate.window_reading import check_context
 from manyformer.files.json_text import json_text
 from manyformer.models import LanguageModel
 from manyformer.models.generative_model import as_language_model
-from manyformer.models.model import CarriedState
-from manyformer.models.weights_fingerprint import weights_fingerprint
+from manyformer.models.model import CarriedState, weights_fingerprint
 from manyformer.system.temporary_folders import temporary_folder
 from manyformer.type_aliases import IntArray
 

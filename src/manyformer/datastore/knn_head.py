@@ -14,8 +14,7 @@ from manyformer.datastore.facts import KNNSettings
 from manyformer.errors import UserError
 from manyformer.models import BatchLoss, LanguageModel, Model, OutputHead
 from manyformer.models.head import count_targets
-from manyformer.models.model import model_name
-from manyformer.models.weights_fingerprint import weights_fingerprint
+from manyformer.models.model import model_name, weights_fingerprint
 from manyformer.torch_internals import compiler_disabled
 
 

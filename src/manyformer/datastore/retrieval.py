@@ -22,7 +22,7 @@ from manyformer.datastore.own_text import find_own_text
 from manyformer.errors import UserError
 from manyformer.models import Model, ModelOutput
 from manyformer.models.generative_model import as_language_model
-from manyformer.models.weights_fingerprint import weights_fingerprint
+from manyformer.models.model import weights_fingerprint
 from manyformer.training_hooks import uses_neighbours
 from manyformer.type_aliases import IntArray
 

@@ -1,7 +1,6 @@
 """Stacks with other depth than a fixed chain of layers: recurrence over depth, halting, early exit, reversibility."""
 
-from manyformer.depth.adaptive import AdaptiveComputation
-from manyformer.depth.halting import GravesHalting, HaltingUnit, ReleasedHalting
+from manyformer.depth.adaptive import AdaptiveComputation, GravesHalting, HaltingUnit, ReleasedHalting
 from manyformer.depth.reversible import ReversibleStack
 from manyformer.depth.universal import FixedSteps, UniversalBlock
 

@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.autocast import has_autocast
 from manyformer.core import Chain, Context, Layer, LayerOutput, MemorySequence, State, no_watch
 from manyformer.recompute import ChoiceTape, recording_choices, replaying_choices
 from manyformer.residual import Residual
@@ -20,7 +19,7 @@ from manyformer.system.devices import (
     set_device_generator,
     wide_dtype,
 )
-from manyformer.torch_internals import compiler_disabled
+from manyformer.torch_internals import compiler_disabled, has_autocast
 
 StreamMerge = Literal["mean", "concat"]
 

@@ -19,7 +19,7 @@ from manyformer.generate.decode_job import read_write_tokenizers
 from manyformer.generate.prompts import pad_left, pad_right, read_prompts, special_tokens
 from manyformer.models import Model
 from manyformer.models.generative_model import as_generative
-from manyformer.models.weights_fingerprint import weights_fingerprint
+from manyformer.models.model import weights_fingerprint
 from manyformer.models.with_early_exit import find_early_exits
 from manyformer.recipes.registry import task_of
 from manyformer.tasks import Inputs

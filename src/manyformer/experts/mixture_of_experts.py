@@ -1,7 +1,9 @@
-"""A feed-forward layer of experts, some of which process each token."""
+"""A feed-forward layer of experts, some of which process each token, and the losses that spread tokens over them."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import final
+from dataclasses import dataclass
+from typing import Literal, final
 
 import torch
 import torch.nn.functional as F
@@ -20,11 +22,186 @@ from manyformer.core import (
     TokenPositions,
     no_watch,
 )
-from manyformer.device_reads import places_of, reads_are_free
-from manyformer.experts.expert_layers import FeedForwardExperts, GatedExperts
+from manyformer.device_reads import count_values, places_of, reads_are_free
 from manyformer.experts.routers import Router, Routing
-from manyformer.experts.routing_losses import RoutingLoss
-from manyformer.ops.expert_groups import dispatch, drop_overflow
+from manyformer.ops.expert_groups import ExpertGroups, dispatch, drop_overflow
+from manyformer.system.devices import wide_dtype
+
+
+@final
+class ExpertLinear(nn.Module):
+    """A linear projection for each expert, stored as one tensor.
+
+    Every expert then has a gradient in each step, zero where it got no token, as sharded and averaged training need."""
+
+    def __init__(self, num_experts: int, inputs: int, outputs: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_experts, outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(num_experts, outputs)) if bias else None
+        for weight in self.weight.data:
+            nn.init.xavier_uniform_(weight)
+
+    def forward(self, x: Float[Tensor, "n i"], groups: ExpertGroups) -> Float[Tensor, "n o"]:
+        """Project rows sorted by expert."""
+        return groups.project(x, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        experts, outputs, inputs = self.weight.shape
+        return f"{experts} experts, {inputs} -> {outputs}, bias={self.bias is not None}"
+
+
+@final
+class GatedUnit(nn.Module):
+    """The product of two projections, one through an activation (Shazeer 2020, arXiv:2002.05202, section 2)."""
+
+    def __init__(self, activation: nn.Module | None = None) -> None:
+        super().__init__()
+        self.activation = nn.SiLU() if activation is None else activation
+
+    def forward(self, gate: Float[Tensor, "n m"], up: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
+        y: Tensor = self.activation(gate) * up
+        return y
+
+
+@final
+class ClampedSwiGLU(nn.Module):
+    """(up + 1) gate sigmoid(slope gate), with gate at most `limit` and up from -`limit` to `limit`.
+
+    The unit of gpt-oss (OpenAI 2025, arXiv:2508.10925)."""
+
+    def __init__(self, slope: float = 1.702, limit: float = 7.0) -> None:
+        super().__init__()
+        self.slope = slope
+        self.limit = limit
+
+    def forward(self, gate: Float[Tensor, "n m"], up: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
+        gate = gate.clamp(max=self.limit)
+        up = up.clamp(-self.limit, self.limit)
+        return (up + 1) * gate * torch.sigmoid(self.slope * gate)
+
+    def extra_repr(self) -> str:
+        return f"slope={self.slope}, limit={self.limit}"
+
+
+@final
+class GatedExperts(nn.Module):
+    """Gated feed-forward networks, as `GatedFeedForward` for tokens sorted by expert; the `unit` joins its two halves.
+
+    `ff_dim` is the width of one expert."""
+
+    def __init__(
+        self, num_experts: int, dim: int, ff_dim: int, *, unit: nn.Module | None = None, bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+        self.gate = ExpertLinear(num_experts, dim, ff_dim, bias=bias)
+        self.up = ExpertLinear(num_experts, dim, ff_dim, bias=bias)
+        self.down = ExpertLinear(num_experts, ff_dim, dim, bias=bias)
+        self.unit = GatedUnit() if unit is None else unit
+
+    @property
+    def weights(self) -> Sequence[Tensor]:
+        """All matrices (experts, outputs, inputs)."""
+        return self.gate.weight, self.up.weight, self.down.weight
+
+    def forward(self, x: Float[Tensor, "n d"], groups: ExpertGroups) -> Float[Tensor, "n d"]:
+        y: Tensor = self.down(self.unit(self.gate(x, groups), self.up(x, groups)), groups)
+        return y
+
+
+@final
+class FeedForwardExperts(nn.Module):
+    """Feed-forward networks of two projections, as `FeedForward` for tokens sorted by expert."""
+
+    def __init__(
+        self, num_experts: int, dim: int, ff_dim: int, *, activation: nn.Module | None = None, bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.num_experts = num_experts
+        self.up = ExpertLinear(num_experts, dim, ff_dim, bias=bias)
+        self.down = ExpertLinear(num_experts, ff_dim, dim, bias=bias)
+        self.activation = nn.ReLU() if activation is None else activation
+
+    @property
+    def weights(self) -> Sequence[Tensor]:
+        """All matrices (experts, outputs, inputs)."""
+        return self.up.weight, self.down.weight
+
+    def forward(self, x: Float[Tensor, "n d"], groups: ExpertGroups) -> Float[Tensor, "n d"]:
+        y: Tensor = self.down(self.activation(self.up(x, groups)), groups)
+        return y
+
+
+class RoutingLoss(ABC):
+    """A function of the routing of the tokens of one call."""
+
+    @abstractmethod
+    def __call__(self, routing: Routing, documents: Int[Tensor, " n"]) -> Float[Tensor, ""]:
+        """The loss of tokens, given the number of the document that each stands in; there is at least one token."""
+
+
+@final
+@dataclass(frozen=True)
+class LoadBalanceLoss(RoutingLoss):
+    """`weight` E sum_i f_i P_i: f_i is the share of assignments to expert i, P_i its mean probability.
+
+    Fedus et al. 2021 (arXiv:2101.03961, equations 4 to 6), where a balanced load gives `weight`. With `scale="tokens"`
+    f_i is the number of assignments over that of tokens, so that it gives `weight` times the experts per token; the
+    models of Mixtral's family have that scale. The gradient flows through P_i alone. It is of the tokens of one call
+    and one layer: small batches should be balanced no more than large ones, so a weight for them is smaller."""
+
+    weight: float = 0.01
+    scale: Literal["assignments", "tokens"] = "assignments"
+
+    def __call__(self, routing: Routing, documents: Int[Tensor, " n"]) -> Float[Tensor, ""]:
+        tokens, num_experts = routing.probabilities.shape
+        if self.scale == "assignments":
+            total = tokens * routing.experts.shape[1]
+        else:
+            total = tokens
+        load = routing.load().to(routing.probabilities.dtype) / total
+        return self.weight * num_experts * (load * routing.probabilities.mean(0)).sum()
+
+
+@final
+@dataclass(frozen=True)
+class SequenceBalanceLoss(RoutingLoss):
+    """The mean over documents of `weight` sum_i f_i P_i, with f_i and P_i of the document's tokens (DeepSeek-V3).
+
+    arXiv:2412.19437, equations 17 to 20: f_i is the share of assignments to expert i times the number of experts, so
+    that a balanced load gives `weight`."""
+
+    weight: float = 1e-4
+
+    def __call__(self, routing: Routing, documents: Int[Tensor, " n"]) -> Float[Tensor, ""]:
+        probabilities = routing.probabilities
+        per_token = routing.experts.shape[1]
+        num_experts = probabilities.shape[1]
+        last = documents.max()
+        # where reading their number takes long, as many as there could be, of which the others are empty
+        if reads_are_free(documents):
+            num_documents = int(last) + 1
+        else:
+            num_documents = len(documents)
+        lengths = count_values(documents, num_documents).clamp(min=1)[:, None].to(probabilities.dtype)
+        cells = documents[:, None] * num_experts + routing.experts.clamp(min=0)
+        is_assigned = (routing.experts >= 0).to(wide_dtype(cells.device))
+        load = torch.zeros(num_documents * num_experts, dtype=is_assigned.dtype, device=cells.device)
+        load = load.scatter_add_(0, cells.flatten(), is_assigned.flatten())
+        shares = load.view(num_documents, num_experts).to(probabilities.dtype) * num_experts / (per_token * lengths)
+        sums = probabilities.new_zeros(num_documents, num_experts).index_add(0, documents, probabilities)
+        return self.weight * (shares * sums / lengths).sum() / (last + 1)
+
+
+@final
+@dataclass(frozen=True)
+class RouterZLoss(RoutingLoss):
+    """`weight` times the mean of logsumexp(logits)^2, which keeps logits small (Zoph et al. 2022, equation 5)."""
+
+    weight: float = 1e-3
+
+    def __call__(self, routing: Routing, documents: Int[Tensor, " n"]) -> Float[Tensor, ""]:
+        return self.weight * routing.logits.logsumexp(-1).square().mean()
 
 
 @final

@@ -17,8 +17,8 @@ from manyformer.generate.prompts import DecoderPrompts, SourceBatch, SourcePromp
 from manyformer.generate.result import GenerationStats
 from manyformer.generate.token_choice import SampledChoice
 from manyformer.models import Model
+from manyformer.models.embedding import SourceEmbedding
 from manyformer.models.generative_model import as_generative
-from manyformer.models.source_embedding import SourceEmbedding
 from manyformer.type_aliases import ImageArray, ProgressFn
 
 BATCH_SIZE = 64

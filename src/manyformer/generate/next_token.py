@@ -10,7 +10,7 @@ from torch import Tensor
 from manyformer.core import PADDING_SEGMENT, MemorySequence, State, tree_map
 from manyformer.generate.prompts import SourceBatch, segments_of
 from manyformer.generate.protocol import BindsNextToken, GenerativeModelProtocol, ReadsPrompt, TranslatesText
-from manyformer.models.next_token_step import NextTokenFn
+from manyformer.models.generative_model import NextTokenFn
 
 
 def bind_next_token(model: GenerativeModelProtocol) -> NextTokenFn:

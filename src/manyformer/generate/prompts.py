@@ -13,7 +13,7 @@ from manyformer.errors import UserError
 from manyformer.generate.decoding import Decoding, SourceLengthLimit
 from manyformer.generate.logits_processors import ForcedTokens
 from manyformer.generate.protocol import GenerativeModelProtocol, TokenizerProtocol, TranslatesText, model_device
-from manyformer.models.generation_settings import GenerationSettings
+from manyformer.models.model_files import GenerationSettings
 
 Prompt = str | Sequence[int] | Tensor
 PromptBatch = Prompt | Sequence[Prompt]

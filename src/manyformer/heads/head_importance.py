@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyformer.attention.head_gates import attention_heads, gated_heads
 from manyformer.batches import Batch, to_device
 from manyformer.errors import UserError
 from manyformer.models import Model
 from manyformer.models.model import CarriedState, model_name
-from manyformer.multi_head.head_gates import attention_heads, gated_heads
 from manyformer.training_hooks import eval_mode
 
 HeadValues = dict[str, Float[Tensor, " h"]]

@@ -6,7 +6,7 @@ from manyformer.data.tokenizer import NativeTokenizer, Tokenizer
 from manyformer.interop.auto_classes import LOADER, AutoClass, auto_class_of
 from manyformer.interop.foreign_config import MODEL_TYPE, SPEC_FIELD
 from manyformer.models import GenerativeModel, Model
-from manyformer.models.generation_settings import GenerationSettings
+from manyformer.models.model_files import GenerationSettings
 from manyformer.recipes import get_recipe
 from manyformer.version import VERSION
 

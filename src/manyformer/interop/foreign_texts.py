@@ -12,8 +12,8 @@ from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile, read_json
 from manyformer.interop.foreign_config import CONFIG, GENERATION, ForeignConfig
 from manyformer.interop.model_family import ModelFamily
-from manyformer.models.generation_settings import GenerationSettings
-from manyformer.models.patch_embedding import MAX_PIXEL_VALUE
+from manyformer.models.image_classifier import MAX_PIXEL_VALUE
+from manyformer.models.model_files import GenerationSettings
 from manyformer.recipes.registry import get_recipe
 
 TOKENIZER = "tokenizer.json"

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, TokenPositions, no_watch
-from manyformer.head_projection import HeadProjection
+from manyformer.head_selection import HeadProjection
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.masks import Causal
 from manyformer.ops import softmax_attention as ops

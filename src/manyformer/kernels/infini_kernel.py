@@ -8,7 +8,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyformer.autocast import autocast_disabled
 from manyformer.core import ContiguousLayout, LayerOutput, contiguous_positions, tree_map
 from manyformer.head_selection import PerHeadTensors
 from manyformer.kernels.features.deterministic import elu_plus_one
@@ -16,6 +15,7 @@ from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.ops.document_rows import SegmentRows, segment_rows
 from manyformer.ops.softmax_attention import fused_attention
 from manyformer.position import NoPosition, Position
+from manyformer.torch_internals import autocast_disabled
 
 InfiniUpdate = Literal["sum", "delta"]
 

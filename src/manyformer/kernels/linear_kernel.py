@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.autocast import autocast_disabled
 from manyformer.core import (
     PADDING_SEGMENT,
     ContiguousLayout,
@@ -36,6 +35,7 @@ from manyformer.ops.document_rows import NO_SEGMENT, segment_runs
 from manyformer.ops.passed_state import with_passed_state
 from manyformer.ops.token_ring import TokenRing
 from manyformer.system.devices import compiles_attention
+from manyformer.torch_internals import autocast_disabled
 from manyformer.training_hooks import StatefulAcrossBatches
 
 LinearPath = Literal["summed"] | RecurrenceForm

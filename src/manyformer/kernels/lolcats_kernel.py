@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from manyformer.autocast import autocast_disabled
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, State, no_watch
 from manyformer.head_selection import PerHeadTensors
 from manyformer.kernels.features import HedgehogFeatures
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.masks import Causal, Window
 from manyformer.ops import linear_attention
+from manyformer.torch_internals import autocast_disabled
 
 LolcatsPath = Literal["naive", "windows"]
 

@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.autocast import autocast_disabled
 from manyformer.core import LayerOutput, State, TokenPositions, no_watch
 from manyformer.head_selection import HeadSelection, PerHeadTensors
 from manyformer.kernels.kernel import Kernel, KernelCall
@@ -14,7 +13,7 @@ from manyformer.ops import bucket_chunks, chunk_gather_attention, lsh_hashing
 from manyformer.ops.bucket_chunks import MAX_BUCKETS, BucketChunks, ChunkUnit
 from manyformer.ops.chunk_gather_attention import ChunkVisibility
 from manyformer.recompute import choose_once
-from manyformer.torch_internals import compiler_disabled
+from manyformer.torch_internals import autocast_disabled, compiler_disabled
 from manyformer.training_hooks import PostStepUpdate
 
 LSHVariant = Literal["strict", "published"]

@@ -10,7 +10,7 @@ from manyformer.head_selection import PerHeadTensors
 from manyformer.kernels.memory_rules import MemoryResult, MemoryRule, RecurrenceForm, RecurrentMemory, TokenFeatures
 from manyformer.kernels.recurrent_rules import GateProjections, decayed_sum, gates_of
 from manyformer.ops.document_rows import decayed_running_max
-from manyformer.position.score_cap import capped
+from manyformer.position.content_positions import capped
 
 EPSILON = 1e-6
 """Added to the divisor of an output."""

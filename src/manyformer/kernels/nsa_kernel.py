@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyformer.core import ContiguousLayout, LayerOutput, State, TokenPositions, no_watch
-from manyformer.head_projection import HeadProjection
+from manyformer.head_selection import HeadProjection
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.kernels.softmax_kernel import SoftmaxKernel
 from manyformer.masks import Causal, Window

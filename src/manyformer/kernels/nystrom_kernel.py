@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from manyformer.autocast import autocast_disabled
 from manyformer.core import ContiguousLayout, LayerOutput, PackedLayout, TokenPositions, no_watch
 from manyformer.head_selection import HeadSelection, PerHeadTensors
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.ops import softmax_attention as ops
 from manyformer.ops.document_rows import grid_by_run
 from manyformer.system.devices import wide_dtype
+from manyformer.torch_internals import autocast_disabled
 
 
 @final

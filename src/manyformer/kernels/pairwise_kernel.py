@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyformer.autocast import autocast_disabled
 from manyformer.core import LayerOutput
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.kernels.pair_scores import DotProductScore, GaussianScore, PairScore
 from manyformer.kernels.weight_functions import SoftmaxWeights, WeightFunction
 from manyformer.masks import AllKeys, Mask
+from manyformer.torch_internals import autocast_disabled
 
 
 @final

@@ -7,13 +7,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.autocast import autocast_disabled
 from manyformer.core import PADDING_SEGMENT, LayerOutput, State, TokenPositions, no_watch
-from manyformer.head_projection import HeadProjection
+from manyformer.head_selection import HeadProjection
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.masks import Causal
 from manyformer.ops.householder_products import householder_chunk
 from manyformer.ops.softmax_attention import masked_softmax
+from manyformer.torch_internals import autocast_disabled
 
 EPSILON = 1e-6
 """Added to the squared length of a direction: one of zeros stays zero."""

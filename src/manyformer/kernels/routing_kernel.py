@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.autocast import autocast_disabled
 from manyformer.core import (
     PADDING_SEGMENT,
     ContiguousLayout,
@@ -27,7 +26,7 @@ from manyformer.ops import softmax_attention as ops
 from manyformer.ops.bucket_chunks import sort_into_chunks, units_per_row
 from manyformer.ops.document_rows import grid_by_run
 from manyformer.recompute import choose_once
-from manyformer.torch_internals import compiler_disabled
+from manyformer.torch_internals import autocast_disabled, compiler_disabled
 
 
 class RoutingState(NamedTuple):

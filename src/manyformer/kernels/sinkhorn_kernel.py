@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from manyformer.autocast import autocast_disabled
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, State, TokenPositions
 from manyformer.kernels.block_sorting import SortingNetwork
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.ops import sinkhorn_attention as ops
 from manyformer.ops.document_rows import DocumentGrid, grid_by_run
+from manyformer.torch_internals import autocast_disabled
 
 
 class DocumentBlocks(NamedTuple):

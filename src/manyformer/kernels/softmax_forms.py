@@ -35,7 +35,7 @@ from manyformer.ops.sparse_plan import SparsePlan, make_sparse_plan
 from manyformer.ops.static_layout import layout_is_complete, materialize
 from manyformer.ops.toeplitz_attention import QueryOffset
 from manyformer.position import NoPosition, Position
-from manyformer.position.distance_terms import DistanceTerms
+from manyformer.position.position import DistanceTerms
 from manyformer.recompute import recompute_for_gradient
 
 MAX_BAND_DISTANCE = 1024

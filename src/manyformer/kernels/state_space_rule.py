@@ -5,8 +5,7 @@ from typing import final
 import torch
 from torch import nn
 
-from manyformer.head_projection import HeadProjection
-from manyformer.head_selection import HeadSelection, PerHeadTensors, select_entries
+from manyformer.head_selection import HeadProjection, HeadSelection, PerHeadTensors, select_entries
 from manyformer.kernels.decay_gates import SoftplusDecay
 from manyformer.kernels.memory_rules import MemoryResult, MemoryRule, RecurrenceForm, RecurrentMemory, TokenFeatures
 from manyformer.kernels.recurrent_rules import decayed_sum, gates_of, mask_padding

@@ -1,23 +1,27 @@
 """Layers that mix tokens by other means than attention of query-key products, and variants of attention."""
 
-from manyformer.mixers.fixed_vector_gru import FixedVectorGRU, ForwardGRU
-from manyformer.mixers.fourier_mixer import FourierMixer
-from manyformer.mixers.gru import AttendingGRU, BidirectionalGRU
-from manyformer.mixers.linear_mixer import LinearMixer
+from manyformer.core import ParallelLayers
+from manyformer.mixers.convolution_module import SeparableConv
+from manyformer.mixers.gru import AttendingGRU, BidirectionalGRU, FixedVectorGRU, ForwardGRU
 from manyformer.mixers.neighbour_attention import NeighbourAttention
-from manyformer.mixers.parallel import ParallelLayers
-from manyformer.mixers.position_pairs import FactorizedPairs, PairTable, PositionPairs, ToeplitzPairs
-from manyformer.mixers.separable_conv import SeparableConv
-from manyformer.mixers.spatial_gate import SpatialGate
-from manyformer.mixers.synthesizer_attention import SynthesizerAttention
-from manyformer.mixers.synthesizer_scores import (
+from manyformer.mixers.synthesizer_attention import (
     DenseScores,
     DotProductScores,
     FactorizedDenseScores,
     FixedScores,
+    SynthesizerAttention,
     SynthesizerScores,
 )
-from manyformer.mixers.token_mlp import TokenMLP
+from manyformer.mixers.token_mixing import (
+    FactorizedPairs,
+    FourierMixer,
+    LinearMixer,
+    PairTable,
+    PositionPairs,
+    SpatialGate,
+    ToeplitzPairs,
+    TokenMLP,
+)
 
 __all__ = [
     "AttendingGRU",

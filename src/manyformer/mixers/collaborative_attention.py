@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.attention import Attention, default_source, split_heads
-from manyformer.attention.attention import AttentionState
+from manyformer.attention.attention import AttentionState, MultiHeadLayer
+from manyformer.attention.head_gates import attention_heads
 from manyformer.core import Context, LayerOutput, State, TokenPositions
 from manyformer.errors import UserError
 from manyformer.feedforward import init_glorot
@@ -20,7 +21,6 @@ from manyformer.head_selection import (
 )
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import Mask
-from manyformer.multi_head.head_gates import MultiHeadLayer, attention_heads
 from manyformer.position import NoPosition
 from manyformer.sources import HaltedTokenSource, KVSource
 from manyformer.sources.kv_source import CacheSpec, KVShape

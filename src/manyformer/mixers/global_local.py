@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.attention import split_heads
+from manyformer.attention.attention import MultiHeadLayer
 from manyformer.core import (
     PADDING_SEGMENT,
     SUMMARY_ROLE,
@@ -26,7 +27,6 @@ from manyformer.head_selection import HeadSelection, select_head_inputs, select_
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import AllKeys, AttendsToAll, Mask, NotMask, TokenSet, VisibleToAll, WithRole
 from manyformer.masks.mask import simplify_and, take_tokens
-from manyformer.multi_head.head_gates import MultiHeadLayer
 from manyformer.ops.static_layout import layout_is_complete, materialize
 from manyformer.position import NoPosition, Position
 

@@ -204,12 +204,12 @@ class SummaryPrefixedLayer(Layer, MakesStream, UndecayedParameters):
     def _list_summaries(self, text: TokenPositions, part_ids: Int[Tensor, "b l"]) -> Int[Tensor, "3 b n"]:
         layout = text.layout
         segment_ids = text.segment_ids
-        known = None
+        row_ids = None
         if isinstance(layout, PackedLayout):
-            known = layout.ids_of_rows(len(segment_ids))
+            row_ids = layout.ids_of_rows(len(segment_ids))
         rows = []
-        if known is not None and isinstance(self.summary_tokens, LeadingSummaries):
-            for ids in known:
+        if row_ids is not None and isinstance(self.summary_tokens, LeadingSummaries):
+            for ids in row_ids:
                 documents = torch.tensor(ids, dtype=torch.long, device="cpu")
                 rows.append(self.summary_tokens.list_summaries(documents, torch.zeros_like(documents)))
         else:

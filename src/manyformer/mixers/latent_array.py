@@ -124,13 +124,13 @@ def _list_documents(positions: TokenPositions, rows: int) -> Int[Tensor, "b m"]:
     """The segment ids of the documents of each row, in their order; `PADDING_SEGMENT` fills rows with fewer."""
     segment_ids = positions.segment_ids
     layout = positions.layout
-    known = None
+    row_ids = None
     if isinstance(layout, PackedLayout):
-        known = layout.ids_of_rows(rows)
-    if known is None:
+        row_ids = layout.ids_of_rows(rows)
+    if row_ids is None:
         ids = [torch.unique(row[row != PADDING_SEGMENT]) for row in segment_ids.expand(rows, -1).cpu()]
     else:
-        ids = [torch.tensor(row, dtype=segment_ids.dtype, device="cpu") for row in known]
+        ids = [torch.tensor(row, dtype=segment_ids.dtype, device="cpu") for row in row_ids]
     # a batch of padding alone has latents, too, which see nothing
     columns = max(1, *map(len, ids))
     padded = pad_sequence([*ids, ids[0].new_zeros(columns)], batch_first=True, padding_value=PADDING_SEGMENT)

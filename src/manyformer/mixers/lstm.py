@@ -9,7 +9,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from manyformer.autocast import autocast_disabled
 from manyformer.core import (
     PADDING_SEGMENT,
     AlignedLayout,
@@ -24,7 +23,7 @@ from manyformer.core import (
 )
 from manyformer.device_reads import is_readable
 from manyformer.system.devices import compiles_attention, send
-from manyformer.torch_internals import compiler_disabled, has_hooks
+from manyformer.torch_internals import autocast_disabled, compiler_disabled, has_hooks
 
 FORGET_BIAS = 1.0
 """The initial bias of the forget gate (Gers et al. 2000; Jozefowicz et al. 2015)."""

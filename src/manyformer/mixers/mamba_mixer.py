@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyformer.attention.short_convolution import ShortConvolution
-from manyformer.autocast import autocast_disabled
 from manyformer.core import Context, ContiguousLayout, Layer, LayerOutput, State, TokenPositions
 from manyformer.kernels.decay_gates import draw_step_biases
 from manyformer.ops.depthwise_convolution import ConvolutionTokens
 from manyformer.ops.document_rows import NO_SEGMENT, segment_runs
 from manyformer.ops.selective_scan import selective_scan
+from manyformer.torch_internals import autocast_disabled
 
 
 class MambaState(NamedTuple):

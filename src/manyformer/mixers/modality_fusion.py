@@ -17,6 +17,7 @@ from manyformer.core import (
     State,
     TokenPositions,
     WatchFn,
+    apply_layer,
 )
 from manyformer.training_hooks import UndecayedParameters
 
@@ -44,7 +45,7 @@ class JointFusion(Fusion):
 
     def forward(self, sequences: Sequences, watch: WatchFn) -> dict[str, LayerOutput]:
         joined = join_sequences(list(sequences.values()))
-        y, _, loss = _apply_layer(self.body, joined, None, watch)
+        y, _, loss = apply_layer(self.body, joined.y, Context(joined.positions, None, watch))
         parts = torch.split(y, [sequence.y.shape[1] for sequence in sequences.values()], dim=1)
         outputs = {name: LayerOutput(part) for name, part in zip(sequences, parts)}
         first = next(iter(sequences))
@@ -71,7 +72,7 @@ class CrossFusion(Fusion):
             for name, sequence in current.items():
                 others = [part for other, part in current.items() if other != name and part.y.shape[1]]
                 memory = join_sequences(others) if others else None
-                output = _apply_layer(layers[name], sequence, memory, watch)  # type: ignore[index]
+                output = apply_layer(layers[name], sequence.y, Context(sequence.positions, memory, watch))  # type: ignore[index]
                 outputs[name] = output._replace(loss=outputs[name].loss + output.loss)
         return outputs
 
@@ -124,7 +125,7 @@ class BottleneckFusion(Fusion, UndecayedParameters):
                 sequence = MemorySequence(outputs[name].y, positions)
                 if number >= self.first:
                     sequence = join_sequences([sequence, MemorySequence(bottleneck, _document(bottleneck))])
-                output = _apply_layer(layers[name], sequence, None, watch)  # type: ignore[index]
+                output = apply_layer(layers[name], sequence.y, Context(sequence.positions, None, watch))  # type: ignore[index]
                 length = positions.position_ids.shape[1]
                 outputs[name] = output._replace(y=output.y[:, :length], loss=outputs[name].loss + output.loss)
                 if number >= self.first:
@@ -145,13 +146,6 @@ def join_sequences(sequences: Sequence[MemorySequence]) -> MemorySequence:
 def has_tokens(positions: TokenPositions) -> Bool[Tensor, " b"]:
     """Whether each row has a token that is no padding."""
     return (positions.segment_ids != PADDING_SEGMENT).any(1)
-
-
-def _apply_layer(layer: Layer, x: MemorySequence, memory: MemorySequence | None, watch: WatchFn) -> LayerOutput:
-    """The layer's output for a sequence; many operations refuse one without any token, which stays as it is."""
-    if x.y.numel():
-        return layer(x.y, Context(x.positions, memory, watch))
-    return LayerOutput(x.y)
 
 
 def _present_shares(sequences: Sequences, dtype: torch.dtype) -> dict[str, Float[Tensor, "b 1 1"]]:

@@ -1,4 +1,4 @@
-"""Attention over the tokens that followed similar contexts in a datastore, gated with the stream."""
+"""Layers that add another sequence to the stream without projections: retrieved tokens by attention, or its mean."""
 
 from typing import final
 
@@ -36,3 +36,19 @@ class NeighbourAttention(Layer, UsesNeighbours):
         gate = torch.where(has_neighbours, self.gate(x).sigmoid(), 1.0)
         ctx.watch(self, "gate", gate)
         return LayerOutput(gate * x + (1 - gate) * mixture, state)
+
+
+@final
+class SourceVector(Layer):
+    """Adds the mean of the source's vectors to every token: of a class, that of the class (Parmar et al. 2018, 5.1).
+
+    A source without any token adds nothing. Raises ValueError without a source."""
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
+        if ctx.memory is None:
+            raise ValueError("SourceVector adds the source of an encoder-decoder, and there is none")
+        vectors, positions = ctx.memory
+        is_token = (positions.segment_ids != PADDING_SEGMENT)[..., None].to(vectors.dtype)
+        total = (vectors * is_token).sum(1, keepdim=True)
+        count = is_token.sum(1, keepdim=True)
+        return LayerOutput(x + total / count.clamp(min=1), state)

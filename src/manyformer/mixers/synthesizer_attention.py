@@ -1,23 +1,162 @@
-"""Attention with synthesized scores, which need not compare query and key (Synthesizer)."""
+"""Synthesizer attention: scores from the query alone, from positions alone, or from query-key products as usual."""
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.attention import split_heads
-from manyformer.core import Context, LayerOutput, State, TokenPositions
+from manyformer.attention.attention import MultiHeadLayer
+from manyformer.core import Context, ContiguousLayout, LayerOutput, State, TokenPositions
 from manyformer.feedforward import init_glorot
-from manyformer.head_selection import HeadSelection, select_head_inputs, select_head_outputs
+from manyformer.head_selection import HeadSelection, PerHeadTensors, select_head_inputs, select_head_outputs
 from manyformer.masks import AllKeys, Mask
-from manyformer.mixers.spatial_gate import apply_weights, dense_mask
-from manyformer.mixers.synthesizer_scores import ScoreInputs, SynthesizerScores
-from manyformer.multi_head.head_gates import MultiHeadLayer
+from manyformer.mixers.token_mixing import PositionPairs, apply_weights, dense_mask, position_index
 from manyformer.ops.softmax_attention import masked_softmax
 from manyformer.sources import SelfSource
 from manyformer.sources.kv_source import CacheSpec, KVShape
+
+
+class ScoreInputs(NamedTuple):
+    """What scores are computed from: the stream of the queries, the cached keys, and the positions of both."""
+
+    x: Float[Tensor, "b l d"]
+    k: Float[Tensor, "b h s e"]
+    query_positions: TokenPositions
+    key_positions: TokenPositions
+
+
+class SynthesizerScores(PerHeadTensors, ABC):
+    """Scores of all keys for each query, before the mask and the softmax."""
+
+    key_width: int = 0
+    """The width of the cached keys, per head."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def project_key(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b h s e"]:
+        """The keys to cache; of width 0 unless scores depend on the key's token."""
+        return x.new_empty(x.shape[0], self.heads, x.shape[1], 0)
+
+    @abstractmethod
+    def forward(self, inputs: ScoreInputs) -> Float[Tensor, "#b h l s"]: ...
+
+
+@final
+class FixedScores(SynthesizerScores):
+    """Scores by pair of positions, independent of the tokens (Tay et al. 2021, section 3.2)."""
+
+    def __init__(self, pairs: PositionPairs) -> None:
+        super().__init__(pairs.heads)
+        self.pairs = pairs
+
+    def forward(self, inputs: ScoreInputs) -> Float[Tensor, "#b h l s"]:
+        return self.pairs(inputs.query_positions, inputs.key_positions)
+
+
+class QueryScores(SynthesizerScores):
+    """Scores from the query alone: `columns` outputs of a two-layer perceptron per head, W2 relu(W1 x + b1) + b2."""
+
+    head_axes = (("weight", -3), ("bias", -3))
+
+    def __init__(self, dim: int, heads: int, max_length: int, columns: int) -> None:
+        super().__init__(heads)
+        self.max_length = max_length
+        self.up = _linear(dim, dim)
+        self.weight = nn.Parameter(torch.empty(heads, dim // heads, columns))
+        self.bias = nn.Parameter(torch.zeros(heads, 1, columns))
+        for weight in self.weight:
+            nn.init.xavier_uniform_(weight.data)
+
+    def keep_heads(self, selection: HeadSelection) -> None:
+        super().keep_heads(selection)
+        select_head_outputs(self.up, selection)
+
+    def hidden(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b h l e"]:
+        """relu(W1 x + b1), split into heads."""
+        return split_heads(self.up(x).relu(), self.heads)
+
+
+@final
+class DenseScores(QueryScores):
+    """One output for each key position (Tay et al. 2021, section 3.1)."""
+
+    def __init__(self, dim: int, heads: int, max_length: int) -> None:
+        super().__init__(dim, heads, max_length, max_length)
+
+    def forward(self, inputs: ScoreInputs) -> Float[Tensor, "b h l s"]:
+        hidden = self.hidden(inputs.x)
+        key_positions = inputs.key_positions
+        if isinstance(key_positions.layout, ContiguousLayout):
+            index = position_index(key_positions, self.max_length)
+            return hidden @ self.weight[..., index] + self.bias[..., index]
+        return gather_key_scores(hidden @ self.weight + self.bias, key_positions)
+
+
+@final
+class FactorizedDenseScores(QueryScores):
+    """Products of two shorter vectors of outputs, indexed by the remainder and the quotient of a position.
+
+    Tay et al. (2021), section 3.3: A has size `remainders`, B has size max_length / remainders, and position j has the
+    score A[j mod remainders] B[j div remainders].
+    """
+
+    def __init__(self, dim: int, heads: int, max_length: int, *, remainders: int | None = None) -> None:
+        if remainders is None:
+            remainders = math.isqrt(max_length - 1) + 1
+        quotients = -(-max_length // remainders)
+        super().__init__(dim, heads, max_length, remainders + quotients)
+        self.remainders = remainders
+        self.quotients = quotients
+
+    def forward(self, inputs: ScoreInputs) -> Float[Tensor, "b h l s"]:
+        factors = self.hidden(inputs.x) @ self.weight + self.bias
+        a, b = torch.split(factors, [self.remainders, self.quotients], dim=-1)
+        scores = (b[..., :, None] * a[..., None, :]).flatten(-2)
+        index = position_index(inputs.key_positions, self.max_length)
+        if isinstance(index, slice):
+            return scores[..., index]
+        return gather_key_scores(scores, inputs.key_positions)
+
+
+@final
+class DotProductScores(SynthesizerScores):
+    """The scaled products of queries and keys, as in attention, for use in mixtures."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__(heads)
+        self.key_width = dim // heads
+        self.q_proj = _linear(dim, dim)
+        self.k_proj = _linear(dim, dim)
+
+    def keep_heads(self, selection: HeadSelection) -> None:
+        super().keep_heads(selection)
+        select_head_outputs(self.q_proj, selection)
+        select_head_outputs(self.k_proj, selection)
+
+    def project_key(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b h s e"]:
+        return split_heads(self.k_proj(x), self.heads)
+
+    def forward(self, inputs: ScoreInputs) -> Float[Tensor, "b h l s"]:
+        return split_heads(self.q_proj(inputs.x), self.heads) @ inputs.k.mT / math.sqrt(self.key_width)
+
+
+def gather_key_scores(scores: Float[Tensor, "b h l p"], key_positions: TokenPositions) -> Float[Tensor, "b h l s"]:
+    """Gather the scores at the keys' positions from scores of all positions."""
+    index = key_positions.position_ids[:, None, None].expand(-1, scores.shape[1], scores.shape[2], -1)
+    return scores.gather(-1, index)
+
+
+def _linear(dim: int, out_dim: int) -> nn.Linear:
+    layer = nn.Linear(dim, out_dim)
+    init_glorot(layer)
+    return layer
 
 
 @final

@@ -1,20 +1,35 @@
-"""The base class of models with one bidirectional encoder: embedding, layer, head."""
+"""Models with one bidirectional encoder of text: their base class, and those that label rows, words and answers."""
 
-from jaxtyping import Int
+from collections.abc import Callable
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.batches import IGNORE_INDEX, AnswerSpanBatch, ClassificationBatch
+from manyformer.batches import IGNORE_INDEX, AnswerSpanBatch, ClassificationBatch, TaggingBatch
 from manyformer.batches.batch import SegmentLayout
-from manyformer.core import SUMMARY_ROLE, Context, Layer, LayerOutput, TokenPositions, WatchFn, no_watch
+from manyformer.core import (
+    PADDING_SEGMENT,
+    SUMMARY_ROLE,
+    Context,
+    Layer,
+    LayerOutput,
+    State,
+    TokenPositions,
+    WatchFn,
+    apply_layer,
+    no_watch,
+)
 from manyformer.errors import UserError
 from manyformer.kernels import named_kernels
 from manyformer.masks import SamePart, WithRole
 from manyformer.masks.mask import any_node
 from manyformer.mixers.global_summaries import PartSummaries, SummaryPrefixedLayer, SummaryTokens
-from manyformer.models.embedding import TokenEmbedding
-from manyformer.models.head import ClassHead
-from manyformer.models.model import B, Model, ModelOutput, apply_head, apply_layer, max_length_of
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import TokenEmbedding, positions_of
+from manyformer.models.head import BatchLoss, BatchScore, ClassHead, apply_head, count_targets
+from manyformer.models.model import B, Model, ModelOutput, max_length_of
 from manyformer.structures import DependencyTree
 
 EncoderBatch = AnswerSpanBatch | ClassificationBatch
@@ -115,6 +130,103 @@ class TextEncoderModel(EncoderModel[B]):
     def _hidden(self, tokens: Int[Tensor, "b l"], positions: TokenPositions, watch: WatchFn) -> LayerOutput:
         """What the head reads: by default a vector for each token."""
         return self._encode(tokens, positions, watch)
+
+
+TokenPooling = Callable[[Float[Tensor, "b l d"], TokenPositions], Float[Tensor, "b d"]]
+"""Makes one vector of the tokens of a row."""
+
+
+def mean_over_tokens(x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b d"]:
+    """The mean over the tokens of each row without padding; zero for rows of padding only."""
+    valid = (positions.segment_ids != PADDING_SEGMENT)[..., None]
+    # padding may hold any number, NaN too
+    return x.masked_fill(~valid, 0).sum(1) / valid.sum(1).clamp(min=1)
+
+
+def first_token(x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b d"]:
+    """The first token of each row that is not padding; zero for rows of padding only."""
+    valid = positions.segment_ids != PADDING_SEGMENT
+    rows = torch.arange(len(x), device=x.device)
+    return x[rows, valid.int().argmax(1)].masked_fill(~valid.any(1, keepdim=True), 0)
+
+
+@final
+class TextClassifier(TextEncoderModel[ClassificationBatch]):
+    """Classifies each row from one vector, that `pool` makes of its tokens; logits are (b, classes).
+
+    `roles` and `parts` are as of `MaskedLM`."""
+
+    def __init__(
+        self, embed: TokenEmbedding, body: Layer, head: ClassHead, *, pool: TokenPooling = mean_over_tokens
+    ) -> None:
+        super().__init__(embed, body, head)
+        self.pool = pool
+
+    def head_inputs(self, batch: ClassificationBatch, state: State) -> tuple[LayerOutput, Tensor]:
+        return self._hidden(batch.tokens, self._data_positions(batch), no_watch), batch.labels
+
+    def _hidden(self, tokens: Tensor, positions: TokenPositions, watch: WatchFn) -> LayerOutput:
+        hidden = self._encode(tokens, positions, watch)
+        return LayerOutput(self.pool(hidden.y, positions), None, hidden.loss)
+
+
+@final
+class Tagger(EncoderModel[TaggingBatch]):
+    """Labels each word at its first token (as Devlin et al. 2019, section 5.3); logits are (b, l, classes).
+
+    `trees` holds the three numbers of each token's node in the dependency tree, for tree position encodings.
+    `manyformer.structures` computes them from heads (`preorder_columns`); all tokens of a word share
+    them."""
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "b l"],
+        segments: Int[Tensor, "b l"] | None = None,
+        trees: Int[Tensor, "b l 3"] | None = None,
+        *,
+        watch: WatchFn = no_watch,
+    ) -> ModelOutput:
+        hidden = self._encode(tokens, self._token_positions(tokens, segments, trees=trees), watch)
+        return ModelOutput(apply_head(self.head, hidden.y), None, hidden.loss)
+
+    def head_inputs(self, batch: TaggingBatch, state: State) -> tuple[LayerOutput, Tensor]:
+        positions = self._token_positions(batch.tokens, batch.segments, trees=batch.trees, layout=batch.layout)
+        return select_targets(self._encode(batch.tokens, positions, no_watch), batch.targets, batch.scored)
+
+
+@final
+class SpanReader(TextEncoderModel[AnswerSpanBatch]):
+    """Scores every token as the first and as the last one of an answer (Devlin et al. 2019, section 4.2).
+
+    Logits are (b, l, 2). Both softmaxes are over the tokens of a row, so that the losses of a row are two. A question
+    without an answer has the first token of the row as its span (section 4.3). `roles` are 1 for global tokens, such as
+    those of the question, `parts` number the sentences; both raise ValueError for models that do not use them."""
+
+    def row_logits(self, batch: AnswerSpanBatch) -> ModelOutput:
+        """The logits (b, 2, l) of a batch, minus infinity at padding, in float32."""
+        hidden = self._encode(batch.tokens, self._data_positions(batch), no_watch)
+        logits = apply_head(self.head, hidden.y).float().mT
+        if batch.segments is not None:
+            logits = logits.masked_fill((batch.segments == PADDING_SEGMENT)[:, None], -float("inf"))
+        return ModelOutput(logits, None, hidden.loss)
+
+    def loss(self, batch: AnswerSpanBatch, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
+        """The sum of the losses of both ends. Raises UserError for label smoothing, which would reach padding."""
+        if label_smoothing:
+            raise UserError(
+                "loss.label_smoothing spreads over labels, and the ends of an answer are tokens; leave it 0"
+            )
+        logits, _, extra = self.row_logits(batch)
+        return BatchLoss(_row_loss(logits, batch.targets), count_targets(batch.targets), extra)
+
+    def score(self, batch: AnswerSpanBatch, *, state: State = None) -> BatchScore:
+        logits = self.row_logits(batch).logits
+        correct = (logits.argmax(-1) == batch.targets).sum()
+        return BatchScore(_row_loss(logits, batch.targets).cpu().double(), count_targets(batch.targets), correct)
+
+
+def _row_loss(logits: Float[Tensor, "b 2 l"], targets: Int[Tensor, "b 2"]) -> Float[Tensor, ""]:
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
 
 
 def select_targets(

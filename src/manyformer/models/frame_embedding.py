@@ -12,8 +12,7 @@ from manyformer.core import PADDING_SEGMENT, TokenPositions
 from manyformer.dropout import Dropout
 from manyformer.errors import UserError
 from manyformer.feedforward import init_glorot
-from manyformer.models.source_embedding import EmbeddedSource, SourceEmbedding
-from manyformer.models.token_positions import StreamTail, empty_tail, positions_of
+from manyformer.models.embedding import EmbeddedSource, SourceEmbedding, StreamTail, empty_tail, positions_of
 from manyformer.position import NoPosition, Position
 
 
@@ -99,11 +98,11 @@ class FrameEmbedding(SourceEmbedding):
         columns = list[Tensor]()
         for number, convolution in enumerate(self.convolutions):
             x = _without_padding(x, segments)
-            before = None if state is None else state.columns[number]
-            if before is not None:
-                columns.append(_last_frames(x, segments, before))
+            last_frame = None if state is None else state.columns[number]
+            if last_frame is not None:
+                columns.append(_last_frames(x, segments, last_frame))
             if x.numel():
-                x = torch.relu(_convolve(x, convolution, before))
+                x = torch.relu(_convolve(x, convolution, last_frame))
             else:
                 x = _halved(x, convolution)
             segments = None if segments is None else segments[:, ::2]
@@ -161,22 +160,22 @@ def _halved(x: Float[Tensor, "b c f m"], convolution: nn.Module) -> Float[Tensor
 
 
 def _convolve(
-    x: Float[Tensor, "b c f m"], convolution: nn.Module, before: Float[Tensor, "b c m"] | None
+    x: Float[Tensor, "b c f m"], convolution: nn.Module, last_frame: Float[Tensor, "b c m"] | None
 ) -> Float[Tensor, "b k h n"]:
     """The convolution after another frame than zeros; f is even then, so that no filter goes beyond the last frame."""
-    if before is None:
+    if last_frame is None:
         y: Tensor = convolution(x)
         return y
     assert isinstance(convolution, nn.Conv2d)
-    context = torch.cat([before[:, :, None].to(x), x], 2)
+    context = torch.cat([last_frame[:, :, None].to(x), x], 2)
     return F.conv2d(context, convolution.weight, convolution.bias, stride=2, padding=(0, 1))
 
 
 def _last_frames(
-    x: Float[Tensor, "b c f m"], segments: Int[Tensor, "b f"] | None, before: Float[Tensor, "b c m"]
+    x: Float[Tensor, "b c f m"], segments: Int[Tensor, "b f"] | None, last_frame: Float[Tensor, "b c m"]
 ) -> Float[Tensor, "b c m"]:
-    """The last frame of each row that is not padding, `before` where there is none; padding is at the end."""
-    context = torch.cat([before[:, :, None].to(x), x], 2)
+    """The last frame of each row that is not padding, `last_frame` where there is none; padding is at the end."""
+    context = torch.cat([last_frame[:, :, None].to(x), x], 2)
     if segments is None:
         return context[:, :, -1]
     return context[torch.arange(len(x), device=x.device), :, is_frame(segments).sum(1)]

@@ -16,17 +16,21 @@ from manyformer.core import (
     State,
     WatchFn,
     WeightAxes,
+    apply_layer,
     no_watch,
 )
 from manyformer.errors import UserError
+from manyformer.models.embedding import positions_of
 from manyformer.models.encoder_model import select_targets
-from manyformer.models.feature_embedding import FeatureEmbedding
-from manyformer.models.graph_edges import EdgePlaces, sort_edges
-from manyformer.models.graphormer_encoding import GraphormerEncoding
-from manyformer.models.head import OutputHead
-from manyformer.models.laplacian_embedding import LaplacianEmbedding
-from manyformer.models.model import Model, ModelOutput, apply_head, apply_layer
-from manyformer.models.token_positions import positions_of
+from manyformer.models.graph_embedding import (
+    EdgePlaces,
+    FeatureEmbedding,
+    GraphormerEncoding,
+    LaplacianEmbedding,
+    sort_edges,
+)
+from manyformer.models.head import OutputHead, apply_head
+from manyformer.models.model import Model, ModelOutput
 
 
 class GraphEncoder(Model[GraphBatch], MakesStream):

@@ -1,12 +1,13 @@
-"""Output heads, which map the residual stream to a distribution over classes, and their losses.
+"""Output heads, which map the residual stream to a distribution, and their losses: classes, levels, actions in a box.
 
 The loss of the usual head, `ClassHead`, never holds the logits of all tokens where there are many classes.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +15,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX
+from manyformer.batches.episode_batches import count_action_targets
 from manyformer.core import State
+from manyformer.errors import UserError
 from manyformer.ops.chunked_cross_entropy import LossOptions, chunked_cross_entropy
-from manyformer.position.score_cap import capped
+from manyformer.ops.logistic_bins import log_level, log_levels
+from manyformer.position.content_positions import capped
+from manyformer.torch_internals import autocast_disabled
 
 MIN_CHUNKED_CLASSES = 8192
 """From this many classes on, the loss is computed in chunks of tokens: less memory and, on a CPU, less time."""
@@ -87,6 +92,14 @@ class OutputHead(nn.Module, ABC):
             nll = nll + loss.cpu().double()
             correct = correct + (logits.argmax(-1) == chunk_targets).sum()
         return BatchScore(nll, count_targets(targets), correct)
+
+
+def apply_head(head: OutputHead | nn.Linear, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
+    """The logits of the stream; empty ones for an empty stream, whose width is not always that of the last layer."""
+    if x.numel():
+        logits: Tensor = head(x)
+        return logits
+    return x.new_zeros(*x.shape[:-1], head.out_features if isinstance(head, nn.Linear) else head.classes)
 
 
 def count_targets(targets: Int[Tensor, "..."]) -> Tensor:
@@ -188,3 +201,134 @@ class LogitsHead(OutputHead):
             logits, targets, ignore_index=IGNORE_INDEX, label_smoothing=label_smoothing, reduction="sum"
         )
         return BatchLoss(total, count_targets(targets))
+
+
+MIN_LOG_SCALE = -7.0
+"""The minimum log-scale of a distribution, as in the released code of PixelCNN++."""
+
+SPECIAL_TOKEN_LOGIT = -15.0
+"""The logit of special tokens; the logits of levels are log-probabilities, so that special tokens are improbable."""
+
+
+@final
+class LogisticMixture(OutputHead):
+    """`mixtures` logistic distributions per token, discretized to one bin per level (PixelCNN++).
+
+    Salimans et al. 2017, section 2.1. Classes from `first` on are levels in ascending order; the classes below are
+    special tokens, which are never targets: each has probability exp(-15), so that every logit is finite. A token is
+    one value of one channel, and the channels of a color depend on each other through the stream, as all values do;
+    the paper's means that depend linearly on earlier channels are for models that predict all values of a pixel at
+    once. Means are initialized evenly between -1 and 1.
+    """
+
+    score_chunk: ClassVar[int] = 512
+
+    def __init__(self, dim: int, classes: int, mixtures: int, *, first: int) -> None:
+        super().__init__()
+        self.classes = classes
+        self.first = first
+        self.levels = classes - first
+        if self.levels < 2 or mixtures < 1:
+            raise ValueError(
+                f"LogisticMixture: {classes} classes from {first} on are {self.levels} levels, and there must be at "
+                f"least 2, and mixtures ({mixtures}) at least 1"
+            )
+        self.project = nn.Linear(dim, 3 * mixtures)
+        nn.init.xavier_uniform_(self.project.weight)
+        weight, mean, log_scale = self.project.bias.data.view(3, mixtures)
+        weight.zero_()
+        mean.copy_((2 * torch.arange(mixtures) + 1) / mixtures - 1)
+        log_scale.fill_(-math.log(mixtures))
+
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
+        weight, mean, log_scale = self._mixture_parameters(x)
+        log_probs = torch.logsumexp(weight[..., None] + log_levels(mean, log_scale, self.levels), dim=-2)
+        return F.pad(log_probs, (self.first, 0), value=SPECIAL_TOKEN_LOGIT)
+
+    def loss(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"], *, label_smoothing: float) -> BatchLoss:
+        count = count_targets(targets)
+        if label_smoothing:
+            # label smoothing needs the log-probabilities of all levels
+            logits = self(x).flatten(0, -2)
+            target_ids = targets.flatten()
+            total = F.cross_entropy(
+                logits, target_ids, ignore_index=IGNORE_INDEX, label_smoothing=label_smoothing, reduction="sum"
+            )
+            return BatchLoss(total, count)
+        weight, mean, log_scale = self._mixture_parameters(x)
+        level = targets - self.first
+        log_prob = torch.logsumexp(weight + log_level(mean, log_scale, level.clamp(min=0), self.levels), dim=-1)
+        logit = torch.where(level < 0, SPECIAL_TOKEN_LOGIT, log_prob)
+        # normalizes: the probabilities of levels and special tokens sum to slightly more than 1
+        nll = math.log1p(self.first * math.exp(SPECIAL_TOKEN_LOGIT)) - logit
+        return BatchLoss(nll.masked_fill(targets == IGNORE_INDEX, 0.0).sum(), count)
+
+    def _mixture_parameters(self, x: Float[Tensor, "*b d"]) -> tuple[Tensor, Tensor, Tensor]:
+        """The log-weight, mean and log-scale of each distribution (*b, k)."""
+        # a narrow distribution amplifies the rounding errors of its mean
+        with autocast_disabled(x.device):
+            raw = self.project(x if x.dtype == torch.float64 else x.float())
+        weight, mean, log_scale = raw.unflatten(-1, (3, -1)).unbind(-2)
+        return weight.log_softmax(-1), mean, log_scale.clamp(min=MIN_LOG_SCALE)
+
+
+Bounds = tuple[float, ...]
+"""The lowest or the highest value of each component of an action."""
+
+MAX_BOUND = 1e30
+"""Beyond it the size of a box may not be a number of 32 bits."""
+
+NEAR = 0.1
+"""An action is right if all of its components are as near to those of the target, in units of half the box."""
+
+
+@final
+class BoundedActionHead(OutputHead):
+    """Continuous actions as tanh of a projection, scaled to a box; that of Chen et al. 2021 is -1 to 1 (section 3).
+
+    The loss is the squared error in units of half the box, averaged over the components. Targets that do not count are
+    NaN. Raises UserError if the bounds are not one finite range for each component."""
+
+    low: Float[Tensor, " a"]
+    high: Float[Tensor, " a"]
+
+    def __init__(self, dim: int, actions: int, low: Bounds | None = None, high: Bounds | None = None) -> None:
+        super().__init__()
+        lowest = [-1.0] * actions if low is None else low
+        highest = [1.0] * actions if high is None else high
+        if len(lowest) != actions or len(highest) != actions:
+            raise UserError(f"action_low ({low}) and action_high ({high}) must have a number for each of {actions}")
+        if not all(-MAX_BOUND < lower < upper < MAX_BOUND for lower, upper in zip(lowest, highest)):
+            raise UserError(
+                f"action_low ({low}) must be below action_high ({high}) in every number, all of them finite"
+            )
+        self.classes = actions
+        self.project = nn.Linear(dim, actions)
+        self.register_buffer("low", torch.tensor(lowest))
+        self.register_buffer("high", torch.tensor(highest))
+
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b a"]:
+        unit: Tensor = self.project(x).tanh()
+        return self.low + (unit + 1) * ((self.high - self.low) / 2)
+
+    def normalize(self, actions: Float[Tensor, "*b a"]) -> Float[Tensor, "*b a"]:
+        """The actions with the box mapped to -1 to 1."""
+        return (actions - self.low) * (2 / (self.high - self.low)) - 1
+
+    def loss(self, x: Float[Tensor, "*b d"], targets: Any, *, label_smoothing: float) -> BatchLoss:
+        if label_smoothing:
+            raise UserError(f"loss.label_smoothing ({label_smoothing}) is for discrete actions; these are continuous")
+        return BatchLoss(self._errors(x, targets).float().square().mean(-1).sum(), count_action_targets(targets))
+
+    def score(self, x: Float[Tensor, "*b d"], targets: Any) -> BatchScore:
+        errors = self._errors(x, targets)
+        nll = errors.float().square().mean(-1).cpu().double().sum()
+        is_right = (errors.abs() <= NEAR).all(-1) & ~targets[..., 0].isnan()
+        return BatchScore(nll, count_action_targets(targets), is_right.sum())
+
+    def _errors(self, x: Float[Tensor, "*b d"], targets: Float[Tensor, "*b a"]) -> Float[Tensor, "*b a"]:
+        """The differences in units of half the box, 0 where the target does not count."""
+        scored = ~targets.isnan()
+        # replaced before the difference: the gradient of a NaN is NaN even where its weight is zero
+        unit: Tensor = self.project(x).tanh()
+        return (unit - self.normalize(torch.where(scored, targets, self.low))) * scored

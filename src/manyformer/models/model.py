@@ -1,6 +1,7 @@
 """The base class of all models: what `forward` trains, loss and score, the state between batches, saving."""
 
 import functools
+import hashlib
 from abc import ABC
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +12,20 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
-from manyformer.autocast import has_autocast
 from manyformer.batches import Batch, to_device
-from manyformer.core import Context, Layer, LayerOutput, State, tree_map
+from manyformer.core import LayerOutput, State, tree_map
 from manyformer.errors import UserError
-from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
+from manyformer.models.embedding import check_length
 from manyformer.models.head import BatchLoss, BatchScore, OutputHead
-from manyformer.models.model_files import ModelSpec, copy_tokenizers, replacement_folder, write_parts
-from manyformer.models.token_positions import check_length
+from manyformer.models.model_files import (
+    GENERATION_FILE,
+    GenerationSettings,
+    ModelSpec,
+    copy_tokenizers,
+    replacement_folder,
+    write_parts,
+)
+from manyformer.torch_internals import has_autocast
 
 B = TypeVar("B", bound=Batch, default=Any)
 """The batch record of a model."""
@@ -30,21 +37,6 @@ class ModelOutput(NamedTuple):
     logits: Float[Tensor, "b l v"]
     state: State = None
     loss: Tensor | float = 0.0
-
-
-def apply_layer(layer: Layer, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-    """`layer(x, ctx, state)`; a batch without any token stays as it is: many operations refuse empty tensors."""
-    if x.numel():
-        return layer(x, ctx, state)
-    return LayerOutput(x, state)
-
-
-def apply_head(head: OutputHead | nn.Linear, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
-    """The logits of the stream; empty ones for an empty stream, whose width is not always that of the last layer."""
-    if x.numel():
-        logits: Tensor = head(x)
-        return logits
-    return x.new_zeros(*x.shape[:-1], head.out_features if isinstance(head, nn.Linear) else head.classes)
 
 
 def _also_of_batches(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -223,3 +215,12 @@ class CarriedState:
     def update(self, result: BatchLoss | BatchScore) -> None:
         """Store the state after the batch, of which the next batch gets no gradient."""
         self.state = tree_map(Tensor.detach, result.state)
+
+
+def weights_fingerprint(model: Model) -> str:
+    """A hash of the names, types, shapes and values of all weights."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
+        digest.update(weight.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,4 +1,7 @@
-"""Saved models: a folder with config.json (the spec), model.safetensors (the weights) and a manifest; no pickle."""
+"""Saved models: a folder with config.json (the spec), model.safetensors (the weights) and a manifest; no pickle.
+
+A model from another library may also have a generation.json.
+"""
 
 import math
 import os
@@ -7,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import StringConstraints
@@ -26,13 +29,31 @@ from manyformer.files.atomic_files import (
     report_not_written,
     sync_folder,
 )
-from manyformer.files.json_records import DamagedFile, FileRecord, read_json
+from manyformer.files.json_records import Count, DamagedFile, FileRecord, read_json
 from manyformer.files.tokenizer_files import TOKENIZER_FILES
 from manyformer.files.unfinished_folder import MARK
 from manyformer.files.verified_folder import VerifiedFolder, write_manifest
 from manyformer.keyword_checks import as_json
 from manyformer.system.printable_text import printable_line
 from manyformer.torch_internals import tensor_norms
+
+GENERATION_FILE = "generation.json"
+
+
+class GenerationSettings(FileRecord):
+    """With which token targets begin, which end them, and which are never generated or always stand first or last.
+
+    Models of this library have none of it: their tokenizer names the start and the end. `forced_first` is the token
+    after `start` (the language of an mBART), and `forced_last` ends a text that reaches its longest length.
+    """
+
+    title: ClassVar[str] = "the settings of generation"
+    start: Count
+    pad: Count
+    stop_ids: tuple[Count, ...]
+    banned_ids: tuple[Count, ...] = ()
+    forced_first: Count | None = None
+    forced_last: Count | None = None
 
 
 def local_tensor(tensor: Tensor) -> Tensor:

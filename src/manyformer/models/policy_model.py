@@ -1,26 +1,164 @@
-"""A policy with a value function for reinforcement learning: embedding, layer, two heads."""
+"""A policy with a value function for reinforcement learning: its objective, acting step by step, and the model."""
 
 from typing import Any, NamedTuple, final
 
 import torch
-from jaxtyping import Float, Int64, Shaped
+from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor, nn
 
+from manyformer.attention.acting_step import bind_rows, end_acting
 from manyformer.batches.batch import SegmentLayout
-from manyformer.batches.episode_batches import RolloutBatch
-from manyformer.core import PADDING_SEGMENT, Context, Layer, State, WatchFn, no_watch
+from manyformer.batches.episode_batches import ClippedObjective, RolloutBatch
+from manyformer.bound_step import bind_step
+from manyformer.core import (
+    PADDING_SEGMENT,
+    AlignedLayout,
+    Context,
+    Layer,
+    State,
+    TokenPositions,
+    WatchFn,
+    apply_layer,
+    no_watch,
+)
 from manyformer.errors import UserError
-from manyformer.models.generative_model import ModelState
+from manyformer.models.embedding import ModelState, empty_tail, materialize_tail, positions_of
 from manyformer.models.head import BatchLoss, BatchScore
-from manyformer.models.model import Model, apply_layer
+from manyformer.models.model import Model
 from manyformer.models.observation_embedding import ObservationEmbedding
-from manyformer.models.policy_actor import PolicyActor
-from manyformer.models.policy_loss import StepLosses, normalize_advantages, policy_loss
-from manyformer.models.token_positions import empty_tail, materialize_tail, positions_of
 from manyformer.rollouts import EpisodeBatch
+
+MIN_ADVANTAGE_STD = 1e-3
+"""Advantages with a smaller deviation are not normalized."""
+
 
 POLICY_HEAD_STD = 0.01
 """The initial deviation of the policy head, with which all actions are about equally likely."""
+
+
+class StepLosses(NamedTuple):
+    """The parts of the objective, one number for each step: what is minimized is their weighted sum."""
+
+    policy: Float[Tensor, "b l"]
+    value: Float[Tensor, "b l"]
+    entropy: Float[Tensor, "b l"]
+
+    def total(self, objective: ClippedObjective) -> Float[Tensor, "b l"]:
+        """The objective of each step."""
+        return self.policy + objective.value_weight * self.value - objective.entropy_weight * self.entropy
+
+
+def policy_loss(
+    log_probs: Float[Tensor, "b l"],
+    acting_log_probs: Float[Tensor, "b l"] | None,
+    advantages: Float[Tensor, "b l"],
+    clip: float,
+) -> Float[Tensor, "b l"]:
+    """-min(r A, clip(r, 1 - epsilon, 1 + epsilon) A) with r the ratio of the probabilities of an action now and then.
+
+    Schulman et al. 2017, arXiv:1707.06347, equation 7. Without the log-probabilities of the acting policy it is that
+    of the policy gradient, -A log p (Williams 1992)."""
+    if acting_log_probs is None:
+        return -advantages * log_probs
+    ratio = (log_probs - acting_log_probs).exp()
+    return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
+
+
+def normalize_advantages(advantages: Float[Tensor, "b l"], valid: Bool[Tensor, "b l"]) -> Float[Tensor, "b l"]:
+    """Advantages with mean 0 and deviation 1 over the valid steps, unless they are nearly equal."""
+    count = valid.sum().clamp(min=1)
+    centered = advantages - (advantages * valid).sum() / count
+    std = ((centered.square() * valid).sum() / count).sqrt()
+    return torch.where(std < MIN_ADVANTAGE_STD, advantages, centered / std.clamp(min=MIN_ADVANTAGE_STD))
+
+
+class ActorOutput(NamedTuple):
+    """The logits of actions, or the means of a normal distribution, and the values of the states of all rows."""
+
+    logits: Float[Tensor, "b n"]
+    values: Float[Tensor, " b"]
+
+
+@final
+class PolicyActor:
+    """The layers and heads of a policy, bound to their current parameters, and the state after the steps so far.
+
+    Segments number the episodes of each row in ascending order, from 0, over all rollouts; there is no padding. To be
+    used under `torch.no_grad()` and in evaluation mode."""
+
+    def __init__(
+        self,
+        embed: ObservationEmbedding,
+        body: Layer,
+        policy_head: nn.Linear,
+        value_head: nn.Linear,
+        state: ModelState,
+    ) -> None:
+        self._embed = embed.bind_step()
+        self._step = bind_step(body)
+        weights, biases = zip(*((head.weight, head.bias) for head in (policy_head, value_head)))
+        self._heads = bind_rows(torch.cat(weights), torch.cat(biases))
+        self._body_state = state.body
+        tail = materialize_tail(state.tail)
+        self._tail = tail
+        self._position_ids = tail.position_ids
+        self._segment_ids = tail.segment_ids
+        self._columns = tail.columns
+
+    @torch.no_grad()
+    def act(
+        self,
+        observations: Shaped[Tensor, "b *shape"],
+        segments: Int64[Tensor, " b"],
+        previous_actions: Shaped[Tensor, "b *a"] | None = None,
+        previous_rewards: Float[Tensor, " b"] | None = None,
+    ) -> ActorOutput:
+        """The outputs for the next step of each row, which is remembered."""
+        position_ids = self._next_positions(segments)
+        outputs, self._body_state = self._run(position_ids, observations, segments, previous_actions, previous_rewards)
+        self._position_ids, self._segment_ids, self._columns = position_ids, segments, self._columns + 1
+        return ActorOutput(outputs[:, :-1], outputs[:, -1])
+
+    @torch.no_grad()
+    def value(
+        self,
+        observations: Shaped[Tensor, "b *shape"],
+        segments: Int64[Tensor, " b"],
+        previous_actions: Shaped[Tensor, "b *a"] | None = None,
+        previous_rewards: Float[Tensor, " b"] | None = None,
+    ) -> Float[Tensor, " b"]:
+        """The values of the states that follow these observations, which are not remembered."""
+        position_ids = self._next_positions(segments)
+        outputs, _ = self._run(position_ids, observations, segments, previous_actions, previous_rewards)
+        return outputs[:, -1]
+
+    def end(self) -> ModelState:
+        """The state after the last step, from which the next rollout and its training begin."""
+        tail = self._tail._replace(
+            position_ids=self._position_ids, segment_ids=self._segment_ids, columns=self._columns
+        )
+        return ModelState(end_acting(self._body_state), tail)
+
+    def _next_positions(self, segments: Int64[Tensor, " b"]) -> Int64[Tensor, " b"]:
+        """The number of earlier steps of the episode."""
+        return (self._position_ids + 1) * (segments == self._segment_ids)
+
+    def _run(
+        self,
+        position_ids: Int64[Tensor, " b"],
+        observations: Tensor,
+        segments: Int64[Tensor, " b"],
+        previous_actions: Tensor | None,
+        previous_rewards: Tensor | None,
+    ) -> tuple[Float[Tensor, "b n"], State]:
+        """The outputs of both heads, and the next state of the layers."""
+        layout = None
+        if self._tail.aligned:
+            layout = AlignedLayout(self._columns)
+        positions = TokenPositions(position_ids[:, None], segments[:, None], layout)
+        x = self._embed(observations, previous_actions, previous_rewards)
+        y, body_state = self._step(x[:, None], Context(positions), self._body_state)
+        return self._heads(y[:, 0]), body_state
 
 
 class PolicyOutput(NamedTuple):

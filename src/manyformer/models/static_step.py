@@ -9,9 +9,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyformer.core import PADDING_SEGMENT, Context, Layer, MemorySequence, State, StepLayout, TokenPositions
-from manyformer.models.embedding import TokenEmbedding
+from manyformer.models.embedding import (
+    UNSTARTED_SEGMENT,
+    StreamTail,
+    TokenEmbedding,
+    materialize_tail,
+    positions_of,
+)
 from manyformer.models.head import OutputHead
-from manyformer.models.token_positions import UNSTARTED_SEGMENT, StreamTail, materialize_tail, positions_of
 from manyformer.sources.static_cache import NotStaticError
 
 

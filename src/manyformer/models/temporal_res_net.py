@@ -9,9 +9,8 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from manyformer.batches.batch import SegmentLayout
+from manyformer.models.embedding import EmbeddedSource, SourceEmbedding, positions_of
 from manyformer.models.frame_embedding import check_frames, is_frame, move_padding
-from manyformer.models.source_embedding import EmbeddedSource, SourceEmbedding
-from manyformer.models.token_positions import positions_of
 
 FIRST_KERNEL = 3
 KERNEL = 9
@@ -31,7 +30,7 @@ class TemporalResNet(SourceEmbedding):
         super().__init__()
         self.mels = mels
         self.first = nn.Conv1d(mels, widths[0], FIRST_KERNEL, padding=FIRST_KERNEL // 2, bias=False)
-        self.blocks = nn.ModuleList(_TemporalBlock(before, width) for before, width in pairwise(widths))
+        self.blocks = nn.ModuleList(_TemporalBlock(channels, width) for channels, width in pairwise(widths))
 
     def read_source(
         self, source: Shaped[Tensor, "b f m"], segments: Int[Tensor, "b s"] | None, layout: SegmentLayout = None
@@ -51,15 +50,15 @@ class TemporalResNet(SourceEmbedding):
 class _TemporalBlock(nn.Module):
     """Two convolutions with norms and a shortcut, which is a projection of every second frame where widths differ."""
 
-    def __init__(self, before: int, width: int) -> None:
+    def __init__(self, channels: int, width: int) -> None:
         super().__init__()
-        is_wider = before != width
+        is_wider = channels != width
         self.stride = 2 if is_wider else 1
-        self.conv_in = nn.Conv1d(before, width, KERNEL, stride=self.stride, padding=KERNEL // 2, bias=False)
+        self.conv_in = nn.Conv1d(channels, width, KERNEL, stride=self.stride, padding=KERNEL // 2, bias=False)
         self.conv_out = nn.Conv1d(width, width, KERNEL, padding=KERNEL // 2, bias=False)
         self.norm_in = GlobalLayerNorm(width)
         self.norm_out = GlobalLayerNorm(width)
-        self.shortcut = _Shortcut(before, width) if is_wider else None
+        self.shortcut = _Shortcut(channels, width) if is_wider else None
 
     def forward(
         self, x: Float[Tensor, "b f c"], segments: Int[Tensor, "b f"] | None
@@ -79,9 +78,9 @@ class _TemporalBlock(nn.Module):
 class _Shortcut(nn.Module):
     """A projection of every second frame, with a norm."""
 
-    def __init__(self, before: int, width: int) -> None:
+    def __init__(self, channels: int, width: int) -> None:
         super().__init__()
-        self.project = nn.Linear(before, width, bias=False)
+        self.project = nn.Linear(channels, width, bias=False)
         self.norm = GlobalLayerNorm(width)
 
     def forward(self, x: Float[Tensor, "b f c"], segments: Int[Tensor, "b g"] | None) -> Float[Tensor, "b g d"]:

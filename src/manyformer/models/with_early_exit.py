@@ -9,14 +9,29 @@ from torch import nn
 
 from manyformer.core import Chain, Layer
 from manyformer.depth.early_exit_stack import EarlyExit
-from manyformer.depth.exit_predictors import GeometricExitRule, LearnedExitRule, MultinomialExitRule, SequenceExitRule
-from manyformer.depth.exit_rules import ExitRule, MarginExitRule, MaxProbabilityExitRule, NeverExit, SaturationExitRule
+from manyformer.depth.exit_rules import (
+    ExitRule,
+    GeometricExitRule,
+    LearnedExitRule,
+    MarginExitRule,
+    MaxProbabilityExitRule,
+    MultinomialExitRule,
+    NeverExit,
+    SaturationExitRule,
+    SequenceExitRule,
+)
 from manyformer.dropout import Dropout
 from manyformer.errors import UserError
 from manyformer.models import EncoderDecoder, GenerativeModel, LanguageModel, Model, ModelSpec
 from manyformer.models.exit_classifiers import ExitClassifiers
-from manyformer.models.exit_loss import AgreementLoss, ExitLoss, ExitLossWeights, ExitRuleLoss, OraclePredictionLoss
-from manyformer.models.exit_oracles import ORACLES
+from manyformer.models.exit_loss import (
+    ORACLES,
+    AgreementLoss,
+    ExitLoss,
+    ExitLossWeights,
+    ExitRuleLoss,
+    OraclePredictionLoss,
+)
 from manyformer.models.generative_model import as_generative
 
 M = TypeVar("M", bound=Model)

@@ -13,13 +13,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.autocast import autocast_disabled
 from manyformer.ops import attention_with_lse, tile_softmax
 from manyformer.ops.block_cover import BlockOrder
 from manyformer.ops.cpu_caches import ScratchBuffer
 from manyformer.ops.sparse_plan import BlockTiles, HeadGroup, MaskPart, SparsePlan
 from manyformer.ops.tile_softmax import OutputGradient, TileCall
-from manyformer.torch_internals import compiler_disabled
+from manyformer.torch_internals import autocast_disabled, compiler_disabled
 
 MAX_SAVED_WEIGHTS = 1 << 26
 """Up to this many weights, 256 MB, are saved for the gradient, which saves a sixth of the time."""

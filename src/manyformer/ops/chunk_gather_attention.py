@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from manyformer.autocast import autocast_disabled
 from manyformer.ops import attention_with_lse, tile_softmax
 from manyformer.ops.bucket_chunks import BucketChunks
 from manyformer.ops.cpu_caches import ScratchBuffer
 from manyformer.ops.tile_softmax import MAX_SAVED_WEIGHTS, OutputGradient, TileCall
+from manyformer.torch_internals import autocast_disabled
 
 PAIRS_PER_CALL = {"cpu": 1 << 18}
 """Token pairs per call on a CPU: as many as fit its caches."""

@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.autocast import autocast_disabled
 from manyformer.dropout import drop
 from manyformer.ops.cpu_caches import ScratchBuffer
 from manyformer.ops.toeplitz_attention import QueryOffset
-from manyformer.position.distance_terms import toeplitz_view
+from manyformer.position.position import toeplitz_view
 from manyformer.recompute import recompute_for_gradient
+from manyformer.torch_internals import autocast_disabled
 
 BLOCK = 128
 """Queries per block where the gradient is not written by hand."""

@@ -13,11 +13,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from manyformer.autocast import autocast_disabled
 from manyformer.ops import tile_softmax
 from manyformer.ops.cpu_caches import ScratchBuffer
 from manyformer.ops.tile_softmax import MAX_SAVED_WEIGHTS, OutputGradient, TileCall
-from manyformer.torch_internals import compiler_disabled
+from manyformer.torch_internals import autocast_disabled, compiler_disabled
 
 PAIRS_PER_THREAD = 1 << 17
 """Token pairs per thread and call: as many as fit its caches."""

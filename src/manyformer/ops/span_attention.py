@@ -11,13 +11,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from manyformer.autocast import autocast_disabled
 from manyformer.core import TokenPositions
 from manyformer.ops import band as bands
 from manyformer.ops.band import DiagonalBand
 from manyformer.ops.softmax_attention import masked_softmax
 from manyformer.position import Position
-from manyformer.position.distance_terms import signed_distances
+from manyformer.position.position import signed_distances
+from manyformer.torch_internals import autocast_disabled
 
 BAND_ROUNDING = 32
 """Spans are rounded up to a multiple of this; heads of equal rounded spans share a band."""

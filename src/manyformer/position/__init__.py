@@ -1,19 +1,29 @@
 """Position encodings, which act on embeddings, queries, keys, scores or values."""
 
-from manyformer.position.absolute import AbsolutePosition, LearnedPosition, SinusoidalPosition
-from manyformer.position.composed import ComposedPosition
-from manyformer.position.contextual_position import ContextualPosition
-from manyformer.position.distance_aware import DistanceAwarePosition
-from manyformer.position.distance_bias import AlibiPosition, T5BiasPosition
-from manyformer.position.distance_terms import DistanceTerms
-from manyformer.position.grid_position import ConcatenatedGridPosition, SummedGridPosition
-from manyformer.position.head_norm import HeadNorm
-from manyformer.position.key_distance import KeyDistancePosition
-from manyformer.position.layerwise import LearnedQKPosition, PositionLayer
-from manyformer.position.learned_distance_bias import FirePosition, KerplePosition
-from manyformer.position.position import NoPosition, Position
-from manyformer.position.relative import ShawPosition
-from manyformer.position.relative_labels import RelativeLabelPosition
+from manyformer.position.absolute import (
+    AbsolutePosition,
+    ConcatenatedGridPosition,
+    LearnedPosition,
+    SentenceTypePosition,
+    SinusoidalPosition,
+    SummedGridPosition,
+)
+from manyformer.position.content_positions import ContextualPosition, HeadNorm, ScoreCap
+from manyformer.position.distance_bias import (
+    AlibiPosition,
+    DistanceAwarePosition,
+    FirePosition,
+    KerplePosition,
+    T5BiasPosition,
+)
+from manyformer.position.position import ComposedPosition, DistanceTerms, NoPosition, Position
+from manyformer.position.relative import (
+    FusedTreePosition,
+    KeyDistancePosition,
+    RelativeLabelPosition,
+    ShawPosition,
+    TreeOffsetPosition,
+)
 from manyformer.position.rotary import (
     DynamicNTKRotaryScaling,
     LinearRotaryScaling,
@@ -25,17 +35,16 @@ from manyformer.position.rotary import (
     YaRNRotaryScaling,
     convert_pairs,
 )
-from manyformer.position.score_cap import ScoreCap
-from manyformer.position.sentence_types import SentenceTypePosition
 from manyformer.position.step_signal import (
+    LearnedQKPosition,
     LearnedStepSignal,
     NoStepSignal,
+    PositionLayer,
     PositionStepSignal,
     SinusoidalStepSignal,
     StepSignal,
 )
 from manyformer.position.transformer_xl import TransformerXLBiases, TransformerXLPosition
-from manyformer.position.tree_position import FusedTreePosition, TreeOffsetPosition
 
 __all__ = [
     "AbsolutePosition",

@@ -6,13 +6,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.autocast import has_autocast
 from manyformer.core import AlignedLayout, ContiguousLayout, StepLayout, TokenPositions
 from manyformer.device_reads import reads_are_free
 from manyformer.head_selection import HeadSelection, PerHeadTensors, select_head_outputs
-from manyformer.position.distance_terms import DistanceTerms, signed_distances, toeplitz_view
-from manyformer.position.position import Keys, PairScores, Position, Queries
-from manyformer.position.sinusoid_table import check_sinusoid, sinusoid_table, table_dtype
+from manyformer.position.absolute import check_sinusoid, sinusoid_table, table_dtype
+from manyformer.position.position import (
+    DistanceTerms,
+    Keys,
+    PairScores,
+    Position,
+    Queries,
+    signed_distances,
+    toeplitz_view,
+)
+from manyformer.torch_internals import has_autocast
 
 MAX_TABLE_DISTANCE = 1 << 13
 """A table of sinusoids ends at this distance; those of larger distances are computed at every call."""

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.attention import Attention, named_attention
+from manyformer.attention.head_gates import part_name
 from manyformer.core import tree_map
 from manyformer.kernels import KernelCall
 from manyformer.models import Model
-from manyformer.multi_head.head_gates import part_name
 from manyformer.properties.kernel_properties import (
     ROUNDING,
     antisymmetric_share,

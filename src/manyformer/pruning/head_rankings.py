@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, final
 
+from manyformer.attention.head_gates import read_gates
 from manyformer.batches import Batch
 from manyformer.config import RunConfig
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import TrainedRun
 from manyformer.heads.head_importance import HeadValues, head_importance, normalize_layers
 from manyformer.models import Model
-from manyformer.multi_head.hard_concrete import read_gates
 from manyformer.rollouts import EpisodeBatch
 from manyformer.train import train
 from manyformer.train.events import EventListener

@@ -9,6 +9,14 @@ from typing import Annotated, NamedTuple
 import torch
 
 from manyformer.api import load
+from manyformer.attention.head_gates import (
+    RemovedHeads,
+    add_heads,
+    format_heads,
+    gated_heads,
+    parse_heads,
+    remove_heads,
+)
 from manyformer.batches import Batch
 from manyformer.config import RUN_FILE, EvaluateConfig, RunConfig, dump_run
 from manyformer.data.epochs import HeldOutBatches
@@ -22,14 +30,6 @@ from manyformer.files.unfinished_folder import check_unfinished, unfinished_fold
 from manyformer.models import BatchScore, Model
 from manyformer.models.model import CarriedState
 from manyformer.models.model_files import copy_tokenizers, replacement_folder
-from manyformer.multi_head.head_gates import (
-    RemovedHeads,
-    add_heads,
-    format_heads,
-    gated_heads,
-    parse_heads,
-    remove_heads,
-)
 from manyformer.pruning.head_rankings import HeadRanking, ImportanceFn
 from manyformer.pruning.removable_heads import (
     HeadUnit,

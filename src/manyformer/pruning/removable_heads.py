@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyformer.attention.attention import MultiHeadLayer
+from manyformer.attention.head_gates import attention_heads, layers_of_part
 from manyformer.errors import UserError
-from manyformer.multi_head.head_gates import MultiHeadLayer, attention_heads, layers_of_part
 
 
 class HeadUnit(NamedTuple):

@@ -5,9 +5,9 @@ from typing import Annotated, Any, TypedDict
 
 from annotated_types import Ge, Lt
 
-from manyformer.attention.attention_dropout import set_attention_dropout
+from manyformer.attention.attention import set_attention_dropout
+from manyformer.attention.head_gates import parse_heads, remove_heads
 from manyformer.mixers.collaborative_attention import share_query_key_dims
-from manyformer.multi_head.head_gates import parse_heads, remove_heads
 from manyformer.recipes.keywords import Default, PositiveSize, SharedKeywords
 
 REMOVED_HEADS = "removed_heads"

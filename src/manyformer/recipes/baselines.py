@@ -16,8 +16,8 @@ from manyformer.length_norms import RMSNorm
 from manyformer.masks import Causal
 from manyformer.mixers.global_summaries import SummaryPrefixedLayer, SummaryTokens
 from manyformer.models import ClassHead, EncoderDecoder, LanguageModel, MaskedLM, TokenEmbedding
-from manyformer.models.contrastive_loss import PartContrastiveLoss
 from manyformer.models.head import CappedClassHead
+from manyformer.models.masked_lm import PartContrastiveLoss
 from manyformer.position import (
     ConcatenatedGridPosition,
     LearnedPosition,

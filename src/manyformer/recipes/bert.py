@@ -11,7 +11,7 @@ from manyformer.core import Layer
 from manyformer.kernels import SoftmaxKernel
 from manyformer.mixers.global_summaries import SummaryTokens
 from manyformer.models import MaskedLM, TokenEmbedding
-from manyformer.models.contrastive_loss import PartContrastiveLoss
+from manyformer.models.masked_lm import PartContrastiveLoss
 from manyformer.position import LearnedPosition, SentenceTypePosition
 from manyformer.recipes.baselines import gelu_layers, masked_lm
 from manyformer.recipes.keywords import NormEps, SentenceTypeCount

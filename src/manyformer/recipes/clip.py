@@ -6,7 +6,7 @@ from typing import Annotated
 from torch import nn
 
 from manyformer.kernels import SoftmaxKernel
-from manyformer.models.two_towers import TwoTowers
+from manyformer.models.modalities_model import TwoTowers
 from manyformer.recipes.baselines import attention_layers
 from manyformer.recipes.keywords import FrameHalvings, PatchSide, PositiveSize
 from manyformer.recipes.modality_parts import (

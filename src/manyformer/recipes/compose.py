@@ -41,7 +41,7 @@ from manyformer.recipes.keywords import FeedForwardChunk, ResidualGate
 from manyformer.recipes.recurrent_layers import RecurrentSizes, gated_delta_attention
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import LoopCount, NormOrder, ResidualStreams, makers_of_pattern
-from manyformer.residual.gated_joins import make_join
+from manyformer.residual.residual import make_join
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 FeedForwardName = Annotated[Literal["relu", "gelu", "swiglu", "geglu"], "kind of feed-forward layer and activation"]

@@ -13,7 +13,7 @@ from manyformer.kernels.features import EluPlusOneFeatures
 from manyformer.kernels.length_projection import LearnedLengthProjection
 from manyformer.mixers import DenseScores, FixedScores, FourierMixer, PairTable, SynthesizerAttention, TokenMLP
 from manyformer.models import ImageClassifier
-from manyformer.models.patch_embedding import count_patches
+from manyformer.models.image_classifier import count_patches
 from manyformer.recipes.gmlp import position_weight_std, spatial_gate
 from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveSize
 from manyformer.recipes.registry import recipe

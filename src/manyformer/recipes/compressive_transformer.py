@@ -8,10 +8,11 @@ from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
-from manyformer.mixers.compression import (
+from manyformer.mixers.compressive_attention import (
     AttentionReconstructionLoss,
     AutoEncodingLoss,
     CompressionLoss,
+    CompressiveAttention,
     ConvolutionCompression,
     MaxPoolCompression,
     MeanPoolCompression,
@@ -19,7 +20,6 @@ from manyformer.mixers.compression import (
     MostAttendedCompression,
     ThroughTimeLoss,
 )
-from manyformer.mixers.compressive_attention import CompressiveAttention
 from manyformer.models import LanguageModel
 from manyformer.recipes.keywords import ClampLength, MemoryLength, PositiveSize
 from manyformer.recipes.registry import recipe

@@ -12,8 +12,8 @@ from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.models import ClassHead, DecisionTransformer
-from manyformer.models.bounded_action_head import BoundedActionHead, Bounds
 from manyformer.models.decision_transformer import TrajectoryEmbedding, observation_statistics
+from manyformer.models.head import BoundedActionHead, Bounds
 from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import build, get_recipe, recipe
 from manyformer.recipes.stacks import check_heads, init_std, stack

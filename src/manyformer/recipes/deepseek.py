@@ -9,8 +9,7 @@ from manyformer.errors import UserError
 from manyformer.experts import GatedExperts, MixtureOfExperts, SelectionBias, SequenceBalanceLoss, SigmoidRouter
 from manyformer.feedforward import GatedFeedForward
 from manyformer.masks import Causal
-from manyformer.mixers.latent_attention import LatentAttention
-from manyformer.mixers.lightning_indexer import LightningIndexer
+from manyformer.mixers.latent_attention import LatentAttention, LightningIndexer
 from manyformer.models import LanguageModel
 from manyformer.position import RotaryPosition, YaRNRotaryScaling
 from manyformer.position.rotary import yarn_temperature

@@ -13,7 +13,7 @@ from manyformer.masks import AllKeys, GlobalTokens, Mask, SamePart, WithRole, fo
 from manyformer.mixers.global_local import FourPieceAttention
 from manyformer.mixers.global_summaries import PartSummaries
 from manyformer.models import MaskedLM
-from manyformer.models.contrastive_loss import PartContrastiveLoss
+from manyformer.models.masked_lm import PartContrastiveLoss
 from manyformer.position import RelativeLabelPosition
 from manyformer.recipes.bert import masked_encoder
 from manyformer.recipes.keywords import MaxRelativeDistance, PositiveSize, WindowOnEachSide

@@ -6,9 +6,9 @@ from torch import nn
 
 from manyformer.core import Chain, Layer, Pointwise
 from manyformer.dropout import Dropout
-from manyformer.mixers.graph_attention import AdditiveScores, DynamicScores, GraphAttention, HeadMerge
+from manyformer.mixers.graph_layers import AdditiveScores, DynamicScores, GraphAttention, HeadMerge
 from manyformer.models import NodeClassifier
-from manyformer.models.feature_embedding import FeatureEmbedding
+from manyformer.models.graph_embedding import FeatureEmbedding
 from manyformer.models.head import LogitsHead
 from manyformer.recipes.keywords import NodeFeatureCount, PositiveSize
 from manyformer.recipes.registry import recipe

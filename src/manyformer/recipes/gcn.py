@@ -4,9 +4,9 @@ from torch import nn
 
 from manyformer.core import Chain, Layer, Pointwise
 from manyformer.dropout import Dropout
-from manyformer.mixers.graph_convolution import GraphConvolution
+from manyformer.mixers.graph_layers import GraphConvolution
 from manyformer.models import NodeClassifier
-from manyformer.models.feature_embedding import FeatureEmbedding
+from manyformer.models.graph_embedding import FeatureEmbedding
 from manyformer.models.head import LogitsHead
 from manyformer.recipes.keywords import NodeFeatureCount
 from manyformer.recipes.registry import recipe

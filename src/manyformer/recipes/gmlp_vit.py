@@ -2,7 +2,7 @@
 
 from manyformer.mixers import PairTable, SpatialGate
 from manyformer.models import ImageClassifier
-from manyformer.models.patch_embedding import count_patches
+from manyformer.models.image_classifier import count_patches
 from manyformer.recipes.gmlp import PAPER, SUMMARY, TinyAttentionDim, position_weight_std, spatial_gate
 from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide
 from manyformer.recipes.registry import recipe

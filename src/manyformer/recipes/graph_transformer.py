@@ -5,10 +5,9 @@ from typing import Annotated
 from annotated_types import Ge
 
 from manyformer.core import Layer
-from manyformer.mixers.graph_transformer_stack import GraphTransformerStack
+from manyformer.mixers.graph_layers import GraphTransformerStack
 from manyformer.models import ClassHead, GraphClassifier, NodeClassifier
-from manyformer.models.feature_embedding import FeatureEmbedding
-from manyformer.models.laplacian_embedding import LaplacianEmbedding
+from manyformer.models.graph_embedding import FeatureEmbedding, LaplacianEmbedding
 from manyformer.recipes.keywords import NodeFeatureCount
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import check_heads

@@ -8,9 +8,8 @@ from torch import nn
 from manyformer.core import Layer
 from manyformer.kernels import SoftmaxKernel
 from manyformer.models import ClassHead, GraphClassifier, NodeClassifier
-from manyformer.models.feature_embedding import FeatureEmbedding
-from manyformer.models.graphormer_encoding import GraphormerEncoding
-from manyformer.position.graph_pair_position import GraphPairPosition
+from manyformer.models.graph_embedding import FeatureEmbedding, GraphormerEncoding
+from manyformer.position.content_positions import GraphPairPosition
 from manyformer.recipes.baselines import attention_layers
 from manyformer.recipes.graph_transformer import EdgeFeatureCount
 from manyformer.recipes.keywords import NodeFeatureCount, PositiveSize

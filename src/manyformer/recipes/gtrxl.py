@@ -25,7 +25,7 @@ from manyformer.recipes.keywords import (
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import check_heads, stack
 from manyformer.residual import Residual
-from manyformer.residual.gated_joins import DEFAULT_GATE_BIAS, make_join
+from manyformer.residual.residual import DEFAULT_GATE_BIAS, make_join
 from manyformer.sources import SegmentMemorySource
 from manyformer.spaces import parse_observations
 from manyformer.tasks.policy import POLICY

@@ -10,9 +10,9 @@ from manyformer.core import Chain, Layer
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
-from manyformer.mixers.source_vector import SourceVector
+from manyformer.mixers.neighbour_attention import SourceVector
 from manyformer.models import EncoderDecoder, TokenEmbedding
-from manyformer.models.fixed_length_source import FixedLengthSource
+from manyformer.models.embedding import FixedLengthSource
 from manyformer.recipes.image_transformer import (
     PAPER,
     TINY,

@@ -5,7 +5,7 @@ import torch
 from manyformer.attention.output_stages import GatedNormStage, SharedHeadNorm
 from manyformer.core import Layer
 from manyformer.feedforward import GatedFeedForward
-from manyformer.head_projection import HeadProjection
+from manyformer.head_selection import HeadProjection
 from manyformer.kernels.decay_gates import SoftplusDecay
 from manyformer.models import LanguageModel
 from manyformer.recipes.baselines import rms_decoder

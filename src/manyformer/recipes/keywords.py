@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Unpack, get_args, get_origin, get_ty
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from manyformer.residual.gated_joins import GateName
+from manyformer.residual.residual import GateName
 from manyformer.tasks import Task
 
 PositiveSize = Annotated[int, Ge(1)]

@@ -13,7 +13,7 @@ from manyformer.attention.output_stages import GatedNormStage
 from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.feedforward import GatedFeedForward
-from manyformer.head_projection import HeadProjection
+from manyformer.head_selection import HeadProjection
 from manyformer.kernels import Kernel, SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel

@@ -7,7 +7,7 @@ from manyformer.attention.output_stages import GatedNormStage, HeadGroupNorm
 from manyformer.attention.short_convolution import ShortConvolution
 from manyformer.core import Layer
 from manyformer.errors import UserError
-from manyformer.head_projection import HeadProjection
+from manyformer.head_selection import HeadProjection
 from manyformer.kernels import LinearKernel
 from manyformer.kernels.features import ScaledFeatures
 from manyformer.kernels.state_space_rule import StateSpaceRule

@@ -9,7 +9,7 @@ from manyformer.core import Layer
 from manyformer.feedforward import FeedForward
 from manyformer.mixers import TokenMLP
 from manyformer.models import ImageClassifier
-from manyformer.models.patch_embedding import PatchEmbedding, count_patches
+from manyformer.models.image_classifier import PatchEmbedding, count_patches
 from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import stack

@@ -9,7 +9,7 @@ from manyformer.attention import Attention
 from manyformer.attention.output_stages import GatedNormStage, HeadGroupNorm
 from manyformer.core import Layer
 from manyformer.feedforward import GatedFeedForward
-from manyformer.head_projection import HeadProjection
+from manyformer.head_selection import HeadProjection
 from manyformer.kernels import LinearKernel
 from manyformer.kernels.features import ScaledFeatures
 from manyformer.kernels.matrix_lstm_rule import MatrixLSTMRule

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from manyformer.errors import UserError
 from manyformer.models import PatchEmbedding
+from manyformer.models.embedding import SourceEmbedding
 from manyformer.models.frame_embedding import FrameEmbedding
-from manyformer.models.part_embedding import PartEmbedding
-from manyformer.models.source_embedding import SourceEmbedding
+from manyformer.models.modalities_model import PartEmbedding
 from manyformer.position import SinusoidalPosition
 from manyformer.recipes.baselines import sinusoidal_embedding
 from manyformer.recipes.keywords import PositiveSize

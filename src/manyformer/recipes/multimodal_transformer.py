@@ -13,7 +13,7 @@ from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.mixers.modality_fusion import BottleneckFusion, CrossFusion, Fusion, JointFusion, MemoryIfPresent
 from manyformer.models import ClassHead
-from manyformer.models.multimodal_classifier import MultimodalClassifier
+from manyformer.models.modalities_model import MultimodalClassifier
 from manyformer.recipes.keywords import FrameHalvings, PatchSide, PositiveSize
 from manyformer.recipes.modality_parts import (
     ReadImageChannels,

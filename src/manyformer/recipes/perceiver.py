@@ -12,7 +12,7 @@ from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.mixers.latent_array import LatentArrayEncoder, LatentArrayLayer
 from manyformer.models import ClassHead, ImageClassifier, MaskedLM
-from manyformer.models.patch_embedding import PatchEmbedding
+from manyformer.models.image_classifier import PatchEmbedding
 from manyformer.position import LearnedPosition
 from manyformer.recipes.baselines import learned_embedding
 from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveSize

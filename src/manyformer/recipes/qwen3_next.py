@@ -11,7 +11,7 @@ from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.experts import GatedExperts, LoadBalanceLoss, MixtureOfExperts, ScalarGate, SoftmaxRouter
 from manyformer.feedforward import GatedFeedForward
-from manyformer.head_projection import HeadProjection
+from manyformer.head_selection import HeadProjection
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from manyformer.attention import Attention
 from manyformer.attention.output_stages import GatedNormStage, OutputStage, SharedHeadNorm
 from manyformer.attention.short_convolution import ShortConvolution
-from manyformer.head_projection import HeadProjection
+from manyformer.head_selection import HeadProjection
 from manyformer.kernels import LinearKernel
 from manyformer.kernels.decay_gates import DecayGate, SoftplusDecay
 from manyformer.kernels.features import UnitLengthFeatures

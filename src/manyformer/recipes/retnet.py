@@ -7,7 +7,7 @@ from manyformer.attention import Attention
 from manyformer.attention.output_stages import GatedNormStage, SharedHeadNorm
 from manyformer.core import Layer
 from manyformer.feedforward import FeedForward
-from manyformer.head_projection import HeadProjection
+from manyformer.head_selection import HeadProjection
 from manyformer.kernels import LinearKernel
 from manyformer.kernels.decay_gates import FixedDecay
 from manyformer.kernels.features import ScaledFeatures

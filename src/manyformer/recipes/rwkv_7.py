@@ -7,8 +7,7 @@ from torch import nn
 from manyformer.core import Chain, Pointwise
 from manyformer.dropout import Dropout
 from manyformer.errors import UserError
-from manyformer.mixers.rwkv_time_mixing import RWKVLayer, RWKVStack, RWKVTimeMixing
-from manyformer.mixers.token_shift import ShiftedFeedForward
+from manyformer.mixers.rwkv_time_mixing import RWKVLayer, RWKVStack, RWKVTimeMixing, ShiftedFeedForward
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import recipe

@@ -8,8 +8,8 @@ from torch import nn
 
 from manyformer.kernels import SoftmaxKernel
 from manyformer.models import ClassHead, EncoderDecoder
-from manyformer.models.encoder_ctc import EncoderCTC
 from manyformer.models.frame_embedding import FrameEmbedding
+from manyformer.models.seq2seq import EncoderCTC
 from manyformer.position import SinusoidalPosition
 from manyformer.recipes.baselines import attention_layers, decoder_layers, sinusoidal_embedding
 from manyformer.recipes.keywords import DecoderDepth, FrameChannels, FrameHalvings, MelBands

@@ -8,8 +8,7 @@ from torch import nn
 from manyformer.errors import UserError
 from manyformer.kernels import SoftmaxKernel
 from manyformer.models import ClassHead, ImageClassifier
-from manyformer.models.image_classifier import Pooling
-from manyformer.models.patch_embedding import PatchEmbedding, PixelScalingName, count_patches
+from manyformer.models.image_classifier import PatchEmbedding, PixelScalingName, Pooling, count_patches
 from manyformer.position import ConcatenatedGridPosition, LearnedPosition, NoPosition, Position
 from manyformer.recipes.baselines import attention_layers
 from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, NormEps, PatchSide

@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyformer.attention.attention import MultiHeadLayer
+from manyformer.attention.head_gates import attention_heads
 from manyformer.errors import UserError
 from manyformer.models import Model
+from manyformer.models.embedding import SourceEmbedding
 from manyformer.models.model import model_name
-from manyformer.models.source_embedding import SourceEmbedding
-from manyformer.multi_head.head_gates import MultiHeadLayer, attention_heads
 from manyformer.recipes.registry import task_of
 from manyformer.relevance.kernel_rule import recorded_kernels, recorded_rotations
 from manyformer.relevance.relevance_tape import RelevanceTape

@@ -1,7 +1,16 @@
 """Residual branches and the joins that combine them with the stream."""
 
-from manyformer.residual.gated_joins import GatedJoin, GRUGate, HighwayGate, InputGate, OutputGate, SigmoidTanhGate
-from manyformer.residual.residual import AddJoin, Residual, ResidualJoin
+from manyformer.residual.residual import (
+    AddJoin,
+    GatedJoin,
+    GRUGate,
+    HighwayGate,
+    InputGate,
+    OutputGate,
+    Residual,
+    ResidualJoin,
+    SigmoidTanhGate,
+)
 
 __all__ = [
     "AddJoin",

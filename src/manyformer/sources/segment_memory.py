@@ -1,4 +1,4 @@
-"""Segment-level recurrence: cached tokens of earlier segments precede the layer's input."""
+"""Segment-level recurrence: cached tokens of earlier segments, or those of a given prefix, precede the layer's own."""
 
 from typing import Literal, NamedTuple, final
 
@@ -16,7 +16,7 @@ from manyformer.core import (
     TokenPositions,
 )
 from manyformer.sources.kv_source import CacheSpec, KeysValues, KVSource, ProjectKV, require_no_grad
-from manyformer.sources.span_cache import SpanReach
+from manyformer.sources.window_cache import SpanReach
 from manyformer.training_hooks import StatefulAcrossBatches
 
 
@@ -74,7 +74,7 @@ class SegmentMemorySource(KVSource, StatefulAcrossBatches):
             raise ValueError(f"SegmentMemorySource: size ({size}) must be at least 1; for no memory use no source")
         self.size = size
         self.dim = dim
-        self.evaluation_state = evaluation_state
+        self.keeps_inputs = evaluation_state == "inputs"
         self.reach = reach
 
     def init_state(self, spec: CacheSpec) -> State:
@@ -83,13 +83,13 @@ class SegmentMemorySource(KVSource, StatefulAcrossBatches):
                 "SegmentMemorySource: a recurrent kernel keeps a summary of keys and cannot use a memory of tokens"
             )
         # twice the memory, so that it is copied to the front only once every `size` tokens
-        keeps_inputs = self.training or (spec.capacity is None and self.evaluation_state == "inputs")
-        if keeps_inputs or spec.capacity is None:
+        begins_with_inputs = self.training or (spec.capacity is None and self.keeps_inputs)
+        if begins_with_inputs or spec.capacity is None:
             columns = 0
         else:
             columns = min(spec.capacity, 2 * self.size)
         position_ids = torch.zeros(spec.batch, columns, dtype=torch.long, device=spec.device)
-        if keeps_inputs:
+        if begins_with_inputs:
             inputs = torch.zeros(spec.batch, 0, self.dim, device=spec.device, dtype=spec.dtype)
             return RememberedInputs(inputs, position_ids, position_ids)
         if spec.capacity is None:
@@ -224,3 +224,17 @@ def last_tokens(
         rows = torch.arange(len(order), device=order.device)[:, None]
         return [part[rows, order] for part in parts], position_ids[rows, order], segment_ids[rows, order]
     return [part[:, -size:] for part in parts], position_ids[:, -size:], segment_ids[:, -size:]
+
+
+@final
+class PrefixSource(KVSource):
+    """The tokens of `ctx.memory`, if any, followed by the layer's input; the caller keeps the prefix."""
+
+    needs_heads = True
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State) -> KeysValues:
+        if ctx.memory is None or not ctx.memory.y.shape[1]:
+            return KeysValues(*project(x, ctx.positions), ctx.positions, state)
+        y, prefix = ctx.memory
+        positions = join_positions(prefix.position_ids, prefix.segment_ids, ctx.positions)
+        return KeysValues(*project(torch.cat([y.to(x.dtype), x], 1), positions), positions, state)

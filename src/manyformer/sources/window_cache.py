@@ -1,23 +1,24 @@
-"""Self-attention whose cache evicts keys that no later query can see under the mask."""
+"""Self-attention whose cache evicts keys that no later query can see: under the mask, or within its current span."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, final
+from functools import lru_cache
+from typing import NamedTuple, Protocol, final, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, RingLayout, State, StepLayout, TokenPositions
-from manyformer.masks import Mask
+from manyformer.masks import Mask, Window
 from manyformer.masks.eviction import can_evict, evicts_all, is_never_evicted, never_evicted
 from manyformer.sources.kv_source import (
     CacheSpec,
     KeysValues,
     KVSource,
     ProjectKV,
+    SelfSource,
     require_no_grad,
 )
-from manyformer.sources.self_attention import SelfSource
 from manyformer.sources.static_cache import TOKEN_AXES, StaticRing, static_ring
 
 
@@ -50,6 +51,8 @@ class WindowSource(KVSource):
     everywhere, such as global tokens or summaries of blocks, are stored after the ring. With `capacity` slots are
     overwritten in place, so that a state can be rolled back by one token only; without, earlier states stay valid.
     """
+
+    keeps_ring = True
 
     def __init__(self, mask: Mask) -> None:
         super().__init__()
@@ -173,3 +176,43 @@ def _append(ring: RingCache, new: Sequence[Tensor]) -> list[Tensor]:
 def _take_columns(new: Sequence[Tensor], columns: Int[Tensor, " n"]) -> list[Tensor]:
     """The fields of the tokens in these columns."""
     return [value.index_select(axis, columns) for value, axis in zip(new, TOKEN_AXES)]
+
+
+@runtime_checkable
+class SpanReach(Protocol):
+    """An object that knows the current maximum reach of attention."""
+
+    def max_reach(self) -> int:
+        """The largest number of preceding keys that any query can see with the current parameters."""
+
+
+@final
+class SpanCacheSource(KVSource):
+    """The layer's own input and the cached tokens within the reach that `span_reach` has when the state is created.
+
+    If the reach grows while a state is in use, queries see only the cached keys. An empty state adds no columns to the
+    keys of the first tokens.
+    """
+
+    def __init__(self, span_reach: SpanReach) -> None:
+        super().__init__()
+        self.span_reach = span_reach
+        self.self_source = SelfSource()
+
+    def init_state(self, spec: CacheSpec) -> State:
+        return _window_source(self.span_reach.max_reach() + 1).init_state(spec)
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, project: ProjectKV, state: State) -> KeysValues:
+        if not isinstance(state, RingCache | StaticRing):
+            return self.self_source(x, ctx, project, state)
+        keys = _window_source(state.k.shape[2])(x, ctx, project, state)
+        if isinstance(state, RingCache) and state.length == 0 and x.shape[1] > 1:
+            slots = state.k.shape[2]
+            return KeysValues(keys.k[:, :, slots:], keys.v[:, :, slots:], ctx.positions, keys.state)
+        return keys
+
+
+@lru_cache(maxsize=64)
+def _window_source(slots: int) -> WindowSource:
+    """A window source, cached because it has no parameters or state of its own."""
+    return WindowSource(Window(slots))

@@ -13,9 +13,7 @@ from manyformer.batches import ModalitiesBatch, to_device
 from manyformer.core import PADDING_SEGMENT
 from manyformer.models import PatchEmbedding
 from manyformer.models.frame_embedding import FrameEmbedding
-from manyformer.models.multimodal_classifier import MultimodalClassifier
-from manyformer.models.part_embedding import PartEmbedding
-from manyformer.models.two_towers import TwoTowers
+from manyformer.models.modalities_model import MultimodalClassifier, PartEmbedding, TwoTowers
 from manyformer.scores import ScoreKind, ScoreRecord
 from manyformer.tasks.encoder_task import BIDIRECTIONAL
 from manyformer.tasks.label_task import BatchLabelTask

@@ -13,8 +13,8 @@ from manyformer.batches import TextUnits
 from manyformer.batches.episode_batches import ClippedObjective, RolloutBatch
 from manyformer.core import MemorySequence, State, WatchFn, no_watch
 from manyformer.models import ModelOutput, PolicyModel
-from manyformer.models.next_token_step import NextTokenFn
-from manyformer.models.policy_actor import PolicyActor
+from manyformer.models.generative_model import NextTokenFn
+from manyformer.models.policy_model import PolicyActor
 from manyformer.rollouts import EpisodeBatch
 from manyformer.scores import ScoreKind, mean_length, mean_return, success_rate
 from manyformer.spaces import PixelSpace

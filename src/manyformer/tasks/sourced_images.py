@@ -10,7 +10,7 @@ from torch import Tensor
 
 from manyformer.batches import Batch, Seq2SeqBatch
 from manyformer.models import EncoderDecoder
-from manyformer.models.fixed_length_source import FixedLengthSource
+from manyformer.models.embedding import FixedLengthSource
 from manyformer.scores import ScoreKind, bits_per_dimension
 from manyformer.tasks.likelihood import likelihood, token_scores
 from manyformer.tasks.requests import EvaluationRequest, EvaluationResult, TaskTokenizers, TextPass

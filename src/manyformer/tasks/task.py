@@ -16,7 +16,7 @@ from manyformer.batches import Batch, TextUnits
 from manyformer.core import State, WatchFn, no_watch
 from manyformer.errors import UserError
 from manyformer.models import GenerativeModel, Model, ModelOutput
-from manyformer.models.next_token_step import NextTokenFn
+from manyformer.models.generative_model import NextTokenFn
 from manyformer.scores import ScoreKind
 from manyformer.tasks.likelihood import ScoreSums
 from manyformer.tasks.requests import (

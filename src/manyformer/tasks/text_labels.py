@@ -13,7 +13,7 @@ from manyformer.batches import ClassificationBatch
 from manyformer.dropout import Dropout
 from manyformer.mixers.global_local import GlobalLocalAttention
 from manyformer.models import ClassHead, EncoderModel, TextClassifier
-from manyformer.models.classifier import first_token
+from manyformer.models.encoder_model import first_token
 from manyformer.tasks.encoder_task import EncoderHeadSettings, EncoderTask
 from manyformer.tasks.label_task import LabelTask, encode_rows, label_names, ranked_rows
 from manyformer.tasks.requests import (

@@ -18,7 +18,7 @@ from manyformer.environments import VectorEnvironment, make_environment, row_see
 from manyformer.errors import UserError
 from manyformer.models import DecisionTransformer, EpisodeDecoder, ModelOutput
 from manyformer.models.decision_transformer import Trajectory
-from manyformer.models.token_positions import check_token_range, check_token_rows, positions_of
+from manyformer.models.embedding import check_token_range, check_token_rows, positions_of
 from manyformer.scores import ScoreKind, ScoreRecord, mean_return
 from manyformer.spaces import DiscreteActions, VectorSpace
 from manyformer.tasks.likelihood import ScoreSums, likelihood

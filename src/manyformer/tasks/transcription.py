@@ -11,8 +11,8 @@ from torch import Generator, Tensor, nn
 from manyformer.batches import IGNORE_INDEX, TextUnits, TranscriptionBatch, to_device
 from manyformer.core import PADDING_SEGMENT, State, WatchFn, no_watch
 from manyformer.models import EncoderDecoder, ModelOutput, SpeechRecognizer
+from manyformer.models.audio_encoders import label_targets
 from manyformer.models.frame_embedding import FrameEmbedding
-from manyformer.models.speech_recognizer import label_targets
 from manyformer.scores import ScoreKind, ScoreRecord, character_error_rate, word_error_rate
 from manyformer.tasks.likelihood import ScoreSums, likelihood, token_scores
 from manyformer.tasks.requests import EvaluationRequest, EvaluationResult

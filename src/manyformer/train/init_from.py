@@ -6,14 +6,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from manyformer.api import load
+from manyformer.attention.head_gates import parse_heads, remove_heads, subtract_heads
 from manyformer.config import TransferConfig
 from manyformer.data.opened import OpenedData
 from manyformer.errors import UserError
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.models import Model
-from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
-from manyformer.models.model_files import fill_weights, read_spec, read_tensors
-from manyformer.multi_head.head_gates import parse_heads, remove_heads, subtract_heads
+from manyformer.models.model_files import GENERATION_FILE, GenerationSettings, fill_weights, read_spec, read_tensors
 from manyformer.recipes import get_recipe, recipe_names
 from manyformer.recipes.attention_keywords import REMOVED_HEADS
 from manyformer.recipes.encoder_heads import CLASSES, HEAD, head_named_in

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from manyformer.attention.head_gates import GATES_FILE, attach_gates, fold_gates
 from manyformer.batches import Batch
 from manyformer.config import RUN_FILE, RunConfig, dump_run
 from manyformer.data import open_data
@@ -16,9 +17,7 @@ from manyformer.data.opened import OpenedData
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import DiskFull, NotWritable, atomic_write_text, report_disk_full
 from manyformer.files.verified_folder import VerifiedFolder
-from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
-from manyformer.models.model_files import read_spec, replacement_folder
-from manyformer.multi_head.hard_concrete import GATES_FILE, attach_gates, fold_gates
+from manyformer.models.model_files import GENERATION_FILE, GenerationSettings, read_spec, replacement_folder
 from manyformer.recipes import get_recipe
 from manyformer.scores import is_comparable
 from manyformer.surgery.lora import merge_lora

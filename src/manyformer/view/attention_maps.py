@@ -11,12 +11,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from manyformer.attention.head_gates import part_name
 from manyformer.core import AxisKind
 from manyformer.errors import UserError, suggest_names
 from manyformer.kernels.weight_axes import ReportedWeights, WeightReports
 from manyformer.models import Model
 from manyformer.models.model import model_name
-from manyformer.multi_head.head_gates import part_name
 from manyformer.tasks import TextPass
 from manyformer.training_hooks import eval_mode
 from manyformer.view.figures import PANEL_INCHES, check_picture, panels, write_picture

@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyformer.attention.head_gates import part_name
 from manyformer.batches import IGNORE_INDEX, Batch, CausalLMBatch, to_device
 from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel, named_span_kernels
 from manyformer.models import Model
 from manyformer.models.model import model_name
-from manyformer.multi_head.head_gates import part_name
 from manyformer.recipes.registry import task_of
 from manyformer.tasks import TextPass
 from manyformer.training_hooks import eval_mode

@@ -9,13 +9,13 @@ from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from manyformer.attention.head_gates import attention_heads, gated_heads
 from manyformer.core import no_watch
 from manyformer.errors import UserError
 from manyformer.generate import translate
 from manyformer.generate.decode_job import read_write_tokenizers
 from manyformer.generate.protocol import TokenizerProtocol, TranslatesText
 from manyformer.models import Model
-from manyformer.multi_head.head_gates import attention_heads, gated_heads
 from manyformer.recipes.registry import task_of
 from manyformer.training_hooks import eval_mode
 from manyformer.view.text_passes import full_token_labels, passes_over_text

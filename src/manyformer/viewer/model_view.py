@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from manyformer.attention.head_gates import attention_heads, part_name
 from manyformer.batches import Batch
 from manyformer.core import WatchFn, no_watch
 from manyformer.data.pixel_tokenizer import PixelTokenizer
@@ -17,7 +18,6 @@ from manyformer.errors import UserError
 from manyformer.kernels import Kernel, KernelCall, named_kernels
 from manyformer.models import Model, ModelOutput
 from manyformer.models.model import model_name
-from manyformer.multi_head.head_gates import attention_heads, part_name
 from manyformer.recipes.registry import RECIPES, task_of
 from manyformer.tasks import Inputs, Task, TextPass
 from manyformer.tasks.requests import TaskTokenizers

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyformer.autocast import autocast_disabled
+from manyformer.torch_internals import autocast_disabled
 from manyformer.core import LayerOutput, TokenPositions
 from manyformer.kernels import Kernel
 from manyformer.kernels.kernel import KernelCall

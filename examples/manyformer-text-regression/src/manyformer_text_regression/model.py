@@ -7,7 +7,7 @@ from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, LayerOutput, State, WatchFn, no_watch
 from manyformer.models import BatchLoss, BatchScore, EncoderModel, ModelOutput
-from manyformer.models.classifier import mean_over_tokens
+from manyformer.models.encoder_model import mean_over_tokens
 
 
 class RegressionBatch(NamedTuple):

@@ -12,7 +12,7 @@ from manyformer.core import MemorySequence, State, tree_map
 from manyformer.errors import UserError
 from manyformer.interop.auto_model.pretrained_model import ManyformerModel, label_loss, refuse_options, segments_of
 from manyformer.models import EncoderDecoder, LanguageModel
-from manyformer.models.token_positions import positions_of
+from manyformer.models.embedding import positions_of
 
 
 class DecodingCache(Cache):

@@ -20,8 +20,7 @@ from manyformer.interop.exported_config import config_fields, generation_fields,
 from manyformer.interop.foreign_config import MODEL_TYPE
 from manyformer.interop.tokenizer_export import write_tokenizer
 from manyformer.models import Model
-from manyformer.models.generation_settings import GENERATION_FILE, GenerationSettings
-from manyformer.models.model_files import CONFIG_FILE
+from manyformer.models.model_files import CONFIG_FILE, GENERATION_FILE, GenerationSettings
 from manyformer.recipes import build, read_saved_recipe
 
 

@@ -19,7 +19,7 @@ from manyformer.interop.model_family import (
     each_module,
     each_parameter,
 )
-from manyformer.models.patch_embedding import PIXEL_SCALINGS
+from manyformer.models.image_classifier import PIXEL_SCALINGS
 
 PREPROCESSOR = "preprocessor_config.json"
 TEACHER = "DeiTForImageClassificationWithTeacher"

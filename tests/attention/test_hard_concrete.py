@@ -5,13 +5,12 @@ import torch
 from torch import nn
 
 import manyformer as mf
+from manyformer.attention.head_gates import HardConcreteGates, attach_gates, attention_heads, fold_gates
 from manyformer.check.own_subject import OwnSubject
 from manyformer.check.tiny_models import build_tiny
 from manyformer.check.trial import ContractTrial
 from manyformer.config import AdamWConfig
 from manyformer.errors import UserError
-from manyformer.multi_head.hard_concrete import HardConcreteGates, attach_gates, fold_gates
-from manyformer.multi_head.head_gates import attention_heads
 from manyformer.train.engine import TrainingEngine, set_learning_rate
 from manyformer.train.optimizers import make_optimizer
 from manyformer.train.process_group import DDPStrategy

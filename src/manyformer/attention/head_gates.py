@@ -1,92 +1,23 @@
-"""Layers with heads: gates that multiply the outputs of heads, and heads that are removed."""
+"""Gates on the outputs of attention heads, given or trained to be closed, and heads that are removed."""
 
 import copy
-from abc import ABC, abstractmethod
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import final
+from pathlib import Path
+from typing import Annotated, final
 
+import torch
+from annotated_types import MaxLen
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.core import Context, Layer, LayerOutput, State
+from manyformer.attention.attention import MultiHeadLayer
 from manyformer.errors import UserError, suggest_names
-from manyformer.head_selection import HeadSelection, PerHeadTensors
-from manyformer.masks import Mask, PerHead
-
-
-class MultiHeadLayer(Layer, ABC):
-    """A layer with heads whose outputs `merge_heads` concatenates for the output projection.
-
-    `head_gates` maps the outputs of all heads (b, h, l, f) to gated ones; None, as built, leaves them as they are.
-    """
-
-    heads: int
-    out_proj: nn.Linear
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head_gates: nn.Module | None = None
-
-    def merge_heads(self, y: Float[Tensor, "b h l f"]) -> Float[Tensor, "b l hf"]:
-        """The outputs of all heads, gated, side by side for each token."""
-        gated = y if self.head_gates is None else self.head_gates(y)
-        return gated.transpose(1, 2).flatten(2)
-
-    def keep_heads(self, heads: Sequence[int]) -> None:
-        """Remove all heads but these, numbers in ascending order, in place; at least one must remain.
-
-        Raises ValueError where the others share keys in a way that cannot remain."""
-        selection = self.select_heads(tuple(heads))
-        self.select_projections(selection)
-        modules = [module for module in self.modules() if module is not self]
-        for module in modules:
-            if isinstance(module, PerHeadTensors):
-                module.keep_heads(selection)
-        for module in (self, *modules):
-            for name in ("mask", "cache_mask"):
-                mask = getattr(module, name, None)
-                if isinstance(mask, Mask) and mask.per_head:
-                    setattr(module, name, PerHead({n: mask.for_head(head) for n, head in enumerate(heads)}))
-        self.heads = len(heads)
-
-    def select_heads(self, heads: tuple[int, ...]) -> HeadSelection:
-        """The selection of these heads; every head has its own keys unless a layer says otherwise."""
-        return HeadSelection(heads, self.heads, heads, self.heads)
-
-    @property
-    def head_group(self) -> int:
-        """The number of adjacent heads that can only be removed together."""
-        return 1
-
-    def output_projections(self) -> Sequence[nn.Linear]:
-        """The linear maps that read the outputs of all heads."""
-        return (self.out_proj,)
-
-    @abstractmethod
-    def select_projections(self, selection: HeadSelection) -> None:
-        """Remove the rows and columns of all other heads from the layer's projections, in place."""
-
-    def without_heads(self) -> Layer:
-        """What remains of the layer when no head does: the bias of its output projection.
-
-        Raises ValueError where the layer needs at least one."""
-        return HeadlessLayer(self.out_proj)
-
-
-@final
-class HeadlessLayer(Layer):
-    """What attention without heads adds to the stream: the bias of its output projection, nothing if it has none."""
-
-    def __init__(self, out_proj: nn.Linear) -> None:
-        super().__init__()
-        self.dim = out_proj.out_features
-        self.bias = out_proj.bias
-
-    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        zeros = x.new_zeros(*x.shape[:2], self.dim)
-        return LayerOutput(zeros if self.bias is None else zeros + self.bias.to(x.dtype), state)
+from manyformer.files.json_records import FileRecord
+from manyformer.head_selection import PerHeadTensors
+from manyformer.training_hooks import AddsPenalty, OwnLearningRate, TracksProgress
 
 
 @final
@@ -254,3 +185,99 @@ def subtract_heads(total: RemovedHeads, earlier: RemovedHeads) -> dict[str, tupl
         for name, heads in removed.items()
         if heads
     }
+
+
+GATES_FILE = "gates.json"
+
+TEMPERATURE = 0.33
+STRETCH = 0.1
+"""beta, and the width by which the distribution exceeds [0, 1] on either side (Voita et al. 2019, section 6.1)."""
+
+INITIAL_LOG_ALPHA = 2.0
+"""Gates that are closed with probability 0.06 and fully open with probability 0.77."""
+
+NOISE_MARGIN = 1e-6
+
+
+@final
+class HardConcreteGates(nn.Module, TracksProgress, AddsPenalty, OwnLearningRate):
+    """A gate for each group of `group` heads from the hard concrete distribution (Louizos et al. 2018, section 2.3).
+
+    As Voita et al. (2019, arXiv:1905.09418, section 6.1) prune heads: in training g = clip(1.2 s - 0.1, 0, 1) with
+    s = sigmoid((log u - log(1 - u) + log_alpha) / 0.33), u drawn once for each training step; in evaluation s is
+    sigmoid(log_alpha). `weight` times the sum of the probabilities of open gates is added to the loss. `lr_scale` is
+    the learning rate of log_alpha as a multiple of the model's, because a gate must go a long way in a short training.
+    """
+
+    def __init__(self, groups: int, *, group: int = 1, weight: float, lr_scale: float) -> None:
+        super().__init__()
+        self.group = group
+        self.weight = weight
+        self.lr_scale = lr_scale
+        self.log_alpha = nn.Parameter(torch.full((groups,), INITIAL_LOG_ALPHA))
+        self.register_buffer("noise", torch.full((groups,), 0.5), persistent=False)
+        self.noise: Tensor
+
+    def set_progress(self, fraction: float) -> None:
+        """Draw the gates of the next training step."""
+        self.noise.uniform_(NOISE_MARGIN, 1 - NOISE_MARGIN)
+
+    def forward(self, y: Float[Tensor, "b h l f"]) -> Float[Tensor, "b h l f"]:
+        return y * self.values()[:, None, None].to(y)
+
+    def values(self) -> Float[Tensor, " h"]:
+        """The gate of each head: those drawn for this step in training mode, else the fixed ones."""
+        logits: Tensor = self.log_alpha
+        if self.training:
+            logits = (torch.logit(self.noise) + logits) / TEMPERATURE
+        gates = ((1 + 2 * STRETCH) * logits.sigmoid() - STRETCH).clamp(0, 1)
+        return gates.repeat_interleave(self.group)
+
+    def open_probability(self) -> Float[Tensor, " g"]:
+        """The probability that the gate of each group is not 0."""
+        return (self.log_alpha - TEMPERATURE * math.log(STRETCH / (1 + STRETCH))).sigmoid()
+
+    def penalty(self) -> Tensor:
+        return self.weight * self.open_probability().sum()
+
+
+class GatesRecord(FileRecord):
+    """The content of gates.json: log alpha of each head's gate, by layer."""
+
+    title = "the trained gates of heads"
+    format_number = 1
+    log_alpha: dict[str, Annotated[list[float], MaxLen(4096)]]
+
+
+def attach_gates(model: nn.Module, *, penalty: float, part: str | None, lr_scale: float) -> None:
+    """Put a gate on each head of the layers whose names begin with `part`; None means all.
+
+    The penalty of all gates together is `penalty` times the mean number of open gates in a layer, as published values
+    count. Raises UserError where the model has no such heads."""
+    layers = layers_of_part(model, part)
+    device = next(model.parameters()).device
+    for layer in layers.values():
+        group = layer.head_group
+        weight = penalty * group / len(layers)
+        gates = HardConcreteGates(layer.heads // group, group=group, weight=weight, lr_scale=lr_scale)
+        layer.head_gates = gates.to(device).train(layer.training)
+
+
+@torch.no_grad()
+def fold_gates(model: nn.Module) -> GatesRecord:
+    """Multiply the output projections by the gates and remove the gates, in place: the outputs remain the same."""
+    log_alpha: dict[str, list[float]] = {}
+    for name, layer in attention_heads(model).items():
+        gates = layer.head_gates
+        if isinstance(gates, HardConcreteGates):
+            layer.head_gates = None
+            gates.eval()
+            for projection in layer.output_projections():
+                projection.weight *= gates.values().repeat_interleave(projection.in_features // layer.heads)
+            log_alpha[name] = gates.log_alpha.repeat_interleave(gates.group).tolist()
+    return GatesRecord(log_alpha=log_alpha)
+
+
+def read_gates(folder: Path) -> dict[str, Float[Tensor, " h"]]:
+    """Log alpha of each head of the run in `folder`, by layer. Raises DamagedFile."""
+    return {name: torch.tensor(values) for name, values in GatesRecord.read(folder / GATES_FILE).log_alpha.items()}

@@ -1,4 +1,4 @@
-"""Attention of each node to the nodes that have an edge to it, with additive scores (GAT and GATv2)."""
+"""Layers over the edges of graphs: additive attention (GAT and GATv2), the graph convolution, the graph Transformer."""
 
 from abc import ABC, abstractmethod
 from typing import Literal, final
@@ -123,3 +123,107 @@ def edges_of(positions: TokenPositions) -> GraphEdges:
     if positions.edges is None:
         raise ValueError("this layer needs the edges of a graph, which TokenPositions.edges holds")
     return positions.edges
+
+
+@final
+class GraphConvolution(Layer):
+    """y_i = b + sum_j x_j / sqrt(d_i d_j) over the edges from j to i (Kipf and Welling 2017, equation 2).
+
+    d counts the edges that end at a node. The layer takes nodes that are projected already; the paper's graphs have an
+    edge from every node to itself. Raises ValueError if there are no edges."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
+        edges = edges_of(ctx.positions)
+        # a node at which no edge ends has no part in any sum of the paper's graphs
+        scale = edges.row_starts.diff().clamp(min=1).to(x.dtype).rsqrt()
+        weights = scale.index_select(0, edges.sources) * scale.index_select(0, edges.targets)
+        sums = sum_over_edges(weights[:, None], x.flatten(0, 1)[:, None], edges)
+        return LayerOutput(sums.view_as(x) + self.bias)
+
+
+@final
+class GraphTransformerStack(Layer):
+    """Post-norm layers in which a node attends to its neighbours (Dwivedi and Bresson 2021, section 2.2).
+
+    With `edge_features` the product of query and key is multiplied channel by channel with a projection of the edge,
+    and becomes the edge's next state (equations 8 to 12); the last layer needs none. Raises ValueError if there are no
+    edges, or none with features."""
+
+    def __init__(
+        self, depth: int, dim: int, heads: int, *, edge_features: int = 0, ff_dim: int, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.edge_embed = nn.Linear(edge_features, dim) if edge_features else None
+        self.layers = nn.ModuleList(
+            _EdgeTransformerLayer(
+                dim,
+                heads,
+                ff_dim,
+                dropout,
+                reads_edges=edge_features > 0,
+                updates_edges=edge_features > 0 and number < depth - 1,
+            )
+            for number in range(depth)
+        )
+
+    def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
+        edges = edges_of(ctx.positions)
+        nodes = x.flatten(0, 1)
+        stream = None
+        if self.edge_embed is not None:
+            if edges.features is None:
+                raise ValueError("this model reads features of edges, and the edges have none")
+            stream = self.edge_embed(edges.features.to(x.dtype))
+        for layer in self.layers:
+            nodes, stream = layer(nodes, stream, edges, ctx)
+        return LayerOutput(nodes.view_as(x))
+
+
+class _EdgeTransformerLayer(nn.Module):
+    """One layer for both streams."""
+
+    def __init__(
+        self, dim: int, heads: int, ff_dim: int, dropout: float, *, reads_edges: bool, updates_edges: bool
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        # queries and keys of all heads, then values
+        self.projection = nn.Linear(dim, 3 * dim, bias=False)
+        self.edge_projection = nn.Linear(dim, dim, bias=False) if reads_edges else None
+        self.node_update = _StreamUpdate(dim, ff_dim, dropout)
+        self.edge_update = _StreamUpdate(dim, ff_dim, dropout) if updates_edges else None
+
+    def forward(
+        self, nodes: Float[Tensor, "n d"], stream: Float[Tensor, "edges d"] | None, edges: GraphEdges, ctx: Context
+    ) -> tuple[Float[Tensor, "n d"], Float[Tensor, "edges d"] | None]:
+        q, k, v = self.projection(nodes).view(len(nodes), 3, self.heads, -1).unbind(1)
+        products = q.index_select(0, edges.targets) * k.index_select(0, edges.sources) * q.shape[-1] ** -0.5
+        if self.edge_projection is not None:
+            products = products * self.edge_projection(stream).view_as(products)
+        weights = edge_softmax(products.sum(-1), edges)
+        watch_edge_weights(ctx, self, weights, edges)
+        nodes = self.node_update(nodes, sum_over_edges(weights, v, edges).flatten(1))
+        if self.edge_update is not None:
+            stream = self.edge_update(stream, products.flatten(1))
+        return nodes, stream
+
+
+class _StreamUpdate(nn.Module):
+    """The output projection of what was attended to and a feed-forward layer, each with a sum and a norm."""
+
+    def __init__(self, dim: int, ff_dim: int, dropout: float) -> None:
+        super().__init__()
+        self.out_proj = nn.Linear(dim, dim)
+        self.ff = nn.Sequential(nn.Linear(dim, ff_dim), nn.ReLU(), Dropout(dropout), nn.Linear(ff_dim, dim))
+        self.norm = nn.LayerNorm(dim)
+        self.ff_norm = nn.LayerNorm(dim)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Float[Tensor, "n d"], attended: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        x = self.norm(x + self.dropout(self.out_proj(attended)))
+        y: Tensor = self.ff_norm(x + self.dropout(self.ff(x)))
+        return y

@@ -12,6 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import manyformer as mf
 from manyformer.attention import Attention
+from manyformer.attention.attention import HeadlessLayer
+from manyformer.attention.head_gates import attention_heads, format_heads, gated_heads, parse_heads, remove_heads
 from manyformer.check.own_subject import OwnSubject
 from manyformer.check.tiny_models import build_tiny
 from manyformer.check.trial import ContractTrial
@@ -20,17 +22,9 @@ from manyformer.errors import UserError
 from manyformer.kernels import SoftmaxKernel
 from manyformer.model_summary import count_parameters
 from manyformer.models import Model
-from manyformer.multi_head.head_gates import (
-    HeadlessLayer,
-    attention_heads,
-    format_heads,
-    gated_heads,
-    parse_heads,
-    remove_heads,
-)
 from manyformer.position import Position
-from manyformer.position.layerwise import LearnedQKPosition
 from manyformer.position.relative import ShawPosition
+from manyformer.position.step_signal import LearnedQKPosition
 from manyformer.recipes import RECIPES
 from perturbing import perturb
 from token_rows import range_positions
