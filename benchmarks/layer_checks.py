@@ -43,7 +43,7 @@ REASONS = {
     "models/encoder_model.py": "what the body and the embedding read decides which inputs the model takes",
     "models/next_token_step.py": "an early exit and its classifiers are one step together",
     "models/with_early_exit.py": PARTS,
-    "recipes/stacks.py": "initialization is by kind of layer",
+    "recipes/baselines.py": "initialization is by kind of layer",
     "relevance/head_propagation.py": "relevance begins where a source is embedded, which every embedding does",
     "relevance/kernel_rule.py": "rules of propagation are by kind of operation",
     "surgery/attention_transfer.py": STRUCTURE,

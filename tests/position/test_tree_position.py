@@ -23,7 +23,7 @@ from manyformer.position import (
     TreeOffsetPosition,
 )
 from manyformer.position.tree_position import tree_offsets
-from manyformer.recipes.stacks import stack
+from manyformer.recipes.baselines import stack
 from manyformer.structures.dependency_trees import NO_NODE, ROOT, preorder_columns
 from manyformer.structures.token_structures import DependencyTree
 

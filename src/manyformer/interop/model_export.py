@@ -30,7 +30,7 @@ from manyformer.interop.weight_files import WEIGHTS
 from manyformer.interop.wrapped_models import PREFIX, stored_names
 from manyformer.models import Model
 from manyformer.models.model_files import replacement_folder
-from manyformer.recipes.attention_keywords import REMOVED_HEADS, SHARED_QK_DIM
+from manyformer.recipes.registry import REMOVED_HEADS, SHARED_QK_DIM
 
 HEADS_OF_OUR_OWN = {
     REMOVED_HEADS: "classes of transformers have all",

@@ -9,9 +9,9 @@ from manyformer.mixers.graph_transformer_stack import GraphTransformerStack
 from manyformer.models import ClassHead, GraphClassifier, NodeClassifier
 from manyformer.models.feature_embedding import FeatureEmbedding
 from manyformer.models.laplacian_embedding import LaplacianEmbedding
+from manyformer.recipes.baselines import check_heads
 from manyformer.recipes.keywords import NodeFeatureCount
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import check_heads
 from manyformer.tasks.graph_labels import GRAPH_NODES, WHOLE_GRAPHS
 
 PAPER = "Dwivedi and Bresson 2021, A Generalization of Transformer Networks to Graphs, arXiv:2012.09699"

@@ -8,8 +8,7 @@ from manyformer.errors import UserError
 from manyformer.models import LanguageModel, Model
 from manyformer.models.generative_model import as_language_model
 from manyformer.models.with_early_exit import early_exit
-from manyformer.recipes.attention_keywords import SHARED_QK_DIM
-from manyformer.recipes.registry import build, get_recipe
+from manyformer.recipes.registry import SHARED_QK_DIM, build, get_recipe
 from manyformer.surgery.conversion import RecipeConversion, RecipeKeywords, TransformedModel
 from manyformer.surgery.head_sharing import COUNTERPART_RECIPES, collaborate
 from manyformer.surgery.weight_transfer import copied_global_projections

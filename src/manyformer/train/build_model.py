@@ -12,9 +12,9 @@ from manyformer.errors import UserError
 from manyformer.model_summary import build_on_meta
 from manyformer.models import Model
 from manyformer.recipes import build, get_recipe
-from manyformer.recipes.encoder_heads import HEAD
 from manyformer.system.device_memory import check_model_fits
 from manyformer.system.devices import KINDS, available_devices, device_kind
+from manyformer.tasks.encoder_task import HEAD
 from manyformer.torch_internals import compile_backward_as_eager
 from manyformer.train.activation_checkpointing import checkpoint_activations
 from manyformer.train.engine import TrainingEngine
