@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from manyformer.errors import UserError
-from manyformer.interop.foreign_config import ForeignConfig
+from manyformer.interop.hf_folder import HFConfig
 
 Keywords = dict[str, Any]
 
@@ -20,14 +20,14 @@ class ConfigRule(NamedTuple):
     `read` makes the keywords, and raises UserError for settings that the recipe does not have. `write` makes the
     fields, and raises UserError for keywords that no such config has."""
 
-    read: Callable[[ForeignConfig], Keywords]
+    read: Callable[[HFConfig], Keywords]
     write: Callable[[Mapping[str, Any]], Keywords]
 
 
 def setting(
     field: str,
     keyword: str,
-    read: Callable[[ForeignConfig], Any],
+    read: Callable[[HFConfig], Any],
     write: Callable[[Mapping[str, Any]], Any] | None = None,
 ) -> ConfigRule:
     """A field and a keyword; without `write`, the field has the value of the keyword."""
@@ -68,13 +68,13 @@ def either(field: str, keyword: str, true: str, false: str) -> ConfigRule:
 def choice(field: str, keyword: str, default: str, names: Mapping[str, str]) -> ConfigRule:
     """One of some names, from theirs to ours; of several names for one of ours, the first is written."""
 
-    def read(config: ForeignConfig) -> str:
+    def read(config: HFConfig) -> str:
         return names[config.choice(field, default, names)]
 
     def write(keywords: Mapping[str, Any]) -> str:
-        for their_name, our_name in names.items():
+        for hf_name, our_name in names.items():
             if our_name == keywords[keyword]:
-                return their_name
+                return hf_name
         raise UserError(f"{keyword} is {keywords[keyword]}, and {field} can be {', '.join(names)} alone")
 
     return setting(field, keyword, read, write)
@@ -83,7 +83,7 @@ def choice(field: str, keyword: str, default: str, names: Mapping[str, str]) -> 
 def required(*, missing: Any = ..., **values: Any) -> ConfigRule:
     """Fields that must have the only values which the recipe has; `missing`, else these, stands for missing fields."""
 
-    def read(config: ForeignConfig) -> Keywords:
+    def read(config: HFConfig) -> Keywords:
         for name, value in values.items():
             config.require(name, expected=value, default=value if missing is ... else missing)
         return {}
@@ -136,48 +136,48 @@ class TensorRule(NamedTuple):
 
     Both functions are linear, so that gradients may be mapped as well."""
 
-    theirs: tuple[str, ...]
+    hf: tuple[str, ...]
     ours: tuple[str, ...]
     to_ours: TensorMap
-    to_theirs: TensorMap
+    to_hf: TensorMap
 
 
-def same(theirs: str, ours: str) -> TensorRule:
+def same(hf: str, ours: str) -> TensorRule:
     """Equal tensors."""
-    return TensorRule((theirs,), (ours,), tuple, tuple)
+    return TensorRule((hf,), (ours,), tuple, tuple)
 
 
-def transposed(theirs: str, ours: str) -> TensorRule:
+def transposed(hf: str, ours: str) -> TensorRule:
     """A matrix that the other library stores as (inputs, outputs)."""
-    return TensorRule((theirs,), (ours,), _transpose, _transpose)
+    return TensorRule((hf,), (ours,), _transpose, _transpose)
 
 
-def reshaped(theirs: str, ours: str, their_shape: Sequence[int], our_shape: Sequence[int]) -> TensorRule:
+def reshaped(hf: str, ours: str, hf_shape: Sequence[int], our_shape: Sequence[int]) -> TensorRule:
     """The same numbers in the same order with other axes."""
-    return TensorRule((theirs,), (ours,), lambda x: [x[0].reshape(*our_shape)], lambda x: [x[0].reshape(*their_shape)])
+    return TensorRule((hf,), (ours,), lambda x: [x[0].reshape(*our_shape)], lambda x: [x[0].reshape(*hf_shape)])
 
 
-def shifted(theirs: str, ours: str, offset: float) -> TensorRule:
+def shifted(hf: str, ours: str, offset: float) -> TensorRule:
     """Our tensor is theirs plus a number."""
-    return TensorRule((theirs,), (ours,), lambda x: [x[0] + offset], lambda x: [x[0] - offset])
+    return TensorRule((hf,), (ours,), lambda x: [x[0] + offset], lambda x: [x[0] - offset])
 
 
-def padded_rows(theirs: str, ours: str, rows: int) -> TensorRule:
+def padded_rows(hf: str, ours: str, rows: int) -> TensorRule:
     """Our tensor is theirs without so many rows at its start, which are 0 on the way back."""
 
-    def to_theirs(x: Sequence[Tensor]) -> Sequence[Tensor]:
+    def to_hf(x: Sequence[Tensor]) -> Sequence[Tensor]:
         return [torch.cat([x[0].new_zeros(rows, *x[0].shape[1:]), x[0]])]
 
-    return TensorRule((theirs,), (ours,), lambda x: [x[0][rows:]], to_theirs)
+    return TensorRule((hf,), (ours,), lambda x: [x[0][rows:]], to_hf)
 
 
-def first_row(theirs: str, ours: str, rows: int) -> TensorRule:
+def first_row(hf: str, ours: str, rows: int) -> TensorRule:
     """Our vector is the first row of their table of so many rows, whose others are 0 on the way back."""
 
-    def to_theirs(x: Sequence[Tensor]) -> Sequence[Tensor]:
+    def to_hf(x: Sequence[Tensor]) -> Sequence[Tensor]:
         return [torch.cat([x[0][None], x[0].new_zeros(rows - 1, x[0].shape[0])])]
 
-    return TensorRule((theirs,), (ours,), lambda x: [x[0][0]], to_theirs)
+    return TensorRule((hf,), (ours,), lambda x: [x[0][0]], to_hf)
 
 
 def constant(ours: str, value: Tensor) -> TensorRule:
@@ -185,40 +185,40 @@ def constant(ours: str, value: Tensor) -> TensorRule:
     return TensorRule((), (ours,), lambda x: [value], lambda x: [])
 
 
-def unused(theirs: str, shape: Sequence[int]) -> TensorRule:
+def unused(hf: str, shape: Sequence[int]) -> TensorRule:
     """A tensor that only the other library has: left out of imports, and zeros in exports."""
-    return TensorRule((theirs,), (), lambda x: [], lambda x: [torch.zeros(*shape)])
+    return TensorRule((hf,), (), lambda x: [], lambda x: [torch.zeros(*shape)])
 
 
-def scaled(theirs: str, ours: str, factor: float) -> TensorRule:
+def scaled(hf: str, ours: str, factor: float) -> TensorRule:
     """Our tensor is theirs times a number."""
-    return TensorRule((theirs,), (ours,), lambda x: [x[0] * factor], lambda x: [x[0] / factor])
+    return TensorRule((hf,), (ours,), lambda x: [x[0] * factor], lambda x: [x[0] / factor])
 
 
-def stacked(theirs: Sequence[str], ours: str, sizes: Sequence[int]) -> TensorRule:
+def stacked(hf: Sequence[str], ours: str, sizes: Sequence[int]) -> TensorRule:
     """Our tensor has the rows of theirs, of which there are so many, one after another."""
-    return TensorRule(tuple(theirs), (ours,), lambda x: [torch.cat(list(x))], lambda x: torch.split(x[0], list(sizes)))
+    return TensorRule(tuple(hf), (ours,), lambda x: [torch.cat(list(x))], lambda x: torch.split(x[0], list(sizes)))
 
 
-def stacked_experts(theirs: Sequence[str], ours: str) -> TensorRule:
+def stacked_experts(hf: Sequence[str], ours: str) -> TensorRule:
     """Our tensor has an axis more, along which theirs stand: a matrix of each expert."""
-    return TensorRule(tuple(theirs), (ours,), lambda x: [torch.stack(list(x))], lambda x: x[0].unbind())
+    return TensorRule(tuple(hf), (ours,), lambda x: [torch.stack(list(x))], lambda x: x[0].unbind())
 
 
-def divided(theirs: str, ours: Sequence[str], sizes: Sequence[int], *, is_transposed: bool = False) -> TensorRule:
+def divided(hf: str, ours: Sequence[str], sizes: Sequence[int], *, is_transposed: bool = False) -> TensorRule:
     """Their tensor has the rows of ours, of which there are so many; a matrix may be stored as (inputs, outputs)."""
 
     def to_ours(x: Sequence[Tensor]) -> Sequence[Tensor]:
         return torch.split(x[0].T if is_transposed else x[0], list(sizes))
 
-    def to_theirs(x: Sequence[Tensor]) -> Sequence[Tensor]:
+    def to_hf(x: Sequence[Tensor]) -> Sequence[Tensor]:
         joined = torch.cat(list(x))
         return [joined.T if is_transposed else joined]
 
-    return TensorRule((theirs,), tuple(ours), to_ours, to_theirs)
+    return TensorRule((hf,), tuple(ours), to_ours, to_hf)
 
 
-def grouped(theirs: str, ours: Mapping[str, Sequence[int]], groups: int) -> TensorRule:
+def grouped(hf: str, ours: Mapping[str, Sequence[int]], groups: int) -> TensorRule:
     """Our tensors have blocks of so many rows; theirs has, for each of `groups` in turn, a share of every block."""
     sizes = [rows for blocks in ours.values() for rows in blocks]
 
@@ -227,42 +227,42 @@ def grouped(theirs: str, ours: Mapping[str, Sequence[int]], groups: int) -> Tens
         blocks = iter(torch.split(by_group, [rows // groups for rows in sizes], 1))
         return [torch.cat([next(blocks).flatten(0, 1) for _ in rows]) for rows in ours.values()]
 
-    def to_theirs(x: Sequence[Tensor]) -> Sequence[Tensor]:
+    def to_hf(x: Sequence[Tensor]) -> Sequence[Tensor]:
         blocks = [block for part, rows in zip(x, ours.values(), strict=True) for block in torch.split(part, list(rows))]
         by_group = [block.view(groups, -1, *block.shape[1:]) for block in blocks]
         return [torch.cat(by_group, 1).flatten(0, 1)]
 
-    return TensorRule((theirs,), tuple(ours), to_ours, to_theirs)
+    return TensorRule((hf,), tuple(ours), to_ours, to_hf)
 
 
-def depthwise(theirs: str, ours: str) -> TensorRule:
+def depthwise(hf: str, ours: str) -> TensorRule:
     """The weights (channels, 1, taps) of a convolution of each channel, which we have as (taps, channels)."""
-    return TensorRule((theirs,), (ours,), lambda x: [x[0][:, 0].mT], lambda x: [x[0].mT[:, None]])
+    return TensorRule((hf,), (ours,), lambda x: [x[0][:, 0].mT], lambda x: [x[0].mT[:, None]])
 
 
-def interleaved(theirs: str, ours: Sequence[str]) -> TensorRule:
+def interleaved(hf: str, ours: Sequence[str]) -> TensorRule:
     """Their channels alternate between our two tensors; matrices of experts are stored as (inputs, outputs)."""
 
     def to_ours(x: Sequence[Tensor]) -> Sequence[Tensor]:
         parts = (x[0][..., 0::2], x[0][..., 1::2])
         return [part.mT if part.ndim == 3 else part for part in parts]
 
-    def to_theirs(x: Sequence[Tensor]) -> Sequence[Tensor]:
+    def to_hf(x: Sequence[Tensor]) -> Sequence[Tensor]:
         return [torch.stack([part.mT if part.ndim == 3 else part for part in x], -1).flatten(-2)]
 
-    return TensorRule((theirs,), tuple(ours), to_ours, to_theirs)
+    return TensorRule((hf,), tuple(ours), to_ours, to_hf)
 
 
-def each_parameter(theirs: str, ours: str, kinds: Iterable[str] = PARAMETERS) -> list[TensorRule]:
+def each_parameter(hf: str, ours: str, kinds: Iterable[str] = PARAMETERS) -> list[TensorRule]:
     """Equal parameters of two modules."""
-    return [same(f"{theirs}.{kind}", f"{ours}.{kind}") for kind in kinds]
+    return [same(f"{hf}.{kind}", f"{ours}.{kind}") for kind in kinds]
 
 
 def attention_projections(
-    theirs: Sequence[str], ours: str, kv_rows: Sequence[int], kinds: Iterable[str] = PARAMETERS
+    hf: Sequence[str], ours: str, kv_rows: Sequence[int], kinds: Iterable[str] = PARAMETERS
 ) -> Iterator[TensorRule]:
     """The projections of queries, keys, values and outputs, of which we have keys and values in one."""
-    query, key, value, output = theirs
+    query, key, value, output = hf
     for kind in kinds:
         yield same(f"{query}.{kind}", f"{ours}.q_proj.{kind}")
         yield stacked([f"{key}.{kind}", f"{value}.{kind}"], f"{ours}.kv_proj.{kind}", kv_rows)
@@ -270,11 +270,11 @@ def attention_projections(
 
 
 def each_module(
-    theirs: str, ours: str, names: Mapping[str, str], kinds: Iterable[str] = PARAMETERS
+    hf: str, ours: str, names: Mapping[str, str], kinds: Iterable[str] = PARAMETERS
 ) -> Iterator[TensorRule]:
     """Equal parameters of several modules, from their names below `theirs` to ours below `ours`."""
-    for their_name, our_name in names.items():
-        yield from each_parameter(f"{theirs}.{their_name}", f"{ours}.{our_name}", kinds)
+    for hf_name, our_name in names.items():
+        yield from each_parameter(f"{hf}.{hf_name}", f"{ours}.{our_name}", kinds)
 
 
 def _transpose(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -307,7 +307,7 @@ class ModelFamily:
     head_is_optional: bool = False
     other_files: Callable[[Mapping[str, Any]], Mapping[str, Keywords]] = lambda keywords: {}
 
-    def read_keywords(self, config: ForeignConfig) -> Keywords:
+    def read_keywords(self, config: HFConfig) -> Keywords:
         """The keywords of a model with this config. Raises UserError for settings that the recipe does not have."""
         keywords: Keywords = {}
         for rule in self.config_rules:

@@ -6,25 +6,21 @@ from importlib import import_module
 from manyformer.interop.model_family import ModelFamily
 
 _FILES = {
-    "gpt2": ("gpt2",),
-    "llama": ("llama", "mistral", "ministral", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text"),
+    "gpt2": ("gpt2", "decision_transformer"),
+    "llama": (
+        *("llama", "mistral", "ministral", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3_text", "phi3"),
+        "diffllama",
+    ),
     "bert": ("bert", "roberta", "xlm-roberta", "camembert", "distilbert"),
-    "longformer": ("longformer",),
-    "bigbird": ("big_bird",),
+    "long_encoders": ("longformer", "big_bird"),
     "xlnet": ("xlnet",),
     "vit": ("vit", "deit"),
-    "t5": ("t5", "mt5"),
-    "bart": ("bart", "mbart", "marian", "pegasus"),
-    "decision_transformer_family": ("decision_transformer",),
+    "encoder_decoders": ("t5", "mt5", "bart", "mbart", "marian", "pegasus"),
     "reformer": ("reformer",),
-    "mixtral": ("mixtral",),
+    "expert_decoders": ("mixtral", "deepseek_v3", "deepseek_v32", "gpt_oss"),
     "mamba": ("mamba",),
-    "deepseek": ("deepseek_v3", "deepseek_v32"),
-    "gpt_oss": ("gpt_oss",),
-    "diffllama": ("diffllama",),
     "qwen3_next": ("qwen3_next",),
     "perceiver_family": ("perceiver",),
-    "phi3": ("phi3",),
 }
 """The files of this package, each with the `model_type`s of its `FAMILIES`."""
 
