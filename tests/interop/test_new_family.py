@@ -13,7 +13,8 @@ from tiny_models import exported, save_tiny
 
 from manyformer.errors import UserError
 from manyformer.interop import export_model, families, import_model
-from manyformer.interop import model_family as rules
+from manyformer.interop import families as rules
+from manyformer.interop.families import TensorRule
 from manyformer.interop.families.decoder_parts import (
     attention_rules,
     decoder_family,
@@ -23,7 +24,6 @@ from manyformer.interop.families.decoder_parts import (
     plain_rotary,
 )
 from manyformer.interop.families.llama import PLAIN
-from manyformer.interop.model_family import TensorRule
 
 pytestmark = pytest.mark.oracle
 

@@ -11,8 +11,8 @@ import torch
 from manyformer.data.tokenizer import NativeTokenizer, Tokenizer
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write_text
+from manyformer.interop.families import ConfigRule, ModelFamily, TensorRule, same
 from manyformer.interop.hf_folder import MODEL_TYPE, SPEC_FIELD, HFConfig
-from manyformer.interop.model_family import ConfigRule, ModelFamily, TensorRule, same
 from manyformer.keyword_checks import checked_keywords
 from manyformer.models import (
     DecisionTransformer,

@@ -25,10 +25,9 @@ from manyformer.interop.exported_config import (
     stored_names,
     write_loader,
 )
-from manyformer.interop.families import all_families
+from manyformer.interop.families import PAD_ID, Keywords, ModelFamily, all_families
 from manyformer.interop.families.vit import preprocessor_files
 from manyformer.interop.hf_folder import CONFIG, GENERATION, SPEC_FIELD, WEIGHTS
-from manyformer.interop.model_family import PAD_ID, Keywords, ModelFamily
 from manyformer.interop.tokenizer_exchange import write_tokenizer
 from manyformer.libraries.hub_libraries import upload_folder
 from manyformer.libraries.library_calls import RefusedByLibrary

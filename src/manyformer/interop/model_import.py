@@ -12,9 +12,8 @@ from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError, suggest_names
 from manyformer.files.tokenizer_files import TOKENIZER_FILES
 from manyformer.files.verified_folder import VerifiedFolder
-from manyformer.interop.families import family_of_type, model_types
+from manyformer.interop.families import PAD_ID, ModelFamily, TensorRule, family_of_type, model_types
 from manyformer.interop.hf_folder import ADAPTER_CONFIG, MODEL_TYPE, HFConfig, WeightFiles, is_adapter
-from manyformer.interop.model_family import PAD_ID, ModelFamily, TensorRule
 from manyformer.interop.text_settings import TextSettings, read_text_settings
 from manyformer.models import Model
 from manyformer.models.model_files import is_hugging_face, replacement_folder, warn_non_finite

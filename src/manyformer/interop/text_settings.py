@@ -8,8 +8,8 @@ from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError
 from manyformer.files.json_records import read_json
+from manyformer.interop.families import ModelFamily
 from manyformer.interop.hf_folder import CONFIG, GENERATION, HFConfig
-from manyformer.interop.model_family import ModelFamily
 from manyformer.interop.tokenizer_exchange import read_hf_tokenizers
 from manyformer.models.generation_settings import GenerationSettings
 from manyformer.models.patch_embedding import MAX_PIXEL_VALUE

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
@@ -22,11 +22,13 @@ from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write_text
 from manyformer.files.json_records import DamagedFile, read_bounded, read_json
 from manyformer.files.json_text import json_text
-from manyformer.interop.exported_config import AutoClass
 from manyformer.interop.hf_folder import CONFIG, GENERATION
 from manyformer.libraries.hub_libraries import load_auto_tokenizer
 from manyformer.libraries.library_calls import RefusedByLibrary
 from manyformer.libraries.tokenizer_rules import read_tokenizer
+
+if TYPE_CHECKING:
+    from manyformer.interop.exported_config import AutoClass
 
 TOKENIZER = "tokenizer.json"
 VOCABULARY = "vocab.txt"
@@ -311,7 +313,7 @@ NO_LIMIT = 10**30
 """The `model_max_length` of a tokenizer whose model has none, as `transformers` writes it."""
 
 
-def write_tokenizer(folder: Path, tokenizer: Tokenizer, kind: AutoClass, max_length: int | None) -> None:
+def write_tokenizer(folder: Path, tokenizer: Tokenizer, kind: "AutoClass", max_length: int | None) -> None:
     """Write tokenizer.json and tokenizer_config.json, with the same token ids and special tokens.
 
     Texts are framed as models of this kind read them. A name of a special token in a text is text, as it is here
@@ -343,7 +345,7 @@ def fast_tokenizer(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
     return convert(tokenizer)
 
 
-def _frame(tokenizer: Tokenizer, names: Mapping[str, str], kind: AutoClass) -> processors.TemplateProcessing:
+def _frame(tokenizer: Tokenizer, names: Mapping[str, str], kind: "AutoClass") -> processors.TemplateProcessing:
     """Texts with the start token before them and the end token after each, if the models have them."""
     begin = [names["bos"]] * kind.begins
     end = [names["eos"]] * kind.ends

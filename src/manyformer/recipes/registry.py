@@ -226,13 +226,16 @@ class AttentionOptions(TypedDict, total=False):
 
 def _read_attention_options(options: dict[str, Any]) -> Callable[[Any], Any]:
     removed = parse_heads(options.get(REMOVED_HEADS) or "")
+    shared_qk_dim = options.get(SHARED_QK_DIM)
+    dropout = options.get("attention_dropout", 0.0)
 
     def change(model: Any) -> Any:
-        shared_qk_dim = options.get(SHARED_QK_DIM)
         if shared_qk_dim is not None:
             share_query_key_dims(model, shared_qk_dim)
-        remove_heads(model, removed)
-        set_attention_dropout(model, options.get("attention_dropout", 0.0))
+        if removed:
+            remove_heads(model, removed)
+        if dropout:
+            set_attention_dropout(model, dropout)
         return model
 
     return change

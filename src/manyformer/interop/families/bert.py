@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from manyformer.errors import UserError
-from manyformer.interop import model_family as rules
-from manyformer.interop.hf_folder import HFConfig
-from manyformer.interop.model_family import (
+from manyformer.interop import families as rules
+from manyformer.interop.families import (
     PAD_ID,
     ConfigRule,
     Keywords,
@@ -22,6 +21,7 @@ from manyformer.interop.model_family import (
     same,
     unused,
 )
+from manyformer.interop.hf_folder import HFConfig
 
 HEAD_OF_SUFFIX = {
     "ForMaskedLM": "masked-lm",

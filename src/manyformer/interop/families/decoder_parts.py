@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from manyformer.errors import UserError
-from manyformer.interop import model_family as rules
-from manyformer.interop.hf_folder import HFConfig
-from manyformer.interop.model_family import (
+from manyformer.interop import families as rules
+from manyformer.interop.families import (
     PARAMETERS,
     WEIGHT,
     ConfigRule,
@@ -17,6 +16,7 @@ from manyformer.interop.model_family import (
     stacked,
     stacked_experts,
 )
+from manyformer.interop.hf_folder import HFConfig
 
 ROPE_TYPES = {"default": "none", "linear": "linear", "yarn": "yarn", "llama3": "llama3"}
 FIXED_ROPE_FIELDS: dict[str, Any] = {

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from manyformer.errors import UserError
-from manyformer.interop import model_family as rules
-from manyformer.interop.hf_folder import HFConfig
-from manyformer.interop.model_family import (
+from manyformer.interop import families as rules
+from manyformer.interop.families import (
     WEIGHT,
     ConfigRule,
     Keywords,
@@ -22,6 +21,7 @@ from manyformer.interop.model_family import (
     same,
     scaled,
 )
+from manyformer.interop.hf_folder import HFConfig
 
 
 def _decoder_depth(keywords: Mapping[str, Any]) -> int:

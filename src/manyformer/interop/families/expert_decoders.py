@@ -6,7 +6,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from manyformer.errors import UserError
-from manyformer.interop import model_family as rules
+from manyformer.interop import families as rules
+from manyformer.interop.families import (
+    ConfigRule,
+    Keywords,
+    TensorRule,
+    each_parameter,
+    interleaved,
+    same,
+    transposed,
+)
 from manyformer.interop.families.decoder_parts import (
     attention_rules,
     decoder_family,
@@ -19,15 +28,6 @@ from manyformer.interop.families.decoder_parts import (
     yarn_rotary,
 )
 from manyformer.interop.hf_folder import HFConfig
-from manyformer.interop.model_family import (
-    ConfigRule,
-    Keywords,
-    TensorRule,
-    each_parameter,
-    interleaved,
-    same,
-    transposed,
-)
 
 MIXTRAL_EXPERT_PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from manyformer.errors import UserError
-from manyformer.interop import model_family as rules
-from manyformer.interop.model_family import (
+from manyformer.interop import families as rules
+from manyformer.interop.families import (
     PARAMETERS,
     ConfigRule,
     Keywords,

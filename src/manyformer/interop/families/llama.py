@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from manyformer.errors import UserError
-from manyformer.interop import model_family as rules
+from manyformer.interop import families as rules
+from manyformer.interop.families import ConfigRule, Keywords, ModelFamily, TensorRule, divided, same, shifted
 from manyformer.interop.families.decoder_parts import (
     NORMS,
     SIZES,
@@ -24,7 +25,6 @@ from manyformer.interop.families.decoder_parts import (
     write_rotary,
 )
 from manyformer.interop.hf_folder import HFConfig
-from manyformer.interop.model_family import ConfigRule, Keywords, ModelFamily, TensorRule, divided, same, shifted
 from manyformer.recipes.llama import read_divisors
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu-tanh"}

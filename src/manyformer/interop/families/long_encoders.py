@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from manyformer.errors import UserError
-from manyformer.interop import model_family as rules
+from manyformer.interop import families as rules
+from manyformer.interop.families import PARAMETERS, ConfigRule, Keywords, TensorRule, each_parameter, stacked
 from manyformer.interop.families.bert import (
     BERT_NAMES,
     HEAD_OF_SUFFIX,
@@ -19,7 +20,6 @@ from manyformer.interop.families.bert import (
     read_head,
 )
 from manyformer.interop.hf_folder import HFConfig
-from manyformer.interop.model_family import PARAMETERS, ConfigRule, Keywords, TensorRule, each_parameter, stacked
 
 GLOBAL_FIRST_TOKEN = "classification"
 """The head for which the first token is global where a call does not mark others."""

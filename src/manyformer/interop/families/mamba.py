@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from manyformer.errors import UserError
-from manyformer.interop import model_family as rules
+from manyformer.interop import families as rules
+from manyformer.interop.families import ModelFamily, TensorRule, depthwise, each_parameter, reshaped, same
 from manyformer.interop.families.decoder_parts import is_tied
 from manyformer.interop.hf_folder import HFConfig
-from manyformer.interop.model_family import ModelFamily, TensorRule, depthwise, each_parameter, reshaped, same
 from manyformer.mixers.mamba_mixer import default_rank
 
 

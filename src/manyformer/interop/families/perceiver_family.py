@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from manyformer.errors import UserError
-from manyformer.interop import model_family as rules
-from manyformer.interop.hf_folder import HFConfig
-from manyformer.interop.model_family import (
+from manyformer.interop import families as rules
+from manyformer.interop.families import (
     ConfigRule,
     Keywords,
     ModelFamily,
@@ -16,6 +15,7 @@ from manyformer.interop.model_family import (
     each_parameter,
     same,
 )
+from manyformer.interop.hf_folder import HFConfig
 
 ARCHITECTURE = "PerceiverForMaskedLM"
 DECODER_HEADS = 8

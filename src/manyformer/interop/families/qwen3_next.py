@@ -5,7 +5,8 @@ from functools import partial
 from typing import Any
 
 from manyformer.errors import UserError
-from manyformer.interop import model_family as rules
+from manyformer.interop import families as rules
+from manyformer.interop.families import ConfigRule, Keywords, TensorRule, depthwise, grouped, same, shifted, stacked
 from manyformer.interop.families.decoder_parts import (
     decoder_family,
     expert_rules,
@@ -17,7 +18,6 @@ from manyformer.interop.families.decoder_parts import (
     plain_rotary_base,
 )
 from manyformer.interop.hf_folder import HFConfig
-from manyformer.interop.model_family import ConfigRule, Keywords, TensorRule, depthwise, grouped, same, shifted, stacked
 
 LINEAR = "linear_attention"
 FULL = "full_attention"

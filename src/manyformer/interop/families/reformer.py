@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from manyformer.errors import UserError
-from manyformer.interop import model_family as rules
-from manyformer.interop.hf_folder import HFConfig
-from manyformer.interop.model_family import (
+from manyformer.interop import families as rules
+from manyformer.interop.families import (
     WEIGHT,
     ConfigRule,
     Keywords,
@@ -22,6 +21,7 @@ from manyformer.interop.model_family import (
     stacked,
     unused,
 )
+from manyformer.interop.hf_folder import HFConfig
 
 OUTPUT_BIAS = "lm_head.decoder.bias"
 UNUSED_BIAS = "lm_head.bias"

@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from manyformer.errors import UserError
-from manyformer.interop import model_family as rules
-from manyformer.interop.families.bert import IMAGE_HEAD_OF_SUFFIX, read_head
-from manyformer.interop.hf_folder import HFConfig
-from manyformer.interop.model_family import (
+from manyformer.interop import families as rules
+from manyformer.interop.families import (
     ConfigRule,
     Keywords,
     ModelFamily,
@@ -19,6 +17,8 @@ from manyformer.interop.model_family import (
     each_module,
     each_parameter,
 )
+from manyformer.interop.families.bert import IMAGE_HEAD_OF_SUFFIX, read_head
+from manyformer.interop.hf_folder import HFConfig
 from manyformer.models.patch_embedding import PIXEL_SCALINGS
 
 PREPROCESSOR = "preprocessor_config.json"

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from manyformer.errors import UserError
-from manyformer.interop import model_family as rules
+from manyformer.interop import families as rules
+from manyformer.interop.families import ConfigRule, Keywords, ModelFamily, TensorRule, each_parameter, same
 from manyformer.interop.families.bert import ACTIVATIONS
 from manyformer.interop.hf_folder import HFConfig
-from manyformer.interop.model_family import ConfigRule, Keywords, ModelFamily, TensorRule, each_parameter, same
 
 
 def _read_direction(config: HFConfig) -> Keywords:
