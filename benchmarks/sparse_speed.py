@@ -32,8 +32,8 @@ from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.models.embedding import positions_of
 from manyformer.ops.sparse_plan import make_sparse_plan
 from manyformer.position import LearnedPosition, NoPosition
+from manyformer.recipes.baselines import init_std, stack
 from manyformer.recipes.bert import masked_encoder
-from manyformer.recipes.stacks import init_std, stack
 
 DIM, DEPTH, HEADS, VOCAB, WINDOW = 256, 4, 4, 256, 256
 

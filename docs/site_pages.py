@@ -24,7 +24,7 @@ from manyformer.files.text_tables import markdown_table
 
 SINGLE_MODULES = (
     *("core", "feedforward", "head_selection", "errors", "plugins"),
-    *("surgery.head_sharing", "surgery.knn_memory", "structures", "data.normalization"),
+    *("surgery.head_sharing", "surgery.recipe_conversions", "structures", "data.normalization"),
 )
 """The public modules that are not packages, or whose names no package exports."""
 

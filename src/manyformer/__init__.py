@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from manyformer.pruning.prune_run import prune_heads
     from manyformer.surgery import convert
     from manyformer.surgery.head_sharing import collaborate
-    from manyformer.surgery.knn_memory import memorize
+    from manyformer.surgery.recipe_conversions import memorize
     from manyformer.train import train
     from manyformer.view import draw
     from manyformer.viewer import view
@@ -41,7 +41,7 @@ _MODULES = {
     "generate": "manyformer.generate",
     "knn_lm": "manyformer.datastore",
     "load": "manyformer.api",
-    "memorize": "manyformer.surgery.knn_memory",
+    "memorize": "manyformer.surgery.recipe_conversions",
     "prune_heads": "manyformer.pruning.prune_run",
     "recipes": "manyformer.api",
     "train": "manyformer.train",

@@ -5,7 +5,8 @@ import inspect
 import json
 import numbers
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -21,6 +22,24 @@ _TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", 
 _TYPE_NAMES |= {inspect.Parameter.empty: ""}
 _BOUNDS = ((Gt, "gt", ">"), (Ge, "ge", ">="), (Lt, "lt", "<"), (Le, "le", "<="))
 _STRICT_CONFIG = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class Default:
+    """The default of a keyword in a record that several recipes share: a TypedDict whose types contain defaults."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class SharedKeywords:
+    """Keywords that recipes of a kind have besides those of their functions, and what they change in a built model.
+
+    `record` is a TypedDict whose types contain a `Default`. `read` gives the change for their values; it raises
+    UserError for values that exclude each other."""
+
+    record: type
+    read: Callable[[dict[str, Any]], Callable[[Any], Any]]
 
 
 def checked_keywords(recipe: str, keywords: Mapping[str, Any], signature: inspect.Signature) -> dict[str, Any]:

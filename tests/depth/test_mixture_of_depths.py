@@ -12,7 +12,7 @@ from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.position import RotaryPosition
-from manyformer.recipes.stacks import branch
+from manyformer.recipes.baselines import branch
 from token_rows import range_positions, segment_positions
 
 DIM = 8

@@ -17,9 +17,8 @@ from manyformer.check.tiny_models import build_tiny
 from manyformer.data.native_tokenizers import ByteTokenizer
 from manyformer.errors import UserError
 from manyformer.interop import export_model
-from manyformer.interop.auto_classes import AUTO_CLASSES
-from manyformer.interop.auto_model.pretrained_generators import DecodingCache
-from manyformer.interop.exported_config import config_fields, generation_fields
+from manyformer.interop.auto_model.pretrained_classes import DecodingCache
+from manyformer.interop.exported_config import AUTO_CLASSES, config_fields, generation_fields
 from manyformer.interop.model_import import save_imported
 from manyformer.models import Model, ModelOutput
 from manyformer.recipes import all_recipes, get_recipe

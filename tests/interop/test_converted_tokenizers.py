@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from manyformer.errors import UserError
-from manyformer.interop.foreign_texts import read_foreign_tokenizer, read_foreign_tokenizers
+from manyformer.interop.tokenizer_exchange import read_hf_tokenizer, read_hf_tokenizers
 
 pytestmark = pytest.mark.oracle
 
@@ -54,7 +54,7 @@ def save_pieces(folder: Path, name: str, texts: list[str] = TEXTS, **options: An
 def test_byte_pairs_and_merges(model_type: str, special: list[str], prepends_bos: bool, tmp_path: Path) -> None:
     inner = save_byte_pairs(tmp_path, special)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
-    tokenizer = read_foreign_tokenizer(tmp_path)
+    tokenizer = read_hf_tokenizer(tmp_path)
     assert tokenizer is not None
     assert tokenizer.prepends_bos is prepends_bos
     assert tokenizer.token(tokenizer.bos) == special[0]
@@ -67,7 +67,7 @@ def test_byte_pairs_and_merges(model_type: str, special: list[str], prepends_bos
 def test_sentence_pieces_of_t5(tmp_path: Path) -> None:
     reference = save_pieces(tmp_path, "spiece.model", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5", "eos_token_id": 1}))
-    tokenizer = read_foreign_tokenizer(tmp_path)
+    tokenizer = read_hf_tokenizer(tmp_path)
     assert tokenizer is not None
     assert (tokenizer.pad, tokenizer.eos, tokenizer.stop_ids) == (0, 1, (1,))
     source = tokenizer.for_sources()
@@ -89,14 +89,14 @@ def test_what_is_no_tokenizer(name: str, content: bytes, sentence: str, tmp_path
     (tmp_path / "vocab.json").write_text("[")
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=sentence):
-        read_foreign_tokenizer(tmp_path)
+        read_hf_tokenizer(tmp_path)
 
 
 def test_the_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_byte_pairs(tmp_path, ["<|endoftext|>"])
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UserError, match=r"merges\.txt .* the package transformers reads it: pip install"):
-        read_foreign_tokenizer(tmp_path)
+        read_hf_tokenizer(tmp_path)
 
 
 TARGET_TEXTS = ["die Katze saß auf der Matte", "ein Hund lief über die Hügel, und die Katzen saßen"] * 16
@@ -123,7 +123,7 @@ def test_the_two_languages_of_a_marian(is_shared: bool, tmp_path: Path) -> None:
     settings = {"model_type": "marian", "eos_token_id": 0}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"separate_vocabs": not is_shared}))
-    pair = read_foreign_tokenizers(tmp_path)
+    pair = read_hf_tokenizers(tmp_path)
     assert pair is not None
     source, target = pair[0].for_sources(), pair[1].for_targets(pair[1].pad)
     files = [str(tmp_path / name) for name in ("source.spm", "target.spm", "vocab.json", "target_vocab.json")]
@@ -149,7 +149,7 @@ def test_what_is_no_tokenizer_of_a_marian(name: str, content: bytes, sentence: s
     save_marian_tokenizers(tmp_path, is_shared=True)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=sentence):
-        read_foreign_tokenizers(tmp_path)
+        read_hf_tokenizers(tmp_path)
 
 
 @pytest.mark.parametrize(("model_type", "name"), [("mbart", "sentencepiece.bpe.model"), ("xlnet", "spiece.model")])
@@ -158,7 +158,7 @@ def test_sentence_pieces_of_mbart_and_xlnet(model_type: str, name: str, tmp_path
 
     save_pieces(tmp_path, name)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "eos_token_id": 2}))
-    tokenizer = read_foreign_tokenizer(tmp_path)
+    tokenizer = read_hf_tokenizer(tmp_path)
     assert tokenizer is not None
     reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in UNSEEN:

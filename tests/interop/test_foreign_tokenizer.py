@@ -14,7 +14,7 @@ from manyformer.data.foreign_tokenizer import ForeignTokenizer
 from manyformer.data.saved_tokenizers import load_tokenizer
 from manyformer.errors import UserError
 from manyformer.interop import import_model
-from manyformer.interop.foreign_texts import read_foreign_tokenizer
+from manyformer.interop.tokenizer_exchange import read_hf_tokenizer
 
 TEXTS = ["the cat sat on the mat", "naïve café 猫 \N{FAMILY}", " two  spaces\n", "a <s> b </s>", "\ud800x"]
 
@@ -63,7 +63,7 @@ def write(folder: Path, inner: tokenizers.Tokenizer, **settings: Any) -> None:
 def test_ids_and_texts_are_those_of_the_library(kind: str, tmp_path: Path) -> None:
     inner = KINDS[kind]()
     write(tmp_path, inner)
-    read = read_foreign_tokenizer(tmp_path)
+    read = read_hf_tokenizer(tmp_path)
     assert read is not None
     inner.encode_special_tokens = True
     read.save(tmp_path / "saved.json")
@@ -85,7 +85,7 @@ def test_ids_and_texts_are_those_of_the_library(kind: str, tmp_path: Path) -> No
 def test_several_tokens_may_end_a_text(tmp_path: Path) -> None:
     write(tmp_path, byte_level())
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 7]}')
-    tokenizer = read_foreign_tokenizer(tmp_path)
+    tokenizer = read_hf_tokenizer(tmp_path)
     assert tokenizer is not None
     assert tokenizer.stop_ids == (1, 7)
     assert tokenizer.pad == 1
@@ -111,13 +111,13 @@ def test_an_imported_model_writes_with_it(tmp_path: Path) -> None:
 def test_what_is_no_tokenizer(content: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(UserError, match=r"tokenizer\.json"):
-        read_foreign_tokenizer(tmp_path)
+        read_hf_tokenizer(tmp_path)
 
 
 def test_a_tokenizer_whose_texts_never_end(tmp_path: Path) -> None:
     byte_level().save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UserError, match="no token ends a text"):
-        read_foreign_tokenizer(tmp_path)
+        read_hf_tokenizer(tmp_path)
 
 
 PIECES = [
@@ -148,7 +148,7 @@ def test_word_pieces_without_a_tokenizer_file(settings: dict[str, Any], tmp_path
 
     (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    tokenizer = read_foreign_tokenizer(tmp_path)
+    tokenizer = read_hf_tokenizer(tmp_path)
     assert tokenizer is not None
     assert (tokenizer.pad, tokenizer.unk, tokenizer.bos, tokenizer.eos, tokenizer.mask) == (0, 1, 2, 3, 4)
     assert tokenizer.prepends_bos
@@ -164,4 +164,4 @@ def test_word_pieces_without_a_tokenizer_file(settings: dict[str, Any], tmp_path
 def test_what_is_no_vocabulary(content: bytes, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_bytes(content)
     with pytest.raises(UserError, match=rf"vocab\.txt is damaged: .*{sentence}"):
-        read_foreign_tokenizer(tmp_path)
+        read_hf_tokenizer(tmp_path)

@@ -19,8 +19,8 @@ import manyformer as mf
 from manyformer.errors import UserError
 from manyformer.interop import export_model, import_model
 from manyformer.interop.families import family_of_type, model_types
-from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.foreign_texts import read_text_settings
+from manyformer.interop.hf_folder import HFConfig
+from manyformer.interop.text_settings import read_text_settings
 
 WEIGHTS, CONFIG, INDEX = "model.safetensors", "config.json", "model.safetensors.index.json"
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}
@@ -271,7 +271,7 @@ def test_a_field_of_any_type_is_read_or_refused(model_type: str, tmp_path: Path)
     for name in (*content.keys() - {"model_type"}, *OLD_FIELDS):
         for value in WRONG_TYPES:
             (tmp_path / CONFIG).write_text(json.dumps({**content, name: value}))
-            config = ForeignConfig.read(tmp_path)
+            config = HFConfig.read(tmp_path)
             try:
                 read_text_settings(config, family, family.read_keywords(config))
             except UserError as error:
@@ -297,7 +297,7 @@ def test_a_field_of_a_wrong_type_is_named(
     content = {**AutoConfig.for_model(model_type).to_dict(), "architectures": ["BertForMaskedLM"], **fields}
     (tmp_path / CONFIG).write_text(json.dumps(content))
     with pytest.raises(UserError, match=rf"config\.json: {sentence}"):
-        family_of_type(model_type).read_keywords(ForeignConfig.read(tmp_path))
+        family_of_type(model_type).read_keywords(HFConfig.read(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from tiny_models import exported, save_tiny
 
 from manyformer.errors import UserError
 from manyformer.interop import export_model, families, import_model
-from manyformer.interop import model_family as rules
+from manyformer.interop import families as rules
+from manyformer.interop.families import TensorRule
 from manyformer.interop.families.decoder_parts import (
     attention_rules,
     decoder_family,
@@ -23,14 +24,13 @@ from manyformer.interop.families.decoder_parts import (
     plain_rotary,
 )
 from manyformer.interop.families.llama import PLAIN
-from manyformer.interop.model_family import TensorRule
 
 pytestmark = pytest.mark.oracle
 
 
-def layer(theirs: str, ours: str, number: int, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
-    yield from attention_rules(f"{theirs}.self_attn", f"{ours}.attention.inner", keywords, biases="qkv")
-    yield from gated_rules(f"{theirs}.mlp", f"{ours}.ff.inner")
+def layer(hf: str, ours: str, number: int, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
+    yield from attention_rules(f"{hf}.self_attn", f"{ours}.attention.inner", keywords, biases="qkv")
+    yield from gated_rules(f"{hf}.mlp", f"{ours}.ff.inner")
 
 
 SEED_OSS = decoder_family(
@@ -58,10 +58,10 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     families.register_family(SEED_OSS)
 
 
-def assert_same(theirs: Any, model: Any) -> None:
+def assert_same(hf: Any, model: Any) -> None:
     tokens = torch.randint(0, VOCAB, (2, 17))
     with torch.no_grad():
-        torch.testing.assert_close(model(tokens).logits, theirs(tokens).logits, atol=1e-4, rtol=0)
+        torch.testing.assert_close(model(tokens).logits, hf(tokens).logits, atol=1e-4, rtol=0)
 
 
 def test_a_registered_family_is_read_and_written(tmp_path: Path) -> None:

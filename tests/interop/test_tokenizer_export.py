@@ -10,9 +10,8 @@ from test_foreign_tokenizer import KINDS, TEXTS, write
 from manyformer.data.saved_tokenizers import train_tokenizer
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError
-from manyformer.interop.auto_classes import AUTO_CLASSES
-from manyformer.interop.foreign_texts import read_foreign_tokenizer
-from manyformer.interop.tokenizer_export import write_tokenizer
+from manyformer.interop.exported_config import AUTO_CLASSES
+from manyformer.interop.tokenizer_exchange import read_hf_tokenizer, write_tokenizer
 from manyformer.models import EncoderDecoder, LanguageModel, MaskedLM
 
 pytestmark = pytest.mark.oracle
@@ -24,7 +23,7 @@ def tokenizer_of(kind: str, folder: Path) -> Tokenizer:
     if kind not in KINDS:
         return train_tokenizer(kind, ["the cat sat on the naïve mat\n\t\r<eos>"] * 3, 290 if kind == "bpe" else None)
     write(folder, KINDS[kind]())
-    tokenizer = read_foreign_tokenizer(folder)
+    tokenizer = read_hf_tokenizer(folder)
     assert tokenizer is not None
     return tokenizer
 
@@ -61,7 +60,7 @@ def test_one_that_the_library_cannot_express(tmp_path: Path) -> None:
 def test_a_tokenizer_that_comes_back(tmp_path: Path) -> None:
     tokenizer = tokenizer_of("bpe", tmp_path)
     write_tokenizer(tmp_path, tokenizer, AUTO_CLASSES[LanguageModel], None)
-    back = read_foreign_tokenizer(tmp_path)
+    back = read_hf_tokenizer(tmp_path)
     assert back is not None
     assert back.encode("the mat <eos>") == tokenizer.encode("the mat <eos>")
     assert (back.bos, back.stop_ids, back.pad) == (1, (2,), 0)

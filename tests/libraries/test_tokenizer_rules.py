@@ -14,7 +14,7 @@ from manyformer.data.native_tokenizers import BPETokenizer
 from manyformer.data.saved_tokenizers import load_tokenizer
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile
-from manyformer.interop.foreign_texts import read_foreign_tokenizer
+from manyformer.interop.tokenizer_exchange import read_hf_tokenizer
 from manyformer.libraries.tokenizer_rules import MAX_GROWTH, check_rules, read_tokenizer
 
 GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -176,15 +176,15 @@ def saved_gpt_2(folder: Path, **parts: Any) -> Path:
 
 
 def test_the_file_of_a_growing_tokenizer_is_named(tmp_path: Path) -> None:
-    assert read_foreign_tokenizer(saved_gpt_2(tmp_path)) is not None
+    assert read_hf_tokenizer(saved_gpt_2(tmp_path)) is not None
     saved_gpt_2(tmp_path, **normalizer(*[replace("a", "aa")] * 40))
     with pytest.raises(DamagedFile, match=r"tokenizer\.json is no tokenizer .*normalizers\[6\] \(Replace\) a text can"):
-        read_foreign_tokenizer(tmp_path)
+        read_hf_tokenizer(tmp_path)
 
 
 def test_saved_tokenizers_of_ours_are_bounded_too(tmp_path: Path) -> None:
     """A run that somebody else has written holds the rules of the library as they are."""
-    foreign = read_foreign_tokenizer(saved_gpt_2(tmp_path))
+    foreign = read_hf_tokenizer(saved_gpt_2(tmp_path))
     assert foreign is not None
     for number, tokenizer in enumerate((foreign, BPETokenizer.learn(["a b"], 261))):
         file = tmp_path / f"{number}.json"

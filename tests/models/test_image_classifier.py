@@ -15,7 +15,7 @@ from manyformer.core import Chain, Pointwise
 from manyformer.models import ClassHead, ImageClassifier, PatchEmbedding
 from manyformer.models.image_classifier import split_patches
 from manyformer.position import LearnedPosition
-from manyformer.recipes.compose_images import MIXERS
+from manyformer.recipes.compose import MIXERS
 from perturbing import perturb
 
 SMALL = {"classes": 3, "height": 8, "width": 12, "channels": 2, "patch": 4, "dim": 16, "depth": 2}

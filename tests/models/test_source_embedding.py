@@ -16,7 +16,7 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.models import ClassHead, EncoderDecoder, PatchEmbedding, TokenEmbedding
 from manyformer.position import LearnedPosition
-from manyformer.recipes.stacks import stack
+from manyformer.recipes.baselines import stack
 from manyformer.sources import CrossAttentionSource
 
 DIM, VOCAB, LIMIT = 16, 11, 6

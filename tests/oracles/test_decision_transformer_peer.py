@@ -10,7 +10,7 @@ import manyformer as mf
 from manyformer.core import PADDING_SEGMENT
 from manyformer.errors import UserError
 from manyformer.interop import export_model, import_model
-from manyformer.interop.model_family import PARAMETERS
+from manyformer.interop.families import PARAMETERS
 
 pytestmark = pytest.mark.oracle
 ROWS, LENGTH, OBSERVED, ACTIONS = 2, 7, 3, 2

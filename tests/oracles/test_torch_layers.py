@@ -16,7 +16,7 @@ from manyformer.feedforward import FeedForward
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import AllKeys, Causal, Mask, NoKeys, PerHead, SameDocument
 from manyformer.position import NoPosition
-from manyformer.recipes.stacks import branch
+from manyformer.recipes.baselines import branch
 from manyformer.sources import CrossAttentionSource
 from perturbing import perturb
 

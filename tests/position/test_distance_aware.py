@@ -18,7 +18,7 @@ from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.models import TokenEmbedding
 from manyformer.models.embedding import positions_of
 from manyformer.position import DistanceAwarePosition, NoPosition, Position, SinusoidalPosition
-from manyformer.recipes.stacks import branch
+from manyformer.recipes.baselines import branch
 from token_rows import range_positions
 
 HEADS, DIM = 3, 12

@@ -23,7 +23,7 @@ from manyformer.position import (
     TreeOffsetPosition,
 )
 from manyformer.position.relative import tree_offsets
-from manyformer.recipes.stacks import stack
+from manyformer.recipes.baselines import stack
 from manyformer.structures import NO_NODE, ROOT, DependencyTree, preorder_columns
 
 

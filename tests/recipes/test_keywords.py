@@ -20,7 +20,6 @@ from manyformer.keyword_checks import check_value
 from manyformer.models import ModelSpec
 from manyformer.models.with_early_exit import EarlyExitConfig
 from manyformer.recipes import RECIPES
-from manyformer.recipes.attention_keywords import ATTENTION_KEYWORDS
 from manyformer.recipes.keywords import (
     COMMON_KEYWORDS,
     Default,
@@ -28,8 +27,8 @@ from manyformer.recipes.keywords import (
     keyword_annotation,
     keyword_signature,
 )
-from manyformer.recipes.registry import recipe_of_spec
-from manyformer.tasks.masked_language_modelling import MASKED_LM
+from manyformer.recipes.registry import recipe, recipe_of_spec
+from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.train.run_folder import recipe_lookup
 
 FOLDER = Path(inspect.getfile(mf)).parent / "recipes"
@@ -163,9 +162,11 @@ def function_with_own_dropout(heads: int = 2, attention_dropout: float = 0.5) ->
 
 
 def test_a_keyword_of_a_recipe_itself_is_no_shared_one() -> None:
-    signature = keyword_signature(function_with_own_dropout)
-    assert ATTENTION_KEYWORDS.belong_to(signature, MASKED_LM)
-    assert [added.name for added in ATTENTION_KEYWORDS.parameters(signature)] == ["removed_heads", "shared_qk_dim"]
+    register = recipe("Own dropout", paper="", summary="", task=LANGUAGE_MODELLING, cost="")
+    register(function_with_own_dropout)  # type: ignore[arg-type]
+    parameters = RECIPES.pop("function-with-own-dropout").signature.parameters
+    assert list(parameters) == ["heads", "attention_dropout", "removed_heads", "shared_qk_dim"]
+    assert parameters["attention_dropout"].default == 0.5
 
 
 @pytest.mark.parametrize("name", ["early-exit-lm", "early-exit-seq2seq"])

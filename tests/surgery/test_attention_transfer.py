@@ -18,7 +18,7 @@ from manyformer.data.native_tokenizers import CharTokenizer
 from manyformer.errors import UserError
 from manyformer.models import Model
 from manyformer.surgery.attention_transfer import LayerTransfer, describe_transfer, transfer_attention
-from manyformer.surgery.model_pair import ModelPair
+from manyformer.surgery.conversion import ModelPair
 
 VOCAB, LENGTH = 40, 24
 SIZES: dict[str, Any] = {"vocab": VOCAB, "dim": 32, "depth": 2, "heads": 4, "dropout": 0.0}

@@ -11,8 +11,8 @@ from manyformer.errors import UserError
 from manyformer.model_summary import build_on_meta, count_parameters, forward_cost, module_rows
 from manyformer.models import Model
 from manyformer.recipes import get_recipe
-from manyformer.recipes.encoder_heads import HEAD, expected_head
 from manyformer.system.temporary_folders import temporary_folder
+from manyformer.tasks.encoder_task import HEAD, expected_head
 from manyformer.train.build_model import surveyed_model
 from manyformer.train.optimizers import weight_decay_groups
 

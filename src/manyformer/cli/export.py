@@ -66,7 +66,7 @@ def export(
 
 
 def _push(out: str, name: str) -> str:
-    from manyformer.interop.hub_export import push_folder
+    from manyformer.interop.model_export import push_folder
 
     with status_line(f"uploading {out}"):
         return push_folder(out, name)

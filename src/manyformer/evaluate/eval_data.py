@@ -18,10 +18,10 @@ from manyformer.model_summary import build_on_meta
 from manyformer.models import Model
 from manyformer.models.model_files import CONFIG_FILE
 from manyformer.recipes import Recipe, get_recipe
-from manyformer.recipes.encoder_heads import head_named_in
 from manyformer.system.devices import best_device
 from manyformer.system.temporary_folders import temporary_folder
 from manyformer.tasks import Task
+from manyformer.tasks.encoder_task import head_named_in
 from manyformer.train.run_folder import as_run
 from manyformer.type_aliases import LogFn
 

@@ -1,14 +1,111 @@
-"""The settings in the files of an exported model: its config and how it generates."""
+"""What the files of an exported model say: the class that loads it, its config, how it generates, its names of weights.
 
-from typing import Any
+Models without an equal class of `transformers` get one of this library, and `wrapped_family` reads these back."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
 
 from manyformer.data.tokenizer import NativeTokenizer, Tokenizer
-from manyformer.interop.auto_classes import LOADER, AutoClass, auto_class_of
-from manyformer.interop.foreign_config import MODEL_TYPE, SPEC_FIELD
-from manyformer.models import GenerativeModel, Model
+from manyformer.errors import UserError
+from manyformer.files.atomic_files import atomic_write_text
+from manyformer.interop.families import ConfigRule, ModelFamily, TensorRule, same
+from manyformer.interop.hf_folder import MODEL_TYPE, SPEC_FIELD, HFConfig
+from manyformer.keyword_checks import checked_keywords
+from manyformer.models import (
+    DecisionTransformer,
+    EncoderDecoder,
+    GenerativeModel,
+    ImageClassifier,
+    LanguageModel,
+    MaskedLM,
+    Model,
+    SpanReader,
+    Tagger,
+    TextClassifier,
+)
+from manyformer.models.model import model_name
 from manyformer.models.model_files import GenerationSettings
 from manyformer.recipes import get_recipe
+from manyformer.recipes.registry import build, get_recipe, recipe_in_file, task_of
 from manyformer.version import VERSION
+
+LOADER = "modeling_manyformer"
+"""The module in an exported folder that `trust_remote_code` runs."""
+
+
+class AutoClass(NamedTuple):
+    """A kind of models in `transformers`.
+
+    `suffix` ends the names of its classes, and `pipeline` is the hub's name of the kind. Texts that its models read
+    begin with the start token if `begins`, and end with the end token if `ends`. Only those that `is_wrapped` have a
+    class of this library, the others a class of `transformers` that `AutoModel` loads.
+    """
+
+    suffix: str
+    pipeline: str
+    begins: bool = True
+    ends: bool = True
+    is_wrapped: bool = True
+
+    @property
+    def auto_class(self) -> str:
+        """The name of the class that loads such a model."""
+        if self.is_wrapped:
+            return f"AutoModelFor{self.suffix}"
+        return "AutoModel"
+
+    @property
+    def architecture(self) -> str:
+        """The name of the class of this library's models."""
+        return f"ManyformerFor{self.suffix}"
+
+
+AUTO_CLASSES: dict[type[Model], AutoClass] = {
+    LanguageModel: AutoClass("CausalLM", "text-generation", begins=False, ends=False),
+    EncoderDecoder: AutoClass("Seq2SeqLM", "text2text-generation", begins=False),
+    MaskedLM: AutoClass("MaskedLM", "fill-mask"),
+    TextClassifier: AutoClass("SequenceClassification", "text-classification"),
+    Tagger: AutoClass("TokenClassification", "token-classification"),
+    SpanReader: AutoClass("QuestionAnswering", "question-answering"),
+    ImageClassifier: AutoClass("ImageClassification", "image-classification"),
+}
+
+NATIVE_CLASSES: dict[type[Model], AutoClass] = {
+    DecisionTransformer: AutoClass("DecisionTransformer", "reinforcement-learning", is_wrapped=False),
+}
+"""The kinds of models that have a class of `transformers`, and none of this library beside it."""
+
+
+def auto_class_of(model: Model) -> AutoClass:
+    """The kind of a model in `transformers`. Raises UserError for one that has none."""
+    kind = (AUTO_CLASSES | NATIVE_CLASSES).get(type(model))
+    task = task_of(model)
+    # captions and transcripts are written by encoder-decoders too, whose sources are no tokens
+    if kind is None or (kind.suffix == "Seq2SeqLM" and task.generates != "answer"):
+        raise UserError(
+            f"{model_name(model)} is for {task.title}; what transformers can have are models of language, translation "
+            "and masked text, classifiers of texts, tokens and images, and readers of answers"
+        )
+    return kind
+
+
+LOADER_CODE = '''"""Loads this model with manyformer."""
+
+try:
+    from manyformer.interop.auto_model import {names}
+except ImportError as error:
+    raise ImportError("this model needs the package manyformer: pip install 'manyformer[hf]'") from error
+'''
+
+
+def write_loader(folder: Path) -> None:
+    """Write the module that `auto_map` of a config names."""
+    names = sorted(["ManyformerConfig", *(kind.architecture for kind in AUTO_CLASSES.values())])
+    imported = "(\n" + "".join(f"        {name},\n" for name in names) + "    )"
+    atomic_write_text(folder / f"{LOADER}.py", LOADER_CODE.format(names=imported))
 
 
 def config_fields(model: Model) -> dict[str, Any]:
@@ -110,3 +207,45 @@ def generation_content(settings: GenerationSettings) -> dict[str, Any]:
         "bad_words_ids": [[token] for token in settings.banned_ids] or None,
     }
     return {name: value for name, value in content.items() if value is not None}
+
+
+PREFIX = "model."
+"""What the names of tensors begin with."""
+
+
+def stored_names(model: Model) -> list[str]:
+    """The names of a model's weights, of shared ones the first."""
+    first_names: dict[int, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        first_names.setdefault(id(tensor), name)
+    return list(first_names.values())
+
+
+def wrapped_family(config: HFConfig) -> ModelFamily:
+    """The family of the only model that a config of this library describes.
+
+    Raises UserError for a recipe that does not exist, and for keywords that are none of it."""
+    spec = config.part(SPEC_FIELD)
+    recipe = spec.content.get("recipe")
+    saved_keywords = spec.part("keywords").content
+    if not isinstance(recipe, str):
+        raise UserError(f"{config.file}: {SPEC_FIELD}.recipe ({recipe!r:.60}) must be the name of a recipe")
+    signature = recipe_in_file(recipe, config.file).signature
+    try:
+        checked_keywords(recipe, saved_keywords, signature)
+    except UserError as error:
+        raise UserError(f"{config.file}: {error}") from None
+
+    def tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
+        with torch.device("meta"):
+            names = stored_names(build(recipe, **saved_keywords))
+        return (same(f"{PREFIX}{name}", name) for name in names)
+
+    return ModelFamily(
+        title="manyformer",
+        model_types=(MODEL_TYPE,),
+        recipe=recipe,
+        prefix=PREFIX,
+        config_rules=(ConfigRule(lambda config: saved_keywords, dict),),
+        tensor_rules=tensor_rules,
+    )

@@ -1,4 +1,4 @@
-"""Models of this library as folders that Hugging Face's `transformers` loads."""
+"""Models of this library as folders that `transformers` loads, with their cards, and the upload to the hub."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,25 +12,29 @@ from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError, suggest_names
 from manyformer.files.atomic_files import atomic_path, atomic_write_text, make_folder
 from manyformer.files.json_text import json_text
-from manyformer.interop.auto_classes import AutoClass, auto_class_of, write_loader
+from manyformer.files.unfinished_folder import MARK
 from manyformer.interop.exported_config import (
+    PREFIX,
+    AutoClass,
+    auto_class_of,
     config_fields,
     generation_fields,
     label_fields,
     spec_fields,
     special_token_ids,
+    stored_names,
+    write_loader,
 )
-from manyformer.interop.families import all_families
+from manyformer.interop.families import PAD_ID, Keywords, ModelFamily, all_families
 from manyformer.interop.families.vit import preprocessor_files
-from manyformer.interop.foreign_config import CONFIG, GENERATION, SPEC_FIELD
-from manyformer.interop.hub_export import hub_card
-from manyformer.interop.model_family import PAD_ID, Keywords, ModelFamily
-from manyformer.interop.tokenizer_export import write_tokenizer
-from manyformer.interop.weight_files import WEIGHTS
-from manyformer.interop.wrapped_models import PREFIX, stored_names
+from manyformer.interop.hf_folder import CONFIG, GENERATION, SPEC_FIELD, WEIGHTS
+from manyformer.interop.tokenizer_exchange import write_tokenizer
+from manyformer.libraries.hub_libraries import upload_folder
+from manyformer.libraries.library_calls import RefusedByLibrary
 from manyformer.models import Model
 from manyformer.models.model_files import replacement_folder
-from manyformer.recipes.attention_keywords import REMOVED_HEADS, SHARED_QK_DIM
+from manyformer.recipes.registry import REMOVED_HEADS, SHARED_QK_DIM, get_recipe
+from manyformer.version import VERSION
 
 HEADS_OF_OUR_OWN = {
     REMOVED_HEADS: "classes of transformers have all",
@@ -155,7 +159,7 @@ def _native_parts(model: Model, kind: AutoClass, model_type: str | None) -> Expo
     tensors = {
         name: tensor.contiguous().clone()
         for rule in family.tensor_rules(keywords)
-        for name, tensor in zip(rule.theirs, rule.to_theirs([own[part] for part in rule.ours]), strict=True)
+        for name, tensor in zip(rule.hf, rule.to_hf([own[part] for part in rule.ours]), strict=True)
     }
     return ExportedParts(config, tensors, family.other_files(keywords))
 
@@ -224,3 +228,64 @@ def _complete_keywords(model: Model) -> Keywords:
         name = next(name for name in weights if name.endswith(names))
         keywords["ff_dim"] = weights[name].shape[-2]
     return keywords
+
+
+MESSAGE = "Export by manyformer"
+
+
+def push_folder(folder: str | Path, name: str) -> str:
+    """Upload a folder to the hub as the model `name`, private if it is new, with the user's own login.
+
+    Returns the address. Raises UserError without the package that uploads, and where the hub does not take it."""
+    try:
+        return upload_folder(Path(folder), name, MESSAGE, leave_out=[MARK])
+    except ImportError:
+        raise UserError("--push needs the package huggingface_hub: pip install 'manyformer[hf]'") from None
+    except RefusedByLibrary as error:
+        problem = f"{folder} is written, but it could not be pushed to {name} on the hub"
+        raise UserError(f"{problem}: {error}; the same command tries it again") from None
+
+
+def hub_card(model: Model, kind: AutoClass, run_card: str | None, *, is_native: bool) -> str:
+    """The card: the hub's fields, how the model is loaded, and `run_card`, that of a trained model with its scores.
+
+    Without a `run_card` it has the recipe, its paper and the keywords."""
+    options = "" if is_native else ", trust_remote_code=True"
+    requirement = "It is loaded by the package manyformer (`pip install 'manyformer[hf]'`).\n\n"
+    if is_native:
+        requirement = ""
+    return f"""---
+library_name: transformers
+pipeline_tag: {kind.pipeline}
+tags:
+- manyformer
+- {model.spec.recipe}
+---
+
+{run_card or _recipe_card(model)}
+## With transformers
+
+{requirement}```python
+from transformers import {kind.auto_class}
+
+model = {kind.auto_class}.from_pretrained("this folder"{options})
+```
+
+Exported by manyformer {VERSION}.
+"""
+
+
+def _recipe_card(model: Model) -> str:
+    """The recipe of a model that no run of this library trained."""
+    card = get_recipe(model.spec.recipe).card
+    parameters = sum(weight.numel() for weight in model.parameters())
+    return f"""# {card.title}
+
+{card.paper}. {card.summary}
+
+The recipe `{card.name}` of manyformer, {parameters:,} parameters.
+
+## Model settings
+
+{model.spec.settings_list()}
+"""

@@ -12,14 +12,12 @@ from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError, suggest_names
 from manyformer.files.tokenizer_files import TOKENIZER_FILES
 from manyformer.files.verified_folder import VerifiedFolder
-from manyformer.interop.families import family_of_type, model_types
-from manyformer.interop.foreign_config import MODEL_TYPE, ForeignConfig
-from manyformer.interop.foreign_texts import TextSettings, read_text_settings
-from manyformer.interop.model_family import PAD_ID, ModelFamily, TensorRule
-from manyformer.interop.weight_files import ADAPTER_CONFIG, WeightFiles, is_adapter
+from manyformer.interop.families import PAD_ID, ModelFamily, TensorRule, family_of_type, model_types
+from manyformer.interop.hf_folder import ADAPTER_CONFIG, MODEL_TYPE, HFConfig, WeightFiles, is_adapter
+from manyformer.interop.text_settings import TextSettings, read_text_settings
 from manyformer.models import Model
 from manyformer.models.model_files import is_hugging_face, replacement_folder, warn_non_finite
-from manyformer.recipes import Recipe, build, get_recipe, read_saved_recipe
+from manyformer.recipes.registry import Recipe, build, get_recipe, read_saved_recipe
 
 
 class ImportReport(NamedTuple):
@@ -43,12 +41,12 @@ class ImportedModel(NamedTuple):
     report: ImportReport
 
 
-class ForeignDescription(NamedTuple):
+class HFDescription(NamedTuple):
     """What a folder says of its model besides the weights: its config and family, and the keywords of the recipe.
 
     `names` are from those of the family's rules to those of the tensors in files."""
 
-    config: ForeignConfig
+    config: HFConfig
     family: ModelFamily
     names: dict[str, str]
     keywords: dict[str, Any]
@@ -58,7 +56,7 @@ class ForeignDescription(NamedTuple):
         return read_text_settings(self.config, self.family, self.keywords)
 
 
-def read_foreign_description(folder: Path) -> ForeignDescription:
+def read_hf_description(folder: Path) -> HFDescription:
     """What a folder that `transformers` wrote says of its model; of the weights only the names are read."""
     description, _ = _open_folder(folder)
     return description
@@ -70,14 +68,14 @@ def read_recipe(folder: Path) -> tuple[Recipe, dict[str, Any]]:
     Raises UserError for a folder without a model, and for one that no imported recipe equals."""
     if not is_hugging_face(folder):
         return read_saved_recipe(folder)
-    description = read_foreign_description(folder)
+    description = read_hf_description(folder)
     return get_recipe(description.family.recipe), description.keywords
 
 
 def read_tokenizers(folder: Path) -> TokenizerPair:
     """The tokenizers and labels of the model in a folder. Raises UserError for a model that has none."""
     if is_hugging_face(folder):
-        texts = read_foreign_description(folder).read_texts()
+        texts = read_hf_description(folder).read_texts()
         if texts.tokenizer is not None:
             if isinstance(texts.tokenizer, tuple):
                 pair = texts.tokenizer
@@ -89,7 +87,7 @@ def read_tokenizers(folder: Path) -> TokenizerPair:
     raise UserError(f"{folder} has no tokenizer, which reads the inputs of its model")
 
 
-def _open_folder(folder: Path, base: Path | None = None) -> tuple[ForeignDescription, WeightFiles]:
+def _open_folder(folder: Path, base: Path | None = None) -> tuple[HFDescription, WeightFiles]:
     """The description of a model and its weights; the family is judged first, whatever the weights are.
 
     With `base` the folder has adapters, which are merged into the model in `base`."""
@@ -99,7 +97,7 @@ def _open_folder(folder: Path, base: Path | None = None) -> tuple[ForeignDescrip
         raise UserError(
             f"{folder} holds no adapters (an {ADAPTER_CONFIG} without a config.json), so base does not belong here"
         )
-    config = ForeignConfig.read(folder if base is None else base)
+    config = HFConfig.read(folder if base is None else base)
     family = family_of(config)
     if base is None:
         weights = WeightFiles(folder)
@@ -109,7 +107,7 @@ def _open_folder(folder: Path, base: Path | None = None) -> tuple[ForeignDescrip
         weights = AdaptedWeights(base, folder)
     names = family.complete_names(weights.keys())
     keywords = family.read_keywords(config._replace(tensors=names))
-    return ForeignDescription(config, family, names, keywords), weights
+    return HFDescription(config, family, names, keywords), weights
 
 
 def import_model(folder: str | Path, *, base: str | Path | None = None) -> ImportedModel:
@@ -140,7 +138,7 @@ def import_model(folder: str | Path, *, base: str | Path | None = None) -> Impor
     left_out = _left_over(family, names, rules, weights)
     _fill(model, rules, names, weights, new, Path(folder))
     parameters = sum(weight.numel() for weight in model.parameters())
-    tensors = sum(len(rule.theirs) for rule in rules if rule.ours)
+    tensors = sum(len(rule.hf) for rule in rules if rule.ours)
     model.tokenizer = texts.tokenizer
     model.labels = texts.labels
     model.generation = texts.generation
@@ -159,13 +157,13 @@ def save_imported(model: Model, folder: str | Path) -> None:
         model.write_files(draft)
 
 
-def family_of(config: ForeignConfig) -> ModelFamily:
+def family_of(config: HFConfig) -> ModelFamily:
     """The family of the model that a config describes. Raises UserError if there is none."""
     model_type = config.content.get("model_type")
     if not isinstance(model_type, str):
         raise UserError(f"{config.file} does not say what the model is: it has no model_type")
     if model_type == MODEL_TYPE:
-        from manyformer.interop.wrapped_models import wrapped_family
+        from manyformer.interop.exported_config import wrapped_family
 
         return wrapped_family(config)
     if model_type not in (known := model_types()):
@@ -178,7 +176,7 @@ def _left_over(
     family: ModelFamily, names: Mapping[str, str], rules: list[TensorRule], weights: WeightFiles
 ) -> dict[str, str]:
     """The tensors that are not needed, with the reasons. Raises UserError for one of which nothing is known."""
-    read = {name for rule in rules if rule.ours for name in rule.theirs}
+    read = {name for rule in rules if rule.ours for name in rule.hf}
     left_out = {}
     for name in sorted(names.keys() - read):
         reason = family.reason_to_leave_out(name)
@@ -210,9 +208,9 @@ def _fill(
     for rule in (rule for rule in rules if rule.ours):
         targets = [expected[name] for name in rule.ours]
         filled |= set(map(id, targets))
-        shapes = rule.to_theirs([torch.empty(target.shape, device="meta") for target in targets])
+        shapes = rule.to_hf([torch.empty(target.shape, device="meta") for target in targets])
         sources = []
-        for name, like in zip(rule.theirs, shapes, strict=True):
+        for name, like in zip(rule.hf, shapes, strict=True):
             if name not in names:
                 raise UserError(f"the weights lack the tensor {name}, which the recipe {model.spec.recipe} needs")
             source = weights[names[name]]

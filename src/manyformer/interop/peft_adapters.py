@@ -11,8 +11,7 @@ from torch import Tensor
 
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile
-from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.weight_files import ADAPTER_CONFIG, WeightFiles
+from manyformer.interop.hf_folder import ADAPTER_CONFIG, HFConfig, WeightFiles
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_PICKLE = "adapter_model.bin"
@@ -59,7 +58,7 @@ class AdaptedWeights(WeightFiles):
     def __init__(self, base: Path, folder: Path) -> None:
         super().__init__(base)
         self._file = folder / ADAPTER_WEIGHTS
-        self._config = ForeignConfig.read_file(folder / ADAPTER_CONFIG)
+        self._config = HFConfig.read_file(folder / ADAPTER_CONFIG)
         self._check_kind()
         self._tensors = self._read()
         pairs = {name.removesuffix(LORA_A) for name in self._tensors if name.endswith(LORA_A)}

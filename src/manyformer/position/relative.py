@@ -254,8 +254,7 @@ def tree_of(positions: TokenPositions) -> DependencyTree:
     """The dependency tree of `positions`. Raises ValueError if it is missing."""
     if positions.tree is None:
         raise ValueError(
-            "structural positions need the tree of every sentence: pass `trees` "
-            "(see manyformer.structures.dependency_trees)"
+            "structural positions need the tree of every sentence: pass `trees` (see manyformer.structures)"
         )
     return positions.tree
 

@@ -40,7 +40,7 @@ from manyformer.pruning.removable_heads import (
     removable_heads,
 )
 from manyformer.recipes import get_recipe
-from manyformer.recipes.attention_keywords import REMOVED_HEADS
+from manyformer.recipes.registry import REMOVED_HEADS
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP
 from manyformer.train.session import open_run_data
 from manyformer.train.validation import Validator

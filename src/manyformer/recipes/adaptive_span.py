@@ -14,10 +14,9 @@ from manyformer.kernels.attention_spans import (
 )
 from manyformer.models import LanguageModel, TokenEmbedding
 from manyformer.position import KeyDistancePosition
-from manyformer.recipes.baselines import language_model
+from manyformer.recipes.baselines import NormOrder, check_heads, language_model
 from manyformer.recipes.keywords import MemoryLengthOrNone, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, check_heads
 from manyformer.sources import KVSource, SegmentMemorySource, SpanCacheSource
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 

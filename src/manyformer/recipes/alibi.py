@@ -4,9 +4,8 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel, TokenEmbedding
 from manyformer.position import AlibiPosition
-from manyformer.recipes.baselines import attention_layers, language_model
+from manyformer.recipes.baselines import NormOrder, attention_layers, init_std, language_model
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, init_std
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 

@@ -13,10 +13,9 @@ from manyformer.mixers.global_summaries import SummaryTokens
 from manyformer.models import MaskedLM, TokenEmbedding
 from manyformer.models.masked_lm import PartContrastiveLoss
 from manyformer.position import LearnedPosition, SentenceTypePosition
-from manyformer.recipes.baselines import gelu_layers, masked_lm
+from manyformer.recipes.baselines import gelu_layers, init_std, masked_lm
 from manyformer.recipes.keywords import NormEps, SentenceTypeCount
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import init_std
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 ENCODER_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {

@@ -23,7 +23,7 @@ from manyformer.masks import (
 from manyformer.mixers.global_summaries import LeadingSummaries
 from manyformer.models import EncoderDecoder, LanguageModel, MaskedLM
 from manyformer.position import LearnedPosition, RelativeLabelPosition
-from manyformer.recipes.baselines import encoder_decoder, gelu_layers, language_model, learned_embedding
+from manyformer.recipes.baselines import NormOrder, encoder_decoder, gelu_layers, language_model, learned_embedding
 from manyformer.recipes.bert import ENCODER_ACTIVATIONS, EncoderActivation, masked_encoder
 from manyformer.recipes.keywords import (
     BlockLength,
@@ -34,7 +34,6 @@ from manyformer.recipes.keywords import (
     SentenceTypeCount,
 )
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 from manyformer.tasks.translation import TRANSLATION

@@ -4,16 +4,15 @@ from typing import Annotated, Literal
 
 from manyformer.models import EncoderDecoder
 from manyformer.models.with_early_exit import EarlyExitConfig, with_early_exit
-from manyformer.recipes.baselines import encoder_decoder
-from manyformer.recipes.early_exit import ROUNDING_CHANGES_EXITS
-from manyformer.recipes.exit_keywords import (
+from manyformer.recipes.baselines import NormOrder, encoder_decoder
+from manyformer.recipes.early_exit import (
+    ROUNDING_CHANGES_EXITS,
     ClassifierSharingKeyword,
     HorizonKeyword,
     ThresholdDecayKeyword,
     ThresholdKeyword,
 )
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder
 from manyformer.tasks.translation import TRANSLATION
 
 

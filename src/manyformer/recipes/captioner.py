@@ -6,10 +6,9 @@ from torch import nn
 
 from manyformer.kernels import SoftmaxKernel
 from manyformer.models import ClassHead, EncoderDecoder, PatchEmbedding
-from manyformer.recipes.baselines import attention_layers, decoder_layers, sinusoidal_embedding
+from manyformer.recipes.baselines import attention_layers, decoder_layers, init_std, sinusoidal_embedding, stack
 from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import init_std, stack
 from manyformer.recipes.vit import TINY_IMAGES, PatchPositionKind, patch_positions
 from manyformer.tasks.captioning import CAPTIONING
 

@@ -7,9 +7,9 @@ from torch import nn
 
 from manyformer.kernels import SoftmaxKernel
 from manyformer.models.modalities_model import TwoTowers
-from manyformer.recipes.baselines import attention_layers
+from manyformer.recipes.baselines import attention_layers, check_heads, init_std, stack
 from manyformer.recipes.keywords import FrameHalvings, PatchSide, PositiveSize
-from manyformer.recipes.modality_parts import (
+from manyformer.recipes.multimodal_transformer import (
     ReadImageChannels,
     ReadImageHeight,
     ReadImageWidth,
@@ -17,7 +17,6 @@ from manyformer.recipes.modality_parts import (
     part_embedding,
 )
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import check_heads, init_std, stack
 from manyformer.tasks.example_parts import CONTRAST
 
 

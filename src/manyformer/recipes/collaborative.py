@@ -9,11 +9,10 @@ from manyformer.feedforward import FeedForward
 from manyformer.masks import Causal
 from manyformer.mixers.collaborative_attention import CollaborativeAttention
 from manyformer.models import LanguageModel, MaskedLM
-from manyformer.recipes.baselines import language_model, learned_embedding
+from manyformer.recipes.baselines import NormOrder, language_model, learned_embedding
 from manyformer.recipes.bert import masked_encoder
 from manyformer.recipes.keywords import GeluApproximation, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 

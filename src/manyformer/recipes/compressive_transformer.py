@@ -21,9 +21,9 @@ from manyformer.mixers.compressive_attention import (
     ThroughTimeLoss,
 )
 from manyformer.models import LanguageModel
+from manyformer.recipes.baselines import NormOrder
 from manyformer.recipes.keywords import ClampLength, MemoryLength, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder
 from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionMaker, xl_model, xl_positions
 from manyformer.sources import PrefixSource
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING

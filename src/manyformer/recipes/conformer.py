@@ -15,9 +15,9 @@ from manyformer.mixers.convolution_module import ConvolutionModule, ConvolutionN
 from manyformer.models import ClassHead, SpeechRecognizer
 from manyformer.models.frame_embedding import FrameEmbedding
 from manyformer.position import NoPosition, Position, TransformerXLPosition
+from manyformer.recipes.baselines import check_heads
 from manyformer.recipes.keywords import CausalWindowSize, FrameChannels, FrameHalvings, MelBands, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import check_heads
 from manyformer.residual import AddJoin, Residual
 from manyformer.tasks.transcription import TRANSCRIPTION
 

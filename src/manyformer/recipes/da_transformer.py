@@ -2,9 +2,9 @@
 
 from manyformer.models import TextClassifier
 from manyformer.position import DistanceAwarePosition
+from manyformer.recipes.baselines import NormOrder
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder
-from manyformer.recipes.transformer_classifier import encoder
+from manyformer.recipes.transformer import encoder
 from manyformer.tasks.text_labels import CLASSIFICATION
 
 

@@ -14,9 +14,9 @@ from manyformer.masks import Causal
 from manyformer.models import ClassHead, DecisionTransformer
 from manyformer.models.decision_transformer import TrajectoryEmbedding, observation_statistics
 from manyformer.models.head import BoundedActionHead, Bounds
+from manyformer.recipes.baselines import check_heads, init_std, stack
 from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import build, get_recipe, recipe
-from manyformer.recipes.stacks import check_heads, init_std, stack
 from manyformer.tasks.language_modelling import CausalTask
 from manyformer.tasks.trajectory_imitation import TRAJECTORIES
 from manyformer.training_hooks import uses_neighbours

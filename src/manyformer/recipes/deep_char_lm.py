@@ -12,9 +12,8 @@ from manyformer.masks import Causal
 from manyformer.models import ClassHead, LanguageModel
 from manyformer.models.auxiliary_losses import LayerwiseNextTokenLoss
 from manyformer.position import LearnedPosition, PositionLayer
-from manyformer.recipes.baselines import learned_embedding
+from manyformer.recipes.baselines import NormOrder, branch, init_std, learned_embedding, stack
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, branch, init_std, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 

@@ -12,11 +12,14 @@ from manyformer.models.with_early_exit import (
     ExitThresholds,
     with_early_exit,
 )
-from manyformer.recipes.baselines import attention_layers, encoder_decoder, language_model, learned_embedding
-from manyformer.recipes.early_exit import ROUNDING_CHANGES_EXITS
-from manyformer.recipes.exit_keywords import ClassifierSharingKeyword, ExitLearningOptions, ThresholdKeyword
+from manyformer.recipes.baselines import NormOrder, attention_layers, encoder_decoder, language_model, learned_embedding
+from manyformer.recipes.early_exit import (
+    ROUNDING_CHANGES_EXITS,
+    ClassifierSharingKeyword,
+    ExitLearningOptions,
+    ThresholdKeyword,
+)
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.translation import TRANSLATION
 

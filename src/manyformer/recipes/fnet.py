@@ -12,10 +12,9 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.mixers import FourierMixer, LinearMixer
 from manyformer.models import MaskedLM, TokenEmbedding
 from manyformer.position import LearnedPosition, SentenceTypePosition
-from manyformer.recipes.baselines import masked_lm
+from manyformer.recipes.baselines import branch, init_std, masked_lm
 from manyformer.recipes.keywords import PositiveSize, SentenceTypeCount
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import branch, init_std
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 TokenMixingName = Annotated[

@@ -5,9 +5,8 @@ from manyformer.core import Layer
 from manyformer.feedforward import GatedFeedForward
 from manyformer.kernels.forgetting_kernel import ForgettingKernel
 from manyformer.models import LanguageModel
-from manyformer.recipes.baselines import rms_decoder
+from manyformer.recipes.baselines import NormOrder, check_heads, rms_decoder
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, check_heads
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 

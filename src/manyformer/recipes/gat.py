@@ -10,9 +10,9 @@ from manyformer.mixers.graph_layers import AdditiveScores, DynamicScores, GraphA
 from manyformer.models import NodeClassifier
 from manyformer.models.graph_embedding import FeatureEmbedding
 from manyformer.models.head import LogitsHead
+from manyformer.recipes.baselines import check_heads
 from manyformer.recipes.keywords import NodeFeatureCount, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import check_heads
 from manyformer.tasks.graph_labels import GRAPH_NODES
 
 SCORES = {"additive": AdditiveScores, "dynamic": DynamicScores}

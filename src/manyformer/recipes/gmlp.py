@@ -1,4 +1,4 @@
-"""gMLP: feed-forward layers with a spatial gating unit, as a language model and as an encoder."""
+"""gMLP: feed-forward layers with a spatial gating unit, as language model, encoder, and classifier of images."""
 
 from typing import Annotated, Literal
 
@@ -6,16 +6,19 @@ from manyformer.attention import Attention
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.mixers import PairTable, PositionPairs, SpatialGate, ToeplitzPairs
-from manyformer.models import LanguageModel, MaskedLM, TokenEmbedding
+from manyformer.models import ImageClassifier, LanguageModel, MaskedLM, TokenEmbedding
+from manyformer.models.image_classifier import count_patches
 from manyformer.position.position import MaxLengthPosition
-from manyformer.recipes.baselines import language_model, masked_lm
-from manyformer.recipes.keywords import PositiveSize
+from manyformer.recipes.baselines import LayerMaker, init_std, language_model, masked_lm
+from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import LayerMaker, init_std
+from manyformer.recipes.vit import TINY_IMAGES, image_classifier
+from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 PAPER = "Liu et al. 2021, Pay Attention to MLPs, arXiv:2105.08050"
+
 SUMMARY = "One half of a feed-forward layer, mixed along the sequence by fixed weights, gates the other: no attention."
 
 PositionWeightKind = Annotated[
@@ -75,6 +78,39 @@ def gmlp_encoder(
     embed = _embedding(vocab, dim, max_length, dropout)
     layer = _layers(dim, depth, ff_dim, max_length, weights, attention_dim, AllKeys())
     return masked_lm(embed, depth, layer, dropout=dropout)
+
+
+@recipe(
+    "gMLP for images",
+    paper=PAPER,
+    summary=SUMMARY,
+    task=IMAGE_CLASSIFICATION,
+    cost="O(l^2 d + l d^2) per layer, for l = height width / patch^2 patches",
+    tiny_keywords={**TINY_IMAGES, "attention_dim": 6},
+)
+def gmlp_vit(
+    classes: int = 1000,
+    height: ImageHeight = 224,
+    width: ImageWidth = 224,
+    channels: ImageChannels = 3,
+    patch: PatchSide = 16,
+    dim: int = 256,
+    depth: int = 30,
+    ff_dim: int | None = None,
+    attention_dim: TinyAttentionDim = None,
+    dropout: float = 0.0,
+) -> ImageClassifier:
+    """gMLP-S of section 3 by default: no positions, mean pooling, `ff_dim` 6 dim unless given; no feed-forward layers.
+
+    The paper's stochastic depth is left out. `attention_dim` adds the tiny attention of aMLP."""
+    shape = (height, width, channels)
+    tokens = count_patches(shape, patch)
+
+    def layer(number: int) -> dict[str, SpatialGate]:
+        weights = PairTable(tokens, std=position_weight_std(tokens))
+        return {"mixer": spatial_gate(dim, ff_dim, weights, attention_dim=attention_dim)}
+
+    return image_classifier(classes, shape, patch, dim, depth, layer, positions="none", pool="mean", dropout=dropout)
 
 
 def spatial_gate(

@@ -12,7 +12,7 @@ from manyformer.kernels.sink_softmax_kernel import SinkSoftmaxKernel
 from manyformer.masks import Causal, Mask, Window
 from manyformer.models import LanguageModel
 from manyformer.position import RotaryPosition, YaRNRotaryScaling
-from manyformer.recipes.baselines import rms_decoder
+from manyformer.recipes.baselines import head_width, makers_of_pattern, rms_decoder
 from manyformer.recipes.keywords import (
     BalanceWeight,
     CausalWindowSize,
@@ -26,7 +26,6 @@ from manyformer.recipes.keywords import (
     YarnFactor,
 )
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import head_width, makers_of_pattern
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 

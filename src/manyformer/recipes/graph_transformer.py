@@ -8,9 +8,9 @@ from manyformer.core import Layer
 from manyformer.mixers.graph_layers import GraphTransformerStack
 from manyformer.models import ClassHead, GraphClassifier, NodeClassifier
 from manyformer.models.graph_embedding import FeatureEmbedding, LaplacianEmbedding
+from manyformer.recipes.baselines import check_heads
 from manyformer.recipes.keywords import NodeFeatureCount
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import check_heads
 from manyformer.tasks.graph_labels import GRAPH_NODES, WHOLE_GRAPHS
 
 PAPER = "Dwivedi and Bresson 2021, A Generalization of Transformer Networks to Graphs, arXiv:2012.09699"

@@ -10,11 +10,10 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.models import ClassHead, GraphClassifier, NodeClassifier
 from manyformer.models.graph_embedding import FeatureEmbedding, GraphormerEncoding
 from manyformer.position.content_positions import GraphPairPosition
-from manyformer.recipes.baselines import attention_layers
+from manyformer.recipes.baselines import attention_layers, check_heads, init_std, stack
 from manyformer.recipes.graph_transformer import EdgeFeatureCount
 from manyformer.recipes.keywords import NodeFeatureCount, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import check_heads, init_std, stack
 from manyformer.tasks.graph_labels import GRAPH_NODES, WHOLE_GRAPHS
 
 PAPER = "Ying et al. 2021, Do Transformers Really Perform Bad for Graph Representation?, arXiv:2106.05234"

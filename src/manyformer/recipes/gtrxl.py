@@ -13,6 +13,7 @@ from manyformer.masks import Window
 from manyformer.models import PolicyModel
 from manyformer.models.observation_embedding import ObservationEmbedding
 from manyformer.position import TransformerXLBiases, TransformerXLPosition
+from manyformer.recipes.baselines import check_heads, stack
 from manyformer.recipes.keywords import (
     ActionCount,
     ContinuousActions,
@@ -23,7 +24,6 @@ from manyformer.recipes.keywords import (
     ResidualGate,
 )
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import check_heads, stack
 from manyformer.residual import Residual
 from manyformer.residual.residual import DEFAULT_GATE_BIAS, make_join
 from manyformer.sources import SegmentMemorySource

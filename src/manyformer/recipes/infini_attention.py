@@ -8,10 +8,9 @@ from manyformer.feedforward import GatedFeedForward
 from manyformer.kernels.infini_kernel import InfiniKernel, InfiniUpdate
 from manyformer.models import LanguageModel
 from manyformer.position import RotaryPosition
-from manyformer.recipes.baselines import rms_decoder
+from manyformer.recipes.baselines import NormOrder, check_heads, rms_decoder
 from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, check_heads
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 

@@ -2,13 +2,12 @@
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Unpack, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 
+from manyformer.keyword_checks import Default as Default
 from manyformer.residual.residual import GateName
-from manyformer.tasks import Task
 
 PositiveSize = Annotated[int, Ge(1)]
 
@@ -124,13 +123,6 @@ COMMON_KEYWORDS: dict[str, tuple[Any, ...]] = {
 """Bounds and meanings of the keywords that nearly all recipes have; a recipe writes their plain types."""
 
 
-@dataclass(frozen=True)
-class Default:
-    """The default of a keyword in a record that several recipes share."""
-
-    value: Any
-
-
 def keyword_signature(function: Callable[..., Any]) -> inspect.Signature:
     """The signature of a recipe: each keyword with its bounds and meaning, records of shared keywords expanded.
 
@@ -140,31 +132,15 @@ def keyword_signature(function: Callable[..., Any]) -> inspect.Signature:
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
         if get_origin(parameter.annotation) is Unpack:
-            parameters += _record_parameters(get_args(parameter.annotation)[0])
+            parameters += record_parameters(get_args(parameter.annotation)[0])
         else:
             annotation = keyword_annotation(parameter.name, parameter.annotation)
             parameters.append(parameter.replace(annotation=annotation))
     return signature.replace(parameters=parameters)
 
 
-@dataclass(frozen=True)
-class SharedKeywords:
-    """Keywords that recipes of a kind have besides those of their functions, and what they change in a built model.
-
-    `record` is a TypedDict whose types contain defaults. `belong_to` says of a recipe's own signature and its task
-    whether it has them. `read` gives the change for their values; it raises UserError for values that exclude each
-    other."""
-
-    record: type
-    belong_to: Callable[[inspect.Signature, Task[Any]], bool]
-    read: Callable[[dict[str, Any]], Callable[[Any], Any]]
-
-    def parameters(self, signature: inspect.Signature) -> list[inspect.Parameter]:
-        """Those of its keywords that are not the recipe's own."""
-        return [added for added in _record_parameters(self.record) if added.name not in signature.parameters]
-
-
-def _record_parameters(record: type) -> Iterator[inspect.Parameter]:
+def record_parameters(record: type) -> Iterator[inspect.Parameter]:
+    """The keywords of a record, whose types contain their defaults."""
     for name, annotation in get_type_hints(record, include_extras=True).items():
         inner, *metadata = get_args(annotation)
         (default,) = (item.value for item in metadata if isinstance(item, Default))

@@ -7,9 +7,8 @@ from manyformer.kernels.features import DPFPFeatures, EluPlusOneFeatures
 from manyformer.kernels.memory_rules import DeltaRule
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
-from manyformer.recipes.baselines import attention_layers, language_model, sinusoidal_embedding
+from manyformer.recipes.baselines import NormOrder, attention_layers, language_model, sinusoidal_embedding
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 

@@ -12,10 +12,9 @@ from manyformer.kernels.length_projection import (
     PooledLengthProjection,
 )
 from manyformer.models import MaskedLM
-from manyformer.recipes.baselines import attention_layers, learned_embedding, masked_lm
+from manyformer.recipes.baselines import NormOrder, attention_layers, learned_embedding, masked_lm
 from manyformer.recipes.keywords import PositiveSize, ProjectedLength
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 ProjectionSharing = Annotated[

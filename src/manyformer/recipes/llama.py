@@ -39,7 +39,7 @@ from manyformer.recipes.attention_kernels import (
     causal_kernel,
     causal_window,
 )
-from manyformer.recipes.baselines import rms_decoder
+from manyformer.recipes.baselines import LoopCount, NormOrder, head_width, rms_decoder
 from manyformer.recipes.keywords import (
     CausalWindowOrNone,
     HeadDim,
@@ -50,7 +50,6 @@ from manyformer.recipes.keywords import (
     TiedOutput,
 )
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import LoopCount, NormOrder, head_width
 from manyformer.sources import SegmentMemorySource
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 

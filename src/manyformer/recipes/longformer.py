@@ -13,11 +13,10 @@ from manyformer.masks import FirstTokens, Mask, PerHead, Window, WithRole, growi
 from manyformer.mixers.global_local import GlobalLocalAttention
 from manyformer.models import ClassHead, LanguageModel, MaskedLM, TokenEmbedding
 from manyformer.position import RotaryPosition
-from manyformer.recipes.baselines import attention_layers, gelu_layers
+from manyformer.recipes.baselines import attention_layers, gelu_layers, init_std, scale_residual_init, stack
 from manyformer.recipes.bert import masked_encoder
 from manyformer.recipes.keywords import NormEps, PositiveSize, SentenceTypeCount, WindowOnEachSide
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import init_std, scale_residual_init, stack
 from manyformer.recipes.transformer_xl import xl_positions
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.masked_language_modelling import MASKED_LM

@@ -14,9 +14,9 @@ from manyformer.kernels.memorizing_kernel import GatedCombiner, JointSoftmaxComb
 from manyformer.masks import Causal, Window
 from manyformer.models import LanguageModel
 from manyformer.position import T5BiasPosition
+from manyformer.recipes.baselines import NormOrder
 from manyformer.recipes.keywords import ClampLength, MemoryContext, MemoryLength, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder
 from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionMaker, xl_model, xl_positions
 from manyformer.sources import SegmentMemorySource
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING

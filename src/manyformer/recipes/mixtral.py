@@ -9,7 +9,7 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal, Window
 from manyformer.models import LanguageModel
 from manyformer.position import RotaryPosition
-from manyformer.recipes.baselines import rms_decoder
+from manyformer.recipes.baselines import head_width, rms_decoder
 from manyformer.recipes.keywords import (
     BalanceWeight,
     CausalWindowOrNone,
@@ -22,7 +22,6 @@ from manyformer.recipes.keywords import (
     TiedOutput,
 )
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import head_width
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 

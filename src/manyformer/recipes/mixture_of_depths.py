@@ -14,9 +14,8 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel, TokenEmbedding
 from manyformer.position import RotaryPosition
-from manyformer.recipes.baselines import language_model
+from manyformer.recipes.baselines import NormOrder, branch, check_heads, init_std, language_model
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, branch, check_heads, init_std
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 

@@ -10,9 +10,9 @@ from manyformer.feedforward import FeedForward
 from manyformer.mixers import TokenMLP
 from manyformer.models import ImageClassifier
 from manyformer.models.image_classifier import PatchEmbedding, count_patches
+from manyformer.recipes.baselines import stack
 from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import stack
 from manyformer.recipes.vit import TINY_IMAGES, zero_head
 from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
 

@@ -5,10 +5,9 @@ from typing import Annotated
 from manyformer.kernels.moba_kernel import MoBAKernel
 from manyformer.models import LanguageModel, TokenEmbedding
 from manyformer.position import RotaryPosition
-from manyformer.recipes.baselines import attention_layers, language_model
+from manyformer.recipes.baselines import NormOrder, attention_layers, check_heads, init_std, language_model
 from manyformer.recipes.keywords import BlockLength, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, check_heads, init_std
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 

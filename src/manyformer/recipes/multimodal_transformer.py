@@ -1,4 +1,4 @@
-"""A classifier of examples that have an image, sound and a text, or some of them."""
+"""A classifier of examples that have an image, sound and a text, or some of them, and the embedding of such parts."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,18 +12,15 @@ from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.mixers.modality_fusion import BottleneckFusion, CrossFusion, Fusion, JointFusion, MemoryIfPresent
-from manyformer.models import ClassHead
-from manyformer.models.modalities_model import MultimodalClassifier
+from manyformer.models import ClassHead, PatchEmbedding
+from manyformer.models.embedding import SourceEmbedding
+from manyformer.models.frame_embedding import FrameEmbedding
+from manyformer.models.modalities_model import MultimodalClassifier, PartEmbedding
+from manyformer.position import SinusoidalPosition
+from manyformer.recipes.baselines import branch, check_heads, init_std, scale_residual_init, sinusoidal_embedding
 from manyformer.recipes.keywords import FrameHalvings, PatchSide, PositiveSize
-from manyformer.recipes.modality_parts import (
-    ReadImageChannels,
-    ReadImageHeight,
-    ReadImageWidth,
-    ReadMelBands,
-    part_embedding,
-)
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import branch, check_heads, init_std, scale_residual_init
+from manyformer.recipes.vit import patch_positions
 from manyformer.sources import CrossAttentionSource
 from manyformer.tasks.example_parts import MULTIMODAL_CLASSIFICATION
 
@@ -32,6 +29,19 @@ FusionName = Annotated[
     "attention of all parts to all (joint), of each part to itself and the others in turn (cross), or through a few "
     "tokens alone (bottleneck)",
 ]
+
+ReadImageHeight = Annotated[PositiveSize | None, "height of images, null for no image; the data decides it in a run"]
+
+ReadImageWidth = Annotated[PositiveSize | None, "width of images, null for no image; the data decides it in a run"]
+
+ReadImageChannels = Annotated[
+    PositiveSize | None, "channels of images, null for no image; the data decides it in a run"
+]
+
+ReadMelBands = Annotated[
+    PositiveSize | None, "mel bands of a frame of sound, null for no sound; the data decides it in a run"
+]
+
 TINY_PARTS = {"height": 8, "width": 12, "channels": 2, "patch": 4, "mels": 6}
 
 
@@ -106,3 +116,33 @@ def multimodal_transformer(
     head = ClassHead(dim, classes, transform=norm(), bias=True)
     nn.init.zeros_(head.weight)
     return MultimodalClassifier(embed, fused, head)
+
+
+def part_embedding(
+    dim: int,
+    *,
+    vocab: int | None,
+    image: tuple[int | None, int | None, int | None],
+    patch: int,
+    mels: int | None,
+    halvings: int,
+    dropout: float,
+) -> PartEmbedding:
+    """The embeddings of the parts that are not None; images have learned positions, the others sinusoids."""
+    parts: dict[str, SourceEmbedding] = {}
+    height, width, channels = image
+    if None in image and any(image):
+        raise UserError(f"an image has a height, a width and channels, and these are {height}, {width} and {channels}")
+    if height is not None and width is not None and channels is not None:
+        shape = (height, width, channels)
+        position = patch_positions("learned", shape, patch, dim, 0)
+        parts["image"] = PatchEmbedding(shape, patch, dim, position=position, dropout=dropout)
+    if mels is not None:
+        sinusoids = SinusoidalPosition(dim)
+        # a quarter of the channels, so that convolutions cost less than the layers
+        parts["sound"] = FrameEmbedding(
+            mels, dim, halvings=halvings, channels=-(-dim // 4), position=sinusoids, dropout=dropout
+        )
+    if vocab is not None:
+        parts["text"] = sinusoidal_embedding(vocab, dim, dropout=dropout)
+    return PartEmbedding(dim, parts)

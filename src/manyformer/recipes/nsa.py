@@ -9,10 +9,9 @@ from manyformer.feedforward import GatedFeedForward
 from manyformer.kernels.nsa_kernel import NSAKernel, NSASizes
 from manyformer.models import LanguageModel
 from manyformer.position import RotaryPosition
-from manyformer.recipes.baselines import rms_decoder
+from manyformer.recipes.baselines import NormOrder, head_width, rms_decoder
 from manyformer.recipes.keywords import BlockLength, CausalWindowSize, HeadDim, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, head_width
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 

@@ -4,10 +4,9 @@ from typing import Annotated
 
 from manyformer.kernels.nystrom_kernel import NystromKernel
 from manyformer.models import MaskedLM
-from manyformer.recipes.baselines import attention_layers, learned_embedding, masked_lm
+from manyformer.recipes.baselines import NormOrder, attention_layers, learned_embedding, masked_lm
 from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 

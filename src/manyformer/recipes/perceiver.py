@@ -14,10 +14,9 @@ from manyformer.mixers.latent_array import LatentArrayEncoder, LatentArrayLayer
 from manyformer.models import ClassHead, ImageClassifier, MaskedLM
 from manyformer.models.image_classifier import PatchEmbedding
 from manyformer.position import LearnedPosition
-from manyformer.recipes.baselines import learned_embedding
+from manyformer.recipes.baselines import LoopCount, branch, init_std, learned_embedding, scale_residual_init, stack
 from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import LoopCount, branch, init_std, scale_residual_init, stack
 from manyformer.recipes.vit import TINY_IMAGES, PatchPositionKind, patch_positions, zero_head
 from manyformer.residual import Residual
 from manyformer.sources import CrossAttentionSource

@@ -14,10 +14,16 @@ from manyformer.kernels.features import (
 from manyformer.kernels.features.favor import DirectionSampling
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.models import LanguageModel, MaskedLM
-from manyformer.recipes.baselines import attention_layers, language_model, masked_lm, sinusoidal_embedding
+from manyformer.recipes.baselines import (
+    LayerMaker,
+    NormOrder,
+    attention_layers,
+    language_model,
+    masked_lm,
+    sinusoidal_embedding,
+)
 from manyformer.recipes.keywords import Default, FeatureCount, FeatureRedraw
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import LayerMaker, NormOrder
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 

@@ -16,7 +16,7 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
 from manyformer.position import ComposedPosition, HeadNorm, RotaryPosition
-from manyformer.recipes.baselines import rms_decoder
+from manyformer.recipes.baselines import head_width, makers_of_pattern, rms_decoder
 from manyformer.recipes.keywords import (
     BalanceWeight,
     ExpertCount,
@@ -32,7 +32,6 @@ from manyformer.recipes.keywords import (
 )
 from manyformer.recipes.recurrent_layers import RecurrentSizes, gated_delta_attention
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import head_width, makers_of_pattern
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 

@@ -11,7 +11,7 @@ from manyformer.kernels.decay_gates import DecayGate, SoftplusDecay
 from manyformer.kernels.features import UnitLengthFeatures
 from manyformer.kernels.recurrent_rules import GatedDeltaRule, GateProjections
 from manyformer.masks import Causal
-from manyformer.recipes.stacks import check_heads
+from manyformer.recipes.baselines import check_heads
 
 SIGNED_SUMS = {
     "attention_dropout": "weights are products of any sign, not those of softmax",

@@ -1,4 +1,6 @@
-"""The Reformer: attention to similar tokens found by locality-sensitive hashing, in reversible layers."""
+"""The Reformer: attention to similar tokens found by locality-sensitive hashing, in reversible layers.
+
+Four models: the published algorithm as a language model, a strictly causal one, an encoder, and an encoder-decoder."""
 
 from functools import partial
 from typing import Annotated, Any, Literal, TypedDict, Unpack
@@ -6,27 +8,42 @@ from typing import Annotated, Any, Literal, TypedDict, Unpack
 from torch import nn
 
 from manyformer.attention import Attention
-from manyformer.core import Chain, Pointwise
+from manyformer.core import Chain, Layer, Pointwise
 from manyformer.depth import ReversibleStack
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward, chunked
 from manyformer.kernels import Kernel, LSHKernel, SoftmaxKernel
 from manyformer.kernels.lsh_kernel import LSHVariant
 from manyformer.masks import Causal, LocalBlocks, Mask
-from manyformer.models import ClassHead, LanguageModel, MaskedLM, TokenEmbedding
-from manyformer.recipes.baselines import axial_embedding, embedding_with, grid_of_vectors, language_model, masked_lm
+from manyformer.models import ClassHead, EncoderDecoder, LanguageModel, MaskedLM, TokenEmbedding
+from manyformer.recipes.baselines import (
+    LayerMaker,
+    ResidualStreams,
+    axial_embedding,
+    embedding_with,
+    encoder_decoder,
+    grid_of_vectors,
+    init_std,
+    language_model,
+    masked_lm,
+    stack,
+)
 from manyformer.recipes.keywords import Default, FeedForwardChunk, HeadDim, NormEps, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import LayerMaker, ResidualStreams, init_std, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.masked_language_modelling import MASKED_LM
+from manyformer.tasks.translation import TRANSLATION
 
 PAPER = "Kitaev et al. 2020, Reformer: The Efficient Transformer, arXiv:2001.04451"
+
 SUMMARY = (
     "Hashing selects the keys that a query attends to; two residual streams let inputs be recomputed from outputs."
 )
+
 COST = "O(num_hashes l (chunk_length + num_buckets) d + l d^2) per layer; activation memory does not grow with depth"
+
 TINY = {"num_buckets": 2, "chunk_length": 8, "num_hashes": 4, "position": "learned"}
+
 SELF_ATTENTION_ONLY = (
     "queries and keys are the same vectors of one sequence; the paper's translation model is `reformer-seq2seq`"
 )
@@ -36,6 +53,7 @@ ReformerPosition = Annotated[
     "positions added to embeddings: sinusoids, or learned vectors up to max_length, one for each position, or "
     "one for its row and one for its column in a grid (axial)",
 ]
+
 BucketCount = Annotated[PositiveSize, "number of hash buckets in each hash round; 1 or even"]
 
 
@@ -194,6 +212,61 @@ def reformer_encoder(
     layer = _layers(dim, heads, ff_dim, num_buckets, options, variant="published", chunks_after=1)
     return masked_lm(
         _embedding(vocab, dim, options), depth, layer, dropout=options["dropout"], streams=options["residual_streams"]
+    )
+
+
+@recipe(
+    "Reformer, encoder-decoder",
+    paper=PAPER,
+    summary="Two residual streams on each side let inputs be recomputed from outputs, those of cross-attention too.",
+    task=TRANSLATION,
+    cost="O(l^2 d + l d^2) per layer; activation memory does not grow with depth",
+    tiny_keywords={"num_buckets": 2, "chunk_length": 8},
+)
+def reformer_seq2seq(
+    vocab: int = 37000,
+    source_vocab: int | None = None,
+    dim: int = 512,
+    depth: int = 6,
+    heads: int = 8,
+    ff_dim: int | None = None,
+    kernel: Annotated[
+        Literal["softmax", "lsh"],
+        "self-attention of both sides: to all tokens, as the paper translates, or to those of the same hash bucket",
+    ] = "softmax",
+    num_buckets: BucketCount = 16,
+    chunk_length: Annotated[PositiveSize, "number of sorted tokens in a chunk of kernel=lsh"] = 32,
+    num_hashes: Annotated[PositiveSize, "number of hash rounds of kernel=lsh"] = 4,
+    residual_streams: ResidualStreams = "reversible",
+    ff_chunk: FeedForwardChunk = None,
+    dropout: float = 0.1,
+) -> EncoderDecoder:
+    """The reversible Transformer of sections 3 and 5, pre-norm: self-attention, cross-attention and feed-forward add to
+    the two streams in turn, and the streams are averaged at the end of each side.
+
+    The paper translates with full attention, because sentences are shorter than 128 tokens. With `kernel="lsh"` tokens
+    attend to those of their hash bucket, in the encoder also in the next chunk; buckets of the decoder each begin a new
+    chunk, as in `reformer-strict`, so that it decodes token by token. Cross-attention is always to all tokens, whose
+    keys are not the queries."""
+
+    def attention(number: int, *, causal: bool) -> Layer:
+        if kernel == "softmax":
+            return Attention(dim, heads, SoftmaxKernel(Causal() if causal else None))
+        lsh = LSHKernel(
+            num_buckets=num_buckets,
+            chunk_length=chunk_length,
+            num_hashes=num_hashes,
+            chunks_after=0 if causal else 1,
+            variant="strict" if causal else "published",
+        )
+        return Attention(dim, heads, lsh, bias=False)
+
+    return encoder_decoder(
+        *(vocab, source_vocab, dim, depth, heads, ff_dim, dropout, "pre"),
+        make_encoder_attention=lambda number: attention(number, causal=False),
+        make_decoder_attention=lambda number: attention(number, causal=True),
+        streams=residual_streams,
+        ff_chunk=ff_chunk,
     )
 
 

@@ -7,21 +7,25 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_origin
 
 import torch
+from annotated_types import Ge, Lt
 
+from manyformer.attention.attention import set_attention_dropout
+from manyformer.attention.head_gates import parse_heads, remove_heads
 from manyformer.errors import UserError, suggest_names
 from manyformer.files.json_records import DamagedFile
-from manyformer.keyword_checks import check_names, checked_keywords
+from manyformer.keyword_checks import Default, SharedKeywords, check_names, checked_keywords
+from manyformer.mixers.collaborative_attention import share_query_key_dims
 from manyformer.models import Model, ModelSpec
 from manyformer.models.model_files import CONFIG_FILE, read_spec
 from manyformer.plugins import RECIPE_GROUP, entry_points, import_entry_point, import_entry_points, is_external
-from manyformer.recipes.attention_keywords import ATTENTION_KEYWORDS
-from manyformer.recipes.encoder_heads import HEAD_KEYWORDS, head_named_in, import_head
-from manyformer.recipes.keywords import keyword_signature
+from manyformer.recipes.keywords import PositiveSize, keyword_signature, record_parameters
 from manyformer.system.device_memory import SMALLER_MODEL, check_model_fits, report_out_of_memory
-from manyformer.tasks import Task, task_of_class
+
+if TYPE_CHECKING:
+    from manyformer.tasks import Task
 
 P = ParamSpec("P")
 M = TypeVar("M", bound=Model)
@@ -59,7 +63,7 @@ class RecipeCard:
     title: str
     paper: str
     summary: str
-    task: Task
+    task: "Task"
     cost: str
     backends: tuple[str, ...] = ("cpu", "cuda", "mps")
     reasons: dict[str, str] = field(default_factory=dict)
@@ -120,9 +124,6 @@ def with_choices(annotation: Any) -> Any:
     return choices
 
 
-SHARED_KEYWORDS = (HEAD_KEYWORDS, ATTENTION_KEYWORDS)
-"""The keywords that recipes have besides their own."""
-
 RECIPES: dict[str, Recipe] = {}
 """The recipes of all modules imported so far; `get_recipe` and `all_recipes` also find those of installed packages."""
 
@@ -132,7 +133,7 @@ def recipe(
     *,
     paper: str,
     summary: str,
-    task: Task,
+    task: "Task",
     cost: str,
     backends: tuple[str, ...] = ("cpu", "cuda", "mps"),
     reasons: dict[str, str] | None = None,
@@ -165,11 +166,10 @@ def recipe(
     return register
 
 
-def _with_spec(function: Callable[P, M], name: str, task: Task) -> Callable[P, M]:
+def _with_spec(function: Callable[P, M], name: str, task: "Task") -> Callable[P, M]:
     """`function` with its keywords checked and shared ones expanded; the models it builds get a `ModelSpec`."""
     own_signature = keyword_signature(function)
-    groups = [group for group in SHARED_KEYWORDS if group.belong_to(own_signature, task)]
-    added = {group: group.parameters(own_signature) for group in groups}
+    added = _shared_keywords(own_signature, task)
     signature = own_signature.replace(parameters=[*own_signature.parameters.values(), *chain(*added.values())])
 
     @wraps(function)
@@ -199,6 +199,63 @@ def _with_spec(function: Callable[P, M], name: str, task: Task) -> Callable[P, M
 
     build_with_spec.__signature__ = signature  # type: ignore[attr-defined]
     return build_with_spec
+
+
+REMOVED_HEADS = "removed_heads"
+SHARED_QK_DIM = "shared_qk_dim"
+
+
+class AttentionOptions(TypedDict, total=False):
+    """What changes all attention of a model."""
+
+    attention_dropout: Annotated[
+        float, Ge(0), Lt(1), "probability that a weight of softmax attention is dropped in training", Default(0.0)
+    ]
+    removed_heads: Annotated[
+        str | None,
+        "attention heads to build without, as manyformer prune writes them: layer:number,number layer:number",
+        Default(None),
+    ]
+    shared_qk_dim: Annotated[
+        PositiveSize | None,
+        "number of query and key dimensions that all heads of a layer share (collaborative attention); null means that "
+        "each head has its own",
+        Default(None),
+    ]
+
+
+def _read_attention_options(options: dict[str, Any]) -> Callable[[Any], Any]:
+    removed = parse_heads(options.get(REMOVED_HEADS) or "")
+    shared_qk_dim = options.get(SHARED_QK_DIM)
+    dropout = options.get("attention_dropout", 0.0)
+
+    def change(model: Any) -> Any:
+        if shared_qk_dim is not None:
+            share_query_key_dims(model, shared_qk_dim)
+        if removed:
+            remove_heads(model, removed)
+        if dropout:
+            set_attention_dropout(model, dropout)
+        return model
+
+    return change
+
+
+ATTENTION_KEYWORDS = SharedKeywords(AttentionOptions, _read_attention_options)
+"""What every recipe that chooses a number of heads has besides its own keywords."""
+
+
+def _shared_keywords(signature: inspect.Signature, task: "Task") -> dict[SharedKeywords, list[inspect.Parameter]]:
+    """The groups of keywords that a recipe shares with others of its kind, without those that it has itself."""
+    groups: list[SharedKeywords] = []
+    if task.recipe_keywords is not None:
+        groups.append(task.recipe_keywords)
+    if {"heads", "base_keywords"} & signature.parameters.keys():
+        groups.append(ATTENTION_KEYWORDS)
+    return {
+        group: [added for added in record_parameters(group.record) if added.name not in signature.parameters]
+        for group in groups
+    }
 
 
 def get_recipe(name: str) -> Recipe:
@@ -248,7 +305,8 @@ def recipe_of_spec(spec: ModelSpec, folder: Path) -> tuple[Recipe, dict[str, Any
         )
     file = folder / CONFIG_FILE
     recipe = recipe_in_file(name, file)
-    import_head(keywords)
+    # a head of an installed package is a choice of the keyword once the package is imported
+    recipe.card.task.built_with(keywords)
     try:
         return recipe, checked_keywords(name, keywords, recipe.signature)
     except UserError as error:
@@ -263,12 +321,15 @@ def recipe_in_file(name: str, file: Path) -> Recipe:
         raise UserError(f"{file}: {error}") from None
 
 
-def task_of(model: Model) -> Task[Any]:
+def task_of(model: Model) -> "Task[Any]":
     """The task of the model's head or recipe, else that of its class. Raises UserError for a class without a task."""
     spec: ModelSpec | None = getattr(model, "spec", None)
     if spec is None or spec.recipe not in RECIPES:
+        # cards bring their tasks with them: only a class without a recipe needs the registry of all tasks
+        from manyformer.tasks import task_of_class
+
         return task_of_class(model)
-    return head_named_in(spec.keywords) or RECIPES[spec.recipe].card.task
+    return RECIPES[spec.recipe].card.task.built_with(spec.keywords)
 
 
 def card_of(spec: ModelSpec) -> RecipeCard | None:

@@ -12,10 +12,16 @@ from manyformer.masks import Window
 from manyformer.mixers import ParallelLayers
 from manyformer.models import LanguageModel
 from manyformer.position import RotaryPosition
-from manyformer.recipes.baselines import AddedPosition, embedding_with, gelu_layers, language_model
+from manyformer.recipes.baselines import (
+    AddedPosition,
+    NormOrder,
+    check_heads,
+    embedding_with,
+    gelu_layers,
+    language_model,
+)
 from manyformer.recipes.keywords import CausalWindowSize, Default, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, check_heads
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 PAPER = "Roy et al. 2021, Efficient Content-Based Sparse Attention with Routing Transformers, arXiv:2003.05997"

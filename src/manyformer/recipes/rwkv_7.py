@@ -9,9 +9,9 @@ from manyformer.dropout import Dropout
 from manyformer.errors import UserError
 from manyformer.mixers.rwkv_time_mixing import RWKVLayer, RWKVStack, RWKVTimeMixing, ShiftedFeedForward
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.recipes.baselines import branch, init_std, scale_residual_init
 from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import branch, init_std, scale_residual_init
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 

@@ -8,10 +8,9 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.models import EncoderDecoder
 from manyformer.position import NoPosition, ShawPosition
-from manyformer.recipes.baselines import encoder_decoder
+from manyformer.recipes.baselines import NormOrder, encoder_decoder
 from manyformer.recipes.keywords import MaxRelativeDistance
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder
 from manyformer.tasks.translation import TRANSLATION
 
 

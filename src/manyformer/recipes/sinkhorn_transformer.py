@@ -6,10 +6,17 @@ from manyformer.kernels import Kernel, SinkhornKernel, SoftmaxKernel, SumKernel
 from manyformer.kernels.block_sorting import BilinearSorting, MLPSorting, SortingNetwork
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.models import LanguageModel, MaskedLM, TokenEmbedding
-from manyformer.recipes.baselines import AddedPosition, attention_layers, embedding_with, language_model, masked_lm
+from manyformer.recipes.baselines import (
+    AddedPosition,
+    LayerMaker,
+    NormOrder,
+    attention_layers,
+    embedding_with,
+    language_model,
+    masked_lm,
+)
 from manyformer.recipes.keywords import BlockLength, Default, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import LayerMaker, NormOrder
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.masked_language_modelling import MASKED_LM
 

@@ -5,9 +5,9 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Causal
 from manyformer.mixers import NeighbourAttention
 from manyformer.models import LanguageModel
+from manyformer.recipes.baselines import NormOrder
 from manyformer.recipes.keywords import ClampLength, MemoryLength
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder
 from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionMaker, xl_model, xl_positions
 from manyformer.sources import SegmentMemorySource
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING

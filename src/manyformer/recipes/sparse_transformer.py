@@ -12,10 +12,9 @@ from manyformer.feedforward import FeedForward
 from manyformer.kernels import SoftmaxKernel
 from manyformer.masks import Mask, MaskByLayer, alternate_heads, alternate_layers, fixed_pattern, strided_pattern, union
 from manyformer.models import ClassHead, LanguageModel
-from manyformer.recipes.baselines import grid_embedding, learned_embedding
+from manyformer.recipes.baselines import grid_embedding, init_std, learned_embedding, scale_residual_init, stack
 from manyformer.recipes.keywords import PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import init_std, scale_residual_init, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 SparsePattern = Annotated[

@@ -1,4 +1,4 @@
-"""The Speech-Transformer: an encoder of frames of sound and a decoder that writes what they say."""
+"""The Speech-Transformer: an encoder of frames of sound, with a decoder that writes what they say, or as classifier."""
 
 from functools import partial
 from typing import Annotated
@@ -7,14 +7,22 @@ from annotated_types import Ge, Lt
 from torch import nn
 
 from manyformer.kernels import SoftmaxKernel
-from manyformer.models import ClassHead, EncoderDecoder
+from manyformer.models import AudioClassifier, ClassHead, EncoderDecoder
 from manyformer.models.frame_embedding import FrameEmbedding
 from manyformer.models.seq2seq import EncoderCTC
 from manyformer.position import SinusoidalPosition
-from manyformer.recipes.baselines import attention_layers, decoder_layers, sinusoidal_embedding
-from manyformer.recipes.keywords import DecoderDepth, FrameChannels, FrameHalvings, MelBands
+from manyformer.recipes.baselines import (
+    NormOrder,
+    attention_layers,
+    check_heads,
+    decoder_layers,
+    init_std,
+    sinusoidal_embedding,
+    stack,
+)
+from manyformer.recipes.keywords import DecoderDepth, FrameChannels, FrameHalvings, MelBands, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, check_heads, init_std, stack
+from manyformer.tasks.audio_classification import AUDIO_CLASSIFICATION
 from manyformer.tasks.transcription import ATTENTION_TRANSCRIPTION
 
 CTCWeight = Annotated[
@@ -67,3 +75,36 @@ def speech_transformer(
     if ctc_weight:
         ctc = EncoderCTC(dim, vocab, ctc_weight)
     return EncoderDecoder(embed_source, encoder, embed_target, decoder, head, ctc=ctc)
+
+
+@recipe(
+    "Audio Transformer classifier",
+    paper="Dong et al. 2018, Speech-Transformer, ICASSP (encoder); Reimers and Gurevych 2019 (mean pooling)",
+    summary="Convolutions shorten log-mel frames for a Transformer encoder; its mean output represents a recording.",
+    task=AUDIO_CLASSIFICATION,
+    cost="O(f^2 d / 16 + f d^2 / 4) per layer for f frames",
+    reasons={"one_graph": "lengths of recordings decide the shapes"},
+    tiny_keywords={"mels": 6, "channels": 4},
+)
+def audio_transformer_classifier(
+    mels: MelBands = 80,
+    classes: int = 10,
+    *,
+    dim: int = 256,
+    depth: int = 6,
+    heads: int = 4,
+    ff_dim: int | None = None,
+    channels: Annotated[PositiveSize, "number of channels of the convolutions that shorten the frames"] = 64,
+    halvings: FrameHalvings = 2,
+    dropout: float = 0.1,
+    norm_order: NormOrder = "pre",
+) -> AudioClassifier:
+    """Section 3: two convolutions with stride 2, sinusoids and a standard encoder; `ff_dim` is 4 dim unless given.
+
+    Without the paper's attention over time and frequency. A recording is the mean of its encoded tokens."""
+    embed = FrameEmbedding(
+        mels, dim, halvings=halvings, channels=channels, position=SinusoidalPosition(dim), dropout=dropout
+    )
+    layer = attention_layers(dim, heads, ff_dim, lambda number: SoftmaxKernel())
+    body = stack(depth, layer, order=norm_order, norm=partial(nn.LayerNorm, dim), dropout=dropout)
+    return AudioClassifier(embed, body, ClassHead(dim, classes, bias=True))

@@ -13,10 +13,10 @@ from manyformer.position import (
     SinusoidalPosition,
     TreeOffsetPosition,
 )
+from manyformer.recipes.baselines import NormOrder
 from manyformer.recipes.keywords import MaxRelativeDistance
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder
-from manyformer.recipes.transformer_classifier import encoder
+from manyformer.recipes.transformer import encoder
 from manyformer.tasks.tagging import TAGGING
 
 TreeAbsoluteKind = Annotated[

@@ -20,9 +20,8 @@ from manyformer.mixers import (
     SynthesizerScores,
 )
 from manyformer.models import LanguageModel
-from manyformer.recipes.baselines import language_model, learned_embedding
+from manyformer.recipes.baselines import NormOrder, language_model, learned_embedding
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 ScoreKindName = Annotated[

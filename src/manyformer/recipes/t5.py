@@ -15,9 +15,9 @@ from manyformer.masks import Causal, Mask
 from manyformer.models import ClassHead, EncoderDecoder, TokenEmbedding
 from manyformer.position import T5BiasPosition
 from manyformer.position.distance_bias import BiasDirection
+from manyformer.recipes.baselines import stack
 from manyformer.recipes.keywords import DecoderDepth, NormEps, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import stack
 from manyformer.sources import CrossAttentionSource
 from manyformer.tasks.translation import TRANSLATION
 

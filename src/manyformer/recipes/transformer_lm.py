@@ -16,10 +16,16 @@ from manyformer.recipes.attention_kernels import (
     SinkCount,
     causal_kernel,
 )
-from manyformer.recipes.baselines import language_model, learned_embedding
+from manyformer.recipes.baselines import (
+    LoopCount,
+    NormOrder,
+    ResidualStreams,
+    check_heads,
+    language_model,
+    learned_embedding,
+)
 from manyformer.recipes.keywords import FeedForwardChunk, GeluApproximation, NormEps
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import LoopCount, NormOrder, ResidualStreams, check_heads
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 

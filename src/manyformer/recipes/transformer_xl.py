@@ -14,10 +14,10 @@ from manyformer.kernels import Kernel, SoftmaxKernel
 from manyformer.masks import Causal, Window
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.position import Position, TransformerXLBiases, TransformerXLPosition
+from manyformer.recipes.baselines import NormOrder, check_heads, init_std, stack
 from manyformer.recipes.bert import ENCODER_ACTIVATIONS, EncoderActivation
 from manyformer.recipes.keywords import ClampLength, MemoryContext, MemoryLengthOrNone, NormEps
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, check_heads, init_std, stack
 from manyformer.residual import AddJoin, Residual
 from manyformer.sources import KVSource, SegmentMemorySource
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING

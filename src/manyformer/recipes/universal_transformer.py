@@ -28,9 +28,9 @@ from manyformer.position import (
     SinusoidalStepSignal,
     StepSignal,
 )
+from manyformer.recipes.baselines import NormOrder, branch
 from manyformer.recipes.keywords import Default, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import NormOrder, branch
 from manyformer.sources import CrossAttentionSource, HaltedTokenSource
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.text_labels import CLASSIFICATION

@@ -10,10 +10,9 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.models import ClassHead, ImageClassifier
 from manyformer.models.image_classifier import PatchEmbedding, PixelScalingName, Pooling, count_patches
 from manyformer.position import ConcatenatedGridPosition, LearnedPosition, NoPosition, Position
-from manyformer.recipes.baselines import attention_layers
+from manyformer.recipes.baselines import LayerMakers, attention_layers, init_std, stack
 from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, NormEps, PatchSide
 from manyformer.recipes.registry import recipe
-from manyformer.recipes.stacks import LayerMakers, init_std, stack
 from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
 
 PatchPositionKind = Annotated[

@@ -1,13 +1,13 @@
 """Surgery: a trained model as another member of the family, with as many of its weights as fit."""
 
 from manyformer.surgery.conversion import (
+    ConversionOptions,
     ConversionReport,
     ConvertedModel,
     RecipeConversion,
     TensorOrigin,
 )
 from manyformer.surgery.convert import convert
-from manyformer.surgery.model_pair import ConversionOptions
 from manyformer.surgery.recipe_conversions import CONVERSIONS, register
 
 __all__ = [

@@ -16,8 +16,8 @@ from manyformer.core import PADDING_SEGMENT, Context, ValueRecorder
 from manyformer.errors import UserError
 from manyformer.kernels.features import FeatureMap
 from manyformer.models import Model
-from manyformer.surgery.model_pair import ModelPair
-from manyformer.surgery.weight_rules import is_of_new_kernel
+from manyformer.surgery.conversion import LayerTransfer, ModelPair
+from manyformer.surgery.weight_transfer import is_of_new_kernel
 from manyformer.training_hooks import eval_mode
 
 SCORED_BATCHES = 2
@@ -30,14 +30,6 @@ MATCH_LABELS = {
 
 TransferProgressFn = Callable[[int, float], None]
 """Receives the number of a step and its loss, the mean over layers."""
-
-
-class LayerTransfer(NamedTuple):
-    """How far a new attention is from the one that it replaces, before and after the transfer."""
-
-    name: str
-    before: float
-    after: float
 
 
 class AttentionPair(NamedTuple):
@@ -76,7 +68,7 @@ def transfer_attention(
     scored = list(islice(batches, SCORED_BATCHES))
     with torch.enable_grad(), eval_mode(teacher), eval_mode(pair.target), _trains_only(pair.target, pairs):
         before = _mean_losses(teacher, pairs, scored, config)
-        weights = [weight for each in pairs for weight in each.weights]
+        weights = [weight for attention in pairs for weight in attention.weights]
         optimizer = torch.optim.Adam(weights, lr=config.lr)
         for step in range(config.steps):
             loss = torch.stack(_layer_losses(teacher, pairs, next(batches), config)).mean()
@@ -88,7 +80,7 @@ def transfer_attention(
             optimizer.step()
             on_progress(step + 1, float(loss.detach()))
         after = _mean_losses(teacher, pairs, scored, config)
-    return [LayerTransfer(each.name, *losses) for each, *losses in zip(pairs, before, after)]
+    return [LayerTransfer(attention.name, *losses) for attention, *losses in zip(pairs, before, after)]
 
 
 def attention_pairs(pair: ModelPair, config: TransferConfig) -> list[AttentionPair]:
@@ -140,7 +132,7 @@ def _layer_losses(teacher: Model, pairs: list[AttentionPair], batch: Batch, conf
         match = _match_outputs
     else:
         match = _match_weights
-    return [match(each, calls[each.name]) for each in pairs]
+    return [match(attention, calls[attention.name]) for attention in pairs]
 
 
 @torch.no_grad()
@@ -155,8 +147,8 @@ def _teacher_calls(teacher: Model, pairs: list[AttentionPair], batch: Batch) -> 
         return hook
 
     with ExitStack() as hooks:
-        for each in pairs:
-            hooks.callback(each.teacher.register_forward_hook(record(each.name)).remove)
+        for attention in pairs:
+            hooks.callback(attention.teacher.register_forward_hook(record(attention.name)).remove)
         teacher.score(to_device(batch, teacher.device))
     return calls
 
@@ -191,7 +183,7 @@ def _attention_weights(name: str, layer: Attention, call: LayerCall) -> Tensor:
 @contextmanager
 def _trains_only(model: Model, pairs: Sequence[AttentionPair]) -> Iterator[None]:
     """Gradients for the weights of the pairs alone."""
-    trained = {weight for each in pairs for weight in each.weights}
+    trained = {weight for attention in pairs for weight in attention.weights}
     flags = {parameter: parameter.requires_grad for parameter in model.parameters()}
     try:
         for parameter in flags:

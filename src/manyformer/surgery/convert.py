@@ -16,9 +16,7 @@ from manyformer.data.kind import OpenRequest
 from manyformer.errors import UserError, suggest_names
 from manyformer.keyword_checks import check_names
 from manyformer.models import Model
-from manyformer.recipes import build, get_recipe
-from manyformer.recipes.attention_keywords import SHARED_QK_DIM
-from manyformer.recipes.registry import task_of
+from manyformer.recipes.registry import SHARED_QK_DIM, build, get_recipe, task_of
 from manyformer.surgery.attention_transfer import (
     LayerTransfer,
     TransferProgressFn,
@@ -26,17 +24,20 @@ from manyformer.surgery.attention_transfer import (
     transfer_attention,
 )
 from manyformer.surgery.conversion import (
+    ConversionOptions,
     ConversionReport,
     ConvertedModel,
+    KeyHeadPooling,
+    LayerGrowth,
+    LayerSharing,
+    ModelPair,
     RecipeConversion,
     RecipeKeywords,
     TensorOrigin,
     TransformedModel,
 )
-from manyformer.surgery.mechanism_changes import describe_changes
-from manyformer.surgery.model_pair import ConversionOptions, KeyHeadPooling, LayerGrowth, LayerSharing, ModelPair
 from manyformer.surgery.recipe_conversions import ANY_RECIPE, CONVERSIONS, KERNEL_FINDINGS, SHARED_HEADS
-from manyformer.surgery.weight_transfer import transfer_weights
+from manyformer.surgery.weight_transfer import describe_changes, transfer_weights
 from manyformer.system.temporary_folders import temporary_folder
 from manyformer.training_hooks import eval_mode
 

@@ -11,8 +11,7 @@ from manyformer.errors import UserError
 from manyformer.kernels import SoftmaxKernel
 from manyformer.mixers.collaborative_attention import CollaborativeAttention
 from manyformer.models import Model
-from manyformer.recipes import build, get_recipe
-from manyformer.recipes.attention_keywords import REMOVED_HEADS, SHARED_QK_DIM
+from manyformer.recipes.registry import REMOVED_HEADS, SHARED_QK_DIM, build, get_recipe
 from manyformer.scores import rank_key
 from manyformer.type_aliases import FloatArray
 

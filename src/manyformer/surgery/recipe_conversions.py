@@ -1,16 +1,17 @@
-"""The registry of conversions between recipes."""
+"""The registry of conversions between recipes, and the conversion that adds a kNN memory to a language model."""
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from manyformer.errors import UserError
-from manyformer.models import Model
+from manyformer.models import LanguageModel, Model
+from manyformer.models.generative_model import as_language_model
 from manyformer.models.with_early_exit import early_exit
-from manyformer.recipes.attention_keywords import SHARED_QK_DIM
+from manyformer.recipes.registry import SHARED_QK_DIM, build, get_recipe
 from manyformer.surgery.conversion import RecipeConversion, RecipeKeywords, TransformedModel
 from manyformer.surgery.head_sharing import COUNTERPART_RECIPES, collaborate
-from manyformer.surgery.knn_memory import COUNTERPART_KEYWORDS, DEFAULT_GATE, MEMORIZING_RECIPE, memorize
-from manyformer.surgery.weight_rules import copied_global_projections
+from manyformer.surgery.weight_transfer import copied_global_projections
 
 ANY_RECIPE = "*"
 """The source of conversions that models of many recipes have."""
@@ -18,12 +19,77 @@ ANY_RECIPE = "*"
 CONVERSIONS: dict[tuple[str, str], RecipeConversion] = {}
 """All conversions by the recipes before and after; changing keywords of a recipe needs none."""
 
+
+def register(conversion: RecipeConversion) -> RecipeConversion:
+    """Offer a conversion. Raises UserError if there is one between the same recipes."""
+    pair = conversion.source, conversion.target
+    if pair in CONVERSIONS:
+        raise UserError(f"there is a conversion from {pair[0]} to {pair[1]} already")
+    CONVERSIONS[pair] = conversion
+    return conversion
+
+
+MEMORIZING_RECIPE = "memorizing-transformer"
+
+COUNTERPART_KEYWORDS: dict[str, dict[str, Any]] = {
+    "transformer-xl": {"position": "xl", "qk_similarity": "product"},
+    MEMORIZING_RECIPE: {},
+}
+"""The recipes whose models can be given a memory, with the keywords that the converted model then needs."""
+
+DEFAULT_GATE = 0.02
+
+
+def memorize(
+    model: Model,
+    *,
+    memory: int,
+    layer: int | None = None,
+    neighbours: int | None = None,
+    block: int | None = None,
+    gate: float = DEFAULT_GATE,
+) -> LanguageModel:
+    """Convert `model` so that one layer retrieves from a memory of `memory` key-value pairs (Wu et al. 2022).
+
+    The result is a new `memorizing-transformer` with the weights of `model`. The memory's weight is `gate` at first, so
+    that the new model starts close to the old one; train it further to use the memory (section 4.4 of the paper;
+    20,000 steps there). If `model` has such a memory already, only its size changes, and `layer` and `gate` keep their
+    values. Arguments that are None are taken from the model, else from the recipe's defaults. Raises UserError for a
+    recipe without a segment memory.
+    """
+    recipe, old_keywords, _ = model.spec
+    if recipe not in COUNTERPART_KEYWORDS:
+        raise UserError(f"a {recipe} cannot be given a memory; a {' or a '.join(COUNTERPART_KEYWORDS)} can")
+    if old_keywords["memory_length"] is None:
+        raise UserError("a kNN memory needs a segment memory as well: set memory_length")
+    valid_names = get_recipe(MEMORIZING_RECIPE).signature.parameters
+    has_memory = old_keywords.get("knn_memory_size") is not None
+    keywords = {name: value for name, value in old_keywords.items() if name in valid_names}
+    keywords |= COUNTERPART_KEYWORDS[recipe] | {"knn_memory_size": memory}
+    keywords |= {name: value for name, value in {"neighbours": neighbours, "block": block}.items() if value is not None}
+    if not has_memory:
+        keywords |= {"layer": layer, "gate": gate, "combine": "gate"}
+    elif layer not in (None, old_keywords["layer"]):
+        raise UserError(f"layer ({layer}) must be {old_keywords['layer']}, the layer that has the model's memory")
+    parameter = next(model.parameters())
+    memorizing = build(MEMORIZING_RECIPE, **keywords).to(device=parameter.device, dtype=parameter.dtype)
+    load_result = memorizing.load_state_dict(model.state_dict(), strict=False)
+    if has_memory:
+        new_weights = set()
+    else:
+        new_weights = {name for name in memorizing.state_dict() if ".combine." in name}
+    assert set(load_result.missing_keys) == new_weights
+    assert not load_result.unexpected_keys
+    memorizing.tokenizer = model.tokenizer
+    return as_language_model(memorizing, "have a memory").train(model.training)
+
+
 LONGFORMER_PAPER = "Beltagy et al. 2020, Longformer: The Long-Document Transformer, arXiv:2004.05150, section 5"
+
 LONGFORMER_FINDING = (
     "masked-token loss of RoBERTa base at 4,096 tokens, in bits per character: 1.846 before, 1.957 right after, 1.705 "
     "after 65,000 updates, 10.299 with random positions (table 5)"
 )
-
 
 KERNEL_FINDINGS: dict[str, tuple[str, str]] = {
     "t2r": (
@@ -42,15 +108,6 @@ KERNEL_FINDINGS: dict[str, tuple[str, str]] = {
     ),
 }
 """The paper and the finding of a softmax model that gets the kernel of this name."""
-
-
-def register(conversion: RecipeConversion) -> RecipeConversion:
-    """Offer a conversion. Raises UserError if there is one between the same recipes."""
-    pair = conversion.source, conversion.target
-    if pair in CONVERSIONS:
-        raise UserError(f"there is a conversion from {pair[0]} to {pair[1]} already")
-    CONVERSIONS[pair] = conversion
-    return conversion
 
 
 def _check_repeated_positions(reach: str, source: RecipeKeywords, target: RecipeKeywords) -> list[str]:
@@ -114,6 +171,8 @@ register(
         warnings=lambda source, target: _check_repeated_positions("window", source, target),
     )
 )
+
+
 register(
     RecipeConversion(
         source="bert",
@@ -124,6 +183,7 @@ register(
         warnings=lambda source, target: _check_repeated_positions("block", source, target),
     )
 )
+
 SHARED_HEADS = RecipeConversion(
     source=ANY_RECIPE,
     target=ANY_RECIPE,
@@ -134,8 +194,11 @@ SHARED_HEADS = RecipeConversion(
 )
 """What gives a model of any recipe the keyword `shared_qk_dim`."""
 
+
 for _source, _target in COUNTERPART_RECIPES.items():
     register(replace(SHARED_HEADS, source=_source, target=_target, transform=partial(_make_collaborative, _target)))
+
+
 for _source in COUNTERPART_KEYWORDS:
     register(
         RecipeConversion(
@@ -146,6 +209,8 @@ for _source in COUNTERPART_KEYWORDS:
             transform=_make_memorizing,
         )
     )
+
+
 for _target in ("early-exit-lm", "early-exit-seq2seq"):
     register(
         RecipeConversion(

@@ -9,7 +9,15 @@ from torch import Generator, Tensor
 
 from manyformer.batches import IGNORE_INDEX, MaskedLMBatch
 from manyformer.models import EncoderModel, MaskedLM
-from manyformer.tasks.encoder_task import ENCODER_HEADS, EncoderHeadSettings, EncoderTask, head_for
+from manyformer.tasks.encoder_task import (
+    ENCODER_HEADS,
+    HEAD_KEYWORDS,
+    EncoderHeadSettings,
+    EncoderTask,
+    head_for,
+    head_named_in,
+    import_head,
+)
 from manyformer.tasks.likelihood import likelihood, token_scores
 from manyformer.tasks.requests import EncodedText, EvaluationRequest, EvaluationResult, TextPass
 from manyformer.tasks.task import Inputs, Task, text_pass
@@ -28,6 +36,7 @@ class MaskedLanguageModelling(EncoderTask[MaskedLM]):
     model = MaskedLM
     data_forms: Mapping[str, str] = {"text": "masked"}
     has_labels = False
+    recipe_keywords = HEAD_KEYWORDS
 
     def batch(self, model: MaskedLM, inputs: Inputs, targets: Tensor) -> MaskedLMBatch:
         return MaskedLMBatch(inputs.tokens, targets, inputs.segments)
@@ -49,6 +58,10 @@ class MaskedLanguageModelling(EncoderTask[MaskedLM]):
 
     def variant(self, data_kind: str) -> Task[Any]:
         return head_for(data_kind) or self
+
+    def built_with(self, keywords: Mapping[str, Any]) -> Task[Any]:
+        import_head(keywords)
+        return head_named_in(keywords) or self
 
     def data_kinds(self) -> tuple[str, ...]:
         heads = sorted(ENCODER_HEADS.values(), key=lambda task: task is not self)

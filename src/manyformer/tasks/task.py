@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 from manyformer.batches import Batch, TextUnits
 from manyformer.core import State, WatchFn, no_watch
 from manyformer.errors import UserError
+from manyformer.keyword_checks import SharedKeywords
 from manyformer.models import GenerativeModel, Model, ModelOutput
 from manyformer.models.generative_model import NextTokenFn
 from manyformer.scores import ScoreKind
@@ -65,7 +66,8 @@ class Task(ABC, Generic[M]):
     `measured_anyway` are contracts that are measured though they are not promised. The logits are (b, l, v) if
     `per_token`, else (b, v). Models that are asked for a return in an environment have `plays_for_returns`. `generates`
     is what the models generate, if anything ("answer" is a text for a text, "text" one for anything else), and
-    `command` uses a trained one, with an `argument` such as FILE.
+    `command` uses a trained one, with an `argument` such as FILE. Every recipe of the task has `recipe_keywords`
+    besides its own.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Task(ABC, Generic[M]):
     generates: Literal["continuation", "answer", "text", "images"] | None = None
     command: Literal["generate", "translate", "caption", "transcribe", "predict", "evaluate"] = "evaluate"
     argument: str = ""
+    recipe_keywords: SharedKeywords | None = None
 
     @abstractmethod
     def token_ids(self, model: M) -> int:
@@ -172,6 +175,10 @@ class Task(ABC, Generic[M]):
 
     def variant(self, data_kind: str) -> "Task[Any]":
         """The task that a recipe of this task has on another kind of data."""
+        return self
+
+    def built_with(self, keywords: Mapping[str, Any]) -> "Task[Any]":
+        """The task of a model that a recipe of this task builds with these keywords, which may name a head."""
         return self
 
     def data_kinds(self) -> tuple[str, ...]:

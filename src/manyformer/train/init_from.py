@@ -14,17 +14,14 @@ from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.models import Model
 from manyformer.models.model_files import GENERATION_FILE, GenerationSettings, fill_weights, read_spec, read_tensors
 from manyformer.recipes import get_recipe, recipe_names
-from manyformer.recipes.attention_keywords import REMOVED_HEADS
-from manyformer.recipes.encoder_heads import CLASSES, HEAD, head_named_in
-from manyformer.recipes.registry import task_of
+from manyformer.recipes.registry import REMOVED_HEADS, task_of
 from manyformer.surgery.attention_transfer import describe_transfer, transfer_attention
+from manyformer.surgery.conversion import ModelPair
 from manyformer.surgery.lora import is_head
-from manyformer.surgery.mechanism_changes import build_saved_structure, describe_changes
-from manyformer.surgery.model_pair import ModelPair
 from manyformer.surgery.recipe_conversions import CONVERSIONS
-from manyformer.surgery.weight_transfer import adapt_tensors
+from manyformer.surgery.weight_transfer import adapt_tensors, build_saved_structure, describe_changes
 from manyformer.system.temporary_folders import temporary_folder
-from manyformer.tasks.encoder_task import EncoderTask
+from manyformer.tasks.encoder_task import CLASSES, HEAD, EncoderTask, head_named_in
 from manyformer.train.run_folder import model_folder
 from manyformer.training_hooks import OptionalOnLoad, RequiresPretrained, WrapsLoadedModule
 from manyformer.type_aliases import LogFn

@@ -38,9 +38,9 @@ from manyformer.keyword_checks import as_json
 from manyformer.models.model_files import CONFIG_FILE, is_hugging_face, read_spec
 from manyformer.plugins import TASK_GROUP, import_entry_points, import_for_run, plugin_records
 from manyformer.recipes import get_recipe, modules_to_import, recipe_names
-from manyformer.recipes.encoder_heads import CLASSES, HEAD
 from manyformer.recipes.registry import recipe_of_spec
 from manyformer.system.devices import gpu_name
+from manyformer.tasks.encoder_task import CLASSES, HEAD
 from manyformer.train.train_state import TrainState, make_schedule, run_progress
 from manyformer.version import VERSION
 

@@ -9,7 +9,7 @@ from manyformer.core import Layer
 from manyformer.feedforward import GatedFeedForward
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.recipes import recipe
-from manyformer.recipes.stacks import init_std, stack
+from manyformer.recipes.baselines import init_std, stack
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer_stick_breaking.kernel import StickBreakingKernel
 

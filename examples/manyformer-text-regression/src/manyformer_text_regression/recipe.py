@@ -11,7 +11,7 @@ from manyformer.kernels import SoftmaxKernel
 from manyformer.models import ClassHead, TokenEmbedding
 from manyformer.position import SinusoidalPosition
 from manyformer.recipes import recipe
-from manyformer.recipes.stacks import stack
+from manyformer.recipes.baselines import stack
 from manyformer_text_regression.model import TextRegressor
 from manyformer_text_regression.task import TEXT_REGRESSION
 

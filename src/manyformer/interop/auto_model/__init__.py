@@ -3,21 +3,22 @@
 import transformers
 from transformers import AutoConfig, AutoTokenizer
 
-from manyformer.interop.auto_classes import AUTO_CLASSES
-from manyformer.interop.auto_model.pretrained_encoders import (
+from manyformer.interop.auto_model.pretrained_classes import (
+    ManyformerForCausalLM,
     ManyformerForImageClassification,
     ManyformerForMaskedLM,
     ManyformerForQuestionAnswering,
+    ManyformerForSeq2SeqLM,
     ManyformerForSequenceClassification,
     ManyformerForTokenClassification,
 )
-from manyformer.interop.auto_model.pretrained_generators import ManyformerForCausalLM, ManyformerForSeq2SeqLM
-from manyformer.interop.auto_model.saved_runs import (
+from manyformer.interop.auto_model.pretrained_model import (
     ManyformerConfig,
     ManyformerTokenizer,
     let_auto_config_read_runs,
 )
-from manyformer.interop.foreign_config import MODEL_TYPE
+from manyformer.interop.exported_config import AUTO_CLASSES
+from manyformer.interop.hf_folder import MODEL_TYPE
 
 __all__ = [
     "ManyformerConfig",

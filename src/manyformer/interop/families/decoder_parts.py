@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from manyformer.errors import UserError
-from manyformer.interop import model_family as rules
-from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import (
+from manyformer.interop import families as rules
+from manyformer.interop.families import (
     PARAMETERS,
     WEIGHT,
     ConfigRule,
@@ -17,6 +16,7 @@ from manyformer.interop.model_family import (
     stacked,
     stacked_experts,
 )
+from manyformer.interop.hf_folder import HFConfig
 
 ROPE_TYPES = {"default": "none", "linear": "linear", "yarn": "yarn", "llama3": "llama3"}
 FIXED_ROPE_FIELDS: dict[str, Any] = {
@@ -38,7 +38,7 @@ NormRule = Callable[[str, str], TensorRule]
 LayerRules = Callable[[str, str, int, Mapping[str, Any]], Iterator[TensorRule]]
 
 
-def is_tied(config: ForeignConfig) -> bool:
+def is_tied(config: HFConfig) -> bool:
     """Whether the output is the embedding, which the file decides. Raises UserError for a model without its head."""
     if "lm_head.weight" in config.tensors:
         return False
@@ -72,7 +72,7 @@ def kv_heads(default: int | str | None = "num_attention_heads") -> ConfigRule:
 
 
 def head_dim(
-    read: Callable[[ForeignConfig], int | None] = lambda config: config.optional_size("head_dim"),
+    read: Callable[[HFConfig], int | None] = lambda config: config.optional_size("head_dim"),
 ) -> ConfigRule:
     """The width of a head, which exports always name."""
     return rules.setting("head_dim", "head_dim", read, head_width)
@@ -83,13 +83,13 @@ def head_width(keywords: Mapping[str, Any]) -> int:
     return int(keywords["head_dim"] or keywords["dim"] // keywords["heads"])
 
 
-def layer_pattern(letters: Mapping[str, str], default: Callable[[ForeignConfig], Sequence[str]]) -> ConfigRule:
+def layer_pattern(letters: Mapping[str, str], default: Callable[[HFConfig], Sequence[str]]) -> ConfigRule:
     """The kinds of layers in `layer_types` as letters, without repetition; `default` stands for a missing field.
 
     Reading raises UserError unless there is a known kind for each layer."""
     names = {letter: kind for kind, letter in letters.items()}
 
-    def read(config: ForeignConfig) -> str:
+    def read(config: HFConfig) -> str:
         depth = config.size("num_hidden_layers")
         usual = default(config)
         kinds = config.entries("layer_types", str) or [usual[layer % len(usual)] for layer in range(depth)]
@@ -107,7 +107,7 @@ def layer_pattern(letters: Mapping[str, str], default: Callable[[ForeignConfig],
 
 
 def read_rotary(
-    config: ForeignConfig, *, default_base: float = 10_000.0, special: Mapping[str, Any] | None = None
+    config: HFConfig, *, default_base: float = 10_000.0, special: Mapping[str, Any] | None = None
 ) -> Keywords:
     """Rotary settings, which versions before 5 had in `rope_theta` and `rope_scaling`.
 
@@ -138,7 +138,7 @@ def write_rotary(keywords: Mapping[str, Any], *, special: Mapping[str, Any] | No
     rope: Keywords = {"rope_type": "default", "rope_theta": keywords["rope_base"]}
     if keywords["rope_scaling"] != "none":
         rope |= {
-            "rope_type": {ours: theirs for theirs, ours in ROPE_TYPES.items()}[keywords["rope_scaling"]],
+            "rope_type": {ours: hf for hf, ours in ROPE_TYPES.items()}[keywords["rope_scaling"]],
             "factor": keywords["rope_factor"],
             "original_max_position_embeddings": keywords["original_length"],
             **(special or {}),
@@ -148,7 +148,7 @@ def write_rotary(keywords: Mapping[str, Any], *, special: Mapping[str, Any] | No
     return rope
 
 
-def plain_rotary_base(config: ForeignConfig, default_base: float = 10_000.0) -> float:
+def plain_rotary_base(config: HFConfig, default_base: float = 10_000.0) -> float:
     """The base of rotary positions that are not scaled. Raises UserError for others."""
     rotary = read_rotary(config, default_base=default_base)
     if rotary["rope_scaling"] != "none":
@@ -169,7 +169,7 @@ def plain_rotary(default_base: float = 10_000.0) -> ConfigRule:
 def yarn_rotary(special: Mapping[str, Any], default_base: float = 10_000.0) -> ConfigRule:
     """Rotary positions with YaRN, or not scaled; `special` are the settings of YaRN that the recipe has."""
 
-    def read(config: ForeignConfig) -> Keywords:
+    def read(config: HFConfig) -> Keywords:
         rotary = read_rotary(config, default_base=default_base, special=special)
         scaling = rotary.pop("rope_scaling")
         if scaling not in ("none", "yarn"):
@@ -189,8 +189,8 @@ def frame_rules(
     """The embedding, the `norms` of each layer, the last norm and the output."""
     yield same("model.embed_tokens.weight", "embed.token.weight")
     for layer in range(keywords["depth"]):
-        for theirs, ours in norms.items():
-            yield norm(f"model.layers.{layer}.{theirs}.weight", f"body.{layer}.{ours}.weight")
+        for hf, ours in norms.items():
+            yield norm(f"model.layers.{layer}.{hf}.weight", f"body.{layer}.{ours}.weight")
     yield norm("model.norm.weight", "body.norm.inner.weight")
     if not keywords["tied"]:
         yield same("lm_head.weight", "head.weight")

@@ -1,25 +1,31 @@
-"""Llama (Touvron et al. 2023), Mistral, Ministral, Qwen2, Qwen3, SmolLM3, Gemma 2 and 3, and the recipe `llama`."""
+"""Llama (Touvron et al. 2023) and what varies it: Mistral, Ministral, Qwen2, Qwen3, SmolLM3, Gemma 2 and 3, Phi-3.
+
+The recipe of all these is `llama`. DiffLlama, the Differential Transformer (Ye et al. 2024) of `transformers`, has the
+recipe `diff-transformer`."""
 
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 from manyformer.errors import UserError
-from manyformer.interop import model_family as rules
+from manyformer.interop import families as rules
+from manyformer.interop.families import ConfigRule, Keywords, ModelFamily, TensorRule, divided, same, shifted
 from manyformer.interop.families.decoder_parts import (
     NORMS,
     SIZES,
     attention_rules,
+    decoder_family,
     frame_rules,
     gated_rules,
     head_dim,
     head_width,
     kv_heads,
+    plain_rotary,
     read_rotary,
     write_rotary,
 )
-from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import ConfigRule, Keywords, ModelFamily, TensorRule, same, shifted
+from manyformer.interop.hf_folder import HFConfig
+from manyformer.recipes.llama import read_divisors
 
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu-tanh"}
 FULL = "full_attention"
@@ -92,7 +98,7 @@ SANDWICH_NORMS = {
 }
 
 
-def _read_class(config: ForeignConfig) -> Keywords:
+def _read_class(config: HFConfig) -> Keywords:
     """The keywords that follow from the class."""
     fixed = CLASSES[config.model_type].fixed
     has_biases = "biases" not in fixed and config.flag("attention_bias", default=False)
@@ -135,21 +141,21 @@ def refuse_others(keywords: Mapping[str, Any], may_differ: Collection[str], owne
             raise UserError(f"{name} is {keywords[name]}, which {owner} does not have")
 
 
-def _read_head_dim(config: ForeignConfig) -> int | None:
+def _read_head_dim(config: HFConfig) -> int | None:
     default = CLASSES[config.model_type].head_dim
     if default is None:
         return config.optional_size("head_dim")
     return config.size("head_dim", default)
 
 
-def _read_activation(config: ForeignConfig) -> Keywords:
+def _read_activation(config: HFConfig) -> Keywords:
     field = "hidden_act"
     if "hidden_activation" in config.content:
         field = "hidden_activation"
     return {"ff_activation": ACTIVATIONS[config.choice(field, "silu", ACTIVATIONS)]}
 
 
-def _read_positions(config: ForeignConfig) -> Keywords:
+def _read_positions(config: HFConfig) -> Keywords:
     """Rotary settings; layers of windows have a base of their own in Gemma 3, whose older files name it beside."""
     if config.model_type != "gemma3_text":
         return read_rotary(config)
@@ -177,7 +183,7 @@ def _write_positions(keywords: Mapping[str, Any]) -> Keywords:
     return {"rope_parameters": {FULL: full, SLIDING: local}}
 
 
-def _read_windows(config: ForeignConfig) -> Keywords:
+def _read_windows(config: HFConfig) -> Keywords:
     """The window, and which layers have it."""
     window = config.optional_size("sliding_window")
     depth = config.size("num_hidden_layers")
@@ -200,7 +206,7 @@ def _read_windows(config: ForeignConfig) -> Keywords:
     return {"window": window, "full_every": first_full}
 
 
-def _usual_layers(config: ForeignConfig) -> list[str]:
+def _usual_layers(config: HFConfig) -> list[str]:
     """The kinds of layers of one period, where the config does not list them."""
     if config.model_type == "gemma2":
         return [SLIDING, FULL]
@@ -225,7 +231,7 @@ def _write_windows(keywords: Mapping[str, Any]) -> Keywords:
     return fields
 
 
-def _read_rotated_layers(config: ForeignConfig) -> Keywords:
+def _read_rotated_layers(config: HFConfig) -> Keywords:
     """Which layers have no rotary positions; SmolLM3 lists a 1 for each layer that has them."""
     rotated = config.entries("no_rope_layers", int)
     depth = config.size("num_hidden_layers")
@@ -244,7 +250,7 @@ def _write_rotated_layers(keywords: Mapping[str, Any]) -> Keywords:
     return {"no_rope_layers": [int(number % unrotated != 0) for number in range(1, keywords["depth"] + 1)]}
 
 
-def _read_gemma(config: ForeignConfig) -> Keywords:
+def _read_gemma(config: HFConfig) -> Keywords:
     if CLASSES[config.model_type].fixed.get("norm_order") != "sandwich":
         return {}
     return {
@@ -278,15 +284,15 @@ def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     norm = partial(shifted, offset=1.0) if is_gemma else same
     yield from frame_rules(keywords, norm, SANDWICH_NORMS if is_gemma else NORMS)
     for layer in range(keywords["depth"]):
-        theirs = f"model.layers.{layer}"
+        hf = f"model.layers.{layer}"
         ours = f"body.{layer}"
         attention = f"{ours}.attention.inner"
-        yield from attention_rules(f"{theirs}.self_attn", attention, keywords, biases=keywords["biases"])
+        yield from attention_rules(f"{hf}.self_attn", attention, keywords, biases=keywords["biases"])
         if keywords["qk_norm"]:
             for part in ("query", "key"):
-                name = f"{theirs}.self_attn.{part[0]}_norm.weight"
+                name = f"{hf}.self_attn.{part[0]}_norm.weight"
                 yield norm(name, f"{attention}.position.parts.0.{part}_norm.weight")
-        yield from gated_rules(f"{theirs}.mlp", f"{ours}.ff.inner")
+        yield from gated_rules(f"{hf}.mlp", f"{ours}.ff.inner")
 
 
 ACTIVATION = rules.choice("hidden_act", "ff_activation", "silu", ACTIVATIONS)._replace(read=_read_activation)
@@ -318,4 +324,138 @@ LLAMA = ModelFamily(
 )
 """Rotated pairs are the halves of a head in all of them, as in the recipe."""
 
-FAMILIES = (LLAMA,)
+
+LONGROPE_TYPES = ("longrope", "su", "yarn")
+"""What files call LongRoPE: older ones have other names."""
+
+
+def _refuse_unless_phi3(keywords: Mapping[str, Any]) -> Keywords:
+    refuse_others(keywords, ("window", "rotated_dim"), "a Phi3ForCausalLM")
+    width = keywords["dim"] // keywords["heads"]
+    if keywords["head_dim"] not in (None, width) or keywords["ff_activation"] != "silu":
+        raise UserError("a Phi3ForCausalLM has heads of dim / heads channels, and silu")
+    if keywords["rope_scaling"] not in ("none", "longrope"):
+        raise UserError(f"rope_scaling is {keywords['rope_scaling']}, and a Phi3ForCausalLM has longrope alone")
+    return {}
+
+
+def _read_phi3_rotary(config: HFConfig) -> Keywords:
+    width = config.size("hidden_size") // config.size("num_attention_heads")
+    rope = config.part("rope_parameters" if "rope_parameters" in config.content else "rope_scaling")
+    if "partial_rotary_factor" in rope.content:
+        share = rope
+    else:
+        share = config
+    rotated = int(width * share.number("partial_rotary_factor", 1.0))
+    keywords: Keywords = {"rotated_dim": None if rotated == width else rotated}
+    kind = rope.content.get("rope_type", rope.content.get("type", "default"))
+    if kind not in LONGROPE_TYPES:
+        return keywords | read_rotary(config)
+    rope.require("attention_factor", expected=None, default=None)
+    if "original_max_position_embeddings" in rope.content:
+        length = rope
+    else:
+        length = config
+    original = length.size("original_max_position_embeddings", 4096)
+    factor = rope.number("factor", config.size("max_position_embeddings", 4096) / original)
+    base = rope if "rope_theta" in rope.content else config
+    divisors = [_read_divisors(rope, name, rotated // 2) for name in ("short_factor", "long_factor")]
+    return keywords | {
+        "rope_scaling": "longrope",
+        "rope_base": base.number("rope_theta", 10_000.0),
+        "rope_factor": max(1.0, factor),
+        "original_length": original,
+        "rope_divisors": "/".join(divisors),
+    }
+
+
+def _read_divisors(rope: HFConfig, name: str, count: int) -> str:
+    """A list of `count` numbers above 0 as a text with commas."""
+    values = rope.content.get(name)
+    numbers: list[Any] = values if isinstance(values, list) else []
+    if len(numbers) != count or not all(type(number) in (int, float) and 0 < number < 1e30 for number in numbers):
+        raise UserError(f"{rope.file}: {name} ({values!r:.60}) must be a list of {count} numbers above 0")
+    return ",".join(map(repr, numbers))
+
+
+def _write_phi3_rotary(keywords: Mapping[str, Any]) -> Keywords:
+    width = keywords["dim"] // keywords["heads"]
+    share = (keywords["rotated_dim"] or width) / width
+    rope: Keywords = {"rope_type": "default", "rope_theta": keywords["rope_base"], "partial_rotary_factor": share}
+    if keywords["rope_scaling"] == "none":
+        return {"rope_parameters": rope}
+    divisors = read_divisors(keywords["rope_divisors"])
+    original = keywords["original_length"]
+    rope |= {
+        "rope_type": "longrope",
+        "short_factor": list(divisors["original"]),
+        "long_factor": list(divisors["extended"]),
+        "factor": keywords["rope_factor"],
+        "original_max_position_embeddings": original,
+    }
+    return {
+        "rope_parameters": rope,
+        "max_position_embeddings": round(original * keywords["rope_factor"]),
+        "original_max_position_embeddings": original,
+    }
+
+
+def _phi3_layer(hf: str, ours: str, number: int, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
+    attention = f"{ours}.attention.inner"
+    ff = f"{ours}.ff.inner"
+    width = keywords["dim"] // keywords["heads"]
+    rows = [width * keywords["heads"], 2 * width * (keywords["kv_heads"] or keywords["heads"])]
+    projections = [f"{attention}.{part}.weight" for part in ("q_proj", "kv_proj")]
+    yield divided(f"{hf}.self_attn.qkv_proj.weight", projections, rows)
+    yield same(f"{hf}.self_attn.o_proj.weight", f"{attention}.out_proj.weight")
+    inputs = [f"{ff}.{part}.weight" for part in ("gate", "up")]
+    yield divided(f"{hf}.mlp.gate_up_proj.weight", inputs, [keywords["ff_dim"]] * 2)
+    yield same(f"{hf}.mlp.down_proj.weight", f"{ff}.down.weight")
+
+
+PHI3 = decoder_family(
+    title="Phi-3",
+    classes={"phi3": "Phi3ForCausalLM"},
+    recipe="llama",
+    norm_eps=1e-5,
+    config_rules=(
+        ConfigRule(lambda config: {}, _refuse_unless_phi3),
+        kv_heads(),
+        rules.size("intermediate_size", "ff_dim"),
+        rules.optional_size("sliding_window", "window"),
+        ConfigRule(_read_phi3_rotary, _write_phi3_rotary),
+    ),
+    layer=_phi3_layer,
+)
+"""Phi-3, Phi-3.5 and Phi-4 (Abdin et al. 2024).
+
+Their class takes the divisors by the length of each call; an import has those for texts of up to `original_length`."""
+
+
+DIFFLLAMA_VECTORS = {"lambda_q1": "query_1", "lambda_k1": "key_1", "lambda_q2": "query_2", "lambda_k2": "key_2"}
+
+
+def _diffllama_layer(hf: str, ours: str, number: int, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
+    attention = f"{ours}.attention.inner"
+    yield from attention_rules(f"{hf}.self_attn", attention, keywords)
+    for part, our_part in DIFFLLAMA_VECTORS.items():
+        yield same(f"{hf}.self_attn.{part}", f"{attention}.kernel.{our_part}")
+    yield from gated_rules(f"{hf}.mlp", f"{ours}.ff.inner")
+
+
+DIFFLLAMA = decoder_family(
+    title="DiffLlama",
+    classes={"diffllama": "DiffLlamaForCausalLM"},
+    recipe="diff-transformer",
+    norm_eps=1e-5,
+    config_rules=(
+        kv_heads(),
+        head_dim(),
+        rules.size("intermediate_size", "ff_dim"),
+        plain_rotary(),
+        rules.required(attention_bias=False),
+    ),
+    layer=_diffllama_layer,
+)
+
+FAMILIES = (LLAMA, PHI3, DIFFLLAMA)

@@ -4,21 +4,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from manyformer.errors import UserError
-from manyformer.interop import model_family as rules
+from manyformer.interop import families as rules
+from manyformer.interop.families import ModelFamily, TensorRule, depthwise, each_parameter, reshaped, same
 from manyformer.interop.families.decoder_parts import is_tied
-from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import ModelFamily, TensorRule, depthwise, each_parameter, reshaped, same
+from manyformer.interop.hf_folder import HFConfig
 from manyformer.mixers.mamba_mixer import default_rank
 
 
-def _expansion(config: ForeignConfig) -> int:
+def _expansion(config: HFConfig) -> int:
     expansion = config.number("expand", 2)
     if expansion != int(expansion) or expansion < 1:
         raise UserError(f"{config.file}: expand ({expansion}) must be a whole number of 1 or more")
     return int(expansion)
 
 
-def _step_rank(config: ForeignConfig) -> int:
+def _step_rank(config: HFConfig) -> int:
     if config.content.get("time_step_rank", "auto") == "auto":
         return default_rank(config.size("hidden_size"))
     return config.size("time_step_rank")

@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from manyformer.errors import UserError
-from manyformer.interop import model_family as rules
-from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import (
+from manyformer.interop import families as rules
+from manyformer.interop.families import (
     ConfigRule,
     Keywords,
     ModelFamily,
@@ -16,6 +15,7 @@ from manyformer.interop.model_family import (
     each_parameter,
     same,
 )
+from manyformer.interop.hf_folder import HFConfig
 
 ARCHITECTURE = "PerceiverForMaskedLM"
 DECODER_HEADS = 8
@@ -23,7 +23,7 @@ DECODER_HEAD_DIM = 32
 """The heads of the class's output queries and their width, which no config changes; the recipe has them everywhere."""
 
 
-def _read_head(config: ForeignConfig) -> Keywords:
+def _read_head(config: HFConfig) -> Keywords:
     if config.architecture != ARCHITECTURE:
         raise UserError(
             f"{config.file}: architectures is {config.architecture!r:.60}, and the recipe equals a {ARCHITECTURE} alone"
@@ -44,7 +44,7 @@ def _write_head(keywords: Mapping[str, Any]) -> Keywords:
     return {"architectures": [ARCHITECTURE]}
 
 
-def _read_widths(config: ForeignConfig) -> Keywords:
+def _read_widths(config: HFConfig) -> Keywords:
     latent_dim = config.size("d_latents", 1280)
     config.require("v_channels", expected=latent_dim, default=None)
     return {"latent_dim": latent_dim, "ff_dim": config.size("self_attention_widening_factor", 1) * latent_dim}

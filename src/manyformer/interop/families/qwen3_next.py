@@ -5,7 +5,8 @@ from functools import partial
 from typing import Any
 
 from manyformer.errors import UserError
-from manyformer.interop import model_family as rules
+from manyformer.interop import families as rules
+from manyformer.interop.families import ConfigRule, Keywords, TensorRule, depthwise, grouped, same, shifted, stacked
 from manyformer.interop.families.decoder_parts import (
     decoder_family,
     expert_rules,
@@ -16,8 +17,7 @@ from manyformer.interop.families.decoder_parts import (
     layer_pattern,
     plain_rotary_base,
 )
-from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import ConfigRule, Keywords, TensorRule, depthwise, grouped, same, shifted, stacked
+from manyformer.interop.hf_folder import HFConfig
 
 LINEAR = "linear_attention"
 FULL = "full_attention"
@@ -25,12 +25,12 @@ FULL = "full_attention"
 _norm = partial(shifted, offset=1.0)
 
 
-def _usual_layers(config: ForeignConfig) -> list[str]:
+def _usual_layers(config: HFConfig) -> list[str]:
     """The kinds of layers of one period, where the config does not list them."""
     return [*[LINEAR] * (config.size("full_attention_interval", 4) - 1), FULL]
 
 
-def _read_rotary(config: ForeignConfig) -> Keywords:
+def _read_rotary(config: HFConfig) -> Keywords:
     return {"rotated_dim": _rotated_dim(config), "rope_base": plain_rotary_base(config)}
 
 
@@ -41,7 +41,7 @@ def _write_rotary(keywords: Mapping[str, Any]) -> Keywords:
     return {"rope_parameters": rope}
 
 
-def _rotated_dim(config: ForeignConfig) -> int:
+def _rotated_dim(config: HFConfig) -> int:
     """The number of channels of a head that are rotated, of which the file has the share."""
     rope = config.part("rope_parameters")
     if "partial_rotary_factor" in rope.content:
@@ -54,34 +54,34 @@ def _rotated_dim(config: ForeignConfig) -> int:
     return rotated
 
 
-def _layer(theirs: str, ours: str, layer: int, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
+def _layer(hf: str, ours: str, layer: int, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     attention = f"{ours}.attention.inner"
     experts = f"{ours}.ff.inner"
     pattern = keywords["pattern"]
     if pattern[layer % len(pattern)] == "F":
-        yield from _full_attention_rules(f"{theirs}.self_attn", attention, keywords)
+        yield from _full_attention_rules(f"{hf}.self_attn", attention, keywords)
     else:
-        yield from _delta_rules(f"{theirs}.linear_attn", attention, keywords)
-    yield same(f"{theirs}.mlp.gate.weight", f"{experts}.router.proj.weight")
-    yield from expert_rules(f"{theirs}.mlp.experts", f"{experts}.experts", keywords["num_experts"])
-    yield from gated_rules(f"{theirs}.mlp.shared_expert", f"{experts}.shared.inner")
-    yield same(f"{theirs}.mlp.shared_expert_gate.weight", f"{experts}.shared.gate.weight")
+        yield from _delta_rules(f"{hf}.linear_attn", attention, keywords)
+    yield same(f"{hf}.mlp.gate.weight", f"{experts}.router.proj.weight")
+    yield from expert_rules(f"{hf}.mlp.experts", f"{experts}.experts", keywords["num_experts"])
+    yield from gated_rules(f"{hf}.mlp.shared_expert", f"{experts}.shared.inner")
+    yield same(f"{hf}.mlp.shared_expert_gate.weight", f"{experts}.shared.gate.weight")
 
 
-def _full_attention_rules(theirs: str, ours: str, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
+def _full_attention_rules(hf: str, ours: str, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     width = head_width(keywords)
     rows = keywords["heads"] * width
     kv_rows = (keywords["kv_heads"] or keywords["heads"]) * width
     # each head has its query and its gate side by side
     pair = {f"{ours}.q_proj.weight": [rows], f"{ours}.output_stage.gate.up.weight": [rows]}
-    yield grouped(f"{theirs}.q_proj.weight", pair, keywords["heads"])
-    yield stacked([f"{theirs}.{part}_proj.weight" for part in "kv"], f"{ours}.kv_proj.weight", [kv_rows] * 2)
-    yield same(f"{theirs}.o_proj.weight", f"{ours}.out_proj.weight")
+    yield grouped(f"{hf}.q_proj.weight", pair, keywords["heads"])
+    yield stacked([f"{hf}.{part}_proj.weight" for part in "kv"], f"{ours}.kv_proj.weight", [kv_rows] * 2)
+    yield same(f"{hf}.o_proj.weight", f"{ours}.out_proj.weight")
     for part in ("query", "key"):
-        yield _norm(f"{theirs}.{part[0]}_norm.weight", f"{ours}.position.parts.0.{part}_norm.weight")
+        yield _norm(f"{hf}.{part[0]}_norm.weight", f"{ours}.position.parts.0.{part}_norm.weight")
 
 
-def _delta_rules(theirs: str, ours: str, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
+def _delta_rules(hf: str, ours: str, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     """A key head has its query, its key, and the values and gates of its heads side by side."""
     heads = keywords["delta_heads"]
     key_heads = keywords["delta_key_heads"]
@@ -89,15 +89,15 @@ def _delta_rules(theirs: str, ours: str, keywords: Mapping[str, Any]) -> Iterato
     values = heads * keywords["delta_value_dim"]
     parts = {"q_proj": [keys], "kv_proj": [keys, values], "output_stage.gate.up": [values]}
     rows = {f"{ours}.{part}.weight": sizes for part, sizes in parts.items()}
-    yield grouped(f"{theirs}.in_proj_qkvz.weight", rows, key_heads)
+    yield grouped(f"{hf}.in_proj_qkvz.weight", rows, key_heads)
     gates = {f"{ours}.kernel.rule.gate_projection.{part}.up.weight": [heads] for part in ("strength", "decay")}
-    yield grouped(f"{theirs}.in_proj_ba.weight", gates, key_heads)
-    yield depthwise(f"{theirs}.conv1d.weight", f"{ours}.short_convolution.weight")
-    yield same(f"{theirs}.A_log", f"{ours}.kernel.rule.decay.a_log")
-    yield same(f"{theirs}.dt_bias", f"{ours}.kernel.rule.decay.dt_bias")
+    yield grouped(f"{hf}.in_proj_ba.weight", gates, key_heads)
+    yield depthwise(f"{hf}.conv1d.weight", f"{ours}.short_convolution.weight")
+    yield same(f"{hf}.A_log", f"{ours}.kernel.rule.decay.a_log")
+    yield same(f"{hf}.dt_bias", f"{ours}.kernel.rule.decay.dt_bias")
     # this norm alone has its gain itself
-    yield same(f"{theirs}.norm.weight", f"{ours}.output_stage.norm.weight")
-    yield same(f"{theirs}.out_proj.weight", f"{ours}.out_proj.weight")
+    yield same(f"{hf}.norm.weight", f"{ours}.output_stage.norm.weight")
+    yield same(f"{hf}.out_proj.weight", f"{ours}.out_proj.weight")
 
 
 QWEN3_NEXT = decoder_family(

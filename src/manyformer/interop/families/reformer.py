@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from manyformer.errors import UserError
-from manyformer.interop import model_family as rules
-from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import (
+from manyformer.interop import families as rules
+from manyformer.interop.families import (
     WEIGHT,
     ConfigRule,
     Keywords,
@@ -22,6 +21,7 @@ from manyformer.interop.model_family import (
     stacked,
     unused,
 )
+from manyformer.interop.hf_folder import HFConfig
 
 OUTPUT_BIAS = "lm_head.decoder.bias"
 UNUSED_BIAS = "lm_head.bias"
@@ -33,7 +33,7 @@ LOCAL = "local"
 DEFAULT_BUCKETS = 64
 
 
-def _read_chunks(config: ForeignConfig) -> Keywords:
+def _read_chunks(config: HFConfig) -> Keywords:
     chunk_length = config.size("lsh_attn_chunk_length", 64)
     config.require("local_attn_chunk_length", expected=chunk_length, default=64)
     return {"chunk_length": chunk_length}
@@ -43,7 +43,7 @@ def _write_chunks(keywords: Mapping[str, Any]) -> Keywords:
     return dict.fromkeys(("lsh_attn_chunk_length", "local_attn_chunk_length"), keywords["chunk_length"])
 
 
-def _read_layers(config: ForeignConfig) -> Keywords:
+def _read_layers(config: HFConfig) -> Keywords:
     kinds = config.entries("attn_layers", str) or [LOCAL, LSH] * 3
     lsh_every = kinds.index(LSH) + 1 if LSH in kinds else 0
     if not lsh_every or kinds != [LOCAL if number % lsh_every else LSH for number in range(1, len(kinds) + 1)]:
@@ -56,7 +56,7 @@ def _write_layers(keywords: Mapping[str, Any]) -> Keywords:
     return {"attn_layers": [LOCAL if number % keywords["lsh_every"] else LSH for number in numbers]}
 
 
-def _num_buckets(config: ForeignConfig) -> int:
+def _num_buckets(config: HFConfig) -> int:
     """The number of buckets, which may be the product of several."""
     buckets = config.content.get("num_buckets")
     if isinstance(buckets, list):
@@ -68,7 +68,7 @@ def _num_buckets(config: ForeignConfig) -> int:
     return int(torch.tensor(factors).prod())
 
 
-def _read_positions(config: ForeignConfig) -> Keywords:
+def _read_positions(config: HFConfig) -> Keywords:
     if not config.flag("axial_pos_embds", default=True):
         return {"position": "learned"}
     pairs = {}
@@ -116,16 +116,16 @@ def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     if keywords["position"] == "axial":
         shape, dims = _grid(keywords)
         for axis, sizes in enumerate(((shape[0], 1), (1, shape[1]))):
-            theirs = f"{embeddings}.position_embeddings.weights.{axis}"
+            hf = f"{embeddings}.position_embeddings.weights.{axis}"
             ours = f"embed.position.axes.{axis}.weight"
-            yield reshaped(theirs, ours, (*sizes, dims[axis]), (shape[axis], dims[axis]))
+            yield reshaped(hf, ours, (*sizes, dims[axis]), (shape[axis], dims[axis]))
     else:
         yield same(f"{embeddings}.position_embeddings.embedding.weight", "embed.position.weight")
     width = keywords["heads"] * _head_width(keywords)
     for layer in range(keywords["depth"]):
-        theirs = f"reformer.encoder.layers.{layer}"
+        hf = f"reformer.encoder.layers.{layer}"
         ours = f"body.layers.{layer}"
-        attention = f"{theirs}.attention"
+        attention = f"{hf}.attention"
         inner = f"{ours}.attention.inner"
         yield from each_parameter(f"{attention}.layer_norm", f"{ours}.attention.pre_norm")
         is_local = (layer + 1) % keywords["lsh_every"]
@@ -137,9 +137,9 @@ def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
         pair = [f"{attention}.self_attention.{name}.weight" for name in ("key" if is_local else "query_key", "value")]
         yield stacked(pair, f"{inner}.kv_proj.weight", [width, width])
         yield from each_parameter(f"{attention}.output.dense", f"{inner}.out_proj", WEIGHT)
-        yield from each_parameter(f"{theirs}.feed_forward.layer_norm", f"{ours}.ff.pre_norm")
-        yield from each_parameter(f"{theirs}.feed_forward.dense.dense", f"{ours}.ff.inner.up")
-        yield from each_parameter(f"{theirs}.feed_forward.output.dense", f"{ours}.ff.inner.down")
+        yield from each_parameter(f"{hf}.feed_forward.layer_norm", f"{ours}.ff.pre_norm")
+        yield from each_parameter(f"{hf}.feed_forward.dense.dense", f"{ours}.ff.inner.up")
+        yield from each_parameter(f"{hf}.feed_forward.output.dense", f"{ours}.ff.inner.down")
     yield from each_parameter("reformer.encoder.layer_norm", "body.norm.inner")
     yield same("lm_head.decoder.weight", "head.weight")
     bias_shape = (keywords["vocab"],)

@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from manyformer.errors import UserError
-from manyformer.interop import model_family as rules
-from manyformer.interop.families.encoder_parts import IMAGE_HEAD_OF_SUFFIX, read_head
-from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import (
+from manyformer.interop import families as rules
+from manyformer.interop.families import (
     ConfigRule,
     Keywords,
     ModelFamily,
@@ -19,6 +17,8 @@ from manyformer.interop.model_family import (
     each_module,
     each_parameter,
 )
+from manyformer.interop.families.bert import IMAGE_HEAD_OF_SUFFIX, read_head
+from manyformer.interop.hf_folder import HFConfig
 from manyformer.models.image_classifier import PIXEL_SCALINGS
 
 PREPROCESSOR = "preprocessor_config.json"
@@ -32,7 +32,7 @@ LAYER_NAMES = {
 }
 
 
-def _read_head(config: ForeignConfig) -> Keywords:
+def _read_head(config: HFConfig) -> Keywords:
     """The classes, and whether the head reads the token that learned from a teacher."""
     token = "none"
     if config.model_type == "deit":
@@ -49,12 +49,12 @@ def _write_head(title: str, keywords: Mapping[str, Any]) -> Keywords:
     return {"architectures": [TEACHER if token == "read" else f"{title}ForImageClassification"]}
 
 
-def _read_image_size(config: ForeignConfig) -> Keywords:
+def _read_image_size(config: HFConfig) -> Keywords:
     height, width = _image_size(config)
     return {"height": height, "width": width}
 
 
-def _image_size(config: ForeignConfig) -> tuple[int, int]:
+def _image_size(config: HFConfig) -> tuple[int, int]:
     """Height and width; one number stands for both."""
     size = config.content.get("image_size", 224)
     sides = size if isinstance(size, list) else [size, size]
@@ -65,7 +65,7 @@ def _image_size(config: ForeignConfig) -> tuple[int, int]:
     return sides[0], sides[1]
 
 
-def _pixel_scaling(config: ForeignConfig) -> str:
+def _pixel_scaling(config: HFConfig) -> str:
     """How pixels become numbers, as the preprocessor's file says, or else by the default of the family."""
     default = "symmetric"
     if config.model_type == "deit":
@@ -73,7 +73,7 @@ def _pixel_scaling(config: ForeignConfig) -> str:
     file = config.file.with_name(PREPROCESSOR)
     if not file.exists():
         return default
-    settings = ForeignConfig.read_file(file)
+    settings = HFConfig.read_file(file)
     for name, expected in {"do_rescale": True, "do_normalize": True}.items():
         settings.require(name, expected=expected, default=expected)
     factor = settings.number("rescale_factor", 1 / 255)
@@ -116,12 +116,12 @@ def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     yield _patches(f"{projection}.weight", "embed.project.weight", keywords["patch"])
     yield from each_parameter(projection, "embed.project", ("bias",))
     for layer in range(keywords["depth"]):
-        theirs = f"{prefix}.encoder.layer.{layer}"
+        hf = f"{prefix}.encoder.layer.{layer}"
         ours = f"body.{layer}"
-        inputs = [f"{theirs}.attention.attention.{name}" for name in ("query", "key", "value")]
-        projections = [*inputs, f"{theirs}.attention.output.dense"]
+        inputs = [f"{hf}.attention.attention.{name}" for name in ("query", "key", "value")]
+        projections = [*inputs, f"{hf}.attention.output.dense"]
         yield from attention_projections(projections, f"{ours}.attention.inner", [dim, dim])
-        yield from each_module(theirs, ours, LAYER_NAMES)
+        yield from each_module(hf, ours, LAYER_NAMES)
     yield from each_parameter(f"{prefix}.layernorm", "body.norm.inner")
     if keywords["distillation_token"] == "read":
         yield from _two_heads()
@@ -129,16 +129,16 @@ def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
         yield from each_parameter("classifier", "head")
 
 
-def _patches(theirs: str, ours: str, patch: int) -> TensorRule:
+def _patches(hf: str, ours: str, patch: int) -> TensorRule:
     """A convolution (d, c, p, p) over patches as a projection of their values, channels last."""
 
     def to_ours(x: Sequence[Tensor]) -> Sequence[Tensor]:
         return [x[0].permute(0, 2, 3, 1).flatten(1)]
 
-    def to_theirs(x: Sequence[Tensor]) -> Sequence[Tensor]:
+    def to_hf(x: Sequence[Tensor]) -> Sequence[Tensor]:
         return [x[0].reshape(len(x[0]), patch, patch, -1).permute(0, 3, 1, 2)]
 
-    return TensorRule((theirs,), (ours,), to_ours, to_theirs)
+    return TensorRule((hf,), (ours,), to_ours, to_hf)
 
 
 def _two_heads() -> Iterator[TensorRule]:

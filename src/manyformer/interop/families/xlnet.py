@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from manyformer.errors import UserError
-from manyformer.interop import model_family as rules
-from manyformer.interop.families.encoder_parts import ACTIVATIONS
-from manyformer.interop.foreign_config import ForeignConfig
-from manyformer.interop.model_family import ConfigRule, Keywords, ModelFamily, TensorRule, each_parameter, same
+from manyformer.interop import families as rules
+from manyformer.interop.families import ConfigRule, Keywords, ModelFamily, TensorRule, each_parameter, same
+from manyformer.interop.families.bert import ACTIVATIONS
+from manyformer.interop.hf_folder import HFConfig
 
 
-def _read_direction(config: ForeignConfig) -> Keywords:
+def _read_direction(config: HFConfig) -> Keywords:
     if config.content.get("attn_type", "bi") != "uni":
         raise UserError(
             f"{config.file}: attn_type is {config.content.get('attn_type', 'bi')!r:.60}, and no recipe has XLNet's "
@@ -29,7 +29,7 @@ def _read_direction(config: ForeignConfig) -> Keywords:
     return {}
 
 
-def _clamp_length(config: ForeignConfig) -> int | None:
+def _clamp_length(config: HFConfig) -> int | None:
     if config.content.get("clamp_len", -1) == -1:
         return None
     return config.size("clamp_len")
@@ -40,9 +40,9 @@ def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     heads = keywords["heads"]
     yield same("transformer.word_embedding.weight", "embed.token.weight")
     for layer in range(keywords["depth"]):
-        theirs = f"transformer.layer.{layer}"
+        hf = f"transformer.layer.{layer}"
         ours = f"body.{layer}"
-        attention = f"{theirs}.rel_attn"
+        attention = f"{hf}.rel_attn"
         inner = f"{ours}.attention.inner"
         yield _per_head([f"{attention}.q"], f"{inner}.q_proj.weight", dim, heads)
         yield _per_head([f"{attention}.k", f"{attention}.v"], f"{inner}.kv_proj.weight", dim, heads)
@@ -56,22 +56,22 @@ def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
         yield same(f"{attention}.r_w_bias", f"{inner}.position.biases.u")
         yield same(f"{attention}.r_r_bias", f"{inner}.position.biases.v")
         yield from each_parameter(f"{attention}.layer_norm", f"{ours}.attention.post_norm")
-        yield from each_parameter(f"{theirs}.ff.layer_1", f"{ours}.ff.inner.up")
-        yield from each_parameter(f"{theirs}.ff.layer_2", f"{ours}.ff.inner.down")
-        yield from each_parameter(f"{theirs}.ff.layer_norm", f"{ours}.ff.post_norm")
+        yield from each_parameter(f"{hf}.ff.layer_1", f"{ours}.ff.inner.up")
+        yield from each_parameter(f"{hf}.ff.layer_2", f"{ours}.ff.inner.down")
+        yield from each_parameter(f"{hf}.ff.layer_norm", f"{ours}.ff.post_norm")
     yield same("lm_loss.bias", "head.bias")
 
 
-def _per_head(theirs: Sequence[str], ours: str, dim: int, heads: int) -> TensorRule:
+def _per_head(hf: Sequence[str], ours: str, dim: int, heads: int) -> TensorRule:
     """Projections stored as (inputs, heads, channels), of which our matrix has one after another."""
 
     def to_ours(x: Sequence[Tensor]) -> Sequence[Tensor]:
         return [torch.cat([part.flatten(1) for part in x], 1).T]
 
-    def to_theirs(x: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [part.reshape(dim, heads, -1) for part in x[0].T.chunk(len(theirs), 1)]
+    def to_hf(x: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [part.reshape(dim, heads, -1) for part in x[0].T.chunk(len(hf), 1)]
 
-    return TensorRule(tuple(theirs), (ours,), to_ours, to_theirs)
+    return TensorRule(tuple(hf), (ours,), to_ours, to_hf)
 
 
 XLNET = ModelFamily(

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from manyformer.core import Chain, Layer, Pointwise
-from manyformer.recipes.stacks import NormOrder, stack
+from manyformer.recipes.baselines import NormOrder, stack
 from manyformer.residual import Residual
 
 norm = partial(nn.LayerNorm, 4)

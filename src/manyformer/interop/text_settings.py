@@ -1,124 +1,19 @@
-"""What a checkpoint of another library says about texts: its files of a tokenizer, and what begins and ends texts."""
+"""What a folder of `transformers` says about texts: the tokenizers, the labels, and what begins and ends a text."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from manyformer.data.foreign_tokenizer import ForeignTokenizer
 from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
-from manyformer.data.saved_tokenizers import MAX_TOKENIZER_BYTES
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError
-from manyformer.files.json_records import DamagedFile, read_json
-from manyformer.interop.foreign_config import CONFIG, GENERATION, ForeignConfig
-from manyformer.interop.model_family import ModelFamily
+from manyformer.files.json_records import read_json
+from manyformer.interop.families import ModelFamily
+from manyformer.interop.hf_folder import CONFIG, GENERATION, HFConfig
+from manyformer.interop.tokenizer_exchange import read_hf_tokenizers
 from manyformer.models.image_classifier import MAX_PIXEL_VALUE
 from manyformer.models.model_files import GenerationSettings
 from manyformer.recipes.registry import get_recipe
-
-TOKENIZER = "tokenizer.json"
-VOCABULARY = "vocab.txt"
-PIECE_MODELS = ("source.spm", "target.spm")
-"""The models of sentencepiece of a Marian, for each language."""
-
-OLDER_FILES = (VOCABULARY, "merges.txt", "spiece.model", "sentencepiece.bpe.model", "spm.model", "tokenizer.model")
-"""Files by which a tokenizer is known that has no tokenizer.json."""
-
-SPECIAL_TOKEN_FILES = ("tokenizer_config.json", "special_tokens_map.json")
-KINDS = {"bos": "bos", "eos": "eos", "cls": "bos", "sep": "eos", "pad": "pad", "unk": "unk", "mask": "mask"}
-"""From the kinds of special tokens to ours, the first of which counts: BERT has cls and sep in place of bos and eos."""
-
-
-def read_foreign_tokenizer(folder: Path) -> ForeignTokenizer | None:
-    """The tokenizer that a tokenizer.json or, in its place, the files of an older one describe; None without any.
-
-    Special tokens are those of tokenizer_config.json and special_tokens_map.json, and what ends a text is what
-    generation_config.json or config.json says. Raises DamagedFile for a file that is no tokenizer."""
-    file = next((folder / name for name in (TOKENIZER, *OLDER_FILES) if (folder / name).exists()), None)
-    if file is None:
-        return None
-    names = _special_tokens([_read_settings(folder / name) for name in SPECIAL_TOKEN_FILES])
-    if file.name == TOKENIZER:
-        content = read_json(file, "a tokenizer", max_bytes=MAX_TOKENIZER_BYTES)
-    elif file.name == VOCABULARY:
-        from manyformer.interop.older_tokenizers import BERT_SPECIAL_TOKENS, read_word_pieces
-
-        names = {**BERT_SPECIAL_TOKENS, **names}
-        content = read_word_pieces(file, names, _read_settings(folder / SPECIAL_TOKEN_FILES[0]))
-    else:
-        from manyformer.interop.older_tokenizers import convert_tokenizer
-
-        content, special_tokens = convert_tokenizer(file)
-        names = {**_special_tokens([special_tokens]), **names}
-    stop_ids = _read_stop_ids(folder)
-    return _read_content(file, content, names, stop_ids)
-
-
-def read_foreign_tokenizers(folder: Path) -> tuple[ForeignTokenizer, ForeignTokenizer] | None:
-    """The tokenizers of sources and of targets: one for both, or those of the two languages of a Marian."""
-    piece_files = [folder / name for name in PIECE_MODELS]
-    if (folder / TOKENIZER).exists() or not all(file.exists() for file in piece_files):
-        tokenizer = read_foreign_tokenizer(folder)
-        if tokenizer is None:
-            return None
-        return (tokenizer, tokenizer)
-    from manyformer.interop.older_tokenizers import MARIAN_SPECIAL_TOKENS, read_marian_tokenizers
-
-    names = {
-        **MARIAN_SPECIAL_TOKENS,
-        **_special_tokens([_read_settings(folder / name) for name in SPECIAL_TOKEN_FILES]),
-    }
-    stop_ids = _read_stop_ids(folder)
-    source, target = (
-        _read_content(folder / file, content, names, stop_ids)
-        for file, content in zip(PIECE_MODELS, read_marian_tokenizers(piece_files, names), strict=True)
-    )
-    return source, target
-
-
-def _read_content(file: Path, content: Any, names: Mapping[str, str], stop_ids: list[int]) -> ForeignTokenizer:
-    try:
-        if not isinstance(content, dict):
-            raise ValueError("it holds no object")
-        return ForeignTokenizer.of_files(content, names, stop_ids)
-    except ValueError as error:
-        raise DamagedFile(f"{file} is no tokenizer that can be read: {error}") from None
-
-
-def _read_stop_ids(folder: Path) -> list[int]:
-    """What generation_config.json or, where that says nothing, config.json says that ends a text."""
-    return next(filter(None, (_stop_ids(_read_settings(folder / name)) for name in (GENERATION, CONFIG))), [])
-
-
-def _special_tokens(files: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The special tokens by their kinds, those of the first files first."""
-    names: dict[str, str] = {}
-    for settings in files:
-        for their_kind, kind in KINDS.items():
-            token = settings.get(f"{their_kind}_token")
-            if isinstance(token, dict):
-                token = token.get("content")
-            if isinstance(token, str):
-                names.setdefault(kind, token)
-    return names
-
-
-def _read_settings(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where the file is missing."""
-    if file.exists():
-        content = read_json(file, "settings of a tokenizer")
-    else:
-        content = {}
-    if isinstance(content, dict):
-        return content
-    return {}
-
-
-def _stop_ids(settings: dict[str, Any]) -> list[int]:
-    value = settings.get("eos_token_id")
-    ids = value if isinstance(value, list) else [value]
-    return [token for token in ids if type(token) is int]
-
 
 SEARCH_OPTIONS = {
     "num_beams": "--beam",
@@ -149,7 +44,7 @@ class TextSettings(NamedTuple):
     left_out: Mapping[str, str] = {}
 
 
-def read_text_settings(config: ForeignConfig, family: ModelFamily, keywords: Mapping[str, Any]) -> TextSettings:
+def read_text_settings(config: HFConfig, family: ModelFamily, keywords: Mapping[str, Any]) -> TextSettings:
     """The tokenizer of a model with these keywords, the names of its labels, and what begins and ends its texts.
 
     Raises UserError for a tokenizer with more tokens than the model, and for settings that generation does not have."""
@@ -163,8 +58,8 @@ def read_text_settings(config: ForeignConfig, family: ModelFamily, keywords: Map
         return TextSettings(labels=labels)
     folder = config.file.parent
     vocab = keywords["vocab"]
-    tokenizers = read_foreign_tokenizers(folder)
-    generation = ForeignGeneration(folder, vocab)
+    tokenizers = read_hf_tokenizers(folder)
+    generation = HFGeneration(folder, vocab)
     for tokenizer, size in zip(tokenizers or (), (keywords.get("source_vocab") or vocab, vocab)):
         if tokenizer.vocab > size:
             raise UserError(f"{folder} has a tokenizer of {tokenizer.vocab:,} tokens, but its model has {size:,}")
@@ -183,7 +78,7 @@ def read_text_settings(config: ForeignConfig, family: ModelFamily, keywords: Map
     return TextSettings(pair, labels, settings, generation.search_options())
 
 
-class ForeignGeneration:
+class HFGeneration:
     """What generation_config.json says, and config.json where that says nothing; every method raises UserError."""
 
     def __init__(self, folder: Path, vocab: int) -> None:
