@@ -6,7 +6,7 @@ from manyformer.errors import UserError
 from manyformer.exits.calibration import ThresholdCalibration
 from manyformer.exits.early_decoding import early_exit_stack, exit_fingerprint, rule_at_threshold
 from manyformer.generate import Decoding
-from manyformer.generate.token_choice import BeamSettings, GreedyChoice
+from manyformer.generate.decoding import BeamSettings, GreedyChoice
 from manyformer.models import Model
 
 

@@ -15,7 +15,7 @@ from manyformer.depth.exit_rules import ExitRule, NeverExit
 from manyformer.errors import UserError
 from manyformer.files.json_text import json_text
 from manyformer.generate import Decoding, generate
-from manyformer.generate.decode_job import read_write_tokenizers
+from manyformer.generate.generate import read_write_tokenizers
 from manyformer.generate.prompts import pad_left, pad_right, read_prompts, special_tokens
 from manyformer.models import Model
 from manyformer.models.generative_model import as_generative
