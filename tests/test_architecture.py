@@ -291,7 +291,7 @@ MAY_ASK_FOR_CLASSES = {"models", "batches", "tasks", "config", "data"}
 CLASS_CHECKS = {
     "datastore/build_job.py": 1,
     "datastore/tuning.py": 1,
-    "evaluate/held_out_images.py": 4,
+    "evaluate/eval_data.py": 4,
     "exits/prompts_from_run.py": 1,
     "view/region_masses.py": 1,
     "view/token_work.py": 1,

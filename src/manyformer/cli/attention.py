@@ -86,7 +86,7 @@ def _maps_of(
 ) -> "list[AttentionMap]":
     """The attention of the run's model to the text or the sound."""
     from manyformer.evaluate.eval_data import task_of_run
-    from manyformer.evaluate.transcripts import first_recording, open_transcriber
+    from manyformer.evaluate.predict import first_recording, open_transcriber
     from manyformer.view.attention_maps import attention_maps
     from manyformer.view.sound_maps import sound_maps
 

@@ -148,7 +148,7 @@ def _certify(run: str, test: dict[str, Any], texts: dict[str, Any], file: Path, 
     """The lowest threshold that passes the test on these texts, which is written to the file."""
     from manyformer.exits import calibrate as certify
     from manyformer.exits import load_calibration_prompts
-    from manyformer.exits.learn_then_test import check_levels
+    from manyformer.exits.calibration import check_levels
 
     check_levels(test["tolerance"], test["confidence"])
     model_folder(run)

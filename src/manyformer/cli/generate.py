@@ -306,7 +306,7 @@ def caption(
 
     Square images of another size are resized to that of the model.
     """
-    from manyformer.evaluate.captions import caption_images
+    from manyformer.evaluate.predict import caption_images
     from manyformer.generate import decoding_from_options
 
     model_folder(run)
@@ -338,7 +338,7 @@ def transcribe(
 
     Other sample rates than that of the run are converted.
     """
-    from manyformer.evaluate.transcripts import transcribe_files
+    from manyformer.evaluate.predict import transcribe_files
 
     model_folder(run)
     for location, text, log_probability in transcribe_files(run, files, beam=beam, device=resolve_device(device)):

@@ -33,7 +33,7 @@ def play(
     import torch
 
     from manyformer.environments import row_seeds
-    from manyformer.evaluate.trained_policy import open_policy
+    from manyformer.evaluate.eval_data import open_policy
     from manyformer.rollouts import likeliest_actions, play_steps, sample_actions
     from manyformer.view.episode_animation import check_animation, write_animation
 

@@ -57,7 +57,7 @@ def record(
         write_data_set,
         write_trajectories,
     )
-    from manyformer.evaluate.trained_policy import open_policy
+    from manyformer.evaluate.eval_data import open_policy
     from manyformer.rollouts import likeliest_actions, sample_actions
     from manyformer.rollouts.episode_recording import RandomPolicy, join_trajectories, record_episodes
 

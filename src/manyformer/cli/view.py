@@ -55,8 +55,7 @@ def view(
     The page is one file for any browser, which needs no network. With --serve, the page takes other texts, and heads
     can be switched off.
     """
-    from manyformer.evaluate.held_out_batch import held_batch
-    from manyformer.evaluate.held_out_images import held_images
+    from manyformer.evaluate.eval_data import held_batch, held_images
     from manyformer.heads import read_head_labels
     from manyformer.viewer.live_view import ServedModel
     from manyformer.viewer.model_view import image_task, shows_rows_of_data, view_image, view_row, view_text

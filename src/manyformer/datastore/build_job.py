@@ -22,7 +22,7 @@ from manyformer.datastore.context_keys import KeyExtraction, KeyLayer, extract_k
 from manyformer.datastore.facts import BYTES, TEXT, DatastoreFacts, KeyPrecision
 from manyformer.errors import UserError, suggest_names
 from manyformer.evaluate.eval_data import TrainedRun, open_run, task_of_run
-from manyformer.evaluate.window_reading import check_context
+from manyformer.evaluate.evaluate import check_context
 from manyformer.files.json_text import json_text
 from manyformer.models import LanguageModel
 from manyformer.models.generative_model import as_language_model
