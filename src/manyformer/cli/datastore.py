@@ -74,7 +74,7 @@ def build(
     from manyformer.cli.datastore_output import ProgressBar, facts_output
     from manyformer.datastore import build as build_datastore
     from manyformer.datastore import datastore_job, plan
-    from manyformer.datastore.build_job import default_folder
+    from manyformer.datastore.build_datastore import default_folder
 
     # datastore_job refuses other keys and precisions
     choices: dict[str, Any] = {"keys": keys, "precision": precision}
@@ -103,8 +103,8 @@ def index(
     """Build a faiss index over the keys, for datastores of millions; distances are still computed from the keys."""
     from manyformer.cli.datastore_output import ProgressBar
     from manyformer.datastore import Datastore, FlatIndex, IVFPQIndex, make_index
-    from manyformer.datastore.facts import INDEX
-    from manyformer.datastore.faiss_index import remove_index
+    from manyformer.datastore.datastore import INDEX
+    from manyformer.datastore.key_search import remove_index
 
     kinds: dict[str, FlatIndex | IVFPQIndex] = {"flat": FlatIndex(), "ivfpq": IVFPQIndex(lists, codes, train_keys)}
     if kind not in kinds:
@@ -176,7 +176,7 @@ def evaluate(
     """Score the model with and without the datastore: perplexity, bits, accuracy, and tokens per second."""
     from manyformer.cli.datastore_output import scores_output
     from manyformer.datastore import Datastore
-    from manyformer.datastore.score_datastore import score_datastore
+    from manyformer.datastore.tuning import score_datastore
 
     store = Datastore(folder, exact=exact, probe=probe)
     mix = store.load_settings().with_overrides(neighbours, weight, temperature)

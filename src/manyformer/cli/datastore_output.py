@@ -12,9 +12,8 @@ from manyformer.errors import UserError
 if TYPE_CHECKING:
     from manyformer.datastore import Datastore, DatastoreFacts
     from manyformer.datastore.inspect_prompt import PromptNeighbours
-    from manyformer.datastore.own_text import OwnText
-    from manyformer.datastore.score_datastore import DatastoreScores
-    from manyformer.datastore.tuning import TuningResult
+    from manyformer.datastore.knn_head import OwnText
+    from manyformer.datastore.tuning import DatastoreScores, TuningResult
 
 N = TypeVar("N", int, float)
 
