@@ -10,16 +10,16 @@ from typer import Argument, Option
 from manyformer.cli.app import JUDGE, command
 from manyformer.cli.console import Output, PageTable, print_note, status_line
 from manyformer.cli.model_arguments import data_paths, load_model, model_folder, resolve_device
-from manyformer.cli.shared_options import (
+from manyformer.cli.options import (
     AnswerOption,
     BatchOption,
     DeviceOption,
     PictureOption,
     RunArgument,
+    complete_runs,
     decoding_option,
+    refuse_options,
 )
-from manyformer.cli.shell_completion import complete_runs
-from manyformer.cli.split_arguments import refuse_options
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:

@@ -16,11 +16,13 @@ from manyformer.cli.model_arguments import (
     load_generator,
     load_translator,
     model_folder,
+    read_lines,
+    read_prompts,
     resolve_device,
+    typed_lines,
     use_calibrated_exits,
 )
-from manyformer.cli.prompt_input import read_lines, read_prompts, typed_lines
-from manyformer.cli.shared_options import (
+from manyformer.cli.options import (
     CalibrationOption,
     DeviceOption,
     JsonLinesOption,
@@ -29,8 +31,8 @@ from manyformer.cli.shared_options import (
     StatsOption,
     decoding_option,
     decoding_options,
+    refuse_options,
 )
-from manyformer.cli.split_arguments import refuse_options
 from manyformer.decoding_options import DecodingOptions, StepPath
 from manyformer.errors import UserError
 

@@ -7,8 +7,8 @@ language model that interpolates its predictions with the tokens that followed t
 
 from manyformer.datastore.build_datastore import DatastoreJob, build, datastore_job, plan
 from manyformer.datastore.datastore import Datastore, DatastoreFacts, KNNSettings
-from manyformer.datastore.key_search import ExcludedRanges, FlatIndex, IVFPQIndex, make_index
 from manyformer.datastore.knn_head import KNNHead, check_fits, knn_lm
+from manyformer.datastore.nearest_keys import ExcludedRanges, FlatIndex, IVFPQIndex, make_index
 from manyformer.datastore.retrieval import RetrievalAugmentedModel, find_neighbours
 
 __all__ = [

@@ -18,7 +18,7 @@ from manyformer.batches import NO_NEIGHBOUR
 from manyformer.context_windows import ContextWindows
 from manyformer.data.token_shards import ShardFacts, open_verified_shard
 from manyformer.datastore.context_keys import KeyLayer
-from manyformer.datastore.key_search import (
+from manyformer.datastore.nearest_keys import (
     ExcludedRanges,
     KeyIndex,
     Neighbours,

@@ -19,7 +19,7 @@ from manyformer.data.token_shards import TokenShard
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.datastore.context_keys import KeyExtraction, extract_keys
 from manyformer.datastore.datastore import Datastore, KNNSettings
-from manyformer.datastore.key_search import ExcludedRanges, Neighbours
+from manyformer.datastore.nearest_keys import ExcludedRanges, Neighbours
 from manyformer.errors import UserError
 from manyformer.models import BatchLoss, LanguageModel, Model, OutputHead
 from manyformer.models.head import BatchScore, count_targets

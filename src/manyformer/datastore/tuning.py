@@ -18,7 +18,6 @@ from manyformer.data.token_shards import shard_units
 from manyformer.datastore.build_datastore import DatastoreJob
 from manyformer.datastore.context_keys import extract_keys, read_batch
 from manyformer.datastore.datastore import Datastore, KNNSettings
-from manyformer.datastore.key_search import Neighbours
 from manyformer.datastore.knn_head import (
     OwnText,
     OwnTextModel,
@@ -28,6 +27,7 @@ from manyformer.datastore.knn_head import (
     knn_lm,
     neighbour_weights,
 )
+from manyformer.datastore.nearest_keys import Neighbours
 from manyformer.errors import UserError
 from manyformer.evaluate import Evaluation, evaluate
 from manyformer.evaluate.eval_data import open_run
