@@ -20,9 +20,8 @@ from frame import argument_parser, set_threads
 
 import manyformer as mf
 from manyformer.datastore import Datastore, IVFPQIndex, build, datastore_job, make_index
-from manyformer.datastore.facts import INDEX
-from manyformer.datastore.score_datastore import score_datastore
-from manyformer.datastore.tuning import tune
+from manyformer.datastore.datastore import INDEX
+from manyformer.datastore.tuning import score_datastore, tune
 from manyformer.train import silent
 
 DatastoreRow = dict[str, Any]

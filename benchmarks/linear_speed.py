@@ -21,7 +21,7 @@ from torch import nn
 
 import manyformer as mf
 from manyformer.bench import paired_ratio
-from manyformer.generate.next_token import bind_next_token, state_bytes
+from manyformer.generate.next_token import bind_next_token, storage_bytes
 from manyformer.recipes.baselines import attention_layers, language_model, sinusoidal_embedding
 
 SIZE: dict[str, Any] = {"vocab": 256, "dim": 256, "depth": 4, "heads": 4}
@@ -132,7 +132,7 @@ def decoding(_: int) -> Iterator[frame.BenchmarkRow]:
                     begun = time.perf_counter()
                     following(token, state, None)
                     times[position].append(time.perf_counter() - begun)
-        sizes = [state_bytes(state) for state in states.values()]
+        sizes = [storage_bytes(state) for state in states.values()]
         assert sizes[0] == sizes[1], sizes
         yield {
             "contest": f"a token at position {LATE} against one at {EARLY}",

@@ -25,7 +25,7 @@ from manyformer.attention import Attention
 from manyformer.batches import IGNORE_INDEX, CausalLMBatch
 from manyformer.bench import LargestTensorMode
 from manyformer.feedforward import FeedForward
-from manyformer.generate.next_token import bind_next_token, state_bytes
+from manyformer.generate.next_token import bind_next_token, storage_bytes
 from manyformer.kernels import Kernel, KernelCall, SoftmaxKernel
 from manyformer.masks import Mask
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
@@ -187,7 +187,7 @@ def decoding(_: int) -> Iterator[frame.BenchmarkRow]:
                 token = logits.argmax(-1)
             ends.append(begin + STRETCH)
             seconds.append(time.perf_counter() - started)
-            sizes.append(state_bytes(state))
+            sizes.append(storage_bytes(state))
             yield {
                 "contest": f"decoding with window {WINDOW}",
                 "candidate": f"tokens {begin} to {begin + STRETCH}",

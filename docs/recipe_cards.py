@@ -7,7 +7,7 @@ from functools import cache
 from cost_curves import drawing
 
 from manyformer.check.tiny_models import build_tiny
-from manyformer.cli.properties_page import random_inputs
+from manyformer.cli.show_pages import random_inputs
 from manyformer.mixers.global_summaries import SummaryPrefixedLayer
 from manyformer.model_summary import build_on_meta, count_parameters
 from manyformer.recipes import RECIPES, Recipe

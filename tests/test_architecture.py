@@ -287,9 +287,9 @@ TASK_CLASSES = {
 MAY_ASK_FOR_CLASSES = {"models", "batches", "tasks", "config", "data"}
 
 CLASS_CHECKS = {
-    "datastore/build_job.py": 1,
+    "datastore/build_datastore.py": 1,
     "datastore/tuning.py": 1,
-    "evaluate/held_out_images.py": 4,
+    "evaluate/eval_data.py": 4,
     "exits/prompts_from_run.py": 1,
     "view/region_masses.py": 1,
     "view/token_work.py": 1,
@@ -334,8 +334,7 @@ WRITTEN_ELSEWHERE = {
     "cli/convert.py": ["save"],
     "cli/view.py": ["save"],
     "data/opened.py": ["save"],
-    "datastore/build_datastore.py": ["write_text"],
-    "datastore/build_job.py": ["write_text"],
+    "datastore/build_datastore.py": ["write_text"] * 2,
     "data/saved_tokenizers.py": ["save"] * 3,
     "data/text_preparation.py": ["save"],
     "interop/model_import.py": ["save"] * 2,

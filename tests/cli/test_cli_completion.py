@@ -11,7 +11,7 @@ from test_cli_start import LOOK, python
 
 import manyformer as mf
 from manyformer.cli import run
-from manyformer.cli.shell_completion import complete_recipes
+from manyformer.cli.options import complete_recipes
 from manyformer.config import shipped_comparisons, shipped_runs
 
 SHELLS = ("bash", "zsh")

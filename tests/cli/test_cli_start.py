@@ -116,7 +116,7 @@ def test_a_defect_is_told_as_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> N
     def broken() -> None:
         raise KeyError("lost")
 
-    monkeypatch.setattr("manyformer.cli.doctor_checks.examine", broken)
+    monkeypatch.setattr("manyformer.cli.doctor.examine", broken)
     ended = cli("doctor")
     assert ended.code == 1
     assert "error: KeyError: 'lost'" in ended.err
@@ -128,7 +128,7 @@ def test_ctrl_c_is_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("manyformer.cli.doctor_checks.examine", interrupted)
+    monkeypatch.setattr("manyformer.cli.doctor.examine", interrupted)
     assert cli("doctor").code == 130
 
 

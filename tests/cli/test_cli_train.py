@@ -12,7 +12,7 @@ import yaml
 from commands import TINY, Cli, lines
 
 import manyformer as mf
-from manyformer.cli.split_arguments import split_arguments
+from manyformer.cli.options import split_arguments
 
 PNG = b"\x89PNG\r\n\x1a\n"
 WORDS = ("train", "transformer-lm", "data.path=text.txt", "data.tokenizer=char", "data.length=64", *TINY)

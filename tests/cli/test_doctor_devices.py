@@ -11,7 +11,7 @@ from pretended_mps import pretended_mps
 
 from manyformer.cli import device_trials
 from manyformer.cli.device_trials import try_recipe, try_recipes
-from manyformer.cli.doctor_checks import DoctorFinding, _device
+from manyformer.cli.doctor import DoctorFinding, _device
 from manyformer.models import Model
 from manyformer.recipes import RECIPES
 from manyformer.system.missing_operators import MissingOperator, describe_missing, report_missing_operator

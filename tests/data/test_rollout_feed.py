@@ -17,7 +17,7 @@ from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile
 from manyformer.files.verified_folder import VerifiedFolder, write_manifest
 from manyformer.recipes import build
-from manyformer.rollouts.rollout_files import flatten_state
+from manyformer.rollouts.rollout_collector import flatten_state
 
 DATA: dict[str, Any] = {"options": {"length": 4}, "rows": 6, "steps": 7, "passes": 2, "valid": 5}
 

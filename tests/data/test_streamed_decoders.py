@@ -11,7 +11,7 @@ from tokenizers import decoders, models
 
 from manyformer.data.streamed_decoders import DecodingSteps
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.generate.text_stream import StopStringStream
+from manyformer.generate.sampling import StopStringStream
 from odd_tokenizers import KINDS, tokenizer_of_kind
 
 SCRIPTS = [

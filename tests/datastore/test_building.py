@@ -12,7 +12,7 @@ from stores import OTHER
 
 import manyformer as mf
 from manyformer.datastore import Datastore, build, build_datastore, datastore_job, plan
-from manyformer.datastore.build_job import DatastoreJob, default_folder
+from manyformer.datastore.build_datastore import DatastoreJob, default_folder
 from manyformer.datastore.context_keys import extract_keys
 from manyformer.errors import UserError
 from manyformer.models import LanguageModel

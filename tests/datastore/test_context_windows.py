@@ -16,12 +16,11 @@ from manyformer.cli import run as command
 from manyformer.context_windows import ContextWindows
 from manyformer.data import load_tokenizers
 from manyformer.datastore import build, datastore_job
-from manyformer.datastore.score_datastore import score_datastore
+from manyformer.datastore.tuning import score_datastore
 from manyformer.errors import UserError
 from manyformer.evaluate import Evaluation, evaluate
 from manyformer.evaluate.eval_data import open_run
-from manyformer.evaluate.evaluate import score_model
-from manyformer.evaluate.window_reading import window_reader
+from manyformer.evaluate.evaluate import score_model, window_reader
 from manyformer.models import LanguageModel
 from manyformer.train.run_folder import as_run
 

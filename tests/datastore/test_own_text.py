@@ -19,10 +19,9 @@ from manyformer.data.neighbour_tables import open_neighbour_table
 from manyformer.data.open_text import make_layout
 from manyformer.data.text_epochs import NextTokenBatches, TextPlan
 from manyformer.datastore import Datastore, KNNSettings, build, datastore_job, find_neighbours, knn_lm
-from manyformer.datastore.build_job import ContextReader
-from manyformer.datastore.own_text import find_own_text
-from manyformer.datastore.score_datastore import score_datastore
-from manyformer.datastore.tuning import tune
+from manyformer.datastore.build_datastore import ContextReader
+from manyformer.datastore.knn_head import find_own_text
+from manyformer.datastore.tuning import score_datastore, tune
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import open_run
 

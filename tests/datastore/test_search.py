@@ -8,8 +8,9 @@ import pytest
 import torch
 from stores import written
 
-from manyformer.datastore import Datastore, ExcludedRanges, exact_search
-from manyformer.datastore.exact_search import nearest_entries, with_distances
+from manyformer.datastore import Datastore, ExcludedRanges
+from manyformer.datastore import nearest_keys as nearest_keys
+from manyformer.datastore.nearest_keys import nearest_entries, with_distances
 from manyformer.errors import UserError
 
 
@@ -17,7 +18,7 @@ from manyformer.errors import UserError
 @pytest.mark.parametrize("k", [1, 7, 60])
 def test_neighbours_are_the_nearest(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, k: int) -> None:
     # blocks that do not divide the keys
-    monkeypatch.setattr(exact_search, "KEYS_PER_BLOCK", 17)
+    monkeypatch.setattr(nearest_keys, "KEYS_PER_BLOCK", 17)
     keys = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
     queries = torch.randn(9, 5, dtype=dtype)
     actual = with_distances(keys, queries, nearest_entries(keys, queries, k))
@@ -27,7 +28,7 @@ def test_neighbours_are_the_nearest(monkeypatch: pytest.MonkeyPatch, dtype: torc
 
 
 def test_entries_that_do_not_count_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact_search, "KEYS_PER_BLOCK", 10)
+    monkeypatch.setattr(nearest_keys, "KEYS_PER_BLOCK", 10)
     keys = np.arange(30, dtype=np.float32)[:, None]
     # the ranges of the second query are empty, those of the third one meet
     ban = ExcludedRanges(torch.tensor([[4, 0], [0, 3], [0, 10]]), torch.tensor([[7, 0], [0, 3], [10, 28]]))

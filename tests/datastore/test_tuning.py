@@ -9,8 +9,7 @@ from stores import TEXT
 import manyformer as mf
 from manyformer.datastore import Datastore, KNNSettings, build, datastore_job, knn_lm
 from manyformer.datastore.inspect_prompt import inspect_prompt
-from manyformer.datastore.score_datastore import score_datastore
-from manyformer.datastore.tuning import tune
+from manyformer.datastore.tuning import score_datastore, tune
 from manyformer.errors import UserError
 from manyformer.evaluate import evaluate
 from manyformer.models import LanguageModel

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from manyformer.errors import UserError
-from manyformer.exits.learn_then_test import (
+from manyformer.exits.calibration import (
     binomial_cdf,
     fixed_sequence_test,
     hoeffding_bentkus_p_value,
     hoeffding_p_value,
     required_count,
 )
-from manyformer.exits.text_distance import rouge_l_distance, token_f1_distance
+from manyformer.exits.early_decoding import rouge_l_distance, token_f1_distance
 
 
 @pytest.mark.parametrize(("count", "share"), [(1, 0.3), (7, 0.5), (60, 0.05), (200, 0.9)])

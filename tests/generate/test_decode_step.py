@@ -10,7 +10,7 @@ import manyformer as mf
 from manyformer.attention import Attention
 from manyformer.core import PADDING_SEGMENT, LayerOutput, tree_map
 from manyformer.costs import count_flops
-from manyformer.generate.next_token import bind_next_token, state_bytes
+from manyformer.generate.next_token import bind_next_token, storage_bytes
 from manyformer.kernels import Kernel
 from perturbing import perturb
 
@@ -209,7 +209,7 @@ def test_cost_does_not_depend_on_the_position() -> None:
                 model(torch.zeros(2, length, dtype=torch.long), state=model.init_state(2)).state,
             )
             flops = count_flops(lambda f=next_token, s=state: f(torch.zeros(2, 1, dtype=torch.long), s, None))
-            actual.append((state_bytes(state), flops))
+            actual.append((storage_bytes(state), flops))
     assert actual[0] == actual[1]
 
 

@@ -11,10 +11,9 @@ from test_static_step import MODELS, NAMES, build_model
 
 import manyformer as mf
 from manyformer.errors import UserError
-from manyformer.generate import Decoding, decode_job, kept_steps, static_feed, stream
+from manyformer.generate import Decoding, kept_steps, next_token, stream
 from manyformer.generate.kept_steps import forget_captured_steps
-from manyformer.generate.next_token import CachedFeed, LogitsFeed
-from manyformer.generate.static_feed import StaticFeed
+from manyformer.generate.next_token import CachedFeed, LogitsFeed, StaticFeed
 from perturbing import perturb
 
 PROMPTS = [[5, 6, 7, 8, 9], [3], [11, 12, 13]]
@@ -28,8 +27,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> TapeEngine:
     def tape_feed(eager: CachedFeed, capacity: int, path: str) -> LogitsFeed:
         return eager if path == "eager" else StaticFeed(eager, capacity, engine, forced=True)
 
-    monkeypatch.setattr(static_feed, "MIN_COLUMNS", 16)
-    monkeypatch.setattr(decode_job, "step_feed", tape_feed)
+    monkeypatch.setattr(next_token, "MIN_COLUMNS", 16)
+    monkeypatch.setattr(next_token, "step_feed", tape_feed)
     return engine
 
 

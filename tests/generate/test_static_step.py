@@ -13,10 +13,9 @@ from torch import Tensor
 import manyformer as mf
 from manyformer.core import tree_map
 from manyformer.errors import UserError
-from manyformer.generate import decode_job, static_feed
+from manyformer.generate import next_token
 from manyformer.generate.captured_step import CudaGraphEngine
-from manyformer.generate.next_token import CachedFeed, LogitsFeed
-from manyformer.generate.static_feed import StaticFeed, bucket_columns, rounded_capacity
+from manyformer.generate.next_token import CachedFeed, LogitsFeed, StaticFeed, bucket_columns, rounded_capacity
 from perturbing import perturb
 
 SMALL = {"vocab": 29, "dim": 16, "depth": 2, "heads": 4}
@@ -71,7 +70,7 @@ def build_model(name: str, keywords: dict[str, Any]) -> Any:
 @pytest.fixture(autouse=True)
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches of 8 columns at first, so that texts of a few tokens pass several sizes."""
-    monkeypatch.setattr(static_feed, "MIN_COLUMNS", 8)
+    monkeypatch.setattr(next_token, "MIN_COLUMNS", 8)
 
 
 @pytest.fixture
@@ -82,7 +81,7 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> TapeEngine:
     def tape_feed(eager: CachedFeed, capacity: int, path: str) -> LogitsFeed:
         return eager if path == "eager" else StaticFeed(eager, capacity, engine, forced=True)
 
-    monkeypatch.setattr(decode_job, "step_feed", tape_feed)
+    monkeypatch.setattr(next_token, "step_feed", tape_feed)
     return engine
 
 
@@ -298,14 +297,14 @@ def test_cuda_graphs_are_captured_as_torch_asks(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_buckets_double_up_to_the_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static_feed, "MIN_COLUMNS", 128)
+    monkeypatch.setattr(next_token, "MIN_COLUMNS", 128)
     assert [bucket_columns(length, 1100) for length in (1, 128, 129, 512, 1025)] == [128, 128, 256, 512, 1280]
     assert bucket_columns(3, 20) == 128
 
 
 def test_texts_of_similar_lengths_share_a_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four sizes per doubling: a quarter more than is needed at most."""
-    monkeypatch.setattr(static_feed, "MIN_COLUMNS", 128)
+    monkeypatch.setattr(next_token, "MIN_COLUMNS", 128)
     sizes = [rounded_capacity(capacity) for capacity in range(1, 2049)]
     assert sorted(set(sizes)) == [
         128,

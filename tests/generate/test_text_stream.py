@@ -11,7 +11,7 @@ import manyformer as mf
 from manyformer.data.saved_tokenizers import train_tokenizer
 from manyformer.generate import Decoding, SampledChoice, StreamPiece, generate, stream
 from manyformer.generate.prompts import read_prompts
-from manyformer.generate.text_stream import StopStringStream
+from manyformer.generate.sampling import StopStringStream
 from odd_tokenizers import byte_fallback
 
 TEXT = "für die Kühe: 1 € – ✓ naïve abab abc \U0001f600!"

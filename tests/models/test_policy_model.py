@@ -14,7 +14,7 @@ from manyformer.core import State, tree_map
 from manyformer.errors import UserError
 from manyformer.models import PolicyModel
 from manyformer.models.model import Model
-from manyformer.rollouts.rollout_files import flatten_state, restore_state
+from manyformer.rollouts.rollout_collector import flatten_state, restore_state
 from manyformer.spaces import PixelSpace, VectorSpace, parse_observations
 from perturbing import perturb
 

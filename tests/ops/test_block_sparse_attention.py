@@ -12,7 +12,7 @@ from manyformer import masks as m
 from manyformer.bench import LargestTensorMode
 from manyformer.core import PADDING_SEGMENT, TokenPositions
 from manyformer.costs import count_flops
-from manyformer.generate.host_reads import StaticOperatorsOnly
+from manyformer.generate.captured_step import StaticOperatorsOnly
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import AndMask, Mask, NotMask, OrMask, PerHead
 from manyformer.masks.mask import take_tokens

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from manyformer.datastore import ExcludedRanges, FlatIndex, IVFPQIndex, make_index
-from manyformer.datastore.exact_search import nearest_entries, with_distances
-from manyformer.datastore.faiss_index import KeyIndex
+from manyformer.datastore.nearest_keys import KeyIndex, nearest_entries, with_distances
 from manyformer.errors import UserError
 
 faiss = pytest.importorskip("faiss")

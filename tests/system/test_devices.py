@@ -14,7 +14,7 @@ import manyformer as mf
 from manyformer.batches import CausalLMBatch, to_device
 from manyformer.config import RunConfig
 from manyformer.errors import UserError
-from manyformer.generate.static_feed import graph_engine
+from manyformer.generate.next_token import graph_engine
 from manyformer.system import devices
 from manyformer.system.device_memory import device_memory
 from manyformer.system.devices import KINDS, DeviceKind, available_devices, best_device, device_kind, wide_dtype

@@ -1,4 +1,4 @@
-"""The command line: one file for each command; torch is imported only when a command runs."""
+"""The command line: a file for each command, or for a few of one kind; torch is imported only when a command runs."""
 
 import importlib
 import os
@@ -8,8 +8,22 @@ from collections.abc import Sequence
 from manyformer.system.standard_streams import flush_or_discard, prepare_streams
 from manyformer.system.stop_signals import STOPPED, handle_stop_signals
 
-MODULES = {"translate": "generate", "caption": "generate", "transcribe": "generate", "spans": "attention"}
-"""The modules of commands that are written in that of another one."""
+MODULES = {
+    "list": "show",
+    "translate": "generate",
+    "caption": "generate",
+    "transcribe": "generate",
+    "record": "play",
+    "attention": "view",
+    "spans": "view",
+    "prune": "heads",
+    "import": "convert",
+    "export": "convert",
+    "advise": "compare",
+    "floors": "evaluate",
+    "regress": "plot",
+}
+"""The modules of commands that are written in that of another one of their kind."""
 
 COMMANDS = (
     "list",
@@ -77,6 +91,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def import_commands() -> None:
-    """Import all commands, which registers them."""
+    """Import all commands, which registers them, and bring them into the order of `COMMANDS`."""
     for name in COMMANDS:
         importlib.import_module(f"manyformer.cli.{MODULES.get(name, name)}")
+    from manyformer.cli.app import sort_commands
+
+    sort_commands(COMMANDS)

@@ -18,10 +18,10 @@ from typing import Annotated, Any, TextIO
 
 import typer
 from typer import Option
+from typer.models import CommandInfo
 
 from manyformer.cli.console import Output, print_error, print_note, print_output
-from manyformer.cli.shared_options import F, JsonOption
-from manyformer.cli.split_arguments import suggest_options
+from manyformer.cli.options import F, JsonOption, suggest_options
 from manyformer.errors import NonFiniteWeights, TrainingInterrupted, UserError, UserErrors
 from manyformer.plugins import import_from_command_line
 from manyformer.system.standard_streams import discard
@@ -88,6 +88,18 @@ def command(
         return function
 
     return add
+
+
+def sort_commands(names: Sequence[str]) -> None:
+    """Bring the commands into the order of `names`, in which the panels of the help show them."""
+
+    def place(registered: CommandInfo) -> int:
+        name = registered.name or getattr(registered.callback, "__name__", "")
+        if name in names:
+            return names.index(name)
+        return len(names)
+
+    app.registered_commands.sort(key=place)
 
 
 def _printing(function: Callable[..., Output]) -> Callable[..., int]:

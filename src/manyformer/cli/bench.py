@@ -1,18 +1,19 @@
 """`manyformer bench`: time, memory and FLOPs as a function of length."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from typer import Argument, Option
 
 from manyformer.cli.app import JUDGE, command
 from manyformer.cli.console import print_note, print_result, status_line
-from manyformer.cli.model_arguments import resolve_device
-from manyformer.cli.shared_options import DeviceOption, RoundsOption
-from manyformer.cli.shell_completion import complete_models
+from manyformer.cli.model_arguments import read_keywords, resolve_device
+from manyformer.cli.options import DeviceOption, RoundsOption, complete_models, split_commas
+from manyformer.errors import UserError, UserErrors, suggest_names
 
 if TYPE_CHECKING:
-    from manyformer.bench import BenchReport
+    from manyformer.bench import BenchCandidate, BenchReport
 
 
 @command(
@@ -53,26 +54,26 @@ def bench(
     All are built with the same sizes (dim 256, 4 layers, 4 heads, vocabulary 256) and measured in turns, so that other
     load affects all equally. Reports how each grows with length, and from which length on it is faster than the
     baseline."""
+    from manyformer.bench import BENCH_KINDS, BenchPrecision
     from manyformer.bench import bench as measure
-    from manyformer.cli.bench_arguments import read_candidates, read_choices, read_lengths
 
     if threads is not None:
         import torch
 
         torch.set_num_threads(threads)
-    candidates, keywords = read_candidates(arguments)
+    candidates, keywords = _read_candidates(arguments)
     with status_line("measuring") as status:
         report = measure(
             candidates,
-            read_lengths(lengths),
-            what=read_choices(kinds, "what"),
+            _read_lengths(lengths),
+            what=_read_choices(kinds, "what", BENCH_KINDS),
             against=None if against == "none" else against,
             keywords=keywords,
             batch=batch,
             rounds=rounds,
             max_seconds=max_seconds,
             device=resolve_device(device),
-            precision=read_choices(precision, "precision")[0],
+            precision=_read_choices(precision, "precision", get_args(BenchPrecision))[0],
             on_progress=lambda text: status(f"measuring: {text}"),
         )
     print_result(report.to_json() if as_json else "\n".join(report.lines()))
@@ -87,3 +88,70 @@ def _write_files(report: "BenchReport", path: Path) -> None:
     for file in [path] if path.suffix else [path.with_suffix(".png"), path.with_suffix(".csv")]:
         write_report(report, file)
         print_note(f"wrote {file}")
+
+
+def _read_candidates(arguments: list[str]) -> "tuple[list[BenchCandidate], dict[str, Any]]":
+    """The candidates, and the keywords for all of them. Raises UserErrors."""
+    names: list[str] = []
+    keyword_arguments: list[str] = []
+    for argument in arguments:
+        # the value of `--key` is not a recipe's name
+        previous = keyword_arguments[-1] if keyword_arguments else ""
+        is_value = previous.startswith("--") and "=" not in previous
+        is_setting = "=" in argument and ":" not in argument.partition("=")[0]
+        is_keyword = argument.startswith("--") or is_value or is_setting
+        (keyword_arguments if is_keyword else names).append(argument)
+    candidates = [_candidate(name) for name in names]
+    return candidates, _shared_keywords(keyword_arguments, candidates)
+
+
+def _candidate(argument: str) -> "BenchCandidate":
+    from manyformer.bench import BenchCandidate
+    from manyformer.recipes import get_recipe
+
+    name, _, keywords = argument.partition(":")
+    return BenchCandidate(argument, name, read_keywords(get_recipe(name), split_commas(keywords)))
+
+
+def _shared_keywords(arguments: list[str], candidates: "list[BenchCandidate]") -> dict[str, Any]:
+    """The keywords for all candidates. Raises UserErrors for those that none has: they would be ignored silently."""
+    from manyformer.config.overrides import parse_overrides
+    from manyformer.recipes import get_recipe
+
+    overrides, mistakes = parse_overrides(arguments)
+    if mistakes:
+        raise UserErrors(map(str, mistakes))
+    keywords = {override.key.removeprefix("model."): override.value for override in overrides}
+    valid_names = {name for candidate in candidates for name in get_recipe(candidate.recipe).signature.parameters}
+    unknown = [name for name in keywords if name not in valid_names]
+    if unknown:
+        raise UserErrors(f"--{name}: no such keyword; {suggest_names(name, valid_names)}" for name in unknown)
+    return keywords
+
+
+def _read_lengths(text: str) -> list[int]:
+    """The lengths in a text such as `256:2048,3000`: a range doubles, commas separate. Raises UserError."""
+    lengths: list[int] = []
+    for part in text.split(","):
+        first, colon, last = part.partition(":")
+        if not first.strip().isdecimal() or (colon and not last.strip().isdecimal()):
+            raise UserError(f"--lengths '{text}': '{part}' is neither a number nor a range such as 256:2048")
+        length = int(first)
+        end = int(last) if colon else int(first)
+        if not 1 <= length <= end:
+            raise UserError(f"--lengths '{text}': the range '{part}' is empty; write the smaller number first")
+        while length <= end:
+            lengths.append(length)
+            length *= 2
+    return lengths
+
+
+def _read_choices(text: str, option: str, valid: Sequence[str]) -> list[Any]:
+    """The comma-separated choices of an option. Raises UserError with the nearest valid one."""
+    choices = split_commas(text)
+    for choice in choices:
+        if choice not in valid:
+            raise UserError(f"--{option} '{choice}' does not exist; {suggest_names(choice, valid)}")
+    if not choices:
+        raise UserError(f"--{option} is empty; choose among {', '.join(valid)}")
+    return choices

@@ -10,16 +10,16 @@ from typer import Argument, Option
 from manyformer.cli.app import JUDGE, command
 from manyformer.cli.console import Output, PageTable, print_note, status_line
 from manyformer.cli.model_arguments import data_paths, load_model, model_folder, resolve_device
-from manyformer.cli.shared_options import (
+from manyformer.cli.options import (
     AnswerOption,
     BatchOption,
     DeviceOption,
     PictureOption,
     RunArgument,
+    complete_runs,
     decoding_option,
+    refuse_options,
 )
-from manyformer.cli.shell_completion import complete_runs
-from manyformer.cli.split_arguments import refuse_options
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _certify(run: str, test: dict[str, Any], texts: dict[str, Any], file: Path, 
     """The lowest threshold that passes the test on these texts, which is written to the file."""
     from manyformer.exits import calibrate as certify
     from manyformer.exits import load_calibration_prompts
-    from manyformer.exits.learn_then_test import check_levels
+    from manyformer.exits.calibration import check_levels
 
     check_levels(test["tolerance"], test["confidence"])
     model_folder(run)

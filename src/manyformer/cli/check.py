@@ -9,9 +9,7 @@ from typer import Argument, Option
 from manyformer.cli.app import DEFECT, JUDGE, command
 from manyformer.cli.console import print_result, status_line
 from manyformer.cli.model_arguments import is_folder, read_keywords
-from manyformer.cli.shared_options import JsonOption, KeywordsArgument
-from manyformer.cli.shell_completion import complete_models
-from manyformer.cli.split_arguments import split_commas
+from manyformer.cli.options import JsonOption, KeywordsArgument, complete_models, split_commas
 from manyformer.errors import UserError
 
 

@@ -1,7 +1,10 @@
-"""`manyformer compare`: train and score several cases under equal conditions."""
+"""`manyformer compare`: train and score several cases under equal conditions, and `advise`: what follows from a suite.
+
+`advise` says which recipe to take for a task, a length and a memory, from the measured rows of a suite."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
@@ -17,13 +20,12 @@ from manyformer.cli.console import (
     print_result,
     status_line,
 )
-from manyformer.cli.shared_options import JsonOption
-from manyformer.cli.shell_completion import complete_comparisons
-from manyformer.cli.split_arguments import split_arguments, split_commas
+from manyformer.cli.options import JsonOption, complete_comparisons, split_arguments, split_commas
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
     from manyformer.compare import ComparisonResult
+    from manyformer.compare.advise import Advice
     from manyformer.compare.suite_report import SuiteResult
     from manyformer.compare.suite_runner import SuiteOptions
     from manyformer.config.comparison import Comparison
@@ -123,7 +125,7 @@ def compare(
     if as_json:
         print_result(result.to_json().rstrip())
     else:
-        print_page(_page(result))
+        print_page(_result_page(result))
 
 
 def _shipped() -> Output:
@@ -190,7 +192,7 @@ def _suite_plan_page(suite: "Suite", options: "SuiteOptions", out: str | None) -
     yield plan.summary_line
 
 
-def _page(result: "ComparisonResult | SuiteResult") -> Iterator[Block]:
+def _result_page(result: "ComparisonResult | SuiteResult") -> Iterator[Block]:
     for table in result.tables:
         yield f"{table.title}\n"
         yield PageTable(table.headers, table.rows, right=range(1, len(table.headers)))
@@ -198,3 +200,78 @@ def _page(result: "ComparisonResult | SuiteResult") -> Iterator[Block]:
     yield from (f"note: {line}" for line in result.notes)
     yield from result.claims
     yield from (f"wrote {file}" for file in result.files)
+
+
+_UNITS = {"kB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
+
+
+@command(
+    JUDGE,
+    "manyformer advise --length 16000 --task recall",
+    "manyformer advise --length 16000 --memory 10MB",
+    "manyformer advise --length 4096 --results comparisons/suite-full --json",
+)
+def advise(
+    *,
+    length: Annotated[int, Option(min=1, help="Tokens of the sequences.")],
+    task: Annotated[
+        str | None,
+        Option(help="A task of the suite, or an ability such as recall; all without it.", show_default=False),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        Option(help="The most memory for the state of one sequence, such as 500kB, 10MB or 1GB.", show_default=False),
+    ] = None,
+    results: Annotated[
+        str | None,
+        Option(
+            help="The folder of a suite, or its results.json; else that of suite/full or suite/quick, or the results "
+            "of suite/full that come with the package.",
+            show_default=False,
+        ),
+    ] = None,
+) -> Output:
+    """Quote the measured rows of a suite that fit a task, a length and a memory, and say where they end.
+
+    Scores are those of the suite's models; nothing is extrapolated but the size of the state for decoding, which
+    follows from the model. A star marks the best case of a task and those that are not significantly worse.
+    """
+    from manyformer.compare.advise import advise as choose
+    from manyformer.compare.advise import read_results
+    from manyformer.compare.suite_runner import find_results
+
+    memory_bytes = None if memory is None else _parse_bytes(memory)
+    suite = read_results(find_results() if results is None else Path(results))
+    advice = choose(suite, length=length, task=task, memory=memory_bytes)
+    value = {"suite": suite.name, "rows": advice.rows, "excluded": advice.excluded, "limits": advice.limits}
+    return Output(value, _advice_page(advice, length))
+
+
+def _advice_page(advice: "Advice", length: int) -> Iterator[Block]:
+    rows = []
+    for row in advice.rows:
+        longest = "–"
+        if row.longest_score is not None:
+            longest = f"{row.longest_score:.4g}"
+        state = "–"
+        if row.state_bytes is not None:
+            state = f"{row.state_bytes / 1000:,.1f}"
+        rows.append((row.task, f"{row.case}{' *' * row.is_best}", f"{row.score:.4g}", longest, state))
+    headers = ("task", "case", "score", "at the greatest length", f"state kB at {length:,}")
+    yield PageTable(headers, rows, right=(2, 3, 4))
+    yield ""
+    yield from (f"left out: {case}, {reason}" for case, reason in advice.excluded.items())
+    yield from (f"note: {limit}" for limit in advice.limits)
+
+
+def _parse_bytes(text: str) -> int:
+    """The bytes that a text such as 10MB means. Raises UserError."""
+    for unit, factor in _UNITS.items():
+        if text.endswith(unit):
+            try:
+                number = float(text.removesuffix(unit))
+            except ValueError:
+                break
+            if 0 < number < float("inf"):
+                return int(number * factor)
+    raise UserError(f"--memory ('{text}') must be a number with a unit: 500kB, 10MB or 1GB")

@@ -1,20 +1,147 @@
-"""`manyformer convert`: a trained model as another member of the family."""
+"""The commands that make a model of another one: `import` and `export` for Hugging Face's transformers, and `convert`.
+
+`convert` makes another member of the family of a trained model."""
 
 from collections.abc import Iterator
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
 from manyformer.cli.app import USE, command
-from manyformer.cli.console import Block, Note, Output, PageTable, status_line
+from manyformer.cli.console import Block, Note, Output, PageTable, print_note, status_line
 from manyformer.cli.model_arguments import check_new_folder, model_folder, read_keywords
-from manyformer.cli.shared_options import KeywordsArgument, NewFolderOption
-from manyformer.cli.shell_completion import complete_recipes, complete_runs
+from manyformer.cli.options import (
+    KeywordsArgument,
+    NewFolderOption,
+    RunArgument,
+    complete_recipes,
+    complete_runs,
+)
 from manyformer.errors import UserError
+from manyformer.files.unfinished_folder import check_unfinished, unfinished_folder
 
 if TYPE_CHECKING:
+    from manyformer.interop import ExportReport
     from manyformer.surgery import ConversionReport
+
+
+@command(
+    USE,
+    "manyformer import downloads/gpt2 --out models/gpt2",
+    'manyformer generate models/gpt2 "The meaning of life is"',
+    "manyformer check models/gpt2",
+    "manyformer import adapters --base downloads/gpt2 --out models/adapted",
+    name="import",
+)
+def import_folder(
+    folder: Annotated[str, Argument(help="A folder with config.json and safetensors that transformers wrote.")],
+    *,
+    out: NewFolderOption,
+    base: Annotated[
+        str | None, Option(help="For a folder of LoRA adapters that peft wrote: the folder of their model.")
+    ] = None,
+) -> Output:
+    """Convert a model of Hugging Face's transformers to the recipe that equals it.
+
+    Reads GPT-2, Llama, Mistral, Mixtral, Qwen2, Qwen3, SmolLM3, Gemma 2 and 3, DeepSeek-V3, gpt-oss, DiffLlama, BERT,
+    RoBERTa, DistilBERT, Longformer, BigBird, Reformer, XLNet in one direction, ViT, DeiT, T5, BART, mBART, Marian,
+    Pegasus and Decision Transformer, weights in one safetensors file or several. The
+    tokenizer keeps its token ids, a head its labels. Settings that no recipe has, and tensors that are missing or left
+    over, are refused; nothing is written then."""
+    from manyformer.interop import import_model
+    from manyformer.interop.model_import import save_imported
+
+    check_new_folder(out)
+    with status_line(f"reading {folder}"):
+        imported = import_model(folder, base=base)
+    save_imported(imported.model, out)
+    report = imported.report
+    rows = [
+        ("family", report.family),
+        ("recipe", report.recipe),
+        ("parameters", f"{report.parameters:,}"),
+        ("tensors read", str(report.tensors)),
+        *((f"left out: {name}", reason) for name, reason in report.left_out.items()),
+    ]
+    page: list[Block] = [PageTable(("", folder), rows)]
+    if report.new:
+        advice = f"train it with init_from={out}"
+        page.append(Note(f"the head is new, with random weights, because {folder} has none: {advice}"))
+    if imported.model.tokenizer is None:
+        page.append(Note("no tokenizer.json there: the model reads token ids alone"))
+    return Output({"out": out, **report._asdict()}, [*page, f"wrote {out}"])
+
+
+@command(
+    USE,
+    "manyformer export runs/lm-stdlib --to hf --out exported/stdlib",
+    "manyformer export runs/labels --out exported/labels --dtype bfloat16 --json",
+    "manyformer export runs/lm-stdlib --out exported/stdlib --push my-name/stdlib",
+)
+def export(
+    run: RunArgument,
+    *,
+    out: NewFolderOption,
+    to: Annotated[Literal["hf"], Option(help="What reads the folder: Hugging Face's transformers.")] = "hf",
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], Option(help="The type of the weights in the file.")
+    ] = "float32",
+    push: Annotated[
+        str | None, Option(help="Also upload it to the Hugging Face hub as this model, private if it is new.")
+    ] = None,
+) -> Output:
+    """Write a trained model as a folder for Hugging Face's transformers: weights, tokenizer, settings, card.
+
+    It holds a class of transformers where one equals the recipe; other models are loaded by trust_remote_code=True, or
+    after `import manyformer.interop.auto_model`. Models of language, translation and masked text, classifiers of
+    texts, tokens and images, and readers of answers can be exported."""
+    folder = model_folder(run)
+    address = None
+    if push is None:
+        check_new_folder(out)
+        report = _export(folder, out, dtype)
+    else:
+        work = f"export {folder} as {dtype} and push it to {push}"
+        if check_unfinished(Path(out), work):
+            print_note(f"going on with {out}, which was written and not pushed")
+        with unfinished_folder(Path(out), work):
+            report = _export(folder, out, dtype)
+            address = _push(out, push)
+    rows = [
+        ("class", report.architecture),
+        ("loaded by", report.auto_class),
+        ("parameters", f"{report.parameters:,}"),
+        ("tensors", str(report.tensors)),
+    ]
+    page: list[Block] = [PageTable(("", run), rows)]
+    if report.reason is not None:
+        page.append(Note(f"a class of manyformer, because {report.reason}"))
+    if report.tokenizer_reason is not None:
+        page.append(Note(f"no tokenizer: {report.tokenizer_reason}"))
+    page.append(f"wrote {out}" if address is None else f"wrote {out} and {address}")
+    return Output({"out": out, **report._asdict(), "address": address}, page)
+
+
+def _push(out: str, name: str) -> str:
+    from manyformer.interop.model_export import push_folder
+
+    with status_line(f"uploading {out}"):
+        return push_folder(out, name)
+
+
+def _export(folder: Path, out: str, dtype: str) -> "ExportReport":
+    """Export the model in a folder with its card, if it has one."""
+    from manyformer.api import load
+    from manyformer.interop import export_model
+
+    card = folder / "README.md"
+    run_card = None
+    if card.is_file():
+        run_card = card.read_text(encoding="utf-8")
+    with status_line(f"exporting {folder}"):
+        return export_model(load(folder), out, dtype=dtype, run_card=run_card)
 
 
 @command(

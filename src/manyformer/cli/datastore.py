@@ -1,21 +1,29 @@
-"""`manyformer datastore`: datastores of context keys and next tokens, for retrieval by a language model."""
+"""`manyformer datastore`: datastores of context keys and next tokens, for retrieval by a language model.
 
-from typing import TYPE_CHECKING, Annotated, Any
+Its commands show a progress bar, and then their results as a table or JSON."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 import typer
 from typer import Argument, Option
 
 from manyformer.cli.app import USE, app, command, examples_epilog
-from manyformer.cli.console import Output, format_bytes, status_line
-from manyformer.cli.model_arguments import data_paths, load_generator, resolve_device
-from manyformer.cli.prompt_input import read_prompts
-from manyformer.cli.shared_options import ContextOption, DeviceOption, StrideOption
-from manyformer.cli.shell_completion import complete_runs
+from manyformer.cli.console import Block, Output, PageTable, format_bytes, format_count, print_note, status_line
+from manyformer.cli.model_arguments import data_paths, load_generator, read_prompts, resolve_device
+from manyformer.cli.options import ContextOption, DeviceOption, StrideOption, complete_runs
 from manyformer.context_windows import ContextWindows
 from manyformer.errors import UserError, suggest_names
 
 if TYPE_CHECKING:
-    from manyformer.datastore import Datastore, DatastoreJob
+    from manyformer.datastore import Datastore, DatastoreFacts, DatastoreJob
+    from manyformer.datastore.inspect_prompt import PromptNeighbours
+    from manyformer.datastore.knn_head import OwnText
+    from manyformer.datastore.tuning import DatastoreScores, TuningResult
+
 
 store_app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["--help", "-h"]})
 app.add_typer(
@@ -71,10 +79,9 @@ def build(
     The text is read like the run's own data: rows of the same length, with the model's memory where it has one. With
     --context it is read in overlapping windows, as is then the text of `tune` and `evaluate`.
     """
-    from manyformer.cli.datastore_output import ProgressBar, facts_output
     from manyformer.datastore import build as build_datastore
     from manyformer.datastore import datastore_job, plan
-    from manyformer.datastore.build_job import default_folder
+    from manyformer.datastore.build_datastore import default_folder
 
     # datastore_job refuses other keys and precisions
     choices: dict[str, Any] = {"keys": keys, "precision": precision}
@@ -101,10 +108,9 @@ def index(
     remove: Annotated[bool, Option("--remove", help="Remove the index; search is exact then.")] = False,
 ) -> Output:
     """Build a faiss index over the keys, for datastores of millions; distances are still computed from the keys."""
-    from manyformer.cli.datastore_output import ProgressBar
     from manyformer.datastore import Datastore, FlatIndex, IVFPQIndex, make_index
-    from manyformer.datastore.facts import INDEX
-    from manyformer.datastore.faiss_index import remove_index
+    from manyformer.datastore.datastore import INDEX
+    from manyformer.datastore.nearest_keys import remove_index
 
     kinds: dict[str, FlatIndex | IVFPQIndex] = {"flat": FlatIndex(), "ivfpq": IVFPQIndex(lists, codes, train_keys)}
     if kind not in kinds:
@@ -137,7 +143,6 @@ def tune(
     device: DeviceOption = None,
 ) -> Output:
     """Find the weight, temperature (and number) of neighbours with the lowest held-out perplexity, and save them."""
-    from manyformer.cli.datastore_output import read_numbers, tuning_output
     from manyformer.datastore.tuning import TEMPERATURES, WEIGHTS
     from manyformer.datastore.tuning import tune as tune_datastore
 
@@ -174,9 +179,8 @@ def evaluate(
     device: DeviceOption = None,
 ) -> Output:
     """Score the model with and without the datastore: perplexity, bits, accuracy, and tokens per second."""
-    from manyformer.cli.datastore_output import scores_output
     from manyformer.datastore import Datastore
-    from manyformer.datastore.score_datastore import score_datastore
+    from manyformer.datastore.tuning import score_datastore
 
     store = Datastore(folder, exact=exact, probe=probe)
     mix = store.load_settings().with_overrides(neighbours, weight, temperature)
@@ -209,7 +213,6 @@ def look(
     device: DeviceOption = None,
 ) -> Output:
     """Show the nearest contexts of a prompt: distances, weights, and the tokens that followed them."""
-    from manyformer.cli.datastore_output import neighbours_page
     from manyformer.datastore import Datastore, knn_lm
     from manyformer.datastore.inspect_prompt import inspect_prompt
 
@@ -239,7 +242,6 @@ def neighbours_of(
 
     The run is a trained language model; train spalm with its data settings and data.neighbours=FOLDER.
     """
-    from manyformer.cli.datastore_output import ProgressBar
     from manyformer.datastore import find_neighbours
 
     job, store = _job_and_datastore(run, folder, device, exact=exact, probe=probe)
@@ -259,3 +261,174 @@ def _job_and_datastore(
     job = datastore_job(run, keys=store.facts.keys, windows=store.facts.windows, device=resolve_device(device))
     check_fits(job.model, store)
     return job, store
+
+
+N = TypeVar("N", int, float)
+
+SECONDS_BETWEEN_LINES = 10.0
+"""Seconds between progress lines when stderr is not a terminal."""
+
+MAX_TUNING_ROWS = 12
+"""Rows in the table of tuned settings."""
+
+
+class ProgressBar:
+    """A progress bar on stderr with rate and time left, or a line at intervals if stderr is not a terminal."""
+
+    def __init__(self, description: str, unit: str) -> None:
+        self.description = description
+        self.unit = unit
+        self.start_time = self.last_line_time = time.monotonic()
+        self.first_count: int | None = None
+        self._bar: Any = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[progress]}")
+            self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+            self._task = self._bar.add_task(self.description, total=None, progress="")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        if isinstance(error, KeyboardInterrupt):
+            print_note("the same command continues where this one stopped")
+
+    def announce(self, facts: "DatastoreFacts") -> None:
+        """Print the size of the datastore before it is built."""
+        size = format_bytes(facts.bytes)
+        line = f"{facts.entries:,} entries of {facts.width} numbers in {facts.precision}: {size} on the disk"
+        if self._bar is None:
+            print_note(line)
+        else:
+            self._bar.console.print(line)
+
+    def __call__(self, done: int, total: int) -> None:
+        current_time = time.monotonic()
+        if self.first_count is None:
+            # the rate counts only what this process has done
+            self.first_count = done
+            self.start_time = current_time
+        rate = 0.0
+        if current_time > self.start_time:
+            rate = (done - self.first_count) / (current_time - self.start_time)
+        progress = f"{format_count(done)} of {format_count(total)} {self.unit}, {format_count(rate)}/s"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total, progress=progress)
+        elif current_time - self.last_line_time > SECONDS_BETWEEN_LINES:
+            time_left = ""
+            if rate:
+                time_left = f", {(total - done) / rate:,.0f} s left"
+            print_note(f"{self.description}: {progress}{time_left}")
+            self.last_line_time = current_time
+
+
+def read_numbers(option: str, text: str | None, kind: Callable[[str], N]) -> list[N] | None:
+    """The comma-separated numbers of an option such as `0.1,1,10`, None if it is not given. Raises UserError."""
+    if text is None:
+        return None
+    try:
+        return [kind(number) for number in text.split(",")]
+    except ValueError:
+        raise UserError(f"{option} '{text}' must be numbers with commas between them, such as 1,10,100") from None
+
+
+def facts_output(folder: str, facts: "DatastoreFacts", *, done: bool) -> Output:
+    """The facts about a datastore that exists or would be built."""
+    rows = [
+        ("datastore", folder if done else f"{folder} (not built yet)"),
+        ("text", f"{facts.source}: {facts.text.tokens:,} tokens in {facts.text.documents:,} documents"),
+        ("entries", f"{facts.entries:,}"),
+        ("keys", f"{facts.keys}, {facts.width} numbers in {facts.precision}"),
+        ("size", f"{format_bytes(facts.bytes)} ({facts.bytes / 1e6:,.1f} MB)"),
+        (
+            "contexts",
+            f"windows of {facts.context}, {facts.stride} apart" if facts.windows else f"rows of {facts.length}",
+        ),
+        ("model", f"{facts.recipe} ({facts.model[:12]})"),
+    ]
+    value = {"folder": folder, "done": done, "bytes": facts.bytes, **facts.to_json()}
+    return Output(value, [PageTable(("", ""), rows)])
+
+
+def tuning_output(folder: str, result: "TuningResult") -> Output:
+    """The best settings with their perplexities."""
+    from manyformer.scores import perplexity
+
+    tokens = result.targets
+    own_text = result.own_text
+    table = [{**mix._asdict(), "perplexity": perplexity(nats, tokens).value} for mix, nats in result.nats.items()]
+    facts = {"on": result.data_name, "tokens": tokens, **_overlap_facts(own_text)}
+    rows = [
+        (f"{row['neighbours']:,}", f"{row['weight']:g}", f"{row['temperature']:g}", f"{row['perplexity']:.2f}")
+        for row in table[:MAX_TUNING_ROWS]
+    ]
+    headers = ("neighbours", "weight", "temperature", f"perplexity on {result.data_name}")
+    saved = f"the first of {len(table):,} settings is saved in {folder} ({tokens:,} tokens)"
+    return Output(
+        {"folder": folder, **facts, "best": table[0], "all": table},
+        [PageTable(headers, rows, right=range(4)), saved, _overlap_text(own_text)],
+    )
+
+
+def scores_output(run: str, store: "Datastore", result: "DatastoreScores") -> Output:
+    """The scores of the model alone and with the datastore."""
+    scores = {
+        name: {score.name: score.value for score in evaluation.scores} | {"tokens a second": speed}
+        for name, evaluation, speed in (
+            ("alone", result.model_scores, result.model_speed),
+            ("datastore", result.combined_scores, result.combined_speed),
+        )
+    }
+    facts = {"entries": len(store), "bytes": store.bytes, **result.settings._asdict()}
+    facts |= _overlap_facts(result.own_text)
+    value = {"run": run, "folder": store.folder, "on": result.model_scores.data, **facts, **scores}
+    return Output(value, _scores_page(run, store, result))
+
+
+def _scores_page(run: str, store: "Datastore", result: "DatastoreScores") -> Iterator[Block]:
+    yield f"{run} on {result.model_scores.data}: {result.model_scores.how}"
+    rows = [
+        (alone.name, f"{alone.value:.{alone.digits}f}", f"{combined.value:.{combined.digits}f}")
+        for alone, combined in zip(result.model_scores.scores, result.combined_scores.scores)
+    ]
+    rows.append(("tokens a second", format_count(result.model_speed), format_count(result.combined_speed)))
+    yield PageTable(("score", "model alone", "with datastore"), rows, right=(1, 2))
+    chosen = result.settings
+    settings = f"{chosen.neighbours:,} neighbours, weight {chosen.weight:g}, temperature {chosen.temperature:g}"
+    yield f"{store.folder}: {len(store):,} entries, {format_bytes(store.bytes)}; {settings}"
+    yield _overlap_text(result.own_text)
+
+
+def _overlap_facts(own_text: "OwnText") -> dict[str, float]:
+    return {"documents excluded": own_text.documents, "shared": own_text.overlap.shared_fraction}
+
+
+def _overlap_text(own_text: "OwnText") -> str:
+    shared = f"{own_text.overlap.shared_fraction:.1%} of the text is in the datastore, too"
+    if own_text.documents:
+        return f"{shared}; documents that were excluded from their own neighbours: {own_text.documents:,}"
+    return f"{shared}, in short passages"
+
+
+def neighbours_page(store: "Datastore", result: "PromptNeighbours") -> Iterator[Block]:
+    """The most probable next tokens and the nearest contexts."""
+    guesses = [
+        (guess.token, f"{guess.combined:.1%}", f"{guess.model:.1%}", f"{guess.neighbours:.1%}")
+        for guess in result.guesses
+    ]
+    yield PageTable(("next token", "together", "model", "neighbours"), guesses, right=(1, 2, 3))
+    yield ""
+    rows = [
+        (f"{distance:.3f}", f"{weight:.1%}", f"{entry:,}", f"…{context}", token, continuation)
+        for entry, context, token, continuation, distance, weight in result.neighbours
+    ]
+    yield PageTable(("distance", "share", "entry", "context", "followed by", "and then"), rows, right=(0, 1, 2, 3))
+    yield f"from {store.facts.source}"

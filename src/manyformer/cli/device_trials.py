@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from manyformer.check.tiny_models import build_tiny
-from manyformer.cli.doctor_checks import CheckStatus, DoctorFinding
+from manyformer.cli.doctor import CheckStatus, DoctorFinding
 from manyformer.generate import generate
 from manyformer.models import Model
 from manyformer.recipes import RECIPES

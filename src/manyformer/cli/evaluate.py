@@ -1,18 +1,18 @@
-"""`manyformer evaluate`: score a trained model."""
+"""`manyformer evaluate`: score a trained model; `floors`: what guesses without a model score on a generated task."""
 
 import math
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Argument, Option
 
 from manyformer.cli.app import JUDGE, command
 from manyformer.cli.console import Block, Note, Output, PageTable, json_form, print_note, status_line
 from manyformer.cli.model_arguments import changed_keywords, data_paths, resolve_device, use_calibrated_exits
-from manyformer.cli.shared_options import (
+from manyformer.cli.options import (
     CalibrationOption,
     ContextOption,
     DeviceOption,
@@ -20,13 +20,15 @@ from manyformer.cli.shared_options import (
     StrideOption,
     TokenizeOption,
     decoding_option,
+    split_arguments,
 )
 from manyformer.context_windows import ContextWindows
-from manyformer.errors import UserError
+from manyformer.errors import UserError, suggest_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from manyformer.config import SyntheticData
     from manyformer.evaluate import Evaluation, EvaluationSettings
     from manyformer.models import Model
 
@@ -116,11 +118,11 @@ def evaluate(
             for name, evaluation in evaluations.items()
         }
         draw_scores_by_length(by_length, out)
-    first, *compared = (_record(name, evaluation) for name, evaluation in evaluations.items())
-    return Output({**first, "beside": compared} if compared else first, _page(evaluations))
+    first, *compared = (_evaluation_record(name, evaluation) for name, evaluation in evaluations.items())
+    return Output({**first, "beside": compared} if compared else first, _scores_page(evaluations))
 
 
-def _record(run: str, evaluation: "Evaluation") -> dict[str, Any]:
+def _evaluation_record(run: str, evaluation: "Evaluation") -> dict[str, Any]:
     """An evaluation as JSON has it, where the floors of generated data are lists of their fields."""
     guesses = None
     if evaluation.guesses is not None:
@@ -128,7 +130,7 @@ def _record(run: str, evaluation: "Evaluation") -> dict[str, Any]:
     return {"run": run, **json_form(evaluation), "guesses": guesses}
 
 
-def _page(evaluations: "Mapping[str, Evaluation]") -> Iterator[Block]:
+def _scores_page(evaluations: "Mapping[str, Evaluation]") -> Iterator[Block]:
     """The scores of each run as a table."""
     for name, evaluation in evaluations.items():
         yield f"{name} on {evaluation.data}: {evaluation.how}"
@@ -183,3 +185,79 @@ def _calibrated(model: "Model", calibration: Path | None, settings: "EvaluationS
     decoding = decoding_from_options(beam=settings.beam, length_penalty=settings.length_penalty)
     use_calibrated_exits(model, calibration, decoding)
     return model
+
+
+@command(
+    JUDGE,
+    "manyformer floors                                     the rules of generated tasks",
+    "manyformer floors listops --examples 10000",
+    "manyformer floors mqar symbols=64 pairs=8",
+    "manyformer floors mine.yaml data.length=256           the data of a run",
+    accepts_settings=True,
+)
+def floors(
+    arguments: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="[RULE-OR-RUN] [KEY=VALUE]...",
+            help="A rule, or a run file, a shipped run or a run's folder whose data a rule generates; then settings.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    examples: Annotated[int, Option(min=4, help="Number of generated examples, half of which are scored.")] = 2_000,
+) -> Output:
+    """Measure what guesses without a model score on a generated task.
+
+    These are chance, the most frequent answer, n-grams, the last follower in the row, the nearest neighbour, and
+    shortcuts such as the root operator of ListOps.
+    """
+    from manyformer.data.synthetic_floors import measure_floors
+
+    target, settings = split_arguments(arguments or [])
+    if target is None:
+        if settings:
+            raise UserError(f"floors needs the rule or the run that {settings[0]} is a setting of")
+        return _rules_output()
+    data = _generated_data(target, settings)
+    measured = measure_floors(data, examples)
+    title = f"{data.rule}: accuracy of guesses in %, on {measured[0].targets:,} targets"
+    rows = [(floor.name, f"{floor.accuracy:.1f}", f"{floor.standard_error:.1f}") for floor in measured]
+    return Output(measured, [title, PageTable(("guess", "accuracy", "+-"), rows, right=(1, 2))])
+
+
+def _generated_data(target: str, settings: list[str]) -> "SyntheticData":
+    from manyformer.config import SyntheticData, load_run, shipped_runs
+    from manyformer.recipes import recipe_names
+    from manyformer.train.run_folder import recipe_lookup
+
+    recipes = recipe_lookup()  # imports the rules of installed packages
+    if target in SyntheticData.variants:
+        in_data = [_in_data(setting) for setting in settings]
+        run = load_run("transformer-lm", ["data.kind=synthetic", f"data.rule={target}", *in_data], recipes=recipes)
+    elif target not in {*shipped_runs(), *recipe_names()} and not Path(target).exists():
+        suggestion = suggest_names(target, [*SyntheticData.variants, *shipped_runs()])
+        raise UserError(f"there is no rule, run file or shipped run '{target}'; {suggestion}")
+    else:
+        run = load_run(target, settings, recipes=recipes)
+    if run.data.kind != "synthetic":
+        raise UserError(
+            f"{target} learns from data of kind {run.data.kind}; floors are those of generated data (kind synthetic)"
+        )
+    return cast("SyntheticData", run.data)
+
+
+def _in_data(setting: str) -> str:
+    """The setting as one of the data: `data.pairs=8` for `pairs=8` and for `--pairs`."""
+    dashes, name = ("--", setting[2:]) if setting.startswith("--") else ("", setting)
+    is_value = "=" not in name and not dashes
+    if is_value or name.partition("=")[0].startswith("data."):
+        return setting
+    return f"{dashes}data.{name}"
+
+
+def _rules_output() -> Output:
+    from manyformer.config import SyntheticData
+
+    rules = {name: " ".join((section.__doc__ or "").split()) for name, section in SyntheticData.variants.items()}
+    return Output(rules, [PageTable(("rule", "what it generates"), rules.items())])

@@ -16,11 +16,13 @@ from manyformer.cli.model_arguments import (
     load_generator,
     load_translator,
     model_folder,
+    read_lines,
+    read_prompts,
     resolve_device,
+    typed_lines,
     use_calibrated_exits,
 )
-from manyformer.cli.prompt_input import read_lines, read_prompts, typed_lines
-from manyformer.cli.shared_options import (
+from manyformer.cli.options import (
     CalibrationOption,
     DeviceOption,
     JsonLinesOption,
@@ -29,8 +31,8 @@ from manyformer.cli.shared_options import (
     StatsOption,
     decoding_option,
     decoding_options,
+    refuse_options,
 )
-from manyformer.cli.split_arguments import refuse_options
 from manyformer.decoding_options import DecodingOptions, StepPath
 from manyformer.errors import UserError
 
@@ -306,7 +308,7 @@ def caption(
 
     Square images of another size are resized to that of the model.
     """
-    from manyformer.evaluate.captions import caption_images
+    from manyformer.evaluate.predict import caption_images
     from manyformer.generate import decoding_from_options
 
     model_folder(run)
@@ -338,7 +340,7 @@ def transcribe(
 
     Other sample rates than that of the run are converted.
     """
-    from manyformer.evaluate.transcripts import transcribe_files
+    from manyformer.evaluate.predict import transcribe_files
 
     model_folder(run)
     for location, text, log_probability in transcribe_files(run, files, beam=beam, device=resolve_device(device)):

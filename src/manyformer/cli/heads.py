@@ -1,16 +1,18 @@
-"""`manyformer heads`: what each attention head of a trained model attends to, and how much the model depends on it."""
+"""The commands about attention heads: `heads` says what each attends to and how much a model depends on it.
+
+`prune` removes those of a trained run that it depends on least."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from typer import Option
 
 from manyformer.cli.app import USE, command
 from manyformer.cli.console import Block, Heading, Output, PageTable, json_form, print_note, status_line
 from manyformer.cli.model_arguments import resolve_device
-from manyformer.cli.shared_options import DeviceOption, PictureOption, RunFolderArgument
+from manyformer.cli.options import DeviceOption, JsonOption, NewFolderOption, PictureOption, RunFolderArgument
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from manyformer.heads import HeadAnalysis, HeadReport
     from manyformer.heads.head_grid import HeadGrid
     from manyformer.models import Model
+    from manyformer.pruning.head_rankings import HeadRanking
+    from manyformer.train.events import EventListener
+
 
 T = TypeVar("T")
 
@@ -94,7 +99,7 @@ def heads(
     else:
         spectra = {}
     grids = _grids(reports, {**values, **spectra})
-    return Output(value, _page(grids, reports), out, partial(draw_grids, grids))
+    return Output(value, _heads_page(grids, reports), out, partial(draw_grids, grids))
 
 
 def _analyse(
@@ -164,7 +169,7 @@ def _grids(
     return grids
 
 
-def _page(grids: "Mapping[str, Sequence[HeadGrid]]", reports: "Sequence[HeadReport]") -> Iterator[Block]:
+def _heads_page(grids: "Mapping[str, Sequence[HeadGrid]]", reports: "Sequence[HeadReport]") -> Iterator[Block]:
     """A table for each measure and kind of attention, layers by heads, and a line for each head that has a label."""
     from manyformer.heads.head_grid import grid_rows
 
@@ -192,3 +197,75 @@ def _evidence(report: "HeadReport") -> tuple[str, str, str]:
         f"best offset {score.offset:+d} {score.baseline:.0%}",
         "" if rare is None else f"{rare.least:.0%}, chance {rare.chance:.0%}",
     )
+
+
+@command(
+    USE,
+    "manyformer prune runs/translate-multi30k --keep 12 --part encoder --how gates --out runs/twelve-heads",
+    "manyformer prune runs/lm-stdlib --keep 6 --how importance --out runs/six-heads",
+    "manyformer evaluate runs/six-heads",
+    "manyformer train runs/six-heads/run.yaml limits.steps=200",
+)
+def prune(
+    run: RunFolderArgument,
+    *,
+    keep: Annotated[int, Option(min=0, help="Number of heads that remain, in all layers or those of --part.")],
+    how: Annotated[
+        Literal["gates", "importance"],
+        Option(help="Train gates (Voita et al. 2019), or rank heads by gradients of gates (Michel et al. 2019)."),
+    ],
+    out: NewFolderOption,
+    part: Annotated[str | None, Option(help="Layers whose names begin so, such as encoder; all unless given.")] = None,
+    penalty: Annotated[float | None, Option(help="--how gates: the penalty lambda on open gates, 0.1.")] = None,
+    steps: Annotated[int | None, Option(min=1, help="--how gates: training steps; a fifth of the run's.")] = None,
+    learning_rate: Annotated[float | None, Option(help="--how gates: the peak learning rate, 3e-4.")] = None,
+    device: DeviceOption = None,
+    as_json: JsonOption = False,
+) -> Output:
+    """Remove attention heads of a trained run, with their weights, and write the model that remains as a new run.
+
+    The least important tenth of the heads goes at a time, and the model is scored on the validation data after each
+    step: the scores are printed and, with a picture, in the new folder. What remains is a run like any other: it can be
+    scored, checked, used and, with its run file, trained on. The same command continues an interrupted training of
+    gates."""
+    from manyformer.pruning import prune_run
+    from manyformer.train import silent
+
+    ranking = _ranking(how, penalty, steps, learning_rate, silent if as_json else None)
+    with status_line(f"pruning {run}") as status:
+        result = prune_run(
+            run,
+            ranking,
+            keep=keep,
+            out=out,
+            part=part,
+            device=resolve_device(device),
+            on_point=lambda point: status(f"pruning {run}: {point.heads} heads"),
+            log=print_note,
+        )
+    names = list(result.curve.points[0].scores)
+    rows = [(str(point.heads), *(f"{point.scores[name]:.4f}" for name in names)) for point in result.curve.points]
+    table = PageTable(("heads", *(name.replace("_", " ") for name in names)), rows, right=range(len(names) + 1))
+    value = {"out": out, "removed": result.removed, **result.curve.model_dump(mode="json")}
+    return Output(value, [table, f"removed {result.curve.points[-1].removed}", f"wrote {out}"])
+
+
+def _ranking(
+    how: str,
+    penalty: float | None,
+    steps: int | None,
+    learning_rate: float | None,
+    on_event: "EventListener | None",
+) -> "HeadRanking":
+    """The ranking that the options describe. Raises UserError for options of the other one."""
+    from manyformer.pruning.head_rankings import GateRanking, ImportanceRanking
+
+    options = {"--penalty": penalty, "--steps": steps, "--learning-rate": learning_rate}
+    if how == "importance":
+        if given := [name for name, value in options.items() if value is not None]:
+            raise UserError(f"{given[0]} ({options[given[0]]}) is for --how gates; importance trains nothing")
+        return ImportanceRanking()
+    for name in ("--penalty", "--learning-rate"):
+        if (value := options[name]) is not None and not 0 < value < float("inf"):
+            raise UserError(f"{name} ({value}) must be above 0")
+    return GateRanking(penalty or 0.1, learning_rate or 3e-4, steps, on_event)

@@ -8,8 +8,7 @@ from typer import Argument, Option
 from manyformer.cli.app import TRAIN, command
 from manyformer.cli.console import Block, Heading, Output, PageTable
 from manyformer.cli.model_arguments import read_keywords
-from manyformer.cli.shared_options import KeywordsArgument
-from manyformer.cli.shell_completion import complete_recipes
+from manyformer.cli.options import KeywordsArgument, complete_recipes
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:

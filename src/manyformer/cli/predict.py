@@ -8,8 +8,7 @@ from typer import Argument, Option
 from manyformer.cli.app import USE, command
 from manyformer.cli.console import json_line, print_note, print_text
 from manyformer.cli.model_arguments import model_folder, resolve_device
-from manyformer.cli.shared_options import DeviceOption, JsonLinesOption
-from manyformer.cli.shell_completion import complete_runs
+from manyformer.cli.options import DeviceOption, JsonLinesOption, complete_runs
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:

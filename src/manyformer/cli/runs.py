@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from manyformer.cli.app import TRAIN, app, command, examples_epilog
 from manyformer.cli.console import Output, PageTable, print_json, print_output, print_result
-from manyformer.cli.shell_completion import complete_shipped_runs
+from manyformer.cli.options import complete_shipped_runs
 from manyformer.errors import UserError, suggest_names
 from manyformer.files.atomic_files import atomic_copy
 

@@ -1,18 +1,21 @@
-"""`manyformer show NAME`: a recipe's description, modules and cost."""
+"""`manyformer list`: all recipes; `manyformer show NAME`: the description, modules and cost of one."""
 
+import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
 from manyformer.cli.app import FIND, command
-from manyformer.cli.console import Block, Note, Output
-from manyformer.cli.list import as_record
+from manyformer.cli.console import Block, Note, Output, PageTable
 from manyformer.cli.model_arguments import model_of
-from manyformer.cli.shared_options import KeywordsArgument
-from manyformer.cli.shell_completion import complete_models
-from manyformer.errors import UserError
+from manyformer.cli.options import KeywordsArgument, complete_models, complete_recipes
+from manyformer.errors import UserError, suggest_names
+from manyformer.plugins import is_external
 
 if TYPE_CHECKING:
     from manyformer.core import PrefixedLayout
@@ -20,6 +23,103 @@ if TYPE_CHECKING:
     from manyformer.model_summary import ForwardCost
     from manyformer.models import Model
     from manyformer.recipes import Recipe
+
+
+PIPED_WIDTH = 120
+"""The width of the list if the output is not a terminal."""
+PROMISES_WIDTH = 100
+COST_WIDTH = 140
+"""The widths from which on there is room for these columns."""
+
+
+@command(
+    FIND,
+    "manyformer list",
+    'manyformer list "*classifier*"',
+    "manyformer list --task language-model --json",
+    name="list",
+)
+def list_recipes(
+    pattern: Annotated[
+        str,
+        Argument(help="Part of a recipe's name or title, or a pattern with * and ?.", autocompletion=complete_recipes),
+    ] = "*",
+    *,
+    task: Annotated[
+        str | None,
+        Option(
+            help="Only this task: language-model, image-generation, translation, masked-lm, classification, tagging "
+            "or image-classification."
+        ),
+    ] = None,
+) -> Output:
+    """List the recipes: name, title, year of the paper and, where they fit, promised contracts and cost.
+
+    'manyformer check' tests the contracts: [bold]causal[/bold] (no output depends on later tokens),
+    [bold]incremental_decoding[/bold] (decoding from a cached state gives the same as one pass),
+    [bold]cross_attention[/bold] (attends to a second sequence), [bold]padding_invariant[/bold] (padding and packing do
+    not change the outputs).
+    """
+    selected = _select_recipes(pattern, task)
+    return Output([_card_record(recipe) for recipe in selected], _list_page(selected))
+
+
+def _list_page(selected: "list[Recipe]") -> Iterator[Block]:
+    """A table of the columns that have room."""
+    columns = {
+        "recipe": [recipe.card.name for recipe in selected],
+        "title": [recipe.card.title for recipe in selected],
+        "year": [recipe.card.year or "" for recipe in selected],
+    }
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+    else:
+        width = PIPED_WIDTH
+    if width >= PROMISES_WIDTH:
+        columns["promises"] = [" ".join(recipe.card.promises) for recipe in selected]
+    if width >= COST_WIDTH:
+        columns["cost"] = [recipe.card.cost for recipe in selected]
+    if any(is_external(recipe.module) for recipe in selected):
+        columns["module"] = [recipe.module if is_external(recipe.module) else "" for recipe in selected]
+    yield PageTable(tuple(columns), zip(*columns.values()), width=PIPED_WIDTH)
+    yield "\n`manyformer show NAME` describes one, `manyformer train NAME` trains it."
+
+
+def _card_record(recipe: "Recipe") -> dict[str, Any]:
+    """The card of a recipe, and the module that defines it, as a JSON record."""
+    from manyformer.recipes.registry import PROMISES
+
+    card = recipe.card
+    return {
+        **asdict(card),
+        "task": card.task.name,
+        "year": card.year,
+        "promises": card.promises,
+        **{name: name in card.promises for name in PROMISES},
+        "module": recipe.module,
+    }
+
+
+def _select_recipes(pattern: str, task: str | None) -> "list[Recipe]":
+    from manyformer.recipes import all_recipes
+    from manyformer.tasks import task_named
+
+    if task is not None:
+        task_named(task)
+    of_task = [recipe for recipe in all_recipes().values() if task in (None, recipe.card.task.name)]
+    matching = [recipe for recipe in of_task if _matches_recipe(pattern, recipe)]
+    if not matching:
+        qualifier = "" if task is None else f" for the task {task}"
+        names = (recipe.card.name for recipe in of_task)
+        raise UserError(f"no recipe{qualifier} matches '{pattern}'; {suggest_names(pattern, names)}")
+    return matching
+
+
+def _matches_recipe(pattern: str, recipe: "Recipe") -> bool:
+    if any(sign in pattern for sign in "*?["):
+        return fnmatch(recipe.card.name, pattern)
+    return pattern.lower() in recipe.card.name or pattern.lower() in recipe.card.title.lower()
+
 
 PATTERN_LENGTH = 64
 """The default length of a mask pattern in tokens."""
@@ -61,13 +161,13 @@ def show(
     Weights are not allocated, so models of any size are shown at once. Where the cost depends on the tokens, as with
     experts and hashing, the model is built and run instead.
     """
-    from manyformer.cli.recipe_page import recipe_page
+    from manyformer.cli.show_pages import recipe_page
     from manyformer.model_summary import build_on_meta
 
     recipe, model_keywords = model_of(name, keywords)
     _check_views({"--pattern": pattern, "--properties": properties, "--mixing": mixing}, draw_all=draw_all, out=out)
     if properties or mixing:
-        from manyformer.cli.properties_page import measured_mixing, measured_properties
+        from manyformer.cli.show_pages import measured_mixing, measured_properties
 
         if mixing:
             return measured_mixing(name, recipe, keywords, length, out)
@@ -76,7 +176,7 @@ def show(
     if pattern:
         return _pattern(model, length or PATTERN_LENGTH, out, draw_all=draw_all)
     cost = _cost(model, length)
-    return Output(_record(recipe, model, cost), recipe_page(recipe, model, cost))
+    return Output(_recipe_record(recipe, model, cost), recipe_page(recipe, model, cost))
 
 
 def _check_views(views: dict[str, bool], *, draw_all: bool, out: Path | None) -> None:
@@ -99,10 +199,10 @@ def _pattern(model: "Model", length: int, out: Path | None, *, draw_all: bool) -
         raise UserError("no module of this model has an attention mask, so there is no pattern to draw")
     value = [{"mask": repr(mask), "modules": names} for mask, names in masks.items()]
     # pictures are written whether the page is printed or not
-    return Output(value, list(_draw(model, masks, length, out, draw_all=draw_all)))
+    return Output(value, list(_pattern_page(model, masks, length, out, draw_all=draw_all)))
 
 
-def _draw(
+def _pattern_page(
     model: "Model", masks: "Mapping[Mask, Sequence[str]]", length: int, out: Path | None, *, draw_all: bool
 ) -> Iterator[Block]:
     """The first mask, or all, with a list of those that are not drawn; a file is written for each of them."""
@@ -149,14 +249,14 @@ def _cost(model: "Model", length: int | None) -> "ForwardCost":
     return forward_cost(model, default_length if length is None else length)
 
 
-def _record(recipe: "Recipe", model: "Model", cost: "ForwardCost") -> dict[str, Any]:
+def _recipe_record(recipe: "Recipe", model: "Model", cost: "ForwardCost") -> dict[str, Any]:
     from manyformer.config import describe_keywords
     from manyformer.model_summary import count_parameters, module_rows
 
     values = model.spec.keywords
     keywords = describe_keywords(recipe.signature)
     return {
-        **as_record(recipe),
+        **_card_record(recipe),
         "doc": recipe.build.__doc__,
         "keywords": [{**keyword._asdict(), "value": values[keyword.name]} for keyword in keywords],
         "parameters": count_parameters(model),

@@ -13,8 +13,7 @@ from typer import Argument, Option
 
 from manyformer.cli.app import STOPPED, TRAIN, command
 from manyformer.cli.console import print_heading, print_json, print_note, print_result
-from manyformer.cli.shell_completion import complete_trainings
-from manyformer.cli.split_arguments import split_arguments
+from manyformer.cli.options import complete_trainings, split_arguments
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -68,13 +67,13 @@ def train(
         from manyformer.config import dump_run
 
         if dry_run and as_json:
-            from manyformer.cli.dry_run import print_summary_as_json
+            from manyformer.cli.train_output import print_summary_as_json
 
             print_summary_as_json(run)
             return
         print_result(dump_run(run).rstrip())
         if dry_run:
-            from manyformer.cli.dry_run import print_summary
+            from manyformer.cli.train_output import print_summary
 
             print_summary(run)
     else:
@@ -122,7 +121,7 @@ def _print_setting(setting: "SettingHelp") -> None:
 
 
 def _train(run: "RunConfig", *, fresh: bool, quiet: bool, as_json: bool) -> None:
-    from manyformer.cli.after_training import AfterTraining
+    from manyformer.cli.train_output import AfterTraining
     from manyformer.train import silent, train
 
     if os.environ.get("RANK", "0") != "0":

@@ -1,21 +1,23 @@
-"""`manyformer view`: a page that shows what trained models compute for a text."""
+"""The commands that show what trained models compute for an input: `view` as a page, `attention` as maps of weights.
+
+`spans` lists the spans that heads have learned."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Argument, Option
 
 from manyformer.cli.app import USE, command
-from manyformer.cli.console import print_note, print_result
-from manyformer.cli.model_arguments import load_model
-from manyformer.cli.prompt_input import read_argument
-from manyformer.cli.shared_options import AnswerOption, DeviceOption, RunArgument
+from manyformer.cli.console import Block, Note, Output, PageTable, print_note, print_result, status_line
+from manyformer.cli.model_arguments import load_model, read_argument, resolve_device
+from manyformer.cli.options import AnswerOption, DeviceOption, PictureOption, RunArgument
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
+    from manyformer.view.attention_maps import AttentionMap
     from manyformer.viewer.live_view import ServedModel
     from manyformer.viewer.model_view import ModelView
 
@@ -55,8 +57,7 @@ def view(
     The page is one file for any browser, which needs no network. With --serve, the page takes other texts, and heads
     can be switched off.
     """
-    from manyformer.evaluate.held_out_batch import held_batch
-    from manyformer.evaluate.held_out_images import held_images
+    from manyformer.evaluate.eval_data import held_batch, held_images
     from manyformer.heads import read_head_labels
     from manyformer.viewer.live_view import ServedModel
     from manyformer.viewer.model_view import image_task, shows_rows_of_data, view_image, view_row, view_text
@@ -107,3 +108,148 @@ def _serve(models: "list[ServedModel]", text: str, answer: str | None, port: int
         sys.stdout.flush()
         print_note("serving until Ctrl-C")
         server.serve_forever()
+
+
+@command(
+    USE,
+    'manyformer attention runs/translate-multi30k "two men are sitting on a bench ." --out look.png',
+    'manyformer attention runs/one "a dog runs ." --compare runs/two --answer "ein hund rennt ." --out both.png',
+    'manyformer attention runs/lm-stdlib "def add(a, b):" --layer 1 --heads --out heads.svg',
+    "manyformer attention runs/audio-digit-strings-attention --sound digits.wav --out along-time.png",
+    "manyformer attention runs/lm-memory --regions                the share of the memory",
+)
+def attention(
+    run: RunArgument,
+    text: Annotated[str | None, Argument(help="The input text, - for standard input; not with --regions.")] = None,
+    *,
+    answer: AnswerOption = None,
+    compare: Annotated[list[str] | None, Option(help="Another run to show; may be given several times.")] = None,
+    module: Annotated[
+        str | None, Option(help="Modules whose name contains this, such as encoder; cross-attention unless given.")
+    ] = None,
+    layer: Annotated[int | None, Option(min=1, help="Which of these modules, from 1; the last unless given.")] = None,
+    heads: Annotated[bool, Option("--heads", help="Show each head separately instead of their mean.")] = False,
+    out: PictureOption = None,
+    sound: Annotated[str | None, Option(help="A recording to read in place of a text, with --answer or none.")] = None,
+    regions: Annotated[bool, Option("--regions", help="A run with a memory: attention to each region.")] = False,
+    device: DeviceOption = None,
+) -> Output:
+    """Show the attention weights of a layer, or the alignment of a recurrent decoder, for a text.
+
+    For a translation model rows are target tokens and columns source tokens; otherwise both are the text. Cells are
+    relative to the largest weight of their row, which ends the line with its token. With --sound columns are seconds.
+    With --compare, several models read the same. With --regions, a run with a memory reads its own held-out text."""
+    from manyformer.view.attention_maps import draw_maps, select_map
+
+    if regions:
+        return _region_masses(run, device)
+    maps = {name: _maps_of(name, text, sound, answer, device) for name in (run, *(compare or []))}
+
+    def selected() -> "dict[str, AttentionMap]":
+        return {name: select_map(model_maps, part=module, layer=layer) for name, model_maps in maps.items()}
+
+    return Output(
+        {name: [_attention_record(attention_map) for attention_map in maps[name]] for name in maps},
+        # all maps are in the value, whichever of them is to be shown
+        _attention_page(selected, per_head=heads),
+        out,
+        lambda path: draw_maps(_shorten_titles(selected()), path, per_head=heads),
+    )
+
+
+def _attention_page(selected: "Callable[[], Mapping[str, AttentionMap]]", *, per_head: bool) -> Iterator[Block]:
+    """A map of characters for each model, or for each of its heads."""
+    from manyformer.view.attention_maps import describe_map
+
+    yield Note("cells are relative to the largest weight of their row, given at its end; · is a weight of exactly 0")
+    for name, attention_map in selected().items():
+        title = f"{name}: {attention_map.part}"
+        count = len(attention_map.weights)
+        if per_head and count > 1:
+            for head in range(count):
+                yield f"{title}, head {head}\n{describe_map(attention_map, head)}\n"
+        else:
+            yield f"{title}, mean of {count} heads" if count > 1 else title
+            yield f"{describe_map(attention_map)}\n"
+
+
+def _maps_of(
+    run: str, text: str | None, sound: str | None, answer: str | None, device: str | None
+) -> "list[AttentionMap]":
+    """The attention of the run's model to the text or the sound."""
+    from manyformer.evaluate.eval_data import task_of_run
+    from manyformer.evaluate.predict import first_recording, open_transcriber
+    from manyformer.view.attention_maps import attention_maps
+    from manyformer.view.sound_maps import sound_maps
+
+    if (text is None) == (sound is None):
+        raise UserError("the model needs a text or --sound to read, one of them, or --regions for a run with a memory")
+    if sound is None:
+        return attention_maps(load_model(run, device), read_argument(text or ""), answer)
+    trained = open_transcriber(run)
+    model = trained.load_model(resolve_device(device))
+    data = cast(Any, trained.config.data)
+    return sound_maps(
+        model,
+        first_recording(trained, sound).to(model.device),
+        trained.tokenizers.target,
+        frame_seconds=data.hop / 1000,
+        decodes=task_of_run(trained.config).generates is not None,
+        answer=answer,
+    )
+
+
+def _region_masses(run: str, device: str | None) -> Output:
+    """The share of attention to each region (memory, segment) for each layer."""
+    from manyformer.evaluate.eval_data import open_run
+    from manyformer.view.region_masses import region_masses
+
+    model = load_model(run, device)
+    held_out = open_run(run).load_split(None).batches
+    assert held_out is not None
+    with status_line(f"reading with {run}"):
+        masses = region_masses(model, held_out)
+    names = list(dict.fromkeys(name for mass in masses for name in mass.shares))
+    shares = [[f"{mass.shares[name]:.1%}" if name in mass.shares else "" for name in names] for mass in masses]
+    rows = [(mass.part, *row) for mass, row in zip(masses, shares)]
+    table = PageTable(("part", *names), rows, right=range(1, 1 + len(names)))
+    return Output({mass.part: mass.shares for mass in masses}, [table])
+
+
+def _shorten_titles(maps: "dict[str, AttentionMap]") -> "dict[str, AttentionMap]":
+    """The maps keyed by the shortest ends of their folders' paths that distinguish them."""
+    path_parts = {name: Path(name).resolve().parts for name in maps}
+    for length in range(1, 1 + max(map(len, path_parts.values()))):
+        titles = ["/".join(parts[-length:]) for parts in path_parts.values()]
+        if len(set(titles)) == len(titles):
+            return dict(zip(titles, maps.values()))
+    return maps
+
+
+def _attention_record(attention_map: "AttentionMap") -> dict[str, Any]:
+    return {name: getattr(attention_map, name) for name in ("part", "rows", "columns", "weights")}
+
+
+@command(
+    USE,
+    "manyformer spans runs/adaptive-span --out spans.png",
+    'manyformer spans runs/dynamic-span "To be, or not to be"',
+)
+def spans(
+    run: RunArgument,
+    text: Annotated[
+        str | None, Argument(help="The input text, for spans that are computed for each token: the mean is shown.")
+    ] = None,
+    *,
+    out: PictureOption = None,
+    device: DeviceOption = None,
+) -> Output:
+    """Show the learned attention span of each head of each layer."""
+    from manyformer.view.token_work import describe_spans, draw_spans, layer_spans, layer_spans_for_text
+
+    model = load_model(run, device)
+    if text is None:
+        layers = layer_spans(model)
+    else:
+        layers = layer_spans_for_text(model, text)
+    return Output(layers, [describe_spans(layers)], out, partial(draw_spans, layers, title=run))

@@ -5,13 +5,10 @@ language model that interpolates its predictions with the tokens that followed t
 2020, arXiv:1911.00172).
 """
 
-from manyformer.datastore.build_datastore import build
-from manyformer.datastore.build_job import DatastoreJob, datastore_job, plan
-from manyformer.datastore.datastore import Datastore
-from manyformer.datastore.exact_search import ExcludedRanges
-from manyformer.datastore.facts import DatastoreFacts, KNNSettings
-from manyformer.datastore.faiss_index import FlatIndex, IVFPQIndex, make_index
+from manyformer.datastore.build_datastore import DatastoreJob, build, datastore_job, plan
+from manyformer.datastore.datastore import Datastore, DatastoreFacts, KNNSettings
 from manyformer.datastore.knn_head import KNNHead, check_fits, knn_lm
+from manyformer.datastore.nearest_keys import ExcludedRanges, FlatIndex, IVFPQIndex, make_index
 from manyformer.datastore.retrieval import RetrievalAugmentedModel, find_neighbours
 
 __all__ = [

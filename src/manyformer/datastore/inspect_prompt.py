@@ -6,8 +6,8 @@ import torch
 
 from manyformer.data import Tokenizer
 from manyformer.datastore.datastore import Datastore
-from manyformer.datastore.exact_search import Neighbours
 from manyformer.datastore.knn_head import KNNHead, neighbour_weights
+from manyformer.datastore.nearest_keys import Neighbours
 from manyformer.errors import UserError
 from manyformer.models import LanguageModel
 

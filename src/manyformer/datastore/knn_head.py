@@ -1,33 +1,31 @@
-"""kNN-LM: a language model interpolated with the next tokens of its nearest contexts (Khandelwal et al. 2020)."""
+"""kNN-LM: a language model interpolated with the next tokens of its nearest contexts (Khandelwal et al. 2020).
 
-from typing import ClassVar, final
+A datastore that holds the scored text itself answers with the scored tokens, and the score says nothing about new text:
+`OwnText` is what both have in common, which is refused, or excluded from its own neighbours."""
 
+from typing import ClassVar, NamedTuple, final
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from manyformer.batches import IGNORE_INDEX, CausalLMBatch, to_device
+from manyformer.core import State
+from manyformer.data.row_layouts import ragged_arange
+from manyformer.data.text_overlap import TextOverlap, find_overlap
+from manyformer.data.token_shards import TokenShard
+from manyformer.data.tokenizer import Tokenizer
 from manyformer.datastore.context_keys import KeyExtraction, extract_keys
-from manyformer.datastore.datastore import Datastore
-from manyformer.datastore.exact_search import ExcludedRanges, Neighbours
-from manyformer.datastore.facts import KNNSettings
+from manyformer.datastore.datastore import Datastore, KNNSettings
+from manyformer.datastore.nearest_keys import ExcludedRanges, Neighbours
 from manyformer.errors import UserError
 from manyformer.models import BatchLoss, LanguageModel, Model, OutputHead
-from manyformer.models.head import count_targets
+from manyformer.models.head import BatchScore, count_targets
 from manyformer.models.model import model_name, weights_fingerprint
 from manyformer.torch_internals import compiler_disabled
-
-
-def neighbour_weights(distances: Float[Tensor, "n k"], temperature: float) -> Float[Tensor, "n k"]:
-    """The weight of each neighbour: softmax of -distance / temperature; all 0 if there is no neighbour."""
-    return (-distances / temperature).softmax(-1).nan_to_num(0.0)
-
-
-def interpolate(
-    model_log_probs: Float[Tensor, "*n"], neighbour_probs: Float[Tensor, "*n"], weight: Float[Tensor, "*#n"]
-) -> Float[Tensor, "*n"]:
-    """log(weight p_neighbours + (1 - weight) p_model), given log p_model and p_neighbours."""
-    return torch.logaddexp(model_log_probs + torch.log1p(-weight), neighbour_probs.log() + weight.log())
+from manyformer.type_aliases import IntArray
 
 
 @final
@@ -126,3 +124,101 @@ def check_fits(model: Model, store: Datastore) -> KeyExtraction:
             f"one ({model_name(model)}); build a datastore with it"
         )
     return extraction
+
+
+def neighbour_weights(distances: Float[Tensor, "n k"], temperature: float) -> Float[Tensor, "n k"]:
+    """The weight of each neighbour: softmax of -distance / temperature; all 0 if there is no neighbour."""
+    return (-distances / temperature).softmax(-1).nan_to_num(0.0)
+
+
+def interpolate(
+    model_log_probs: Float[Tensor, "*n"], neighbour_probs: Float[Tensor, "*n"], weight: Float[Tensor, "*#n"]
+) -> Float[Tensor, "*n"]:
+    """log(weight p_neighbours + (1 - weight) p_model), given log p_model and p_neighbours."""
+    return torch.logaddexp(model_log_probs + torch.log1p(-weight), neighbour_probs.log() + weight.log())
+
+
+class OwnText(NamedTuple):
+    """The documents of a text that overlap with a datastore, and the entries that are excluded for each document.
+
+    The entries excluded for document i are `starts[i, j]` to `stops[i, j]` for every j.
+    """
+
+    offsets: IntArray
+    starts: IntArray
+    stops: IntArray
+    overlap: TextOverlap
+
+    @property
+    def documents(self) -> int:
+        """The number of documents that overlap with the datastore."""
+        return len(self.overlap.overlapping)
+
+    def excluded(self, text_positions: IntArray) -> ExcludedRanges | None:
+        """The entries that are excluded for the tokens at these positions in the text; None for none at all."""
+        if not self.documents:
+            return None
+        documents = np.searchsorted(self.offsets, text_positions, side="right") - 1
+        return ExcludedRanges(torch.from_numpy(self.starts[documents]), torch.from_numpy(self.stops[documents]))
+
+
+def find_own_text(text: TokenShard, store: Datastore, tokenizer: Tokenizer) -> OwnText:
+    """The documents of `text` that overlap with documents of the datastore, whose entries are then excluded.
+
+    `tokenizer` is that of both."""
+    overlap = find_overlap(text, store.text, tokenizer)
+    counts = np.bincount(overlap.documents, minlength=len(text.lengths))
+    starts = np.zeros((len(counts), counts.max(initial=0)), np.int64)
+    stops = np.zeros_like(starts)
+    columns = ragged_arange(counts)
+    starts[overlap.documents, columns] = store.document_entries[overlap.reference_documents]
+    stops[overlap.documents, columns] = store.document_entries[overlap.reference_documents + 1]
+    return OwnText(np.array(text.offsets), starts, stops, overlap)
+
+
+def check_own_text(
+    text: TokenShard, name: str, store: Datastore, tokenizer: Tokenizer, *, exclude_own: bool
+) -> OwnText:
+    """What `find_own_text` finds. Raises UserError if there is such a document, unless `exclude_own` excludes it."""
+    own_text = find_own_text(text, store, tokenizer)
+    if own_text.documents and not exclude_own:
+        raise UserError(
+            f"{name} overlaps with the text of {store.folder} in {own_text.documents:,} of {len(text.lengths):,} "
+            f"document{'s' * (len(text.lengths) != 1)}, which would find their own tokens (the first is document "
+            f"{own_text.overlap.overlapping[0] + 1:,}): --exclude-own leaves each out of its own neighbours, or take "
+            "another text"
+        )
+    return own_text
+
+
+@final
+class OwnTextModel(Model[CausalLMBatch]):
+    """A kNN-LM that scores held-out batches of a text without the neighbours that are the text itself."""
+
+    def __init__(self, model: LanguageModel, own_text: OwnText) -> None:
+        super().__init__()
+        self.model = model
+        self.own_text = own_text
+
+    def init_state(self, batch: int, *, capacity: int | None = None) -> State:
+        return self.model.init_state(batch, capacity=capacity)
+
+    @property
+    def carries_state(self) -> bool:
+        return self.model.carries_state
+
+    def score(self, batch: CausalLMBatch, *, state: State = None) -> BatchScore:
+        head = self.model.head
+        assert isinstance(head, KNNHead)
+        assert batch.text_positions is not None
+        (x, next_state, _), targets = self.model.head_inputs(to_device(batch, self.device), state)
+        is_scored = targets != IGNORE_INDEX
+        positions = batch.text_positions.to(targets.device)[is_scored]
+        nll = torch.zeros((), dtype=torch.float64)
+        correct = torch.zeros((), dtype=torch.long, device=x.device)
+        parts = (torch.split(part, head.score_chunk) for part in (x[is_scored], targets[is_scored], positions))
+        for chunk, chunk_targets, chunk_positions in zip(*parts):
+            log_probs = head.log_probs(chunk, self.own_text.excluded(chunk_positions.cpu().numpy()))
+            nll = nll - log_probs.gather(1, chunk_targets[:, None]).cpu().double().sum()
+            correct = correct + (log_probs.argmax(-1) == chunk_targets).sum()
+        return BatchScore(nll, is_scored.sum(), correct, next_state)

@@ -13,12 +13,10 @@ from manyformer.data.cache_folder import load_prepared
 from manyformer.data.neighbour_tables import write_neighbour_table
 from manyformer.data.token_shards import TokenShard
 from manyformer.data.tokenizer import Tokenizer
-from manyformer.datastore.build_datastore import CountProgressFn
-from manyformer.datastore.build_job import ContextReader, DatastoreJob
+from manyformer.datastore.build_datastore import ContextReader, CountProgressFn, DatastoreJob
 from manyformer.datastore.datastore import Datastore
-from manyformer.datastore.exact_search import ExcludedRanges
-from manyformer.datastore.knn_head import check_fits
-from manyformer.datastore.own_text import find_own_text
+from manyformer.datastore.knn_head import check_fits, find_own_text
+from manyformer.datastore.nearest_keys import ExcludedRanges
 from manyformer.errors import UserError
 from manyformer.models import Model, ModelOutput
 from manyformer.models.generative_model import as_language_model

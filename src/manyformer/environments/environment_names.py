@@ -5,12 +5,15 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from manyformer.environments.array_environment import ArrayEnvironment
 from manyformer.environments.graph_tasks import GraphWalk, StitchMaze
-from manyformer.environments.hidden_velocity_cartpole import HiddenVelocityCartPole
-from manyformer.environments.recall_tasks import MemoryLengthTask, RepeatPrevious
-from manyformer.environments.t_mazes import TMazeActive, TMazePassive
-from manyformer.environments.vector_environment import VectorEnvironment
+from manyformer.environments.memory_tasks import (
+    HiddenVelocityCartPole,
+    MemoryLengthTask,
+    RepeatPrevious,
+    TMazeActive,
+    TMazePassive,
+)
+from manyformer.environments.vector_environment import ArrayEnvironment, VectorEnvironment
 from manyformer.errors import UserError, suggest_names
 
 OWN_ENVIRONMENTS: dict[str, type[ArrayEnvironment]] = {

@@ -6,8 +6,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from manyformer.environments.array_environment import ArrayEnvironment, Outcome
-from manyformer.environments.vector_environment import Array, random_words
+from manyformer.environments.vector_environment import Array, ArrayEnvironment, Outcome, random_words
 from manyformer.spaces import DiscreteActions, VectorSpace
 from manyformer.type_aliases import IntArray
 

@@ -3,8 +3,8 @@
 `held_images(run, count)` are held-out images.
 """
 
+from manyformer.evaluate.eval_data import held_images
 from manyformer.evaluate.evaluate import Evaluation, evaluate
-from manyformer.evaluate.held_out_images import held_images
 from manyformer.evaluate.predict import PredictedInput, predict
 from manyformer.tasks import EvaluationSettings
 

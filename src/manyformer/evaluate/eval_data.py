@@ -1,29 +1,39 @@
-"""A trained run, and its evaluation data: a split that it held out, or any file, tokenized as the training data."""
+"""A trained run, and its evaluation data: a split that it held out, or any file, tokenized as the training data.
+
+Of held-out data, single batches and images can be had for models to show what they attend to; a run in an environment
+gives its policy."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from manyformer.api import load
-from manyformer.config import DATA_SECTIONS, RUN_FILE, RunConfig, TreesData
+from manyformer.batches import Batch, CausalLMBatch, ImageClassificationBatch, Seq2SeqBatch
+from manyformer.config import DATA_SECTIONS, RUN_FILE, EnvironmentData, ImagesData, ModalitiesData, RunConfig, TreesData
 from manyformer.context_windows import ContextWindows
 from manyformer.data import TokenizerPair, load_tokenizers, open_file, open_held_out
 from manyformer.data.kind import OpenRequest, kind_of, no_log
 from manyformer.data.opened import EvaluationData, EvaluationPath
+from manyformer.data.pixel_tokenizer import PixelTokenizer
+from manyformer.environments import VectorEnvironment, make_environment
 from manyformer.errors import UserError
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.interop.model_import import read_recipe, read_tokenizers
 from manyformer.model_summary import build_on_meta
-from manyformer.models import Model
+from manyformer.models import Model, PolicyModel
 from manyformer.models.model_files import CONFIG_FILE
 from manyformer.recipes import Recipe, get_recipe
 from manyformer.system.devices import best_device
 from manyformer.system.temporary_folders import temporary_folder
 from manyformer.tasks import Task
 from manyformer.tasks.encoder_task import head_named_in
+from manyformer.tasks.requests import TaskTokenizers
 from manyformer.train.run_folder import as_run
-from manyformer.type_aliases import LogFn
+from manyformer.type_aliases import ImageArray, LogFn
 
 DEFAULT_ROW = 512
 MAX_ROW = 4096
@@ -137,3 +147,73 @@ def task_of_run(run: RunConfig) -> Task:
 def data_form(run: RunConfig) -> str:
     """The form in which the task of the run's recipe reads its data."""
     return task_of_run(run).data_forms[run.data.kind]
+
+
+def held_batch(run: str | Path, *, data: str | None = None) -> tuple[Batch, TaskTokenizers]:
+    """The first batch of the test data of the run, or of its validation data, and its tokenizers.
+
+    `data` is another file, in any format of training data. Raises UserError."""
+    trained = open_run_or_model(run)
+    with trained.open_data(None, data) as held_out:
+        assert held_out.batches is not None
+        return next(iter(held_out.batches)), trained.tokenizers
+
+
+def held_images(run: str | Path, count: int, *, data: str | None = None, log: LogFn = no_log) -> ImageArray:
+    """The first `count` images (n, h, w, c) of the shuffled test data of the run, or of its validation data.
+
+    `data` are other images, in any format of training data; the log is told what was changed in them. The order is
+    always the same. Raises UserError.
+    """
+    trained = open_run_or_model(run)
+    if not isinstance(trained.config.data, ImagesData | ModalitiesData):
+        raise UserError(f"the run in {run} ({trained.config.recipe}) was not trained on images")
+    with trained.open_data(None, data, log=log) as held_out:
+        assert held_out.batches is not None
+        images = (image for batch in held_out.batches for image in _batch_images(batch, trained.tokenizers.source))
+        return np.stack(list(islice(images, count)))
+
+
+def _batch_images(batch: Batch, tokenizer: object) -> Iterator[ImageArray]:
+    """The images of a batch, which has their pixels, or captions of them, or their tokens as targets."""
+    if isinstance(batch, ImageClassificationBatch):
+        yield from batch.pixels.numpy()
+        return
+    if isinstance(tokenizer, PixelTokenizer):
+        assert isinstance(batch, CausalLMBatch | Seq2SeqBatch)
+        for row in batch.targets:
+            yield tokenizer.image(row)
+        return
+    assert isinstance(batch, Seq2SeqBatch)
+    yield from batch.source.numpy()
+
+
+class TrainedPolicy(NamedTuple):
+    """The final model of a run, and the name and the options of its environment."""
+
+    model: PolicyModel
+    environment: str
+    options: Mapping[str, Any]
+
+    def make_environment(self, rows: int, *, drawn: bool = False) -> VectorEnvironment:
+        """The environment with so many rows; with `drawn`, one that renders pictures where it can."""
+        return make_environment(self.environment, rows, self.options, drawn=drawn)
+
+
+def open_policy(run: str | Path, device: str | None) -> TrainedPolicy:
+    """The policy that the run in a folder has trained, or that of one of its checkpoints.
+
+    Raises UserError for a run of another task."""
+    folder = Path(run).resolve()
+    is_checkpoint = folder.parent.name == "checkpoints"
+    trained = open_run(folder.parent.parent if is_checkpoint else run)
+    data = trained.config.data
+    if not isinstance(data, EnvironmentData):
+        command = task_of_run(trained.config).command
+        problem = f"{run} was trained on {data.kind}, not in an environment"
+        raise UserError(f"{problem}; `manyformer {command}` uses its model")
+    if is_checkpoint:
+        trained = trained._replace(folder=folder)
+    # what is trained in an environment is a policy
+    model: Any = trained.load_model(device)
+    return TrainedPolicy(model, data.environment, data.options)

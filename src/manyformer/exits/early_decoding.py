@@ -1,10 +1,11 @@
-"""Greedy decoding with early exits under any exit threshold, with the layer after which each token exited."""
+"""Greedy decoding with early exits under any exit threshold: texts, their distances, and where each token exited."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from manyformer.depth.exit_rules import ExitRule, NeverExit
 from manyformer.errors import UserError
 from manyformer.files.json_text import json_text
 from manyformer.generate import Decoding, generate
-from manyformer.generate.decode_job import read_write_tokenizers
+from manyformer.generate.generate import read_write_tokenizers
 from manyformer.generate.prompts import pad_left, pad_right, read_prompts, special_tokens
 from manyformer.models import Model
 from manyformer.models.generative_model import as_generative
@@ -25,56 +26,8 @@ from manyformer.recipes.registry import task_of
 from manyformer.tasks import Inputs
 
 ThresholdValues = float | Sequence[float]
-
 ROWS_PER_BATCH = 32
 """Rows that are decoded in one batch."""
-
-
-def early_exit_stack(model: Model) -> EarlyExit:
-    """The model's stack with early exits. Raises UserError where it has none."""
-    stack = find_early_exits(model)
-    if stack is None:
-        raise UserError(
-            f"this {model.spec.recipe} has no early exits; wrap the model with mf.early_exit, or train one of calm, "
-            "depth-adaptive-transformer, depth-adaptive-lm, early-exit-lm, early-exit-seq2seq"
-        )
-    return stack
-
-
-@contextmanager
-def exit_threshold(model: Model, threshold: ThresholdValues | None) -> Iterator[None]:
-    """Context in which tokens exit at `threshold`: a number, one for each layer but the last, or None for no exits.
-
-    Raises UserError where the model's exit rule has no threshold.
-    """
-    stack = early_exit_stack(model)
-    rule = stack.rule
-    if threshold is None:
-        stack.rule = NeverExit()
-    else:
-        stack.rule = rule_at_threshold(stack, threshold)
-    try:
-        yield
-    finally:
-        stack.rule = rule
-
-
-def rule_at_threshold(stack: EarlyExit, threshold: ThresholdValues) -> ExitRule:
-    """A copy of the stack's exit rule with another threshold and the same weights."""
-    if isinstance(threshold, float | int):
-        values = (float(threshold),) * (stack.depth - 1)
-    else:
-        values = tuple(threshold)
-    if len(values) != stack.depth - 1:
-        raise UserError(f"{len(values)} thresholds for {stack.depth - 1} layers with an exit; give one for each layer")
-    return stack.rule.at_thresholds(values)
-
-
-def exit_fingerprint(model: Model) -> str:
-    """A hash of all that decides where tokens exit and what they become, apart from the threshold."""
-    keywords = {name: value for name, value in model.spec.keywords.items() if name != "threshold"}
-    identity = [model.spec.recipe, keywords, weights_fingerprint(model)]
-    return hashlib.sha256(json_text(identity, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
 class DecodedTexts(NamedTuple):
@@ -140,3 +93,90 @@ def exit_layers(model: Model, prompts: Sequence[str], tokens: Sequence[list[int]
 
 def _segment_ids(tokens: Tensor) -> Tensor:
     return torch.where(tokens < 0, -1, 0)
+
+
+def early_exit_stack(model: Model) -> EarlyExit:
+    """The model's stack with early exits. Raises UserError where it has none."""
+    stack = find_early_exits(model)
+    if stack is None:
+        raise UserError(
+            f"this {model.spec.recipe} has no early exits; wrap the model with mf.early_exit, or train one of calm, "
+            "depth-adaptive-transformer, depth-adaptive-lm, early-exit-lm, early-exit-seq2seq"
+        )
+    return stack
+
+
+@contextmanager
+def exit_threshold(model: Model, threshold: ThresholdValues | None) -> Iterator[None]:
+    """Context in which tokens exit at `threshold`: a number, one for each layer but the last, or None for no exits.
+
+    Raises UserError where the model's exit rule has no threshold.
+    """
+    stack = early_exit_stack(model)
+    rule = stack.rule
+    if threshold is None:
+        stack.rule = NeverExit()
+    else:
+        stack.rule = rule_at_threshold(stack, threshold)
+    try:
+        yield
+    finally:
+        stack.rule = rule
+
+
+def rule_at_threshold(stack: EarlyExit, threshold: ThresholdValues) -> ExitRule:
+    """A copy of the stack's exit rule with another threshold and the same weights."""
+    if isinstance(threshold, float | int):
+        values = (float(threshold),) * (stack.depth - 1)
+    else:
+        values = tuple(threshold)
+    if len(values) != stack.depth - 1:
+        raise UserError(f"{len(values)} thresholds for {stack.depth - 1} layers with an exit; give one for each layer")
+    return stack.rule.at_thresholds(values)
+
+
+def exit_fingerprint(model: Model) -> str:
+    """A hash of all that decides where tokens exit and what they become, apart from the threshold."""
+    keywords = {name: value for name, value in model.spec.keywords.items() if name != "threshold"}
+    identity = [model.spec.recipe, keywords, weights_fingerprint(model)]
+    return hashlib.sha256(json_text(identity, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+
+
+TextDistance = Literal["rouge-l", "token-f1"]
+
+
+def rouge_l_distance(text: str, reference: str) -> float:
+    """1 - ROUGE-L (Lin 2004), where ROUGE-L is the F1 score of the longest common subsequence of words."""
+    a = text.split()
+    b = reference.split()
+    return _f1_distance(_lcs_length(a, b), len(a), len(b))
+
+
+def token_f1_distance(text: str, reference: str) -> float:
+    """1 - F1 of the words that the texts share in any order (Rajpurkar et al. 2016, without their normalization)."""
+    a = text.split()
+    b = reference.split()
+    return _f1_distance((Counter(a) & Counter(b)).total(), len(a), len(b))
+
+
+DISTANCES: dict[TextDistance, Callable[[str, str], float]] = {
+    "rouge-l": rouge_l_distance,
+    "token-f1": token_f1_distance,
+}
+
+
+def _f1_distance(common: int, length_a: int, length_b: int) -> float:
+    """1 - F1 of `common` items out of two lists of these lengths; 0 for two empty lists."""
+    if length_a + length_b:
+        return 1 - 2 * common / (length_a + length_b)
+    return 0.0
+
+
+def _lcs_length(a: list[str], b: list[str]) -> int:
+    """The length of the longest common subsequence of `a` and `b`."""
+    lengths = [0] * (len(b) + 1)
+    for word_a in a:
+        diagonal = 0
+        for j, word_b in enumerate(b, 1):
+            diagonal, lengths[j] = lengths[j], diagonal + 1 if word_a == word_b else max(lengths[j], lengths[j - 1])
+    return lengths[-1]

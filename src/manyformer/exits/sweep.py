@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 
 from manyformer.errors import UserError
-from manyformer.exits.early_decoding import ThresholdValues, early_exit_stack
+from manyformer.exits.early_decoding import ThresholdValues, early_exit_stack, rouge_l_distance
 from manyformer.exits.prompts_from_run import PromptSet
-from manyformer.exits.text_distance import rouge_l_distance
 from manyformer.files.atomic_files import atomic_write_text, make_folder
 from manyformer.files.json_text import json_text
 from manyformer.files.text_tables import markdown_table

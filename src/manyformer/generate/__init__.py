@@ -4,8 +4,23 @@
 `SampledChoice`, `BeamSettings`), the logits processors (`TopPProcessor(0.9)`, ...) and the limits. Everything needs
 only `model.init_state`, `model(tokens, segments, state)` and `tree_map`."""
 
-from manyformer.generate.decoding import Decoding, SourceLengthLimit, decoding_from_options
-from manyformer.generate.generate import answer_sources, generate, stream
+from manyformer.generate.decoding import (
+    AverageLogProbPenalty,
+    BeamScores,
+    BeamSettings,
+    BeamStopping,
+    Decoding,
+    ExactStopping,
+    FullBeamStopping,
+    GNMTPenalty,
+    GreedyChoice,
+    LengthPenalty,
+    LikelyStopping,
+    SampledChoice,
+    SourceLengthLimit,
+    decoding_from_options,
+)
+from manyformer.generate.generate import generate, stream
 from manyformer.generate.image_generation import complete, enlarge, paint, paint_classes
 from manyformer.generate.kept_steps import forget_captured_steps
 from manyformer.generate.logits_processors import (
@@ -20,20 +35,7 @@ from manyformer.generate.logits_processors import (
 )
 from manyformer.generate.prompts import SourceBatch
 from manyformer.generate.result import GenerationResult, GenerationStats, Hypothesis, StreamPiece
-from manyformer.generate.token_choice import (
-    AverageLogProbPenalty,
-    BeamScores,
-    BeamSettings,
-    BeamStopping,
-    ExactStopping,
-    FullBeamStopping,
-    GNMTPenalty,
-    GreedyChoice,
-    LengthPenalty,
-    LikelyStopping,
-    SampledChoice,
-)
-from manyformer.generate.translator import Translator, translate
+from manyformer.generate.translator import Translator, answer_sources, translate
 
 __all__ = [
     "AverageLogProbPenalty",

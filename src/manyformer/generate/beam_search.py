@@ -7,11 +7,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.errors import UserError
+from manyformer.generate.decoding import BeamScores, BeamSettings
 from manyformer.generate.logits_processors import LogitsFn
 from manyformer.generate.protocol import TokenizerProtocol
 from manyformer.generate.result import Hypothesis, StreamPiece
 from manyformer.generate.sampling import COMPACTION_SHARE, DecodeBatch, nothing_to_choose, readback_interval
-from manyformer.generate.token_choice import BeamScores, BeamSettings
 
 NEGATIVE_INFINITY = float("-inf")
 

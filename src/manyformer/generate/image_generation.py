@@ -10,12 +10,11 @@ from torch import Tensor
 
 from manyformer.data.pixel_tokenizer import FIRST_LEVEL_TOKEN, ImageShape, PixelTokenizer
 from manyformer.errors import UserError, suggest_names
-from manyformer.generate.decode_job import DecodeJob
-from manyformer.generate.decoding import Decoding
+from manyformer.generate.decoding import Decoding, SampledChoice
+from manyformer.generate.generate import DecodeJob
 from manyformer.generate.logits_processors import TemperatureProcessor
 from manyformer.generate.prompts import DecoderPrompts, SourceBatch, SourcePrompts, TokenPrompts
 from manyformer.generate.result import GenerationStats
-from manyformer.generate.token_choice import SampledChoice
 from manyformer.models import Model
 from manyformer.models.embedding import SourceEmbedding
 from manyformer.models.generative_model import as_generative

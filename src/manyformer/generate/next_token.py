@@ -1,4 +1,7 @@
-"""Logits of the next token of every row, with the decoding state or by recomputing all earlier tokens."""
+"""Logits of the next token of every row: with the decoding state, by static steps, or by recomputing all tokens.
+
+Static steps run the same operators on the same buffers for every token. Where there is a GPU, one is captured for each
+number of rows and columns."""
 
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, final
@@ -8,25 +11,31 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, MemorySequence, State, tree_map
-from manyformer.generate.prompts import SourceBatch, segments_of
-from manyformer.generate.protocol import BindsNextToken, GenerativeModelProtocol, ReadsPrompt, TranslatesText
+from manyformer.decoding_options import StepPath
+from manyformer.errors import UserError
+from manyformer.generate.captured_step import (
+    CapturedStep,
+    CudaGraphEngine,
+    GraphEngine,
+    StaticOperatorsOnly,
+    check_form,
+    logits_difference,
+    module_of,
+    own_buffers,
+)
+from manyformer.generate.kept_steps import StepForm, keep_step, own_tensors, step_form, take_step
+from manyformer.generate.prompts import SourceBatch, model_device, segments_of
+from manyformer.generate.protocol import (
+    BindsNextToken,
+    BindsStaticStep,
+    GenerativeModelProtocol,
+    ReadsPrompt,
+    TranslatesText,
+)
 from manyformer.models.generative_model import NextTokenFn
-
-
-def bind_next_token(model: GenerativeModelProtocol) -> NextTokenFn:
-    """The model's own step for one new token per row; a call of the model if it offers none."""
-    if isinstance(model, BindsNextToken):
-        return model.next_token()
-
-    def next_token(tokens: Tensor, state: State, memory: MemorySequence | None) -> tuple[Tensor, State]:
-        if isinstance(model, TranslatesText):
-            assert memory is not None
-            out = model.decode(tokens, memory, None, state)
-        else:
-            out = model(tokens, None, state)
-        return out.logits, out.state
-
-    return next_token
+from manyformer.models.static_step import StaticModelState, StaticStepFn, static_tail
+from manyformer.sources.static_cache import NotStaticError
+from manyformer.system.devices import device_kind
 
 
 class LogitsFeed(ABC):
@@ -103,7 +112,23 @@ class CachedFeed(LogitsFeed):
 
     @property
     def cache_bytes(self) -> int:
-        return state_bytes((self.memory, self.state))
+        return storage_bytes((self.memory, self.state))
+
+
+def bind_next_token(model: GenerativeModelProtocol) -> NextTokenFn:
+    """The model's own step for one new token per row; a call of the model if it offers none."""
+    if isinstance(model, BindsNextToken):
+        return model.next_token()
+
+    def next_token(tokens: Tensor, state: State, memory: MemorySequence | None) -> tuple[Tensor, State]:
+        if isinstance(model, TranslatesText):
+            assert memory is not None
+            out = model.decode(tokens, memory, None, state)
+        else:
+            out = model(tokens, None, state)
+        return out.logits, out.state
+
+    return next_token
 
 
 @final
@@ -158,7 +183,7 @@ def _select_rows(state: State, rows: Int[Tensor, " n"]) -> State:
     return tree_map(lambda tensor: tensor.index_select(0, rows), state)
 
 
-def state_bytes(state: State) -> int:
+def storage_bytes(state: State) -> int:
     """The bytes of the storages of a state's tensors; a storage that several tensors share counts once."""
     storages: dict[int, int] = {}
 
@@ -169,3 +194,238 @@ def state_bytes(state: State) -> int:
 
     tree_map(visit, state)
     return sum(storages.values())
+
+
+def cached_feed(
+    model: GenerativeModelProtocol,
+    source: SourceBatch | None,
+    batch: int,
+    capacity: int,
+    *,
+    reserve: bool,
+    path: StepPath,
+) -> LogitsFeed:
+    """The feed that decodes with the model's state by this path; with `reserve` the state is allocated at once."""
+    reserved = None
+    if reserve:
+        reserved = capacity
+    return step_feed(CachedFeed(model, source, batch, reserved), capacity, path)
+
+
+def step_feed(eager: CachedFeed, capacity: int, path: StepPath) -> LogitsFeed:
+    """The feed that decodes by this path, for at most `capacity` tokens of a row."""
+    engine = graph_engine(eager.model, path)
+    if path == "eager" or (path == "auto" and engine is None):
+        return eager
+    return StaticFeed(eager, capacity, engine, forced=path != "auto")
+
+
+def graph_engine(model: GenerativeModelProtocol, path: StepPath) -> GraphEngine | None:
+    """What captures the steps of this model; None without a GPU. Raises UserError for a graph without one."""
+    device = model_device(model)
+    if path == "static" or not device_kind(device).captures_graphs:
+        if path == "graph":
+            raise UserError(
+                f"step_path is graph, and CUDA graphs need a CUDA device: this model is on the device {device.type}"
+            )
+        return None
+    return CudaGraphEngine(device)
+
+
+MIN_COLUMNS = 128
+"""The columns of the smallest caches; larger ones double, so that a step reads at most twice as many as are in use."""
+
+COLUMN_MULTIPLE = 16
+"""Fused attention reads masks of such widths without copying them."""
+
+
+def bucket_columns(length: int, capacity: int) -> int:
+    """The number of columns of caches that hold `length` tokens of at most `capacity`."""
+    columns = max(MIN_COLUMNS, 1 << (length - 1).bit_length())
+    return min(columns, rounded_capacity(capacity))
+
+
+def rounded_capacity(capacity: int) -> int:
+    """The capacity rounded up to one of four sizes per doubling, so that texts of similar lengths share steps."""
+    multiple = max(COLUMN_MULTIPLE, 1 << max(0, (capacity - 1).bit_length() - 3))
+    return max(MIN_COLUMNS, -(-capacity // multiple) * multiple)
+
+
+@final
+class StaticFeed(LogitsFeed):
+    """`eager` for the prompt, then static steps, captured by `engine` unless that is None.
+
+    Where the first static step shows that it cannot be captured, `eager` goes on; where a capture fails, steps that are
+    not captured. If `forced`, both raise UserError. A captured step that is needed no longer stays with the model, and
+    serves other texts of the same sizes (`kept_steps`).
+    """
+
+    def __init__(self, eager: CachedFeed, capacity: int, engine: GraphEngine | None, *, forced: bool) -> None:
+        self.eager = eager
+        self.capacity = capacity
+        self.engine = engine
+        self.forced = forced
+        self.state: StaticModelState | None = None
+        self.step: StaticStepFn | None = None
+        self.captured: CapturedStep | None = None
+        self.form: StepForm | None = None
+        self.refusal = self.capture_refusal = ""
+
+    def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
+        start = self.eager.length
+        if not start or self.refusal:
+            return self.eager(tokens, end)
+        new_tokens = tokens[:, start:end]
+        if self.state is None:
+            return self._begin(tokens, end)
+        if self._columns(end) > self.state.tail.columns:
+            logits, self.state = self._settle(new_tokens, self._columns(end), self.state)
+            self.close()
+        else:
+            logits = self._next_logits(new_tokens, self.state)
+        self.eager.length = end
+        return logits[:, -1].float()
+
+    def select_rows(self, rows: Int[Tensor, " n"]) -> None:
+        self.eager.select_rows(rows)
+        self._select_state(rows)
+        self.close()
+
+    def reorder(self, rows: Int[Tensor, " r"]) -> None:
+        if self.captured is not None:
+            self.captured.select_rows(rows)
+            return
+        self.eager.reorder(rows)
+        self._select_state(rows)
+
+    def close(self) -> None:
+        if self.captured is not None:
+            keep_step(self.eager.model, self.form, self.captured)
+            self.captured = None
+
+    @property
+    def cache_bytes(self) -> int:
+        if self.state is None:
+            return self.eager.cache_bytes
+        return storage_bytes((self.eager.memory, self.state))
+
+    @property
+    def steps(self) -> str:
+        if self.refusal:
+            return f"eager steps, because {self.refusal}"
+        if self.state is None:
+            return ""
+        if self.capture_refusal:
+            return f"static steps, not captured because {self.capture_refusal}"
+        if self.engine is None:
+            return "static steps"
+        return "static steps captured as CUDA graphs"
+
+    def _select_state(self, rows: Int[Tensor, " n"]) -> None:
+        if self.state is not None:
+            self.state = tree_map(lambda tensor: tensor.index_select(0, rows), self.state)
+
+    def _columns(self, end: int) -> int:
+        return bucket_columns(min(end + 1, self.capacity), self.capacity)
+
+    def _begin(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
+        """The first step after the prompt, eager and static; static ones follow if both agree."""
+        first: tuple[Tensor, StaticModelState] | None = None
+        error: Exception | None = None
+        try:
+            first = self._first_step(tokens[:, :end])
+        except ValueError as raised:
+            error = raised
+            self.refusal = f"{module_of(raised.__traceback__)}{raised}"
+        except RuntimeError as raised:
+            # a state that is arranged by the columns of its cache meets more columns than it knows
+            reason = f"it does not serve the columns of static caches ({raised})"
+            error = raised
+            self.refusal = f"{module_of(raised.__traceback__)}{reason}"
+        expected = self.eager(tokens, end)
+        if first is not None:
+            difference = logits_difference(first[0][:, -1], expected)
+            if difference:
+                self.refusal = f"static and eager steps give {difference}"
+            else:
+                self.refusal = ""
+        if self.refusal and self.forced:
+            raise UserError(f"this model has no static step: {self.refusal}") from error
+        if first is not None and not self.refusal:
+            self.state = first[1]
+            self.eager.state = None
+        return expected
+
+    def _first_step(self, tokens: Int[Tensor, "r t"]) -> tuple[Tensor, StaticModelState]:
+        """The first static step, which leaves the eager state as it is, and a trial of the next one."""
+        model = self.eager.model
+        earlier = tokens[:, :-1]
+        end = tokens.shape[1]
+        if not isinstance(model, BindsStaticStep):
+            raise NotStaticError(f"a {type(model).__name__} offers none")
+        self.step = model.static_next_token(rounded_capacity(self.capacity))
+        tail = static_tail(self.eager.state.tail, earlier.clamp(min=0), segments_of(earlier))
+        logits, state = self._settle(tokens[:, -1:], self._columns(end), StaticModelState(self.eager.state.body, tail))
+        if end < state.tail.columns:
+            # it writes the column of the next token, which the next step overwrites
+            with StaticOperatorsOnly():
+                _, next_state = self.step(tokens[:, -1:], state, self.eager.memory)
+            check_form(state, next_state)
+        return logits, state
+
+    def _settle(
+        self, tokens: Int[Tensor, "r 1"], columns: int, state: StaticModelState
+    ) -> tuple[Tensor, StaticModelState]:
+        """A step after which all caches have so many columns, in buffers that no other tensor shares."""
+        assert self.step is not None
+        state = StaticModelState(state.body, state.tail.enlarged(columns))
+        logits, next_state = self.step(tokens, state, self.eager.memory)
+        # other texts may soon use the buffers of the step that was captured
+        return logits, own_buffers(next_state, None if self.captured is None else self.captured.state)
+
+    def _next_logits(self, tokens: Int[Tensor, "r 1"], state: StaticModelState) -> Float[Tensor, "r 1 v"]:
+        """The logits after one more token of each row, by a graph if there is an engine that captures it."""
+        assert self.step is not None
+        if self.captured is None and self.engine is not None:
+            logits = self._resume(self.step, tokens, state)
+            if logits is not None:
+                return logits
+            self.captured = self._capture(self.step, self.engine, tokens, state)
+        if self.captured is not None:
+            # a step that fails is not kept
+            captured = self.captured
+            self.captured = None
+            logits = captured(tokens)
+            self.captured = captured
+            return logits
+        logits, self.state = self.step(tokens, state, self.eager.memory)
+        return logits
+
+    def _resume(
+        self, step: StaticStepFn, tokens: Int[Tensor, "r 1"], state: StaticModelState
+    ) -> Float[Tensor, "r 1 v"] | None:
+        """The logits by a step that another text has left, which goes on with this one; None without such a step."""
+        model = self.eager.model
+        memory = self.eager.memory
+        self.form = step_form(model, state, memory, rounded_capacity(self.capacity))
+        captured = take_step(model, self.form)
+        logits = None
+        if captured is not None:
+            logits = captured.resume(step, tokens, state, memory)
+        if captured is not None and logits is not None:
+            self.captured = captured
+            self.state = captured.state
+        return logits
+
+    def _capture(
+        self, step: StaticStepFn, engine: GraphEngine, tokens: Int[Tensor, "r 1"], state: StaticModelState
+    ) -> CapturedStep | None:
+        """A graph on these buffers; None, and no further attempts, where it fails."""
+        try:
+            return CapturedStep(step, tokens, state, self.eager.memory, engine, own_tensors(self.eager.model))
+        except (NotStaticError, RuntimeError) as error:
+            if self.forced:
+                raise UserError(f"this step cannot be captured as a CUDA graph: {error}") from error
+            self.engine = None
+            self.capture_refusal = str(error).partition("\n")[0]
+            return None

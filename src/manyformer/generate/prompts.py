@@ -6,18 +6,17 @@ from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Int, Shaped
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyformer.core import PADDING_SEGMENT
 from manyformer.errors import UserError
 from manyformer.generate.decoding import Decoding, SourceLengthLimit
 from manyformer.generate.logits_processors import ForcedTokens
-from manyformer.generate.protocol import GenerativeModelProtocol, TokenizerProtocol, TranslatesText, model_device
+from manyformer.generate.protocol import GenerativeModelProtocol, TokenizerProtocol, TranslatesText
 from manyformer.models.model_files import GenerationSettings
 
 Prompt = str | Sequence[int] | Tensor
 PromptBatch = Prompt | Sequence[Prompt]
-
 DEFAULT_MAX_NEW = 256
 """The most new tokens of a language model where neither the caller nor the model sets a limit."""
 
@@ -312,3 +311,13 @@ def segments_of(tokens: Int[Tensor, "r t"]) -> Int[Tensor, "r t"] | None:
     if padding.any():
         return torch.where(padding, PADDING_SEGMENT, 0)
     return None
+
+
+def model_device(model: GenerativeModelProtocol) -> torch.device:
+    """The device of the model's first parameter; the CPU for a model without parameters."""
+    parameter = None
+    if isinstance(model, nn.Module):
+        parameter = next(model.parameters(), None)
+    if parameter is None:
+        return torch.device("cpu")
+    return parameter.device

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyformer.core import MemorySequence, State
 from manyformer.models.static_step import StaticStepFn
@@ -111,13 +110,3 @@ class TokenizerProtocol(Protocol):
     def encode(self, text: str) -> list[int]: ...
     def decode(self, tokens: list[int]) -> str: ...
     def stream(self) -> TextStreamProtocol: ...
-
-
-def model_device(model: GenerativeModelProtocol) -> torch.device:
-    """The device of the model's first parameter; the CPU for a model without parameters."""
-    parameter = None
-    if isinstance(model, nn.Module):
-        parameter = next(model.parameters(), None)
-    if parameter is None:
-        return torch.device("cpu")
-    return parameter.device

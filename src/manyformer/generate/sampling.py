@@ -1,4 +1,6 @@
-"""Greedy decoding and sampling, token by token, with little overhead around each call of the model."""
+"""Greedy decoding and sampling, token by token, with little overhead around each call of the model.
+
+The text of a row is read as its tokens come, because stop strings may span tokens."""
 
 import math
 from typing import NamedTuple, final
@@ -8,12 +10,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.errors import UserError
+from manyformer.generate.decoding import StepChoice
 from manyformer.generate.logits_processors import ForcedTokens, LogitsFn, LogitsProcessor
 from manyformer.generate.next_token import LogitsFeed
 from manyformer.generate.protocol import TokenizerProtocol
 from manyformer.generate.result import FinishReason, Hypothesis, StreamPiece
-from manyformer.generate.text_stream import StopStringStream
-from manyformer.generate.token_choice import StepChoice, choose_tokens
+from manyformer.system.devices import float64_device
 
 READBACK_INTERVAL = 16
 """Steps between two readbacks of tokens on an accelerator, because each readback synchronizes with it."""
@@ -49,64 +51,6 @@ class TextReading(NamedTuple):
     tokenizer: TokenizerProtocol | None = None
     stop_strings: tuple[str, ...] = ()
     streaming: bool = False
-
-
-def readback_interval(device: torch.device) -> int:
-    """The steps between two readbacks where nothing needs every token at once."""
-    if device.type == "cpu":
-        return 1
-    return READBACK_INTERVAL
-
-
-def nothing_to_choose(position: str) -> str:
-    """The error message where every token has the logit minus infinity."""
-    return f"there is nothing to choose from for {position}: the logits are not finite, or every token is forbidden"
-
-
-@final
-class DecodedRow:
-    """The Python-side record of one row: its tokens and, once it has ended, the reason (`finish`)."""
-
-    def __init__(self, prompt_index: int, sample: int, limit: int, reading: TextReading) -> None:
-        self.prompt_index = prompt_index
-        self.sample = sample
-        self.limit = limit
-        self.tokens: list[int] = []
-        self.finish: FinishReason | None = None
-        self.text_stream: StopStringStream | None = None
-        if reading.tokenizer is not None and (reading.streaming or reading.stop_strings):
-            self.text_stream = StopStringStream(reading.tokenizer, reading.stop_strings)
-
-    def push(self, token: int, stop_ids: frozenset[int]) -> StreamPiece:
-        """Append one token and return the piece that it adds."""
-        text = ""
-        is_end = token in stop_ids
-        if is_end:
-            self.finish = "end"
-        else:
-            self.tokens.append(token)
-            text = ""
-            if self.text_stream is not None:
-                text = self.text_stream.push(token)
-            if self.text_stream is not None and self.text_stream.stopped:
-                self.finish = "stop"
-            elif len(self.tokens) == self.limit:
-                self.finish = "limit"
-        if self.finish and self.text_stream is not None:
-            text += self.text_stream.finish()
-            # the text that was held back may have a stop string, too
-            self.finish = "stop" if self.text_stream.stopped else self.finish
-        return StreamPiece(self.prompt_index, None if is_end else token, text, self.sample, self.finish)
-
-    def hypothesis(self, tokenizer: TokenizerProtocol | None) -> Hypothesis:
-        """The row as a `Hypothesis`."""
-        if self.text_stream is not None:
-            text: str | None = self.text_stream.text
-        else:
-            text = None
-            if tokenizer is not None:
-                text = tokenizer.decode(self.tokens)
-        return Hypothesis(self.tokens, text, None, self.finish or "limit")
 
 
 @final
@@ -223,3 +167,123 @@ class StepwiseDecoder:
             else:
                 self.draws = self.draws.index_select(0, rows.to(self.draws.device))
             self.tokens, self.limits = self.tokens.index_select(0, rows), self.limits.index_select(0, rows)
+
+
+def choose_tokens(
+    logits: Float[Tensor, "r v"], draws: Float[Tensor, " r"] | None
+) -> tuple[Int[Tensor, " r"], Float[Tensor, " r"]]:
+    """The most likely token of each row, or with random numbers `draws` one sampled by inversion of the cumulative sum.
+
+    Also returns a score for each row that is finite if and only if there was a token to choose.
+    """
+    if draws is None:
+        score, token = logits.max(-1)
+        return token, score
+    # summed in double precision: in a large vocabulary the last probabilities would otherwise be rounded away
+    probabilities = logits.softmax(-1, dtype=torch.float32).to(float64_device(logits.device))
+    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    token = torch.searchsorted(cumulative, draws[:, None] * total, right=True)
+    return token[:, 0].clamp_(max=logits.shape[-1] - 1).to(logits.device), total[:, 0].float().to(logits.device)
+
+
+def readback_interval(device: torch.device) -> int:
+    """The steps between two readbacks where nothing needs every token at once."""
+    if device.type == "cpu":
+        return 1
+    return READBACK_INTERVAL
+
+
+def nothing_to_choose(position: str) -> str:
+    """The error message where every token has the logit minus infinity."""
+    return f"there is nothing to choose from for {position}: the logits are not finite, or every token is forbidden"
+
+
+@final
+class DecodedRow:
+    """The Python-side record of one row: its tokens and, once it has ended, the reason (`finish`)."""
+
+    def __init__(self, prompt_index: int, sample: int, limit: int, reading: TextReading) -> None:
+        self.prompt_index = prompt_index
+        self.sample = sample
+        self.limit = limit
+        self.tokens: list[int] = []
+        self.finish: FinishReason | None = None
+        self.text_stream: StopStringStream | None = None
+        if reading.tokenizer is not None and (reading.streaming or reading.stop_strings):
+            self.text_stream = StopStringStream(reading.tokenizer, reading.stop_strings)
+
+    def push(self, token: int, stop_ids: frozenset[int]) -> StreamPiece:
+        """Append one token and return the piece that it adds."""
+        text = ""
+        is_end = token in stop_ids
+        if is_end:
+            self.finish = "end"
+        else:
+            self.tokens.append(token)
+            text = ""
+            if self.text_stream is not None:
+                text = self.text_stream.push(token)
+            if self.text_stream is not None and self.text_stream.stopped:
+                self.finish = "stop"
+            elif len(self.tokens) == self.limit:
+                self.finish = "limit"
+        if self.finish and self.text_stream is not None:
+            text += self.text_stream.finish()
+            # the text that was held back may have a stop string, too
+            self.finish = "stop" if self.text_stream.stopped else self.finish
+        return StreamPiece(self.prompt_index, None if is_end else token, text, self.sample, self.finish)
+
+    def hypothesis(self, tokenizer: TokenizerProtocol | None) -> Hypothesis:
+        """The row as a `Hypothesis`."""
+        if self.text_stream is not None:
+            text: str | None = self.text_stream.text
+        else:
+            text = None
+            if tokenizer is not None:
+                text = tokenizer.decode(self.tokens)
+        return Hypothesis(self.tokens, text, None, self.finish or "limit")
+
+
+@final
+class StopStringStream:
+    """The text of one row, token by token; `stopped` once it contains a stop string, in front of which it ends."""
+
+    def __init__(self, tokenizer: TokenizerProtocol, stop_strings: tuple[str, ...]) -> None:
+        self.decoder = tokenizer.stream()
+        self.stop_strings = stop_strings
+        self.text = ""
+        self.emitted = 0
+        self.stopped = False
+
+    def push(self, token: int) -> str:
+        """Append one token and return the text that can no longer be part of a stop string."""
+        return self._append(self.decoder.push(token))
+
+    def finish(self) -> str:
+        """Return the text that was held back, after the last token."""
+        return self._append(self.decoder.finish()) + self._emit(len(self.text))
+
+    def _append(self, new_text: str) -> str:
+        if self.stopped:
+            return ""
+        old_length = len(self.text)
+        self.text += new_text
+        starts = {stop: self.text.find(stop, max(0, old_length - len(stop) + 1)) for stop in self.stop_strings}
+        # the stop string that is complete first, so that the result does not depend on token boundaries
+        if matches := [(start + len(stop), start) for stop, start in starts.items() if start >= 0]:
+            self.text = self.text[: min(matches)[1]]
+            self.stopped = True
+            return self._emit(len(self.text))
+        held_back = max((_partial_stop_length(self.text, stop) for stop in self.stop_strings), default=0)
+        return self._emit(len(self.text) - held_back)
+
+    def _emit(self, end: int) -> str:
+        start = self.emitted
+        self.emitted = max(self.emitted, end)
+        return self.text[start : self.emitted]
+
+
+def _partial_stop_length(text: str, stop: str) -> int:
+    """The length of the longest proper prefix of `stop` that `text` ends with."""
+    return next((length for length in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:length])), 0)

@@ -1,22 +1,35 @@
-"""Translation of many sentences: sorted by length into batches of about equal size, returned in the original order."""
+"""What an encoder-decoder writes for its sources: translations of many sentences, and texts for images and recordings.
 
-from collections.abc import Iterable, Iterator
+Sentences are sorted by length into batches of about equal size, and their translations returned in the original order;
+where the encoder also has CTC, hypotheses of a beam are ranked by both."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import final
+from typing import Any, final
+
+import torch
 
 from manyformer.errors import UserError
-from manyformer.generate.decode_job import DecodeJob, TokenizerChoice, read_write_tokenizers
-from manyformer.generate.decoding import Decoding
-from manyformer.generate.prompts import TokenPrompts, check_tokens, read_prompts, read_vocab
+from manyformer.generate.decoding import BeamSettings, Decoding
+from manyformer.generate.generate import DecodeJob, TokenizerChoice, read_write_tokenizers
+from manyformer.generate.prompts import SourceBatch, SourcePrompts, TokenPrompts, check_tokens, read_prompts, read_vocab
 from manyformer.generate.protocol import TranslatesText
-from manyformer.generate.result import GenerationStats, Hypothesis
-from manyformer.generate.token_choice import BeamSettings
+from manyformer.generate.result import GenerationResult, GenerationStats, Hypothesis
 
 SORTED_SENTENCES = 1024
 """Sentences that are read and sorted by length together."""
 
 BATCH_TOKENS = 4096
 """Source tokens in a batch, including padding, times the width of the beam."""
+
+
+def translate(
+    model: TranslatesText, sentences: Iterable[str], *, tokenizer: TokenizerChoice, decoding: Decoding | None = None
+) -> list[str]:
+    """The best translation of each sentence; by default by beam search of width 4 with Vaswani's length penalty."""
+    translator = Translator(model, tokenizer=tokenizer, decoding=decoding)
+    return [answers[0].text or "" for answers in translator(sentences)]
 
 
 @final
@@ -98,9 +111,61 @@ class Translator:
         yield from zip(batch, job.answers)
 
 
-def translate(
-    model: TranslatesText, sentences: Iterable[str], *, tokenizer: TokenizerChoice, decoding: Decoding | None = None
-) -> list[str]:
-    """The best translation of each sentence; by default by beam search of width 4 with Vaswani's length penalty."""
-    translator = Translator(model, tokenizer=tokenizer, decoding=decoding)
-    return [answers[0].text or "" for answers in translator(sentences)]
+def answer_sources(
+    model: TranslatesText,
+    sources: SourceBatch,
+    *,
+    tokenizer: TokenizerChoice | None = None,
+    decoding: Decoding | None = None,
+    batch: int = 32,
+) -> GenerationResult:
+    """What an encoder-decoder writes for sources that are no tokens, such as images, `batch` rows at a time.
+
+    The text is that of the target's `tokenizer`, by default the model's. Raises UserError."""
+    tokenizers = read_write_tokenizers(getattr(model, "tokenizer", None) if tokenizer is None else tokenizer)
+    decoding = Decoding() if decoding is None else decoding
+    ranking = joint_ranking(model, decoding)
+    job = DecodeJob(model, SourcePrompts(sources), ranking.decoding, tokenizers.write, batch_size=batch)
+    for _ in job:
+        pass
+    return GenerationResult(tuple(ranking.rank(sources, job.answers)), job.stats, tuple(job.seeds))
+
+
+@dataclass(frozen=True)
+class JointRanking:
+    """Ranks by weight x log p_CTC + (1 - weight) x score (Watanabe et al. 2017, section II-D, rescoring).
+
+    `decoding` keeps all hypotheses of the beam, of which `rank` returns the `best`. A model without CTC, and decoding
+    without a beam, leave the hypotheses as they are."""
+
+    model: Any
+    decoding: Decoding
+    best: int | None
+
+    def rank(self, sources: SourceBatch, answers: Sequence[tuple[Hypothesis, ...]]) -> Sequence[tuple[Hypothesis, ...]]:
+        """The best hypotheses of each source, with their joint scores."""
+        if self.best is None:
+            return answers
+        with torch.inference_mode():
+            return [self._rank_row(sources, row, hypotheses) for row, hypotheses in enumerate(answers)]
+
+    def _rank_row(self, sources: SourceBatch, row: int, hypotheses: tuple[Hypothesis, ...]) -> tuple[Hypothesis, ...]:
+        source, segments = (None if part is None else part[row : row + 1].to(self.model.device) for part in sources)
+        memory = self.model.encode(source, segments)
+        ctc = self.model.ctc
+        scored = [
+            hypothesis._replace(
+                score=ctc.weight * ctc.log_probability(memory, hypothesis.tokens)
+                + (1 - ctc.weight) * (hypothesis.score or 0.0)
+            )
+            for hypothesis in hypotheses
+        ]
+        return tuple(sorted(scored, key=lambda hypothesis: hypothesis.score or 0.0, reverse=True)[: self.best])
+
+
+def joint_ranking(model: TranslatesText, decoding: Decoding) -> JointRanking:
+    """The ranking of what a model writes."""
+    choice = decoding.choice
+    if getattr(model, "ctc", None) is None or not isinstance(choice, BeamSettings):
+        return JointRanking(model, decoding, None)
+    return JointRanking(model, replace(decoding, choice=replace(choice, best=choice.width)), choice.best)

@@ -28,7 +28,6 @@ from manyformer.models import (
 )
 from manyformer.models.model import model_name
 from manyformer.models.model_files import GenerationSettings
-from manyformer.recipes import get_recipe
 from manyformer.recipes.registry import build, get_recipe, recipe_in_file, task_of
 from manyformer.version import VERSION
 

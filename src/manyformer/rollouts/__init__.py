@@ -1,15 +1,16 @@
 """Rollouts: policies acting in environments, for learning and for scores."""
 
 from manyformer.rollouts.acting_loop import ActingLoop, ActingPolicy, likeliest_actions, sample_actions
-from manyformer.rollouts.episode_player import EpisodeBatch, PlayedEpisodes, play_episodes, play_steps
+from manyformer.rollouts.episode_recording import EpisodeBatch, PlayedEpisodes, play_episodes, play_steps
 from manyformer.rollouts.rollout_collector import (
     EPISODE_SCORES,
     ROLLOUT_DIAGNOSTICS,
     RolloutCollector,
     RolloutSettings,
     gae,
+    read_collector,
+    write_collector,
 )
-from manyformer.rollouts.rollout_files import read_collector, write_collector
 
 __all__ = [
     "EPISODE_SCORES",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from manyformer.errors import UserError
 from manyformer.generate import translate
-from manyformer.generate.decode_job import read_write_tokenizers
+from manyformer.generate.generate import read_write_tokenizers
 from manyformer.generate.protocol import TokenizerProtocol
 from manyformer.models import Model
 from manyformer.recipes.registry import task_of

@@ -13,7 +13,7 @@ from manyformer.attention.head_gates import attention_heads, gated_heads
 from manyformer.core import no_watch
 from manyformer.errors import UserError
 from manyformer.generate import translate
-from manyformer.generate.decode_job import read_write_tokenizers
+from manyformer.generate.generate import read_write_tokenizers
 from manyformer.generate.protocol import TokenizerProtocol, TranslatesText
 from manyformer.models import Model
 from manyformer.recipes.registry import task_of
