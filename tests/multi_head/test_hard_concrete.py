@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import manyformer as mf
-from manyformer.check.own_subject import OwnSubject
+from manyformer.check.check import OwnSubject
 from manyformer.check.tiny_models import build_tiny
 from manyformer.check.trial import ContractTrial
 from manyformer.config import AdamWConfig

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import manyformer as mf
 from manyformer.attention import Attention
-from manyformer.check.own_subject import OwnSubject
+from manyformer.check.check import OwnSubject
 from manyformer.check.tiny_models import build_tiny
 from manyformer.check.trial import ContractTrial
 from manyformer.core import Context

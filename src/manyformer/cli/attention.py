@@ -87,8 +87,7 @@ def _maps_of(
     """The attention of the run's model to the text or the sound."""
     from manyformer.evaluate.eval_data import task_of_run
     from manyformer.evaluate.transcripts import first_recording, open_transcriber
-    from manyformer.view.attention_maps import attention_maps
-    from manyformer.view.sound_maps import sound_maps
+    from manyformer.view.attention_maps import attention_maps, sound_maps
 
     if (text is None) == (sound is None):
         raise UserError("the model needs a text or --sound to read, one of them, or --regions for a run with a memory")

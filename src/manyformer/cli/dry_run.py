@@ -8,10 +8,11 @@ from manyformer.data.kind import OpenRequest
 from manyformer.data.opened import DataSurvey
 from manyformer.data.opening import survey_data
 from manyformer.errors import UserError
-from manyformer.model_summary import build_on_meta, count_parameters, forward_cost, module_rows
+from manyformer.model_summary import count_parameters, forward_cost, module_rows
 from manyformer.models import Model
 from manyformer.recipes import get_recipe
 from manyformer.recipes.encoder_heads import HEAD, expected_head
+from manyformer.recipes.registry import build_on_meta
 from manyformer.system.temporary_folders import temporary_folder
 from manyformer.train.build_model import surveyed_model
 from manyformer.train.optimizers import weight_decay_groups

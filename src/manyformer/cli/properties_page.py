@@ -11,13 +11,12 @@ from manyformer.check.tiny_models import build_tiny
 from manyformer.cli.console import Block, Note, Output, PageTable
 from manyformer.cli.model_arguments import is_folder, load_model, read_keywords
 from manyformer.errors import UserError
-from manyformer.properties import attention_properties, permutation_change
-from manyformer.properties.kernel_properties import ROUNDING
+from manyformer.heads.properties import ROUNDING, attention_properties, permutation_change
 from manyformer.recipes.registry import task_of
 
 if TYPE_CHECKING:
+    from manyformer.heads.properties import AttentionProperties
     from manyformer.models import Model
-    from manyformer.properties import AttentionProperties
     from manyformer.recipes import Recipe
     from manyformer.tasks import Inputs
 

@@ -11,7 +11,7 @@ from manyformer.cli.shared_options import DeviceOption, JsonOption, NewFolderOpt
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
-    from manyformer.pruning.head_rankings import HeadRanking
+    from manyformer.pruning import HeadRanking
     from manyformer.train.events import EventListener
 
 
@@ -74,7 +74,7 @@ def _ranking(
     on_event: "EventListener | None",
 ) -> "HeadRanking":
     """The ranking that the options describe. Raises UserError for options of the other one."""
-    from manyformer.pruning.head_rankings import GateRanking, ImportanceRanking
+    from manyformer.pruning import GateRanking, ImportanceRanking
 
     options = {"--penalty": penalty, "--steps": steps, "--learning-rate": learning_rate}
     if how == "importance":

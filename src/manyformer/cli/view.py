@@ -16,8 +16,8 @@ from manyformer.cli.shared_options import AnswerOption, DeviceOption, RunArgumen
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
-    from manyformer.viewer.live_view import ServedModel
     from manyformer.viewer.model_view import ModelView
+    from manyformer.viewer.server import ServedModel
 
 
 @command(
@@ -58,9 +58,9 @@ def view(
     from manyformer.evaluate.held_out_batch import held_batch
     from manyformer.evaluate.held_out_images import held_images
     from manyformer.heads import read_head_labels
-    from manyformer.viewer.live_view import ServedModel
     from manyformer.viewer.model_view import image_task, shows_rows_of_data, view_image, view_row, view_text
     from manyformer.viewer.page import AttentionPage, render_page
+    from manyformer.viewer.server import ServedModel
 
     if serve and out is not None:
         raise UserError("--out writes a page and --serve writes none: give one of them")

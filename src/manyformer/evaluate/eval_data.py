@@ -15,11 +15,11 @@ from manyformer.data.opening import open_file, open_held_out
 from manyformer.errors import UserError
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.interop.model_import import read_recipe, read_tokenizers
-from manyformer.model_summary import build_on_meta
 from manyformer.models import Model
 from manyformer.models.model_files import CONFIG_FILE
 from manyformer.recipes import Recipe, get_recipe
 from manyformer.recipes.encoder_heads import head_named_in
+from manyformer.recipes.registry import build_on_meta
 from manyformer.system.devices import best_device
 from manyformer.system.temporary_folders import temporary_folder
 from manyformer.tasks import Task

@@ -20,7 +20,7 @@ from manyformer.plugins import RECIPE_GROUP, entry_points, import_entry_point, i
 from manyformer.recipes.attention_keywords import ATTENTION_KEYWORDS
 from manyformer.recipes.encoder_heads import HEAD_KEYWORDS, head_named_in, import_head
 from manyformer.recipes.keywords import keyword_signature
-from manyformer.system.device_memory import SMALLER_MODEL, check_model_fits, report_out_of_memory
+from manyformer.system.device_memory import SMALLER_MODEL, bounded_model, check_model_fits, report_out_of_memory
 from manyformer.tasks import Task, task_of_class
 
 P = ParamSpec("P")
@@ -288,3 +288,9 @@ def card_of(spec: ModelSpec) -> RecipeCard | None:
 def build(name: str, **keywords: Any) -> Model:
     """A new model: `build("transformer-lm", vocab=256, depth=4)`. Raises UserError for unknown names or keywords."""
     return get_recipe(name).build(**keywords)
+
+
+def build_on_meta(recipe: str, keywords: dict[str, Any]) -> Model:
+    """The model on the `meta` device, without storage for its weights: fast for any size."""
+    with bounded_model(recipe), torch.device("meta"):
+        return build(recipe, **keywords)

@@ -9,10 +9,10 @@ from manyformer.config import RunConfig
 from manyformer.data.opened import DataSurvey, OpenedData, check_lengths
 from manyformer.data.training_feed import TrainingFeed
 from manyformer.errors import UserError
-from manyformer.model_summary import build_on_meta
 from manyformer.models import Model
 from manyformer.recipes import build, get_recipe
 from manyformer.recipes.encoder_heads import HEAD
+from manyformer.recipes.registry import build_on_meta
 from manyformer.system.device_memory import check_model_fits
 from manyformer.system.devices import KINDS, available_devices, device_kind
 from manyformer.torch_internals import compile_backward_as_eager
